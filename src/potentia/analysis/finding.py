@@ -1,0 +1,160 @@
+"""What an analysis returns: tables for people, plain values for scripts, charts for the report.
+
+An analysis is a pure function from one or two ``ScoreMatrix`` to a ``Finding``. The finding names its tables and its
+charts as data; ``potentia.report`` alone knows how to draw them (plotly for the browser, matplotlib for papers), so the
+numbers that a figure shows are the numbers that the command line prints.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Cell = str | int | float | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A titled table. Numbers stay numbers; ``digits`` says how many decimals a person wants to see."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    note: str = ""
+    digits: int = 3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The base of every finding: a frozen dataclass whose fields are plain values or numpy arrays."""
+
+    def tables(self) -> Sequence[Table]:
+        """Return the tables that a person reads."""
+        return ()
+
+    def charts(self) -> Sequence[Chart]:
+        """Return the pictures of this finding, as data."""
+        return ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every field as JSON-ready values; NaN becomes None."""
+        return {f.name: jsonable(getattr(self, f.name)) for f in dataclasses.fields(self)}
+
+
+def jsonable(value: Any) -> Any:
+    """Turn dataclasses, arrays, numpy scalars and non-finite floats into what ``json.dumps`` takes."""
+    if isinstance(value, Finding):
+        return value.to_dict()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: jsonable(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, np.ndarray):
+        return jsonable(value.tolist())
+    if isinstance(value, np.generic):
+        return jsonable(value.item())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(k): jsonable(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [jsonable(v) for v in value]
+    return value
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with a confidence interval."""
+
+    value: float
+    low: float
+    high: float
+    level: float = 0.95
+
+
+# --- charts: what to draw, never how -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Chart:
+    """The base of every chart: an id for file names, a title, and a caption that says what to see."""
+
+    name: str
+    title: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class Heatmap(Chart):
+    """A matrix of numbers. ``diverging`` centres the colours on ``centre``; ``digits`` writes values into cells."""
+
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    values: Any  # (rows, columns)
+    low: float | None = None
+    high: float | None = None
+    diverging: bool = False
+    centre: float = 0.0
+    digits: int | None = 2
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class Bars(Chart):
+    """Grouped bars: one label per group, one series per colour, optional intervals."""
+
+    labels: tuple[str, ...]
+    series: dict[str, tuple[float, ...]]
+    low: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    high: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    y_label: str = ""
+    horizontal: bool = False
+
+
+@dataclass(frozen=True)
+class Points:
+    """One named set of points of a scatter; ``labels`` name the points."""
+
+    name: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    labels: tuple[str, ...] = ()
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Line:
+    """One named curve with an optional band."""
+
+    name: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Plot(Chart):
+    """Points and lines on common axes."""
+
+    points: tuple[Points, ...] = ()
+    lines: tuple[Line, ...] = ()
+    x_label: str = ""
+    y_label: str = ""
+    log_x: bool = False
+    log_y: bool = False
+
+
+@dataclass(frozen=True)
+class Bump(Chart):
+    """Ranks of the same models in two or more columns, joined by lines; ``groups`` colours them (family)."""
+
+    models: tuple[str, ...]
+    columns: tuple[str, ...]
+    ranks: Any  # (models, columns), 1 is best
+    groups: tuple[str, ...] = ()

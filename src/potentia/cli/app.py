@@ -1,0 +1,72 @@
+"""The ``potentia`` command: assembles the command groups and turns errors into exit codes.
+
+Exit codes: 0 all is well, 1 some cells failed, 2 bad input, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from potentia.cli.output import errors, print_error
+from potentia.errors import InputError, PotentiaError
+
+app = typer.Typer(
+    name="potentia",
+    help="Rank language models by what they can become: the same fine-tuning for all, then one test.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+analyze = typer.Typer(help="Turn scores into findings.", no_args_is_help=True, rich_markup_mode="rich")
+reproduce = typer.Typer(
+    help="Print a paper's numbers beside ours.", no_args_is_help=True, rich_markup_mode="rich"
+)
+app.add_typer(analyze, name="analyze")
+app.add_typer(reproduce, name="reproduce")
+
+# Options that take several values after one flag: ``--models A B`` means ``--models A --models B``.
+MANY = frozenset({"--models", "--tasks", "--protocols", "--candidates", "--learning-rates", "--format"})
+
+
+def expand_many(arguments: list[str]) -> list[str]:
+    """Repeat the flag before each of several values, the form that the parser knows."""
+    expanded: list[str] = []
+    flag: str | None = None
+    fresh = False
+    for argument in arguments:
+        if argument.startswith("-") and argument != "-":
+            flag = argument if argument in MANY else None
+            fresh = True
+            expanded.append(argument)
+        elif flag is not None:
+            if not fresh:
+                expanded.append(flag)
+            expanded.append(argument)
+            fresh = False
+        else:
+            expanded.append(argument)
+    return expanded
+
+
+def run() -> None:
+    """Run the command line and exit with Potentia's codes."""
+    try:
+        app(args=expand_many(sys.argv[1:]), standalone_mode=True)
+    except InputError as error:
+        print_error(error)
+        sys.exit(2)
+    except PotentiaError as error:
+        print_error(error)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        errors.print("interrupted")
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(0)
+
+
+# The command groups register themselves on import; each is light until its command runs.

@@ -1,0 +1,70 @@
+"""How commands speak: tables for people, JSON for scripts, errors that name the fix."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as RichTable
+
+from potentia.analysis.finding import Cell, Finding, Table, jsonable
+from potentia.errors import PotentiaError
+
+console = Console(highlight=False)
+errors = Console(stderr=True, highlight=False)
+
+
+def print_json(value: Any) -> None:
+    """Write one JSON document to standard output."""
+    sys.stdout.write(json.dumps(jsonable(value), indent=2, ensure_ascii=False) + "\n")
+
+
+def print_table(table: Table) -> None:
+    """Print one table; numbers are right-aligned, missing values shown as a dash."""
+    drawn = RichTable(
+        title=escape(table.title), title_justify="left", title_style="bold", header_style="bold", box=None
+    )
+    for place, name in enumerate(table.columns):
+        numeric = any(isinstance(row[place], (int, float)) for row in table.rows)
+        drawn.add_column(escape(name), justify="right" if numeric else "left", overflow="fold")
+    for row in table.rows:
+        drawn.add_row(*(escape(show(cell, table.digits)) for cell in row))
+    console.print(drawn)
+    if table.note:
+        console.print(f"[dim]{escape(table.note)}[/dim]")
+    console.print()
+
+
+def show(cell: Cell, digits: int) -> str:
+    """Write one cell as a person reads it."""
+    if cell is None or (isinstance(cell, float) and math.isnan(cell)):
+        return "–"
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    if isinstance(cell, float):
+        return f"{cell:.{digits}f}"
+    return str(cell)
+
+
+def print_findings(findings: Mapping[str, Finding] | Iterable[Finding], *, as_json: bool) -> None:
+    """Print findings as tables, or all of them as one JSON object keyed by name."""
+    named = findings if isinstance(findings, Mapping) else {type(f).__name__: f for f in findings}
+    if as_json:
+        print_json({name: finding.to_dict() for name, finding in named.items()})
+        return
+    for finding in named.values():
+        for table in finding.tables():
+            print_table(table)
+
+
+def print_error(error: PotentiaError) -> None:
+    """Print an error as: what is wrong, where, and the hint on a line of its own."""
+    place = f"{error.where}: " if error.where else ""
+    errors.print(f"[bold red]error:[/bold red] {escape(place + error.message)}", soft_wrap=True)
+    if error.hint:
+        errors.print(f"  [bold]hint:[/bold] {escape(error.hint)}", soft_wrap=True)

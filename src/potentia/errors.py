@@ -1,0 +1,50 @@
+"""The one family of errors: what is wrong, where, and what to do about it."""
+
+from __future__ import annotations
+
+
+class PotentiaError(Exception):
+    """An error meant for a person: a sentence, the place, and a hint that names the fix."""
+
+    def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.where = where
+        self.hint = hint
+
+    def __str__(self) -> str:
+        place = f"{self.where}: " if self.where else ""
+        advice = f"\n  hint: {self.hint}" if self.hint else ""
+        return f"{place}{self.message}{advice}"
+
+
+class InputError(PotentiaError, ValueError):
+    """Something the user gave cannot be used; the command line exits with code 2."""
+
+
+class StudyError(InputError):
+    """A study file or its flags are wrong."""
+
+
+class TaskError(InputError):
+    """A task, its data or its splits cannot be used."""
+
+
+class DataError(InputError):
+    """A score file cannot be read: names the file and the place in it."""
+
+
+class ModelError(PotentiaError, RuntimeError):
+    """A model cannot be loaded or scored; the cells that need it are recorded as failed."""
+
+
+class TuningError(PotentiaError, RuntimeError):
+    """A fine-tuning lane failed (diverged, or left the model unchanged)."""
+
+
+class StoreError(PotentiaError, RuntimeError):
+    """The result store cannot be opened, read or written."""
+
+
+class MissingExtraError(PotentiaError, ImportError):
+    """An optional part is not installed; the hint names the extra."""
