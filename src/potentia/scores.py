@@ -58,9 +58,7 @@ class ScoreMatrix:
         for name in ("values", "stderr", "n"):
             array: Floats = getattr(self, name)
             if array.shape != shape:
-                raise InputError(
-                    f"{name} has shape {array.shape}, but there are {shape[0]} models × {shape[1]} tasks"
-                )
+                raise InputError(f"{name} has shape {array.shape}, but there are {shape[0]} models × {shape[1]} tasks")
         if len(self.higher_is_better) != len(self.tasks):
             raise InputError("higher_is_better needs one entry per task")
         for kind, names in (("model", self.models), ("task", self.tasks)):
@@ -83,9 +81,7 @@ class ScoreMatrix:
         """Make a matrix from plain lists or arrays; unknown standard errors and sizes become NaN."""
         array = np.asarray(values, dtype=np.float64).reshape(len(models), len(tasks))
         blank = np.full_like(array, np.nan)
-        directions = (
-            (higher_is_better,) * len(tasks) if isinstance(higher_is_better, bool) else higher_is_better
-        )
+        directions = (higher_is_better,) * len(tasks) if isinstance(higher_is_better, bool) else higher_is_better
         return cls(
             protocol=protocol,
             models=tuple(models),
@@ -106,9 +102,7 @@ class ScoreMatrix:
         sign = np.where(np.asarray(self.higher_is_better, dtype=bool), 1.0, -1.0)
         return self.values * sign
 
-    def select(
-        self, *, models: Iterable[str] | None = None, tasks: Iterable[str] | None = None
-    ) -> ScoreMatrix:
+    def select(self, *, models: Iterable[str] | None = None, tasks: Iterable[str] | None = None) -> ScoreMatrix:
         """Return the sub-matrix of these models and tasks, in the order given."""
         rows = self._places(self.models, models, "model")
         columns = self._places(self.tasks, tasks, "task")
@@ -137,6 +131,4 @@ class ScoreMatrix:
             return [index[name] for name in wanted]
         except KeyError as error:
             known = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
-            raise InputError(
-                f"no {kind} {error.args[0]!r} in these scores", hint=f"there are: {known}"
-            ) from None
+            raise InputError(f"no {kind} {error.args[0]!r} in these scores", hint=f"there are: {known}") from None

@@ -22,9 +22,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 analyze = typer.Typer(help="Turn scores into findings.", no_args_is_help=True, rich_markup_mode="rich")
-reproduce = typer.Typer(
-    help="Print a paper's numbers beside ours.", no_args_is_help=True, rich_markup_mode="rich"
-)
+reproduce = typer.Typer(help="Print a paper's numbers beside ours.", no_args_is_help=True, rich_markup_mode="rich")
 app.add_typer(analyze, name="analyze")
 app.add_typer(reproduce, name="reproduce")
 
