@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """How likely is ``continuation`` after ``context``? An empty context means: after the start of a text."""
+    """The likelihood of ``continuation`` after ``context``; an empty context means the start of a text."""
 
     context: str
     continuation: str
@@ -15,7 +15,7 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """How likely is this whole text, read in windows of the model's context length?"""
+    """The likelihood of this whole text, read in windows of the model's context length."""
 
     text: str
 

@@ -1,0 +1,20 @@
+"""The Study file: schema, validation, content keys."""
+
+from potentia.study.file import make_study, read_study
+from potentia.study.keys import canonical, content_key
+from potentia.study.schema import Adjust, Caps, Checkpoint, ModelSpec, Study, TaskSpec, Tuning, test_task_recipe
+
+__all__ = [
+    "Adjust",
+    "Caps",
+    "Checkpoint",
+    "ModelSpec",
+    "Study",
+    "TaskSpec",
+    "Tuning",
+    "canonical",
+    "content_key",
+    "make_study",
+    "read_study",
+    "test_task_recipe",
+]
