@@ -2,7 +2,7 @@
 
 from potentia.study.file import make_study, read_study
 from potentia.study.keys import canonical, content_key
-from potentia.study.schema import Adjust, Caps, Checkpoint, ModelSpec, Study, TaskSpec, Tuning, test_task_recipe
+from potentia.study.schema import Adjust, Caps, Checkpoint, ModelSpec, Study, TaskSpec, Tuning, recipe_test_task
 
 __all__ = [
     "Adjust",
@@ -16,5 +16,5 @@ __all__ = [
     "content_key",
     "make_study",
     "read_study",
-    "test_task_recipe",
+    "recipe_test_task",
 ]

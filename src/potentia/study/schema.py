@@ -121,7 +121,7 @@ class Tuning(Strict):
     max_steps: Positive | None = None
 
 
-def test_task_recipe(parameters: float) -> Tuning:
+def recipe_test_task(parameters: float) -> Tuning:
     """Return the recipe of "Training on the test task", appendix B.2: the learning rate depends on the size."""
     return Tuning(
         method="full",

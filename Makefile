@@ -1,0 +1,38 @@
+# Every target sets itself up in .venv; nothing needs root.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench docs clean
+
+help: ## say what each target does
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+$(STAMP): pyproject.toml
+	@echo "== setting up $(VENV) (torch and friends: a few minutes the first time)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --upgrade pip
+	@$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+setup: $(STAMP) ## install Potentia and its tools into .venv
+
+demo: $(STAMP) ## run the embedded study: real fine-tuning of tiny models, then the report
+	@$(BIN)/potentia demo
+
+lint: $(STAMP) ## style, types and import contracts
+	@echo "== ruff" && $(BIN)/ruff check . && $(BIN)/ruff format --check .
+	@echo "== mypy" && $(BIN)/mypy
+	@echo "== import contracts" && $(BIN)/lint-imports
+
+test: lint ## lint, then all tests
+	@echo "== tests"
+	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(ARGS)
+
+bench: $(STAMP) ## side-by-side measurements that run on a CPU; each prints a ratio
+	@for script in store analysis scoring lanes; do echo "== bench/$$script.py"; $(BIN)/python bench/$$script.py || exit 1; done
+
+clean: ## remove what was built here
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache potentia-demo

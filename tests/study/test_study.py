@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from potentia.errors import StudyError
+from potentia.study import Study, Tuning, content_key, make_study, read_study, recipe_test_task
+
+SMALL = {"models": ["a"], "tasks": ["arc_easy"]}
+
+
+def test_defaults_are_the_papers():
+    study = make_study(SMALL)
+    assert (study.caps.train, study.caps.validation, study.caps.test) == (50_000, 1_000, 10_000)
+    assert study.carve == 0.2
+    tuning = study.tuning
+    assert (tuning.rank, tuning.alpha, tuning.dropout, tuning.weight_decay) == (8, 32, 0.1, 0.01)
+    assert (tuning.epochs, tuning.batch, tuning.clip, tuning.max_tokens) == (5, 8, 1.0, 1024)
+    assert tuning.learning_rates == (1e-5, 2e-5, 5e-5)
+    assert (tuning.decay, tuning.floor, tuning.warmup_steps, tuning.loss) == ("linear", 0.0, 0, "text")
+
+
+def test_all_problems_are_told_at_once_with_lines_and_nearest_names(tmp_path: Path):
+    file = tmp_path / "bad.yaml"
+    file.write_text(
+        "name: x\nmodels: [a, b, a]\ntaks: [arc_easy]\ntasks:\n  - arc_easy\n"
+        "protocols: [direct, fewshot]\ntuning:\n  epoch: 3\n  batch: -1\n"
+    )
+    with pytest.raises(StudyError) as caught:
+        read_study(file)
+    text = str(caught.value)
+    assert f"{file}:2: models: model named twice: a" in text
+    assert f"{file}:3: taks: unknown key; did you mean `tasks`?" in text
+    assert f"{file}:6: protocols.1: 'fewshot' is no protocol" in text
+    assert f"{file}:8: tuning.epoch: unknown key; did you mean `epochs`?" in text
+    assert f"{file}:9: tuning.batch" in text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "- a\n", "models: [\n", "models: a\ntasks: b\n", "models: []\ntasks: [x]\n", "\x00"]
+)
+def test_broken_files_give_a_study_error(tmp_path: Path, text: str):
+    file = tmp_path / "study.yaml"
+    file.write_text(text)
+    with pytest.raises(StudyError):
+        read_study(file)
+
+
+def test_paths_are_read_from_the_files_own_folder(tmp_path: Path):
+    (tmp_path / "mine.jsonl").write_text("{}")
+    file = tmp_path / "study.yaml"
+    file.write_text(yaml.safe_dump({"models": ["a"], "tasks": [{"name": "mine", "file": "mine.jsonl"}]}))
+    assert read_study(file).tasks[0].source == str(tmp_path / "mine.jsonl")
+
+
+def test_checkpoint_series_become_rows():
+    study = make_study(
+        {
+            **SMALL,
+            "models": [
+                {"name": "p", "path": "org/p", "checkpoints": [{"step": 1, "revision": "s1"}, {"step": 2, "path": "f"}]}
+            ],
+        }
+    )
+    rows = study.rows()
+    assert [(r.name, r.source, r.revision, r.series, r.step) for r in rows] == [
+        ("p@1", "org/p", "s1", "p", 1),
+        ("p@2", "f", None, "p", 2),
+    ]
+
+
+def test_adjust_needs_data():
+    with pytest.raises(StudyError, match="names its data"):
+        make_study({**SMALL, "protocols": ["adjust"]})
+
+
+def test_the_named_recipe_depends_on_size():
+    assert recipe_test_task(7e9).learning_rates == (2e-5,)
+    assert recipe_test_task(12e9).learning_rates == (2e-6,)
+
+
+scalars = st.one_of(
+    st.integers(-5, 5), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=5), st.booleans(), st.none()
+)
+trees = st.recursive(
+    scalars,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=4), inner, max_size=3)),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text(min_size=1, max_size=4), trees, max_size=4))
+def test_key_order_does_not_change_a_key(parts: dict[str, object]):
+    shuffled = dict(reversed(list(parts.items())))
+    assert content_key(parts=parts) == content_key(parts=shuffled)
+
+
+@given(st.sampled_from([f for f in Tuning.model_fields if f != "targets"]))
+def test_any_field_of_the_recipe_changes_the_key(field: str):
+    changed = {
+        "method": "full", "rank": 4, "alpha": 16, "dropout": 0.0, "epochs": 1, "learning_rates": (1e-3,), "batch": 4,
+        "weight_decay": 0.0, "betas": (0.8, 0.9), "clip": 2.0, "decay": "cosine", "floor": 0.1, "warmup_steps": 5,
+        "max_tokens": 64, "loss": "completion", "race": True, "max_steps": 10,
+    }  # fmt: skip
+    assert content_key(t=Tuning()) != content_key(t=Tuning(**{field: changed[field]}))
+
+
+def test_whitespace_and_comments_do_not_change_a_study(tmp_path: Path):
+    one, two = tmp_path / "one.yaml", tmp_path / "two.yaml"
+    one.write_text("models: [a]\ntasks: [b]\nseed: 1\n")
+    two.write_text("# a comment\nseed:   1\ntasks:\n- b\n\nmodels:\n  - a\n")
+    assert content_key(s=read_study(one)) == content_key(s=read_study(two))
+    assert isinstance(read_study(one), Study)
