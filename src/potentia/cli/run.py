@@ -1,0 +1,206 @@
+"""``potentia run`` and ``potentia status``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from potentia.cli.app import app
+from potentia.cli.output import console, errors, print_json, print_table
+
+
+@app.command()
+def run(
+    study: Annotated[Path | None, typer.Argument(help="The study file; or use the flags alone.")] = None,
+    models: Annotated[list[str] | None, typer.Option(help="Hub names or folders.")] = None,
+    tasks: Annotated[list[str] | None, typer.Option(help="Harness tasks, name:form, or files.")] = None,
+    protocols: Annotated[list[str] | None, typer.Option(help="direct, few_shot:K, train_before_test, adjust.")] = None,
+    name: Annotated[str | None, typer.Option(help="The study's name.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of benchmark splits, for work offline.")] = None,
+    store: Annotated[str | None, typer.Option(help="SQLite file or database URL.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16, float16.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of splits, orders and examples.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Fine-tuning seeds per cell.")] = None,
+    learning_rates: Annotated[list[float] | None, typer.Option(help="The grid of learning rates.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Epochs of fine-tuning.")] = None,
+    train: Annotated[int | None, typer.Option(help="Use at most this many training documents.")] = None,
+    validation: Annotated[int | None, typer.Option(help="Use at most this many validation documents.")] = None,
+    test: Annotated[int | None, typer.Option(help="Use at most this many test documents.")] = None,
+    selection: Annotated[str | None, typer.Option(help="validation, or paper to reproduce tables.")] = None,
+    race: Annotated[bool | None, typer.Option("--race/--no-race", help="Drop learning rates that fall behind.")] = None,
+    workers: Annotated[int, typer.Option(min=0, help="Rows at once; 0 means one per GPU, or one.")] = 0,
+    executor: Annotated[str, typer.Option(help="local or ray.")] = "local",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and its cost, run nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Run a study: every model, every task, every protocol. Run it again to resume.
+
+    Examples:
+      potentia run examples/first.yaml
+
+      potentia run --models HuggingFaceTB/SmolLM2-135M --tasks arc_easy boolq --protocols direct train_before_test
+    """
+    raw = {
+        "models": models,
+        "tasks": tasks,
+        "protocols": protocols,
+        "name": name,
+        "data_dir": str(data_dir) if data_dir else None,
+        "store": store,
+        "device": device,
+        "dtype": dtype,
+        "seed": seed,
+        "seeds": seeds,
+        "selection": selection,
+        "tuning": {"learning_rates": learning_rates, "epochs": epochs, "race": race},
+        "caps": {"train": train, "validation": validation, "test": test},
+    }
+    made = assemble(study, raw)
+
+    from potentia.run import plan_study, run_study
+    from potentia.run.view import watch
+
+    with errors.status("reading tasks and models …"):
+        plan = plan_study(made)
+    if dry_run:
+        show_plan(plan, as_json=as_json)
+        return
+    result = run_study(
+        made,
+        plan=plan,
+        workers=workers or default_workers(made.device),
+        executor=executor,  # type: ignore[arg-type]
+        watch=watch,
+    )
+    if as_json:
+        print_json({**vars(result), "store": made.store})
+    else:
+        report_result(result, made.store, again=" ".join(_command()))
+    raise typer.Exit(result.exit_code)
+
+
+def assemble(file: Path | None, flags: dict[str, Any]) -> Any:
+    """Join a study file and flags; flags win, field by field."""
+    from potentia.errors import StudyError
+    from potentia.study import make_study, read_study
+
+    given: dict[str, Any] = {}
+    nested: dict[str, dict[str, Any]] = {}
+    for field, value in flags.items():
+        if isinstance(value, dict):
+            nested[field] = {k: v for k, v in value.items() if v is not None}
+        elif value is not None:
+            given[field] = value
+    if file is None:
+        if not (given.get("models") and given.get("tasks")):
+            raise StudyError(
+                "give a study file, or both --models and --tasks",
+                hint="potentia run --models A B --tasks arc_easy boolq --protocols direct train_before_test",
+            )
+        return make_study({**given, **{k: v for k, v in nested.items() if v}})
+    study = read_study(file, given)
+    changes = {k: getattr(study, k).model_dump() | v for k, v in nested.items() if v}
+    return make_study({**study.model_dump(), **changes}) if changes else study
+
+
+def default_workers(device: str) -> int:
+    """One row per GPU; on a CPU one row, which uses all threads."""
+    if device == "cpu":
+        return 1
+    import torch
+
+    return max(1, torch.cuda.device_count()) if torch.cuda.is_available() else 1
+
+
+def show_plan(plan: Any, *, as_json: bool) -> None:
+    """Print rows, cells and the cost of what is left."""
+    from potentia.analysis.finding import Table
+
+    cost = plan.cost()
+    rows = tuple(
+        (row.model.name, len(row.cells), sum(c.done for c in row.cells), len(row.pending), row.problem or "")
+        for row in plan.rows
+    )
+    if as_json:
+        print_json(
+            {
+                "cost": cost,
+                "rows": [dict(zip(("model", "cells", "done", "pending", "problem"), r, strict=True)) for r in rows],
+            }
+        )
+        return
+    print_table(
+        Table(
+            title=f"Plan of {plan.study.name}",
+            columns=("model", "cells", "done", "to do", "problem"),
+            rows=rows,
+            note=(
+                f"To do: {cost['cells']:,} cells, {cost['lanes']:,} fine-tuning lanes, about "
+                f"{cost['train_tokens'] / 1e6:,.1f} M tokens to train on"
+                f" and {cost['score_tokens'] / 1e6:,.1f} M to score."
+            ),
+        )
+    )
+
+
+def report_result(result: Any, store: str, *, again: str) -> None:
+    """Say how the run ended and what to do next."""
+    if result.interrupted:
+        errors.print(f"[bold]Stopped.[/bold] Everything finished is saved in {store}. To go on: [bold]{again}[/bold]")
+        return
+    console.print(
+        f"[bold]{result.computed}[/bold] cells computed, {result.reused} found in {store}, "
+        + (f"[red]{result.failed} failed[/red]" if result.failed else "none failed")
+    )
+    for reason in result.reasons[:10]:
+        errors.print(f"  [red]failed[/red] {reason}", markup=True, soft_wrap=True)
+    if len(result.reasons) > 10:
+        errors.print(f"  … and {len(result.reasons) - 10} more: potentia status {store}")
+    console.print(f"Next: [bold]potentia analyze rankings {store}[/bold] or [bold]potentia report {store}[/bold]")
+
+
+def _command() -> list[str]:
+    import shlex
+    import sys
+
+    return ["potentia", *(shlex.quote(a) for a in sys.argv[1:])]
+
+
+@app.command()
+def status(
+    store: Annotated[str, typer.Argument(help="The store: a file or a database URL.")] = "potentia.db",
+    study: Annotated[str | None, typer.Option(help="Only this study (its name or key).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    """Say what a store holds: studies, cells done and failed, rows that run now.
+
+    Example: potentia status potentia.db
+    """
+    from potentia.analysis.finding import Table
+    from potentia.run.status import store_status
+
+    state = store_status(store, study)
+    if as_json:
+        print_json(state)
+        return
+    print_table(
+        Table(
+            title=f"Studies in {store}",
+            columns=("study", "key", "models", "tasks", "cells done", "asked", "failed", "running"),
+            rows=tuple(
+                (s["name"], s["key"][:8], s["models"], s["tasks"], s["done"], s["asked"], s["failed"], s["running"])
+                for s in state["studies"]
+            ),
+        )
+    )
+    if state["failures"]:
+        print_table(
+            Table(
+                title="Failed cells",
+                columns=("model", "task", "protocol", "reason"),
+                rows=tuple((f["model"], f["task"], f["protocol"], f["reason"]) for f in state["failures"]),
+            )
+        )

@@ -1,0 +1,52 @@
+"""The manifest of a cell: how its score came about, in enough detail to explain or repeat it."""
+
+from __future__ import annotations
+
+import platform
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from potentia.run.plan import SCORING_VERSION, CellPlan
+
+if TYPE_CHECKING:
+    from potentia.run.row import Row
+
+PARTS = ("potentia", "torch", "transformers", "peft", "lm-eval", "tokenizers", "datasets", "numpy")
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Return the versions of everything that takes part in a score."""
+    found = {"python": platform.python_version()}
+    for part in PARTS:
+        try:
+            found[part] = version(part)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def manifest(row: Row, cell: CellPlan) -> dict[str, Any]:
+    """Describe the making of one cell."""
+    task = row.tasks[cell.task]
+    model = row.plan.model
+    made: dict[str, Any] = {
+        "scoring_version": SCORING_VERSION,
+        "versions": versions(),
+        "model": {
+            "source": model.source,
+            "revision": model.revision,
+            "fingerprint": row.loaded.fingerprint,
+            "dtype": str(row.loaded.dtype).removeprefix("torch."),
+            "device": str(row.loaded.device),
+        },
+        "task": {"fingerprint": task.fingerprint, "splits": task.plan.to_dict(), "metric": task.metric},
+        "seed": row.study.seed,
+        "forms": list(row.forms),
+        "scorer": dict(row.scorer.notes),
+    }
+    if cell.protocol == "train_before_test":
+        made["tuning"] = row.study.tuning.model_dump(mode="json")
+        made["selection"] = row.study.selection
+    return made

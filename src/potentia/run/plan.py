@@ -1,0 +1,178 @@
+"""The plan of a study: which rows and cells there are, which are done already, and what the rest will cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from potentia.errors import InputError, PotentiaError
+from potentia.study import ModelSpec, Study, content_key
+
+if TYPE_CHECKING:
+    from potentia.store import Store
+    from potentia.tasks import Task
+
+# Raise this when a change of the scoring code can change a score: older cells are then computed anew.
+SCORING_VERSION = 1
+
+CHARACTERS_PER_TOKEN = 4.0  # a rough reading of English text, used for the cost estimate alone
+
+
+@dataclass(frozen=True)
+class CellPlan:
+    """One model × task × protocol, with the key that names everything its score depends on."""
+
+    task: str
+    protocol: str
+    key: str
+    done: bool
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """All cells of one model. A model that cannot be read has a reason and no keys."""
+
+    model: ModelSpec
+    cells: tuple[CellPlan, ...]
+    problem: str | None = None
+
+    @property
+    def pending(self) -> tuple[CellPlan, ...]:
+        """The cells still to compute."""
+        return tuple(cell for cell in self.cells if not cell.done)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every row of a study."""
+
+    study: Study
+    rows: tuple[RowPlan, ...]
+    tasks: Mapping[str, Task]
+
+    def cost(self) -> dict[str, float]:
+        """Estimate the pending work: cells, lanes, tokens to train and to score, and FLOPs where sizes are known."""
+        cells = lanes = 0
+        trained = scored = flops = 0.0
+        tuning = self.study.tuning
+        for row in self.rows:
+            size = row.model.parameters or 0.0
+            for cell in row.pending:
+                cells += 1
+                task = self.tasks[cell.task]
+                test = _tokens(task, "test")
+                scored += test
+                flops += 2 * size * test
+                if cell.protocol == "train_before_test":
+                    jobs = len(tuning.learning_rates) * self.study.seeds
+                    train = _tokens(task, "train") * tuning.epochs * jobs
+                    check = _tokens(task, "validation") * tuning.epochs * jobs
+                    lanes += jobs
+                    trained += train
+                    scored += check
+                    flops += size * (4 * train + 2 * check)
+        return {"cells": cells, "lanes": lanes, "train_tokens": trained, "score_tokens": scored, "flops": flops}
+
+
+def load_tasks(study: Study) -> dict[str, Task]:
+    """Load every task of the study; all that cannot be loaded are named in one error."""
+    loaded: dict[str, Task] = {}
+    problems: list[PotentiaError] = []
+    for spec in study.tasks:
+        try:
+            loaded[spec.name] = load_task(study, spec.source)
+        except InputError as error:
+            problems.append(error)
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        raise InputError(f"{len(problems)} tasks cannot be used\n" + "\n".join(f"  {p}" for p in problems))
+    return loaded
+
+
+def load_task(study: Study, source: str) -> Task:
+    """Load one task with the study's splits, caps and seed."""
+    from potentia import tasks
+
+    return tasks.load(
+        source,
+        data_dir=Path(study.data_dir) if study.data_dir else None,
+        caps=tasks.Caps(**study.caps.model_dump()),
+        seed=study.seed,
+        carve=study.carve,
+        drop_overlap=study.drop_overlap,
+    )
+
+
+def cell_key(study: Study, model: str, task: Task, protocol: str, *, adjust_data: str | None = None) -> str:
+    """Name everything that can change this cell's score; ``model`` is the fingerprint of weights and tokenizer."""
+    parts: dict[str, Any] = {
+        "scoring": SCORING_VERSION,
+        "model": model,
+        "dtype": study.dtype,
+        "chat": study.chat,
+        "task": task.fingerprint,
+        "protocol": protocol,
+        "seed": study.seed,
+    }
+    if protocol == "train_before_test":
+        parts |= {"tuning": study.tuning, "selection": study.selection, "seeds": study.seeds}
+    if protocol == "adjust":
+        parts |= {
+            "adjust": study.adjust,
+            "adjust_data": adjust_data,
+            "tuning": study.tuning,
+            "selection": study.selection,
+        }
+    return content_key(**parts)
+
+
+def make_plan(study: Study, store: Store, tasks: Mapping[str, Task]) -> Plan:
+    """Find every cell's key and whether the store has it. Model files are hashed, not loaded."""
+    for model in study.rows():
+        check_source(model)
+    return Plan(study, tuple(plan_row(study, store, tasks, model.name) for model in study.rows()), tasks)
+
+
+def plan_row(study: Study, store: Store, tasks: Mapping[str, Task], name: str) -> RowPlan:
+    """Plan one row; a model that cannot be read becomes a row with a problem, not an error."""
+    from potentia import engine
+
+    model = next(row for row in study.rows() if row.name == name)
+    try:
+        fingerprint = engine.fingerprint(model.source, revision=model.revision, gguf_file=model.gguf_file)
+    except (PotentiaError, OSError) as error:
+        return RowPlan(model, _unreadable(study), problem=str(error))
+    adjust_data = load_task(study, study.adjust.data).fingerprint if study.adjust else None
+    cells = []
+    for protocol in study.protocols:
+        for task in tasks:
+            key = cell_key(study, fingerprint, tasks[task], protocol, adjust_data=adjust_data)
+            cells.append(CellPlan(task, protocol, key, store.has(key)))
+    return RowPlan(model, tuple(cells))
+
+
+def check_source(model: ModelSpec) -> None:
+    """Refuse a model that is plainly a path but not there; a hub name is left to the hub."""
+    source = model.source
+    looks_like_path = source.startswith((".", "/", "~")) or source.count("/") > 1 or source.endswith(".gguf")
+    if looks_like_path and not Path(source).expanduser().exists():
+        raise InputError(
+            f"model {model.name!r}: there is no {source}",
+            hint="give a folder with config.json and weights, or a hub name such as org/model",
+        )
+
+
+def _unreadable(study: Study) -> tuple[CellPlan, ...]:
+    return tuple(CellPlan(t.name, protocol, "", done=False) for protocol in study.protocols for t in study.tasks)
+
+
+def _tokens(task: Task, split: Any) -> float:
+    documents: Sequence[Any] = task.documents(split)
+    if not documents:
+        return 0.0
+    sample = documents[: min(len(documents), 50)]
+    length = sum(len(r.context) + len(r.continuation) for r in task.examples(sample)) / len(sample)
+    return len(documents) * length / CHARACTERS_PER_TOKEN
