@@ -1,0 +1,131 @@
+"""Connections: SQLite in WAL mode by path, PostgreSQL by URL, and database errors turned into words."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event, exc
+from sqlalchemy.engine import URL, make_url
+
+from potentia.errors import MissingExtraError, StoreError
+
+BUSY_SECONDS = 30
+WRITE = "potentia_write"  # execution option: this transaction will write
+
+
+def locate(where: str | Path) -> tuple[URL, Path | None, Path]:
+    """Return the database's URL, its file where it is one, and the folder of its items."""
+    text = str(where)
+    if "://" not in text:
+        if not text.strip():
+            raise StoreError("the store has no name", hint="give a file such as potentia.db, or a database URL")
+        path = Path(text).expanduser().absolute()
+        return URL.create("sqlite", database=str(path)), path, path.with_name(path.name + ".items")
+    try:
+        url = make_url(text)
+    except exc.ArgumentError as error:
+        example = "for example potentia.db or postgresql+psycopg://user@host/name"
+        raise StoreError("this is no database URL", where=text, hint=example) from error
+    items = url.query.get("items")
+    url = url.difference_update_query(["items"])
+    if url.drivername in ("postgresql", "postgres"):
+        url = url.set(drivername="postgresql+psycopg")
+    if url.get_backend_name() == "sqlite":
+        if not url.database or url.database == ":memory:":
+            raise StoreError("a store in memory cannot be shared or resumed", where=text, hint="give a file")
+        path = Path(url.database).expanduser().absolute()
+        folder = Path(str(items)) if items else path.with_name(path.name + ".items")
+        return URL.create("sqlite", database=str(path)), path, folder
+    if url.get_backend_name() != "postgresql":
+        raise StoreError(
+            f"stores live in SQLite or PostgreSQL, not in {url.get_backend_name()}",
+            where=url.render_as_string(hide_password=True),
+        )
+    return url, None, Path(str(items)) if items else Path("potentia.items").absolute()
+
+
+def connect(url: URL, path: Path | None, *, readonly: bool) -> sa.Engine:
+    """Make the engine. Opens nothing yet."""
+    if path is None:
+        try:
+            return sa.create_engine(url, pool_pre_ping=True)
+        except (ImportError, exc.NoSuchModuleError) as error:
+            raise MissingExtraError(
+                "PostgreSQL stores need psycopg", hint="pip install 'potentia[postgres]'"
+            ) from error
+    target = url
+    if readonly:
+        # A WAL database in a folder that cannot be written opens only as immutable, safe when no log waits beside it.
+        waiting = path.with_name(path.name + "-wal")
+        frozen = not os.access(path.parent, os.W_OK) and not waiting.exists()
+        uri = path.as_uri() + ("?immutable=1" if frozen else "?mode=ro")
+        target = URL.create("sqlite", database=uri, query={"uri": "true"})
+    engine = sa.create_engine(target, connect_args={"timeout": BUSY_SECONDS})
+    event.listen(engine, "connect", _configure_readonly if readonly else _configure)
+    event.listen(engine, "begin", _begin)
+    return engine
+
+
+def _configure(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None  # the driver starts no transactions by itself; _begin does
+    connection.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")  # a committed cell survives a power cut
+    connection.execute("PRAGMA foreign_keys = ON")
+
+
+def _configure_readonly(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None
+    connection.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
+
+
+def _begin(connection: sa.Connection) -> None:
+    # IMMEDIATE takes the write lock at once: a read that later turns into a write could fail instead of waiting.
+    writing = connection.get_execution_options().get(WRITE, False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
+
+
+@contextmanager
+def speaking(where: str) -> Iterator[None]:
+    """Turn errors of the database and of the file system into a StoreError that names the fix."""
+    try:
+        yield
+    except exc.DBAPIError as error:
+        raise _in_words(str(error.orig), where) from error
+    except OSError as error:
+        raise StoreError(error.strerror or str(error), where=where, hint=_os_hint(error)) from error
+
+
+def _os_hint(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return "free some space, then run the same command again: finished cells are kept"
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return "the place cannot be written: give another one with --store"
+    return "check the path and its permissions"
+
+
+_HINTS = (
+    ("database or disk is full", "free some space, then run the same command again: finished cells are kept"),
+    ("disk i/o error", "the disk is full or failing; free some space, then run the same command again"),
+    ("readonly database", "the store cannot be written: check its permissions, or give another one with --store"),
+    ("unable to open database", "check that the folder exists and can be written, or give another one with --store"),
+    ("database is locked", f"another process held the store for more than {BUSY_SECONDS} s; run the command again"),
+    ("file is not a database", "the file is something else: give another one with --store"),
+    ("malformed", "the file is damaged: restore a copy, or save what is left with sqlite3's .recover"),
+    ("no such table", "the file is no Potentia store"),
+    ("does not exist", "create the database first, for example: createdb potentia"),
+    ("authentication failed", "check user and password in the URL"),
+    ("connection", "check that the server runs and the URL is right"),
+)
+
+
+def _in_words(message: str, where: str) -> StoreError:
+    first = message.strip().splitlines()[0] if message.strip() else "the database failed"
+    hint = next((hint for sign, hint in _HINTS if sign in message.lower()), None)
+    return StoreError(first, where=where, hint=hint)

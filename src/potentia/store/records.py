@@ -1,0 +1,112 @@
+"""What the store holds, as plain values: studies, cells, lanes with their curves, failures, events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from potentia.scores import Score
+
+
+def now() -> str:
+    """Return this moment in UTC, as ISO 8601 text that sorts by time."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+@dataclass(frozen=True)
+class StudyRecord:
+    """A study as first opened. ``key`` is its content key; a changed study of the same name is another record."""
+
+    key: str
+    name: str
+    spec: Mapping[str, Any]
+    created: str = field(default_factory=now)
+
+
+@dataclass(frozen=True)
+class CellRecord:
+    """One model × task × protocol, finished. ``study`` is the key (or name) of the study that computed it.
+
+    ``scores`` maps a metric's name to its score and ``metric`` names the main one. ``manifest`` says how the score came
+    about (versions, seeds, BOS policy, prompt form, prompt samples), ``selection`` what validation chose (learning
+    rate, epoch, form). ``direct_value`` and ``gain`` are there when the protocol is ``train_before_test``.
+    """
+
+    key: str
+    study: str
+    model: str
+    task: str
+    protocol: str
+    scores: Mapping[str, Score]
+    metric: str
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+    created: str = field(default_factory=now)
+    seconds: float = 0.0
+    selection: Mapping[str, Any] = field(default_factory=dict)
+    direct_value: float | None = None
+    gain: float | None = None
+
+    @property
+    def score(self) -> Score:
+        """The score of the main metric."""
+        return self.scores[self.metric]
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """One point of a lane's curve. Epoch 0 is the model before tuning."""
+
+    epoch: int
+    train_loss: float | None = None
+    value: float | None = None
+    stderr: float | None = None
+    seconds: float = 0.0
+    tokens: int = 0
+
+
+@dataclass(frozen=True)
+class LaneRecord:
+    """One fine-tuning job: what it trains, where it stands (running, done, failed, stopped) and its curve so far."""
+
+    key: str
+    study: str
+    model: str
+    task: str
+    learning_rate: float
+    form: str = ""
+    seed: int = 0
+    status: str = "running"
+    cell: str | None = None
+    epochs: tuple[EpochRecord, ...] = ()
+    selected: bool = False
+    note: str = ""
+    updated: str = field(default_factory=now)
+
+
+@dataclass(frozen=True)
+class FailureRecord:
+    """A cell that could not be scored, and why. Gone as soon as the cell is committed."""
+
+    study: str
+    model: str
+    task: str
+    protocol: str
+    reason: str
+    key: str | None = None
+    kind: str = ""
+    hint: str | None = None
+    attempts: int = 1
+    created: str = field(default_factory=now)
+
+
+@dataclass(frozen=True)
+class EventRecord:
+    """One entry of a study's log; ids grow in the order in which entries become visible."""
+
+    id: int
+    study: str
+    kind: str
+    payload: Mapping[str, Any]
+    created: str

@@ -1,0 +1,180 @@
+"""The tables, the same on SQLite and PostgreSQL, and the versions that lead to them.
+
+Structured values (specs, manifests, payloads) are kept as JSON text: nothing queries inside them, and text keeps NaN,
+which PostgreSQL's own JSON types refuse. Manifests have their own table, so that reading a matrix touches none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import sqlalchemy as sa
+from sqlalchemy import BigInteger, Boolean, Column, Double, ForeignKey, Index, Integer, Table, Text
+
+from potentia.errors import StoreError
+
+SCHEMA_VERSION = 1
+
+metadata = sa.MetaData()
+
+schema_version = Table("schema_version", metadata, Column("version", Integer, primary_key=True, autoincrement=False))
+
+studies = Table(
+    "studies",
+    metadata,
+    Column("key", Text, primary_key=True),
+    Column("name", Text, nullable=False, index=True),
+    Column("spec", Text, nullable=False),
+    Column("created", Text, nullable=False),
+    Column("opened", Text, nullable=False),
+)
+
+cells = Table(
+    "cells",
+    metadata,
+    Column("key", Text, primary_key=True),
+    Column("study", Text, ForeignKey("studies.key"), nullable=False),
+    Column("model", Text, nullable=False),
+    Column("task", Text, nullable=False),
+    Column("protocol", Text, nullable=False),
+    Column("metric", Text, nullable=False),
+    Column("created", Text, nullable=False),
+    Column("seconds", Double, nullable=False),
+    Column("direct_value", Double),
+    Column("gain", Double),
+    Column("item_count", Integer),  # rows of the Parquet file, NULL where the cell has none
+    Index("cells_by_protocol", "protocol", "model", "task"),
+)
+
+scores = Table(
+    "scores",
+    metadata,
+    Column("cell", Text, ForeignKey("cells.key", ondelete="CASCADE"), primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("metric", Text, nullable=False),
+    Column("value", Double),  # NULL is NaN
+    Column("stderr", Double),  # NULL is NaN: unknown
+    Column("n", BigInteger, nullable=False),
+    Column("higher_is_better", Boolean(create_constraint=False), nullable=False),
+)
+
+manifests = Table(
+    "manifests",
+    metadata,
+    Column("cell", Text, ForeignKey("cells.key", ondelete="CASCADE"), primary_key=True),
+    Column("manifest", Text, nullable=False),
+    Column("selection", Text, nullable=False),
+)
+
+# A cell belongs to every study that asked for it: content keys let a study reuse what another has computed.
+study_cells = Table(
+    "study_cells",
+    metadata,
+    Column("study", Text, ForeignKey("studies.key", ondelete="CASCADE"), primary_key=True),
+    Column("cell", Text, ForeignKey("cells.key", ondelete="CASCADE"), primary_key=True),
+)
+
+failures = Table(
+    "failures",
+    metadata,
+    Column("study", Text, ForeignKey("studies.key", ondelete="CASCADE"), primary_key=True),
+    Column("model", Text, primary_key=True),
+    Column("task", Text, primary_key=True),
+    Column("protocol", Text, primary_key=True),
+    Column("key", Text, index=True),
+    Column("kind", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("hint", Text),
+    Column("attempts", Integer, nullable=False),
+    Column("created", Text, nullable=False),
+)
+
+lanes = Table(
+    "lanes",
+    metadata,
+    Column("key", Text, primary_key=True),
+    Column("study", Text, ForeignKey("studies.key", ondelete="CASCADE"), nullable=False, index=True),
+    Column("cell", Text, index=True),  # known before the cell is committed, so no foreign key
+    Column("model", Text, nullable=False),
+    Column("task", Text, nullable=False),
+    Column("learning_rate", Double, nullable=False),
+    Column("form", Text, nullable=False),
+    Column("seed", BigInteger, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("selected", Boolean(create_constraint=False), nullable=False),
+    Column("note", Text, nullable=False),
+    Column("updated", Text, nullable=False),
+)
+
+epochs = Table(
+    "epochs",
+    metadata,
+    Column("lane", Text, ForeignKey("lanes.key", ondelete="CASCADE"), primary_key=True),
+    Column("epoch", Integer, primary_key=True, autoincrement=False),
+    Column("train_loss", Double),
+    Column("value", Double),
+    Column("stderr", Double),
+    Column("seconds", Double, nullable=False),
+    Column("tokens", BigInteger, nullable=False),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    Column("study", Text, ForeignKey("studies.key", ondelete="CASCADE"), nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("payload", Text, nullable=False),
+    Column("created", Text, nullable=False),
+    Index("events_by_study", "study", "id"),
+    sqlite_autoincrement=True,  # an id is never given twice
+)
+
+progress = Table(
+    "progress",
+    metadata,
+    Column("study", Text, ForeignKey("studies.key", ondelete="CASCADE"), primary_key=True),
+    Column("row", Text, primary_key=True),
+    Column("payload", Text, nullable=False),
+    Column("updated", Text, nullable=False),
+)
+
+# From version v to v + 1. A release that changes the tables raises SCHEMA_VERSION and adds its step here.
+MIGRATIONS: dict[int, Callable[[sa.Connection], None]] = {}
+
+
+def prepare(connection: sa.Connection, where: str) -> None:
+    """Create the tables in an empty database, or bring an older store to this version, inside the open transaction."""
+    present = set(sa.inspect(connection).get_table_names())
+    if schema_version.name not in present:
+        if present:
+            raise StoreError(
+                "this database holds other tables and is not a Potentia store",
+                where=where,
+                hint="give another file or database with --store",
+            )
+        metadata.create_all(connection)
+        connection.execute(schema_version.insert().values(version=SCHEMA_VERSION))
+        return
+    version = check_version(connection, where)
+    while version < SCHEMA_VERSION:
+        step = MIGRATIONS.get(version)
+        if step is None:
+            raise StoreError(f"no way from schema version {version} to {SCHEMA_VERSION}", where=where)
+        step(connection)
+        version += 1
+        connection.execute(schema_version.update().values(version=version))
+
+
+def check_version(connection: sa.Connection, where: str) -> int:
+    """Return the version of a store, and refuse one from the future."""
+    version = connection.execute(sa.select(schema_version.c.version)).scalar_one_or_none()
+    if version is None:
+        raise StoreError("the store has no schema version", where=where, hint="restore it from a copy")
+    if version > SCHEMA_VERSION:
+        raise StoreError(
+            f"the store has schema version {version}, this Potentia knows up to {SCHEMA_VERSION}",
+            where=where,
+            hint="upgrade Potentia: pip install --upgrade potentia",
+        )
+    return int(version)

@@ -1,0 +1,329 @@
+"""The result store: cells committed in one transaction each, read back as records or as a ScoreMatrix."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from potentia.errors import InputError, StoreError
+from potentia.scores import ItemOutcome, Score, ScoreMatrix
+from potentia.store import schema as s
+from potentia.store.assemble import Entry, assemble
+from potentia.store.database import WRITE, connect, locate, speaking
+from potentia.store.items import dumps, load, publish, stage
+from potentia.store.live import LiveStore
+from potentia.store.records import CellRecord, StudyRecord, now
+
+_LOCK = 0x706F74656E740001  # guards the creation of the tables on PostgreSQL
+_CHUNK = 500  # keys per statement, well under SQLite's limit of parameters
+
+
+class Store(LiveStore):
+    """Studies, cells and scores in SQLite (a file) or PostgreSQL (a URL); items as Parquet in a folder beside it.
+
+    Several processes may write at once. The first writer of a key wins; what is committed is whole and stays.
+    """
+
+    @classmethod
+    def open(cls, where: str | Path, *, items: str | Path | None = None, readonly: bool = False) -> Store:
+        """Open or create a store: the path of a SQLite file, or a URL such as ``postgresql+psycopg://host/name``.
+
+        Items lie in ``<file>.items/``; for PostgreSQL in ``items``, or ``?items=FOLDER`` in the URL, or
+        ``./potentia.items``. ``readonly`` neither creates nor changes anything.
+        """
+        url, path, folder = locate(where)
+        name = str(path) if path is not None else url.render_as_string(hide_password=True)
+        folder = Path(items).absolute() if items is not None else folder
+        if path is not None and path.is_dir():
+            raise StoreError("this is a folder", where=name, hint="give a file, for example potentia.db")
+        if path is not None and readonly and not path.exists():
+            raise StoreError("there is no such store", where=name, hint="check the path, or run a study first")
+        with speaking(name):
+            if path is not None and not readonly:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            engine = connect(url, path, readonly=readonly)
+            with engine.connect() as plain:
+                connection = plain.execution_options(**{WRITE: not readonly})
+                with connection.begin():
+                    if readonly:
+                        s.check_version(connection, name)
+                    else:
+                        if engine.dialect.name == "postgresql":
+                            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
+                        s.prepare(connection, name)
+        store = cls(engine, name, folder)
+        store._opened = (str(where), items, readonly)
+        return store
+
+    _opened: tuple[str, str | Path | None, bool]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, self._opened
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the connections back; the store can still be used and opens them again."""
+        self._engine.dispose()
+
+    # --- studies ----------------------------------------------------------------------------------------------------
+
+    def study(self, name: str, key: str, spec: Mapping[str, Any]) -> StudyRecord:
+        """Get the study with this key, or create it."""
+        with self._writing() as connection:
+            moment = now()
+            row = {"key": key, "name": name, "spec": dumps(dict(spec)), "created": moment, "opened": moment}
+            insert = self._insert(s.studies).values(**row)
+            connection.execute(insert.on_conflict_do_update(index_elements=["key"], set_={"opened": moment}))
+            found = connection.execute(sa.select(s.studies).where(s.studies.c.key == key)).mappings().one()
+            return StudyRecord(found["key"], found["name"], json.loads(found["spec"]), found["created"])
+
+    def studies(self) -> list[StudyRecord]:
+        """Return all studies, the one opened last first."""
+        with self._reading() as connection:
+            rows = connection.execute(sa.select(s.studies).order_by(s.studies.c.opened.desc())).mappings().all()
+        return [StudyRecord(r["key"], r["name"], json.loads(r["spec"]), r["created"]) for r in rows]
+
+    # --- writing cells ----------------------------------------------------------------------------------------------
+
+    def has(self, cell_key: str) -> bool:
+        """Say whether this cell is committed."""
+        with self._reading() as connection:
+            return connection.execute(sa.select(s.cells.c.key).where(s.cells.c.key == cell_key)).first() is not None
+
+    def commit_cell(self, cell: CellRecord, *, items: Sequence[ItemOutcome] | None = None) -> bool:
+        """Commit one cell with its scores, manifest and items, wholly or not at all.
+
+        Returns False when the key was committed before: the first writer wins, and the cell is only added to the study.
+        """
+        _check(cell)
+        with speaking(self.where):
+            staged = stage(self.items_folder, cell.key, items) if items is not None else None
+        try:
+            with self._writing() as connection:
+                count = len(items) if items is not None else None
+                fresh = self._put(connection, [cell], {cell.key: count})
+                if fresh and staged is not None:
+                    publish(self.items_folder, cell.key, staged)
+            return bool(fresh)
+        finally:
+            if staged is not None:
+                staged.unlink(missing_ok=True)
+
+    def commit_cells(self, cells: Sequence[CellRecord]) -> int:
+        """Commit a batch of cells without items in one transaction; returns how many were new."""
+        for cell in cells:
+            _check(cell)
+        with self._writing() as connection:
+            return len(self._put(connection, cells, {}))
+
+    def adopt(self, study: str, cell_keys: Iterable[str]) -> int:
+        """Add committed cells of other studies to this one, which asks for the same keys; returns how many it has."""
+        keys = list(dict.fromkeys(cell_keys))
+        with self._writing() as connection:
+            key = self._study_key(connection, study)
+            found: list[str] = []
+            for chunk in _chunks(keys):
+                query = sa.select(s.cells.c.key).where(s.cells.c.key.in_(chunk))
+                found += connection.execute(query).scalars().all()
+            self._link(connection, [(key, cell) for cell in found])
+            return len(found)
+
+    def _put(self, connection: sa.Connection, cells: Sequence[CellRecord], items: Mapping[str, int | None]) -> set[str]:
+        studies = {name: self._study_key(connection, name) for name in {cell.study for cell in cells}}
+        unique: dict[str, CellRecord] = {}
+        for cell in cells:
+            unique.setdefault(cell.key, cell)
+        rows = [
+            {
+                "key": cell.key,
+                "study": studies[cell.study],
+                "model": cell.model,
+                "task": cell.task,
+                "protocol": cell.protocol,
+                "metric": cell.metric,
+                "created": cell.created,
+                "seconds": cell.seconds,
+                "direct_value": cell.direct_value,
+                "gain": cell.gain,
+                "item_count": items.get(cell.key),
+            }
+            for cell in unique.values()
+        ]
+        fresh: set[str] = set()
+        if rows:
+            insert = self._insert(s.cells).on_conflict_do_nothing().returning(s.cells.c.key)
+            fresh = set(connection.execute(insert, rows).scalars().all())
+        new = [cell for key, cell in unique.items() if key in fresh]
+        if new:
+            connection.execute(s.scores.insert(), [row for cell in new for row in _score_rows(cell)])
+            manifests = [
+                {"cell": c.key, "manifest": dumps(dict(c.manifest)), "selection": dumps(dict(c.selection))} for c in new
+            ]
+            connection.execute(s.manifests.insert(), manifests)
+        if unique:
+            self._link(connection, [(studies[cell.study], cell.key) for cell in cells])
+        return fresh
+
+    def _link(self, connection: sa.Connection, pairs: Sequence[tuple[str, str]]) -> None:
+        """Add cells to studies, and forget the failures that they heal."""
+        if not pairs:
+            return
+        rows = [{"study": study, "cell": cell} for study, cell in dict.fromkeys(pairs)]
+        connection.execute(self._insert(s.study_cells).on_conflict_do_nothing(), rows)
+        if connection.execute(sa.select(s.failures.c.study).limit(1)).first() is None:
+            return
+        f, c = s.failures.c, s.cells.c
+        for chunk in _chunks([cell for _, cell in pairs]):
+            healed = sa.exists().where(
+                c.key.in_(chunk),
+                sa.or_(
+                    f.key == c.key,
+                    sa.and_(
+                        f.model == c.model,
+                        f.task == c.task,
+                        f.protocol == c.protocol,
+                        f.study.in_(sa.select(s.study_cells.c.study).where(s.study_cells.c.cell == c.key)),
+                    ),
+                ),
+            )
+            connection.execute(s.failures.delete().where(healed))
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    def cells(
+        self,
+        *,
+        study: str | None = None,
+        protocol: str | None = None,
+        model: str | None = None,
+        task: str | None = None,
+        key: str | None = None,
+    ) -> list[CellRecord]:
+        """Return committed cells in the order of their making."""
+        with self._reading() as connection:
+            wanted = self._wanted(connection, study=study, protocol=protocol, model=model, task=task, key=key)
+            body = sa.select(s.cells, s.manifests.c.manifest, s.manifests.c.selection).join_from(s.cells, s.manifests)
+            body = body.where(*wanted).order_by(s.cells.c.created, s.cells.c.key)
+            rows = connection.execute(body).mappings().all()
+            parts = sa.select(s.scores).join_from(s.scores, s.cells).where(*wanted).order_by(s.scores.c.name)
+            scores: dict[str, dict[str, Score]] = {}
+            for cell, name, metric, value, stderr, n, higher in connection.execute(parts):
+                scores.setdefault(cell, {})[name] = Score(_nan(value), _nan(stderr), n, metric, bool(higher))
+        return [
+            CellRecord(
+                key=r["key"],
+                study=r["study"],
+                model=r["model"],
+                task=r["task"],
+                protocol=r["protocol"],
+                scores=scores.get(r["key"], {}),
+                metric=r["metric"],
+                manifest=json.loads(r["manifest"]),
+                created=r["created"],
+                seconds=r["seconds"],
+                selection=json.loads(r["selection"]),
+                direct_value=r["direct_value"],
+                gain=r["gain"],
+            )
+            for r in rows
+        ]
+
+    def cell(self, cell_key: str) -> CellRecord | None:
+        """Return one cell, or None where it is not committed."""
+        found = self.cells(key=cell_key)
+        return found[0] if found else None
+
+    def items(self, cell_key: str) -> list[ItemOutcome]:
+        """Return the per-item outcomes of a cell; an imported cell has none."""
+        with self._reading() as connection:
+            row = connection.execute(sa.select(s.cells.c.item_count).where(s.cells.c.key == cell_key)).first()
+        if row is None:
+            raise StoreError(f"no cell {cell_key!r} in this store", where=self.where)
+        return [] if row[0] is None else load(self.items_folder, cell_key)
+
+    def protocols(self, *, study: str | None = None) -> list[str]:
+        """Return the protocols that have cells."""
+        with self._reading() as connection:
+            query = sa.select(s.cells.c.protocol).distinct().where(*self._wanted(connection, study=study))
+            return sorted(connection.execute(query).scalars().all())
+
+    def matrix(self, protocol: str, *, study: str | None = None, metric: str | None = None) -> ScoreMatrix:
+        """Return models × tasks of one protocol, each sorted by name; missing cells are NaN.
+
+        Without ``study`` all cells count; where several have the same model and task (another recipe, another import)
+        the newest is taken. ``metric`` picks another than each cell's main metric.
+        """
+        c, p = s.cells.c, s.scores.c
+        with self._reading() as connection:
+            name = p.name == (c.metric if metric is None else metric)
+            query = sa.select(c.model, c.task, p.value, p.stderr, p.n, p.higher_is_better)
+            query = query.join_from(s.cells, s.scores, sa.and_(p.cell == c.key, name))
+            wanted = self._wanted(connection, study=study, protocol=protocol)
+            rows = connection.execute(query.where(*wanted).order_by(c.created)).all()
+        if not rows:
+            what = f"{protocol} cells" + (f" with the metric {metric!r}" if metric else "")
+            known = ", ".join(self.protocols(study=study))
+            raise InputError(f"the store has no {what}", where=self.where, hint=f"protocols there: {known or 'none'}")
+        latest = {
+            (model, task): Entry(protocol, model, task, _nan(value), _nan(stderr), n if n > 0 else math.nan, bool(up))
+            for model, task, value, stderr, n, up in rows
+        }
+        entries = sorted(latest.values(), key=lambda entry: (entry.model.casefold(), entry.model))
+        matrix = assemble(entries, where=self.where)[protocol]
+        return matrix.select(tasks=sorted(matrix.tasks, key=lambda task: (task.casefold(), task)))
+
+    def _wanted(self, connection: sa.Connection, *, study: str | None = None, **equal: str | None) -> list[Any]:
+        wanted: list[Any] = [s.cells.c[name] == value for name, value in equal.items() if value is not None]
+        if study is not None:
+            key = self._study_key(connection, study)
+            wanted.append(s.cells.c.key.in_(sa.select(s.study_cells.c.cell).where(s.study_cells.c.study == key)))
+        return wanted
+
+
+def _reopen(where: str, items: str | Path | None, readonly: bool) -> Store:
+    return Store.open(where, items=items, readonly=readonly)
+
+
+def _check(cell: CellRecord) -> None:
+    place = f"{cell.model} × {cell.task} × {cell.protocol}"
+    if cell.metric not in cell.scores:
+        raise StoreError(f"the main metric {cell.metric!r} is not among the scores", where=place)
+    if not math.isfinite(cell.scores[cell.metric].value):
+        raise StoreError("the main score is not a finite number", where=place, hint="record the cell as failed instead")
+
+
+def _score_rows(cell: CellRecord) -> list[dict[str, Any]]:
+    return [
+        {
+            "cell": cell.key,
+            "name": name,
+            "metric": score.metric,
+            "value": _null(score.value),
+            "stderr": _null(score.stderr),
+            "n": int(score.n),
+            "higher_is_better": bool(score.higher_is_better),
+        }
+        for name, score in cell.scores.items()
+    ]
+
+
+def _null(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
+
+
+def _nan(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _chunks(keys: Sequence[str]) -> list[Sequence[str]]:
+    return [keys[start : start + _CHUNK] for start in range(0, len(keys), _CHUNK)]
