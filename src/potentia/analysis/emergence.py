@@ -1,0 +1,107 @@
+"""How emergence fades as models train on the test task: c_e and log-linear R² by amount of training (figure 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from potentia.analysis.cohort import Cohort
+from potentia.analysis.finding import Chart, Finding, Line, Plot, Table
+from potentia.analysis.pair import slug
+from potentia.analysis.scaling import HingeFit, LogLinearFit, fit_hinge, fit_log_linear
+from potentia.errors import InputError
+
+
+@dataclass(frozen=True)
+class EmergenceCurve(Finding):
+    """The hinge and the line fitted at each amount of test-task training (number of examples)."""
+
+    task: str
+    examples: tuple[int, ...]
+    hinges: tuple[HingeFit, ...]
+    lines: tuple[LogLinearFit, ...]
+
+    def tables(self) -> Sequence[Table]:
+        """Return one row per amount of training."""
+        rows = tuple(
+            (
+                examples,
+                hinge.n,
+                hinge.emergence.value,
+                f"{hinge.emergence_interval.low:.2f} – {hinge.emergence_interval.high:.2f}",
+                f"{10**hinge.emergence.value:.1e}",
+                hinge.slope.value,
+                hinge.r2,
+                line.r2,
+            )
+            for examples, hinge, line in zip(self.examples, self.hinges, self.lines, strict=True)
+        )
+        columns = ("examples", "models", "c_e", "c_e 95 %", "FLOPs", "α", "R² hinge", "R² log-linear")
+        note = "c_e: log₁₀ of the FLOPs from which models rise above chance; a log-linear R² near 1 means no emergence."
+        return (Table(f"{self.task}: emergence by amount of test-task training", columns, rows, note),)
+
+    def charts(self) -> Sequence[Chart]:
+        """Return c_e and R² against the number of training examples."""
+        x = tuple(float(max(n, 1)) for n in self.examples)
+        low, high = zip(*((_finite(h, "low"), _finite(h, "high")) for h in self.hinges), strict=True)
+        point = Line("c_e", x, tuple(h.emergence.value for h in self.hinges), low, high)
+        fit = Line("log-linear R²", x, tuple(line.r2 for line in self.lines))
+        caption = "Training on the test task moves emergence to smaller scales (before any training drawn at 1)."
+        return (
+            Plot(
+                f"{slug(self.task)}-emergence",
+                f"{self.task}: point of emergence",
+                caption,
+                lines=(point,),
+                x_label="training examples",
+                y_label="log₁₀ FLOPs of emergence",
+                log_x=True,
+            ),
+            Plot(
+                f"{slug(self.task)}-log-linear",
+                f"{self.task}: how log-linear the scaling is",
+                caption,
+                lines=(fit,),
+                x_label="training examples",
+                y_label="R² of the log-linear fit",
+                log_x=True,
+            ),
+        )
+
+
+def trace_emergence(
+    task: str,
+    stages: Mapping[int, Mapping[str, float]],
+    cohort: Cohort,
+    *,
+    chance: float = 0.0,
+    higher_is_better: bool = True,
+    least: int = 8,
+) -> EmergenceCurve:
+    """Fit both curves at each amount of training: ``stages`` maps examples seen to model → score.
+
+    Amounts at which fewer than ``least`` models were scored are left out, as their fits would compare other models.
+    """
+    known = set(cohort.models)
+    examples, hinges, lines = [], [], []
+    for amount in sorted(stages):
+        scores = {name: value for name, value in stages[amount].items() if name in known and np.isfinite(value)}
+        if len(scores) < least:
+            continue
+        part = cohort.select(list(scores))
+        y = np.array(list(scores.values()))
+        examples.append(amount)
+        hinges.append(
+            fit_hinge(part.log_compute, y, chance=chance, families=part.family, higher_is_better=higher_is_better)
+        )
+        lines.append(fit_log_linear(part.log_compute, y, families=part.family))
+    if not examples:
+        raise InputError(f"no stage of {task} has {least} models of known compute")
+    return EmergenceCurve(task, tuple(examples), tuple(hinges), tuple(lines))
+
+
+def _finite(hinge: HingeFit, end: str) -> float:
+    value = float(getattr(hinge.emergence_interval, end))
+    return value if np.isfinite(value) else hinge.emergence.value
