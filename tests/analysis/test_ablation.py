@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+
 from potentia.analysis.ablation import ablation
 from potentia.errors import InputError
 from potentia.scores import ScoreMatrix

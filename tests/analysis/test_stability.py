@@ -2,11 +2,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import kendalltau
+
 from potentia.analysis.stability import Checkpoint, resolvable_gap, stability
 from potentia.analysis.uncertainty import centred_interval, redraw, tau_rows
 from potentia.errors import InputError
 from potentia.scores import ScoreMatrix
-from scipy.stats import kendalltau
 
 STEPS = (1000.0, 2000.0, 4000.0, 8000.0, 16000.0)
 
