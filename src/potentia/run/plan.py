@@ -138,18 +138,18 @@ def make_plan(study: Study, store: Store, tasks: Mapping[str, Task]) -> Plan:
 
 def plan_row(study: Study, store: Store, tasks: Mapping[str, Task], name: str) -> RowPlan:
     """Plan one row; a model that cannot be read becomes a row with a problem, not an error."""
-    from potentia import engine
+    from potentia.engine.identity import fingerprint
 
     model = next(row for row in study.rows() if row.name == name)
     try:
-        fingerprint = engine.fingerprint(model.source, revision=model.revision, gguf_file=model.gguf_file)
+        weights = fingerprint(model.source, revision=model.revision, gguf_file=model.gguf_file)
     except (PotentiaError, OSError) as error:
         return RowPlan(model, _unreadable(study), problem=str(error))
     adjust_data = load_task(study, study.adjust.data).fingerprint if study.adjust else None
     cells = []
     for protocol in study.protocols:
         for task in tasks:
-            key = cell_key(study, fingerprint, tasks[task], protocol, adjust_data=adjust_data)
+            key = cell_key(study, weights, tasks[task], protocol, adjust_data=adjust_data)
             cells.append(CellPlan(task, protocol, key, store.has(key)))
     return RowPlan(model, tuple(cells))
 
