@@ -67,7 +67,17 @@ class Validation(Finding):
         return (
             Table(
                 f"Predicting {self.target} for the half of the {self.units} {self.unit} not used to choose proxies",
-                ("predict by", "tau", "low", "high", "reversed", "gain over perplexity", "low ", "high ", "wins"),
+                (
+                    "predict by",
+                    "tau",
+                    "tau low",
+                    "tau high",
+                    "reversed",
+                    "gain over perplexity",
+                    "gain low",
+                    "gain high",
+                    "wins",
+                ),
                 rows,
                 note=f"{self.verdict} {self.splits} random halves; low and high hold 95 % of them. "
                 "reversed: share of pairs in the reverse of the true order.",
