@@ -136,9 +136,10 @@ def number(value: Any, where: str, *, required: bool = False) -> float:
     """Read one number; empty, missing and NaN mean unknown, which a score may not be."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str, type(None))):
         raise DataError(f"{_short(value)} is no number", where=where)
-    unknown = value is None or (isinstance(value, str) and value.strip().casefold() in _UNKNOWN)
+    if value is None or (isinstance(value, str) and value.strip().casefold() in _UNKNOWN):
+        value = math.nan
     try:
-        result = math.nan if unknown else float(value)
+        result = float(value)
     except (ValueError, OverflowError):
         raise DataError(f"{_short(value)} is no number", where=where) from None
     if math.isinf(result):

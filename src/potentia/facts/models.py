@@ -1,0 +1,185 @@
+"""What is publicly known of models: size, training tokens, date, family, base or instruct, language.
+
+Sources are the tables of the papers that Potentia implements, and model cards where they give no number. A model goes
+by many names; ``find`` knows its repository, its short names and the papers' names.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+from potentia.errors import DataError
+
+COLUMNS = (
+    "name", "family", "kind", "parameters_b", "size_b", "tokens_b", "date", "base_model", "repository", "language",
+    "aliases", "sources", "note",
+)  # fmt: skip
+KINDS = ("base", "instruct")
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """One model. ``parameters`` and ``tokens`` are counts; ``size`` is the number that the model's name carries.
+
+    ``tokens`` is None where nobody has published it, ``date`` is the month as ``YYYY-MM``, ``language`` is ``en`` or
+    ``en+cn`` (appendix D.2 of Training on the Test Task). An instruct model has the tokens of its base model.
+    """
+
+    name: str
+    family: str
+    parameters: float | None
+    tokens: float | None
+    date: str | None
+    kind: str
+    base_model: str | None
+    repository: str | None
+    language: str | None
+    aliases: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+    size: float | None = None
+    note: str = ""
+
+    @property
+    def flops(self) -> float | None:
+        """Pretraining compute, 6 × parameters × tokens; None where one of them is unknown."""
+        if self.parameters is None or self.tokens is None:
+            return None
+        return 6.0 * self.parameters * self.tokens
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name that means this model."""
+        return tuple(dict.fromkeys(filter(None, (self.name, self.repository, *self.aliases))))
+
+
+class ModelTable:
+    """Models by name. Later facts replace earlier ones of the same name."""
+
+    def __init__(self, facts: tuple[ModelFacts, ...]) -> None:
+        self._facts = {model.name: model for model in facts}
+        self._names: dict[str, ModelFacts] = {}
+        for model in self._facts.values():
+            for name in model.names:
+                self._names[name.casefold()] = model
+                self._names.setdefault(name.casefold().rpartition("/")[2], model)
+            self._names[model.name.casefold()] = model
+
+    def __len__(self) -> int:
+        return len(self._facts)
+
+    def __iter__(self) -> Iterator[ModelFacts]:
+        return iter(self._facts.values())
+
+    def find(self, name: str) -> ModelFacts | None:
+        """Return the facts of a model by its repository, its short name or an alias, in any case.
+
+        The organisation may be left out, but not be another one: a copy under another roof may have other weights. A
+        path of the file system is known by its last part.
+        """
+        wanted = name.strip().rstrip("/").casefold()
+        if wanted in self._names:
+            return self._names[wanted]
+        organisation, slash, last = wanted.rpartition("/")
+        found = self._names.get(last)
+        if not slash or found is None:
+            return None
+        is_path = "/" in organisation or organisation in ("", ".", "..", "~") or Path(name).exists()
+        return found if is_path or found.repository is None else None
+
+    def family(self, name: str) -> list[ModelFacts]:
+        """Return the models of one family."""
+        return [model for model in self if model.family.casefold() == name.strip().casefold()]
+
+    def families(self) -> list[str]:
+        """Return the names of the families."""
+        return sorted({model.family for model in self if model.family})
+
+
+def models(extra_csv: str | Path | None = None) -> ModelTable:
+    """Return the known models; ``extra_csv`` adds or replaces facts, with the same columns (``name`` is enough)."""
+    if extra_csv is None:
+        return _shipped()
+    path = Path(extra_csv)
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"the facts cannot be read: {error}", where=str(path)) from None
+    return ModelTable((*_shipped(), *_parse(text, str(path))))
+
+
+@cache
+def _shipped() -> ModelTable:
+    text = resources.files("potentia.facts").joinpath("models.csv").read_text(encoding="utf-8")
+    return ModelTable(tuple(_parse(text, "potentia/facts/models.csv")))
+
+
+def _parse(text: str, where: str) -> Iterator[ModelFacts]:
+    reader = csv.DictReader(io.StringIO(text, newline=""))
+    try:
+        columns = [str(column).strip() for column in reader.fieldnames or ()]
+        unknown = [column for column in columns if column not in COLUMNS]
+        if "name" not in columns or unknown:
+            wrong = f"unknown columns {', '.join(unknown)}" if unknown else "the column name is missing"
+            raise DataError(wrong, where=where, hint=f"the columns are {', '.join(COLUMNS)}")
+        reader.fieldnames = columns
+        for row in reader:
+            place = f"{where}, line {reader.line_num}"
+            if None in row:
+                raise DataError("more fields than the header has", where=place)
+            yield _facts({key: (value or "").strip() for key, value in row.items()}, place)
+    except csv.Error as error:
+        raise DataError(f"this is no CSV: {error}", where=f"{where}, line {reader.line_num}") from None
+
+
+def _facts(row: dict[str, str], place: str) -> ModelFacts:
+    if not row["name"]:
+        raise DataError("a model has no name", where=place)
+    kind = row.get("kind") or "base"
+    if kind not in KINDS:
+        raise DataError(f"the kind is base or instruct, not {kind!r}", where=place)
+    date = row.get("date") or None
+    if date is not None and not re.fullmatch(r"\d{4}-(0[1-9]|1[0-2])(-\d\d)?", date):
+        raise DataError(f"the date {date!r} is no month", where=place, hint="write it as 2024-07")
+    parameters = _billions(row, "parameters_b", place)
+    size = _billions(row, "size_b", place)
+    return ModelFacts(
+        name=row["name"],
+        family=row.get("family", ""),
+        parameters=parameters if parameters is not None else size,
+        tokens=_billions(row, "tokens_b", place),
+        date=date[:7] if date else None,
+        kind=kind,
+        base_model=row.get("base_model") or None,
+        repository=row.get("repository") or None,
+        language=row.get("language") or None,
+        aliases=_split(row.get("aliases", "")),
+        sources=_split(row.get("sources", "")),
+        size=size if size is not None else parameters,
+        note=row.get("note", ""),
+    )
+
+
+def _billions(row: dict[str, str], column: str, place: str) -> float | None:
+    text = row.get(column, "")
+    if not text:
+        return None
+    try:
+        # By way of decimal text, so that 8.03 billion is exactly 8030000000.0.
+        value = float(f"{text}e9") if re.fullmatch(r"[\d.]+", text) else float(text) * 1e9
+    except ValueError:
+        raise DataError(f"{text!r} is no number of billions", where=f"{place}, column {column}") from None
+    if not math.isfinite(value) or value <= 0:
+        raise DataError(f"{text!r} is no number of billions", where=f"{place}, column {column}")
+    return value
+
+
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(";") if part.strip())
