@@ -1,0 +1,111 @@
+"""How much of the test split is already in train: exact questions, and shared runs of thirteen words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from potentia.tasks.task import Doc, Task
+
+N = 13
+_WORD = re.compile(r"\w+")
+Hashes = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Training and test documents, and how many of each have a twin on the other side.
+
+    ``exact`` compares the whole prompt without case and punctuation; ``ngram`` asks for a run of thirteen words shared
+    by any text columns (the prompt's own wording plays no part). The ids are those of training documents.
+    """
+
+    train: int
+    test: int
+    train_exact: int
+    test_exact: int
+    train_ngram: int
+    test_ngram: int
+    exact_ids: tuple[int, ...]
+    ngram_ids: tuple[int, ...]
+
+    @property
+    def train_ids(self) -> frozenset[int]:
+        """Ids of training documents that overlap in either way."""
+        return frozenset(self.exact_ids) | frozenset(self.ngram_ids)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the counts as plain JSON values."""
+        return {key: value for key, value in asdict(self).items() if not key.endswith("_ids")}
+
+
+def overlap(task: Task) -> Overlap:
+    """Count the overlap between a task's train and test splits."""
+    train, test = task.documents("train"), task.documents("test")
+    asked = [" ".join(_WORD.findall(text.lower())) for text in task.asked(train)]
+    tested = [" ".join(_WORD.findall(text.lower())) for text in task.asked(test)]
+    in_test, in_train = set(tested) - {""}, set(asked) - {""}
+    exact = [doc.id for doc, text in zip(train, asked, strict=True) if text in in_test]
+
+    words: dict[str, int] = {}
+    train_runs, train_owner = _runs(train, words)
+    test_runs, test_owner = _runs(test, words)
+    shared = np.intersect1d(train_runs, test_runs)
+    train_hit = np.unique(train_owner[np.isin(train_runs, shared)])
+    test_hit = np.unique(test_owner[np.isin(test_runs, shared)])
+    return Overlap(
+        train=len(train),
+        test=len(test),
+        train_exact=len(exact),
+        test_exact=sum(text in in_train for text in tested),
+        train_ngram=len(train_hit),
+        test_ngram=len(test_hit),
+        exact_ids=tuple(exact),
+        ngram_ids=tuple(train[int(place)].id for place in train_hit),
+    )
+
+
+def _runs(docs: Sequence[Doc], words: dict[str, int]) -> tuple[Hashes, npt.NDArray[np.int64]]:
+    """Hash every run of thirteen words in every text column: (hashes, place of the document that owns each)."""
+    codes: list[int] = []
+    lengths: list[int] = []
+    owners: list[int] = []
+    for place, doc in enumerate(docs):
+        for text in _texts(doc.data):
+            found = _WORD.findall(text.lower())
+            if len(found) >= N:
+                codes.extend([words.setdefault(word, len(words) + 1) for word in found])
+                lengths.append(len(found))
+                owners.append(place)
+    if not codes:
+        return np.empty(0, dtype=np.uint64), np.empty(0, dtype=np.int64)
+    array = np.asarray(codes, dtype=np.uint64)
+    ends = np.cumsum(lengths)
+    inside = np.ones(len(array), dtype=bool)  # False where a run would cross the end of its text
+    for step in range(1, N):
+        inside[ends - step] = False
+    first = np.flatnonzero(inside)
+    runs = np.asarray(lengths) - N + 1
+    hashes = np.zeros(len(first), dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        for step in range(N):
+            hashes = (hashes ^ array[first + step]) * np.uint64(0x9E3779B97F4A7C15)
+            hashes ^= hashes >> np.uint64(29)
+    return hashes, np.repeat(np.asarray(owners, dtype=np.int64), runs)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from _texts(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _texts(inner)

@@ -1,0 +1,194 @@
+"""The documents of a benchmark: from a local folder, or from the hub, as lm-eval's own loader would give them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from potentia.errors import TaskError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from datasets import Dataset
+
+SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
+
+
+def local_folder(config: Mapping[str, Any], data_dir: Path) -> Path:
+    """Return where a task's data lies below a data folder: ``<dataset_path with / as -->/<config or default>``."""
+    name = str(config.get("dataset_path") or "").replace("/", "--")
+    return data_dir / name / str(config.get("dataset_name") or "default")
+
+
+def find_splits(folder: Path) -> dict[str, Path]:
+    """Return the split files of a folder by name; the first known suffix counts."""
+    found: dict[str, Path] = {}
+    for suffix in SUFFIXES:
+        for file in sorted(folder.glob(f"*{suffix}")):
+            found.setdefault(file.stem, file)
+    return found
+
+
+def load_splits(config: Mapping[str, Any], data_dir: Path | None) -> dict[str, Dataset]:
+    """Load a task's public splits: from ``data_dir`` where they lie there, otherwise from the hub."""
+    if data_dir is not None:
+        if not data_dir.is_dir():
+            raise TaskError(f"there is no folder {data_dir}", hint="give --data-dir the folder that holds the datasets")
+        folder = local_folder(config, data_dir)
+        if files := find_splits(folder):
+            return {split: read_dataset(file) for split, file in files.items()}
+    return _from_hub(config, data_dir)
+
+
+def _from_hub(config: Mapping[str, Any], data_dir: Path | None) -> dict[str, Dataset]:
+    import datasets
+
+    task = str(config.get("task") or "task")
+    options = dict(config.get("dataset_kwargs") or {})
+    options.pop("trust_remote_code", None)
+    try:
+        with quiet():
+            if callable(custom := config.get("custom_dataset")):
+                return dict(custom(**(config.get("metadata") or {}), **options))
+            return dict(datasets.load_dataset(config.get("dataset_path"), config.get("dataset_name"), **options))
+    except Exception as error:  # the hub's and datasets' errors have no common base
+        looked = f" and not in {local_folder(config, data_dir)}" if data_dir else ""
+        place = f"{config.get('dataset_path')}" + (f" ({n})" if (n := config.get("dataset_name")) else "")
+        raise TaskError(
+            f"the data of {task} cannot be had from the hub{looked}: {place}: {_first_line(error)}",
+            hint="check the connection, or give --data-dir a folder laid out as <dataset>/<config>/<split>.parquet",
+        ) from error
+
+
+def read_dataset(file: Path) -> Dataset:
+    """Read one split file as a dataset in memory; no cache is written."""
+    from datasets import Dataset
+    from datasets.table import InMemoryTable
+
+    if file.suffix == ".parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            table = pq.read_table(file)
+        except (pa.ArrowException, OSError) as error:
+            raise TaskError(f"not a readable parquet file: {_first_line(error)}", where=str(file)) from error
+        return Dataset(InMemoryTable(table), fingerprint=_label(file))
+    return from_records(read_records(file), where=str(file))
+
+
+def from_records(records: Sequence[Mapping[str, Any]], *, where: str) -> Dataset:
+    """Make a dataset of plain records; the columns are the union of all keys."""
+    import pyarrow as pa
+    from datasets import Dataset
+    from datasets.table import InMemoryTable
+
+    if not records:
+        raise TaskError("the file holds no document", where=where)
+    columns: dict[str, None] = {}
+    for record in records:
+        columns.update(dict.fromkeys(record))
+    try:
+        table = pa.table({name: [record.get(name) for record in records] for name in columns})
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise TaskError(
+            f"the columns mix types: {_first_line(error)}", where=where, hint="give each column one type in all rows"
+        ) from error
+    return Dataset(InMemoryTable(table), fingerprint=_label(Path(where)))
+
+
+def read_records(file: Path) -> list[dict[str, Any]]:
+    """Read jsonl, json (a list of objects), csv or parquet as plain records; a bad line is named."""
+    try:
+        if file.suffix == ".parquet":
+            return list(read_dataset(file).to_list())
+        if file.suffix == ".csv":
+            return _read_csv(file)
+        text = file.read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise TaskError(f"not UTF-8 text: {error.reason} at byte {error.start}", where=str(file)) from error
+    except OSError as error:
+        raise TaskError(f"cannot be read: {error.strerror or error}", where=str(file)) from error
+    if file.suffix == ".json" and text.lstrip().startswith("["):
+        return _read_json_list(text, file)
+    records: list[dict[str, Any]] = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        where = f"{file}, line {number}"
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise TaskError(
+                f"not valid JSON: {_first_line(error)}", where=where, hint="each line holds one JSON object"
+            ) from error
+        if not isinstance(record, dict):
+            raise TaskError(f"a {type(record).__name__}, not an object", where=where, hint='write {"question": …}')
+        records.append(record)
+    return records
+
+
+def _read_json_list(text: str, file: Path) -> list[dict[str, Any]]:
+    try:
+        records = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise TaskError(f"not valid JSON: {_first_line(error)}", where=str(file)) from error
+    for place, record in enumerate(records):
+        if not isinstance(record, dict):
+            raise TaskError(f"a {type(record).__name__}, not an object", where=f"{file}, element {place}")
+    return list(records)
+
+
+def _read_csv(file: Path) -> list[dict[str, Any]]:
+    import csv
+
+    with file.open(encoding="utf-8-sig", newline="") as stream:
+        reader = csv.DictReader(stream)
+        records = []
+        try:
+            for record in reader:
+                if None in record or None in record.values():
+                    raise TaskError(
+                        f"{len(reader.fieldnames or ())} columns are named, this row has another number",
+                        where=f"{file}, line {reader.line_num}",
+                        hint="quote values that hold commas or line breaks",
+                    )
+                records.append(dict(record))
+        except csv.Error as error:
+            raise TaskError(f"not valid CSV: {error}", where=f"{file}, line {reader.line_num}") from error
+    return records
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep lm-eval's and datasets' messages and progress bars off the screen while a task is built."""
+    import logging
+
+    import datasets
+
+    harness = logging.getLogger("lm_eval")
+    level = harness.level
+    bars = datasets.are_progress_bars_disabled()
+    harness.setLevel(logging.ERROR)
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        harness.setLevel(level)
+        if not bars:
+            datasets.enable_progress_bars()
+
+
+def _label(file: Path) -> str:
+    """Name an in-memory dataset without hashing its content (datasets would pickle the whole table)."""
+    import hashlib
+
+    return hashlib.sha256(str(file).encode()).hexdigest()[:16]
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

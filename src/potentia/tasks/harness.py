@@ -1,0 +1,206 @@
+"""The bridge to lm-eval: its own task objects on our data, so that prompts, filters and metrics are the harness's."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from potentia.errors import TaskError
+from potentia.tasks.data import quiet
+from potentia.tasks.index import Entry, index, tasks_folder
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+# The public split behind each of ours, as the keys of a task's config.
+SPLIT_KEYS = {"train": "training_split", "validation": "validation_split", "test": "test_split"}
+
+
+def config_from_file(path: Path) -> dict[str, Any]:
+    """Read a task definition with its includes and functions."""
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    try:
+        config: dict[str, Any] = load_yaml(path)
+    except Exception as error:  # YAML, import and attribute errors of the definition's own code
+        raise TaskError(
+            f"the task definition cannot be read: {type(error).__name__}: {error}".splitlines()[0], where=str(path)
+        ) from error
+    return config
+
+
+def leaf_configs(name: str, entry: Entry | None = None) -> tuple[list[dict[str, Any]], dict[str, bool]]:
+    """Return the definitions behind a name: one for a task, all leaves for a group or tag.
+
+    With a group comes, per metric, whether lm-eval weights its subtasks by size (no entry: it does).
+    """
+    entry = entry or index()[name]
+    if entry.kind == "tag":
+        return [leaf for member in entry.members for leaf in leaf_configs(member)[0]], {}
+    if entry.kind == "class":
+        raise TaskError(
+            f"{name} is written as a Python class, which cannot be given other data",
+            hint="use a task that is defined by a YAML file",
+        )
+    config = config_from_file(tasks_folder() / entry.path)
+    if entry.kind != "group":
+        return [config], {}
+    return _group_leaves(name, config, {}), _weights(config)
+
+
+def group_from_config(config: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, bool]]:
+    """Return the leaves of a group that a user's own file defines."""
+    return _group_leaves(str(config["group"]), config, {}), _weights(config)
+
+
+def _weights(config: Mapping[str, Any]) -> dict[str, bool]:
+    listed = config.get("aggregate_metric_list") or []
+    listed = listed if isinstance(listed, list) else [listed]
+    return {str(item["metric"]): bool(item.get("weight_by_size", True)) for item in listed}
+
+
+# A group's own keys (lm_eval.config.group.GroupConfig); its other keys are overrides for the tasks in it.
+_GROUP_KEYS = {"group", "group_alias", "task", "aggregate_metric_list", "metadata"}
+
+
+def _group_leaves(name: str, config: Mapping[str, Any], overrides: Mapping[str, Any]) -> list[dict[str, Any]]:
+    below = {key: value for key, value in config.items() if key not in _GROUP_KEYS} | dict(overrides)
+    leaves: list[dict[str, Any]] = []
+    for item in config.get("task") or []:
+        own = {} if isinstance(item, str) else dict(item)
+        member = item if isinstance(item, str) else own.get("group") or own.get("task")
+        if not isinstance(member, str):
+            raise TaskError(f"the group {name} has a member without a name: {item!r}")
+        entry = index().get(member)
+        if entry is None and "group" in own:
+            leaves += _group_leaves(f"{name}::{member}", own, below)
+            continue
+        own.pop("group", None)
+        if entry is None:
+            leaves.append({**below, **own, "task": f"{name}::{member}"})
+        elif entry.kind == "group":
+            inner = config_from_file(tasks_folder() / entry.path)
+            leaves += _group_leaves(member, inner, {**below, **own})
+        elif entry.kind == "tag":
+            leaves += [{**leaf, **below, **own, "task": leaf["task"]} for leaf in leaf_configs(member)[0]]
+        else:
+            leaves += [{**leaf, **below, **own, "task": member} for leaf in leaf_configs(member, entry)[0]]
+    return leaves
+
+
+def build(config: Mapping[str, Any], data: Mapping[str, Dataset]) -> Any:
+    """Make lm-eval's task object for a definition, on the splits at hand.
+
+    A split that the definition names and the data lack is absent. The constructor lists all few-shot documents, so it
+    sees a handful of the training rows; ours come later, from the split plan.
+    """
+    config = present(config, data)
+    evaluated = config.get("test_split") or config.get("validation_split")
+    only_train = evaluated is None
+    if only_train:
+        evaluated = config["test_split"] = config.get("training_split")  # lm-eval asks for a split to evaluate on
+    if evaluated is None:
+        raise TaskError(
+            f"{config.get('task')} finds none of its splits here", hint=f"the data hold: {', '.join(data) or 'nothing'}"
+        )
+    sample = {
+        name: split if name == evaluated else split.select(range(min(8, len(split)))) for name, split in data.items()
+    }
+    with quiet():
+        try:
+            task = _bridged()(sample, config)
+        except TaskError:
+            raise
+        except Exception as error:  # a definition's own code may raise anything
+            raise TaskError(
+                f"{config.get('task')} cannot be built on these data: {type(error).__name__}: {error}".splitlines()[0],
+                hint="the columns or labels may not be those that the task definition reads",
+            ) from error
+    if only_train:
+        task.config.test_split = None
+    task.dataset = dict(data)
+    return task
+
+
+def present(config: Mapping[str, Any], data: Mapping[str, Dataset]) -> dict[str, Any]:
+    """Return the definition without the splits that the data lack and without the keys that only an index needs."""
+    kept = {key: value for key, value in config.items() if key not in {"tag", "group", "task_list"}}
+    for key in (*SPLIT_KEYS.values(), "fewshot_split"):
+        if kept.get(key) is not None and kept[key] not in data:
+            kept[key] = None
+    shots = kept.get("fewshot_config")
+    if isinstance(shots, dict):
+        shots = dict(shots)
+        if shots.get("split") is not None and shots["split"] not in data:
+            shots["split"] = None
+        kept["fewshot_config"] = shots
+    metadata = kept.get("metadata")
+    kept["metadata"] = dict(metadata) if isinstance(metadata, dict) else {"_metadata": metadata}
+    return kept
+
+
+@lru_cache(maxsize=512)
+def _template(source: str) -> Any:
+    """Compile a prompt template once; lm-eval compiles it again for every document."""
+    from lm_eval.utils import env
+
+    return env.from_string(source)
+
+
+@lru_cache(maxsize=1)
+def _bridged() -> Any:
+    """Derive a task class that takes its data from us and renders templates from their compiled form."""
+    from lm_eval.api.task import ConfigurableTask
+
+    class Bridged(ConfigurableTask):  # type: ignore[misc]
+        """A harness task on given data."""
+
+        def __init__(self, data: Mapping[str, Dataset], config: dict[str, Any]) -> None:
+            self._given = data
+            super().__init__(config=config)
+
+        def download(self, *_: Any, **__: Any) -> None:
+            self.dataset = dict(self._given)
+
+        @staticmethod
+        def resolve_field(doc: Mapping[str, Any], field: str | None = None) -> Any:
+            if not field:
+                return None
+            return doc[field] if field in doc else _template(field).render(**doc)
+
+        def _compiled(self, source: Any, finish: Callable[[str], Any]) -> Any:
+            """Replace a template by a function of the document; column names and functions stay as they are."""
+            if not isinstance(source, str) or source in self.features:
+                return source
+            template = _template(source)
+            return lambda doc: finish(template.render(**doc))
+
+        def _finish_text(self, text: str) -> Any:
+            return ast.literal_eval(text) if text.isdigit() and self.config.doc_to_choice is not None else text
+
+        def _finish_target(self, text: str) -> Any:
+            if text.isdigit() and self.config.doc_to_choice is not None:
+                return ast.literal_eval(text)
+            if len(text) >= 2 and text[0] == "[" and text[-1] == "]":
+                try:
+                    return ast.literal_eval(text)
+                except (SyntaxError, ValueError):
+                    return text
+            return text
+
+        def doc_to_text(self, doc: Any, doc_to_text: Any = None) -> Any:
+            source = self.config.doc_to_text if doc_to_text is None else doc_to_text
+            return super().doc_to_text(doc, self._compiled(source, self._finish_text))
+
+        def doc_to_target(self, doc: Any, doc_to_target: Any = None) -> Any:
+            source = self.config.doc_to_target if doc_to_target is None else doc_to_target
+            return super().doc_to_target(doc, self._compiled(source, self._finish_target))
+
+        def doc_to_choice(self, doc: Any, doc_to_choice: Any = None) -> Any:
+            source = self.config.doc_to_choice if doc_to_choice is None else doc_to_choice
+            return super().doc_to_choice(doc, self._compiled(source, ast.literal_eval))
+
+    return Bridged

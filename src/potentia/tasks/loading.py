@@ -1,0 +1,102 @@
+"""``load``: a benchmark by name, by file or by folder."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from potentia.errors import TaskError
+from potentia.facts.benchmarks import benchmark
+from potentia.tasks import forms
+from potentia.tasks.contamination import overlap
+from potentia.tasks.data import load_splits
+from potentia.tasks.harness import config_from_file, group_from_config, leaf_configs
+from potentia.tasks.index import index
+from potentia.tasks.leaf import Leaf
+from potentia.tasks.splits import Caps
+from potentia.tasks.task import Task
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+def load(
+    name: str,
+    *,
+    data_dir: Path | None = None,
+    caps: Caps | None = None,
+    seed: int = 0,
+    carve: float = 0.2,
+    drop_overlap: bool = False,
+) -> Task:
+    """Load a benchmark.
+
+    ``name`` is a task or group of the harness (``arc_easy``, ``mmlu``), the same in another prompt form
+    (``arc_easy:choice``), a user's file or folder of split files, a corpus, or a harness task file (``my_task.yaml``).
+    ``data_dir`` holds datasets as ``<dataset_path with / as -->/<config>/<split>.parquet``; what is not there comes
+    from the hub. ``drop_overlap`` drops the training documents that the test split repeats.
+    """
+    base, _, form = name.partition(":")
+    own = _own_path(base)
+    leaves: list[Leaf]
+    weights: Mapping[str, bool] = {}
+    if own is not None and own.suffix in {".yaml", ".yml"}:
+        config = config_from_file(own)
+        configs, weights = group_from_config(config) if "group" in config else ([config], {})
+        leaves = [_leaf(c, data_dir, form) for c in configs]
+        label = str(config.get("group") or config.get("task") or own.stem)
+    elif own is not None:
+        from potentia.tasks.userfiles import read
+
+        config, data = read(own)
+        leaves = [_formed(config, data, form)]
+        label = str(config["task"])
+    else:
+        if base not in index():
+            raise _unknown(base)
+        configs, weights = leaf_configs(base)
+        if not configs:
+            raise TaskError(f"the group {base} has no tasks")
+        leaves = [_leaf(c, data_dir, form) for c in configs]
+        label = base
+    facts = benchmark(base) if own is None else None
+    task = Task(
+        f"{label}:{form}" if form else label,
+        leaves,
+        metric=facts.metric if facts else next(iter(weights), None),
+        weights=weights,
+        caps=caps,
+        seed=seed,
+        carve=carve,
+    )
+    if drop_overlap:
+        task.without(overlap(task).train_ids)
+    return task
+
+
+def _leaf(config: Mapping[str, Any], data_dir: Path | None, form: str) -> Leaf:
+    return _formed(config, load_splits(config, data_dir), form)
+
+
+def _formed(config: Mapping[str, Any], data: Mapping[str, Dataset], form: str) -> Leaf:
+    leaf = Leaf(config, data)
+    return Leaf(forms.rewrite(form, leaf.task, config), data) if form else leaf
+
+
+def _own_path(name: str) -> Path | None:
+    """Return the path that a name means: anything that looks like a path, or exists and is no harness task."""
+    path = Path(name).expanduser()
+    looks = (
+        "/" in name or "\\" in name or path.suffix in {".jsonl", ".json", ".csv", ".parquet", ".txt", ".yaml", ".yml"}
+    )
+    if looks and not path.exists():
+        raise TaskError(f"there is no file or folder {name}", hint="check the path, or name a task of the harness")
+    return path if looks or (path.exists() and name not in index()) else None
+
+
+def _unknown(name: str) -> TaskError:
+    near = difflib.get_close_matches(name, index(), n=3, cutoff=0.6)
+    hint = f"did you mean {', '.join(near)}?" if near else "potentia tasks --all lists every name"
+    return TaskError(f"no task {name!r} in the harness, and no such file", hint=hint)

@@ -1,0 +1,127 @@
+"""Which documents a model trains on, is selected on, and is tested on: one seeded plan for every model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from potentia.errors import TaskError
+
+Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, Split, Split] = ("train", "validation", "test")
+
+# Separate streams of one seed, so that a change of one cap does not move the others.
+_CARVE, _CAP = 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """The most documents of each split that are used; the defaults are those of train-before-test (section 3.1)."""
+
+    train: int = 50_000
+    validation: int = 1_000
+    test: int = 10_000
+
+    def __post_init__(self) -> None:
+        for split in SPLITS:
+            if getattr(self, split) < 1:
+                raise TaskError(f"the cap on {split} documents is {getattr(self, split)}; it must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One split: the public split (or the rule) it came from, its size before and after the cap."""
+
+    origin: str
+    available: int
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPlan:
+    """Where each split came from, how large it was and is, and the seed and fraction behind it; goes into manifests."""
+
+    train: Part
+    validation: Part
+    test: Part
+    caps: Caps
+    seed: int
+    carve: float
+    dropped_overlap: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as plain JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of one split of one source: (source number, name of its public split, row numbers in it)."""
+
+    source: int
+    public: str
+    rows: tuple[int, ...]
+
+
+def divide(
+    sizes: Mapping[str, int | None], *, seed: int, carve: float, source: int = 0
+) -> tuple[dict[Split, Rows], dict[Split, str]]:
+    """Decide the splits of one benchmark from the public splits it has, before any cap.
+
+    A benchmark with both validation and labelled test uses them. One without a labelled test is tested on its public
+    validation split. In every other case validation is carved out of train (20 % in the paper). A benchmark that has
+    one public split only is divided 8:1:1.
+    """
+    train, validation, test = (sizes.get(split) or 0 for split in SPLITS)
+    if not 0 < carve < 1:
+        raise TaskError(f"the fraction of train carved out as validation is {carve}; it must lie between 0 and 1")
+    if not train + validation + test:
+        raise TaskError("no split has any document")
+    if train and not validation and not test:
+        order = np.random.default_rng([seed, _CARVE]).permutation(train)
+        tenth = max(1, round(train / 10)) if train >= 3 else 0
+        held = {"test": order[:tenth], "validation": order[tenth : 2 * tenth], "train": order[2 * tenth :]}
+        if not tenth:
+            raise TaskError(f"only {train} document(s), too few to divide into train, validation and test")
+        rows = {split: Rows(source, "train", _ordered(held[split])) for split in SPLITS}
+        return rows, dict.fromkeys(SPLITS, "8:1:1 of the one split")
+    origins: dict[Split, str] = {"train": "train", "validation": "validation", "test": "test"}
+    chosen: dict[Split, Rows] = {"test": Rows(source, "test", tuple(range(test)))}
+    if not test:
+        chosen["test"] = Rows(source, "validation", tuple(range(validation)))
+        origins["test"] = "validation"
+    if validation and test:
+        chosen["validation"] = Rows(source, "validation", tuple(range(validation)))
+        chosen["train"] = Rows(source, "train", tuple(range(train)))
+    else:
+        order = np.random.default_rng([seed, _CARVE]).permutation(train)
+        held_out = min(train - 1, max(1, round(train * carve))) if train >= 2 else 0
+        chosen["validation"] = Rows(source, "train", _ordered(order[:held_out]))
+        chosen["train"] = Rows(source, "train", _ordered(order[held_out:]))
+        origins["validation"] = f"{carve:.0%} of train" if held_out else "none"
+    if not train:
+        origins["train"] = "none"
+    return chosen, origins
+
+
+def cap(parts: Sequence[Rows], limit: int, *, seed: int) -> list[Rows]:
+    """Keep at most ``limit`` rows of a split that may span several sources: a seeded sample, in the public order."""
+    total = sum(len(part.rows) for part in parts)
+    if total <= limit:
+        return list(parts)
+    keep = np.zeros(total, dtype=bool)
+    keep[np.random.default_rng([seed, _CAP]).permutation(total)[:limit]] = True
+    kept, start = [], 0
+    for part in parts:
+        mine = keep[start : start + len(part.rows)]
+        start += len(part.rows)
+        rows = tuple(row for row, wanted in zip(part.rows, mine, strict=True) if wanted)
+        kept.append(Rows(part.source, part.public, rows))
+    return kept
+
+
+def _ordered(rows: np.ndarray[Any, np.dtype[np.int64]]) -> tuple[int, ...]:
+    return tuple(int(row) for row in np.sort(rows))
