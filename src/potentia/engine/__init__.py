@@ -1,1 +1,30 @@
-"""."""
+"""Tensors only: loading, packing, scoring, generation, perplexity, lanes and full tuning. Imported lazily."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from potentia.engine.loading import LoadedModel, load
+    from potentia.engine.network import Router
+    from potentia.engine.scorer import Likelihood, Scorer
+    from potentia.engine.tokens import BosPolicy, Encoder
+
+_HOMES = {
+    "BosPolicy": "tokens",
+    "Encoder": "tokens",
+    "Likelihood": "scorer",
+    "LoadedModel": "loading",
+    "Router": "network",
+    "Scorer": "scorer",
+    "load": "loading",
+}
+
+__all__ = ["BosPolicy", "Encoder", "Likelihood", "LoadedModel", "Router", "Scorer", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"potentia.engine.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,237 @@
+"""Loading a model once: weights, tokenizer, where they live, how a text begins, and a name for their content."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from potentia.engine.tokens import BosPolicy, Encoder
+from potentia.errors import InputError, MissingExtraError, ModelError
+
+if TYPE_CHECKING:
+    import torch
+
+DEFAULT_MAX_LENGTH = 2048
+UNLIMITED = 10**9  # tokenizers without a limit report 1e30
+WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf")
+
+
+@dataclass(eq=False)
+class LoadedModel:
+    """A causal language model ready for use, with everything about it that can change a score.
+
+    ``fingerprint`` names the content of weights and tokenizer. ``checked`` remembers which scoring paths agreed with
+    the reference path on this model, so that the check is made once.
+    """
+
+    model: Any
+    tokenizer: Any
+    device: torch.device
+    dtype: torch.dtype
+    max_length: int
+    bos: BosPolicy
+    fingerprint: str
+    target_architecture: str
+    checked: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, model: Any, tokenizer: Any, *, fingerprint: str | None = None) -> LoadedModel:
+        """Wrap a model that is already in memory."""
+        weight = next(model.parameters())
+        config = model.config
+        return cls(
+            model=model,
+            tokenizer=tokenizer,
+            device=weight.device,
+            dtype=weight.dtype,
+            max_length=context_length(config, tokenizer),
+            bos=BosPolicy.of(tokenizer, config),
+            fingerprint=fingerprint or _hash_parts([_hash_state(model), hash_tokenizer(tokenizer)]),
+            target_architecture=str(getattr(config, "model_type", type(model).__name__)),
+        )
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        """The model's encoder, shared by scoring and training so that every text is tokenised once."""
+        return Encoder(self.tokenizer, self.bos, self.max_length)
+
+    def close(self) -> None:
+        """Let go of the weights and give the memory back."""
+        import torch
+
+        self.model = None
+        self.checked.clear()
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def load(
+    name_or_path: str,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    revision: str | None = None,
+    gguf_file: str | None = None,
+    trust_remote_code: bool = False,
+) -> LoadedModel:
+    """Load a causal LM from the Hub, a folder, or a GGUF file.
+
+    ``auto`` means: the first CUDA device in bfloat16, or else the CPU in float32.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    place = pick_device(device)
+    kind = pick_dtype(dtype, place)
+    if name_or_path.endswith(".gguf"):
+        path = Path(name_or_path)
+        name_or_path, gguf_file = str(path.parent), path.name
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    if revision is not None:
+        options["revision"] = revision
+    if gguf_file is not None:
+        _need_gguf()
+        options["gguf_file"] = gguf_file
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path, **options)
+        model: Any = AutoModelForCausalLM.from_pretrained(name_or_path, dtype=kind, **options)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ModelError(
+            f"cannot load {name_or_path}: {error}",
+            hint="give a Hub name, a folder with config.json and safetensors, or a .gguf file",
+        ) from error
+    if gguf_file is not None:
+        _plain_weights(model)
+        _declare_bos(tokenizer, name_or_path, gguf_file, revision)
+    model.eval()
+    model.requires_grad_(False)
+    model.to(place)
+    return LoadedModel.of(model, tokenizer, fingerprint=_fingerprint(name_or_path, gguf_file, model, tokenizer))
+
+
+def pick_device(name: str) -> torch.device:
+    """Turn ``auto``, ``cpu``, ``cuda`` or ``cuda:1`` into a device that is there."""
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InputError(f"no such device: {name!r}", hint="use auto, cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InputError("there is no CUDA device on this machine", hint="use --device cpu")
+    return device
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """Turn ``auto`` into float32 on a CPU and bfloat16 (float16 where the card lacks it) on a GPU."""
+    import torch
+
+    if name == "auto":
+        if device.type != "cuda":
+            return torch.float32
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    kind = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
+        raise InputError(f"no such dtype: {name!r}", hint="use auto, float32, bfloat16 or float16")
+    return kind
+
+
+def context_length(config: Any, tokenizer: Any) -> int:
+    """Find how many tokens the model reads at once, from the same sources and in the same order as lm-eval."""
+    config = getattr(config, "text_config", None) or config
+    for name in ("n_positions", "max_position_embeddings", "n_ctx"):
+        value = getattr(config, name, None)
+        if value is not None:
+            return int(value)
+    limit = getattr(tokenizer, "model_max_length", None)
+    return int(limit) if limit is not None and limit < UNLIMITED else DEFAULT_MAX_LENGTH
+
+
+def hash_tokenizer(tokenizer: Any) -> str:
+    """Name the content of a tokenizer: its rules, vocabulary, special tokens and chat template."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    body = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
+    special = json.dumps(tokenizer.special_tokens_map, sort_keys=True, default=str)
+    template = json.dumps(getattr(tokenizer, "chat_template", None), sort_keys=True)
+    return _hash_parts([body, special, template])
+
+
+def _fingerprint(name_or_path: str, gguf_file: str | None, model: Any, tokenizer: Any) -> str:
+    folder = Path(name_or_path)
+    if gguf_file is not None and (folder / gguf_file).is_file():
+        files = [folder / gguf_file]
+    elif folder.is_dir():
+        found = ([*folder.glob(pattern)] for pattern in WEIGHT_FILES)
+        files = sorted(next((group for group in found if group), []))
+    else:
+        files = []
+    weights = _hash_files(files) if files else _hash_state(model)
+    return _hash_parts([weights, model.config.to_json_string(use_diff=False), hash_tokenizer(tokenizer)])
+
+
+def _hash_files(files: list[Path]) -> str:
+    def digest(file: Path) -> str:
+        with file.open("rb") as stream:
+            return hashlib.file_digest(stream, "blake2b").hexdigest()
+
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        return _hash_parts(pool.map(digest, files))
+
+
+def _hash_state(model: Any) -> str:
+    import torch
+
+    content = hashlib.blake2b()
+    for name, tensor in sorted(model.state_dict().items()):
+        content.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        content.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return content.hexdigest()
+
+
+def _hash_parts(parts: Iterable[str]) -> str:
+    content = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        content.update(part.encode())
+        content.update(b"\0")
+    return content.hexdigest()
+
+
+def _need_gguf() -> None:
+    try:
+        import gguf  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError(
+            "reading GGUF files needs the gguf package", hint="pip install 'potentia[gguf]'"
+        ) from error
+
+
+def _plain_weights(model: Any) -> None:
+    """Forget that the weights came quantised: they are plain tensors now, and can be saved and tuned as such."""
+    model.hf_quantizer = None
+    model.is_quantized = False
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+
+
+def _declare_bos(tokenizer: Any, name_or_path: str, gguf_file: str, revision: str | None) -> None:
+    """Let the tokenizer add BOS where the GGUF file says that it must; its conversion loses that."""
+    from gguf import GGUFReader
+    from transformers.utils.hub import cached_file
+
+    file = cached_file(name_or_path, gguf_file, revision=revision)
+    if file is None:
+        return
+    entry = GGUFReader(file).get_field("tokenizer.ggml.add_bos_token")
+    if entry is None or not bool(entry.contents()) or tokenizer.bos_token_id is None:
+        return
+    if list(tokenizer("a")["input_ids"])[:1] != [tokenizer.bos_token_id]:
+        tokenizer.add_bos_token = True

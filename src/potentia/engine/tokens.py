@@ -1,0 +1,214 @@
+"""The one place that turns text into token ids, for scoring and for training alike.
+
+The boundary between a prompt and its answer, the start of a text and the cut of a text that is too long are decided
+here and nowhere else, so that a lane trains on exactly the tokens that the scorer later reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+Ids = list[int]
+Pair = tuple[Ids, Ids]
+
+CACHED_TOKENS = 8_000_000  # about 300 MB of Python integers
+
+
+@dataclass(frozen=True, slots=True)
+class BosPolicy:
+    """How a text begins for this model, read from the tokenizer and the model's config and never from a name.
+
+    ``prefix_id`` stands before an empty context (the BOS token, or else the end-of-text token). ``required`` says that
+    every sequence begins with it: the tokenizer puts it there itself, or its files declare that it must be there.
+    """
+
+    prefix_id: int | None
+    prefix_text: str | None
+    required: bool
+    tokenizer_adds: bool
+    origin: str
+
+    @classmethod
+    def of(cls, tokenizer: Any, config: Any = None, *, declared: bool | None = None) -> BosPolicy:
+        """Read the policy from what the tokenizer does with a text, then from what its files and the config declare."""
+        prefix, origin = _prefix(tokenizer, config)
+        encoded = list(tokenizer("a")["input_ids"])
+        adds = tokenizer.bos_token_id is not None and encoded[:1] == [tokenizer.bos_token_id]
+        if declared is None:
+            declared = (getattr(tokenizer, "init_kwargs", None) or {}).get("add_bos_token")
+        return cls(
+            prefix_id=prefix,
+            prefix_text=None if prefix is None else str(tokenizer.decode([prefix])) or None,
+            required=adds or (bool(declared) and tokenizer.bos_token_id is not None),
+            tokenizer_adds=adds,
+            origin=origin,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the policy as plain values, for manifests and keys."""
+        return asdict(self)
+
+
+def _prefix(tokenizer: Any, config: Any) -> tuple[int | None, str]:
+    config = getattr(config, "text_config", None) or config
+    for origin, owner, name in (
+        ("tokenizer's BOS token", tokenizer, "bos_token_id"),
+        ("tokenizer's end-of-text token", tokenizer, "eos_token_id"),
+        ("model config's BOS token", config, "bos_token_id"),
+        ("model config's end-of-text token", config, "eos_token_id"),
+    ):
+        value = getattr(owner, name, None)
+        if isinstance(value, (list, tuple)):
+            value = value[0] if value else None
+        if value is not None:
+            return int(value), origin
+    return None, "none: the first token of a text is read, not scored"
+
+
+class Encoder:
+    """Text to token ids, with lm-evaluation-harness's rule for where a prompt ends and its answer begins.
+
+    Every text is tokenised once and remembered: choices of a question share their context's ids, and the epochs of a
+    run share everything.
+    """
+
+    def __init__(self, tokenizer: Any, bos: BosPolicy, max_length: int) -> None:
+        self.tokenizer = tokenizer
+        self.bos = bos
+        self.max_length = max_length
+        self._pairs: dict[tuple[str, str], Pair] = {}
+        self._texts: dict[tuple[str, bool], Ids] = {}
+        self._held = 0
+
+    def prompt(self, text: str) -> Ids:
+        """Ids of a text that a model continues, with BOS where the policy asks for it."""
+        return self.prompts([text])[0]
+
+    def prompts(self, texts: Sequence[str]) -> list[Ids]:
+        """Ids of many prompts in one call of the tokenizer."""
+        return self._remembered(texts, special=True)
+
+    def document(self, text: str) -> Ids:
+        """Ids of a text to be predicted as a whole; the BOS of its windows is added by whoever cuts them."""
+        return self.documents([text])[0]
+
+    def documents(self, texts: Sequence[str]) -> list[Ids]:
+        """Ids of many documents in one call of the tokenizer."""
+        if not self.bos.required:
+            return self._remembered(texts, special=True)
+        start = self.bos.prefix_id
+        return [ids[1:] if ids[:1] == [start] else ids for ids in self._remembered(texts, special=False)]
+
+    def continuation(self, context: str, continuation: str) -> Pair:
+        """Return (context ids, continuation ids); see ``continuations``."""
+        return self.continuations([(context, continuation)])[0]
+
+    def continuations(self, pairs: Sequence[tuple[str, str]]) -> list[Pair]:
+        """Split each (context, continuation) as lm-eval does.
+
+        Spaces at the end of the context belong to the continuation; context and continuation are tokenised together and
+        cut after as many tokens as the context has alone. An empty context becomes the prefix token. Where a single
+        token spans the boundary and nothing would be left to score, the cut moves to the last token both agree on.
+        """
+        new = [pair for pair in dict.fromkeys(pairs) if pair not in self._pairs]
+        split = [_move_spaces(*pair) for pair in new]
+        contexts = self._remembered([context for context, _ in split if context], special=True)
+        wholes = self._encode([context + rest for context, rest in split if context], special=True)
+        bare = self._encode([rest for context, rest in split if not context], special=False)
+        with_context = iter(zip(contexts, wholes, strict=True))
+        without_context = iter(bare)
+        for pair, (context, _) in zip(new, split, strict=True):
+            encoded = self._cut(*next(with_context)) if context else self._after_start(next(without_context))
+            self._pairs[pair] = encoded
+            self._held += len(encoded[1])
+        result = [self._pairs[pair] for pair in pairs]
+        self._forget_when_full()
+        return result
+
+    def fit(self, context: Ids, continuation: Ids) -> tuple[Ids, bool]:
+        """Cut a sequence from the left so that all but its last token fit the model; say whether anything was lost.
+
+        A model that needs BOS keeps it, where lm-eval drops it.
+        """
+        sequence = context + continuation
+        if len(sequence) <= self.max_length + 1:
+            return sequence, False
+        if self.bos.required and sequence[0] == self.bos.prefix_id and len(continuation) < self.max_length:
+            return [sequence[0], *sequence[-self.max_length :]], True
+        return sequence[-(self.max_length + 1) :], True
+
+    def _cut(self, context: Ids, whole: Ids) -> Pair:
+        rest = whole[len(context) :]
+        if rest or whole == context:
+            return context, rest
+        agreed = min(_agreement(context, whole), len(whole) - 1)
+        return (whole[:agreed], whole[agreed:]) if agreed > 0 else self._after_start(whole)
+
+    def _after_start(self, ids: Ids) -> Pair:
+        prefix = self.bos.prefix_id
+        if prefix is None or ids[:1] == [prefix]:
+            return ids[:1], ids[1:]
+        return [prefix], ids
+
+    def _remembered(self, texts: Sequence[str], *, special: bool) -> list[Ids]:
+        new = [text for text in dict.fromkeys(texts) if (text, special) not in self._texts]
+        for text, ids in zip(new, self._encode(new, special=special), strict=True):
+            self._texts[text, special] = ids
+            self._held += len(ids)
+        result = [self._texts[text, special] for text in texts]
+        self._forget_when_full()
+        return result
+
+    def _forget_when_full(self) -> None:
+        if self._held > CACHED_TOKENS:
+            self._texts.clear()
+            self._pairs.clear()
+            self._held = 0
+
+    def _encode(self, texts: Sequence[str], *, special: bool) -> list[Ids]:
+        """Tokenise; a text that already starts with the BOS string (a chat template's) never gets a second one."""
+        if not texts:
+            return []
+        start = self.bos.prefix_text
+        plain = [not special or (start is not None and text.startswith(start)) for text in texts]
+        result: list[Ids] = [[] for _ in texts]
+        for without in (False, True):
+            places = [i for i, flag in enumerate(plain) if flag is without]
+            for i, ids in zip(places, self._call([texts[i] for i in places], special=not without), strict=True):
+                result[i] = ids
+        return result
+
+    def _call(self, texts: list[str], *, special: bool) -> Iterable[Ids]:
+        if not texts:
+            return []
+        encoded = self.tokenizer(
+            [text if text.isascii() else _without_surrogates(text) for text in texts],
+            add_special_tokens=special,
+            padding=False,
+            truncation=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+        )["input_ids"]
+        if special and self.bos.required and not self.bos.tokenizer_adds and self.bos.prefix_id is not None:
+            return [[self.bos.prefix_id, *ids] for ids in encoded]
+        return [list(ids) for ids in encoded]
+
+
+def _without_surrogates(text: str) -> str:
+    """Replace lone surrogates, which no tokenizer takes."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _move_spaces(context: str, continuation: str) -> tuple[str, str]:
+    stripped = context.rstrip()
+    return stripped, context[len(stripped) :] + continuation
+
+
+def _agreement(one: Ids, other: Ids) -> int:
+    for place, (ours, theirs) in enumerate(zip(one, other, strict=False)):
+        if ours != theirs:
+            return place
+    return min(len(one), len(other))
