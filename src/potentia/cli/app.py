@@ -68,3 +68,5 @@ def run() -> None:
 
 
 # The command groups register themselves on import; each is light until its command runs.
+from potentia.cli import tasks as _tasks  # noqa: E402, F401
+from potentia.cli import run as _run  # noqa: E402, F401
