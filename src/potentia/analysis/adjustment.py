@@ -3,103 +3,88 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from potentia.analysis.cohort import Split
-from potentia.analysis.finding import Chart, Finding, Line, Plot, Points, Table
+from potentia.analysis.cohort import Cohort, Split
+from potentia.analysis.finding import Cell, Chart, Finding, Line, Plot, Points, Table
 from potentia.analysis.pair import Pair, slug
-from potentia.analysis.scaling import HINGE_COLUMNS, HINGE_NOTE, HingeFit, fit_hinge
+from potentia.analysis.scaling import HINGE_COLUMNS, HINGE_NOTE, Coefficient, HingeFit, fit_hinge
+from potentia.errors import InputError
 from potentia.scores import Floats
 
 
 @dataclass(frozen=True)
-class TaskAdjustment(Finding):
-    """Equation 1 on one task, before and after all models were tuned on the same task data."""
+class GroupScaling(Finding):
+    """Equation 1 on the scores of one task: every model's score against compute, and θ of a group."""
 
     task: str
+    stage: str  # "before" or "after" adjustment
     group: str
     others: str
     models: tuple[str, ...]
     log_compute: Floats
     members: tuple[bool, ...]
-    scores_before: Floats
-    scores_after: Floats
-    before: HingeFit
-    after: HingeFit
+    scores: Floats
+    fit: HingeFit
+
+    @property
+    def effect(self) -> Coefficient:
+        """θ, with its standard errors."""
+        assert self.fit.effect is not None
+        return self.fit.effect
+
+    def row(self) -> tuple[Cell, ...]:
+        """Return the cells of one line: task, group, its size, stage, and the fit."""
+        return self.task, self.group, sum(self.members), self.stage, *self.fit.row()
 
     def tables(self) -> Sequence[Table]:
-        """Return both fits, a row each."""
-        rows = tuple((stage, *fit.row()) for stage, fit in (("before", self.before), ("after", self.after)))
-        return (Table(f"{self.task}: {self.group}", ("", *HINGE_COLUMNS), rows, HINGE_NOTE),)
+        """Return the fit as a table of one row."""
+        return (Table(f"{self.task}: {self.group}, at equal compute", COLUMNS, (self.row(),), HINGE_NOTE),)
 
     def charts(self) -> Sequence[Chart]:
-        """Return score against compute with the fitted hinges, before and after."""
-        return tuple(
-            self._chart(stage, scores, fit)
-            for stage, scores, fit in (
-                ("before", self.scores_before, self.before),
-                ("after", self.scores_after, self.after),
-            )
-        )
-
-    def _chart(self, stage: str, scores: Floats, fit: HingeFit) -> Plot:
+        """Return score against compute with the two fitted hinges."""
         inside = np.asarray(self.members)
         grid = np.linspace(self.log_compute.min(), self.log_compute.max(), 200)
         points, lines = [], []
         for name, mask, member in ((self.others, ~inside, False), (self.group, inside, True)):
-            points.append(
-                Points(
-                    name,
-                    tuple(10 ** self.log_compute[mask]),
-                    tuple(scores[mask]),
-                    tuple(m for m, keep in zip(self.models, mask, strict=True) if keep),
-                )
-            )
-            lines.append(Line(f"fit, {name}", tuple(10**grid), tuple(fit.predict(grid, member=member))))
-        effect = fit.effect
-        verdict = "no group effect fitted" if effect is None else f"θ = {effect.value:.3f} (p {effect.clustered_p:.3f})"
-        return Plot(
-            name=f"{slug(self.task)}-{stage}",
-            title=f"{self.task} {stage} adjustment: {verdict}",
-            caption="The distance between the two lines is θ, the advantage of the group at equal compute.",
-            points=tuple(points),
-            lines=tuple(lines),
-            x_label="pretraining compute (FLOPs)",
-            y_label="score",
-            log_x=True,
+            labels = tuple(m for m, keep in zip(self.models, mask, strict=True) if keep)
+            points.append(Points(name, tuple(10 ** self.log_compute[mask]), tuple(self.scores[mask]), labels))
+            lines.append(Line(f"fit, {name}", tuple(10**grid), tuple(self.fit.predict(grid, member=member))))
+        return (
+            Plot(
+                name=f"{slug(self.task)}-{self.stage}",
+                title=f"{self.task} {self.stage} adjustment: θ = {self.effect.value:.3f}"
+                f" (p {self.effect.clustered_p:.3f})",
+                caption="The distance between the two lines is θ, the advantage of the group at equal compute.",
+                points=tuple(points),
+                lines=tuple(lines),
+                x_label="pretraining compute (FLOPs)",
+                y_label="score",
+                log_x=True,
+            ),
         )
 
 
-def compare_groups(pair: Pair, split: Split, *, draws: int = 1999, seed: int = 0) -> TaskAdjustment:
-    """Fit equation 1 before and after adjustment, N being membership in ``split``."""
-    cohort = pair.cohort
-    before, after = (
-        fit_hinge(
-            cohort.log_compute,
-            scores,
-            chance=pair.chance,
-            group=split.members,
-            families=cohort.family,
-            higher_is_better=pair.higher_is_better,
-            draws=draws,
-            seed=seed,
-        )
-        for scores in (pair.before, pair.after)
-    )
-    return TaskAdjustment(
-        task=pair.task,
-        group=split.label,
-        others=split.others,
-        models=cohort.models,
-        log_compute=cohort.log_compute,
-        members=tuple(bool(member) for member in split.members),
-        scores_before=pair.before,
-        scores_after=pair.after,
-        before=before,
-        after=after,
-    )
+COLUMNS = ("task", "group", "in group", "adjustment", *HINGE_COLUMNS)
+
+
+@dataclass(frozen=True)
+class TaskAdjustment(Finding):
+    """θ on one task before and after all models were tuned on the same task data."""
+
+    before: GroupScaling
+    after: GroupScaling
+
+    def tables(self) -> Sequence[Table]:
+        """Return both fits, a row each."""
+        rows = (self.before.row(), self.after.row())
+        return (Table(f"{self.before.task}: {self.before.group}, at equal compute", COLUMNS, rows, HINGE_NOTE),)
+
+    def charts(self) -> Sequence[Chart]:
+        """Return both pictures."""
+        return (*self.before.charts(), *self.after.charts())
 
 
 @dataclass(frozen=True)
@@ -110,10 +95,64 @@ class SplitComparison(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return one row per task, split and stage."""
-        rows = tuple(
-            (one.task, one.group, sum(one.members), stage, *fit.row())
-            for one in self.comparisons
-            for stage, fit in (("before", one.before), ("after", one.after))
+        rows = tuple(stage.row() for one in self.comparisons for stage in (one.before, one.after))
+        return (Table("The same question with other splits", COLUMNS, rows, HINGE_NOTE),)
+
+
+def scale_groups(
+    task: str,
+    cohort: Cohort,
+    scores: Floats,
+    split: Split,
+    *,
+    stage: str = "before",
+    chance: float = 0.0,
+    higher_is_better: bool = True,
+    draws: int = 1999,
+    seed: int = 0,
+) -> GroupScaling:
+    """Fit equation 1 to one set of scores, N being membership in ``split``."""
+    fit = fit_hinge(
+        cohort.log_compute,
+        scores,
+        chance=chance,
+        group=split.members,
+        families=cohort.family,
+        higher_is_better=higher_is_better,
+        draws=draws,
+        seed=seed,
+    )
+    members = tuple(bool(member) for member in split.members)
+    return GroupScaling(task, stage, split.label, split.others, cohort.models, cohort.log_compute, members, scores, fit)
+
+
+def compare_groups(pair: Pair, split: Split, *, draws: int = 1999, seed: int = 0) -> TaskAdjustment:
+    """Fit equation 1 before and after adjustment, N being membership in ``split``."""
+    before, after = (
+        scale_groups(
+            pair.task,
+            pair.cohort,
+            scores,
+            split,
+            stage=stage,
+            chance=pair.chance,
+            higher_is_better=pair.higher_is_better,
+            draws=draws,
+            seed=seed,
         )
-        columns = ("task", "group", "in group", "", *HINGE_COLUMNS)
-        return (Table("The same question with other splits", columns, rows, HINGE_NOTE),)
+        for stage, scores in (("before", pair.before), ("after", pair.after))
+    )
+    return TaskAdjustment(before, after)
+
+
+def favour_group(pair: Pair, split: Split, sweep: Sequence[Floats]) -> Pair:
+    """Give the group its best score of a learning-rate sweep, and leave the others as they are (B.3).
+
+    ``sweep`` holds one array of adjusted scores per learning rate (NaN where it was not tried). If θ stays near zero
+    even so, it is not the choice of learning rate that took the group's advantage away.
+    """
+    if any(scores.shape != pair.after.shape for scores in sweep):
+        raise InputError("every learning rate of the sweep needs one score per model")
+    tried = np.stack([pair.after, *sweep])
+    best = np.nanmax(tried, axis=0) if pair.higher_is_better else np.nanmin(tried, axis=0)
+    return replace(pair, after=np.where(split.members, best, pair.after))
