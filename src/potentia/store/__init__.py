@@ -10,6 +10,8 @@ from potentia.store.records import CellRecord, EpochRecord, EventRecord, Failure
 if TYPE_CHECKING:
     from potentia.store.read import read_scores
     from potentia.store.store import Store
+    from potentia.store.transfer import import_scores
+    from potentia.store.write import write_scores
 
 __all__ = [
     "CellRecord",
@@ -19,13 +21,17 @@ __all__ = [
     "LaneRecord",
     "Store",
     "StudyRecord",
+    "import_scores",
     "read_scores",
+    "write_scores",
 ]
 
 # SQLAlchemy and pyarrow are loaded when first needed, not by ``import potentia``.
 _LAZY = {
     "Store": "potentia.store.store",
     "read_scores": "potentia.store.read",
+    "write_scores": "potentia.store.write",
+    "import_scores": "potentia.store.transfer",
 }
 
 

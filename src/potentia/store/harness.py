@@ -106,13 +106,9 @@ def _measured(body: dict[str, Any]) -> list[_Measured]:
 
 
 def _choose(found: list[_Measured], task: str, metric: str | None) -> _Measured | None:
-    wanted = metric
-    if wanted is None:
-        full = [f"{m.metric},{m.filter}" for m in found]
-        name = main_metric(task, [m.metric for m in found] + full)
-        wanted = name
+    wanted = metric or main_metric(task, [name for m in found for name in (m.metric, f"{m.metric}|{m.filter}")])
     rank = {name: i for i, name in enumerate(_FILTERS)}
-    fitting = [m for m in found if wanted in (m.metric, f"{m.metric},{m.filter}")]
+    fitting = [m for m in found if wanted in (m.metric, f"{m.metric}|{m.filter}", f"{m.metric},{m.filter}")]
     return min(fitting, key=lambda m: rank.get(m.filter, len(rank)), default=None)
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from functools import cache
+
+from potentia.facts.benchmarks import benchmark
 
 # Metrics where less is better, by the names that lm-eval, the papers and Potentia use.
 LOWER_IS_BETTER = frozenset(
@@ -24,23 +28,24 @@ _PREFERENCE = (
 
 def higher_is_better(task: str, metric: str | None) -> bool:
     """Say which way is better: by the metric where it is known, else by what is known of the benchmark."""
-    if metric is not None:
-        return metric.casefold() not in LOWER_IS_BETTER
-    known = _fact(task)
-    if known is not None:
-        return known.casefold() not in LOWER_IS_BETTER
+    named = metric or known_metric(task)
+    if named is not None:
+        return re.split(r"[|,]", named, maxsplit=1)[0].casefold() not in LOWER_IS_BETTER
     return task.casefold() not in CORPORA
 
 
 def main_metric(task: str, available: Iterable[str]) -> str | None:
     """Return the metric that speaks for a task: the benchmark's own, else the usual one, else the first."""
     names = list(available)
-    known = _fact(task)
+    known = known_metric(task)
     for name in ([known] if known else []) + list(_PREFERENCE):
         if name in names:
             return name
     return names[0] if names else None
 
 
-def _fact(task: str) -> str | None:
-    return None
+@cache
+def known_metric(task: str) -> str | None:
+    """Return the metric of a known benchmark, with its filter where it needs one: ``exact_match|flexible-extract``."""
+    known = benchmark(task)
+    return known.metric if known is not None and known.metric else None

@@ -238,6 +238,12 @@ class Store(LiveStore):
             for r in rows
         ]
 
+    def count(self, *, study: str | None = None, protocol: str | None = None) -> int:
+        """Return how many cells are committed, without reading them."""
+        with self._reading() as connection:
+            wanted = self._wanted(connection, study=study, protocol=protocol)
+            return int(connection.execute(sa.select(sa.func.count()).select_from(s.cells).where(*wanted)).scalar_one())
+
     def cell(self, cell_key: str) -> CellRecord | None:
         """Return one cell, or None where it is not committed."""
         found = self.cells(key=cell_key)

@@ -1,0 +1,75 @@
+"""``potentia import`` and ``potentia export``: scores into a store, and out of one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from potentia.analysis.finding import Table
+from potentia.cli.app import app
+from potentia.cli.output import console, print_json, print_table
+
+
+@app.command("import")
+def import_command(
+    sources: Annotated[list[str], typer.Argument(metavar="SCORES...", help="Score files, folders of lm-eval results.")],
+    store: Annotated[str, typer.Option(help="SQLite file or database URL.")] = "potentia.db",
+    name: Annotated[str | None, typer.Option(help="The study they become; the file's name by default.")] = None,
+    metric: Annotated[str | None, typer.Option(help="The metric to take where a benchmark has several.")] = None,
+    subtasks: Annotated[bool, typer.Option("--subtasks", help="Take the members of groups such as MMLU.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Put scores measured elsewhere into a store: tidy CSV or Parquet, lm-eval results, the paper's JSON, a store.
+
+    Example:
+      potentia import results/ scores.csv --store potentia.db
+    """
+    from potentia.store import Store, import_scores, read_scores
+
+    read = [(source, read_scores(source, metric=metric, subtasks=subtasks)) for source in sources]
+    with Store.open(store) as opened:
+        brought = [(source, import_scores(opened, scores, source=source, name=name)) for source, scores in read]
+    if as_json:
+        print_json({"store": store, "imported": [{"source": source, **vars(done)} for source, done in brought]})
+        return
+    rows = tuple((source, done.study, done.new, done.known) for source, done in brought)
+    print_table(Table(title=f"into {store}", columns=("source", "study", "new cells", "known before"), rows=rows))
+
+
+@app.command()
+def export(
+    source: Annotated[str, typer.Argument(metavar="STORE", help="A store, or any score file.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file, or a folder for lm-eval.")],
+    format: Annotated[
+        str | None, typer.Option(help="csv, parquet, lm-eval, markdown or latex; by default from the file's name.")
+    ] = None,
+    study: Annotated[str | None, typer.Option(help="One study of the store, by name or key.")] = None,
+    metric: Annotated[str | None, typer.Option(help="Another metric than the main one.")] = None,
+    protocol: Annotated[str | None, typer.Option(help="Only this protocol.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Write scores as a table, as lm-eval results, or as a leaderboard.
+
+    Examples:
+      potentia export potentia.db -o scores.csv
+
+      potentia export potentia.db -o leaderboard.tex --protocol train_before_test
+    """
+    from potentia.errors import InputError
+    from potentia.store import read_scores, write_scores
+
+    matrices = read_scores(source, study=study, metric=metric)
+    if protocol is not None:
+        if protocol not in matrices:
+            raise InputError(f"no {protocol} scores in {source}", hint=f"there are: {', '.join(matrices)}")
+        matrices = {protocol: matrices[protocol]}
+    written = write_scores(matrices, output, format)
+    if as_json:
+        sizes = {name: {"models": len(m.models), "tasks": len(m.tasks)} for name, m in matrices.items()}
+        print_json({"files": [str(path) for path in written], "protocols": sizes})
+        return
+    what = ", ".join(f"{name} ({len(m.models)} models × {len(m.tasks)} tasks)" for name, m in matrices.items())
+    where = str(written[0]) if len(written) == 1 else f"{len(written)} files in {output}"
+    console.print(f"{what} → {where}", soft_wrap=True, markup=False)
