@@ -71,11 +71,11 @@ def run() -> None:
 
 
 # The command groups register themselves on import; each is light until its command runs.
+from potentia.cli import analyze_checkpoints as _analyze_checkpoints  # noqa: E402, F401
+from potentia.cli import analyze_consistency as _analyze_consistency  # noqa: E402, F401
+from potentia.cli import analyze_proxy as _analyze_proxy  # noqa: E402, F401
 from potentia.cli import data as _data  # noqa: E402, F401
 from potentia.cli import doctor as _doctor  # noqa: E402, F401
 from potentia.cli import models as _models  # noqa: E402, F401
 from potentia.cli import run as _run  # noqa: E402, F401
 from potentia.cli import tasks as _tasks  # noqa: E402, F401
-from potentia.cli import analyze_checkpoints as _analyze_checkpoints  # noqa: E402, F401
-from potentia.cli import analyze_consistency as _analyze_consistency  # noqa: E402, F401
-from potentia.cli import analyze_proxy as _analyze_proxy  # noqa: E402, F401

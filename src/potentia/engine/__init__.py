@@ -6,12 +6,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from potentia.engine.examples import encode_examples
+    from potentia.engine.lane import DROP, KEEP, LaneEpoch, LaneResult, StepInfo
+    from potentia.engine.lanes import LaneTrainer
     from potentia.engine.loading import LoadedModel, load
     from potentia.engine.network import Router
+    from potentia.engine.schedule import LaneSpec, LoraConfig, Schedule
     from potentia.engine.scorer import Likelihood, Scorer
     from potentia.engine.tokens import BosPolicy, Encoder
 
 _HOMES = {
+    "DROP": "lane",
+    "KEEP": "lane",
+    "LaneEpoch": "lane",
+    "LaneResult": "lane",
+    "LaneSpec": "schedule",
+    "LaneTrainer": "lanes",
+    "LoraConfig": "schedule",
+    "Schedule": "schedule",
+    "StepInfo": "lane",
+    "encode_examples": "examples",
     "BosPolicy": "tokens",
     "Encoder": "tokens",
     "Likelihood": "scorer",
@@ -21,7 +35,25 @@ _HOMES = {
     "load": "loading",
 }
 
-__all__ = ["BosPolicy", "Encoder", "Likelihood", "LoadedModel", "Router", "Scorer", "load"]
+__all__ = [
+    "DROP",
+    "KEEP",
+    "BosPolicy",
+    "Encoder",
+    "LaneEpoch",
+    "LaneResult",
+    "LaneSpec",
+    "LaneTrainer",
+    "Likelihood",
+    "LoadedModel",
+    "LoraConfig",
+    "Router",
+    "Schedule",
+    "Scorer",
+    "StepInfo",
+    "encode_examples",
+    "load",
+]
 
 
 def __getattr__(name: str) -> Any:

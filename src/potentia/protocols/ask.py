@@ -83,19 +83,26 @@ def evaluate(
     ]
     answers: list[list[list[Any]]] = [[[None] * len(prompt.requests) for prompt in asked] for asked in prompts]
     with_owners = any(ask.owner is not None for ask in asks)
-    for kind, answer in (
-        (Continuation, scorer.loglikelihood),
-        (Document, scorer.rolling),
-        (Generation, scorer.generate),
-    ):
+    answerers: dict[type, Callable[..., Sequence[Any]]] = {
+        Continuation: scorer.loglikelihood,
+        Document: scorer.rolling,
+        Generation: scorer.generate,
+    }
+    for kind, answer in answerers.items():
         chosen = [entry for entry in flat if isinstance(entry[0], kind)]
         if not chosen:
             continue
         owners = [-1 if owner is None else owner for _, owner, _ in chosen] if with_owners else None
-        given = answer([request for request, _, _ in chosen], owners=owners, progress=progress)  # type: ignore[arg-type]
+        given = answer([request for request, _, _ in chosen], owners=owners, progress=progress)
         for (_, _, (a, p, r)), value in zip(chosen, given, strict=True):
-            answers[a][p][r] = value
+            answers[a][p][r] = _answer(kind, value)
     return [_graded(ask.task, asked, given) for ask, asked, given in zip(asks, prompts, answers, strict=True)]
+
+
+def _answer(kind: type, value: Any) -> Any:
+    if kind is Continuation:
+        return value.logprob, value.greedy
+    return value.logprob if kind is Document else value
 
 
 def _graded(task: Task, prompts: Sequence[Any], answers: list[list[Any]]) -> Evaluation:

@@ -36,6 +36,7 @@ class RowPlan:
 
     model: ModelSpec
     cells: tuple[CellPlan, ...]
+    fingerprint: str = ""
     problem: str | None = None
 
     @property
@@ -149,9 +150,11 @@ def plan_row(study: Study, store: Store, tasks: Mapping[str, Task], name: str) -
     cells = []
     for protocol in study.protocols:
         for task in tasks:
+            if protocol.startswith("few_shot:") and tasks[task].kind == "corpus":
+                continue  # a text to predict has no examples before it
             key = cell_key(study, weights, tasks[task], protocol, adjust_data=adjust_data)
             cells.append(CellPlan(task, protocol, key, store.has(key)))
-    return RowPlan(model, tuple(cells))
+    return RowPlan(model, tuple(cells), fingerprint=weights)
 
 
 def check_source(model: ModelSpec) -> None:

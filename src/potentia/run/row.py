@@ -69,11 +69,11 @@ class Row:
         try:
             for cell in self.plan.pending:
                 if cell.protocol == "direct" or cell.protocol.startswith("few_shot:"):
-                    self._guarded([cell], lambda cell=cell: self._direct(cell))
+                    self._guarded([cell], self._direct)
             for protocol, compute in (("train_before_test", self._tune), ("adjust", self._adjust)):
                 cells = [cell for cell in self.plan.pending if cell.protocol == protocol]
                 if cells:
-                    self._guarded(cells, lambda cells=cells, compute=compute: compute(cells))
+                    self._guarded(cells, compute)
         finally:
             self.loaded.close()
         self.board.finish("failed" if self.outcome.failed else "done")
@@ -82,8 +82,11 @@ class Row:
     # --- the cells -----------------------------------------------------------------------------------------------
 
     def _load(self) -> None:
+        from transformers.utils import logging
+
         from potentia import engine
 
+        logging.disable_progress_bar()  # the board shows progress; bars of other libraries would tear it
         model = self.plan.model
         self.board.phase(f"loading {model.name}")
         self.loaded = engine.load(
@@ -100,7 +103,8 @@ class Row:
             self.chat = template
             self.forms = ("chat",) if self.study.chat == "always" else ("plain", "chat")
 
-    def _direct(self, cell: CellPlan) -> None:
+    def _direct(self, cells: list[CellPlan]) -> None:
+        (cell,) = cells
         task = self.tasks[cell.task]
         shots = int(cell.protocol.partition(":")[2] or 0)
         total = len(task.documents("test")) + (
@@ -180,10 +184,10 @@ class Row:
             "cell", task=cell.task, protocol=record.protocol, value=test.main.value, stderr=test.main.stderr
         )
 
-    def _guarded(self, cells: list[CellPlan], compute: Callable[[], None]) -> None:
+    def _guarded(self, cells: list[CellPlan], compute: Callable[[list[CellPlan]], None]) -> None:
         """Compute; on an error, record each cell that is still missing as failed, and go on."""
         try:
-            compute()
+            compute(cells)
         except (Interrupted, KeyboardInterrupt, StoreError):
             raise
         except Exception as error:

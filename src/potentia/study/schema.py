@@ -118,7 +118,6 @@ class Tuning(Strict):
     max_tokens: Positive = 1_024
     loss: Literal["text", "completion"] = "text"
     race: bool = Field(False, description="drop learning rates that fall behind beyond noise")
-    max_steps: Positive | None = None
 
 
 def recipe_test_task(parameters: float) -> Tuning:

@@ -1,0 +1,129 @@
+"""The fine-tuned cells of a row: train-before-test and adjust, with what the store and the board hear of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from potentia.errors import TuningError
+from potentia.protocols.ask import Evaluation
+from potentia.protocols.direct import direct
+from potentia.protocols.train_before_test import LanePlan, Point, Stopped, TrainBeforeTest
+from potentia.run.board import Interrupted
+from potentia.run.plan import CellPlan, cell_key
+from potentia.run.wave import open_wave
+from potentia.study import content_key
+
+if TYPE_CHECKING:
+    from potentia.engine import StepInfo
+    from potentia.run.row import Row
+
+
+class RowWatcher:
+    """Hears of the tuning: writes lanes to the store, progress to the board, and passes on the wish to stop."""
+
+    def __init__(self, row: Row, cells: dict[str, CellPlan]) -> None:
+        self.row = row
+        self.cells = cells
+        self.began = time.monotonic()
+        self.tokens = 0
+        self.best: dict[str, float] = {}
+
+    def phase(self, name: str, total: int) -> None:
+        """Begin a phase on the board."""
+        self.began, self.tokens = time.monotonic(), 0
+        unit = "steps" if name == "tuning" else "docs"
+        self.row.board.phase(name, total=total, unit=unit, tokens_per_second=None)
+
+    def progress(self, amount: int) -> None:
+        """Move the phase on, or stop."""
+        if self.row.stop():
+            raise Interrupted
+        self.row.board.advance(amount)
+
+    def step(self, info: StepInfo, done: int) -> None:
+        """Report a training step."""
+        self.tokens += info.tokens
+        spent = max(time.monotonic() - self.began, 1e-9)
+        self.row.board.reach(
+            done, lanes_active=info.active, lanes_waiting=info.waiting, tokens_per_second=self.tokens / spent
+        )
+
+    def lane(self, lane: LanePlan, curve: Sequence[Point], status: str, note: str = "", selected: bool = False) -> None:
+        """Write the lane's curve to the store and the best validation so far to the board."""
+        from potentia.store import EpochRecord, LaneRecord
+
+        row = self.row
+        record = LaneRecord(
+            key=lane.key,
+            study=row.study_key,
+            model=row.plan.model.name,
+            task=lane.task,
+            learning_rate=lane.learning_rate,
+            form=lane.form,
+            seed=lane.seed,
+            status=status,
+            cell=self.cells[lane.task].key,
+            epochs=tuple(
+                EpochRecord(epoch=p.epoch, train_loss=p.train_loss, value=p.value, stderr=p.stderr) for p in curve
+            ),
+            selected=selected,
+            note=note,
+        )
+        row.store.save_lane(record)
+        higher = row.tasks[lane.task].higher_is_better
+        values = [p.value for p in curve]
+        best = max(values) if higher else min(values)
+        known = self.best.get(lane.task)
+        self.best[lane.task] = best if known is None else (max(known, best) if higher else min(known, best))
+        row.board.note(validation=f"{lane.task} {self.best[lane.task]:.3f}", best=dict(self.best))
+
+    def stop(self) -> bool:
+        """Say whether the row is to stop."""
+        return self.row.stop()
+
+
+def tune_row(row: Row, cells: Sequence[CellPlan]) -> None:
+    """Compute the train-before-test cells of a row; each is committed as soon as it is tested."""
+    every = {cell.task: cell for cell in row.plan.cells if cell.protocol == "train_before_test"}
+    pending = {cell.task: cell for cell in cells}
+    folder = row.workspace / content_key(cells=sorted(cell.key for cell in every.values()))
+    wave = open_wave(folder, list(every), list(pending))
+    watcher = RowWatcher(row, every)
+    tuning = TrainBeforeTest(
+        loaded=row.loaded,
+        tasks={name: row.tasks[name] for name in wave.tasks},
+        tuning=row.study.tuning,
+        watcher=watcher,
+        forms=row.forms,
+        chat=row.chat,
+        seed=row.study.seed,
+        seeds=row.study.seeds,
+        choice=row.study.selection,
+        token_budget=row.study.token_budget,
+        workspace=wave.folder,
+    )
+    began = time.monotonic()
+    try:
+        for name, result in tuning.run(list(pending), lambda task: direct_evaluation(row, task)):
+            if isinstance(result, TuningError):
+                row.fail(pending[name], result)
+                continue
+            now = time.monotonic()
+            row.commit_tuned(pending[name], result, seconds=now - began)
+            began = now
+    except Stopped:
+        raise Interrupted from None
+    wave.close()
+
+
+def direct_evaluation(row: Row, task: str) -> Evaluation | None:
+    """Return the direct test evaluation of a task: the committed cell's, or computed here where there is none."""
+    key = cell_key(row.study, row.plan.fingerprint, row.tasks[task], "direct")
+    cell = row.store.cell(key)
+    if cell is not None:
+        return Evaluation(outcomes=row.store.items(key), scores=dict(cell.scores), metric=cell.metric)
+    if any(failure.key == key for failure in row.store.failures(study=row.study_key)):
+        return None
+    return direct(row.scorer, row.tasks[task], forms=row.forms, chat=row.chat, seed=row.study.seed).test
