@@ -121,3 +121,11 @@ def test_wrong_shapes_are_refused():
         kendall_matrix(np.ones((4, 2)), np.ones((5, 2)))
     with pytest.raises(InputError, match="not all pairs"):
         kendall_of_signs(np.ones((4, 2)))
+
+
+@given(data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_a_stack_with_ties_agrees_with_scipy(data):
+    stack = np.stack([data.draw(arrays(np.float64, (6, 3), elements=st.integers(0, 3).map(float))) for _ in range(3)])
+    for k, tau in enumerate(kendall_matrix(stack)):
+        np.testing.assert_allclose(tau, by_pairs(kendall_matrix, stack[k], stack[k]), atol=1e-12)

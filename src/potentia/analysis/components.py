@@ -119,7 +119,7 @@ def find_components(
     total = (singular**2).sum()
     ratios = singular**2 / total if total > 0 else np.full_like(singular, np.nan)
     draws = row_draws(whole.shape[0], resamples, np.random.default_rng(seed))
-    spread = np.array([explained_variance(values, w) for w in draws])
+    spread = explained_variance(values, draws)
     return Components(
         protocol=matrix.protocol,
         group=group,
@@ -168,9 +168,14 @@ def standardise(values: Floats, weights: Floats | None = None) -> Floats:
 
 
 def explained_variance(values: Floats, weights: Floats | None = None) -> Floats:
-    """Variance ratios of the components of the standardised values, where row a stands for ``weights[a]`` models."""
-    w = np.ones(len(values)) if weights is None else weights
-    z = standardise(values, w) * np.sqrt(w)[:, None]
-    gram = z.T @ z if z.shape[1] <= z.shape[0] else z @ z.T
-    eigen = np.clip(np.linalg.eigvalsh(gram)[::-1], 0.0, None)
-    return eigen / eigen.sum() if eigen.sum() > 0 else np.full_like(eigen, np.nan)
+    """Variance ratios of the components of the standardised values, largest first.
+
+    ``weights`` (resamples, models) says how many models each row stands for; then one set of ratios per resample.
+    """
+    w = np.ones((1, len(values))) if weights is None else weights
+    z = np.stack([standardise(values, row) * np.sqrt(row)[:, None] for row in w])
+    gram = z.transpose(0, 2, 1) @ z if z.shape[2] <= z.shape[1] else z @ z.transpose(0, 2, 1)
+    eigen = np.clip(np.linalg.eigvalsh(gram)[:, ::-1], 0.0, None)
+    total = eigen.sum(axis=1, keepdims=True)
+    ratios = np.divide(eigen, total, out=np.full(eigen.shape, np.nan), where=total > 0)
+    return np.asarray(ratios[0] if weights is None else ratios)

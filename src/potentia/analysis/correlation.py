@@ -20,6 +20,7 @@ from potentia.scores import Floats
 
 Correlate = Callable[..., Floats]
 _BLOCK = 1 << 22  # entries of a working block: small enough for the cache to help, large enough for BLAS
+_STACK = 1 << 16  # the same for a stack of matrices, whose products are many and small
 _MANY_MODELS = 1_000
 _EXACT = 1 << 24  # integers up to here are exact in float32
 
@@ -45,15 +46,11 @@ def kendall_matrix(
     single = np.ndim(values) == 2 and (weights is None or np.ndim(weights) == 1)
     if x.shape[0] == 1:
         tau = _tau_of_one(x[0], None if y is None else y[0], draws)
+    elif y is None and draws is None and x.shape[1] <= _MANY_MODELS and not np.isnan(x).any():
+        tau = _tau_of_stack(x)
     else:
-        tau = np.stack(
-            [
-                _tau_of_one(x[r], None if y is None else y[r], None if draws is None else draws[r % len(draws)][None])[
-                    0
-                ]
-                for r in range(x.shape[0])
-            ]
-        )
+        weight = [None] * len(x) if draws is None else [draws[r % len(draws)][None] for r in range(len(x))]
+        tau = np.stack([_tau_of_one(x[r], None if y is None else y[r], weight[r])[0] for r in range(len(x))])
     return tau[0] if single else tau
 
 
@@ -142,7 +139,7 @@ class _Totals:
             if self.gaps:
                 self.untied_left[0] += square_s.T @ _ones_or(known_t, t)
                 self.untied_right[0] += _ones_or(known_s, s).T @ square_t
-            else:
+            elif not self.symmetric:
                 self.untied_left[0] += square_s.sum(axis=0)[:, None]
                 self.untied_right[0] += square_t.sum(axis=0)[None, :]
             return
@@ -150,7 +147,7 @@ class _Totals:
         if self.gaps:
             self.untied_left += self._products(square_s, _ones_or(known_t, t), pair, False)
             self.untied_right += self._products(_ones_or(known_s, s), square_t, pair, False)
-        else:
+        elif not self.symmetric:
             self.untied_left += (pair @ square_s)[:, :, None]
             self.untied_right += (pair @ square_t)[:, None, :]
 
@@ -167,6 +164,9 @@ class _Totals:
         return full
 
     def tau(self) -> Floats:
+        if self.symmetric and not self.gaps:  # then the diagonal of SᵀS counts the untied pairs
+            untied = np.diagonal(self.concordance, axis1=1, axis2=2)
+            self.untied_left, self.untied_right = untied[:, :, None], untied[:, None, :]
         with np.errstate(invalid="ignore", divide="ignore"):
             tau = self.concordance / np.sqrt(self.untied_left) / np.sqrt(self.untied_right)
         return np.clip(tau, -1.0, 1.0)
@@ -189,6 +189,32 @@ def _tau_of_one(x: Floats, y: Floats | None, draws: npt.NDArray[np.floating] | N
             None if draws is None else draws[:, a] * draws[:, b],
         )
     return totals.tau()
+
+
+def _tau_of_stack(x: Floats) -> Floats:
+    """Tau-b of each of a stack of whole matrices, by batched products on small integers."""
+    a, b = np.triu_indices(x.shape[1], 1)
+    places = _dense_ranks(x)
+    tau = np.empty((len(x), x.shape[2], x.shape[2]))
+    step = max(1, _STACK // max(1, len(a) * x.shape[2]))
+    for start in range(0, len(x), step):
+        part = places[start : start + step]
+        s = np.sign(part[:, a] - part[:, b]).astype(np.float32)  # (resamples, pairs, tasks)
+        totals = _Totals(x.shape[2], None, len(part), gaps=False)
+        totals.concordance += s.transpose(0, 2, 1) @ s
+        tau[start : start + step] = totals.tau()
+    return tau
+
+
+def _dense_ranks(x: Floats) -> npt.NDArray[np.int16]:
+    """Return integers in the order of the models, equal where the scores are equal, for each resample and task."""
+    order = np.argsort(x, axis=1)
+    ascending = np.take_along_axis(x, order, axis=1)
+    steps = np.zeros(x.shape, dtype=np.int16)
+    steps[:, 1:] = np.cumsum(ascending[:, 1:] != ascending[:, :-1], axis=1)
+    places = np.empty_like(steps)
+    np.put_along_axis(places, order, steps, axis=1)
+    return places
 
 
 def _tau_by_sorting(x: Floats, y: Floats | None) -> Floats:
