@@ -132,7 +132,13 @@ def test_halves_keep_families_together():
         first, second = _halves(labels, np.random.default_rng(seed))
         assert sorted(first + second) == list(range(len(labels)))
         assert not {labels[i] for i in first} & {labels[i] for i in second}
-        assert second
+        assert abs(len(first) - len(second)) <= 4
+
+
+def test_a_family_that_is_nearly_everything_cannot_be_split():
+    groups = {f"m{i}": "big" if i < 22 else "small" for i in range(24)}
+    with pytest.raises(InputError, match="a family holds 22 of the 24 models"):
+        validate(world(24), "target", CANDIDATES, groups=groups)
 
 
 def test_strategies_on_pairs_of_base_and_chat_models():

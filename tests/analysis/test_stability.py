@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from scipy.stats import kendalltau
 
 from potentia.analysis.stability import Checkpoint, resolvable_gap, stability
-from potentia.analysis.uncertainty import centred_interval, redraw, tau_rows
+from potentia.analysis.uncertainty import tau_interval, redraw, tau_rows
 from potentia.errors import InputError
 from potentia.scores import ScoreMatrix
 
@@ -69,9 +69,23 @@ def test_the_interval_covers_the_expected_tau_of_a_fresh_measurement():
     for _ in range(300):
         seen = truth + rng.standard_normal(12) * error
         spread = tau_rows(steps, redraw(seen, error, 400, rng))
-        interval = centred_interval(float(tau_rows(steps, seen)), spread, bounds=(-1.0, 1.0))
+        interval = tau_interval(float(tau_rows(steps, seen)), spread, bounds=(-1.0, 1.0))
         hits += interval.low <= expected <= interval.high
-    assert 0.90 <= hits / 300 <= 1.0
+    assert hits / 300 >= 0.93
+
+
+def test_a_difference_that_noise_explains_is_not_called_real():
+    direct, checkpoints = series([0.30, 0.29, 0.33, 0.37], steps=STEPS[:4])
+    other, _ = series([0.30, 0.33, 0.36, 0.42], tasks=("arc_easy:blank_ppl",), steps=STEPS[:4])
+    both = ScoreMatrix.build(
+        direct.models,
+        direct.tasks + other.tasks,
+        np.hstack([direct.values, other.values]),
+        stderr=np.hstack([direct.stderr, other.stderr]),
+    )
+    (found,) = stability({"direct": both}, checkpoints, baseline="direct").improvements
+    assert found.difference.value > 0.3
+    assert not found.real
 
 
 def test_the_smallest_gap_that_is_resolved():

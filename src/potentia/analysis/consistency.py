@@ -16,7 +16,7 @@ import numpy.typing as npt
 from potentia.analysis.finding import Chart, Finding, Heatmap, Interval, Plot, Points, Table
 from potentia.analysis.improvement import Improvement, improvement_chart, improvement_table
 from potentia.analysis.methods import Column, columns, order_methods
-from potentia.analysis.uncertainty import centred_interval, redraw, tau_rows
+from potentia.analysis.uncertainty import redraw, tau_interval, tau_rows
 from potentia.errors import InputError
 from potentia.scores import Floats, ScoreMatrix
 
@@ -199,7 +199,7 @@ def _link(
         pairs=kept,
         base=base[scored],
         instruct=instruct[scored],
-        tau=centred_interval(tau, spread, level=level, bounds=(-1.0, 1.0)),
+        tau=tau_interval(tau, spread, level=level, bounds=(-1.0, 1.0)),
         gain=float(instruct[scored].mean() - base[scored].mean()),
     )
     return link, spread
@@ -220,7 +220,7 @@ def _improve(spreads: Mapping[str, tuple[Link, Floats]], baseline: str | None, l
     for method, (link, spread) in spreads.items():
         if method == baseline or link.pairs != origin.pairs:
             continue
-        difference = centred_interval(
+        difference = tau_interval(
             link.tau.value - origin.tau.value, spread - origin_spread, level=level, bounds=(-2.0, 2.0)
         )
         found.append(Improvement(_ALL, link.task, method, baseline, difference))

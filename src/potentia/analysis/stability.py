@@ -15,7 +15,7 @@ import numpy as np
 from potentia.analysis.finding import Chart, Finding, Heatmap, Interval, Line, Plot, Points, Table
 from potentia.analysis.improvement import Improvement, improvement_chart, improvement_table
 from potentia.analysis.methods import Column, columns, order_methods
-from potentia.analysis.uncertainty import centred_interval, redraw, tau_rows
+from potentia.analysis.uncertainty import redraw, tau_interval, tau_rows
 from potentia.errors import InputError
 from potentia.scores import Floats, ScoreMatrix
 
@@ -218,7 +218,7 @@ def _curve(
         steps=steps,
         scores=values,
         stderr=stderr,
-        tau=centred_interval(tau, spread, level=level, bounds=(-1.0, 1.0)),
+        tau=tau_interval(tau, spread, level=level, bounds=(-1.0, 1.0)),
         gap=gap,
         neighbours=neighbours,
     )
@@ -244,7 +244,7 @@ def _improvements(
             spread = tau_rows(steps, redraw(curve.scores[new], curve.stderr[new], draws, rng)) - tau_rows(
                 steps, redraw(origin.scores[old], origin.stderr[old], draws, rng)
             )
-        difference = centred_interval(value, spread, level=level, bounds=(-2.0, 2.0))
+        difference = tau_interval(value, spread, level=level, bounds=(-2.0, 2.0))
         found.append(Improvement(curve.series, curve.task, curve.method, baseline, difference))
     return tuple(found)
 

@@ -2,8 +2,8 @@
 
 Scores are measured on a sample of items, so a tau between scores and anything else has an uncertainty. The parametric
 bootstrap draws every score again from a normal law with its standard error and computes tau each time. Drawing adds
-noise to scores that are noisy already and so pulls tau towards zero; the interval therefore takes the draws' spread
-around *their* mean and puts it around the observed value.
+noise to scores that are noisy already and so pulls tau towards zero; the interval therefore also takes the draws'
+spread around *their* mean and puts it around the observed value, and reaches as far as either does.
 """
 
 from __future__ import annotations
@@ -42,12 +42,13 @@ def redraw(values: Floats, stderr: Floats, draws: int, rng: np.random.Generator)
     return values + noise * np.nan_to_num(stderr, nan=0.0)
 
 
-def centred_interval(value: float, draws: Floats, *, level: float = 0.95, bounds: tuple[float, float]) -> Interval:
-    """Put the draws' spread, taken around their own mean, around the observed value, within the bounds."""
+def tau_interval(value: float, draws: Floats, *, level: float = 0.95, bounds: tuple[float, float]) -> Interval:
+    """Span the draws' percentiles, and the same moved to where the draws' mean is the observed value."""
     known = draws[np.isfinite(draws)]
     if not np.isfinite(value) or len(known) < 2:
         return Interval(value, float("nan"), float("nan"), level)
     tail = 100 * (1 - level) / 2
-    low, high = np.percentile(known, [tail, 100 - tail]) - known.mean() + value
-    low, high = min(low, value), max(high, value)
+    ends = np.percentile(known, [tail, 100 - tail])
+    moved = ends - known.mean() + value
+    low, high = min(ends[0], moved[0], value), max(ends[1], moved[1], value)
     return Interval(float(value), float(max(low, bounds[0])), float(min(high, bounds[1])), level)

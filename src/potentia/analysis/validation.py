@@ -147,6 +147,12 @@ def validate(
     counts: dict[str, int] = dict.fromkeys(wanted, 0)
     for _ in range(splits):
         first, second = _halves(labels, rng)
+        if min(len(first), len(second)) < 4:
+            raise InputError(
+                f"a family holds {max(len(first), len(second))} of the {units} {'pairs' if pairs else 'models'}: "
+                "no two halves without a common family are large enough",
+                hint="split by model instead of by family",
+            )
         for place, (name, choose_on, score_on) in enumerate(strategies):
             view = {"chat": chat, "base": base}
             train = _with_target(view[choose_on], chat, target, first, wanted)
@@ -203,14 +209,13 @@ def _with_target(
 
 
 def _halves(labels: Sequence[str], rng: np.random.Generator) -> tuple[list[int], list[int]]:
-    """Split places into two halves that share no label: labels in random order fill the first half, then the second."""
-    order = rng.permutation(sorted(set(labels)))
-    first: list[int] = []
-    for label in order:
-        if len(first) * 2 < len(labels):
-            first += [i for i, own in enumerate(labels) if own == label]
-    chosen = set(first)
-    return sorted(first), [i for i in range(len(labels)) if i not in chosen]
+    """Split places into two halves that share no label: labels in random order go to the side that has less so far."""
+    sides: tuple[list[int], list[int]] = ([], [])
+    for label in rng.permutation(sorted(set(labels))):
+        sizes = len(sides[0]), len(sides[1])
+        side = int(rng.integers(2)) if sizes[0] == sizes[1] else int(sizes[0] > sizes[1])
+        sides[side].extend(i for i, own in enumerate(labels) if own == label)
+    return sorted(sides[0]), sorted(sides[1])
 
 
 def _record(
@@ -236,7 +241,7 @@ def _trial(name: str, taus: Mapping[str, list[float]], wrong: Mapping[str, list[
     gain = wins = None
     if rival is not None:
         difference = own - np.array(taus[rival])
-        gain, wins = _held(difference), float(np.mean(difference > 0))
+        gain, wins = _held(difference), float(np.mean(difference[np.isfinite(difference)] > 0))
     return Trial(name, _held(own), float(np.nanmean(wrong[name])), gain, wins)
 
 

@@ -29,7 +29,7 @@ app.add_typer(reproduce, name="reproduce")
 # Options that take several values after one flag: ``--models A B`` means ``--models A --models B``.
 MANY = frozenset(
     {"--models", "--tasks", "--protocols", "--candidates", "--learning-rates", "--format"}
-    | {"--corpora", "--data-group", "--seed-group", "--early"}
+    | {"--corpora", "--data-group", "--seed-group", "--early", "--families"}
 )
 
 
@@ -74,8 +74,10 @@ def run() -> None:
 from potentia.cli import analyze_checkpoints as _analyze_checkpoints  # noqa: E402, F401
 from potentia.cli import analyze_consistency as _analyze_consistency  # noqa: E402, F401
 from potentia.cli import analyze_proxy as _analyze_proxy  # noqa: E402, F401
+from potentia.cli import analyze_test_task as _analyze_test_task  # noqa: E402, F401
 from potentia.cli import data as _data  # noqa: E402, F401
 from potentia.cli import doctor as _doctor  # noqa: E402, F401
 from potentia.cli import models as _models  # noqa: E402, F401
+from potentia.cli import reproduce_test_task as _reproduce_test_task  # noqa: E402, F401
 from potentia.cli import run as _run  # noqa: E402, F401
 from potentia.cli import tasks as _tasks  # noqa: E402, F401

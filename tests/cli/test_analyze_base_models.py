@@ -1,0 +1,136 @@
+"""``potentia analyze checkpoints``, ``consistency`` and ``proxy`` as a user types them."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from potentia.cli.app import app, expand_many
+from potentia.errors import InputError
+
+
+def call(capsys, *arguments: str) -> str:
+    app(args=expand_many(list(arguments)), standalone_mode=False)
+    return capsys.readouterr().out
+
+
+def table(path, rows):
+    lines = ["protocol,model,benchmark,score,stderr,higher_is_better"]
+    path.write_text("\n".join([*lines, *(",".join(map(str, row)) for row in rows)]) + "\n")
+    return str(path)
+
+
+@pytest.fixture
+def training(tmp_path):
+    return table(
+        tmp_path / "run.csv",
+        [
+            (protocol, f"run@{step}", task, 0.3 + slope * i, 0.005, "true")
+            for i, step in enumerate((1000, 2000, 4000, 8000))
+            for protocol, task, slope in (
+                ("direct", "arc_easy", -0.01),
+                ("direct", "arc_easy:blank_ppl", 0.05),
+                ("train_before_test", "arc_easy", 0.06),
+            )
+        ],
+    )
+
+
+def test_checkpoints(capsys, training):
+    made = json.loads(call(capsys, "analyze", "checkpoints", training, "--baseline", "direct", "--json"))["Stability"]
+    assert {c["method"]: c["tau"]["value"] for c in made["curves"]} == {
+        "direct": -1.0,
+        "blank_ppl": 1.0,
+        "train_before_test": 1.0,
+    }
+    assert {c["method"]: c["gap"] for c in made["curves"]} == {
+        "direct": None,
+        "blank_ppl": 1000.0,
+        "train_before_test": 1000.0,
+    }
+    assert len(made["improvements"]) == 2
+    assert "Stability" in call(capsys, "analyze", "checkpoints", training, "--protocols", "direct")
+
+
+def test_checkpoints_in_a_table_of_steps(capsys, training, tmp_path):
+    steps = tmp_path / "steps.csv"
+    steps.write_text("model,series,tokens\n" + "".join(f"run@{s},r,{9000 - s}\n" for s in (1000, 2000, 4000, 8000)))
+    made = json.loads(call(capsys, "analyze", "checkpoints", training, "--steps", str(steps), "--json"))["Stability"]
+    assert made["unit"] == "tokens"
+    assert {c["method"]: c["tau"]["value"] for c in made["curves"]}["blank_ppl"] == -1.0
+
+
+def test_unknown_series_and_protocols_are_named(capsys, tmp_path, training):
+    plain = table(tmp_path / "plain.csv", [("direct", m, "t", 0.5, 0.1, "true") for m in "abc"])
+    with pytest.raises(InputError, match="no checkpoints are known"):
+        call(capsys, "analyze", "checkpoints", plain)
+    with pytest.raises(InputError, match="no protocol 'few_shot'"):
+        call(capsys, "analyze", "checkpoints", training, "--protocols", "few_shot")
+    with pytest.raises(InputError, match="no scores of boolq"):
+        call(capsys, "analyze", "checkpoints", training, "--tasks", "boolq")
+
+
+def test_consistency_and_ablation(capsys, tmp_path):
+    rows = []
+    for i in range(6):
+        for task, base, chat in (("gsm8k:instruct", (i * 3) % 6, i), ("gsm8k:iclip", i, i)):
+            rows.append(("direct", f"b{i}", task, 0.1 * base, 0.01, "true"))
+            rows.append(("direct", f"c{i}", task, 0.1 * chat + 0.2, 0.01, "true"))
+    pairs = tmp_path / "pairs.csv"
+    pairs.write_text("base,instruct\n" + "".join(f"b{i},c{i}\n" for i in range(6)))
+    scores = table(tmp_path / "scores.csv", rows)
+    out = json.loads(
+        call(capsys, "analyze", "consistency", scores, "--pairs", str(pairs), "--baseline", "instruct", "--json")
+    )
+    assert {k["method"]: k["reference"] for k in out["consistency"]["links"]} == {
+        "instruct": "instruct",
+        "iclip": "instruct",
+    }
+    assert {k["method"]: k["tau"]["value"] for k in out["consistency"]["links"]}["iclip"] == 1.0
+    assert out["ablation"]["models"] == [f"b{i}" for i in range(6)]
+    with pytest.raises(InputError, match="0 pairs of base and instruct"):
+        call(capsys, "analyze", "consistency", scores)
+
+
+@pytest.fixture
+def world(tmp_path):
+    rng = np.random.default_rng(0)
+    ability = rng.normal(size=(20, 2))
+    rows = []
+    for i in range(20):
+        for j, task in enumerate(("goal", "near1", "near2", "far1", "far2", "far3")):
+            side = 1 if j < 3 else 0
+            rows.append(("direct", f"m{i}", task, round(ability[i, side] + rng.normal(scale=0.2), 6), 0.1, "true"))
+        rows.append(("direct", f"m{i}", "corpus", round(3 - ability[i, 0], 6), 0.1, "false"))
+    return table(tmp_path / "world.csv", rows)
+
+
+def test_proxy(capsys, world):
+    out = json.loads(call(capsys, "analyze", "proxy", world, "--target", "goal", "--top", "2", "--json"))
+    kept = {p["task"] for p in out["proxies"]["proxies"] if not p["dropped"]}
+    assert kept == {"near1", "near2"}
+    assert out["validation"]["trials"][0]["gain"]["value"] > 0
+    assert {i["metric"] for i in out["sampling"]["indices"]} == {"pearson", "spearman", "kendall"}
+
+
+def test_proxy_with_groups_and_early_models(capsys, world):
+    arguments = ["--target", "goal", "--candidates", "near1", "near2", "far1", "--metric", "auto", "--top", "2"]
+    groups = ["--data-group", "m0", "m1", "m2", "m3", "--seed-group", "m4", "m5", "m6", "--early", "m7", "m8"]
+    command = ["analyze", "proxy", world, *arguments, *groups, "--truth", world, "--json"]
+    assert "forecast" not in json.loads(call(capsys, *command, "--min-robustness", "1e9"))
+    out = json.loads(call(capsys, *command, "--min-robustness", "0"))
+    assert [t["task"] for t in out["robustness"]["tasks"]] == ["near1", "near2", "far1"]
+    assert out["forecast"]["models"] == ["m7", "m8"]
+    assert out["forecast"]["pairs"] == 1
+    assert out["proxies"]["models"] == 11
+
+
+def test_proxy_refuses_what_it_does_not_know(capsys, world):
+    with pytest.raises(InputError, match="no task 'gsm8k'"):
+        call(capsys, "analyze", "proxy", world, "--target", "gsm8k")
+    with pytest.raises(InputError, match="no metric 'cosine'"):
+        call(capsys, "analyze", "proxy", world, "--target", "goal", "--metric", "cosine")
+    with pytest.raises(InputError, match="no pairs"):
+        call(capsys, "analyze", "proxy", world, "--target", "goal", "--pairs")
