@@ -69,6 +69,6 @@ def models(
                 )
                 for model in chosen
             ),
-            note="N parameters, D training tokens, FLOPs = 6·N·D. A dash: not published. Other names and sources: --json.",
+            note="N parameters, D training tokens, FLOPs = 6·N·D. A dash: not published. More names, sources: --json.",
         )
     )

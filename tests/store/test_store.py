@@ -1,0 +1,242 @@
+"""The store keeps what it was given, on SQLite and on PostgreSQL alike."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from potentia.errors import DataError, InputError, StoreError
+from potentia.scores import ItemOutcome, Score
+from potentia.store import CellRecord, EpochRecord, LaneRecord, Store
+
+MakeCell = Callable[..., CellRecord]
+ITEMS = [
+    ItemOutcome(0, 1.0, "A", "A", {"prompt": "2 + 2 =", "loglikelihoods": [-0.5, -2.25], "nested": {"a": [1, None]}}),
+    ItemOutcome(7, 0.0, "é\x00\n", "B", {}),
+]
+
+
+def test_a_cell_comes_back_as_it_went_in(store: Store, make_cell: MakeCell) -> None:
+    cell = make_cell(
+        manifest={"versions": {"torch": "2.13"}, "prompts": [[1, 2, 3]], "text": "\x00 ünï"},
+        selection={"learning_rate": 2e-5, "epoch": 3},
+        seconds=12.5,
+        direct_value=0.25,
+        gain=0.25,
+    )
+    assert not store.has("k1")
+    assert store.commit_cell(cell, items=ITEMS)
+    assert store.has("k1")
+    assert store.cells() == [cell]
+    assert store.cell("k1") == cell
+    assert store.items("k1") == ITEMS
+    assert store.count() == 1
+
+
+def test_the_first_writer_wins(store: Store, make_cell: MakeCell) -> None:
+    first = make_cell(value=0.5)
+    assert store.commit_cell(first, items=ITEMS)
+    assert not store.commit_cell(make_cell(value=0.9), items=ITEMS[:1])
+    assert store.cells() == [first]
+    assert store.items("k1") == ITEMS
+    folder = store.items_folder
+    assert [p.name for p in folder.rglob("*") if p.is_file()] == [next(folder.rglob("*.parquet")).name]
+
+
+def test_a_batch_counts_what_is_new(store: Store, make_cell: MakeCell) -> None:
+    cells = [make_cell(f"k{i}", model=f"m{i}") for i in range(5)]
+    assert store.commit_cells(cells[:3]) == 3
+    assert store.commit_cells([*cells, cells[4]]) == 2
+    assert store.commit_cells([]) == 0
+    assert store.count(study="s1") == 5
+    assert store.items("k3") == []
+
+
+def test_cells_are_found_by_each_of_their_parts(store: Store, make_cell: MakeCell) -> None:
+    store.commit_cells(
+        [make_cell(f"{m}{t}{p}", model=m, task=t, protocol=p) for m in "ab" for t in "xy" for p in ("direct", "tbt")]
+    )
+    assert len(store.cells(model="a")) == 4
+    assert len(store.cells(model="a", task="x")) == 2
+    assert [c.key for c in store.cells(model="a", task="x", protocol="tbt")] == ["axtbt"]
+    assert store.protocols() == ["direct", "tbt"]
+    assert store.cells(study="first", model="nobody") == []
+
+
+def test_a_main_score_that_is_no_number_is_refused(store: Store, make_cell: MakeCell) -> None:
+    with pytest.raises(StoreError, match="finite"):
+        store.commit_cell(make_cell(value=math.nan))
+    with pytest.raises(StoreError, match="main metric"):
+        store.commit_cell(make_cell(metric="f1"))
+    with pytest.raises(StoreError, match="no study 'other'"):
+        store.commit_cell(make_cell(study="other"))
+    assert store.cells() == []
+
+
+def test_unknown_errors_and_side_metrics_stay_unknown(store: Store, make_cell: MakeCell) -> None:
+    store.commit_cell(make_cell(scores={"acc": Score(0.5, math.nan, 3, "acc"), "mcc": Score(math.nan, 0.1, 3, "mcc")}))
+    scores = store.cells()[0].scores
+    assert math.isnan(scores["acc"].stderr)
+    assert math.isnan(scores["mcc"].value)
+
+
+def test_studies_share_cells_by_key(store: Store, make_cell: MakeCell) -> None:
+    store.commit_cells([make_cell("k1"), make_cell("k2", task="u")])
+    store.study("second", "s2", {})
+    assert store.cells(study="second") == []
+    assert store.adopt("second", ["k1", "absent"]) == 1
+    assert [c.key for c in store.cells(study="second")] == ["k1"]
+    assert not store.commit_cell(make_cell("k2", study="s2", task="u"))
+    assert {c.key for c in store.cells(study="s2")} == {"k1", "k2"}
+    assert store.matrix("direct", study="second").shape == (1, 2)
+
+
+def test_a_name_means_the_study_opened_last(store: Store, make_cell: MakeCell) -> None:
+    store.study("first", "s1-changed", {"seed": 2})
+    store.commit_cell(make_cell(study="s1-changed"))
+    assert store.count(study="first") == 1
+    assert store.count(study="s1") == 0
+    store.study("first", "s1", {})
+    assert store.count(study="first") == 0
+    assert [(s.key, s.spec) for s in store.studies()] == [("s1", {"models": ["m"]}), ("s1-changed", {"seed": 2})]
+
+
+def test_a_failure_lasts_until_the_cell_is_committed(store: Store, make_cell: MakeCell) -> None:
+    store.fail_cell("s1", "m", "t", "direct", "out of memory", kind="ModelError", hint="smaller batch")
+    store.fail_cell("s1", "m", "t", "direct", "out of memory again")
+    store.fail_cell("s1", "m", "u", "direct", "other task")
+    store.fail_cell("first", "m", "v", "direct", "known by its key", key="kv")
+    failed = {f.task: f for f in store.failures(study="first")}
+    assert (failed["t"].attempts, failed["t"].reason) == (2, "out of memory again")
+    store.commit_cell(make_cell("k1"))
+    assert [f.task for f in store.failures()] == ["u", "v"]
+    store.study("second", "s2", {})
+    store.commit_cell(make_cell("kv", study="s2", task="v"))
+    assert [f.task for f in store.failures()] == ["u"]
+    store.fail_cell("s2", "m", "t", "direct", "could not see it")
+    store.adopt("s2", ["k1"])
+    assert [(f.study, f.task) for f in store.failures()] == [("s1", "u")]
+
+
+def test_lanes_keep_their_curves(store: Store, make_cell: MakeCell) -> None:
+    points = (EpochRecord(0, None, 0.25, 0.1), EpochRecord(1, 2.5, 0.5, 0.1, 3.5, 4096))
+    lane = LaneRecord("l1", "s1", "m", "t", 2e-5, form="cloze", seed=1, cell="k1", epochs=points)
+    store.save_lane(lane)
+    store.save_lane(LaneRecord("l0", "s1", "m", "t", 1e-5))
+    assert store.lanes(cell="k1") == [lane]
+    done = replace(lane, status="done", selected=True, epochs=(*points, EpochRecord(2, 2.0, 0.75, 0.1, 3.5, 4096)))
+    store.save_lane(done)
+    assert [x.key for x in store.lanes(study="first")] == ["l0", "l1"]
+    assert store.lanes(study="first", model="m")[1] == done
+    store.commit_cell(make_cell("k1"))
+    store.study("second", "s2", {})
+    store.adopt("s2", ["k1"])
+    assert store.lanes(study="s2") == [done]
+
+
+def test_events_are_followed_by_id(store: Store) -> None:
+    ids = [store.event("s1", "cell", {"i": i, "loss": float("nan")}) for i in range(5)]
+    assert ids == sorted(set(ids))
+    store.study("second", "s2", {})
+    store.event("s2", "row", {})
+    assert [e.payload["i"] for e in store.events("first", limit=3)] == [0, 1, 2]
+    rest = store.events("first", after_id=ids[2])
+    assert [(e.kind, e.payload["i"]) for e in rest] == [("cell", 3), ("cell", 4)]
+    assert store.events("first", after_id=ids[-1]) == []
+
+
+def test_progress_is_the_latest_state(store: Store) -> None:
+    store.put_progress("s1", "m", {"tokens_per_s": 1})
+    store.put_progress("s1", "m", {"tokens_per_s": 2, "left": np.float32(1.5)})
+    store.put_progress("s1", "n", {})
+    state = store.get_progress("first")
+    assert (state["m"]["tokens_per_s"], state["m"]["left"]) == (2, 1.5)
+    store.clear_progress("s1", "m")
+    assert list(store.get_progress("s1")) == ["n"]
+
+
+def test_the_matrix_has_gaps_where_cells_are_missing(store: Store, make_cell: MakeCell) -> None:
+    bpb = {"bits_per_byte": Score(0.9, 0.01, 50, "bits_per_byte", higher_is_better=False)}
+    store.commit_cells(
+        [
+            make_cell("1", model="b", task="t", value=0.25),
+            make_cell("2", model="a", task="t", value=0.75),
+            make_cell("3", model="a", task="wiki", scores=bpb, metric="bits_per_byte"),
+        ]
+    )
+    matrix = store.matrix("direct")
+    assert (matrix.models, matrix.tasks, matrix.higher_is_better) == (("a", "b"), ("t", "wiki"), (True, False))
+    assert matrix.values[:, 0].tolist() == [0.75, 0.25]
+    assert math.isnan(matrix.values[1, 1])
+    assert matrix.n[0].tolist() == [100, 50]
+    other = store.matrix("direct", metric="acc_norm")
+    assert (other.tasks, other.values.tolist()) == (("t",), [[0.375], [0.125]])
+    with pytest.raises(InputError, match="no train_before_test cells"):
+        store.matrix("train_before_test")
+    with pytest.raises(InputError, match="metric 'f1'"):
+        store.matrix("direct", metric="f1")
+
+
+def test_the_newest_of_two_recipes_is_taken(store: Store, make_cell: MakeCell) -> None:
+    store.commit_cell(make_cell("new", value=0.9, created="2026-02-01T00:00:00+00:00"))
+    store.commit_cell(make_cell("old", value=0.1, created="2026-01-01T00:00:00+00:00"))
+    assert store.matrix("direct").values.tolist() == [[0.9]]
+
+
+def test_mixed_directions_are_an_error(store: Store, make_cell: MakeCell) -> None:
+    store.commit_cell(make_cell("1"))
+    wrong = {"acc": Score(0.5, 0.1, 10, "acc", higher_is_better=False)}
+    store.commit_cell(make_cell("2", model="n", scores=wrong))
+    with pytest.raises(DataError, match="both higher-is-better and lower"):
+        store.matrix("direct")
+
+
+def test_missing_items_are_named(store: Store, make_cell: MakeCell) -> None:
+    store.commit_cell(make_cell("k1"), items=ITEMS)
+    path = next(store.items_folder.rglob("*.parquet"))
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(StoreError, match="cannot be read"):
+        store.items("k1")
+    path.unlink()
+    with pytest.raises(StoreError, match="items of this cell are missing"):
+        store.items("k1")
+    with pytest.raises(StoreError, match="no cell 'absent'"):
+        store.items("absent")
+
+
+def test_threads_write_at_once(store: Store, make_cell: MakeCell) -> None:
+    wins: list[bool] = []
+
+    def work(number: int) -> None:
+        for i in range(10):
+            wins.append(store.commit_cell(make_cell(f"shared-{i}", task=f"t{i}"), items=ITEMS))
+            store.commit_cell(make_cell(f"own-{number}-{i}", model=f"m{number}", task=f"t{i}"))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(wins) == 10
+    assert store.count() == 50
+    assert all(store.items(f"shared-{i}") == ITEMS for i in range(10))
+
+
+def test_a_store_travels_to_another_process(store: Store, make_cell: MakeCell) -> None:
+    store.commit_cell(make_cell("k1"), items=ITEMS)
+    with pickle.loads(pickle.dumps(store)) as again:
+        assert again.items("k1") == ITEMS
+
+
+def test_odd_keys_have_items_too(store: Store, make_cell: MakeCell, tmp_path: Path) -> None:
+    for key in ("../../escape", "a", "ü" * 300, "x" * 300):
+        store.commit_cell(make_cell(key, task=key), items=ITEMS)
+        assert store.items(key) == ITEMS
+    assert all(p.is_relative_to(store.items_folder) for p in tmp_path.rglob("*.parquet"))

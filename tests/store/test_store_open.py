@@ -1,0 +1,217 @@
+"""Opening a store: versions and migrations, wrong files, places that cannot be written, full disks."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from potentia.errors import StoreError
+from potentia.scores import ItemOutcome
+from potentia.store import CellRecord, Store, schema
+from potentia.store.database import locate
+
+MakeCell = Callable[..., CellRecord]
+
+
+def version_of(path: Path) -> int:
+    with sqlite3.connect(path) as raw:
+        return int(raw.execute("SELECT version FROM schema_version").fetchone()[0])
+
+
+def make_version_0(path: Path) -> None:
+    """A made-up ancestor: cells had no column ``gain`` and failures no ``hint``."""
+    with Store.open(path) as store:
+        store.study("first", "s1", {})
+    with sqlite3.connect(path) as raw:
+        raw.execute("ALTER TABLE cells DROP COLUMN gain")
+        raw.execute("ALTER TABLE failures DROP COLUMN hint")
+        raw.execute("UPDATE schema_version SET version = 0")
+
+
+def step_0(connection: sa.Connection) -> None:
+    connection.execute(sa.text("ALTER TABLE cells ADD COLUMN gain DOUBLE"))
+    connection.execute(sa.text("ALTER TABLE failures ADD COLUMN hint TEXT"))
+
+
+def test_an_older_store_is_migrated(tmp_path: Path, make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "old.db"
+    make_version_0(path)
+    monkeypatch.setitem(schema.MIGRATIONS, 0, step_0)
+    with Store.open(path) as store:
+        assert store.commit_cell(make_cell(gain=0.25))
+        assert store.cells()[0].gain == 0.25
+    assert version_of(path) == schema.SCHEMA_VERSION
+    with Store.open(path) as store:
+        assert store.count() == 1
+
+
+def test_a_migration_that_fails_leaves_the_old_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "old.db"
+    make_version_0(path)
+
+    def breaks(connection: sa.Connection) -> None:
+        step_0(connection)
+        connection.execute(sa.text("ALTER TABLE absent ADD COLUMN x TEXT"))
+
+    monkeypatch.setitem(schema.MIGRATIONS, 0, breaks)
+    with pytest.raises(StoreError, match="no such table"):
+        Store.open(path)
+    assert version_of(path) == 0
+    with sqlite3.connect(path) as raw:
+        assert "gain" not in {row[1] for row in raw.execute("PRAGMA table_info(cells)")}
+
+
+def test_a_gap_in_the_migrations_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "old.db"
+    make_version_0(path)
+    with pytest.raises(StoreError, match="no way from schema version 0"):
+        Store.open(path)
+
+
+@pytest.mark.parametrize("readonly", [False, True])
+def test_a_store_of_the_future_is_refused(tmp_path: Path, readonly: bool) -> None:
+    path = tmp_path / "new.db"
+    Store.open(path).close()
+    with sqlite3.connect(path) as raw:
+        raw.execute("UPDATE schema_version SET version = 99")
+    with pytest.raises(StoreError, match=r"version 99.*\n.*upgrade"):
+        Store.open(path, readonly=readonly)
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    text = tmp_path / "notes.db"
+    text.write_text("this is no database, " * 100)
+    with pytest.raises(StoreError, match="not a database"):
+        Store.open(text)
+    other = tmp_path / "other.db"
+    with sqlite3.connect(other) as raw:
+        raw.execute("CREATE TABLE songs (name TEXT)")
+    with pytest.raises(StoreError, match="not a Potentia store"):
+        Store.open(other)
+    with pytest.raises(StoreError, match="no such table"):
+        Store.open(other, readonly=True)
+    with pytest.raises(StoreError, match="this is a folder"):
+        Store.open(tmp_path)
+    with pytest.raises(StoreError, match="no such store"):
+        Store.open(tmp_path / "absent.db", readonly=True)
+    assert not (tmp_path / "absent.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ("mysql://host/name", "SQLite or PostgreSQL"),
+        ("sqlite://", "memory"),
+        ("sqlite:///:memory:", "memory"),
+        ("http://[bad", "no database URL|SQLite or PostgreSQL"),
+        ("", "no name"),
+    ],
+)
+def test_wrong_urls_are_said(where: str, words: str) -> None:
+    with pytest.raises(StoreError, match=words):
+        Store.open(where)
+
+
+def test_a_server_that_is_not_there_is_said() -> None:
+    pytest.importorskip("psycopg")
+    with pytest.raises(StoreError, match="server runs") as caught:
+        Store.open("postgresql+psycopg://me:secret@127.0.0.1:1/none")
+    assert "secret" not in str(caught.value)
+
+
+def test_urls_say_where_the_items_are(tmp_path: Path) -> None:
+    assert locate(tmp_path / "a.db")[2] == tmp_path / "a.db.items"
+    url, path, items = locate("postgresql://host/name?items=/data/items&connect_timeout=3")
+    assert (url.drivername, path, items) == ("postgresql+psycopg", None, Path("/data/items"))
+    assert dict(url.query) == {"connect_timeout": "3"}
+    assert locate("postgresql+psycopg://host/name")[2] == Path("potentia.items").absolute()
+    assert locate(f"sqlite:///{tmp_path}/b.db")[1] == tmp_path / "b.db"
+
+
+def test_a_place_that_cannot_be_written_has_a_hint(tmp_path: Path, make_cell: MakeCell) -> None:
+    with pytest.raises(StoreError, match="--store"):
+        Store.open("/proc/potentia.db")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="hint"):
+        Store.open(tmp_path / "file" / "store.db")
+    path = tmp_path / "store.db"
+    with Store.open(path) as store:
+        store.study("first", "s1", {})
+        store.commit_cell(make_cell("k1"))
+    with Store.open(path, readonly=True) as store:
+        assert store.count() == 1
+        with pytest.raises(StoreError, match=r"readonly.*\n.*--store"):
+            store.commit_cell(make_cell("k2"))
+
+
+def test_a_full_disk_keeps_what_was_committed(tmp_path: Path, make_cell: MakeCell) -> None:
+    path = tmp_path / "store.db"
+    with Store.open(path) as store:
+        store.study("first", "s1", {})
+        store.commit_cell(make_cell("k1"))
+        with store._engine.connect() as connection:  # a file that may not grow is a disk that is full
+            pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
+            connection.exec_driver_sql(f"PRAGMA max_page_count = {pages + 2}")
+        with pytest.raises(StoreError, match=r"full.*\n.*free some space"):
+            store.commit_cell(make_cell("k2", manifest={"text": "x" * 100_000}))
+        assert not store.has("k2")
+    with Store.open(path) as store:
+        assert store.count() == 1
+        assert store.commit_cell(make_cell("k2", manifest={"text": "x" * 100_000}))
+
+
+LIMITED = """
+import resource, sys
+from potentia.errors import StoreError
+from potentia.scores import ItemOutcome, Score
+from potentia.store import CellRecord, Store
+
+store = Store.open(sys.argv[1])
+store.study("first", "s1", {})
+resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
+import random
+text = "".join(chr(random.randrange(33, 1000)) for _ in range(600_000))
+cell = CellRecord("k1", "s1", "m", "t", "direct", {"acc": Score(0.5, 0.1, 1, "acc")}, "acc")
+try:
+    store.commit_cell(cell, items=[ItemOutcome(0, 1.0, text, "", {})])
+except StoreError as error:
+    print("refused:", error.hint)
+print(store.has("k1"), [p.name for p in store.items_folder.rglob("*") if p.is_file()])
+print(store.commit_cell(cell, items=[ItemOutcome(0, 1.0, "short", "", {})]), len(store.items("k1")))
+"""
+
+
+def test_items_that_do_not_fit_leave_no_trace(tmp_path: Path) -> None:
+    script = tmp_path / "limited.py"
+    script.write_text(LIMITED)
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "store.db")], capture_output=True, text=True, check=True
+    )
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("refused: free some space")
+    assert lines[1:] == ["False []", "True 1"]
+
+
+def test_a_cell_whose_items_fail_is_not_committed(tmp_path: Path, make_cell: MakeCell) -> None:
+    path = tmp_path / "store.db"
+    (tmp_path / "store.db.items").write_text("a file where the folder should be")
+    with Store.open(path) as store:
+        store.study("first", "s1", {})
+        with pytest.raises(StoreError):
+            store.commit_cell(make_cell(), items=[ItemOutcome(0, 1.0, "a", "a", {})])
+        assert store.count() == 0
+
+
+def test_two_processes_may_create_the_same_store(tmp_path: Path) -> None:
+    code = "import sys; from potentia.store import Store; Store.open(sys.argv[1]).study('a', 'k', {})"
+    where = str(tmp_path / "deep" / "store.db")
+    made = [subprocess.Popen([sys.executable, "-c", code, where]) for _ in range(3)]
+    assert [process.wait(timeout=60) for process in made] == [0, 0, 0]
+    with Store.open(where) as store:
+        assert [study.key for study in store.studies()] == ["k"]
