@@ -100,7 +100,10 @@ class TunedResult:
             "validation": first.value,
             "validation_stderr": first.stderr,
             "kept_direct": self.kept_direct,
-            "seeds": [{"value": v, **vars(c)} for v, c in zip(self.seed_values, self.chosen, strict=True)],
+            "seeds": [
+                {"value": v, "learning_rate": c.learning_rate, "epoch": c.epoch, "form": c.form, "validation": c.value}
+                for v, c in zip(self.seed_values, self.chosen, strict=True)
+            ],
             "spread": self.spread,
             "epochs_saved_by_race": self.dropped_epochs,
             "target_modules": list(self.targets),

@@ -64,7 +64,7 @@ class Row:
             return self.outcome
         try:
             self._load()
-        except (PotentiaError, OSError, ValueError, RuntimeError, KeyError) as error:
+        except Exception as error:  # whatever a model's files can do, the other rows go on
             return self.give_up(_reason(error))
         try:
             for cell in self.plan.pending:

@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import tiny
+from potentia.errors import InputError
+from potentia.run import plan_study, run_study
+from potentia.store import Store
+from potentia.study import Study, make_study
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("world")
+    tiny.save_model(folder / "base", seed=0)
+    tiny.save_model(folder / "chat", seed=1, chat=True)
+    tiny.save_questions(folder / "colours.jsonl", n=120)
+    tiny.save_texts(folder / "notes.jsonl")
+    return folder
+
+
+def study(world: Path, store: Path, **changes: object) -> Study:
+    return make_study(
+        {
+            "name": "tiny",
+            "models": [{"name": name, "path": str(world / name)} for name in ("base", "chat")],
+            "tasks": [
+                {"name": "colours", "file": str(world / "colours.jsonl")},
+                {"name": "notes", "file": str(world / "notes.jsonl")},
+            ],
+            "tuning": {"learning_rates": [3e-3, 1e-2], "epochs": 3, "dropout": 0.0},
+            "store": str(store),
+            **changes,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Study:
+    made = study(world, tmp_path_factory.mktemp("store") / "potentia.db")
+    result = run_study(made)
+    assert (result.computed, result.failed, result.exit_code) == (8, 0, 0)
+    return made
+
+
+def test_tuning_teaches_and_the_curve_is_kept(finished: Study):
+    with Store.open(finished.store) as store:
+        direct = store.matrix("direct", study="tiny")
+        tuned = store.matrix("train_before_test", study="tiny")
+        assert direct.tasks == tuned.tasks == ("colours", "notes")
+        assert (tuned.values[:, 0] > direct.values[:, 0]).all(), "the colours can be learnt"
+        assert (tuned.values[:, 1] < direct.values[:, 1]).all(), "fewer bits per byte after tuning"
+        cell = store.cells(protocol="train_before_test", task="colours", model="base")[0]
+        assert cell.gain == pytest.approx(cell.score.value - cell.direct_value)
+        assert cell.selection["tuned"]
+        lanes = store.lanes(cell=cell.key)
+        assert len(lanes) == 2
+        assert all([p.epoch for p in lane.epochs] == [0, 1, 2, 3] for lane in lanes)
+        chosen = [lane for lane in lanes if lane.selected]
+        assert [lane.learning_rate for lane in chosen] == [cell.selection["learning_rate"]]
+        best = max(p.value for lane in lanes for p in lane.epochs)
+        assert cell.selection["validation"] == best
+
+
+def test_a_chat_model_tries_both_forms_and_says_which(finished: Study):
+    with Store.open(finished.store) as store:
+        cell = store.cells(protocol="direct", task="colours", model="chat")[0]
+        assert set(cell.selection["validation"]) == {"plain", "chat"}
+        assert cell.manifest["forms"] == ["plain", "chat"]
+        tuned = store.cells(protocol="train_before_test", task="colours", model="chat")[0]
+        assert len(store.lanes(cell=tuned.key)) == 4
+
+
+def test_the_manifest_tells_how_the_score_came_about(finished: Study):
+    with Store.open(finished.store) as store:
+        manifest = store.cells(protocol="train_before_test")[0].manifest
+    assert manifest["versions"]["torch"]
+    assert manifest["model"]["fingerprint"]
+    assert manifest["task"]["splits"]
+    assert manifest["tuning"]["rank"] == 8
+    assert len(manifest["scorer"]["prompt_samples"]) >= 1
+
+
+def test_items_are_kept(finished: Study):
+    with Store.open(finished.store) as store:
+        cell = store.cells(protocol="direct", task="colours", model="base")[0]
+        items = store.items(cell.key)
+        assert len(items) == cell.score.n
+        assert sum(i.value for i in items) / len(items) == pytest.approx(cell.score.value)
+
+
+def test_running_again_computes_nothing(finished: Study):
+    result = run_study(finished)
+    assert (result.computed, result.reused) == (0, 8)
+
+
+def test_another_study_takes_over_what_it_shares(finished: Study):
+    wider = finished.model_copy(update={"name": "wider", "protocols": ("direct", "few_shot:2", "train_before_test")})
+    result = run_study(wider)
+    assert (result.computed, result.reused) == (2, 8)  # few-shot is for questions, not for texts
+    with Store.open(finished.store) as store:
+        assert len(store.cells(study="wider")) == 10
+
+
+def test_the_same_row_in_a_worker_gives_the_same_scores(finished: Study, world: Path, tmp_path: Path):
+    again = study(world, tmp_path / "again.db")
+    result = run_study(again, workers=2)
+    assert result.computed == 8
+    with Store.open(finished.store) as one, Store.open(again.store) as two:
+        for protocol in ("direct", "train_before_test"):
+            first, second = one.matrix(protocol, study="tiny"), two.matrix(protocol, study="tiny")
+            assert (first.values == second.values).all()
+
+
+def test_a_broken_model_fails_its_own_cells_alone(world: Path, tmp_path: Path):
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in (world / "base").iterdir():
+        (broken / file.name).write_bytes(file.read_bytes())
+    (broken / "model.safetensors").write_bytes(b"not weights")
+    made = study(world, tmp_path / "s.db", protocols=["direct"])
+    models = (*made.models[:1], made.models[0].model_copy(update={"name": "broken", "path": str(broken)}))
+    result = run_study(made.model_copy(update={"models": models}))
+    assert (result.computed, result.failed, result.exit_code) == (2, 2, 1)
+    with Store.open(made.store) as store:
+        assert {f.model for f in store.failures()} == {"broken"}
+        assert all(f.reason for f in store.failures())
+
+
+def test_a_lost_worker_costs_its_row_alone(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    made = study(world, tmp_path / "s.db", protocols=["direct"])
+    monkeypatch.setenv("POTENTIA_TEST_KILL_ROW", "base")
+    monkeypatch.setattr("potentia.run.local._worker", _suicidal_worker)
+    result = run_study(made, workers=2)
+    assert (result.computed, result.failed) == (2, 2)
+    assert all("SIGKILL" in reason for reason in result.reasons)
+
+
+def _suicidal_worker(study, pipe, halt, number):  # module level, so that spawn can find it
+    import os
+    import signal
+
+    from potentia.run.local import work_row
+
+    while True:
+        name = pipe.recv()
+        if name == os.environ["POTENTIA_TEST_KILL_ROW"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        pipe.send(work_row(study, name, halt.is_set))
+
+
+def test_a_missing_folder_is_bad_input(world: Path, tmp_path: Path):
+    made = study(world, tmp_path / "s.db")
+    missing = made.models[0].model_copy(update={"path": str(tmp_path / "nowhere")})
+    with pytest.raises(InputError, match="there is no"):
+        plan_study(made.model_copy(update={"models": (missing,)}))
+
+
+def test_test_documents_are_asked_only_after_selection(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A spy on the prompts: no test prompt is rendered while any lane of the row still trains or is validated."""
+    from potentia.engine import LaneTrainer
+    from potentia.tasks import Task
+
+    log: list[str] = []
+    prompts, train = Task.prompts, LaneTrainer.train
+
+    def spying_prompts(self, docs, **options):
+        test = {id(doc) for doc in self.documents("test")}
+        log.append("test" if any(id(doc) in test for doc in docs) else "other")
+        return prompts(self, docs, **options)
+
+    def spying_train(self, *args, **options):
+        log.append("train begins")
+        done = train(self, *args, **options)
+        log.append("train ends")
+        return done
+
+    monkeypatch.setattr(Task, "prompts", spying_prompts)
+    monkeypatch.setattr(LaneTrainer, "train", spying_train)
+    made = study(world, tmp_path / "s.db", protocols=["train_before_test"])
+    only = made.model_copy(update={"models": made.models[:1]})
+    # The direct score, for the gain, is a protocol of its own and comes after selection too.
+    run_study(only)
+    assert "test" not in log[: log.index("train ends")]
+    assert "other" in log[log.index("train begins") : log.index("train ends")], "validation took place in between"
+    assert log.count("test") == 4  # per task: the chosen checkpoint once, the direct score once
+
+
+def test_selection_paper_reports_the_direct_score_where_tuning_does_not_help(world: Path, tmp_path: Path):
+    made = study(
+        world,
+        tmp_path / "s.db",
+        selection="paper",
+        tuning={"learning_rates": [1e-9], "epochs": 1, "dropout": 0.0},
+    )
+    run_study(made)
+    with Store.open(made.store) as store:
+        for cell in store.cells(protocol="train_before_test"):
+            assert cell.selection["kept_direct"] == (cell.gain == 0)
+            assert cell.selection["kept_direct"] or cell.gain != 0
+        assert any(cell.selection["kept_direct"] for cell in store.cells(protocol="train_before_test"))
+
+
+def test_seeds_and_race(world: Path, tmp_path: Path):
+    made = study(
+        world,
+        tmp_path / "s.db",
+        protocols=["train_before_test"],
+        seeds=2,
+        tuning={"learning_rates": [1e-8, 1e-2], "epochs": 4, "dropout": 0.0, "race": True},
+    )
+    run_study(made.model_copy(update={"models": made.models[:1], "tasks": made.tasks[:1]}))
+    with Store.open(made.store) as store:
+        (cell,) = store.cells(protocol="train_before_test")
+        assert len(cell.selection["seeds"]) == 2
+        assert cell.selection["spread"] is not None
+        assert cell.score.value == pytest.approx(sum(s["value"] for s in cell.selection["seeds"]) / 2)
+        slow = [lane for lane in store.lanes(cell=cell.key) if lane.learning_rate == 1e-8]
+        assert all(lane.status == "dropped" for lane in slow)
+        assert cell.selection["epochs_saved_by_race"] == sum(4 - (len(lane.epochs) - 1) for lane in slow) > 0
