@@ -65,6 +65,13 @@ def test_transformations_are_monotone():
     assert {ignore_robustness(x) for x in grid} == {1.0}
 
 
+def test_too_few_tasks_for_normalising_models_are_pointed_out():
+    assert "pushes every correlation down" in choose_proxies(world(), "target", CANDIDATES).tables()[0].note
+    by_task = choose_proxies(world(), "target", ["near1", "far1"], how="feature")
+    assert "pushes" not in by_task.tables()[0].note
+    assert by_task.proxies[0].task == "near1"
+
+
 def test_top_keeps_the_best_only():
     found = choose_proxies(world(), "target", CANDIDATES, top=2)
     assert len(found.weights) == 2

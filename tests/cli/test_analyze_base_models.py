@@ -116,7 +116,20 @@ def test_proxy(capsys, world):
 
 
 def test_proxy_with_groups_and_early_models(capsys, world):
-    arguments = ["--target", "goal", "--candidates", "near1", "near2", "far1", "--metric", "auto", "--top", "2"]
+    arguments = [
+        "--target",
+        "goal",
+        "--candidates",
+        "near1",
+        "near2",
+        "far1",
+        "--metric",
+        "auto",
+        "--top",
+        "2",
+        "--normalise",
+        "feature",
+    ]
     groups = ["--data-group", "m0", "m1", "m2", "m3", "--seed-group", "m4", "m5", "m6", "--early", "m7", "m8"]
     command = ["analyze", "proxy", world, *arguments, *groups, "--truth", world, "--json"]
     assert "forecast" not in json.loads(call(capsys, *command, "--min-robustness", "1e9"))

@@ -20,6 +20,7 @@ from potentia.errors import InputError
 from potentia.scores import Floats, ScoreMatrix
 
 Transform = Callable[[float], float]
+_FEW_TASKS = 8  # normalised over T tasks, correlations average -1/(T-1): with fewer than this many it shows
 
 
 def sigmoid(steepness: float = 1.0) -> Transform:
@@ -56,6 +57,7 @@ class ProxyTasks(Finding):
 
     target: str
     metric: Metric
+    how: Normalise
     models: int
     min_relevance: float
     min_robustness: float
@@ -73,6 +75,11 @@ class ProxyTasks(Finding):
         if not tested:
             note += (
                 " No groups of small models were given, so robustness is unknown and the weights are relevance alone."
+            )
+        if self.how == "both" and len(self.proxies) < _FEW_TASKS:
+            note += (
+                f" Normalising each model over only {len(self.proxies) + 1} tasks pushes every correlation down;"
+                " normalise by task alone (feature), or name more candidates."
             )
         return (
             Table(
@@ -147,7 +154,7 @@ def choose_proxies(
         elif ratio is not None and ratio.ratio.value < min_robustness:
             why = f"robustness below {min_robustness:g}"
         proxies.append(Proxy(task, value, by_metric, ratio, value * weight, 0.0, why))
-    return ProxyTasks(target, metric, len(found.models), min_relevance, min_robustness, _weigh(proxies, top))
+    return ProxyTasks(target, metric, how, len(found.models), min_relevance, min_robustness, _weigh(proxies, top))
 
 
 def predict(weights: Mapping[str, float], scores: ScoreMatrix) -> Floats:
