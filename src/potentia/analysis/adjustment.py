@@ -8,9 +8,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from potentia.analysis.cohort import Cohort, Split
-from potentia.analysis.finding import Cell, Chart, Finding, Line, Plot, Points, Table
+from potentia.analysis.finding import Chart, Finding, Line, Plot, Points, Table
 from potentia.analysis.pair import Pair, slug
-from potentia.analysis.scaling import HINGE_COLUMNS, HINGE_NOTE, Coefficient, HingeFit, fit_hinge
+from potentia.analysis.scaling import (
+    CURVE_COLUMNS,
+    CURVE_NOTE,
+    EFFECT_COLUMNS,
+    EFFECT_NOTE,
+    Coefficient,
+    HingeFit,
+    fit_hinge,
+)
 from potentia.errors import InputError
 from potentia.scores import Floats
 
@@ -35,13 +43,9 @@ class GroupScaling(Finding):
         assert self.fit.effect is not None
         return self.fit.effect
 
-    def row(self) -> tuple[Cell, ...]:
-        """Return the cells of one line: task, group, its size, stage, and the fit."""
-        return self.task, self.group, sum(self.members), self.stage, *self.fit.row()
-
     def tables(self) -> Sequence[Table]:
-        """Return the fit as a table of one row."""
-        return (Table(f"{self.task}: {self.group}, at equal compute", COLUMNS, (self.row(),), HINGE_NOTE),)
+        """Return θ and the curve."""
+        return _tables((self,))
 
     def charts(self) -> Sequence[Chart]:
         """Return score against compute with the two fitted hinges."""
@@ -67,9 +71,6 @@ class GroupScaling(Finding):
         )
 
 
-COLUMNS = ("task", "group", "in group", "adjustment", *HINGE_COLUMNS)
-
-
 @dataclass(frozen=True)
 class TaskAdjustment(Finding):
     """θ on one task before and after all models were tuned on the same task data."""
@@ -78,9 +79,8 @@ class TaskAdjustment(Finding):
     after: GroupScaling
 
     def tables(self) -> Sequence[Table]:
-        """Return both fits, a row each."""
-        rows = (self.before.row(), self.after.row())
-        return (Table(f"{self.before.task}: {self.before.group}, at equal compute", COLUMNS, rows, HINGE_NOTE),)
+        """Return both stages, a row each."""
+        return _tables((self.before, self.after))
 
     def charts(self) -> Sequence[Chart]:
         """Return both pictures."""
@@ -95,8 +95,10 @@ class SplitComparison(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return one row per task, split and stage."""
-        rows = tuple(stage.row() for one in self.comparisons for stage in (one.before, one.after))
-        return (Table("The same question with other splits", COLUMNS, rows, HINGE_NOTE),)
+        stages = [stage for one in self.comparisons for stage in (one.before, one.after)]
+        rows = tuple((one.task, one.group, sum(one.members), one.stage, *one.fit.effect_row()[2:]) for one in stages)
+        columns = ("task", "group", "in it", "stage", *EFFECT_COLUMNS[2:])
+        return (Table("The same question with other splits", columns, rows, EFFECT_NOTE),)
 
 
 def scale_groups(
@@ -156,3 +158,14 @@ def favour_group(pair: Pair, split: Split, sweep: Sequence[Floats]) -> Pair:
     tried = np.stack([pair.after, *sweep])
     best = np.nanmax(tried, axis=0) if pair.higher_is_better else np.nanmin(tried, axis=0)
     return replace(pair, after=np.where(split.members, best, pair.after))
+
+
+def _tables(stages: Sequence[GroupScaling]) -> tuple[Table, Table]:
+    first = stages[0]
+    name = f"{first.task}: {first.group} ({sum(first.members)} of {len(first.members)} models)"
+    effects = tuple((one.stage, *one.fit.effect_row()) for one in stages)
+    curves = tuple((one.stage, *one.fit.curve_row()) for one in stages)
+    return (
+        Table(f"{name}, advantage at equal compute", ("adjustment", *EFFECT_COLUMNS), effects, EFFECT_NOTE),
+        Table(f"{first.task}: the curve", ("adjustment", *CURVE_COLUMNS), curves, CURVE_NOTE),
+    )

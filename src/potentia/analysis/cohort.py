@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from potentia.errors import DataError, InputError
+from potentia.facts import ModelTable
+from potentia.facts import models as known_models
 from potentia.scores import Floats
 
 Flags = npt.NDArray[np.bool_]
@@ -72,6 +74,41 @@ class Cohort:
                 hint="the first line names the columns: model,family,params_b,tokens_b,trained",
             )
         return cls.build(rows)
+
+    @classmethod
+    def known(cls, models: Iterable[str], table: ModelTable | None = None) -> Cohort:
+        """Return what the built-in facts (or ``table``) say of these models; those without compute are left out."""
+        table = table or known_models()
+        found = ((name, facts) for name in models if (facts := table.find(name)) is not None)
+        return cls.build(
+            {
+                "model": name,
+                "family": facts.family,
+                "compute": facts.flops,
+                "trained": facts.date,
+                "language": facts.language,
+                "kind": facts.kind,
+            }
+            for name, facts in found
+        )
+
+    def updated(self, other: Cohort) -> Cohort:
+        """Return both cohorts as one; where both know a model, ``other`` counts."""
+        fresh = set(other.models)
+        return Cohort.build([row for row in self.records() if row["model"] not in fresh] + list(other.records()))
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return one mapping per model, as ``build`` takes them."""
+        return [
+            {
+                **{key: values[i] for key, values in self.columns.items()},
+                "model": name,
+                "family": self.family[i],
+                "compute": float(self.compute[i]),
+                "trained": self.trained[i] if self.trained else "",
+            }
+            for i, name in enumerate(self.models)
+        ]
 
     @property
     def log_compute(self) -> Floats:

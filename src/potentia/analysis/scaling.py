@@ -68,38 +68,33 @@ class HingeFit(Finding):
         """θ as a share of the difference between the best and the worst model (appendix E)."""
         return self.effect.value / self.spread if self.effect and self.spread > 0 else float("nan")
 
-    def row(self) -> tuple[Cell, ...]:
-        """Return the cells of ``HINGE_COLUMNS``."""
+    def effect_row(self) -> tuple[Cell, ...]:
+        """Return the cells of ``EFFECT_COLUMNS``."""
         effect = self.effect or Coefficient(float("nan"), float("nan"), float("nan"))
         wild = self.bootstrap.p if self.bootstrap and self.effect else float("nan")
-        return (
-            self.n,
-            self.clusters,
-            effect.value,
-            effect.stderr,
-            effect.clustered_stderr,
-            effect.clustered_p,
-            wild,
-            self.slope.value,
-            self.emergence.value,
-            f"{self.emergence_interval.low:.2f} – {self.emergence_interval.high:.2f}",
-            self.r2,
-            self.r2_above_chance,
-        )
+        errors = (effect.stderr, effect.clustered_stderr, effect.clustered_p, wild)
+        return self.n, self.clusters, effect.value, *errors
+
+    def curve_row(self) -> tuple[Cell, ...]:
+        """Return the cells of ``CURVE_COLUMNS``."""
+        bounds = f"{self.emergence_interval.low:.2f} – {self.emergence_interval.high:.2f}"
+        return self.slope.value, self.emergence.value, bounds, self.r2, self.r2_above_chance
 
     def tables(self) -> Sequence[Table]:
-        """Return the fit as a table of one row."""
-        return (Table("Hinge fit", HINGE_COLUMNS, (self.row(),), HINGE_NOTE),)
+        """Return θ and the curve, a table of one row each."""
+        curve = Table("The curve", CURVE_COLUMNS, (self.curve_row(),), CURVE_NOTE)
+        if self.effect is None:
+            return (curve,)
+        return Table("The group's advantage", EFFECT_COLUMNS, (self.effect_row(),), EFFECT_NOTE), curve
 
 
-HINGE_COLUMNS = (
-    "models", "families", "θ", "s.e.", "s.e. by family", "p by family", "p wild",
-    "α", "c_e", "c_e 95 %", "R²", "R² above chance",
-)  # fmt: skip
-HINGE_NOTE = (
-    "A = α·max(0, log₁₀ C − c_e) + θ·N + r. θ: what the group has more at equal compute. "
-    "p by family: standard errors clustered by family; p wild: wild cluster bootstrap, θ = 0 imposed."
+EFFECT_COLUMNS = ("models", "families", "θ", "s.e.", "by family", "p", "wild p")
+EFFECT_NOTE = (
+    "θ: what the group has more at equal compute. By family: standard error clustered by family, and its p; "
+    "wild p: wild cluster bootstrap with θ = 0 imposed, the one to trust with few families."
 )
+CURVE_COLUMNS = ("α", "c_e", "c_e 95 %", "R²", "R² above chance")
+CURVE_NOTE = "A = α·max(0, log₁₀ C − c_e) + θ·N + r. R² above chance: 1 − RSS / Σ(A − r)²."
 
 
 def fit_hinge(

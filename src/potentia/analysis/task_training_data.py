@@ -65,6 +65,13 @@ class StagedScores:
         """Return the names of the stages."""
         return tuple(self.table["stage"].unique())
 
+    def metrics(self, stage: str) -> dict[str, str]:
+        """Return the benchmarks of a stage, each with the metric that comes first in the file."""
+        table = self.table[self.table["stage"] == stage]
+        if table.empty:
+            raise InputError(f"no stage {stage!r}", where=self.where, hint=f"stages there: {', '.join(self.stages())}")
+        return {str(name): str(part["metric"].iloc[0]) for name, part in table.groupby("benchmark", sort=False)}
+
     def scores(self, stage: str, benchmark: str, metric: str, *, step: int | None = None) -> dict[str, float]:
         """Return model → score of one benchmark at one stage (and step)."""
         table = self.table
@@ -87,12 +94,7 @@ class StagedScores:
 
     def matrix(self, stage: str, metrics: Mapping[str, str] | None = None, *, step: int | None = None) -> ScoreMatrix:
         """Return one stage as a matrix; ``metrics`` picks a metric per benchmark (else the first named for each)."""
-        table = self.table[self.table["stage"] == stage]
-        if table.empty:
-            raise InputError(f"no stage {stage!r}", where=self.where, hint=f"stages there: {', '.join(self.stages())}")
-        chosen = metrics or {
-            str(name): str(part["metric"].iloc[0]) for name, part in table.groupby("benchmark", sort=False)
-        }
+        chosen = metrics or self.metrics(stage)
         columns = {name: self.scores(stage, name, metric, step=step) for name, metric in chosen.items()}
         models = list(dict.fromkeys(model for column in columns.values() for model in column))
         values = [[column.get(model, np.nan) for column in columns.values()] for model in models]

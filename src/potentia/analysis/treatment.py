@@ -9,7 +9,7 @@ import numpy as np
 
 from potentia.analysis.cohort import Cohort, Split
 from potentia.analysis.finding import Finding, Table
-from potentia.analysis.scaling import HINGE_COLUMNS, HINGE_NOTE, HingeFit, fit_hinge
+from potentia.analysis.scaling import EFFECT_COLUMNS, EFFECT_NOTE, HingeFit, fit_hinge
 
 COMPUTE_FLOOR = 7e21  # FLOPs of the smallest newer model: smaller models are not treated (section 3.1)
 
@@ -27,7 +27,7 @@ class Treatment(Finding):
     def tables(self) -> Sequence[Table]:
         """Return both fits, a row each."""
         stages = (("before", self.before), ("after", self.after))
-        rows = tuple((stage, *fit.row()) for stage, fit in stages if fit is not None)
+        rows = tuple((stage, *fit.effect_row()) for stage, fit in stages if fit is not None)
         title = f"{self.task}: {len(self.treated)} models tuned on the test task, {len(self.control)} not"
         return (Table(title, ("adjustment", *HINGE_COLUMNS), rows, HINGE_NOTE),)
 

@@ -1,0 +1,149 @@
+"""``potentia analyze test-task``: adjust for training on the test task, and everything that follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from potentia.cli.app import analyze
+from potentia.cli.output import print_findings
+from potentia.errors import InputError
+
+if TYPE_CHECKING:
+    from potentia.analysis.cohort import Cohort, Split
+    from potentia.analysis.finding import Finding
+    from potentia.scores import ScoreMatrix
+
+
+@analyze.command("test-task")
+def training_on_the_test_task(
+    scores: Annotated[str, typer.Argument(help="A store, a score table, or a CSV of staged scores.")],
+    facts: Annotated[
+        Path | None, typer.Option(help="CSV of facts: model,family,params_b,tokens_b,trained; beside the built-in.")
+    ] = None,
+    before: Annotated[str | None, typer.Option(help="Protocol or stage before adjustment.")] = None,
+    after: Annotated[str | None, typer.Option(help="Protocol or stage after adjustment.")] = None,
+    since: Annotated[str, typer.Option(help="Models trained in this month or later are the newer ones.")] = "2023-11",
+    column: Annotated[str | None, typer.Option(help="Split by this column of the facts instead of by date.")] = None,
+    value: Annotated[str | None, typer.Option(help="… where it has this value.")] = None,
+    tasks: Annotated[list[str] | None, typer.Option(help="Only these tasks.")] = None,
+    families: Annotated[list[str] | None, typer.Option(help="Families to compare; else all with three models.")] = None,
+    chance: Annotated[float | None, typer.Option(help="Score of guessing, where it is not known by the task.")] = None,
+    steps: Annotated[str | None, typer.Option(help="Stage of intermediate steps, for the emergence curve.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Examples per step of that stage.")] = 64,
+    best: Annotated[
+        bool, typer.Option("--best", help="Take the better of both scores after adjustment, as the paper does.")
+    ] = False,
+    draws: Annotated[int, typer.Option(min=0, help="Wild cluster bootstrap samples; 0 for none.")] = 1999,
+    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
+    study: Annotated[str | None, typer.Option(help="One study of the store.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Ask what a group of models has more at equal compute, before and after all were tuned on the same task data.
+
+    Examples:
+      potentia analyze test-task potentia.db --before direct --after adjust --since 2023-11
+
+      potentia analyze test-task scores.csv --facts models.csv --column language --value en+cn --json
+    """
+    from potentia.analysis.chance import chance as guess
+    from potentia.analysis.pair import best_of, pair_up
+    from potentia.analysis.task_training import analyze_pair
+
+    first, second = _matrices(scores, before, after, study)
+    wanted = [task for task in (tasks or first.tasks) if task in first.tasks and task in second.tasks]
+    level = {
+        task: guess(task, higher_is_better=first.higher_is_better[first.tasks.index(task)])
+        if chance is None
+        else chance
+        for task in wanted
+    }
+    cohort = _cohort(first.models, facts)
+    later = best_of(first, second) if best else second
+    found: dict[str, Finding] = {}
+    split = _splitter(since, column, value)
+    for pair in pair_up(first, later, cohort, tasks=wanted or tasks, chance=level):
+        found |= analyze_pair(pair, split, families=families, draws=draws, seed=seed)
+    if steps is not None:
+        found |= _emergence(scores, first, cohort, split, steps, batch, level)
+    print_findings(found, as_json=as_json)
+
+
+def _matrices(source: str, before: str | None, after: str | None, study: str | None) -> tuple[ScoreMatrix, ScoreMatrix]:
+    """Read the two protocols: stages of a staged CSV, or protocols of any other source of scores."""
+    from potentia.analysis.task_training_data import StagedScores
+
+    if StagedScores.recognises(Path(source)):
+        staged = StagedScores.read(Path(source))
+        if after is None:
+            raise InputError("which stage is after adjustment?", hint=f"--after one of: {', '.join(staged.stages())}")
+        return staged.matrix(before or "base"), staged.matrix(after)
+    from potentia.store import read_scores
+
+    found = read_scores(source, study=study)
+    pick = []
+    for name, usual in ((before, ("direct",)), (after, ("adjust", "train_before_test"))):
+        chosen = name or next((protocol for protocol in usual if protocol in found), None)
+        if chosen is None or chosen not in found:
+            raise InputError(
+                f"no scores by {chosen or ' or '.join(usual)} in {source}", hint=f"there are: {', '.join(found)}"
+            )
+        pick.append(found[chosen])
+    return pick[0], pick[1]
+
+
+def _cohort(models: tuple[str, ...], facts: Path | None) -> Cohort:
+    from potentia.analysis.cohort import Cohort
+    from potentia.facts import models as known_models
+
+    if facts is None:
+        return Cohort.known(models)
+    try:
+        with facts.open(encoding="utf-8-sig") as file:
+            header = [name.strip() for name in file.readline().split(",")]
+    except OSError as error:
+        raise InputError(f"the facts cannot be read: {error.strerror}", where=str(facts)) from error
+    if "model" in header:
+        return Cohort.known(models).updated(Cohort.read(facts))
+    return Cohort.known(models, known_models(facts))
+
+
+def _splitter(since: str, column: str | None, value: str | None) -> Callable[[Cohort], Split]:
+    """Return what makes the yes/no variable N from the facts of whatever models remain."""
+    if column is None and value is None:
+        return lambda cohort: cohort.since(since)
+    if column is None or value is None:
+        raise InputError("--column and --value go together", hint="such as --column language --value en+cn")
+    return lambda cohort: cohort.where(column, value)
+
+
+def _emergence(
+    source: str,
+    first: ScoreMatrix,
+    cohort: Cohort,
+    split: Callable[[Cohort], Split],
+    stage: str,
+    batch: int,
+    level: dict[str, float],
+) -> dict[str, Finding]:
+    """Trace emergence over the intermediate steps of a staged CSV, over the models outside the group."""
+    from potentia.analysis.emergence import trace_emergence
+    from potentia.analysis.task_training_data import StagedScores
+
+    if not StagedScores.recognises(Path(source)):
+        raise InputError("--steps needs a CSV of staged scores", hint="columns stage,step,model,benchmark,metric,value")
+    staged = StagedScores.read(Path(source))
+    present = cohort.select([name for name in first.models if name in cohort.models])
+    outside = [name for name, inside in zip(present.models, split(present).members, strict=True) if not inside]
+    found: dict[str, Finding] = {}
+    for benchmark, metric in staged.metrics(stage).items():
+        if benchmark in level:
+            stages = {batch * step: scores for step, scores in staged.steps(stage, benchmark, metric).items()}
+            stages[0] = dict(zip(first.models, first.select(tasks=[benchmark]).values[:, 0].tolist(), strict=True))
+            found[f"{benchmark}-emergence"] = trace_emergence(
+                benchmark, stages, present.select(outside), chance=level[benchmark]
+            )
+    return found
