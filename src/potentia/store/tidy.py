@@ -90,23 +90,26 @@ def _header(header: Iterable[Any], where: str) -> list[str]:
 
 def entries(rows: Iterable[Row], *, where: str, metric: str | None) -> Iterator[Entry]:
     """Check each row and give its score; of several metrics of one benchmark the wanted or main one is taken."""
-    read = [(place, _metric(record), record) for place, record in rows]
+    read = []
     metrics: dict[str, dict[str, None]] = {}
-    for place, name, record in read:
-        task = _text(record, "benchmark", where, place)
+    for place, record in rows:
+        task, name = _text(record, "benchmark", where, place), _metric(record)
+        read.append((place, task, name, record))
         if name is not None:
             metrics.setdefault(task, {})[name] = None
-    for place, name, record in read:
-        task = _text(record, "benchmark", where, place)
-        known = metrics.get(task, {})
-        wanted = metric if metric in known else main_metric(task, known)
-        if len(known) > 1 and name is not None and name != wanted:
+    main = {task: metric or main_metric(task, known) for task, known in metrics.items()}
+    passed: dict[tuple[str, str, str], tuple[str, str]] = {}
+    given: set[tuple[str, str, str]] = set()
+    for place, task, name, record in read:
+        protocol = _text(record, "protocol", where, place, default="direct")
+        model = _text(record, "model", where, place)
+        if name is not None and name != main[task]:
+            passed.setdefault((protocol, model, task), (place, name))
             continue
-        if metric is not None and known and metric not in known:
-            continue
+        given.add((protocol, model, task))
         yield Entry(
-            protocol=_text(record, "protocol", where, place, default="direct"),
-            model=_text(record, "model", where, place),
+            protocol=protocol,
+            model=model,
             task=task,
             value=number(record.get("score"), f"{where}, {place}, column score", required=True),
             stderr=_at_least_zero(record.get("stderr"), f"{where}, {place}, column stderr"),
@@ -114,6 +117,14 @@ def entries(rows: Iterable[Row], *, where: str, metric: str | None) -> Iterator[
             higher_is_better=_direction(record.get("higher_is_better"), task, name, f"{where}, {place}"),
             place=place,
         )
+    for cell, (place, name) in passed.items():
+        if metric is None and cell not in given:
+            _, model, task = cell
+            raise DataError(
+                f"{model} has {name} on {task}, where others have {main[task]}",
+                where=f"{where}, {place}, column metric",
+                hint=f"choose one metric for all: --metric {name}",
+            )
 
 
 def _metric(record: Mapping[str, Any]) -> str | None:
