@@ -120,7 +120,7 @@ class Writer:
         cache: Any = None
         while True:
             network.route([draft.owner for draft in live])
-            output = network.body(
+            output = network.run(
                 input_ids=tokens, attention_mask=mask, position_ids=places, past_key_values=cache, use_cache=True
             )
             cache = output.past_key_values

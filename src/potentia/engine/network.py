@@ -48,13 +48,13 @@ class Network:
             model = model.get_base_model()
         self.model = model
         self._split = SplitModel(model)
-        self.body = self._split.body
+        self.run = self._split.run
         self.device = loaded.device
         self.dtype = loaded.dtype
         self.router = router
         config = getattr(model.config, "text_config", None) or model.config
         self.config = config
-        self.tree_obstacle = _tree_obstacle(self.body, config)
+        self.tree_obstacle = _tree_obstacle(self._split.body, config)
         self._layer_types = frozenset(getattr(config, "layer_types", None) or ())
         self._window = getattr(config, "sliding_window", None)
         if getattr(config, "use_sliding_window", True) is False:
@@ -97,7 +97,7 @@ class Network:
         if masked:
             inputs |= self._tree(rows, length)
         self.route([row.owner for row in rows])
-        hidden = self.body(**inputs, use_cache=False).last_hidden_state  # (rows, length, width)
+        hidden = self.run(**inputs, use_cache=False).last_hidden_state  # (rows, length, width)
         return self._read(rows, hidden.reshape(-1, hidden.shape[-1]), length)
 
     def _tree(self, rows: list[Row], length: int) -> dict[str, Any]:
