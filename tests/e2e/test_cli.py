@@ -1,0 +1,137 @@
+"""Whole commands, as a user types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import tiny
+
+POTENTIA = str(Path(sys.executable).with_name("potentia"))
+
+
+def potentia(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [POTENTIA, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "160", "HF_HUB_OFFLINE": "1"},
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("cli")
+    tiny.save_model(made / "m0")
+    tiny.save_questions(made / "q.jsonl")
+    return made
+
+
+def test_help_is_quick_and_loads_nothing_heavy():
+    code = (
+        "import sys; sys.argv = ['potentia', '--help']\n"
+        "from potentia.cli import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "heavy = {'torch', 'transformers', 'peft', 'ray', 'lm_eval', 'datasets', 'pandas', 'scipy', 'sklearn', "
+        "'matplotlib', 'plotly', 'sqlalchemy', 'fastapi'} & set(sys.modules)\n"
+        "sys.exit(f'loaded {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    best = min(_seconds([POTENTIA, "--help"]) for _ in range(5))
+    assert best < 0.5 * float(os.environ.get("POTENTIA_SLOW_MACHINE", "2")), f"--help took {best:.2f} s"
+
+
+def _seconds(command: list[str]) -> float:
+    began = time.monotonic()
+    subprocess.run(command, capture_output=True, check=True)
+    return time.monotonic() - began
+
+
+def test_every_command_shows_a_runnable_example():
+    import typer
+
+    from potentia.cli.app import app
+
+    def walk(command, path):
+        if hasattr(command, "commands"):
+            for name, inner in command.commands.items():
+                yield from walk(inner, [*path, name])
+            if not getattr(command, "invoke_without_command", False):
+                return
+        yield path, command.help or ""
+
+    missing = [
+        " ".join(path) for path, text in walk(typer.main.get_command(app), ["potentia"]) if "potentia " not in text
+    ]
+    assert not missing, f"no example in the help of: {missing}"
+
+
+def test_run_status_export(folder: Path):
+    done = potentia("run", "--models", "./m0", "--tasks", "q.jsonl", "--protocols", "direct", "--json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["computed"] == 1
+    state = json.loads(potentia("status", "potentia.db", "--json", cwd=folder).stdout)
+    assert state["studies"][0]["done"] == state["studies"][0]["asked"] == 1
+    exported = potentia("export", "potentia.db", "-o", "scores.csv", cwd=folder)
+    assert exported.returncode == 0, exported.stderr
+    assert "q.jsonl" in (folder / "scores.csv").read_text()
+
+
+def test_dry_run_runs_nothing(folder: Path):
+    done = potentia(
+        "run", "--models", "./m0", "--tasks", "q.jsonl", "--store", "dry.db", "--dry-run", "--json", cwd=folder
+    )
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert plan["cost"]["cells"] == 2
+    assert plan["cost"]["lanes"] == 3
+    assert plan["cost"]["train_tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run"], "--models and --tasks"),
+        (["run", "nowhere.yaml"], "cannot read the study file"),
+        (["run", "--models", "./nowhere", "--tasks", "q.jsonl"], "there is no ./nowhere"),
+        (["run", "--models", "./m0", "--tasks", "no_such_task_at_all"], "no_such_task_at_all"),
+        (["run", "--models", "./m0", "--tasks", "q.jsonl", "--protocols", "fewshot"], "is no protocol"),
+        (["tasks", "show", "no_such_task_at_all"], "no_such_task_at_all"),
+        (["export", "nowhere.db", "-o", "x.csv"], "nowhere.db"),
+        (["status", "nowhere.db"], "no such store"),
+        (["analyze", "rankings", "nowhere.csv"], "nowhere.csv"),
+    ],
+)
+def test_bad_input_names_the_trouble_and_exits_with_2(folder: Path, arguments: list[str], said: str):
+    done = potentia(*arguments, cwd=folder)
+    assert done.returncode == 2, (done.stdout, done.stderr)
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unreachable_hub_model_is_recorded_as_failed(folder: Path):
+    done = potentia(
+        "run",
+        "--models",
+        "nobody/nothing",
+        "--tasks",
+        "q.jsonl",
+        "--protocols",
+        "direct",
+        "--store",
+        "f.db",
+        cwd=folder,
+    )
+    assert done.returncode == 1
+    assert "nobody/nothing" in done.stderr
+    state = json.loads(potentia("status", "f.db", "--json", cwd=folder).stdout)
+    assert state["failures"][0]["model"] == "nobody/nothing"
