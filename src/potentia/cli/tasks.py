@@ -42,19 +42,20 @@ def listing(
     if as_json:
         print_json(known)
         return
-    titles = {
-        "paper": "Benchmarks of train-before-test",
-        "excluded": "Left out there",
-        "test-task": "Training on the test task",
-        "leaderboard-v2": "Leaderboard v2",
-    }
-    for status, title in titles.items():
-        rows = tuple(
-            (b.task, b.name, CATEGORIES.get(b.category, ""), b.metric, b.train_size, b.reason)
-            for b in known
-            if b.status == status
+    meaning = ", ".join(f"{short} {long}" for short, long in CATEGORIES.items())
+    paper = tuple((b.task, b.name, b.category, b.metric, b.train_size) for b in known if b.status == "paper")
+    print_table(
+        Table(
+            "Benchmarks of train-before-test",
+            ("task", "name", "category", "metric", "train"),
+            paper,
+            note=f"{meaning}. Train: documents of the public split.",
         )
-        print_table(Table(title, ("task", "name", "category", "metric", "train", "note"), rows))
+    )
+    left_out = tuple((b.task, b.name, b.metric, b.train_size, b.reason) for b in known if b.status == "excluded")
+    print_table(Table("Left out there", ("task", "name", "metric", "train", "reason"), left_out))
+    others = tuple((b.task, b.name, b.metric, b.reason) for b in known if b.status not in {"paper", "excluded"})
+    print_table(Table("Others: MMLU and leaderboard v2", ("task", "name", "metric", "note"), others))
 
 
 def _list_all(as_json: bool) -> None:

@@ -78,6 +78,8 @@ def _runs(docs: Sequence[Doc], words: dict[str, int]) -> tuple[Hashes, npt.NDArr
     owners: list[int] = []
     for place, doc in enumerate(docs):
         for text in _texts(doc.data):
+            if len(text) < 2 * N - 1:  # too short for thirteen words
+                continue
             found = _WORD.findall(text.lower())
             if len(found) >= N:
                 codes.extend([words.setdefault(word, len(words) + 1) for word in found])

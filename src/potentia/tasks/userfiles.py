@@ -129,6 +129,12 @@ def _choice(splits: Mapping[str, Records], places: Mapping[str, str]) -> tuple[C
         split: [_choice_row(record, f"{places[split]}, document {n}") for n, record in enumerate(records, start=1)]
         for split, records in splits.items()
     }
+    everything = [row for records in rows.values() for row in records]
+    # One reading for the whole file: with choices 1, 2, 3 the answer "1" may be a text or a number.
+    readings = [how for how in _READINGS if all(how(row["answer"], row["choices"]) is not None for row in everything)]
+    for split, records in rows.items():
+        for n, row in enumerate(records, start=1):
+            row["answer"] = _answer(row, (readings or _READINGS), f"{places[split]}, document {n}")
     config = {
         "output_type": "multiple_choice",
         "doc_to_text": "Question: {{question}}\nAnswer:",
@@ -145,27 +151,48 @@ def _choice_row(record: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise TaskError(f"{len(choices)} choice(s); a question needs two or more", where=where)
     if blank := [place for place, choice in enumerate(choices) if not choice.strip()]:
         raise TaskError(f"choice {blank[0]} is empty", where=where)
-    return {"question": question, "choices": choices, "answer": _answer(record.get("answer"), choices, where)}
+    return {"question": question, "choices": choices, "answer": record.get("answer")}
 
 
-def _answer(answer: Any, choices: Sequence[str], where: str) -> int:
-    """Read an answer: its text, its place from 0, or its letter."""
-    if isinstance(answer, float) and answer.is_integer():
-        answer = int(answer)
-    if isinstance(answer, str) and answer in choices:
-        return choices.index(answer)
-    if isinstance(answer, str) and re.fullmatch(r"-?\d+", answer.strip()):
-        answer = int(answer)
-    if isinstance(answer, int) and not isinstance(answer, bool):
-        if 0 <= answer < len(choices):
-            return answer
+def _as_text(answer: Any, choices: Sequence[str]) -> int | None:
+    return choices.index(answer) if isinstance(answer, str) and answer in choices else None
+
+
+def _as_number(answer: Any, choices: Sequence[str]) -> int | None:
+    number = _whole(answer)
+    return number if number is not None and 0 <= number < len(choices) else None
+
+
+def _as_letter(answer: Any, choices: Sequence[str]) -> int | None:
+    letter = answer.strip().upper() if isinstance(answer, str) else ""
+    return _LETTERS.index(letter) if letter and letter in set(_LETTERS[: len(choices)]) else None
+
+
+def _whole(answer: Any) -> int | None:
+    if isinstance(answer, bool):
+        return None
+    if isinstance(answer, str) and re.fullmatch(r"\s*-?\d{1,9}\s*", answer):
+        return int(answer)
+    return int(answer) if isinstance(answer, (int, float)) and answer == answer // 1 and abs(answer) < 1e9 else None
+
+
+_READINGS = (_as_text, _as_number, _as_letter)
+
+
+def _answer(row: Mapping[str, Any], readings: Sequence[Callable[..., int | None]], where: str) -> int:
+    """Return the place of the right choice, by the first reading of the answer that fits."""
+    answer, choices = row["answer"], row["choices"]
+    for reading in readings:
+        place = reading(answer, choices)
+        if place is not None:
+            return place
+    number = _whole(answer)
+    if number is not None:
         raise TaskError(
-            f"the answer {answer} is out of range: there are {len(choices)} choices",
+            f"the answer {number} is out of range: there are {len(choices)} choices",
             where=where,
             hint=f"answers count from 0 to {len(choices) - 1}",
         )
-    if isinstance(answer, str) and answer.strip().upper() in set(_LETTERS[: len(choices)]):
-        return _LETTERS.index(answer.strip().upper())
     raise TaskError(
         f"the answer {answer!r} is none of the choices",
         where=where,

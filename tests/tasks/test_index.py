@@ -1,0 +1,105 @@
+"""The index of names: lm-eval's own, found faster and kept."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from potentia import tasks
+from potentia.errors import TaskError
+from potentia.facts.benchmarks import CATEGORIES, benchmarks
+from potentia.tasks import index as module
+from potentia.tasks.index import build, index, tasks_folder
+
+
+@pytest.mark.parametrize(
+    "folder", ["arc", "mmlu", "glue", "super_glue", "benchmarks", "mela", "leaderboard", "scrolls"]
+)
+def test_names_equal_lm_eval_s(folder: str) -> None:
+    from lm_eval.tasks._index import TaskIndex
+
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    theirs = TaskIndex.build([tasks_folder() / folder])
+    ours = build(tasks_folder() / folder)
+    assert set(ours) == set(theirs)
+    kinds = {"TASK": "task", "GROUP": "group", "TAG": "tag", "PY_TASK": "class"}
+    for name, entry in ours.items():
+        assert entry.kind == kinds[theirs[name].kind.name]
+        if entry.kind == "tag":
+            assert list(entry.members) == sorted(theirs[name].tags)
+        else:
+            assert tasks_folder() / folder / entry.path == theirs[name].yaml_path
+
+
+def test_the_index_is_kept_and_trusted_only_for_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = []
+
+    def small(folder: Path) -> dict[str, module.Entry]:
+        built.append(folder)
+        return {"arc_easy": module.Entry("task", "arc/arc_easy.yaml")}
+
+    monkeypatch.setenv("POTENTIA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(module, "build", small)
+    for _ in range(2):
+        index.cache_clear()
+        assert list(index()) == ["arc_easy"]
+    assert len(built) == 1
+    (file,) = (tmp_path / "cache").iterdir()
+    kept = json.loads(file.read_text())
+    for spoiled in ("{", json.dumps({**kept, "stamp": {"lm_eval": "0.0"}}), "[]", json.dumps({"stamp": kept["stamp"]})):
+        file.write_text(spoiled)
+        index.cache_clear()
+        assert list(index()) == ["arc_easy"]
+    assert len(built) == 5
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("POTENTIA_CACHE", str(tmp_path / "file" / "below"))
+    index.cache_clear()
+    assert list(index()) == ["arc_easy"]
+    monkeypatch.undo()
+    index.cache_clear()
+
+
+def test_facts_name_tasks_of_the_harness() -> None:
+    known = benchmarks()
+    assert [sum(b.status == s for b in known) for s in ("paper", "excluded", "test-task", "leaderboard-v2")] == [
+        24,
+        13,
+        1,
+        5,
+    ]
+    assert all(b.task in index() for b in known)
+    assert all(b.reason for b in known if b.status == "excluded")
+    paper = [b for b in known if b.status == "paper"]
+    assert {b.category for b in paper} == set(CATEGORIES)
+    assert all((b.train_size or 0) >= 1000 for b in paper)
+    assert len({b.task for b in known}) == len(known)
+
+
+def test_facts_cover_the_published_scores(shared_data: Path) -> None:
+    import csv
+
+    with (shared_data / "published" / "train_before_test_scores.csv").open() as stream:
+        scored = {row["benchmark"] for row in csv.DictReader(stream)}
+    assert {b.task for b in benchmarks() if b.status == "paper"} == {s for s in scored if not s.endswith("_2025")}
+
+
+def test_unknown_names_get_a_hint() -> None:
+    with pytest.raises(TaskError, match="did you mean arc_easy"):
+        tasks.load("arc_esy")
+    with pytest.raises(TaskError, match="Python class"):
+        tasks.load("squadv2")
+    with pytest.raises(TaskError, match="no folder"):
+        tasks.load("arc_easy", data_dir=Path("nowhere"))
+
+
+def test_no_data_and_no_network(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=r"the data of arc_easy cannot be had from the hub and not in .*ARC-Easy"):
+        tasks.load("arc_easy", data_dir=tmp_path)
+
+
+def test_an_unknown_form_is_named(shared_data: Path) -> None:
+    with pytest.raises(TaskError, match="no prompt form 'sideways'"):
+        tasks.load("rte:sideways", data_dir=shared_data / "benchmarks")
