@@ -67,7 +67,7 @@ def test_every_command_shows_a_runnable_example():
                 yield from walk(inner, [*path, name])
             if not getattr(command, "invoke_without_command", False):
                 return
-        yield path, command.help or ""
+        yield path, (command.help or "") + (command.epilog or "")
 
     missing = [
         " ".join(path) for path, text in walk(typer.main.get_command(app), ["potentia"]) if "potentia " not in text
