@@ -1,0 +1,76 @@
+"""Dropout as a pure function of (lane seed, step, row, layer, element): no neighbour, no micro-batch can change it.
+
+A 32-bit mixer (the finaliser of MurmurHash3) of the element's pair index and a key per row gives two 16-bit draws;
+an element is kept where its draw reaches ``round(p · 2^16)``. Integer arithmetic alone, so that the masks are the same
+on every device. On CUDA a small Triton kernel computes the mask inside the multiplication; elsewhere plain tensor
+operations do.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_STEP = 0x9E3779B9
+
+
+def _mix64(value: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """Return the finaliser of SplitMix64, elementwise."""
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))
+
+
+def row_keys(seeds: np.ndarray[Any, Any], steps: np.ndarray[Any, Any], rows: np.ndarray[Any, Any]) -> Tensor:
+    """One 31-bit key per row of a batch, from its lane's seed, its lane's step and its place in the lane's batch."""
+    with np.errstate(over="ignore"):
+        key = _mix64(seeds.astype(np.uint64) + np.uint64(_STEP))
+        key = _mix64(key ^ (steps.astype(np.uint64) + np.uint64(0x51ED2701)))
+        key = _mix64(key ^ (rows.astype(np.uint64) + np.uint64(0xA5A5A5A5)))
+    return torch.from_numpy((key & np.uint64(0x7FFFFFFF)).astype(np.int32))
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 32) if value >= (1 << 31) else value
+
+
+def keep_mask(keys: Tensor, layer: int, shape: tuple[int, int, int], p: float) -> Tensor:
+    """Draw the mask, true where an element is kept; ``keys`` (R,), ``shape`` (R, T, D)."""
+    rows, tokens, width = shape
+    if width % 2:
+        return keep_mask(keys, layer, (rows, tokens, width + 1), p)[:, :, :width]
+    h = torch.arange(tokens * width // 2, dtype=torch.int32, device=keys.device)
+    h = torch.bitwise_xor(h.unsqueeze(0), (keys * 2 + _signed((layer * _STEP) & 0xFFFFFFFF)).unsqueeze(1))
+    h.bitwise_xor_((h >> 16).bitwise_and_(0xFFFF))
+    h.mul_(_signed(0x85EBCA6B))
+    h.bitwise_xor_((h >> 13).bitwise_and_(0x7FFFF))
+    h.mul_(_signed(0xC2B2AE35))
+    h.bitwise_xor_((h >> 16).bitwise_and_(0xFFFF))
+    draws = h.view(torch.int16).view(rows, tokens, width)  # signed: −2^15 … 2^15 − 1
+    return draws >= round(p * 65536) - 32768
+
+
+def drop(x: Tensor, keys: Tensor, layer: int, p: float, add: Tensor | None = None) -> Tensor:
+    """``x`` with dropout (R, T, D), scaled by 1/(1 − p); plus ``add`` where given."""
+    if p == 0:
+        return x if add is None else add + x
+    kernel = _triton_drop() if x.is_cuda and x.shape[2] % 2 == 0 else None
+    if kernel is not None:
+        return kernel(x, keys, layer, p, add)  # type: ignore[no-any-return]
+    mask = keep_mask(keys, layer, (x.shape[0], x.shape[1], x.shape[2]), p)
+    out = x * mask.to(x.dtype).mul_(1.0 / (1.0 - p))
+    return out if add is None else out.add_(add)
+
+
+@cache
+def _triton_drop() -> Any:
+    """Return the fused kernel, or None where Triton is not installed."""
+    try:
+        from potentia.engine.dropout_kernel import fused_drop
+    except ImportError:
+        return None
+    return fused_drop

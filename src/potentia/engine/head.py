@@ -1,0 +1,98 @@
+"""A causal model in two parts: the body, which makes hidden states, and the tail, which turns some of them into logits.
+
+Only target positions need logits, and [rows, tokens, vocabulary] is the largest tensor of a training step. So the
+body runs first; then the tail runs on the target positions alone, a few thousand at a time, and each piece is
+differentiated on the spot: its logits never outlive it. The tail is the model's own forward with the body's answer
+put in its place, so whatever an architecture does to its logits (soft caps, scales, biases) is kept without naming
+any architecture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from potentia.errors import ModelError
+
+_PIECE_BYTES = 1 << 30
+
+
+class SplitModel:
+    """Body and tail of one causal language model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+
+        self.model = model
+        self.body = _body(model)
+        self._answer: type[Any] = BaseModelOutputWithPastAndCrossAttentions
+        self.vocabulary = int(model.get_output_embeddings().weight.shape[0])  # type: ignore[operator]
+
+    def hidden(self, ids: Tensor) -> Tensor:
+        """Run the body on right-padded rows: hidden states (R, T, d). Causality makes a padding mask needless."""
+        return self.run(input_ids=ids, use_cache=False).last_hidden_state  # type: ignore[no-any-return]
+
+    def run(self, **inputs: Any) -> Any:
+        """The body's whole answer; its type is what the tail expects."""
+        out = self.body(**inputs)
+        self._answer = type(out)
+        return out
+
+    @contextmanager
+    def _answering(self, hidden: Tensor) -> Iterator[None]:
+        def answer(*_: Any, **__: Any) -> Any:
+            return self._answer(last_hidden_state=hidden)
+
+        before = self.body.__dict__.get("forward")
+        self.body.forward = answer
+        try:
+            yield
+        finally:
+            del self.body.forward
+            if before is not None:
+                self.body.forward = before
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Run the tail alone: logits (N, V) of hidden states (N, d)."""
+        ids = torch.zeros(1, hidden.shape[0], dtype=torch.long, device=hidden.device)
+        with self._answering(hidden.unsqueeze(0)):
+            return self.model(input_ids=ids, use_cache=False).logits[0]  # type: ignore[no-any-return]
+
+    def losses(self, hidden: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Cross-entropies (N,) at hidden states (N, d), and the gradient (N, d) of their weighted sum."""
+        piece = max(64, _PIECE_BYTES // (self.vocabulary * 4))
+        values, slopes = [], []
+        for begin in range(0, hidden.shape[0], piece):
+            span = slice(begin, begin + piece)
+            with torch.enable_grad():
+                states = hidden[span].detach().requires_grad_()
+                loss = nn.functional.cross_entropy(self.logits(states).float(), targets[span], reduction="none")
+                (slope,) = torch.autograd.grad(loss, states, weights[span])
+            values.append(loss.detach())
+            slopes.append(slope)
+        return torch.cat(values), torch.cat(slopes)
+
+
+def _body(model: nn.Module) -> nn.Module:
+    """Find the part that the model's forward calls for hidden states: its base model, or a part of that (OPT)."""
+    base = getattr(model, "base_model", model)
+    called: list[nn.Module] = []
+    hooks = [
+        module.register_forward_pre_hook(lambda module, _: called.append(module))
+        for module in (base, *base.children())
+        if module is not model
+    ]
+    try:
+        with torch.no_grad():
+            device = next(model.parameters()).device
+            model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=device), use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not called:
+        raise ModelError(f"{type(model).__name__} has no separate body: it cannot be tuned here")
+    return called[0]

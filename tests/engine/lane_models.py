@@ -1,0 +1,63 @@
+"""Tiny random models and examples for the tests of tuning."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from potentia.engine.examples import TokenisedExamples
+from potentia.engine.schedule import LaneSpec, LoraConfig, Schedule
+
+VOCAB = 96
+
+
+def tiny(kind: str, seed: int = 0) -> torch.nn.Module:
+    import transformers as tf
+
+    torch.manual_seed(seed)
+    common = {"vocab_size": VOCAB, "bos_token_id": 1, "eos_token_id": 2}
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    if kind == "llama":
+        config = tf.LlamaConfig(**common, **sizes, num_key_value_heads=2, max_position_embeddings=128)
+    elif kind == "gpt2":
+        config = tf.GPT2Config(
+            **common, n_embd=32, n_layer=2, n_head=4, n_positions=128, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
+        )
+    elif kind == "neox":
+        config = tf.GPTNeoXConfig(**common, **sizes, max_position_embeddings=128)
+    elif kind == "gemma2":
+        config = tf.Gemma2Config(**common, **sizes, num_key_value_heads=2, head_dim=8, final_logit_softcapping=3.0)
+    elif kind == "opt":
+        config = tf.OPTConfig(
+            **common, hidden_size=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=4, word_embed_proj_dim=16
+        )
+    else:
+        raise ValueError(kind)
+    model = tf.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa" if kind != "gemma2" else "eager")
+    with torch.no_grad():  # random weights large enough that the tests can tell right from wrong
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(4)
+    return model.eval()
+
+
+def examples(n: int = 80, seed: int = 0, low: int = 5, high: int = 20) -> TokenisedExamples:
+    stream = np.random.default_rng(seed)
+    ids, prompts = [], []
+    for _ in range(n):
+        length = int(stream.integers(low, high))
+        start = int(stream.integers(3, VOCAB))
+        ids.append([(start + 7 * i) % (VOCAB - 3) + 3 for i in range(length)])
+        prompts.append(int(stream.integers(1, length)))
+    return TokenisedExamples.of(ids, prompts)
+
+
+def spec(key: str = "lane", *, seed: int = 3, data: TokenisedExamples | None = None, dropout: float = 0.0, **schedule):
+    settings = {"learning_rate": 1e-3, "epochs": 5, **schedule}
+    lora = LoraConfig(dropout=dropout)
+    return LaneSpec(key, data if data is not None else examples(seed=seed), Schedule(**settings), lora, seed)
+
+
+def gap(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
