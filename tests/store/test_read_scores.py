@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from potentia.errors import DataError, InputError, StoreError
+from potentia.errors import DataError, StoreError
 from potentia.store import CellRecord, Store, read_scores
 
 HEAD = "protocol,model,benchmark,score,stderr\n"
@@ -209,7 +209,7 @@ def test_a_store_is_read_and_not_touched(tmp_path: Path, make_cell: Callable[...
     path = tmp_path / "scores.sqlite"
     with Store.open(path) as store:
         store.study("first", "s1", {})
-        with pytest.raises(StoreError, match="no scores yet"):
+        with pytest.raises(DataError, match="no scores yet"):
             read_scores(path)
         store.commit_cell(make_cell("k1"))
         store.commit_cell(make_cell("k2", protocol="train_before_test", value=0.75))
@@ -221,6 +221,6 @@ def test_a_store_is_read_and_not_touched(tmp_path: Path, make_cell: Callable[...
             "train_before_test": [[0.75]],
         }
     assert read_scores(path, metric="acc_norm")["direct"].values.tolist() == [[0.25]]
-    with pytest.raises((StoreError, InputError), match="no study 'other'"):
+    with pytest.raises(DataError, match="no study 'other'"):
         read_scores(path, study="other")
     assert path.read_bytes() == before

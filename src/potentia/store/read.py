@@ -27,7 +27,7 @@ def read_scores(
             with path.open("rb") as file:
                 start = file.read(4096)
             if start.startswith(b"SQLite format 3\0"):
-                return _from_store(path, study=study, metric=metric)
+                return _from_store_file(path, study=study, metric=metric)
             entries = _from_file(path, start, metric=metric, subtasks=subtasks)
     except FileNotFoundError:
         raise DataError("there is no such file", where=str(path)) from None
@@ -61,6 +61,17 @@ def _from_folder(folder: Path, *, metric: str | None, subtasks: bool) -> list[En
             if twin is entry or twin.value != entry.value:  # a copy of the same file says nothing new
                 entries.append(entry)
     return entries
+
+
+def _from_store_file(path: Path, *, study: str | None, metric: str | None) -> dict[str, ScoreMatrix]:
+    try:
+        return _from_store(path, study=study, metric=metric)
+    except StoreError as error:  # as a source of scores, a damaged or foreign database is bad input
+        raise DataError(error.message, where=error.where, hint=error.hint) from error
+    except DataError:
+        raise
+    except (TypeError, ValueError, AttributeError) as error:  # a text or a gap where the schema promises a number
+        raise DataError(f"the database is damaged: {error}", where=str(path), hint="restore a copy") from error
 
 
 def _from_store(where: str | Path, *, study: str | None, metric: str | None) -> dict[str, ScoreMatrix]:
