@@ -1,8 +1,8 @@
 """The numerics of the hinge A = α·max(0, x − c) + θ·N: an exact search for the least-squares fit.
 
 Between two neighbouring values of x the set of models above c is fixed and the fit is linear, so the best c is either
-the free optimum of one such piece or one of the x themselves. Trying all of them finds the global least-squares fit
-without any starting value. All functions take a batch of outcomes ``Y`` (draws, models) over the same x and N.
+the free optimum of one such piece, or one of the x themselves, or the lowest c allowed. Trying all of them finds the
+global least-squares fit without any starting value. All functions take a batch of outcomes ``Y`` (draws, models) over the same x and N.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def search(x: Floats, Y: Floats, group: Floats | None) -> Hinges:
     g = np.zeros_like(u) if group is None else group[order]
     starts = _starts(u)
     piece = _free_pieces(u, Y, g, starts)
-    knot = _at(u, Y, g, u[starts])
+    knot = _at(u, Y, g, np.append(u[starts], earliest_emergence(u)))
     flat = _flat(Y, g)
     joined = [np.concatenate([a, b, c], axis=1) for a, b, c in zip(piece, knot, flat, strict=True)]
     slope, emergence, effect, rss = joined
@@ -48,6 +48,11 @@ def profile(x: Floats, y: Floats, group: Floats | None, points: Floats) -> Float
     g = np.zeros_like(x) if group is None else group
     centre = float(np.mean(x))
     return np.asarray(_at(x - centre, y[None, :], g, points - centre)[3][0])
+
+
+def earliest_emergence(x: Floats) -> float:
+    """Return the smallest point of emergence that the search allows: twice the range of x below the smallest."""
+    return float(x.min() - 2 * np.ptp(x))
 
 
 def latest_emergence(x: Floats) -> float:
@@ -88,7 +93,7 @@ def _free_pieces(u: Floats, Y: Floats, g: Floats, starts: list[int]) -> tuple[Fl
     slope, effect = coefficients[:, :, 1], coefficients[:, :, 2]
     with np.errstate(divide="ignore", invalid="ignore"):
         c = -coefficients[:, :, 0] / slope
-    lower = np.array([-np.inf if s == 0 else u[s - 1] for s in starts])
+    lower = np.array([earliest_emergence(u) if s == 0 else u[s - 1] for s in starts])
     upper = u[starts]
     rss = np.einsum("bn,bn->b", Y, Y)[:, None] - np.einsum("bpi,bpi->bp", coefficients, cross)
     return slope, c, effect, np.where((slope > 0) & (c >= lower) & (c <= upper), rss, np.inf)

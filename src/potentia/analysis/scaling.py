@@ -201,16 +201,18 @@ def _coefficients(X: Floats, y: Floats, beta: Floats | None, families: Sequence[
     """
     import statsmodels.api as sm
 
-    plain = sm.OLS(y, X).fit()
-    values = plain.params if beta is None else beta
-    nothing = np.full(len(values), np.nan)
-    grouped = (nothing, nothing)
-    if families is not None and len(set(families)) > 1:
-        codes = np.unique(np.asarray(families), return_inverse=True)[1]
-        robust = plain.get_robustcov_results("cluster", groups=codes, use_t=True)
-        grouped = (robust.bse, robust.pvalues)
-    columns = (values, plain.bse, plain.pvalues, *grouped)
-    return [Coefficient(*(float(column[i]) for column in columns)) for i in range(len(values))]
+    used = np.any(X != 0, axis=0)  # a fit without a rise has nothing to say about slope and point of emergence
+    columns = np.full((5, X.shape[1]), np.nan)
+    if used.any():
+        plain = sm.OLS(y, X[:, used]).fit()
+        columns[:3, used] = plain.params, plain.bse, plain.pvalues
+        if families is not None and len(set(families)) > 1:
+            codes = np.unique(np.asarray(families), return_inverse=True)[1]
+            robust = plain.get_robustcov_results("cluster", groups=codes, use_t=True)
+            columns[3:, used] = robust.bse, robust.pvalues
+    if beta is not None:
+        columns[0] = beta
+    return [Coefficient(*map(float, column)) for column in columns.T]
 
 
 def _signed(coefficient: Coefficient, sign: float) -> Coefficient:
@@ -225,7 +227,7 @@ def _profile_interval(
         return Interval(best, -np.inf, np.inf, level)
     degrees = len(x) - parameters
     limit = rss * (1 + float(stats.f.ppf(level, 1, degrees)) / degrees)
-    lowest, highest = x.min() - 2 * np.ptp(x), _hinge.latest_emergence(x)
+    lowest, highest = _hinge.earliest_emergence(x), _hinge.latest_emergence(x)
     points = np.unique(np.concatenate([np.linspace(lowest, highest, 3001), [best]]))
     excess = _hinge.profile(x, above, g, points) - limit
     inside = np.flatnonzero(excess <= 0)

@@ -29,7 +29,7 @@ class Treatment(Finding):
         stages = (("before", self.before), ("after", self.after))
         rows = tuple((stage, *fit.effect_row()) for stage, fit in stages if fit is not None)
         title = f"{self.task}: {len(self.treated)} models tuned on the test task, {len(self.control)} not"
-        return (Table(title, ("adjustment", *HINGE_COLUMNS), rows, HINGE_NOTE),)
+        return (Table(title, ("adjustment", *EFFECT_COLUMNS), rows, EFFECT_NOTE),)
 
 
 def assign_half(cohort: Cohort, *, seed: int = 0, floor: float = 0.0) -> Split:
