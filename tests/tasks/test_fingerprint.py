@@ -85,6 +85,9 @@ def test_seed_caps_and_carve_show(benchmarks: Path) -> None:
 
 @pytest.mark.shared
 def test_the_same_in_another_process(benchmarks: Path) -> None:
-    code = f"from pathlib import Path; from potentia import tasks; print(tasks.load('winogrande', data_dir=Path({str(benchmarks)!r})).fingerprint)"
+    code = (
+        "from pathlib import Path; from potentia import tasks\n"
+        f"print(tasks.load('winogrande', data_dir=Path({str(benchmarks)!r})).fingerprint)"
+    )
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert other.stdout.strip() == tasks.load("winogrande", data_dir=benchmarks).fingerprint

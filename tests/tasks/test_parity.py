@@ -114,7 +114,8 @@ def test_any_multiple_choice_task_has_accuracy_and_brier(benchmarks: Path) -> No
     outcomes = task.grade(prompts, answers(prompts, {}))
     scores = task.score(outcomes)
     assert task.metric == "mcc"
-    right = [o.detail["logprobs"].index(max(o.detail["logprobs"])) == p.doc["label"] for o, p in zip(outcomes, prompts)]
+    guessed = [outcome.detail["logprobs"].index(max(outcome.detail["logprobs"])) for outcome in outcomes]
+    right = [guess == prompt.doc["label"] for guess, prompt in zip(guessed, prompts, strict=True)]
     assert scores["acc"].value == sum(right) / len(right)
     assert [outcome.value for outcome in outcomes] == [float(r) for r in right]
     first = [math.exp(x) for x in outcomes[0].detail["logprobs"]]

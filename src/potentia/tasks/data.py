@@ -51,7 +51,7 @@ def _from_hub(config: Mapping[str, Any], data_dir: Path | None) -> dict[str, Dat
     options = dict(config.get("dataset_kwargs") or {})
     options.pop("trust_remote_code", None)
     try:
-        with quiet():
+        with quiet(), _no_waiting():
             if callable(custom := config.get("custom_dataset")):
                 return dict(custom(**(config.get("metadata") or {}), **options))
             return dict(datasets.load_dataset(config.get("dataset_path"), config.get("dataset_name"), **options))
@@ -170,17 +170,50 @@ def quiet() -> Iterator[None]:
 
     import datasets
 
-    harness = logging.getLogger("lm_eval")
-    level = harness.level
+    loggers = [logging.getLogger(name) for name in ("lm_eval", "datasets", "huggingface_hub")]
+    levels = [logger.level for logger in loggers]
     bars = datasets.are_progress_bars_disabled()
-    harness.setLevel(logging.ERROR)
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     datasets.disable_progress_bars()
     try:
         yield
     finally:
-        harness.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
         if not bars:
             datasets.enable_progress_bars()
+
+
+@contextmanager
+def _no_waiting() -> Iterator[None]:
+    """Where the hub's name cannot be resolved, go to the local cache at once, not after half a minute of retries."""
+    import datasets
+    from huggingface_hub import constants
+
+    if not _unreachable(constants.ENDPOINT):
+        yield
+        return
+    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
+
+
+def _unreachable(endpoint: str) -> bool:
+    import socket
+    from urllib.parse import urlsplit
+    from urllib.request import getproxies
+
+    if getproxies():
+        return False
+    try:
+        socket.getaddrinfo(urlsplit(endpoint).hostname, None)
+    except OSError:
+        return True
+    return False
 
 
 def _label(file: Path) -> str:

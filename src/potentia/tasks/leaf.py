@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from potentia.errors import TaskError
 from potentia.requests import Continuation, Document, Example, Generation, Request
 from potentia.tasks import metrics
 from potentia.tasks.data import quiet
+from potentia.tasks.fewshot import Lender, stream
 from potentia.tasks.harness import SPLIT_KEYS, build
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ _KINDS = {
     "loglikelihood_rolling": "corpus",
     "generate_until": "generation",
 }
+# A definition may turn the label -1 of an unlabelled split into an answer, so the usual columns are looked at as well.
+_LABEL_COLUMNS = ("label", "answer", "answerKey", "gold", "target", "cop")
+_NO_LABEL = (-1, "-1", "", None)
 _LABELS_SEEN = 50  # documents looked at to tell a labelled split from an unlabelled one
 
 
@@ -67,8 +70,16 @@ class Leaf:
             return self.task.dataset[name] if process is None else process(self.task.dataset[name])
 
     def sizes(self) -> dict[str, int]:
-        """Return the number of documents per public split; a test split without labels counts as absent."""
+        """Return the number of documents per public split.
+
+        A test split without labels counts as absent. A split that a definition names twice (medmcqa's validation is
+        also its test) is the test alone: nobody is selected or trained on the documents of the test.
+        """
         counts = {split: len(self.public(split)) for split in SPLIT_KEYS}
+        names = {split: getattr(self.task.config, key) for split, key in SPLIT_KEYS.items()}
+        for later, earlier in (("test", "validation"), ("test", "train"), ("validation", "train")):
+            if names[later] == names[earlier]:
+                counts[earlier] = 0
         if counts["test"] and counts["validation"] and not self.labelled("test"):
             counts["test"] = 0
         return counts
@@ -76,7 +87,10 @@ class Leaf:
     def labelled(self, split: str) -> bool:
         """Tell whether any of the first documents of a split has an answer."""
         docs = self.take(split, range(min(_LABELS_SEEN, len(self.public(split)))))
-        return self.kind == "corpus" or any(self._has_answer(doc) for doc in docs)
+        blank = any(
+            column in docs[0] and all(doc.get(column) in _NO_LABEL for doc in docs) for column in _LABEL_COLUMNS
+        )
+        return self.kind == "corpus" or (not blank and any(self._has_answer(doc) for doc in docs))
 
     def take(self, split: str, rows: Sequence[int]) -> list[dict[str, Any]]:
         """Return these rows of a public split as dicts."""
@@ -140,7 +154,7 @@ class Leaf:
             return str(self.task.doc_to_target(doc))
         if self.task.multiple_input:
             return "\n".join(map(str, [*self.choices(doc), self.task.doc_to_target(doc)]))
-        return str(self.task.doc_to_text(doc))
+        return str(self.task.doc_to_text(doc)) or "\n".join(map(str, self.choices(doc)))
 
     def requests(self, doc: dict[str, Any], *, shots: int, chat: ChatTemplate | None) -> tuple[Request, ...]:
         """Ask lm-eval for a document's requests, and turn them into ours."""
@@ -250,6 +264,8 @@ class Leaf:
     @cached_property
     def metric_names(self) -> tuple[str, ...]:
         """The names of the metrics that the definition asks for, the first filter first."""
+        if self.config.get("metric_names"):
+            return tuple(self.config["metric_names"])
         filters = self.task._filters
         return tuple(metrics.key(metric, f.name, len(filters)) for f in filters for metric in self.task.aggregation())
 
@@ -293,41 +309,12 @@ class Leaf:
     def lend(self, pool: Sequence[Mapping[str, Any]], doc: Mapping[str, Any], *, seed: int, doc_id: int) -> None:
         """Set lm-eval's sampler to draw this document's examples: from ``pool``, seeded, never the document itself."""
         sampler = self.task.sampler
-        if isinstance(sampler, _Lender):
+        if isinstance(sampler, Lender):
             sampler = sampler.inner
         if self._pool_key is not pool:
             sampler.replace_df(pool)
             self._pool_key = pool
-        self.task.sampler = _Lender(sampler, self.task, doc, _stream(seed, doc_id))
-
-
-class _Lender:
-    """lm-eval's few-shot sampler for one document, with that document's own seed."""
-
-    def __init__(self, inner: Any, task: Any, doc: Mapping[str, Any], seed: int) -> None:
-        self.inner, self._task, self._doc, self._seed = inner, task, doc, seed
-
-    def sample(self, n: int, **_: Any) -> Sequence[Mapping[str, Any]]:
-        try:
-            drawn = self.inner.set_rnd(self._seed).sample(n)
-            mine = self._asked(self._doc)
-            if any(self._asked(other) == mine for other in drawn):
-                others = [other for other in self.inner.df if self._asked(other) != mine]
-                drawn = type(self.inner)(others).set_rnd(self._seed).sample(n)
-        except (AssertionError, ValueError) as error:
-            raise TaskError(
-                f"{self._task.config.task} has too few documents for {n} examples in a prompt",
-                hint=f"ask for fewer shots: {len(self.inner.df)} documents are at hand",
-            ) from error
-        return list(drawn)
-
-    def _asked(self, doc: Mapping[str, Any]) -> Any:
-        """Return what a document asks; two rows that ask the same are the same item here."""
-        return self._task.doc_to_choice(doc) if self._task.multiple_input else self._task.doc_to_text(doc)
-
-
-def _stream(seed: int, doc_id: int) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed}:{doc_id}".encode()).digest()[:8], "big")
+        self.task.sampler = Lender(sampler, self.task, doc, stream(seed, doc_id))
 
 
 def _chat(template: ChatTemplate) -> Callable[..., str]:

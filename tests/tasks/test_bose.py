@@ -1,0 +1,252 @@
+"""BOSE's prompt forms: the templates of tables 5 to 10, both judges, examples, stop text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from potentia.errors import TaskError
+from potentia.requests import Continuation, Generation
+from potentia.tasks import load
+from potentia.tasks.forms.judge import math_equal
+from potentia.tasks.forms.reading import last_boxed, solution
+
+GOLDEN = Path(__file__).parent / "golden"
+
+SUMS = [
+    {
+        "question": f"Ann has {a} pens and buys {b} more. How many has she?",
+        "answer": f"{a}+{b}=<<{a}+{b}={a + b}>>{a + b}.\n#### {a + b}",
+    }
+    for a, b in ((2, 3), (10, 4), (7, 8), (1, 1), (20, 22), (5, 6), (30, 3), (9, 9))
+]
+FACTS = [
+    ("Which gas do plants take in?", ["oxygen", "carbon dioxide", "helium", "neon"], "B"),
+    ("What melts ice?", ["heat", "cold", "wind", "night"], "A"),
+    ("Which one is a mammal?", ["trout", "newt", "crow", "whale"], "D"),
+    ("What pulls objects down?", ["light", "sound", "gravity", "heat"], "C"),
+    ("Which is a planet?", ["Mars", "the Moon", "the Sun", "Halley"], "A"),
+]
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory) -> Path:
+    from datasets import Dataset
+
+    root = tmp_path_factory.mktemp("benchmarks")
+
+    def write(folder: str, **splits: list[dict]) -> None:
+        (root / folder).mkdir(parents=True)
+        for name, rows in splits.items():
+            Dataset.from_list(rows).to_parquet(root / folder / f"{name}.parquet")
+
+    write("openai--gsm8k/main", train=SUMS[1:], test=SUMS[:1])
+    rows = [
+        {"id": str(i), "question": q, "choices": {"text": texts, "label": list("ABCD")}, "answerKey": key}
+        for i, (q, texts, key) in enumerate(FACTS)
+    ]
+    write("allenai--ai2_arc/ARC-Easy", train=rows[1:], test=rows[:1])
+    five = [{**r, "choices": {"text": [*r["choices"]["text"], "none"], "label": list("ABCDE")}} for r in rows]
+    write("tau--commonsense_qa/default", train=five[1:], validation=five[:1])
+    return root
+
+
+def prompt(name: str, data_dir: Path, **options):
+    task = load(name, data_dir=data_dir)
+    return task, task.prompts(task.documents("test")[:1], **options)[0]
+
+
+@pytest.mark.parametrize(
+    ("table", "name"),
+    [
+        ("table_07_instruct_0shot", "gsm8k:instruct"),
+        ("table_08_instruct_fewshot", "gsm8k:instruct:2"),
+        ("table_09_light_0shot", "gsm8k:light"),
+        ("table_10_iclip", "gsm8k:iclip:2"),
+        ("section_31_light_cot", "gsm8k:light_cot"),
+    ],
+)
+def test_open_prompts_are_the_papers(table, name, data_dir):
+    _, made = prompt(name, data_dir)
+    (request,) = made.requests
+    assert isinstance(request, Generation)
+    assert request.context == (GOLDEN / f"{table}.txt").read_text().removesuffix("\n")
+
+
+@pytest.mark.parametrize(
+    ("table", "name"),
+    [
+        ("table_05_option_ppl", "arc_easy:option_ppl"),
+        ("table_06_blank_ppl", "arc_easy:blank_ppl"),
+        ("table_06_blank_ppl_option", "arc_easy:blank_ppl:option"),
+        ("table_05_option_ppl_relisted", "commonsense_qa:option_ppl"),
+        ("table_06_blank_ppl_relisted", "commonsense_qa:blank_ppl"),
+    ],
+)
+def test_choice_prompts_are_the_papers(table, name, data_dir):
+    """In the golden files, ⟦ ⟧ hold the part whose perplexity counts, the paper's underline."""
+    _, made = prompt(name, data_dir)
+    assert all(isinstance(r, Continuation) for r in made.requests)
+    shown = "\n----\n".join(f"{r.context}⟦{r.continuation}⟧" for r in made.requests)
+    assert shown == (GOLDEN / f"{table}.txt").read_text().removesuffix("\n")
+
+
+def test_light_prompts_stop_at_the_next_problem_and_instruct_keeps_the_tasks_own_stops(data_dir):
+    for name in ("gsm8k:light", "gsm8k:light_cot", "gsm8k:iclip"):
+        stops = prompt(name, data_dir)[1].requests[0].stop
+        assert stops[0] == "Problem:"
+        assert "Question:" not in stops
+        assert "</s>" in stops
+    assert "Question:" in prompt("gsm8k:instruct", data_dir)[1].requests[0].stop
+
+
+def test_iclip_shows_its_examples_and_a_protocols_examples_come_instead(data_dir):
+    task, made = prompt("gsm8k:iclip:3", data_dir)
+    assert made.text.count("Problem: ") == 4
+    assert made.text.count("\\boxed{") == 3
+    more = task.prompts(task.documents("test")[:1], shots=5)[0]
+    assert more.text.count("Problem: ") == 6
+
+
+def test_an_item_is_never_among_its_own_examples_and_examples_are_seeded(data_dir):
+    task = load("gsm8k:iclip:3", data_dir=data_dir)
+    train = task.documents("train")
+    for doc in train:
+        for seed in range(4):
+            (made,) = task.prompts([doc], seed=seed)
+            assert made.text.count(f"Problem: {doc['question']}\n") == 1
+    first, again, other = (task.prompts(train, seed=seed) for seed in (0, 0, 1))
+    assert [p.text for p in first] == [p.text for p in again]
+    assert [p.text for p in first] != [p.text for p in other]
+
+
+def test_examples_come_from_train_only(data_dir):
+    task = load("gsm8k:iclip:4", data_dir=data_dir)
+    train = {doc["question"] for doc in task.documents("train")}
+    (made,) = task.prompts(task.documents("test")[:1])
+    shown = [part.split("\nSolution:")[0] for part in made.text.split("Problem: ")[1:-1]]
+    assert len(shown) == 4
+    assert set(shown) <= train
+
+
+def test_both_judges_are_reported(data_dir):
+    task, made = prompt("gsm8k:light", data_dir)
+    assert task.metrics == ("exact_match|strict-match", "exact_match|flexible-extract", "math_verify|generated")
+    assert task.metric == "exact_match|flexible-extract"
+    answers = [
+        "2+3=5. The final answer is \\boxed{5}",
+        "\\boxed{\\frac{10}{2}}",
+        "#### 5",
+        "The final answer is \\boxed{6}",
+    ]
+    graded = [task.grade([made], [[a]])[0].detail["metrics"] for a in answers]
+    assert [g["math_verify|generated"] for g in graded] == [1.0, 1.0, 1.0, 0.0]
+    assert [g["exact_match|flexible-extract"] for g in graded] == [1.0, 0.0, 1.0, 0.0]
+    assert [g["exact_match|strict-match"] for g in graded] == [0.0, 0.0, 1.0, 0.0]
+    scores = task.score(task.grade([made] * 4, [[a] for a in answers]))
+    assert (scores["math_verify|generated"].value, scores["exact_match|flexible-extract"].value) == (0.75, 0.5)
+
+
+def test_choice_forms_score_letters_and_perplexity_per_character(data_dir):
+    letters, made = prompt("arc_easy:option_ppl", data_dir)
+    assert (letters.metric, made.gold) == ("acc", "B")
+    assert letters.grade([made], [[(-3.0, False), (-1.0, False), (-2.0, False), (-4.0, False)]])[0].value == 1.0
+    blank, made = prompt("arc_easy:blank_ppl", data_dir)
+    assert blank.metric == "acc_norm"
+    lengths = [len(r.continuation) for r in made.requests]
+    assert lengths[1] > lengths[0]  # carbon dioxide: less likely as a whole, likelier per character
+    given = [(-30.0, False), (-31.0, False), (-60.0, False), (-60.0, False)]
+    graded = blank.grade([made], [given])[0]
+    assert (graded.detail["metrics"]["acc"], graded.value) == (0.0, 1.0)
+
+
+def test_blank_ppl_documents_are_told_apart_for_overlap_and_examples(data_dir):
+    task = load("arc_easy:blank_ppl", data_dir=data_dir)
+    train = task.documents("train")
+    assert len(set(task.asked(train))) == len(train)
+    (made,) = task.prompts(task.documents("test")[:1], shots=2)
+    assert made.requests[0].context.count("?") == 2
+
+
+def test_training_texts_are_the_forms_own(data_dir):
+    task = load("gsm8k:light", data_dir=data_dir)
+    doc = task.documents("train")[0]
+    (example,) = task.examples([doc])
+    assert example.context == f"Problem: {doc['question']}\nSolution:"
+    assert example.continuation.startswith(" let's think step by step. ")
+    assert example.continuation.endswith(f"\nThe final answer is \\boxed{{{doc['answer'].split('#### ')[1]}}}")
+    assert "<<" not in example.continuation
+
+
+def test_each_form_has_its_own_fingerprint(data_dir):
+    names = ["", ":light", ":light_cot", ":iclip", ":iclip:2", ":instruct", ":instruct:2"]
+    assert len({load(f"gsm8k{name}", data_dir=data_dir).fingerprint for name in names}) == len(names)
+    assert load("gsm8k:iclip", data_dir=data_dir).fingerprint == load("gsm8k:iclip", data_dir=data_dir).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("arc_easy:light", "asks no open question"),
+        ("gsm8k:blank_ppl", "has no options"),
+        ("gsm8k:iclip:many", "how many examples"),
+        ("gsm8k:iclip:0", "how many examples"),
+        ("gsm8k:light:2", "takes nothing after it"),
+        ("arc_easy:blank_ppl:letters", "no variant 'letters'"),
+    ],
+)
+def test_forms_that_do_not_fit_say_why(name, complaint, data_dir):
+    with pytest.raises(TaskError, match=complaint):
+        load(name, data_dir=data_dir)
+
+
+class FakeTask:
+    """A task whose target is given."""
+
+    def __init__(self, target):
+        self.target = target
+
+    def doc_to_target(self, doc):
+        return self.target
+
+
+@pytest.mark.parametrize(
+    ("target", "doc", "reasoning", "answers"),
+    [
+        ("2*3=<<2*3=6>>6\n#### 6", {}, "2*3=6", ("6",)),
+        ("7", {"solution": "So $x=\\boxed{\\frac{1}{2}}$."}, "So $x=\\frac{1}{2}$.", ("\\frac{1}{2}",)),
+        (["Paris", "City of Paris"], {}, "", ("Paris", "City of Paris")),
+        ("42", {}, "", ("42",)),
+    ],
+)
+def test_solutions_are_read_from_their_usual_shapes(target, doc, reasoning, answers):
+    found = solution(FakeTask(target), doc)
+    assert (found.reasoning, found.answers) == (reasoning, answers)
+
+
+def test_boxes_are_balanced_and_the_last_counts():
+    assert last_boxed("a \\boxed{1} b \\boxed{\\frac{2}{3}} c")[0] == "\\frac{2}{3}"
+    assert last_boxed("\\boxed{open") is None
+    assert last_boxed("none") is None
+
+
+@pytest.mark.parametrize(
+    ("gold", "text", "right"),
+    [
+        ("0.5", "thus \\boxed{\\frac{1}{2}}", True),
+        ("1000", "The final answer is \\boxed{1,000}", True),
+        ("Paris", "it is \\boxed{ paris. }", True),
+        ("Paris", "it is \\boxed{London}", False),
+        ("5", "", False),
+    ],
+)
+def test_math_verify_knows_equal_answers(gold, text, right):
+    assert math_equal(gold, text) is right
+
+
+def test_the_judge_works_outside_the_main_thread():
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(math_equal, "0.5", "\\boxed{\\frac{1}{2}}").result()
