@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from potentia.errors import TaskError
 from potentia.tasks.data import quiet
+from potentia.tasks.forms import OWN_KEYS
 from potentia.tasks.index import Entry, index, tasks_folder
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def build(config: Mapping[str, Any], data: Mapping[str, Dataset]) -> Any:
 
 def present(config: Mapping[str, Any], data: Mapping[str, Dataset]) -> dict[str, Any]:
     """Return the definition without the splits that the data lack and without the keys that only an index needs."""
-    kept = {key: value for key, value in config.items() if key not in {"tag", "group", "task_list"}}
+    kept = {key: value for key, value in config.items() if key not in {"tag", "group", "task_list", *OWN_KEYS}}
     for key in (*SPLIT_KEYS.values(), "fewshot_split"):
         if kept.get(key) is not None and kept[key] not in data:
             kept[key] = None

@@ -78,7 +78,8 @@ class Task:
         self.kind: Kind = cast(Kind, leaves[0].kind)
         self._leaves = tuple(leaves)
         self._weights = dict(weights or {})
-        self.metric = self._main(metric)
+        self.metric = self._main(leaves[0].config.get("main_metric") or metric)
+        self.shots = int(leaves[0].config.get("shots") or 0)
         self.higher_is_better = leaves[0].higher_is_better(self.metric)
         self._documents: dict[Split, list[Doc]] = {}
         self._pools: dict[int, Sequence[Mapping[str, Any]]] = {}
@@ -177,7 +178,9 @@ class Task:
         ``shots`` examples go before the question, drawn per document with lm-eval's sampler from the examples that the
         definition sets aside or else from train, never the document itself. With ``chat``, the context is the
         rendering of one user message that holds them all, and the answer has no delimiter before it, as in lm-eval.
+        A prompt form that has examples of its own (``gsm8k:iclip``) shows those where none are asked for.
         """
+        shots = shots or self.shots
         if shots < 0:
             raise TaskError(f"{shots} examples in a prompt cannot be")
         if shots and self.kind == "corpus":

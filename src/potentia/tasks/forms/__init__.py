@@ -15,6 +15,10 @@ from potentia.errors import TaskError
 Form = Callable[[Any, Mapping[str, Any], str], dict[str, Any]]
 """(lm-eval task, definition, what follows the form's name and a colon) → keys to replace."""
 
+OWN_KEYS = frozenset({"form", "shots", "main_metric", "metric_names"})
+"""Keys of a definition that lm-eval does not know: the form's name, its own number of examples, its main metric, and
+the names of its metrics where not every filter goes with every metric."""
+
 _FORMS: dict[str, Form] = {}
 
 
@@ -40,3 +44,6 @@ def rewrite(spec: str, task: Any, config: Mapping[str, Any]) -> dict[str, Any]:
         known = ", ".join(names()) or "none"
         raise TaskError(f"no prompt form {name!r} (asked for by {config.get('task')}:{spec})", hint=f"forms: {known}")
     return {**config, **_FORMS[name](task, config, argument), "form": spec}
+
+
+from potentia.tasks.forms import bose as _bose  # noqa: E402, F401  (registers its forms)

@@ -1,0 +1,94 @@
+"""What a document asks, read from the task's own prompt: the bare question, the options' texts, the worked solution.
+
+A prompt form rewrites any suitable task, so it cannot know column names. It reads what the task itself renders: the
+question without its labels ("Question:", "Answer:"), the options either as the task scores them or, where it scores
+letters, as its prompt lists them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from potentia.errors import TaskError
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_BEFORE = re.compile(r"\A\s*(?:question|problem|q)\s*[:.]\s*", re.IGNORECASE)
+_AFTER = re.compile(r"\s*\n\s*(?:answer|solution|a)\s*:\s*\Z", re.IGNORECASE)
+_LISTED = re.compile(r"^[ \t]*\(?([A-Za-z]|\d{1,2})[.):]\)?[ \t]+(.*?)[ \t]*$", re.MULTILINE)
+_CALCULATION = re.compile(r"<<[^<>]*>>")
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A worked answer: the reasoning (may be empty), and every answer that counts as right."""
+
+    reasoning: str
+    answers: tuple[str, ...]
+
+
+def question(task: Any, doc: Mapping[str, Any]) -> str:
+    """Return the question alone, without the task's labels and without listed options."""
+    return _parts(task, doc)[0]
+
+
+def options(task: Any, doc: Mapping[str, Any]) -> list[str]:
+    """Return the options' texts, in the task's order."""
+    return _parts(task, doc)[1]
+
+
+def solution(task: Any, doc: Mapping[str, Any]) -> Solution:
+    r"""Return reasoning and answers: divided at ``####`` or the last ``\boxed{}``, else the target is the answer."""
+    target = task.doc_to_target(doc)
+    targets = [str(t).strip() for t in target] if isinstance(target, (list, tuple)) else [str(target).strip()]
+    worked = doc.get("solution")
+    text = _CALCULATION.sub("", worked if isinstance(worked, str) and worked else targets[0]).strip()
+    if "####" in text:
+        reasoning, _, answer = text.rpartition("####")
+        return Solution(reasoning.strip(), (answer.strip(),))
+    found = last_boxed(text)
+    if found is not None:
+        answer, start, end = found
+        return Solution(f"{text[:start]}{answer}{text[end:]}".strip(), (answer.strip(),))
+    if text != targets[0]:
+        return Solution(text, tuple(targets))
+    return Solution("", tuple(targets))
+
+
+def last_boxed(text: str) -> tuple[str, int, int] | None:
+    r"""Return the content of the last ``\boxed{…}``, with its place in the text; braces inside are balanced."""
+    start = text.rfind("\\boxed{")
+    if start < 0:
+        return None
+    depth = 0
+    for place in range(start + len("\\boxed"), len(text)):
+        depth += {"{": 1, "}": -1}.get(text[place], 0)
+        if depth == 0:
+            return text[start + len("\\boxed{") : place], start, place + 1
+    return None
+
+
+def _parts(task: Any, doc: Mapping[str, Any]) -> tuple[str, list[str]]:
+    choices = [str(c) for c in task.doc_to_choice(doc)] if task.config.doc_to_choice is not None else []
+    prompt = str(task.doc_to_text(doc))
+    if not _are_labels(choices):
+        return _bare(prompt), choices
+    listed = [match for match in _LISTED.finditer(prompt) if match[1].upper() in [c.strip().upper() for c in choices]]
+    listed = listed[-len(choices) :]
+    if [match[1].upper() for match in listed] != [c.strip().upper() for c in choices]:
+        raise TaskError(
+            f"{task.config.task} scores letters, but its prompt does not list the options line by line",
+            hint="a form needs the options' texts",
+        )
+    return _bare(prompt[: listed[0].start()]), [match[2] for match in listed]
+
+
+def _are_labels(choices: list[str]) -> bool:
+    bare = [c.strip().upper() for c in choices]
+    return len(bare) > 1 and (bare == list(LETTERS[: len(bare)]) or bare == [str(i + 1) for i in range(len(bare))])
+
+
+def _bare(prompt: str) -> str:
+    return _BEFORE.sub("", _AFTER.sub("", prompt.rstrip() if not prompt.endswith("\n") else prompt)).strip()
