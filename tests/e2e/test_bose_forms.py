@@ -59,7 +59,7 @@ def base_model():
     )  # fmt: skip
     model = LlamaForCausalLM(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
-    for _ in range(110):
+    for _ in range(160):
         starts = [order.randrange(len(stream) - 129) for _ in range(8)]
         batch = torch.stack([stream[s : s + 128] for s in starts])
         loss = model(batch, labels=batch).loss
