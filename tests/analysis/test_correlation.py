@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
 
-from potentia.analysis import correlation as module
+from potentia.analysis import kendall as module
 from potentia.analysis import kendall_matrix, kendall_of_signs, mean_offdiagonal, pearson_matrix, spearman_matrix
 from potentia.errors import InputError
 

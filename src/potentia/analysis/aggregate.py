@@ -16,8 +16,8 @@ from scipy.stats import rankdata
 
 from potentia.analysis.bootstrap import LEVEL, noisy_values, row_draws
 from potentia.analysis.components import standardise
-from potentia.analysis.correlation import kendall_matrix
 from potentia.analysis.finding import Cell, Chart, Finding, Heatmap, Plot, Points, Table
+from potentia.analysis.kendall import kendall_matrix
 from potentia.errors import InputError
 from potentia.scores import Floats, ScoreMatrix
 
@@ -183,6 +183,8 @@ def first_component(values: Floats) -> Floats:
 
 def mean_z(values: Floats) -> Floats:
     """Mean over tasks of the z score among the models that have the task."""
+    if np.isfinite(values).all():
+        return np.asarray(standardise(values).mean(axis=1))
     z = np.full(values.shape, np.nan)
     for j in range(values.shape[1]):
         known = np.isfinite(values[:, j])
@@ -192,24 +194,24 @@ def mean_z(values: Floats) -> Floats:
 
 
 def borda(values: Floats) -> Floats:
-    """Share of comparisons with other models, over all tasks, that a model wins; a tie counts half."""
-    wins, met = np.zeros(len(values)), np.zeros(len(values))
-    for j in range(values.shape[1]):
-        known = np.isfinite(values[:, j])
-        others = known.sum() - 1
-        wins[known] += rankdata(values[known, j]) - 1.0
-        met[known] += others
+    """Share of comparisons with other models, over all tasks, that a model wins; a tie counts half.
+
+    With no score missing this orders the models as the mean rank does.
+    """
+    known = np.isfinite(values)
+    wins = np.where(known, _task_ranks(values) - 1.0, 0.0).sum(axis=1)
+    met = np.where(known, known.sum(axis=0) - 1, 0).sum(axis=1)
     return np.asarray(np.divide(wins, met, out=np.full(len(values), np.nan), where=met > 0))
 
 
 def negative_mean_rank(values: Floats) -> Floats:
-    """Mean rank over tasks as a share of the models ranked there, turned so that higher is better."""
-    share = np.full(values.shape, np.nan)
-    for j in range(values.shape[1]):
-        known = np.isfinite(values[:, j])
-        if known.any():
-            share[known, j] = -rankdata(-values[known, j]) / known.sum() * len(values)
-    return _row_means(share)
+    """Mean rank over tasks, scaled to all models where some lack the task, turned so that higher is better."""
+    return _row_means(-_task_ranks(-values) / np.isfinite(values).sum(axis=0).clip(1) * len(values))
+
+
+def _task_ranks(values: Floats) -> Floats:
+    """Midranks on each task, 1 for the lowest, among the models that have it."""
+    return np.asarray(rankdata(values, axis=0, nan_policy="omit"))
 
 
 METHODS: dict[str, Callable[[Floats], Floats]] = {

@@ -315,8 +315,9 @@ def _resample(
 
 
 def _category_names(tasks: Sequence[str], categories: Mapping[str, str] | None) -> tuple[str, ...]:
-    """Return the categories in the order in which the tasks bring them up."""
-    return tuple(dict.fromkeys(categories[t] for t in tasks if categories.get(t))) if categories else ()
+    """Return the categories that these tasks have, in the order of the mapping."""
+    known = set(tasks)
+    return tuple(dict.fromkeys(c for t, c in (categories or {}).items() if t in known and c))
 
 
 def _by_category(tau: Floats, tasks: Sequence[str], categories: Mapping[str, str], names: Sequence[str]) -> Floats:

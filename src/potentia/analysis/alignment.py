@@ -24,8 +24,8 @@ import numpy.typing as npt
 from scipy.stats import rankdata
 
 from potentia.analysis.bootstrap import LEVEL
-from potentia.analysis.correlation import kendall_matrix
 from potentia.analysis.finding import Bump, Cell, Chart, Finding, Table
+from potentia.analysis.kendall import kendall_matrix
 from potentia.analysis.significance import better
 from potentia.errors import InputError
 from potentia.scores import Floats, ScoreMatrix
@@ -58,7 +58,7 @@ class Alignment(Finding):
                 f"Aligned ranks on {self.tasks[0]} and {self.tasks[1]} ({self.protocol})",
                 ("model", *self.tasks, "change"),
                 tuple(rows),
-                note=f"{self.moved} of {len(self.models)} models keep a significant change of rank; "
+                note=f"{self.moved} of {len(self.models)} models keep a change that no alignment removed; "
                 f"τ {self.tau:.2f} plain, {self.aligned_tau:.2f} aligned.",
             )
         ]
@@ -69,7 +69,7 @@ class Alignment(Finding):
             Bump(
                 name=f"alignment-{self.protocol}-{self.tasks[0]}-{self.tasks[1]}",
                 title=f"{self.tasks[0]} and {self.tasks[1]}: {self.protocol}",
-                caption="Rankings aligned as far as significance allows; every crossing line is a significant change.",
+                caption="Rankings aligned greedily, never against a significant difference on either task.",
                 models=self.models,
                 columns=self.tasks,
                 ranks=self.ranks,

@@ -19,6 +19,7 @@ from potentia.errors import InputError
 from potentia.scores import Floats, ScoreMatrix
 
 GAPS = ("models", "tasks", "mean")
+ALL = "all models"
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Components(Finding):
         top = self.explained[:5]
         order = [int(k) for k in np.argsort(-self.scores[:, 0], kind="stable")]
         name = f"{self.protocol}-{self.group}".replace(" ", "-")
-        return [
+        charts: list[Chart] = [
             Bars(
                 name=f"scree-{name}",
                 title=f"Explained variance: {self.protocol}, {self.group}",
@@ -73,16 +74,20 @@ class Components(Finding):
                 high={self.protocol: tuple(i.high for i in top)},
                 y_label="share of variance",
             ),
-            Bars(
-                name=f"pc1-{name}",
-                title=f"PC1 of each model: {self.protocol}, {self.group}",
-                caption="Scores on the first principal component; higher is better.",
-                labels=tuple(self.models[k] for k in order),
-                series={self.protocol: tuple(float(self.scores[k, 0]) for k in order)},
-                y_label="PC1",
-                horizontal=True,
-            ),
         ]
+        if self.group == ALL:
+            charts.append(
+                Bars(
+                    name=f"pc1-{name}",
+                    title=f"PC1 of each model: {self.protocol}",
+                    caption="Scores on the first principal component; higher is better.",
+                    labels=tuple(self.models[k] for k in order),
+                    series={self.protocol: tuple(float(self.scores[k, 0]) for k in order)},
+                    y_label="PC1",
+                    horizontal=True,
+                )
+            )
+        return charts
 
 
 GAP_NOTES = {
@@ -95,7 +100,7 @@ GAP_NOTES = {
 def find_components(
     matrix: ScoreMatrix,
     *,
-    group: str = "all models",
+    group: str = ALL,
     gaps: str = "models",
     resamples: int = RESAMPLES,
     level: float = LEVEL,

@@ -14,8 +14,8 @@ from scipy.stats import linregress
 
 from potentia.analysis.bootstrap import LEVEL, RESAMPLES, interval, row_draws
 from potentia.analysis.components import Components
-from potentia.analysis.correlation import kendall_matrix
 from potentia.analysis.finding import Cell, Chart, Finding, Interval, Line, Plot, Points, Table
+from potentia.analysis.kendall import kendall_matrix
 from potentia.errors import InputError
 
 

@@ -1,93 +1,33 @@
-"""Correlation between every two columns at once: Kendall's tau-b, Spearman and Pearson, with ties, gaps and weights.
+"""Spearman's and Pearson's correlations between every two tasks, beside Kendall's, and means over pairs of tasks.
 
-Kendall's tau only needs the sign of every pair of models on every task. Written as a matrix S of (pairs, tasks) with
-entries -1, 0, 1, the concordant-minus-discordant counts of all tasks are one product SᵀS, and a bootstrap resample of
-models is that product with each pair (a, b) weighted by w_a·w_b, the times each model was drawn: copies of one model
-tie on every task and so count nowhere, exactly as tau-b on the resampled rows. Missing scores are treated pairwise:
-a pair of tasks is compared on the models that have both.
+Like ``kendall_matrix``, both treat missing scores pairwise and take bootstrap weights: how often each model counts.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
-from potentia.errors import InputError
+from potentia.analysis.kendall import kendall_matrix, three_axes
 from potentia.scores import Floats
 
 Correlate = Callable[..., Floats]
-_BLOCK = 1 << 22  # entries of a working block: small enough for the cache to help, large enough for BLAS
-_STACK = 1 << 16  # the same for a stack of matrices, whose products are many and small
-_MANY_MODELS = 1_000
-_EXACT = 1 << 24  # integers up to here are exact in float32
-
-
-def kendall_matrix(
-    values: npt.ArrayLike, others: npt.ArrayLike | None = None, *, weights: npt.ArrayLike | None = None
-) -> Floats:
-    """Kendall's tau-b between every column of ``values`` and every column of ``others`` (or of ``values``).
-
-    ``values`` is (models, tasks), or (resamples, models, tasks) for resamples that change the scores themselves.
-    ``weights`` (models,) or (resamples, models) says how often each model counts, as a bootstrap draws them. The
-    result is (tasks, other tasks), with a leading axis of resamples where one came in. Equal to
-    ``scipy.stats.kendalltau`` for each pair of columns on the rows where both are finite; NaN where a column is
-    constant or fewer than two models are left.
-    """
-    x = _three_axes(values)
-    y = None if others is None else _three_axes(others)
-    if y is not None and y.shape[:2] != x.shape[:2]:
-        raise InputError(f"values {x.shape} and others {y.shape} must have the same models and resamples")
-    draws = _draws(weights, x.shape[1])
-    if draws is not None and x.shape[0] > 1 and len(draws) not in (1, x.shape[0]):
-        raise InputError("weights and values name different numbers of resamples")
-    single = np.ndim(values) == 2 and (weights is None or np.ndim(weights) == 1)
-    if x.shape[0] == 1:
-        tau = _tau_of_one(x[0], None if y is None else y[0], draws)
-    elif y is None and draws is None and x.shape[1] <= _MANY_MODELS and not np.isnan(x).any():
-        tau = _tau_of_stack(x)
-    else:
-        weight = [None] * len(x) if draws is None else [draws[r % len(draws)][None] for r in range(len(x))]
-        tau = np.stack([_tau_of_one(x[r], None if y is None else y[r], weight[r])[0] for r in range(len(x))])
-    return tau[0] if single else tau
-
-
-def kendall_of_signs(
-    signs: npt.ArrayLike, known: npt.ArrayLike | None = None, *, weights: npt.ArrayLike | None = None
-) -> Floats:
-    """Tau-b between the columns of a sign matrix: (pairs of models, tasks) in the order of ``np.triu_indices``.
-
-    This is tau-b for comparisons that need not be a ranking: where an insignificant difference counts as a tie, ties
-    are not transitive and only the pairwise signs exist (appendix C.2). ``known`` marks the pairs that could be
-    compared at all (default: every pair); ``weights`` are per model, as in ``kendall_matrix``.
-    """
-    s = np.asarray(signs, dtype=np.float32)
-    models = _models_of_pairs(s.shape[0])
-    draws = _draws(weights, models)
-    a, b = np.triu_indices(models, 1)
-    v = None if known is None else np.asarray(known, dtype=np.float32)
-    totals = _Totals(s.shape[1], None, 1 if draws is None else len(draws), gaps=v is not None)
-    for part in _slices(len(a), totals.width):
-        pair = None if draws is None else draws[:, a[part]] * draws[:, b[part]]
-        totals.add(s[part], None, None if v is None else v[part], None, pair)
-    tau = totals.tau()
-    return tau[0] if weights is None or np.ndim(weights) == 1 else tau
 
 
 def spearman_matrix(
     values: npt.ArrayLike, others: npt.ArrayLike | None = None, *, weights: npt.ArrayLike | None = None
 ) -> Floats:
     """Spearman's rho between columns: Pearson's r of the midranks, on the models that have both scores."""
-    return _by_resample(_spearman, values, others, weights)
+    return _correlate(values, others, weights, ranks=True)
 
 
 def pearson_matrix(
     values: npt.ArrayLike, others: npt.ArrayLike | None = None, *, weights: npt.ArrayLike | None = None
 ) -> Floats:
     """Pearson's r between columns, on the models that have both scores; NaN where a column is constant."""
-    return _by_resample(_pearson, values, others, weights)
+    return _correlate(values, others, weights, ranks=False)
 
 
 METHODS: dict[str, Correlate] = {"kendall": kendall_matrix, "spearman": spearman_matrix, "pearson": pearson_matrix}
@@ -108,254 +48,72 @@ def nan_mean(values: npt.ArrayLike, axis: int = -1) -> Floats:
     return np.asarray(np.divide(total, count, out=np.full(np.shape(total), np.nan), where=count > 0))
 
 
-# --- Kendall -------------------------------------------------------------------------------------------------------
-
-
-class _Totals:
-    """Running sums over blocks of pairs: concordance, and pairs untied on one side among those known on both."""
-
-    def __init__(self, left: int, right: int | None, resamples: int, *, gaps: bool) -> None:
-        self.symmetric = right is None
-        self.left, self.right = left, left if right is None else right
-        self.gaps = gaps
-        shape = (resamples, self.left, self.right)
-        self.concordance = np.zeros(shape)
-        self.untied_left, self.untied_right = np.zeros(shape), np.zeros(shape)
-        self.width = max(1, self.left * self.right if resamples > 1 else self.left + self.right, resamples)
-
-    def add(
-        self,
-        s: npt.NDArray[np.float32],
-        t: npt.NDArray[np.float32] | None,
-        known_s: npt.NDArray[np.float32] | None,
-        known_t: npt.NDArray[np.float32] | None,
-        pair: npt.NDArray[np.floating] | None,
-    ) -> None:
-        t = s if t is None else t
-        known_t = known_s if known_t is None else known_t
-        square_s, square_t = np.abs(s), np.abs(t)
-        if pair is None:
-            self.concordance[0] += s.T @ t
-            if self.gaps:
-                self.untied_left[0] += square_s.T @ _ones_or(known_t, t)
-                self.untied_right[0] += _ones_or(known_s, s).T @ square_t
-            elif not self.symmetric:
-                self.untied_left[0] += square_s.sum(axis=0)[:, None]
-                self.untied_right[0] += square_t.sum(axis=0)[None, :]
-            return
-        self.concordance += self._products(s, t, pair, self.symmetric)
-        if self.gaps:
-            self.untied_left += self._products(square_s, _ones_or(known_t, t), pair, False)
-            self.untied_right += self._products(_ones_or(known_s, s), square_t, pair, False)
-        elif not self.symmetric:
-            self.untied_left += (pair @ square_s)[:, :, None]
-            self.untied_right += (pair @ square_t)[:, None, :]
-
-    def _products(
-        self, s: npt.NDArray[np.float32], t: npt.NDArray[np.float32], pair: npt.NDArray[np.floating], symmetric: bool
-    ) -> Floats:
-        """Weighted sums of s_i·t_j for every i and j; for a symmetric matrix only half of them are computed."""
-        i, j = np.triu_indices(self.left) if symmetric else np.indices((self.left, self.right)).reshape(2, -1)
-        flat = pair @ (s[:, i] * t[:, j])
-        full = np.empty((len(pair), self.left, self.right))
-        full[:, i, j] = flat
-        if symmetric:
-            full[:, j, i] = flat
-        return full
-
-    def tau(self) -> Floats:
-        if self.symmetric and not self.gaps:  # then the diagonal of SᵀS counts the untied pairs
-            untied = np.diagonal(self.concordance, axis1=1, axis2=2)
-            self.untied_left, self.untied_right = untied[:, :, None], untied[:, None, :]
-        with np.errstate(invalid="ignore", divide="ignore"):
-            tau = self.concordance / np.sqrt(self.untied_left) / np.sqrt(self.untied_right)
-        return np.clip(tau, -1.0, 1.0)
-
-
-def _tau_of_one(x: Floats, y: Floats | None, draws: npt.NDArray[np.floating] | None) -> Floats:
-    """Tau-b of one score matrix under any number of resampling weights."""
-    models = x.shape[0]
-    if models > _MANY_MODELS and draws is None:
-        return _tau_by_sorting(x, y)[None]
-    known_x, known_y = ~np.isnan(x), None if y is None else ~np.isnan(y)
-    gaps = not (known_x.all() and (known_y is None or known_y.all()))
-    totals = _Totals(x.shape[1], None if y is None else y.shape[1], 1 if draws is None else len(draws), gaps=gaps)
-    for a, b in _pairs(models, max(1, _BLOCK // totals.width)):
-        totals.add(
-            _signs(x, a, b),
-            None if y is None else _signs(y, a, b),
-            (known_x[a] & known_x[b]).astype(np.float32) if gaps else None,
-            (known_y[a] & known_y[b]).astype(np.float32) if gaps and known_y is not None else None,
-            None if draws is None else draws[:, a] * draws[:, b],
-        )
-    return totals.tau()
-
-
-def _tau_of_stack(x: Floats) -> Floats:
-    """Tau-b of each of a stack of whole matrices, by batched products on small integers."""
-    a, b = np.triu_indices(x.shape[1], 1)
-    places = _dense_ranks(x)
-    tau = np.empty((len(x), x.shape[2], x.shape[2]))
-    step = max(1, _STACK // max(1, len(a) * x.shape[2]))
-    for start in range(0, len(x), step):
-        part = places[start : start + step]
-        s = np.sign(part[:, a] - part[:, b]).astype(np.float32)  # (resamples, pairs, tasks)
-        totals = _Totals(x.shape[2], None, len(part), gaps=False)
-        totals.concordance += s.transpose(0, 2, 1) @ s
-        tau[start : start + step] = totals.tau()
-    return tau
-
-
-def _dense_ranks(x: Floats) -> npt.NDArray[np.int16]:
-    """Return integers in the order of the models, equal where the scores are equal, for each resample and task."""
-    order = np.argsort(x, axis=1)
-    ascending = np.take_along_axis(x, order, axis=1)
-    steps = np.zeros(x.shape, dtype=np.int16)
-    steps[:, 1:] = np.cumsum(ascending[:, 1:] != ascending[:, :-1], axis=1)
-    places = np.empty_like(steps)
-    np.put_along_axis(places, order, steps, axis=1)
-    return places
-
-
-def _tau_by_sorting(x: Floats, y: Floats | None) -> Floats:
-    """Tau-b of many models: past a thousand, sorting (n log n) beats looking at every pair of models (n²)."""
-    from scipy.stats import kendalltau
-
-    other = x if y is None else y
-    tau = np.full((x.shape[1], other.shape[1]), np.nan)
-    for i in range(x.shape[1]):
-        for j in range(other.shape[1]):
-            if y is None and j < i:
-                tau[i, j] = tau[j, i]
-                continue
-            both = ~(np.isnan(x[:, i]) | np.isnan(other[:, j]))
-            if both.sum() > 1:
-                tau[i, j] = kendalltau(x[both, i], other[both, j], method="asymptotic").statistic
-    return tau
-
-
-def _signs(x: Floats, a: npt.NDArray[np.intp], b: npt.NDArray[np.intp]) -> npt.NDArray[np.float32]:
-    """Which of each pair is better, per task: 1, -1, or 0 for a tie or a gap."""
-    first, second = x[a], x[b]
-    return np.subtract(first > second, first < second, dtype=np.float32)
-
-
-def _pairs(models: int, size: int) -> Iterator[tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]]:
-    """All pairs a < b in blocks of at most about ``size`` pairs (never fewer than one model's)."""
-    start = 0
-    while start < models - 1:
-        stop, count = start, 0
-        while stop < models - 1 and (count == 0 or count + models - 1 - stop <= size):
-            count += models - 1 - stop
-            stop += 1
-        lengths = models - 1 - np.arange(start, stop)
-        a = np.repeat(np.arange(start, stop), lengths)
-        b = np.concatenate([np.arange(m + 1, models) for m in range(start, stop)])
-        yield a, b
-        start = stop
-
-
-def _ones_or(known: npt.NDArray[np.float32] | None, like: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    return np.ones_like(like) if known is None else known
-
-
-def _slices(total: int, width: int) -> Iterator[slice]:
-    step = max(1, _BLOCK // width)
-    for start in range(0, total, step):
-        yield slice(start, min(start + step, total))
-
-
-def _models_of_pairs(pairs: int) -> int:
-    models = (1 + math.isqrt(1 + 8 * pairs)) // 2
-    if models * (models - 1) // 2 != pairs:
-        raise InputError(f"{pairs} rows are not all pairs of any number of models")
-    return models
-
-
-def _draws(weights: npt.ArrayLike | None, models: int) -> npt.NDArray[np.floating] | None:
-    """Return weights as (resamples, models); float32 where every sum of pair weights stays exact in it."""
-    if weights is None:
-        return None
-    draws = np.atleast_2d(np.asarray(weights, dtype=np.float64))
-    if draws.shape[1] != models:
-        raise InputError(f"weights are for {draws.shape[1]} models, the scores for {models}")
-    exact = bool(np.all(draws == np.rint(draws)) and draws.sum(axis=1).max(initial=0.0) ** 2 / 2 < _EXACT)
-    return draws.astype(np.float32) if exact else draws
-
-
-def _three_axes(values: npt.ArrayLike) -> Floats:
-    array = np.asarray(values, dtype=np.float64)
-    if array.ndim not in (2, 3):
-        raise InputError(f"expected (models, tasks) or (resamples, models, tasks), not {array.ndim} axes")
-    return array if array.ndim == 3 else array[None]
-
-
-# --- Spearman and Pearson ------------------------------------------------------------------------------------------
-
-
-def _by_resample(
-    one: Callable[[Floats, Floats, Floats], Floats],
-    values: npt.ArrayLike,
-    others: npt.ArrayLike | None,
-    weights: npt.ArrayLike | None,
+def _correlate(
+    values: npt.ArrayLike, others: npt.ArrayLike | None, weights: npt.ArrayLike | None, *, ranks: bool
 ) -> Floats:
-    x = _three_axes(values)
-    y = x if others is None else _three_axes(others)
+    x = three_axes(values)
+    y = x if others is None else three_axes(others)
     draws = np.ones((1, x.shape[1])) if weights is None else np.atleast_2d(np.asarray(weights, dtype=np.float64))
-    resamples = max(len(x), len(draws))
-    result = np.stack([one(x[r % len(x)], y[r % len(y)], draws[r % len(draws)]) for r in range(resamples)])
-    return result[0] if np.ndim(values) == 2 and (weights is None or np.ndim(weights) == 1) else result
+    single = np.ndim(values) == 2 and (weights is None or np.ndim(weights) == 1)
+    if len(x) == 1 and np.isfinite(x).all() and np.isfinite(y).all():
+        left, right = (_midranks(x[0], draws), _midranks(y[0], draws)) if ranks else (x, y)
+        result = _pearson_of_whole(left, right, draws)
+    else:
+        one = _spearman if ranks else _pearson
+        resamples = max(len(x), len(draws))
+        result = np.stack([one(x[r % len(x)], y[r % len(y)], draws[r % len(draws)]) for r in range(resamples)])
+    return result[0] if single else result
 
 
-def _pearson(x: Floats, y: Floats, weight: Floats) -> Floats:
-    drawn = weight > 0
-    x, y, weight = x[drawn], y[drawn], weight[drawn]
-    known_x, known_y = np.isfinite(x), np.isfinite(y)
-    x, y = _shifted(x, known_x), _shifted(y, known_y)
-    wx, wy, w = x * weight[:, None], y * weight[:, None], weight[:, None]
-    count = (known_x * w).T @ known_y.astype(np.float64)
-    sum_x, sum_y = wx.T @ known_y, known_x.T @ wy
-    square_x, square_y = (wx * x).T @ known_y, known_x.T @ (wy * y)
+def _pearson_of_whole(x: Floats, y: Floats, weight: Floats) -> Floats:
+    """Weighted r without gaps, all resamples at once: x and y are (1 or R, models, tasks), weight (R, models)."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        spread_x = _spread(square_x, sum_x, count)
-        spread_y = _spread(square_y, sum_y, count)
-        r = (wx.T @ y - sum_x * sum_y / count) / np.sqrt(spread_x) / np.sqrt(spread_y)
+        share = (weight / weight.sum(axis=1, keepdims=True))[:, None, :]  # (R, 1, models)
+        left, right = x - share @ x, y - share @ y
+        spread_x, spread_y = (_spread(share @ d**2, share @ v**2) for d, v in ((left, x), (right, y)))
+        together = (left * share.transpose(0, 2, 1)).transpose(0, 2, 1) @ right
+        r = together / np.sqrt(spread_x).transpose(0, 2, 1) / np.sqrt(spread_y)
     return np.asarray(np.clip(r, -1.0, 1.0))
 
 
-def _shifted(x: Floats, known: npt.NDArray[np.bool_]) -> Floats:
-    """Move each column to its mean, which keeps the sums of squares well conditioned; gaps become zero."""
-    centre = np.where(known, x, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
-    return np.where(known, x - centre, 0.0)
-
-
-def _spread(square: Floats, total: Floats, count: Floats) -> Floats:
-    """Sum of squared deviations; NaN, hence an undefined correlation, where it is only rounding."""
-    spread = square - total**2 / count
-    return np.where(spread > 1e-12 * square, spread, np.nan)
-
-
-def _spearman(x: Floats, y: Floats, weight: Floats) -> Floats:
-    known_x, known_y = np.isfinite(x), np.isfinite(y)
-    if known_x.all() and known_y.all():
-        return _pearson(_midranks(x, weight), _midranks(y, weight), weight)
+def _pearson(x: Floats, y: Floats, weight: Floats) -> Floats:
+    """Weighted r of every pair of columns on the rows that both have."""
     result = np.full((x.shape[1], y.shape[1]), np.nan)
     for i in range(x.shape[1]):
         for j in range(y.shape[1]):
-            both = known_x[:, i] & known_y[:, j]
+            both = np.isfinite(x[:, i]) & np.isfinite(y[:, j]) & (weight > 0)
             if both.sum() > 1:
-                w = weight[both]
-                left, right = _midranks(x[both, i : i + 1], w), _midranks(y[both, j : j + 1], w)
-                result[i, j] = _pearson(left, right, w)[0, 0]
+                left, right = x[None, both, i : i + 1], y[None, both, j : j + 1]
+                result[i, j] = _pearson_of_whole(left, right, weight[None, both])[0, 0, 0]
     return result
 
 
+def _spearman(x: Floats, y: Floats, weight: Floats) -> Floats:
+    """Weighted rho of every pair of columns, ranked anew on the rows that both have."""
+    result = np.full((x.shape[1], y.shape[1]), np.nan)
+    for i in range(x.shape[1]):
+        for j in range(y.shape[1]):
+            both = np.isfinite(x[:, i]) & np.isfinite(y[:, j])
+            if both.sum() > 1:
+                w = weight[None, both]
+                left, right = _midranks(x[both, i : i + 1], w), _midranks(y[both, j : j + 1], w)
+                result[i, j] = _pearson_of_whole(left, right, w)[0, 0, 0]
+    return result
+
+
+def _spread(variance: Floats, scale: Floats) -> Floats:
+    """Variance, or NaN, hence an undefined correlation, where it is only rounding."""
+    return np.where(variance > 1e-26 * scale, variance, np.nan)
+
+
 def _midranks(x: Floats, weight: Floats) -> Floats:
-    """Average ranks of each column where row a stands for ``weight[a]`` equal rows."""
-    ranks = np.empty_like(x)
+    """Average ranks where row a stands for ``weight[r, a]`` equal rows: (resamples, models, tasks)."""
+    ranks = np.empty((len(weight), *x.shape))
     for column in range(x.shape[1]):
-        _, place = np.unique(x[:, column], return_inverse=True)
-        mass = np.bincount(place, weights=weight)
-        below = np.concatenate([[0.0], np.cumsum(mass)[:-1]])
-        ranks[:, column] = (below + (mass + 1.0) / 2.0)[place]
+        order = np.argsort(x[:, column], kind="stable")
+        ascending = x[order, column]
+        new = np.concatenate([[True], ascending[1:] != ascending[:-1]])
+        mass = np.add.reduceat(weight[:, order], np.flatnonzero(new), axis=1)  # (resamples, distinct scores)
+        middle = np.cumsum(mass, axis=1) - mass + (mass + 1.0) / 2.0
+        ranks[:, order, column] = middle[:, np.cumsum(new) - 1]
     return ranks

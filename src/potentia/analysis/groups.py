@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from potentia.analysis.bootstrap import LEVEL, RESAMPLES, interval, pair_mean, row_draws
-from potentia.analysis.correlation import kendall_matrix
 from potentia.analysis.finding import Bars, Cell, Chart, Finding, Interval, Table
+from potentia.analysis.kendall import kendall_matrix
 from potentia.scores import ScoreMatrix
 
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from potentia.analysis.bootstrap import LEVEL, RESAMPLES, interval, pair_mean, row_draws
-from potentia.analysis.correlation import kendall_matrix, nan_mean
+from potentia.analysis.correlation import nan_mean
 from potentia.analysis.finding import Cell, Chart, Finding, Heatmap, Interval, Table
+from potentia.analysis.kendall import kendall_matrix
 from potentia.errors import InputError
 from potentia.scores import Floats, ScoreMatrix
 

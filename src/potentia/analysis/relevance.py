@@ -13,7 +13,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from potentia.analysis.correlation import kendall_matrix, pearson_matrix, spearman_matrix
+from potentia.analysis.correlation import pearson_matrix, spearman_matrix
+from potentia.analysis.kendall import kendall_matrix
 from potentia.errors import InputError
 from potentia.scores import Floats, ScoreMatrix
 
@@ -58,7 +59,7 @@ def performance(scores: ScoreMatrix, target: str, candidates: Sequence[str] | No
     return chosen
 
 
-def relevance(
+def measure_relevance(
     scores: ScoreMatrix, target: str, candidates: Sequence[str] | None = None, *, how: Normalise = "both"
 ) -> Relevance:
     """Correlate the target with every candidate by Pearson, Spearman and Kendall on the normalised scores."""

@@ -15,8 +15,8 @@ import numpy as np
 
 from potentia.analysis.agreement import shared
 from potentia.analysis.bootstrap import LEVEL
-from potentia.analysis.correlation import kendall_matrix
 from potentia.analysis.finding import Cell, Chart, Finding, Heatmap, Table
+from potentia.analysis.kendall import kendall_matrix
 from potentia.analysis.significance import pair_signs
 from potentia.scores import Floats, ScoreMatrix
 

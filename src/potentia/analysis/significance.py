@@ -16,8 +16,8 @@ import numpy.typing as npt
 from scipy.stats import binom, false_discovery_control, norm
 
 from potentia.analysis.bootstrap import LEVEL, RESAMPLES, interval, pair_mean, row_draws
-from potentia.analysis.correlation import kendall_matrix, kendall_of_signs
 from potentia.analysis.finding import Bars, Cell, Chart, Finding, Heatmap, Interval, Table
+from potentia.analysis.kendall import kendall_matrix, kendall_of_signs
 from potentia.errors import InputError
 from potentia.scores import Floats, ScoreMatrix
 

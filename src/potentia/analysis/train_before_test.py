@@ -17,14 +17,15 @@ from potentia.analysis.alignment import align
 from potentia.analysis.bootstrap import RESAMPLES
 from potentia.analysis.components import Components, find_components
 from potentia.analysis.compute import fit_compute
-from potentia.analysis.correlation import kendall_matrix, mean_offdiagonal
+from potentia.analysis.correlation import mean_offdiagonal
 from potentia.analysis.finding import Cell, Chart, Finding, Table
 from potentia.analysis.groups import GroupAgreement, agreement_by_models, agreement_by_tasks, bin_order, size_bins
+from potentia.analysis.kendall import kendall_matrix
 from potentia.analysis.perplexity import PerplexityAgreement, compare_perplexity
 from potentia.analysis.significance import Significance, measure_significance
 from potentia.errors import InputError
 from potentia.facts import ModelFacts, models
-from potentia.facts.benchmarks import benchmark
+from potentia.facts.benchmarks import benchmarks
 from potentia.scores import ScoreMatrix
 
 PROTOCOLS = ("direct", "train_before_test")
@@ -107,7 +108,7 @@ def reproduce(scores: Mapping[str, ScoreMatrix], *, resamples: int = RESAMPLES, 
     tables = {p: _tasks(scores[p]) for p in ("direct", "few_shot", "train_before_test") if p in scores}
     pair = [tables[p] for p in PROTOCOLS]
     facts = {m: f for m in pair[0].models if (f := models().find(m)) is not None}
-    categories = {t: b.category for t in pair[0].tasks if (b := benchmark(t)) is not None and b.category}
+    categories = {b.task: b.category for b in benchmarks() if b.category}
     found: dict[str, Finding] = {}
     for protocol, matrix in tables.items():
         found[f"agreement {protocol}"] = measure_agreement(

@@ -1,0 +1,33 @@
+"""Colours that people with any colour vision can tell apart, and names short enough for an axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+# Okabe and Ito's eight, without black and with the pale yellow last.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#7F7F7F", "#F0E442")
+DASHES = ("solid", "dash", "dot", "dashdot")
+MARKERS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "x")
+SEQUENTIAL = "cividis"
+DIVERGING = "PuOr"
+
+
+def colour(place: int) -> str:
+    """Return the colour of the n-th series; past eight they repeat with another dash or marker."""
+    return COLOURS[place % len(COLOURS)]
+
+
+def round_of(place: int) -> int:
+    """Return how often the colours were used up before the n-th series: the index of its dash and marker."""
+    return place // len(COLOURS)
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Leave out the organisation of ``organisation/model`` where the rest still tells the names apart."""
+    short = [name.rpartition("/")[2] or name for name in names]
+    return [s if short.count(s) == 1 or names.count(n) > 1 else n for s, n in zip(short, names, strict=True)]
+
+
+def by_position(x: Sequence[float], labels: Sequence[str]) -> bool:
+    """Say whether labelled points merely stand in a row (x is 1, 2, … n), so that the labels belong on the axis."""
+    return len(labels) == len(x) > 0 and all(value == place for place, value in enumerate(x, 1))
