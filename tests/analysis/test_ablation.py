@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from potentia.analysis.ablation import ablation
+from potentia.analysis.ablation import compare_methods
 from potentia.errors import InputError
 from potentia.scores import ScoreMatrix
 
@@ -12,24 +12,24 @@ def scores(values, tasks):
 
 
 def test_ranks_are_per_cell_and_ties_share_them():
-    found = ablation(scores([[0.5, 0.7, 0.7], [0.9, 0.2, 0.1]], ["t:a", "t:b", "t:c"]))
+    found = compare_methods(scores([[0.5, 0.7, 0.7], [0.9, 0.2, 0.1]], ["t:a", "t:b", "t:c"]))
     assert found.methods == ("a", "b", "c")
     assert [r.value for r in found.mean_rank] == [2.0, 1.75, 2.25]
     assert found.best == (1, 1, 1)
 
 
 def test_near_best_is_within_the_tolerance_and_not_best():
-    found = ablation(scores([[0.500, 0.495, 0.300]], ["t:a", "t:b", "t:c"]))
+    found = compare_methods(scores([[0.500, 0.495, 0.300]], ["t:a", "t:b", "t:c"]))
     assert found.near == (0, 1, 0)
     assert found.tables()[0].rows[0][2].endswith("**")
 
 
 def test_cells_that_a_method_lacks_do_not_count():
-    found = ablation(scores([[0.5, 0.6], [0.9, np.nan]], ["t:a", "t:b"]))
+    found = compare_methods(scores([[0.5, 0.6], [0.9, np.nan]], ["t:a", "t:b"]))
     assert found.cells == 1
     assert found.models == ("m0",)
 
 
 def test_one_method_cannot_be_ranked():
     with pytest.raises(InputError, match="two methods"):
-        ablation(scores([[0.5, 0.6]], ["t", "u"]))
+        compare_methods(scores([[0.5, 0.6]], ["t", "u"]))

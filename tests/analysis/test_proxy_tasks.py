@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from potentia.analysis.forecast import by_perplexity, forecast, reversed_pairs
+from potentia.analysis.forecast import by_perplexity, make_forecast, reversed_pairs
 from potentia.analysis.proxy import choose_proxies, ignore_robustness, log_ratio, predict, sigmoid
 from potentia.analysis.robustness import Robustness, variance_ratio
 from potentia.analysis.validation import _halves, validate
@@ -99,9 +99,9 @@ def test_forecast_counts_reversals_for_proxies_and_perplexity():
     scores = world()
     truth = dict(zip(scores.models, scores.oriented()[:, 0], strict=True))
     weights = choose_proxies(scores, "target", CANDIDATES).weights
-    found = forecast(weights, scores, "target", truth=truth, corpora=["corpus"])
+    found = make_forecast(weights, scores, "target", truth=truth, corpora=["corpus"])
     assert found.reversed_by_proxy < found.reversed_by_perplexity
-    blind = forecast(weights, scores, "target")
+    blind = make_forecast(weights, scores, "target")
     assert blind.reversed_by_proxy is None
     assert blind.charts() == ()
     assert json.dumps(blind.to_dict())

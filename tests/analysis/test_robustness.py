@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from potentia.analysis.robustness import robustness, variance_ratio
+from potentia.analysis.robustness import measure_robustness, variance_ratio
 from potentia.errors import InputError
 from potentia.scores import ScoreMatrix
 
@@ -36,7 +36,7 @@ def test_what_cannot_be_known_is_said_not_guessed(data, seeds, why):
 def test_small_groups_are_called_small():
     values = np.random.default_rng(1).normal(size=(8, 2))
     scores = ScoreMatrix.build(list("ABCDEFGH"), ["x", "y"], values)
-    found = robustness(scores, list("DEFGH"), list("ABC"))
+    found = measure_robustness(scores, list("DEFGH"), list("ABC"))
     assert "5 and 3 models: the interval spans a factor of 418" in found.tables()[0].note
     with pytest.raises(InputError, match="in both groups: C"):
-        robustness(scores, list("CDE"), list("ABC"))
+        measure_robustness(scores, list("CDE"), list("ABC"))

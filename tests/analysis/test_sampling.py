@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from potentia.analysis.relevance import METRICS, correlate_target, normalise, relevance
-from potentia.analysis.sampling import sampling_consistency, top_share
+from potentia.analysis.relevance import METRICS, correlate_target, measure_relevance, normalise
+from potentia.analysis.sampling import measure_sampling, top_share
 from potentia.errors import InputError
 from potentia.scores import ScoreMatrix
 
@@ -27,7 +27,7 @@ def test_indices_lie_between_zero_and_one_and_are_one_when_all_models_are_sample
     values = np.random.default_rng(seed).normal(size=(models, tasks))
     if coarse:  # ties within columns and among relevances
         values = np.round(values)
-    found = sampling_consistency(
+    found = measure_sampling(
         matrix(values), "t0", top=2, configurations=((4, 3), (models, 3)), repetitions=3, how="none", seed=seed
     )
     for index in found.indices:
@@ -53,7 +53,7 @@ def test_algorithm_one_by_hand():
     rng = np.random.default_rng(5)
     values = rng.normal(size=(12, 6))
     top, n, k, repetitions = 2, 6, 4, 3
-    found = sampling_consistency(
+    found = measure_sampling(
         matrix(values), "t0", top=top, configurations=((n, k),), repetitions=repetitions, how="both", seed=9
     )
     vectors = normalise(values, "both")
@@ -99,7 +99,7 @@ def test_relevance_finds_the_twin_and_turns_lower_is_better_round():
     rng = np.random.default_rng(2)
     values = rng.normal(size=(20, 5))
     values[:, 3] = -values[:, 0]
-    found = relevance(
+    found = measure_relevance(
         ScoreMatrix.build(
             [str(i) for i in range(20)], list("abcde"), values, higher_is_better=[True] * 3 + [False, True]
         ),
@@ -114,7 +114,7 @@ def test_relevance_is_scipys_and_uses_whole_rows_only():
     rng = np.random.default_rng(4)
     values = rng.normal(size=(10, 3))
     values[4, 2] = np.nan
-    found = relevance(matrix(values), "t0", how="none")
+    found = measure_relevance(matrix(values), "t0", how="none")
     assert "m4" not in found.models
     rows = np.delete(values, 4, axis=0)
     assert found.by_metric["kendall"][0] == pytest.approx(stats.kendalltau(rows[:, 0], rows[:, 1]).statistic)
@@ -124,8 +124,8 @@ def test_relevance_is_scipys_and_uses_whole_rows_only():
 def test_bad_sizes_are_named():
     values = matrix(np.random.default_rng(0).normal(size=(6, 4)))
     with pytest.raises(InputError, match="top 9 of 3"):
-        sampling_consistency(values, "t0", top=9, configurations=((4, 3),))
+        measure_sampling(values, "t0", top=9, configurations=((4, 3),))
     with pytest.raises(InputError, match="samples of 7 models from 6"):
-        sampling_consistency(values, "t0", top=2, configurations=((7, 3),))
+        measure_sampling(values, "t0", top=2, configurations=((7, 3),))
     with pytest.raises(InputError, match="no task 'gsm8k'"):
-        sampling_consistency(values, "gsm8k", top=2)
+        measure_sampling(values, "gsm8k", top=2)

@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import kendalltau
 
-from potentia.analysis.stability import Checkpoint, resolvable_gap, stability
-from potentia.analysis.uncertainty import tau_interval, redraw, tau_rows
+from potentia.analysis.stability import Checkpoint, measure_stability, resolvable_gap
+from potentia.analysis.uncertainty import redraw, tau_interval, tau_rows
 from potentia.errors import InputError
 from potentia.scores import ScoreMatrix
 
@@ -39,14 +39,14 @@ def test_a_rising_curve_is_stable_and_a_falling_one_is_not():
     matrix, checkpoints = series(
         np.column_stack([[0.3, 0.4, 0.5, 0.6, 0.7], [0.7, 0.6, 0.5, 0.4, 0.3]]), tasks=("up", "down")
     )
-    found = stability({"direct": matrix}, checkpoints)
+    found = measure_stability({"direct": matrix}, checkpoints)
     assert [(c.task, c.tau.value) for c in found.curves] == [("down", -1.0), ("up", 1.0)]
 
 
 def test_lower_is_better_is_turned_round():
     matrix, checkpoints = series([5.0, 4.0, 3.0, 2.0, 1.0], tasks=("corpus",))
     flipped = ScoreMatrix.build(matrix.models, matrix.tasks, matrix.values, higher_is_better=False)
-    assert stability({"direct": flipped}, checkpoints).curves[0].tau.value == 1.0
+    assert measure_stability({"direct": flipped}, checkpoints).curves[0].tau.value == 1.0
 
 
 def test_noise_widens_the_interval_and_unknown_noise_leaves_it_unknown():
@@ -54,7 +54,7 @@ def test_noise_widens_the_interval_and_unknown_noise_leaves_it_unknown():
     wide, checkpoints = series(values, stderr=0.05)
     narrow, _ = series(values, stderr=0.001)
     blank, _ = series(values, stderr=None)
-    taus = [stability({"direct": m}, checkpoints).curves[0].tau for m in (wide, narrow, blank)]
+    taus = [measure_stability({"direct": m}, checkpoints).curves[0].tau for m in (wide, narrow, blank)]
     assert taus[0].low < 0.8
     assert (taus[1].low, taus[1].high) == (1.0, 1.0)
     assert np.isnan(taus[2].low)
@@ -83,7 +83,7 @@ def test_a_difference_that_noise_explains_is_not_called_real():
         np.hstack([direct.values, other.values]),
         stderr=np.hstack([direct.stderr, other.stderr]),
     )
-    (found,) = stability({"direct": both}, checkpoints, baseline="direct").improvements
+    (found,) = measure_stability({"direct": both}, checkpoints, baseline="direct").improvements
     assert found.difference.value > 0.3
     assert not found.real
 
@@ -107,7 +107,7 @@ def test_forms_and_protocols_are_methods_of_one_benchmark_and_improvements_are_p
     rising = [0.30, 0.35, 0.40, 0.45, 0.50]
     direct, checkpoints = series(np.column_stack([noisy, rising]), tasks=("arc_easy", "arc_easy:blank_ppl"))
     tuned, _ = series(rising, protocol="train_before_test")
-    found = stability({"direct": direct, "train_before_test": tuned}, checkpoints, baseline="direct")
+    found = measure_stability({"direct": direct, "train_before_test": tuned}, checkpoints, baseline="direct")
     assert found.methods == ("direct", "blank_ppl", "train_before_test")
     assert {(i.method, i.baseline) for i in found.improvements} == {
         ("blank_ppl", "direct"),
@@ -121,7 +121,7 @@ def test_forms_and_protocols_are_methods_of_one_benchmark_and_improvements_are_p
 
 def test_missing_checkpoints_are_left_out_not_zero():
     matrix, checkpoints = series([0.3, np.nan, 0.5, 0.6, 0.7])
-    curve = stability({"direct": matrix}, checkpoints).curves[0]
+    curve = measure_stability({"direct": matrix}, checkpoints).curves[0]
     assert curve.tau.value == 1.0
     assert curve.models == ("run@1000", "run@4000", "run@8000", "run@16000")
 
@@ -129,23 +129,23 @@ def test_missing_checkpoints_are_left_out_not_zero():
 def test_series_are_kept_apart():
     matrix, checkpoints = series([0.3, 0.4, 0.5, 0.2, 0.1])
     mixed = {m: Checkpoint("a" if c.step < 5000 else "b", c.step) for m, c in checkpoints.items()}
-    found = stability({"direct": matrix}, mixed)
+    found = measure_stability({"direct": matrix}, mixed)
     assert [(c.series, c.tau.value) for c in found.curves] == [("a", 1.0)]  # b has two checkpoints only
 
 
 def test_too_few_checkpoints_and_unknown_baselines_are_named():
     matrix, checkpoints = series([0.3, 0.4, 0.5, 0.6, 0.7])
     with pytest.raises(InputError, match="three or more"):
-        stability({"direct": matrix}, dict(list(checkpoints.items())[:2]))
+        measure_stability({"direct": matrix}, dict(list(checkpoints.items())[:2]))
     with pytest.raises(InputError, match="no method 'iclip'"):
-        stability({"direct": matrix}, checkpoints, baseline="iclip")
+        measure_stability({"direct": matrix}, checkpoints, baseline="iclip")
 
 
 def test_finding_speaks_in_tables_charts_and_json():
     import json
 
     matrix, checkpoints = series([0.3, 0.4, 0.5, 0.6, 0.7], stderr=None)
-    found = stability({"direct": matrix}, checkpoints)
+    found = measure_stability({"direct": matrix}, checkpoints)
     assert all(len(row) == len(t.columns) for t in found.tables() for row in t.rows)
     assert json.loads(json.dumps(found.to_dict()))["curves"][0]["tau"]["low"] is None
     assert {type(c).__name__ for c in found.charts()} == {"Plot", "Heatmap"}

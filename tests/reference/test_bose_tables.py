@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from potentia.analysis.ablation import ablation
+from potentia.analysis.ablation import compare_methods
 from potentia.scores import ScoreMatrix
 
 METHODS = ("instruct", "instruct@5", "light", "iclip")
@@ -55,7 +55,7 @@ def found():
     tasks = [f"{task}:{method}" for method in METHODS for task in TASKS]
     values = np.array([np.concatenate(rows) for rows in TABLE_4.values()])
     scores = {"direct": ScoreMatrix.build(list(TABLE_4), tasks, values)}
-    return ablation(scores, tolerance=1.0)
+    return compare_methods(scores, tolerance=1.0)
 
 
 def test_the_mean_rank_of_iclip_is_the_published_one(found):

@@ -7,8 +7,8 @@ import pytest
 from scipy.optimize import nnls
 
 from potentia.analysis.proxy import choose_proxies, predict
-from potentia.analysis.robustness import robustness
-from potentia.analysis.sampling import PAPER_CONFIGURATIONS, sampling_consistency
+from potentia.analysis.robustness import measure_robustness
+from potentia.analysis.sampling import PAPER_CONFIGURATIONS, measure_sampling
 from potentia.analysis.validation import validate
 from potentia.scores import ScoreMatrix
 from potentia.store import read_scores
@@ -39,7 +39,7 @@ def table_4() -> ScoreMatrix:
 
 @pytest.fixture(scope="module")
 def ratios(table_4):
-    return {t.task: t for t in robustness(table_4, list("DEFGH"), list("ABC")).tasks}
+    return {t.task: t for t in measure_robustness(table_4, list("DEFGH"), list("ABC")).tasks}
 
 
 def test_c3_comes_near_table_5(ratios):
@@ -122,7 +122,7 @@ def corpora(matrix):
 @pytest.mark.parametrize(("protocol", "chosen"), [("direct", "spearman"), ("train_before_test", "pearson")])
 def test_algorithm_1_on_the_published_matrix(published, protocol, chosen):
     matrix = published[protocol]
-    found = sampling_consistency(matrix, "gsm8k", benchmarks(matrix), top=5)
+    found = measure_sampling(matrix, "gsm8k", benchmarks(matrix), top=5)
     assert (found.models, found.candidates) == (61, 23)
     assert list(dict.fromkeys((i.n, i.k) for i in found.indices)) == list(PAPER_CONFIGURATIONS)
     assert found.chosen == chosen

@@ -86,7 +86,7 @@ class Ablation(Finding):
         return f"{value:.3f}{mark}"
 
 
-def ablation(
+def compare_methods(
     scores: Mapping[str, ScoreMatrix],
     *,
     models: Sequence[str] | None = None,

@@ -118,7 +118,7 @@ class Consistency(Finding):
         return method, len(taus), float(np.mean(taus)) if taus else float("nan")
 
 
-def consistency(
+def measure_consistency(
     scores: Mapping[str, ScoreMatrix],
     pairs: Mapping[str, str],
     *,

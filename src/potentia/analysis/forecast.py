@@ -87,7 +87,7 @@ def reversed_pairs(predicted: Floats, truth: Floats) -> tuple[int, int]:
     return int(((p[i] - p[j]) * (t[i] - t[j]) < 0).sum()), len(i)
 
 
-def forecast(
+def make_forecast(
     weights: Mapping[str, float],
     early: ScoreMatrix,
     target: str,

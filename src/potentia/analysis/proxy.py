@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from potentia.analysis.finding import Bars, Chart, Finding, Table
-from potentia.analysis.relevance import METRICS, Metric, Normalise, relevance
+from potentia.analysis.relevance import METRICS, Metric, Normalise, measure_relevance
 from potentia.analysis.robustness import Robustness, TaskRobustness
 from potentia.errors import InputError
 from potentia.scores import Floats, ScoreMatrix
@@ -137,7 +137,7 @@ def choose_proxies(
     """
     if metric not in METRICS:
         raise InputError(f"no metric {metric!r}", hint=f"choose one of: {', '.join(METRICS)}")
-    found = relevance(scores, target, candidates, how=how)
+    found = measure_relevance(scores, target, candidates, how=how)
     measured = {t.task: t for t in robust.tasks} if robust else {}
     shape = transform or sigmoid()
     proxies: list[Proxy] = []

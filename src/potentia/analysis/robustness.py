@@ -87,7 +87,7 @@ class Robustness(Finding):
         )
 
 
-def robustness(
+def measure_robustness(
     scores: ScoreMatrix, data_group: Sequence[str], seed_group: Sequence[str], *, level: float = 0.95
 ) -> Robustness:
     """Compare, task by task, the models trained on different data with those that differ in their seed only."""

@@ -97,7 +97,7 @@ class SamplingConsistency(Finding):
         return bars("baseline", "Baseline consistency s"), bars("sampling", "Sampling consistency r")
 
 
-def sampling_consistency(
+def measure_sampling(
     scores: ScoreMatrix,
     target: str,
     candidates: Sequence[str] | None = None,

@@ -128,7 +128,7 @@ class Stability(Finding):
         return method, len(chosen), mean, sum(c.gap is not None for c in chosen)
 
 
-def stability(
+def measure_stability(
     scores: Mapping[str, ScoreMatrix],
     checkpoints: Mapping[str, Checkpoint],
     *,

@@ -36,7 +36,7 @@ def checkpoints(
     if unit not in (None, "steps", "tokens"):
         raise InputError(f"no unit {unit!r}", hint="--unit steps or --unit tokens")
     from potentia.analysis.lineage import read_checkpoints
-    from potentia.analysis.stability import stability
+    from potentia.analysis.stability import measure_stability
     from potentia.cli.selection import read_chosen
 
     matrices = read_chosen(scores, study=study, protocols=protocols, tasks=tasks)
@@ -44,7 +44,7 @@ def checkpoints(
         found, unit = read_checkpoints(steps, unit)
     else:
         found, unit = _known(scores, study, matrices, unit)
-    finding = stability(matrices, found, unit=unit, baseline=baseline, power=power)
+    finding = measure_stability(matrices, found, unit=unit, baseline=baseline, power=power)
     print_findings([finding], as_json=as_json)
 
 

@@ -36,8 +36,8 @@ def consistency(
 
       potentia analyze consistency scores.csv --pairs pairs.csv --instruct-by same --json
     """
-    from potentia.analysis.ablation import ablation
-    from potentia.analysis.consistency import consistency as measure
+    from potentia.analysis.ablation import compare_methods
+    from potentia.analysis.consistency import measure_consistency
     from potentia.analysis.finding import Finding
     from potentia.analysis.lineage import known_pairs, read_pairs
     from potentia.analysis.methods import columns
@@ -51,7 +51,9 @@ def consistency(
         names = list(dict.fromkeys(model for matrix in matrices.values() for model in matrix.models))
         bases = {row.name: row.base_model for row in study_models(scores, study) if row.base_model}
         found = known_pairs(names, known_models(facts), bases)
-    findings: dict[str, Finding] = {"consistency": measure(matrices, found, reference=instruct_by, baseline=baseline)}
+    findings: dict[str, Finding] = {
+        "consistency": measure_consistency(matrices, found, reference=instruct_by, baseline=baseline)
+    }
     if len({column.method for column in columns(matrices)}) > 1:
-        findings["ablation"] = ablation(matrices, models=list(found), tolerance=tolerance)
+        findings["ablation"] = compare_methods(matrices, models=list(found), tolerance=tolerance)
     print_findings(findings, as_json=as_json)

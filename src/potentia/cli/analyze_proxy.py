@@ -63,12 +63,12 @@ def proxy(
       potentia analyze proxy potentia.db --target gsm8k --candidates arc_easy boolq --early run@1000 run@2000
     """
     from potentia.analysis.finding import Finding
-    from potentia.analysis.forecast import forecast
+    from potentia.analysis.forecast import make_forecast
     from potentia.analysis.lineage import known_pairs
     from potentia.analysis.proxy import choose_proxies
     from potentia.analysis.relevance import METRICS
-    from potentia.analysis.robustness import robustness
-    from potentia.analysis.sampling import PAPER_CONFIGURATIONS, sampling_consistency
+    from potentia.analysis.robustness import measure_robustness
+    from potentia.analysis.sampling import PAPER_CONFIGURATIONS, measure_sampling
     from potentia.analysis.validation import validate
     from potentia.cli.selection import read_chosen
     from potentia.facts import models as known_models
@@ -88,14 +88,14 @@ def proxy(
     usable = reference.select(tasks=[target, *(t for t in wanted if t != target)]).complete()
     sizes = [(n, k) for n, k in PAPER_CONFIGURATIONS if n <= len(usable.models)]
     if sizes and top < len(usable.tasks):
-        sampled = sampling_consistency(usable, target, wanted, top=top, configurations=sizes, how=how)
+        sampled = measure_sampling(usable, target, wanted, top=top, configurations=sizes, how=how)
         findings["sampling"] = sampled
         chosen: Any = sampled.chosen or "kendall" if metric == "auto" else metric
     else:
         chosen = "kendall" if metric == "auto" else metric
     robust = None
     if data_group or seed_group:
-        robust = robustness(whole.select(tasks=wanted), data_group or [], seed_group or [])
+        robust = measure_robustness(whole.select(tasks=wanted), data_group or [], seed_group or [])
         findings["robustness"] = robust
     proxies = choose_proxies(
         reference,
@@ -114,7 +114,7 @@ def proxy(
         errors.print("no task passed the thresholds: lower --min-relevance or --min-robustness to predict")
     elif early:
         known = _truth(truth, protocol, target, early) if truth else None
-        findings["forecast"] = forecast(
+        findings["forecast"] = make_forecast(
             proxies.weights, whole.select(models=early), target, truth=known, corpora=rivals
         )
     couples = known_pairs(reference.models, known_models()) if pairs else None
