@@ -2,8 +2,8 @@
 
 Between two neighbouring values of x the set of models above c is fixed and the fit is linear, so the best c is either
 the free optimum of one such piece, or one of the x themselves, or the lowest c allowed. Trying all of them finds the
-global least-squares fit without any starting value. All functions take a batch of outcomes ``Y`` (draws, models) over the
-same x and N.
+global least-squares fit without any starting value. All functions take a batch of outcomes ``Y`` (draws, models) over
+the same x and N.
 """
 
 from __future__ import annotations

@@ -47,3 +47,4 @@ def rewrite(spec: str, task: Any, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 from potentia.tasks.forms import bose as _bose  # noqa: E402, F401  (registers its forms)
+from potentia.tasks.forms import multiple_choice as _multiple_choice  # noqa: E402, F401

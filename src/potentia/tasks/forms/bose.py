@@ -20,6 +20,7 @@ from potentia.facts.benchmarks import benchmark
 from potentia.tasks.forms import register
 from potentia.tasks.forms.judge import judged_by_both
 from potentia.tasks.forms.reading import LETTERS, options, question, solution
+from potentia.tasks.forms.template import Template
 
 SHOTS = 4
 STOP = "Problem:"
@@ -36,19 +37,6 @@ _DOMAINS = {
     "QA": "question answering",
     "LU": "language",
 }
-
-
-class Template:
-    """A field of a definition that is written from what the task's own prompt says of a document."""
-
-    def __init__(self, write: Any, task: Any, config: Mapping[str, Any]) -> None:
-        self._write, self._task = write, task
-        own = [config.get(key) for key in ("doc_to_text", "doc_to_target", "doc_to_choice")]
-        self.fingerprint_parts = {"template": write, "own": own}
-
-    def __call__(self, doc: Mapping[str, Any]) -> Any:
-        """Write the field for one document."""
-        return self._write(self._task, doc)
 
 
 # Open answers (tables 7 to 10)

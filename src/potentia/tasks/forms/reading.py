@@ -73,8 +73,8 @@ def last_boxed(text: str) -> tuple[str, int, int] | None:
 def _parts(task: Any, doc: Mapping[str, Any]) -> tuple[str, list[str]]:
     choices = [str(c) for c in task.doc_to_choice(doc)] if task.config.doc_to_choice is not None else []
     prompt = str(task.doc_to_text(doc))
-    if not _are_labels(choices):
-        return _bare(prompt), choices
+    if not are_labels(choices):
+        return bare(prompt), choices
     listed = [match for match in _LISTED.finditer(prompt) if match[1].upper() in [c.strip().upper() for c in choices]]
     listed = listed[-len(choices) :]
     if [match[1].upper() for match in listed] != [c.strip().upper() for c in choices]:
@@ -82,13 +82,15 @@ def _parts(task: Any, doc: Mapping[str, Any]) -> tuple[str, list[str]]:
             f"{task.config.task} scores letters, but its prompt does not list the options line by line",
             hint="a form needs the options' texts",
         )
-    return _bare(prompt[: listed[0].start()]), [match[2] for match in listed]
+    return bare(prompt[: listed[0].start()]), [match[2] for match in listed]
 
 
-def _are_labels(choices: list[str]) -> bool:
+def are_labels(choices: list[str]) -> bool:
+    """Tell whether the options are scored by letter or number (A, B, … or 1, 2, …), not by their texts."""
     bare = [c.strip().upper() for c in choices]
     return len(bare) > 1 and (bare == list(LETTERS[: len(bare)]) or bare == [str(i + 1) for i in range(len(bare))])
 
 
-def _bare(prompt: str) -> str:
+def bare(prompt: str) -> str:
+    """Return a prompt without its labels, such as "Question:" before and "Answer:" after it."""
     return _BEFORE.sub("", _AFTER.sub("", prompt.rstrip() if not prompt.endswith("\n") else prompt)).strip()
