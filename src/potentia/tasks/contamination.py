@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 N = 13
 _WORD = re.compile(r"\w+")
+_MARKS = str.maketrans(dict.fromkeys(string.punctuation, " "))
 Hashes = npt.NDArray[np.uint64]
 
 
@@ -48,17 +50,16 @@ class Overlap:
 def overlap(task: Task) -> Overlap:
     """Count the overlap between a task's train and test splits."""
     train, test = task.documents("train"), task.documents("test")
-    asked = [" ".join(_WORD.findall(text.lower())) for text in task.asked(train)]
-    tested = [" ".join(_WORD.findall(text.lower())) for text in task.asked(test)]
+    asked = [_plain(text) for text in task.asked(train)]
+    tested = [_plain(text) for text in task.asked(test)]
     in_test, in_train = set(tested) - {""}, set(asked) - {""}
     exact = [doc.id for doc, text in zip(train, asked, strict=True) if text in in_test]
 
-    words: dict[str, int] = {}
-    train_runs, train_owner = _runs(train, words)
-    test_runs, test_owner = _runs(test, words)
-    shared = np.intersect1d(train_runs, test_runs)
-    train_hit = np.unique(train_owner[np.isin(train_runs, shared)])
-    test_hit = np.unique(test_owner[np.isin(test_runs, shared)])
+    train_runs, train_owner = _runs(train)
+    test_runs, test_owner = _runs(test)
+    shared = _found(train_runs, test_runs)
+    train_hit = sorted(set(train_owner[shared].tolist()))
+    test_hit = set(test_owner[_found(test_runs, train_runs[shared])].tolist())
     return Overlap(
         train=len(train),
         test=len(test),
@@ -67,13 +68,26 @@ def overlap(task: Task) -> Overlap:
         train_ngram=len(train_hit),
         test_ngram=len(test_hit),
         exact_ids=tuple(exact),
-        ngram_ids=tuple(train[int(place)].id for place in train_hit),
+        ngram_ids=tuple(train[place].id for place in train_hit),
     )
 
 
-def _runs(docs: Sequence[Doc], words: dict[str, int]) -> tuple[Hashes, npt.NDArray[np.int64]]:
+def _found(runs: Hashes, among: Hashes) -> npt.NDArray[np.bool_]:
+    """Tell which runs occur among others; one sort and a search, where numpy's set routines take seconds."""
+    if not len(among):
+        return np.zeros(len(runs), dtype=bool)
+    ordered = np.sort(among)
+    places = np.minimum(np.searchsorted(ordered, runs), len(ordered) - 1)
+    return np.asarray(ordered[places] == runs, dtype=np.bool_)
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.lower().translate(_MARKS).split())
+
+
+def _runs(docs: Sequence[Doc]) -> tuple[Hashes, npt.NDArray[np.int64]]:
     """Hash every run of thirteen words in every text column: (hashes, place of the document that owns each)."""
-    codes: list[int] = []
+    codes: list[npt.NDArray[np.int64]] = []
     lengths: list[int] = []
     owners: list[int] = []
     for place, doc in enumerate(docs):
@@ -82,12 +96,12 @@ def _runs(docs: Sequence[Doc], words: dict[str, int]) -> tuple[Hashes, npt.NDArr
                 continue
             found = _WORD.findall(text.lower())
             if len(found) >= N:
-                codes.extend([words.setdefault(word, len(words) + 1) for word in found])
+                codes.append(np.fromiter(map(hash, found), dtype=np.int64, count=len(found)))
                 lengths.append(len(found))
                 owners.append(place)
     if not codes:
         return np.empty(0, dtype=np.uint64), np.empty(0, dtype=np.int64)
-    array = np.asarray(codes, dtype=np.uint64)
+    array = np.concatenate(codes).view(np.uint64)
     ends = np.cumsum(lengths)
     inside = np.ones(len(array), dtype=bool)  # False where a run would cross the end of its text
     for step in range(1, N):
