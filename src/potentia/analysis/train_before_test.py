@@ -7,7 +7,7 @@ which definition was used; nothing is tuned to match.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -85,7 +85,7 @@ class Reproduction(Finding):
                 (
                     ("the same at the paper's digits", sum(c.same is True for c in both)),
                     ("different", len(self.differing)),
-                    ("printed in the paper, scores not published", missing),
+                    ("printed in the paper, not in these scores", missing),
                     ("ours only: the paper's figure is a picture", sum(np.isnan(c.paper) for c in self.checks)),
                 ),
             )
@@ -105,7 +105,10 @@ def reproduce(scores: Mapping[str, ScoreMatrix], *, resamples: int = RESAMPLES, 
                 f"these scores have no protocol {protocol!r}",
                 hint=f"the reproduction needs {' and '.join(PROTOCOLS)}, as published with the paper",
             )
-    tables = {p: _tasks(scores[p]) for p in ("direct", "few_shot", "train_before_test") if p in scores}
+    tables = {p: _tasks(scores[p]) for p in PROTOCOLS}
+    shots = next((p for p in scores if p.partition(":")[0] == "few_shot"), None)
+    if shots is not None:
+        tables["few_shot"] = replace(_tasks(scores[shots]), protocol="few_shot")
     pair = [tables[p] for p in PROTOCOLS]
     facts = {m: f for m in pair[0].models if (f := models().find(m)) is not None}
     categories = {b.task: b.category for b in benchmarks() if b.category}
@@ -189,7 +192,7 @@ def _perplexity(
 
 # --- the paper's numbers, place by place ---------------------------------------------------------------------------
 
-NO_FEW_SHOT = "5-shot scores are not published"
+NO_FEW_SHOT = "no 5-shot scores here"
 NO_PICTURE = "the paper's number is in a picture"
 
 
@@ -279,7 +282,7 @@ def _table_checks(scores: Mapping[str, ScoreMatrix]) -> Iterator[Check]:
             ours = float("nan")
             if model in places and corpus in matrix.tasks:
                 ours = float(matrix.values[matrix.models.index(places[model]), matrix.tasks.index(corpus)])
-            note = "Gemma's are not published" if np.isnan(ours) else "the published value after tuning"
+            note = "no perplexities of Gemma here" if np.isnan(ours) else "after tuning"
             yield Check(where, f"{model}, {corpus}", value, ours, 3, note)
     where = "Table 4: pretraining compute, 10^18 FLOPs"
     for model, (_, _, value) in paper.TABLE_4.items():
@@ -306,7 +309,8 @@ def _group_checks(pair: Sequence[ScoreMatrix], found: Mapping[str, Finding]) -> 
         for name, values in paper.TABLE_6.items():
             for protocol, value in zip(PROTOCOLS, values, strict=True):
                 ours = _group_value(sizes, name, protocol)
-                yield Check(where, f"{name} billion, {NAMES[protocol]}", value, ours, note="sizes as in the names")
+                what = "all models" if name == "all" else f"{name} billion"
+                yield Check(where, f"{what}, {NAMES[protocol]}", value, ours, note="sizes as in the names")
     families = found["by family"]
     if isinstance(families, GroupAgreement):
         where = "Table 7: models of the same family"
@@ -320,7 +324,7 @@ def _at_three_decimals(matrix: ScoreMatrix) -> str:
     """Say what the mean would be with scores rounded as tables print them: ties move it in the third digit."""
     tasks = [t for t in paper.LARGE_TESTS if t in matrix.tasks]
     rounded = float(mean_offdiagonal(kendall_matrix(matrix.select(tasks=tasks).oriented().round(3))))
-    return f"mean over the pairs of the {len(tasks)} benchmarks; {rounded:.3f} with scores rounded to three decimals"
+    return f"mean over the pairs of the {len(tasks)} benchmarks; {rounded:.4f} with scores rounded to three decimals"
 
 
 def _group_value(grouped: GroupAgreement, name: str, protocol: str) -> float:

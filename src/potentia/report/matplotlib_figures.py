@@ -193,8 +193,12 @@ def _plot(chart: Plot) -> Any:
             error = _whiskers(np.asarray(points.y, dtype=np.float64), points.low, points.high)
             axes.errorbar(points.x, points.y, yerr=error, fmt="none", ecolor=colour(place), elinewidth=0.6, alpha=0.7)
         axes.scatter(points.x, points.y, s=13, color=colour(place), marker=marker, label=points.name, zorder=3)
+    twins = {points.name: place for place, points in enumerate(chart.points)}  # a line may belong to its points
     for place, line in enumerate(chart.lines):
-        _line(axes, line, place, alone=not chart.points)
+        if line.name in twins:
+            _line(axes, line, twins[line.name], alone=True, label=None)
+        else:
+            _line(axes, line, place, alone=not chart.points, label=line.name)
     axes.set_xlabel(chart.x_label)
     axes.set_ylabel(chart.y_label)
     if len(chart.points) + len(chart.lines) > 1:
@@ -203,10 +207,10 @@ def _plot(chart: Plot) -> Any:
     return figure
 
 
-def _line(axes: Any, line: Line, place: int, *, alone: bool) -> None:
+def _line(axes: Any, line: Line, place: int, *, alone: bool, label: str | None) -> None:
     paint = colour(place) if alone else ("#333333" if place == 0 else colour(place))
     dash = "--" if line.dashed else DASHES[round_of(place) % len(DASHES)]
-    axes.plot(line.x, line.y, color=paint, linestyle=dash, linewidth=1.1, label=line.name)
+    axes.plot(line.x, line.y, color=paint, linestyle=dash, linewidth=1.1, label=label)
     if line.low and line.high:
         axes.fill_between(line.x, line.low, line.high, color=paint, alpha=0.15, linewidth=0)
 

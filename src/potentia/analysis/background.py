@@ -1,0 +1,36 @@
+"""What is known of the models and tasks of a score matrix, as the plain mappings that the analyses take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from potentia.facts import ModelTable
+from potentia.facts import models as known_models
+from potentia.facts.benchmarks import benchmarks
+
+
+@dataclass(frozen=True)
+class Background:
+    """Facts by model and by task; whatever is unknown is simply absent."""
+
+    families: dict[str, str] = field(default_factory=dict)
+    kinds: dict[str, str] = field(default_factory=dict)  # base or instruct
+    billions: dict[str, float] = field(default_factory=dict)  # parameters, as the name carries them
+    flops: dict[str, float] = field(default_factory=dict)  # of pretraining
+    categories: dict[str, str] = field(default_factory=dict)
+    train_examples: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, models: Iterable[str], *, table: ModelTable | None = None) -> Background:
+        """Look the models up in the shipped facts (or ``table``); tasks are those of the shipped facts."""
+        table = table or known_models()
+        found = {m: f for m in models if (f := table.find(m)) is not None}
+        return cls(
+            families={m: f.family for m, f in found.items() if f.family},
+            kinds={m: f.kind for m, f in found.items()},
+            billions={m: f.size / 1e9 for m, f in found.items() if f.size},
+            flops={m: f.flops for m, f in found.items() if f.flops},
+            categories={b.task: b.category for b in benchmarks() if b.category},
+            train_examples={b.task: float(b.train_size) for b in benchmarks() if b.train_size is not None},
+        )
