@@ -19,7 +19,7 @@ from potentia.protocols.selection import Candidate, behind, select
 from potentia.study import Tuning, content_key
 
 if TYPE_CHECKING:
-    from potentia.engine import LaneEpoch, LaneResult, LaneSpec, LaneTrainer, LoadedModel, Scorer, StepInfo
+    from potentia.engine import LaneEpoch, LaneResult, LaneSpec, LaneTrainer, LoadedModel, Schedule, Scorer, StepInfo
     from potentia.tasks import ChatTemplate, Task
 
 
@@ -179,7 +179,7 @@ class TrainBeforeTest:
         return made
 
     def _specs(self, lanes: Mapping[str, LanePlan]) -> list[LaneSpec]:
-        from potentia.engine import LaneSpec, LoraConfig, Schedule, encode_examples
+        from potentia.engine import LaneSpec, LoraConfig, encode_examples
 
         tuning = self.tuning
         lora = LoraConfig(r=tuning.rank, alpha=tuning.alpha, dropout=tuning.dropout, targets=tuning.targets)
@@ -192,20 +192,9 @@ class TrainBeforeTest:
                 texts[lane.task, lane.form] = encode_examples(
                     self.loaded.encoder, examples, end_id=self.loaded.tokenizer.eos_token_id
                 )
-            schedule = Schedule(
-                epochs=tuning.epochs,
-                batch=tuning.batch,
-                learning_rate=lane.learning_rate,
-                weight_decay=tuning.weight_decay,
-                betas=tuning.betas,
-                clip=tuning.clip,
-                decay=tuning.decay,
-                warmup_steps=tuning.warmup_steps,
-                floor=tuning.floor,
-                loss=tuning.loss,
-                max_tokens=tuning.max_tokens,
+            specs.append(
+                LaneSpec(lane.key, texts[lane.task, lane.form], schedule(tuning, lane.learning_rate), lora, lane.seed)
             )
-            specs.append(LaneSpec(lane.key, texts[lane.task, lane.form], schedule, lora, lane.seed))
         return specs
 
     # --- during: training, validation after every epoch ------------------------------------------------------------
@@ -296,7 +285,7 @@ class TrainBeforeTest:
                 if lane.key == best.lane:
                     self.watcher.lane(lane, self.curves[lane.key], results[lane.key].status, selected=True)
         test, kept_direct = _mean(tests), False
-        if self.choice == "paper" and direct is not None and not _improves(test, direct, task):
+        if self.choice == "paper" and direct is not None and not improves(test, direct, task):
             test, kept_direct = direct, True
         full, mine_results = self.tuning.epochs, [results[lane.key] for lane in lanes]
         return TunedResult(
@@ -316,6 +305,25 @@ class Stopped(Exception):  # noqa: N818 - the user asked for it
     """The tuning was asked to stop; its state is in the workspace."""
 
 
+def schedule(tuning: Tuning, rate: float) -> Schedule:
+    """Return the engine's schedule for this recipe at one learning rate."""
+    from potentia.engine import Schedule
+
+    return Schedule(
+        epochs=tuning.epochs,
+        batch=tuning.batch,
+        learning_rate=rate,
+        weight_decay=tuning.weight_decay,
+        betas=tuning.betas,
+        clip=tuning.clip,
+        decay=tuning.decay,
+        warmup_steps=tuning.warmup_steps,
+        floor=tuning.floor,
+        loss=tuning.loss,
+        max_tokens=tuning.max_tokens,
+    )
+
+
 def _point(epoch: LaneEpoch) -> Point:
     return Point(epoch.epoch, epoch.notes["value"], epoch.notes["stderr"], epoch.loss)
 
@@ -324,7 +332,8 @@ def _candidate(lane: LanePlan, point: Point) -> Candidate:
     return Candidate(lane.form, point.epoch, lane.learning_rate, lane.seed, point.value, point.stderr, lane.key)
 
 
-def _improves(test: Evaluation, direct: Evaluation, task: Task) -> bool:
+def improves(test: Evaluation, direct: Evaluation, task: Task) -> bool:
+    """Say whether the tuned test score beats the direct one (the question of ``selection: paper``)."""
     gain = test.main.value - direct.main.value
     return gain > 0 if task.higher_is_better else gain < 0
 

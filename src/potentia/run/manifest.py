@@ -49,4 +49,6 @@ def manifest(row: Row, cell: CellPlan) -> dict[str, Any]:
     if cell.protocol == "train_before_test":
         made["tuning"] = row.study.tuning.model_dump(mode="json")
         made["selection"] = row.study.selection
+    if cell.protocol.startswith("adjust") and row.study.adjust is not None:
+        made["adjust"] = row.study.adjust.model_dump(mode="json")
     return made

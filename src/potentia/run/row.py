@@ -23,7 +23,6 @@ from potentia.run.plan import CellPlan, RowPlan
 
 if TYPE_CHECKING:
     from potentia.engine import LoadedModel, Scorer
-    from potentia.protocols.train_before_test import TunedResult
     from potentia.store import Store
     from potentia.study import Study
     from potentia.tasks import ChatTemplate, Task
@@ -121,7 +120,7 @@ class Row:
             seed=self.study.seed,
             progress=self._progress,
         )
-        self._commit(
+        self.commit(
             cell,
             result.test,
             seconds=time.monotonic() - began,
@@ -138,19 +137,9 @@ class Row:
 
         adjust_row(self, cells)
 
-    def commit_tuned(self, cell: CellPlan, result: TunedResult, *, seconds: float) -> None:
-        """Commit a train-before-test cell: the test score of the chosen checkpoint, beside the direct one."""
-        self._commit(
-            cell,
-            result.test,
-            seconds=seconds,
-            selection=result.selection(),
-            direct_value=result.direct_value,
-        )
-
     # --- committing and failing -----------------------------------------------------------------------------------
 
-    def _commit(
+    def commit(
         self,
         cell: CellPlan,
         test: Evaluation,
@@ -158,8 +147,8 @@ class Row:
         seconds: float,
         selection: dict[str, Any],
         direct_value: float | None = None,
-        protocol: str | None = None,
     ) -> None:
+        """Commit one cell with its items, and say so on the board."""
         from potentia.store import CellRecord
 
         if not math.isfinite(test.main.value):
@@ -169,7 +158,7 @@ class Row:
             study=self.study_key,
             model=self.plan.model.name,
             task=cell.task,
-            protocol=protocol or cell.protocol,
+            protocol=cell.protocol,
             scores=test.scores,
             metric=test.metric,
             manifest=manifest(self, cell),

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from potentia.errors import TuningError
+from potentia.protocols.adjust import Adjustment
 from potentia.protocols.ask import Evaluation
 from potentia.protocols.direct import direct
 from potentia.protocols.train_before_test import LanePlan, Point, Stopped, TrainBeforeTest
 from potentia.run.board import Interrupted
-from potentia.run.plan import CellPlan, cell_key
+from potentia.run.plan import CellPlan, cell_key, load_task
 from potentia.run.wave import open_wave
-from potentia.study import content_key
+from potentia.study import content_key, recipe_test_task
 
 if TYPE_CHECKING:
     from potentia.engine import StepInfo
     from potentia.run.row import Row
+    from potentia.tasks import Task
 
 
 class RowWatcher:
     """Hears of the tuning: writes lanes to the store, progress to the board, and passes on the wish to stop."""
 
-    def __init__(self, row: Row, cells: dict[str, CellPlan]) -> None:
+    def __init__(self, row: Row, cells: dict[str, CellPlan], measured: Mapping[str, Task] | None = None) -> None:
         self.row = row
         self.cells = cells
+        self.measured = row.tasks if measured is None else measured  # whose metric a lane's curve is in
         self.began = time.monotonic()
         self.tokens = 0
         self.best: dict[str, float] = {}
@@ -72,7 +77,7 @@ class RowWatcher:
             note=note,
         )
         row.store.save_lane(record)
-        higher = row.tasks[lane.task].higher_is_better
+        higher = self.measured[lane.task].higher_is_better
         values = [p.value for p in curve]
         best = max(values) if higher else min(values)
         known = self.best.get(lane.task)
@@ -111,7 +116,13 @@ def tune_row(row: Row, cells: Sequence[CellPlan]) -> None:
                 row.fail(pending[name], result)
                 continue
             now = time.monotonic()
-            row.commit_tuned(pending[name], result, seconds=now - began)
+            row.commit(
+                pending[name],
+                result.test,
+                seconds=now - began,
+                selection=result.selection(),
+                direct_value=result.direct_value,
+            )
             began = now
     except Stopped:
         raise Interrupted from None
@@ -127,3 +138,50 @@ def direct_evaluation(row: Row, task: str) -> Evaluation | None:
     if any(failure.key == key for failure in row.store.failures(study=row.study_key)):
         return None
     return direct(row.scorer, row.tasks[task], forms=row.forms, chat=row.chat, seed=row.study.seed).test
+
+
+def adjust_row(row: Row, cells: Sequence[CellPlan]) -> None:
+    """Compute the adjust cells of a row: one tuning on the auxiliary data, then every benchmark."""
+    asked = row.study.adjust
+    assert asked is not None  # the study's own validation sees to it
+    data = load_task(row.study, asked.data)
+    size = sum(p.numel() for p in row.loaded.model.parameters())
+    tuning = recipe_test_task(size) if asked.recipe == "test_task" else (asked.tuning or row.study.tuning)
+    pending = {cell.task: cell for cell in cells}
+    every = [cell for cell in row.plan.cells if cell.protocol == "adjust"]
+    folder = row.workspace / content_key(cells=sorted(cell.key for cell in every))
+    adjustment = Adjustment(
+        loaded=row.loaded,
+        data=data,
+        tasks={name: row.tasks[name] for name in pending},
+        tuning=tuning,
+        watcher=RowWatcher(row, {data.name: cells[0]}, measured={data.name: row.tasks[cells[0].task]}),
+        form="chat" if row.forms == ("chat",) else "plain",
+        chat=row.chat,
+        seed=row.study.seed,
+        choice=row.study.selection,
+        at_steps=asked.at_steps,
+        token_budget=row.study.token_budget,
+        workspace=folder,
+    )
+
+    def partial(name: str, step: int, made: Evaluation) -> None:
+        cell = pending[name]
+        key = content_key(cell=cell.key, step=step)
+        row.commit(replace(cell, key=key, protocol=f"adjust@{step}"), made, seconds=0.0, selection={"step": step})
+
+    began = time.monotonic()
+    try:
+        for name, result in adjustment.run(list(pending), lambda task: direct_evaluation(row, task), partial):
+            now = time.monotonic()
+            row.commit(
+                pending[name],
+                result.test,
+                seconds=now - began,
+                selection=result.selection(),
+                direct_value=result.direct_value,
+            )
+            began = now
+    except Stopped:
+        raise Interrupted from None
+    shutil.rmtree(folder, ignore_errors=True)

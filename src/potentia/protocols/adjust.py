@@ -1,0 +1,193 @@
+"""Adjusting for training on the test task: tune every model on the same auxiliary data, then score the benchmarks.
+
+Unlike train-before-test, the data are not the benchmark's own train split but any set of examples of the task's kind
+(section 2.1 of "Training on the test task"): one fine-tuning per model and learning rate serves all benchmarks. The
+benchmarks can also be scored at given optimizer steps, which shows emergence against the amount of training (figure 8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from potentia.errors import TuningError
+from potentia.protocols.ask import Ask, Evaluation, Form, evaluate
+from potentia.protocols.selection import Candidate, select
+from potentia.protocols.train_before_test import LanePlan, Point, Stopped, Watcher, improves, schedule
+from potentia.study import Tuning, content_key
+
+if TYPE_CHECKING:
+    from potentia.engine import LoadedModel, StepInfo
+    from potentia.tasks import ChatTemplate, Task
+
+
+@dataclass(frozen=True)
+class AdjustedResult:
+    """A benchmark's score after the common tuning."""
+
+    test: Evaluation
+    chosen: Candidate
+    candidates: tuple[Candidate, ...]
+    direct_value: float | None
+    kept_direct: bool
+
+    def selection(self) -> dict[str, Any]:
+        """Return what was chosen and why, as plain values for the store."""
+        return {
+            "tuned": self.chosen.tuned and not self.kept_direct,
+            "form": self.chosen.form,
+            "learning_rate": self.chosen.learning_rate,
+            "validation": self.chosen.value,
+            "kept_direct": self.kept_direct,
+        }
+
+
+@dataclass
+class Adjustment:
+    """The common tuning of one model, and the benchmarks scored after it."""
+
+    loaded: LoadedModel
+    data: Task
+    tasks: Mapping[str, Task]
+    tuning: Tuning
+    watcher: Watcher
+    form: Form = "plain"
+    chat: ChatTemplate | None = None
+    seed: int = 0
+    choice: Literal["validation", "paper"] = "validation"
+    at_steps: tuple[int, ...] = ()
+    token_budget: int | None = None
+    workspace: Path | None = None
+    candidates: dict[str, list[Candidate]] = field(default_factory=dict)
+    partial: Callable[[str, int, Evaluation], None] = field(init=False)
+    tests: dict[str, Evaluation] = field(default_factory=dict)  # of the best candidate so far, per task
+
+    def run(
+        self,
+        wanted: Sequence[str],
+        direct: Callable[[str], Evaluation | None],
+        partial: Callable[[str, int, Evaluation], None],
+    ) -> Iterator[tuple[str, AdjustedResult]]:
+        """Tune on the auxiliary data and yield every wanted benchmark's result.
+
+        ``direct`` gives the direct test evaluation of a benchmark; ``partial`` receives the scores at the given steps
+        as soon as they are there, so that a stopped run need not make them again.
+        """
+        self.partial = partial
+        from potentia.engine import Scorer
+
+        scorer = Scorer(self.loaded, token_budget=self.token_budget)
+        self.watcher.phase("validating untuned", sum(len(self.tasks[n].documents("validation")) for n in wanted))
+        for name in wanted:
+            ask = Ask(self.tasks[name], "validation", self.form)
+            (made,) = evaluate(scorer, [ask], chat=self.chat, progress=self.watcher.progress)
+            self.candidates[name] = [Candidate(self.form, 0, None, self.seed, made.main.value, made.main.stderr)]
+        tune = self._tune_full if self.tuning.method == "full" else self._tune_lora
+        for rate in self.tuning.learning_rates:
+            tune(wanted, rate)
+        for name in wanted:
+            yield name, self._result(name, scorer, direct(name))
+
+    # --- tuning ------------------------------------------------------------------------------------------------------
+
+    def _lane(self, rate: float) -> LanePlan:
+        key = content_key(
+            model=self.loaded.fingerprint,
+            adjust=self.data.fingerprint,
+            form=self.form,
+            rate=rate,
+            seed=self.seed,
+            tuning=self.tuning,
+        )
+        return LanePlan(key, self.data.name, self.form, rate, self.seed)
+
+    def _examples(self) -> Any:
+        from potentia.engine import encode_examples
+
+        examples = self.data.examples(self.data.documents("train"), chat=self.chat if self.form == "chat" else None)
+        return encode_examples(self.loaded.encoder, examples, end_id=self.loaded.tokenizer.eos_token_id)
+
+    def _tune_lora(self, wanted: Sequence[str], rate: float) -> None:
+        from potentia.engine import LaneSpec, LaneTrainer, LoraConfig, Scorer
+
+        tuning, lane = self.tuning, self._lane(rate)
+        lora = LoraConfig(r=tuning.rank, alpha=tuning.alpha, dropout=tuning.dropout, targets=tuning.targets)
+        spec = LaneSpec(lane.key, self._examples(), schedule(self.tuning, rate), lora, self.seed)
+        self.watcher.phase(f"adjusting on {self.data.name}", spec.total_steps)
+        with LaneTrainer(self.loaded, token_budget=self.token_budget, workspace=self.workspace) as trainer:
+            scorer = Scorer(self.loaded, token_budget=self.token_budget, router=trainer.router)
+            due = set(self.at_steps)
+
+            def on_step(info: StepInfo) -> None:
+                self.watcher.step(info, info.step)
+                if info.step in due:
+                    self._at_step(wanted, scorer, info.step, trainer.slot(lane.key))
+
+            result = trainer.train([spec], on_step=on_step, stop=self.watcher.stop)[lane.key]
+            if result.status == "interrupted":
+                raise Stopped
+            if result.status == "failed":
+                raise TuningError(f"tuning on {self.data.name} failed: {result.reason}")
+            owner = trainer.restore(lane.key, result.epochs[-1].epoch)
+            self._last(wanted, scorer, lane, owner)
+
+    def _tune_full(self, wanted: Sequence[str], rate: float) -> None:
+        from potentia.engine import FullTrainer, Scorer
+
+        lane, examples, plan = self._lane(rate), self._examples(), schedule(self.tuning, rate)
+        self.watcher.phase(f"adjusting on {self.data.name}", plan.total_steps(len(examples)))
+        with FullTrainer(self.loaded, token_budget=self.token_budget, workspace=self.workspace) as trainer:
+            scorer = Scorer(self.loaded, token_budget=self.token_budget)
+
+            trainer.train(
+                examples,
+                plan,
+                key=lane.key,
+                seed=self.seed,
+                at_steps=self.at_steps,
+                on_checkpoint=lambda step: self._at_step(wanted, scorer, step, None),
+                on_step=lambda info: self.watcher.step(info, info.step),
+                stop=self.watcher.stop,
+            )
+            self._last(wanted, scorer, lane, None)
+
+    # --- scoring -----------------------------------------------------------------------------------------------------
+
+    def _at_step(self, wanted: Sequence[str], scorer: Any, step: int, owner: int | None) -> None:
+        for name in wanted:
+            (made,) = evaluate(scorer, [Ask(self.tasks[name], "test", self.form, owner=owner)], chat=self.chat)
+            self.partial(name, step, made)
+
+    def _last(self, wanted: Sequence[str], scorer: Any, lane: LanePlan, owner: int | None) -> None:
+        """Validate the tuned model on every benchmark, and test it where it leads: its weights are here only now."""
+        for name in wanted:
+            task, known = self.tasks[name], self.candidates[name]
+            (made,) = evaluate(scorer, [Ask(task, "validation", self.form, owner=owner)], chat=self.chat)
+            value, error = made.main.value, made.main.stderr
+            mine = Candidate(self.form, self.tuning.epochs, lane.learning_rate, self.seed, value, error, lane.key)
+            known.append(mine)
+            self.watcher.lane(lane, [Point(self.tuning.epochs, value, error)], "done")
+            if self._best(name) is mine:
+                (self.tests[name],) = evaluate(scorer, [Ask(task, "test", self.form, owner=owner)], chat=self.chat)
+
+    def _best(self, name: str) -> Candidate:
+        known = self.candidates[name]
+        pool = [c for c in known if c.tuned] if self.choice == "paper" else known
+        return select(pool, higher_is_better=self.tasks[name].higher_is_better)
+
+    def _result(self, name: str, scorer: Any, direct: Evaluation | None) -> AdjustedResult:
+        task, chosen = self.tasks[name], self._best(name)
+        if chosen.tuned:
+            test = self.tests[name]
+        else:
+            (test,) = evaluate(scorer, [Ask(task, "test", self.form)], chat=self.chat)
+        kept = self.choice == "paper" and direct is not None and not improves(test, direct, task)
+        return AdjustedResult(
+            test=direct if kept and direct is not None else test,
+            chosen=chosen,
+            candidates=tuple(self.candidates[name]),
+            direct_value=None if direct is None else direct.main.value,
+            kept_direct=kept,
+        )
