@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from potentia.engine.dropout import drop
+from potentia.engine.dropout import Dropout
 from potentia.engine.schedule import LoraConfig
 from potentia.errors import TuningError
 
@@ -240,32 +240,33 @@ class _LaneLinear(torch.autograd.Function):
         if routing.single:
             h = (flat @ a[owners[0]]).mul_(lora.scale)
             return y.view(rows * tokens, -1).addmm_(h, b[owners[0]]).view(rows, tokens, -1)
-        kept = x if routing.keys is None else drop(x, routing.keys, site.index, lora.dropout)
+        dropout = None if routing.keys is None else Dropout(routing.keys, site.index, lora.dropout)
+        kept = x if dropout is None else dropout(x)
         h = torch.bmm(kept, a.index_select(0, owners)).mul_(lora.scale)
         y.baddbmm_(h, b.index_select(0, owners))
         ctx.save_for_backward(x, h)
-        ctx.held = bank, site, weight, owners, routing.keys
+        ctx.held = bank, site, weight, owners, dropout
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, h = ctx.saved_tensors
-        bank, site, weight, owners, keys = ctx.held
+        bank, site, weight, owners, dropout = ctx.held
         lora = bank.lora
         dy = grads[0].contiguous()  # (R, T, o)
         rows, tokens, width = x.shape
         a, b = bank.views(bank.work, site)
         da, db = bank.views(bank.grads, site)
         dh = torch.bmm(dy, b.index_select(0, owners).transpose(1, 2)).mul_(lora.scale)  # (R, T, r)
-        kept = x if keys is None else drop(x, keys, site.index, lora.dropout)
+        kept = x if dropout is None else dropout(x)
         db.index_add_(0, owners, torch.bmm(h.transpose(1, 2), dy).float())
         da.index_add_(0, owners, torch.bmm(kept.transpose(1, 2), dh).float())
         if not ctx.needs_input_grad[0]:
             return (None,) * 6
         dx = (dy.view(rows * tokens, -1) @ weight.t()).view(rows, tokens, width)
         at = a.index_select(0, owners).transpose(1, 2)  # (R, r, d)
-        if keys is None:
+        if dropout is None:
             dx.baddbmm_(dh, at)
         else:
-            dx = drop(torch.bmm(dh, at), keys, site.index, lora.dropout, add=dx)
+            dx = dropout(torch.bmm(dh, at), add=dx)
         return dx, None, None, None, None, None

@@ -54,16 +54,22 @@ def keep_mask(keys: Tensor, layer: int, shape: tuple[int, int, int], p: float) -
     return draws >= round(p * 65536) - 32768
 
 
-def drop(x: Tensor, keys: Tensor, layer: int, p: float, add: Tensor | None = None) -> Tensor:
-    """``x`` with dropout (R, T, D), scaled by 1/(1 − p); plus ``add`` where given."""
-    if p == 0:
-        return x if add is None else add + x
-    kernel = _triton_drop() if x.is_cuda and x.shape[2] % 2 == 0 else None
-    if kernel is not None:
-        return kernel(x, keys, layer, p, add)  # type: ignore[no-any-return]
-    mask = keep_mask(keys, layer, (x.shape[0], x.shape[1], x.shape[2]), p)
-    out = x * mask.to(x.dtype).mul_(1.0 / (1.0 - p))
-    return out if add is None else out.add_(add)
+class Dropout:
+    """The dropout of one layer in one pass, applied to an input going forward and to its gradient coming back."""
+
+    def __init__(self, keys: Tensor, layer: int, p: float) -> None:
+        self.keys, self.layer, self.p = keys, layer, p
+        self._factors: Tensor | None = None
+
+    def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
+        """Return ``x`` (R, T, D) with dropped elements zero and the others scaled by 1/(1 − p); plus ``add``."""
+        kernel = _triton_drop() if x.is_cuda and x.shape[2] % 2 == 0 else None
+        if kernel is not None:  # cheaper to draw again than to keep
+            return kernel(x, self.keys, self.layer, self.p, add)  # type: ignore[no-any-return]
+        if self._factors is None:
+            mask = keep_mask(self.keys, self.layer, (x.shape[0], x.shape[1], x.shape[2]), self.p)
+            self._factors = mask.to(x.dtype).mul_(1.0 / (1.0 - self.p))
+        return x * self._factors if add is None else torch.addcmul(add, x, self._factors)
 
 
 @cache

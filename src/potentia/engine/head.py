@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from potentia.errors import ModelError
 
-_PIECE_BYTES = 1 << 30
+_PIECE_BYTES = {"cuda": 1 << 30, "cpu": 1 << 22}  # of float32 logits at a time
 
 
 class SplitModel:
@@ -64,15 +64,19 @@ class SplitModel:
 
     def losses(self, hidden: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Cross-entropies (N,) at hidden states (N, d), and the gradient (N, d) of their weighted sum."""
-        piece = max(64, _PIECE_BYTES // (self.vocabulary * 4))
+        piece = max(64, _PIECE_BYTES.get(hidden.device.type, 1 << 26) // (self.vocabulary * 4))
         values, slopes = [], []
         for begin in range(0, hidden.shape[0], piece):
             span = slice(begin, begin + piece)
             with torch.enable_grad():
                 states = hidden[span].detach().requires_grad_()
-                loss = nn.functional.cross_entropy(self.logits(states).float(), targets[span], reduction="none")
-                (slope,) = torch.autograd.grad(loss, states, weights[span])
-            values.append(loss.detach())
+                logits = self.logits(states)
+            # the gradient of a cross-entropy is softmax minus one-hot: written out, it needs one array instead of four
+            slope = torch.log_softmax(logits.detach().float(), dim=-1)
+            wanted = targets[span].unsqueeze(1)
+            values.append(-slope.gather(1, wanted).squeeze(1))
+            slope.exp_().scatter_add_(1, wanted, slope.new_full(wanted.shape, -1.0)).mul_(weights[span].unsqueeze(1))
+            (slope,) = torch.autograd.grad(logits, states, slope.to(logits.dtype))
             slopes.append(slope)
         return torch.cat(values), torch.cat(slopes)
 

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,8 +18,8 @@ from potentia.engine.adapters import AdapterBank
 from potentia.engine.checkpoint import AdapterShelf, Snapshots
 from potentia.engine.lane import Decision, Lane, LaneEpoch, LaneResult, OnEpoch, StepInfo
 from potentia.engine.optimizer import LaneAdamW, settings_row
-from potentia.engine.passes import Row, effect_of_adapters, run_step
-from potentia.engine.planner import Plan, make_plan
+from potentia.engine.passes import Row, effect_of_adapters, run_step, to_device
+from potentia.engine.planner import Plan, make_plan, token_bytes
 from potentia.engine.schedule import LaneSpec, LoraConfig
 from potentia.errors import TuningError
 
@@ -87,12 +88,18 @@ class LaneRun:
             min(spec.schedule.max_tokens, float(spec.examples.lengths.mean())) * spec.schedule.batch
             for spec in (lane.spec for lane in lanes)
         ]
-        device = next(model.parameters()).device
+        first = next(model.parameters())
+        parameters = sum(p.numel() for p in model.parameters())
+        memory = None
+        if first.device.type == "cuda":
+            whole = torch.cuda.get_device_properties(first.device).total_memory
+            memory = whole - sum(p.numel() * p.element_size() for p in model.parameters())
         return make_plan(
             lanes=len(lanes),
             tokens_per_step=sum(tokens) / len(tokens),
-            parameters=sum(p.numel() for p in model.parameters()),
-            accelerator=device.type != "cpu",
+            parameters=parameters,
+            memory=memory,
+            token_bytes=token_bytes(getattr(model.config, "text_config", None) or model.config, first.element_size()),
             token_budget=self.trainer.token_budget,
         )
 
@@ -127,12 +134,10 @@ class LaneRun:
         active = self._active()
         rows = [row for lane in active for row in lane.batch(self.trainer.limit)]
         losses = self._gradients(rows)
-        slots = [row_slot for lane in active if (row_slot := lane.slot) is not None]
+        index = to_device(np.array([lane.slot for lane in active], np.int64), self.bank.device)
         settings = [settings_row(lane.spec.schedule, lane.step, lane.spec.total_steps) for lane in active]
-        norms = self.optimizer.step(
-            self.bank.weights, self.bank.grads, slots, torch.tensor(settings).to(self.bank.device, non_blocking=True)
-        )
-        index = torch.tensor(slots, device=self.bank.device)
+        table = to_device(np.array(settings, np.float32), self.bank.device)
+        norms = self.optimizer.step(self.bank.weights, self.bank.grads, index, table)
         self.unsound[index] |= ~torch.isfinite(norms) | ~torch.isfinite(losses[index])
         self.loss_sums += losses
         for lane in active:

@@ -18,39 +18,35 @@ class LaneAdamW:
     def __init__(self, rows: int, width: int, device: torch.device) -> None:
         self.first = torch.zeros(rows, width, device=device)
         self.second = torch.zeros(rows, width, device=device)
-        self.device = device
 
     def reset(self, row: int) -> None:
         """Forget a row's moments."""
         self.first[row].zero_()
         self.second[row].zero_()
 
-    def step(self, weights: Tensor, grads: Tensor, rows: list[int], settings: Tensor) -> Tensor:
-        """Update ``rows`` of ``weights``; returns each one's gradient norm (before clipping). Clears ``grads``.
+    def step(self, weights: Tensor, grads: Tensor, rows: Tensor, settings: Tensor) -> Tensor:
+        """Update ``rows`` of ``weights``; returns each one's gradient norm before clipping. Clears ``grads``.
 
         ``settings`` (n, 9) on the device: lr, 1 − lr·decay, 1 − β1, β2, 1 − β2, lr/(1 − β1^t), √(1 − β2^t), ε, clip.
         """
         _, keep, one_b1, b2, one_b2, size, root, eps, clip = settings.unsqueeze(2).unbind(1)
         n = self.first.shape[0]
-        whole = rows == list(range(n))
+        whole = rows.shape[0] == n
         if whole:
-            index, g, w, m, v = None, grads[:n], weights[:n], self.first, self.second
+            g, w, m, v = grads[:n], weights[:n], self.first, self.second
         else:
-            index = torch.tensor(rows, device=self.device)
-            g, w = grads.index_select(0, index), weights.index_select(0, index)
-            m, v = self.first.index_select(0, index), self.second.index_select(0, index)
+            g, w, m, v = (part.index_select(0, rows) for part in (grads, weights, self.first, self.second))
         norm = torch.linalg.vector_norm(g, dim=1, keepdim=True)
         sound = torch.isfinite(norm)
         g = torch.where(sound, g * (clip / (norm + 1e-6)).clamp_(max=1.0), 0.0)
         new_m = torch.where(sound, m + (g - m) * one_b1, m)
         new_v = torch.where(sound, v * b2 + g * g * one_b2, v)
         new_w = torch.where(sound, w * keep - size * (new_m / (new_v.sqrt() / root + eps)), w)
-        if index is None:
-            weights[:n], self.first[:], self.second[:] = new_w, new_m, new_v
-        else:
-            weights.index_copy_(0, index, new_w)
-            self.first.index_copy_(0, index, new_m)
-            self.second.index_copy_(0, index, new_v)
+        for part, new in ((weights, new_w), (self.first, new_m), (self.second, new_v)):
+            if whole:
+                part[:n].copy_(new)
+            else:
+                part.index_copy_(0, rows, new)
         grads.zero_()
         norms: Tensor = norm.squeeze(1)
         return norms

@@ -60,17 +60,16 @@ def assemble(rows: Sequence[Row], length: int, device: torch.device, dropout: bo
     who, where = np.nonzero(wanted)
     weights = np.fromiter((row.weight for row in rows), np.float32, count)[who]
     whole = np.concatenate([ids.ravel(), owners, who * length + where - 1, ids[who, where], owners[who]])
-    parts = torch.split(_to_device(whole, device), [count * length, count, len(who), len(who), len(who)])
+    parts = torch.split(to_device(whole, device), [count * length, count, len(who), len(who), len(who)])
     keys = None
     if dropout:
         seeds, steps, places = (np.array([getattr(row, name) for row in rows]) for name in ("seed", "step", "place"))
         keys = row_keys(seeds, steps, places).to(device, non_blocking=True)
-    return Batch(
-        parts[0].view(count, length), parts[1], keys, parts[2], parts[3], parts[4], _to_device(weights, device)
-    )
+    return Batch(parts[0].view(count, length), parts[1], keys, parts[2], parts[3], parts[4], to_device(weights, device))
 
 
-def _to_device(values: npt.NDArray[Any], device: torch.device) -> Tensor:
+def to_device(values: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """Send an array without waiting for the device."""
     tensor = torch.from_numpy(values)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+_FEW = 24  # distinct lengths that are told apart one by one; more are rounded up to _GRAIN
 _GRAIN = 8
 
 
@@ -36,28 +38,50 @@ class Plan:
 
 
 def make_plan(
-    *, lanes: int, tokens_per_step: float, parameters: int, accelerator: bool, token_budget: int | None = None
+    *,
+    lanes: int,
+    tokens_per_step: float,
+    parameters: int,
+    memory: int | None = None,
+    token_bytes: int = 0,
+    token_budget: int | None = None,
 ) -> Plan:
-    """Choose the packing from the model's size alone, so that the same run is packed the same way every time.
+    """Choose the packing from sizes alone, so that the same run is packed the same way every time.
 
     A pass saturates an accelerator when its arithmetic (4 operations per parameter and token: forward, and the input
     gradient) outlasts its kernel launches, some tens of milliseconds: about 4e12 / parameters tokens, and never fewer
-    than 4,096. Twice that many tokens in flight leave room to sort rows by length. A processor has caches instead:
-    a few thousand tokens.
+    than 4,096. Twice that many may share a pass, where ``memory`` (the accelerator's, less the weights; None for a
+    processor) holds their activations; activations are recomputed where fewer than 2,048 tokens would fit. A processor
+    has caches instead: some thousands of tokens.
     """
-    if accelerator:
+    recompute = False
+    if memory is not None:
         saturating = int(min(65536, max(4096, 4e12 / max(1, parameters))))
-        budget, price = token_budget or 2 * saturating, saturating // 4
+        fitting = int(0.6 * memory / max(1, token_bytes))
+        recompute = fitting < 2048
+        budget = 2 * saturating if recompute else min(2 * saturating, fitting)
+        price = saturating // 4
     else:
-        budget, price = token_budget or 8192, 256
+        budget, price = 8192, 256
+    budget = token_budget or budget
     in_flight = max(1, round(4 * budget / max(1.0, tokens_per_step)))
-    return Plan(slots=min(lanes, in_flight), token_budget=budget, pass_price=price)
+    return Plan(slots=min(lanes, in_flight), token_budget=budget, pass_price=price, checkpointing=recompute)
+
+
+def token_bytes(config: Any, item: int) -> int:
+    """Estimate the activations kept per token, layer by layer: norms in fp32, attention, the gated product."""
+    width = int(getattr(config, "hidden_size", 0) or 1024)
+    inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * width
+    layers = int(getattr(config, "num_hidden_layers", 0) or 24)
+    inner = max(inner) if isinstance(inner, list | tuple) else int(inner)
+    return layers * (8 * width + item * (6 * width + 4 * inner))
 
 
 def pack(lengths: Sequence[int] | npt.NDArray[np.int64], plan: Plan) -> list[tuple[npt.NDArray[np.int64], int]]:
     """Cut rows into passes: for each, the row numbers (in their given order) and the padded length."""
     lengths = np.asarray(lengths, dtype=np.int64)
-    padded = -(-lengths // _GRAIN) * _GRAIN
+    grain = 1 if len(np.unique(lengths)) <= _FEW else _GRAIN
+    padded = -(-lengths // grain) * grain
     sizes, counts = np.unique(padded, return_counts=True)
     cuts = _best_cuts(sizes, counts, plan)
     passes = []
