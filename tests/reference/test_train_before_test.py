@@ -1,0 +1,155 @@
+"""The train-before-test paper's numbers, typed from its text and tables, from the scores published with it."""
+
+from __future__ import annotations
+
+import pytest
+
+from potentia.analysis.train_before_test import reproduce
+from potentia.store import read_scores
+
+# Table 5: zero-shot direct evaluation, train-before-test.
+TABLE_5 = {
+    "nq_open": (0.23, 0.74), "mrpc": (0.34, 0.71), "wic": (0.39, 0.75), "qnli": (0.43, 0.74), "qqp": (0.43, 0.77),
+    "cola": (0.45, 0.73), "sciq": (0.47, 0.71), "sst2": (0.50, 0.65), "gsm8k": (0.51, 0.70), "anli_r1": (0.54, 0.78),
+    "medmcqa": (0.55, 0.75), "rte": (0.55, 0.74), "headqa_en": (0.55, 0.77), "arc_easy": (0.55, 0.80),
+    "mnli": (0.56, 0.80), "piqa": (0.56, 0.78), "winogrande": (0.58, 0.80), "commonsense_qa": (0.58, 0.72),
+    "social_iqa": (0.60, 0.73), "arc_challenge": (0.61, 0.81), "hellaswag": (0.61, 0.81), "mathqa": (0.61, 0.76),
+    "openbookqa": (0.61, 0.78), "boolq": (0.61, 0.80),
+}  # fmt: skip
+TABLE_6 = {
+    "[0, 1)": (0.38, 0.65), "[1, 2)": (0.53, 0.56), "[2, 3)": (0.45, 0.70), "[6, 7)": (0.34, 0.42),
+    "[7, 8)": (0.19, 0.28), "[9, 10)": (0.15, 0.43), "all": (0.52, 0.76),
+}  # fmt: skip
+TABLE_8 = {
+    " llama": ((69, 21, 4, 3, 2), (90, 4, 3, 1, 1)),
+    " pythia": ((61, 12, 9, 8, 6), (89, 8, 2, 1, 1)),
+    " qwen": ((74, 9, 5, 3, 3), (93, 2, 1, 1, 1)),
+    " gemma": ((58, 27, 6, 4, 2), (92, 3, 2, 2, 1)),
+    " yi": ((48, 21, 12, 10, 6), (67, 17, 7, 5, 3)),
+    "": ((70, 13, 4, 3, 2), (86, 7, 2, 1, 1)),
+}
+SIDES = ("direct", "train_before_test")
+
+
+@pytest.fixture(scope="module")
+def scores(shared_data):
+    return read_scores(shared_data / "published" / "train_before_test_scores.csv")
+
+
+@pytest.fixture(scope="module")
+def reproduction(scores):
+    return reproduce(scores, resamples=50)
+
+
+@pytest.fixture(scope="module")
+def found(reproduction):
+    return reproduction.findings
+
+
+def test_mean_agreement_and_improved_pairs(found):
+    change = found["change"]
+    assert (round(change.mean_before, 2), round(change.mean_after, 2)) == (0.52, 0.76)
+    assert (change.pairs_improved, change.pairs) == (274, 276)
+
+
+@pytest.mark.parametrize("task", TABLE_5)
+def test_table_5(found, task):
+    for protocol, expected in zip(SIDES, TABLE_5[task], strict=True):
+        finding = found[f"agreement {protocol}"]
+        assert round(finding.per_task[finding.tasks.index(task)].value, 2) == expected
+
+
+@pytest.mark.parametrize("size", TABLE_6)
+def test_table_6(found, size):
+    grouped = found["by size"]
+    means = grouped.means[grouped.groups.index(size)]
+    assert tuple(round(m.value, 2) for m in means) == TABLE_6[size]
+
+
+def test_table_6_has_the_same_bins(found):
+    assert found["by size"].groups == tuple(TABLE_6)
+
+
+@pytest.mark.parametrize("family", TABLE_8)
+def test_table_8(found, family):
+    for protocol, expected in zip(SIDES, TABLE_8[family], strict=True):
+        explained = found[f"components {protocol}{family}"].explained
+        assert tuple(round(100 * i.value) for i in explained[:5]) == expected
+
+
+def test_figure_3_within_categories(found):
+    for category, expected in {"LU": (0.54, 0.75), "Math": (0.55, 0.84)}.items():
+        for protocol, value in zip(SIDES, expected, strict=True):
+            finding = found[f"agreement {protocol}"]
+            k = finding.categories.index(category)
+            assert round(float(finding.by_category[k, k]), 2) == value
+
+
+def test_figure_3_improves_in_all_instances(found):
+    before, after = (found[f"agreement {p}"].by_category for p in SIDES)
+    assert before.shape == (6, 6)
+    assert (after > before).all()
+
+
+def test_perplexity(found):
+    both = [found[f"perplexity {p}"] for p in SIDES]
+    assert [round(f.corpora_mean.value, 2) for f in both] == [0.76, 0.78]
+    assert [round(f.mean.value, 2) for f in both] == [0.48, 0.74]
+    assert [round(f.averages.value, 2) for f in both] == [0.55, 0.84]
+    assert [f.models for f in both] == [53, 53]
+
+
+def test_perplexity_before_tuning_against_tasks_after(found):
+    assert round(found["perplexity base"].mean.value, 2) == 0.78
+    assert round(found["perplexity instruct"].mean.value, 2) == 0.51
+
+
+def test_first_five_components(found):
+    sums = [sum(i.value for i in found[f"components {p}"].explained[:5]) for p in SIDES]
+    assert [round(s, 2) for s in sums] == [0.91, 0.97]
+
+
+def test_large_test_sets(found):
+    grouped = found["large tests"]
+    direct, tuned = (m.value for m in grouped.means[0])
+    assert grouped.tasks[0] == 10
+    assert round(tuned, 2) == 0.80
+    # The paper prints 0.51. Its published scores give 0.5047, three units short in the fourth digit.
+    assert direct == pytest.approx(0.51, abs=0.0055)
+
+
+def test_tau_b_is_the_papers_definition_and_not_its_number(found, reproduction):
+    # The paper prints 0.58 and 0.77; its definition on its published scores gives these.
+    means = [found[f"significance {p}"].tau_b_mean.value for p in SIDES]
+    assert [round(m, 2) for m in means] == [0.57, 0.80]
+    printed = [(c.paper, round(c.ours, 2)) for c in reproduction.checks if "τ-b" in c.where]
+    assert printed == [(0.58, 0.57), (0.77, 0.80)]
+
+
+def test_table_4_compute_and_table_3(reproduction):
+    checks = [c for c in reproduction.checks if c.where.startswith("Table 4")]
+    assert len(checks) == 23
+    assert all(c.same for c in checks)
+    assert all(c.same for c in reproduction.checks if "pythia-410m" in c.what and c.where.startswith("Table 3"))
+
+
+def test_exactly_three_numbers_differ_and_each_says_its_definition(reproduction):
+    assert {c.what for c in reproduction.differing} == {
+        "mean τ, direct",
+        "mean τ-b, direct",
+        "mean τ-b, train-before-test",
+    }
+    assert all(c.note for c in reproduction.differing)
+    assert sum(c.same is True for c in reproduction.checks) > 160
+
+
+def test_pc1_follows_compute(found):
+    assert found["compute"].tau.value > 0.8
+
+
+def test_the_published_benchmarks_are_sound(scores):
+    from potentia.analysis import screen
+    from potentia.analysis.train_before_test import _tasks
+
+    screening = screen(_tasks(scores["direct"]), _tasks(scores["train_before_test"]))
+    assert {f.reason for f in screening.flags} <= {"ceiling"}
