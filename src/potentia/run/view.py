@@ -56,14 +56,15 @@ class View:
             if event.kind not in ("cell", "failure"):
                 continue
             facts = event.payload
+            between = "@" in facts["protocol"]  # a score at an intermediate step, beside the planned cells
             if event.kind == "cell":
-                self.done += 1
+                self.done += not between
                 told = f"{facts['value']:.4f} ± {facts['stderr'] or 0:.4f}"
             else:
                 self.failed += 1
                 told = f"failed: {facts['reason']}"
-            where = f"{facts['row']} × {facts['task']} × {facts['protocol']}"
-            lines.append(f"[{self.done + self.failed}/{self.todo}] {where}: {told}")
+            count = "" if between else f"[{self.done + self.failed}/{self.todo}] "
+            lines.append(f"{count}{facts['row']} × {facts['task']} × {facts['protocol']}: {told}")
         return lines
 
     def __rich__(self) -> Group:
