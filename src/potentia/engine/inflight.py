@@ -47,7 +47,7 @@ class Tally:
         """Take a batch's results without waiting for the device; older batches are added up meanwhile."""
         finished = [strand.index for row in rows for strand, _ in row.reads]
         if outcome.logprobs.device.type == "cuda":
-            logprobs = torch.empty(outcome.logprobs.shape, dtype=torch.float32, pin_memory=True)
+            logprobs = torch.empty(outcome.logprobs.shape, dtype=outcome.logprobs.dtype, pin_memory=True)
             hits = torch.empty(outcome.hits.shape, dtype=torch.bool, pin_memory=True)
             logprobs.copy_(outcome.logprobs, non_blocking=True)
             hits.copy_(outcome.hits, non_blocking=True)

@@ -79,8 +79,8 @@ class Network:
             self.router.route(torch.tensor(list(owners), device=self.device) if known else None)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Apply the model's own head, and whatever the model does to its output, in float32."""
-        return self._split.logits(hidden).float()
+        """Apply the model's own head, and whatever the model does to its output."""
+        return self._split.logits(hidden)
 
     def score(self, rows: list[Row]) -> Outcome:
         """Score one batch of rows, either all with branches or all without."""
@@ -148,8 +148,7 @@ class Network:
             logits = self.logits(hidden[at[start : start + step]])  # (positions, vocabulary)
             first, last = np.searchsorted(group, [start, start + step])
             local, goal = which[first:last] - start, target[first:last]
-            total = torch.logsumexp(logits, dim=-1)
-            logprobs.append(logits[local, goal] - total[local])
+            logprobs.append(log_softmax(logits)[local, goal])
             hits.append(logits.argmax(dim=-1)[local] == goal)
         return Outcome(np.asarray(askers, dtype=np.int64)[order], torch.cat(logprobs), torch.cat(hits))
 
@@ -158,6 +157,11 @@ class Network:
         if self.device.type == "cuda":
             return tensor.pin_memory().to(self.device, non_blocking=True)
         return tensor
+
+
+def log_softmax(logits: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities in at least float32, by the operation lm-eval uses, so that its rounding is shared."""
+    return torch.log_softmax(logits, dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
 def _tree_obstacle(body: Any, config: Any) -> str | None:

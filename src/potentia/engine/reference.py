@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from potentia.engine.forest import Strand
-
-if TYPE_CHECKING:
-    from potentia.engine.network import Network
+from potentia.engine.network import Network, log_softmax
 
 # |difference| <= absolute + relative × |log-likelihood|; rounding differs between kernels, a wrong mask differs by more
 TOLERANCE = {
@@ -26,7 +22,7 @@ def reference_likelihood(network: Network, strand: Strand) -> tuple[float, bool]
     network.route([strand.owner])
     logits = network.model(ids[:, :-1], use_cache=False).logits[0, -strand.scored :]  # (scored, vocabulary)
     wanted = ids[0, -strand.scored :]
-    logprobs = torch.log_softmax(logits.float(), dim=-1).gather(1, wanted[:, None])[:, 0]
+    logprobs = log_softmax(logits).gather(1, wanted[:, None])[:, 0]
     return float(logprobs.double().sum()), bool((logits.argmax(dim=-1) == wanted).all())
 
 

@@ -259,7 +259,7 @@ def default_budget(network: Network) -> int:
     width = int(getattr(network.config, "hidden_size", 1024) or 1024)
     if network.device.type == "cuda":
         return int(min(max((1 << 26) // width, 4096), 65536))
-    return 2048
+    return 512  # a CPU gains nothing from more rows, and its caches lose
 
 
 def _out_of_memory(error: BaseException) -> bool:

@@ -1,0 +1,284 @@
+"""Scoring side by side: Potentia against lm-eval's HFLM, same model, same items, same run.
+
+    python bench/scoring.py --model MODEL_FOLDER --items arc_easy.parquet --documents 300 --device cpu
+    python bench/scoring.py --shape 410m --tokenizer FOLDER --items arc_easy.json --documents 2000 --device cuda
+
+``--items`` is ARC in its published form: a parquet or a JSON list with ``question`` and ``choices.text``. Prints the
+ratio of wall times (against HFLM with ``batch_size=auto`` and with each fixed batch size), tokens processed, where
+Potentia's time goes, the share of the matmul rate measured on this machine, peak memory of both, and how far the
+log-likelihoods are apart. Exits 1 when a prediction differs in float32 or when ``--at-least`` is not reached.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import logging
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from potentia.engine.loading import LoadedModel, load, pick_device, pick_dtype
+from potentia.engine.scorer import Scorer
+from potentia.requests import Continuation
+
+WIDTHS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+)
+SHAPES = {  # Llama-shaped, random weights
+    "70m": (512, 2048, 6, 8, 8, 50304),
+    "410m": (1024, 2816, 24, 16, 16, 50304),
+    "8b": (4096, 14336, 32, 32, 8, 128256),
+}
+
+
+def questions(path: Path, count: int) -> list[tuple[str, list[str]]]:
+    """Return (prompt, choices) as lm-eval's arc_easy writes them."""
+    if path.suffix == ".json":
+        documents = json.loads(path.read_text())
+    else:
+        import pandas as pd
+
+        documents = pd.read_parquet(path).to_dict("records")
+    chosen = documents[:count]
+    return [(f"Question: {d['question']}\nAnswer:", [f" {text}" for text in d["choices"]["text"]]) for d in chosen]
+
+
+def make(arguments: argparse.Namespace) -> LoadedModel:
+    """Load the model, or make one of the asked shape with random weights."""
+    if arguments.model:
+        return load(arguments.model, device=arguments.device, dtype=arguments.dtype)
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    device = pick_device(arguments.device)
+    dtype = pick_dtype(arguments.dtype, device)
+    words = AutoTokenizer.from_pretrained(arguments.tokenizer)
+    config = LlamaConfig(
+        **dict(zip(WIDTHS, SHAPES[arguments.shape], strict=True)), max_position_embeddings=2048, rms_norm_eps=1e-5
+    )
+    torch.manual_seed(0)
+    with torch.device(device):
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        model = LlamaForCausalLM(config)
+        torch.set_default_dtype(before)
+    return LoadedModel.of(model.eval(), words, fingerprint=f"random {arguments.shape}")
+
+
+class Clock:
+    """Wall time and peak memory of a block, with the device's work included."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device.type == "cuda"
+
+    def __enter__(self) -> Clock:
+        gc.collect()
+        if self.cuda:
+            torch.cuda.empty_cache()
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            self.held = torch.cuda.memory_allocated()
+        self.began, self.worked = time.perf_counter(), time.process_time()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.cuda:
+            torch.cuda.synchronize()
+        self.seconds, self.work = time.perf_counter() - self.began, time.process_time() - self.worked
+        if self.cuda:
+            self.memory = (torch.cuda.max_memory_allocated() - self.held) / 2**30
+        else:
+            self.memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOP/s of one large matrix product here."""
+    size = 8192 if device.type == "cuda" else 1536
+    a = torch.randn(size, size, device=device, dtype=dtype)
+    b = torch.randn(size, size, device=device, dtype=dtype)
+    best = float("inf")
+    for _ in range(8):
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        a @ b
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - began)
+    return 2 * size**3 / best
+
+
+def stages(loaded: LoadedModel, requests: list[Continuation]) -> dict[str, float]:
+    """Time the parts of one scoring run one after the other, waiting for the device after each."""
+    from potentia.engine.forest import batches
+    from potentia.engine.inflight import Tally
+    from potentia.engine.scorer import MASK_CELLS, Strand
+
+    def now() -> float:
+        if loaded.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    scorer = Scorer(loaded)
+    loaded.__dict__.pop("encoder", None)
+    spent: dict[str, float] = {}
+    began = now()
+    pairs = loaded.encoder.continuations([(r.context, r.continuation) for r in requests])
+    strands = [Strand(i, a + b, len(b)) for i, (a, b) in enumerate(pairs)]
+    spent["tokenise"] = now() - began
+    began = now()
+    rows = scorer._plant(strands, "tree")
+    groups = list(batches(rows, scorer.token_budget, MASK_CELLS[loaded.device.type]))
+    spent["pack"] = now() - began
+    tally = Tally(strands, len(requests), None)
+    network, body, head = scorer.network, 0.0, 0.0
+    run, logits = network.run, network.logits
+
+    def timed_run(**inputs: Any) -> Any:
+        nonlocal body
+        began = now()
+        out = run(**inputs)
+        body += now() - began
+        return out
+
+    def timed_logits(hidden: torch.Tensor) -> torch.Tensor:
+        nonlocal head
+        began = now()
+        out = logits(hidden)
+        head += now() - began
+        return out
+
+    network.run, network.logits = timed_run, timed_logits  # type: ignore[method-assign]
+    began = now()
+    with network.evaluating():
+        for group in groups:
+            tally.collect(network.score(group), group)
+        tally.drain()
+    total = now() - began
+    spent |= {"body": body, "head": head, "masks, gather, transfer": total - body - head}
+    return spent
+
+
+def main() -> int:
+    """Run the comparison and print it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="folder, Hub name or .gguf file")
+    parser.add_argument("--shape", choices=sorted(SHAPES), help="random weights of this shape instead")
+    parser.add_argument("--tokenizer", help="tokenizer folder, with --shape")
+    parser.add_argument("--items", type=Path, required=True)
+    parser.add_argument("--documents", type=int, default=300)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--batches", nargs="*", default=["auto", "16", "64"], help="HFLM batch sizes to run")
+    parser.add_argument("--repeat", type=int, default=2, help="runs of Potentia; the best counts, HFLM likewise")
+    parser.add_argument("--threads", type=int, help="torch threads on a CPU")
+    parser.add_argument("--at-least", type=float, default=0.0, help="fail below this ratio to HFLM's best")
+    parser.add_argument("--json", type=Path, help="write the figures here as well")
+    arguments = parser.parse_args()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+
+    items = questions(arguments.items, arguments.documents)
+    requests = [Continuation(prompt, choice) for prompt, choices in items for choice in choices]
+    loaded = make(arguments)
+    parameters = sum(weight.numel() for weight in loaded.model.parameters())
+    print(
+        f"{parameters / 1e6:.0f}M parameters, {loaded.device}, {loaded.dtype}, {torch.get_num_threads()} threads; "
+        f"{len(items)} documents, {len(requests)} continuations"
+    )
+
+    figures: dict[str, Any] = {"parameters": parameters, "documents": len(items)}
+    Scorer(loaded).loglikelihood(requests[:64])  # warm up: kernels are chosen, the path is checked
+    ours = None
+    for _ in range(arguments.repeat):
+        loaded.__dict__.pop("encoder", None)  # tokenise anew
+        scorer = Scorer(loaded)
+        with Clock(loaded.device) as clock:
+            results = scorer.loglikelihood(requests)
+        if ours is None or clock.seconds < ours.seconds:
+            ours = clock
+    assert ours is not None
+    notes = scorer.notes
+    print(
+        f"potentia: {ours.seconds:.2f} s (CPU {ours.work:.2f} s), "
+        f"{notes['tokens_processed']} of {notes['tokens_requested']} tokens "
+        f"({notes['rows_by_path']}, budget {notes['token_budget']}), peak {ours.memory:.2f} GiB"
+    )
+    spent = stages(loaded, requests)
+    print("  where the time goes: " + ", ".join(f"{name} {value:.2f} s" for name, value in spent.items()))
+    rate = matmul_rate(loaded.device, loaded.dtype)
+    embedding = loaded.model.get_input_embeddings().weight.numel()
+    work = 2 * (parameters - embedding) * notes["tokens_processed"]
+    print(
+        f"  matmul here {rate / 1e12:.2f} TFLOP/s; the body's products at {work / spent['body'] / rate:.0%} of it, "
+        f"the whole run at {work / ours.seconds / rate:.0%}"
+    )
+
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    best: float | None = None
+    least: float | None = None
+    failed = False
+    for size in arguments.batches:
+        harness = HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=size)
+        calls = [Instance("loglikelihood", {}, (r.context, r.continuation), i) for i, r in enumerate(requests)]
+        harness.loglikelihood(calls[:64], disable_tqdm=True)
+        theirs_clock = None
+        for _ in range(arguments.repeat if loaded.device.type == "cuda" else 1):
+            with Clock(loaded.device) as clock:
+                theirs = harness.loglikelihood(calls, disable_tqdm=True)
+            if theirs_clock is None or clock.seconds < theirs_clock.seconds:
+                theirs_clock = clock
+        assert theirs_clock is not None
+        seconds = theirs_clock.seconds
+        best = min(seconds, best or seconds)
+        least = min(theirs_clock.work, least or theirs_clock.work)
+        apart = max(abs(a.logprob - b[0]) for a, b in zip(results, theirs, strict=True))
+        differ, start = 0, 0
+        for _, choices in items:
+            span = range(start, start + len(choices))
+            differ += max(span, key=lambda i: results[i].logprob) != max(span, key=lambda i: theirs[i][0])
+            start += len(choices)
+        failed |= differ > 0 and loaded.dtype == torch.float32
+        print(
+            f"HFLM batch_size={size}: {seconds:.2f} s (CPU {theirs_clock.work:.2f} s), peak {clock.memory:.2f} GiB; "
+            f"{seconds / ours.seconds:.2f}× potentia's time; "
+            f"log-likelihoods within {apart:.1e}, {differ} of {len(items)} answers differ"
+        )
+        figures[f"hflm {size}"] = {
+            "seconds": seconds,
+            "ratio": seconds / ours.seconds,
+            "memory": clock.memory,
+            "apart": apart,
+            "differ": differ,
+        }
+    figures |= {
+        "seconds": ours.seconds,
+        "memory": ours.memory,
+        "stages": spent,
+        "notes": {name: value for name, value in notes.items() if name != "prompt_samples"},
+    }
+    if best is not None and least is not None:
+        figures["ratio to the best"] = best / ours.seconds
+        figures["ratio of CPU time"] = least / ours.work
+        print(f"ratio to HFLM's best: {best / ours.seconds:.2f}× in wall time, {least / ours.work:.2f}× in CPU time")
+        failed |= best / ours.seconds < arguments.at_least
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=1))
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
