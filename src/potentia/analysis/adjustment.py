@@ -55,7 +55,7 @@ class GroupScaling(Finding):
         for name, mask, member in ((self.others, ~inside, False), (self.group, inside, True)):
             labels = tuple(m for m, keep in zip(self.models, mask, strict=True) if keep)
             points.append(Points(name, tuple(10 ** self.log_compute[mask]), tuple(self.scores[mask]), labels))
-            lines.append(Line(f"fit, {name}", tuple(10**grid), tuple(self.fit.predict(grid, member=member))))
+            lines.append(Line(name, tuple(10**grid), tuple(self.fit.predict(grid, member=member))))
         return (
             Plot(
                 name=f"{slug(self.task)}-{self.stage}",

@@ -22,6 +22,7 @@ class EmergenceCurve(Finding):
     examples: tuple[int, ...]
     hinges: tuple[HingeFit, ...]
     lines: tuple[LogLinearFit, ...]
+    span: tuple[float, float]  # log₁₀ FLOPs of the smallest and the largest model
 
     def tables(self) -> Sequence[Table]:
         """Return one row per amount of training."""
@@ -43,13 +44,28 @@ class EmergenceCurve(Finding):
         return (Table(f"{self.task}: emergence by amount of test-task training", columns, rows, note),)
 
     def charts(self) -> Sequence[Chart]:
-        """Return c_e and R² against the number of training examples."""
-        x = tuple(float(max(n, 1)) for n in self.examples)
+        """Return c_e and R² against the number of training examples, and some of the fitted curves."""
+        start = min((n for n in self.examples if n), default=3) / 3
+        x = tuple(float(n or start) for n in self.examples)
         low, high = zip(*((_finite(h, "low"), _finite(h, "high")) for h in self.hinges), strict=True)
         point = Line("c_e", x, tuple(h.emergence.value for h in self.hinges), low, high)
         fit = Line("log-linear R²", x, tuple(line.r2 for line in self.lines))
-        caption = "Training on the test task moves emergence to smaller scales (before any training drawn at 1)."
+        caption = "Training on the test task moves emergence to smaller scales. The first point is before any training."
+        grid = np.linspace(*self.span, 200)
+        some = sorted({round(i) for i in np.linspace(0, len(self.examples) - 1, 5)})
+        curves = tuple(
+            Line(f"{self.examples[i]:,} examples", tuple(10**grid), tuple(self.hinges[i].predict(grid))) for i in some
+        )
         return (
+            Plot(
+                f"{slug(self.task)}-curves",
+                f"{self.task}: scaling as models train on the test task",
+                "Each curve is the hinge fitted after that much training.",
+                lines=curves,
+                x_label="pretraining compute (FLOPs)",
+                y_label="score",
+                log_x=True,
+            ),
             Plot(
                 f"{slug(self.task)}-emergence",
                 f"{self.task}: point of emergence",
@@ -99,7 +115,8 @@ def trace_emergence(
         lines.append(fit_log_linear(part.log_compute, y, families=part.family))
     if not examples:
         raise InputError(f"no stage of {task} has {least} models of known compute")
-    return EmergenceCurve(task, tuple(examples), tuple(hinges), tuple(lines))
+    span = (float(cohort.log_compute.min()), float(cohort.log_compute.max()))
+    return EmergenceCurve(task, tuple(examples), tuple(hinges), tuple(lines), span)
 
 
 def _finite(hinge: HingeFit, end: str) -> float:

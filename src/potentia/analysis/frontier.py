@@ -26,11 +26,6 @@ class Frontier(Finding):
         place = np.searchsorted(self.log_compute, log_compute, side="right") - 1
         return np.where(place >= 0, self.scores[np.maximum(place, 0)], floor)
 
-    def steps(self, end: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return the corners of the step curve up to ``end``, in FLOPs and score."""
-        x = np.repeat(self.log_compute, 2)[1:]
-        return tuple(10 ** np.append(x, end)), tuple(np.repeat(self.scores, 2))
-
 
 def pareto_frontier(models: Sequence[str], log_compute: Floats, scores: Floats) -> Frontier:
     """Keep the models that no other beats with as little or less compute."""
@@ -57,6 +52,7 @@ class FrontierShift(Finding):
     old: tuple[Frontier, Frontier]
     every: tuple[Frontier, Frontier]
     areas: tuple[float, float]
+    floor: float  # chance, oriented
 
     @property
     def ratio(self) -> float:
@@ -77,7 +73,7 @@ class FrontierShift(Finding):
     def charts(self) -> Sequence[Chart]:
         """Return both frontiers over all models, before and after."""
         inside = np.asarray(self.members)
-        end = float(self.log_compute.max())
+        corners, left = _steps(self.log_compute)
         drawn = []
         for k, stage in enumerate(("before", "after")):
             points = tuple(
@@ -89,15 +85,18 @@ class FrontierShift(Finding):
                 )
                 for name, mask in ((self.others, ~inside), (self.group, inside))
             )
+            below, above = (
+                tuple(np.maximum(f[k].at(left, floor=self.floor), self.floor)) for f in (self.old, self.every)
+            )
             lines = (
-                Line(f"frontier {self.others}", *self.old[k].steps(end), dashed=True),
-                Line("frontier of all models", *self.every[k].steps(end)),
+                Line(f"frontier {self.others}", corners, below, dashed=True),
+                Line("frontier of all models", corners, above, below, above),
             )
             drawn.append(
                 Plot(
                     f"{slug(self.task)}-frontier-{stage}",
                     f"{self.task} {stage} adjustment: area {self.areas[k]:.3f}",
-                    "The area between the two frontiers is the progress per unit of compute.",
+                    "The shaded area between the two frontiers is the progress per unit of compute.",
                     points=points,
                     lines=lines,
                     x_label="pretraining compute (FLOPs)",
@@ -129,6 +128,7 @@ def frontier_shift(pair: Pair, split: Split) -> FrontierShift:
         (old[0], old[1]),
         (every[0], every[1]),
         (areas[0], areas[1]),
+        floor,
     )
 
 
@@ -138,3 +138,9 @@ def _area(old: Frontier, every: Frontier, x: Floats, floor: float) -> float:
     left, width = edges[:-1], np.diff(edges)
     gap = np.maximum(every.at(left, floor=floor), floor) - np.maximum(old.at(left, floor=floor), floor)
     return float(np.sum(gap * width))
+
+
+def _steps(x: Floats) -> tuple[tuple[float, ...], Floats]:
+    """Return the corners of a step curve over these models in FLOPs, and where to read its height at each of them."""
+    edges = np.unique(x)
+    return tuple(10 ** np.repeat(edges, 2)[1:]), np.append(np.repeat(edges[:-1], 2), edges[-1])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from potentia.cli.app import analyze
-from potentia.cli.output import print_findings
+from potentia.cli.output import errors, print_findings
 from potentia.errors import InputError
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ def training_on_the_test_task(
     draws: Annotated[int, typer.Option(min=0, help="Wild cluster bootstrap samples; 0 for none.")] = 1999,
     seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
     study: Annotated[str | None, typer.Option(help="One study of the store.")] = None,
+    figures: Annotated[Path | None, typer.Option(help="Draw the figures into this folder.")] = None,
+    format: Annotated[list[str] | None, typer.Option(help="pdf, png, svg, html; several may be given.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Ask what a group of models has more at equal compute, before and after all were tuned on the same task data.
@@ -70,6 +72,13 @@ def training_on_the_test_task(
     if steps is not None:
         found |= _emergence(scores, first, cohort, split, steps, batch, level)
     print_findings(found, as_json=as_json)
+    if figures is not None:
+        from potentia.report import draw_all
+
+        written = draw_all(
+            (chart for finding in found.values() for chart in finding.charts()), figures, format or ["pdf"]
+        )
+        errors.print(f"{len(written)} figures in {figures}")
 
 
 def _matrices(source: str, before: str | None, after: str | None, study: str | None) -> tuple[ScoreMatrix, ScoreMatrix]:

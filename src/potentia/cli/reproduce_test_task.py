@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from potentia.cli.app import reproduce
-from potentia.cli.output import print_findings
+from potentia.cli.output import errors, print_findings
 
 
 @reproduce.command("test-task")
@@ -17,12 +17,14 @@ def training_on_the_test_task(
     models: Annotated[Path, typer.Argument(help="The published facts: test_task_training_models.csv.")],
     draws: Annotated[int, typer.Option(min=0, help="Wild cluster bootstrap samples; 0 for none.")] = 1999,
     seed: Annotated[int, typer.Option(help="Seed of the bootstrap and of the boosted trees.")] = 0,
+    figures: Annotated[Path | None, typer.Option(help="Draw the figures into this folder.")] = None,
+    format: Annotated[list[str] | None, typer.Option(help="pdf, png, svg, html; several may be given.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Print every number of the paper that the published scores allow, beside the printed one.
 
     Example:
-      potentia reproduce test-task test_task_training_scores.csv test_task_training_models.csv
+      potentia reproduce test-task test_task_training_scores.csv test_task_training_models.csv --figures figures
     """
     from potentia.analysis.cohort import Cohort
     from potentia.analysis.task_training_data import StagedScores
@@ -30,3 +32,8 @@ def training_on_the_test_task(
 
     found = reproduce_task_training(StagedScores.read(scores), Cohort.read(models), draws=draws, seed=seed)
     print_findings({"test-task": found}, as_json=as_json)
+    if figures is not None:
+        from potentia.report import draw_all
+
+        written = draw_all(found.charts(), figures, format or ["pdf"])
+        errors.print(f"{len(written)} figures in {figures}")

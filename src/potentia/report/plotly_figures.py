@@ -138,8 +138,11 @@ def _plot(chart: Plot) -> tuple[list[Trace], dict[str, Any]]:
     if first is not None and all(p.labels == first.labels and by_position(p.x, p.labels) for p in chart.points):
         return _dots(chart, first)
     traces = [_scatter(points, place) for place, points in enumerate(chart.points)]
+    twins = {points.name: place for place, points in enumerate(chart.points)}  # a line may belong to its points
     for place, line in enumerate(chart.lines):
         paint = colour(place) if not chart.points or place else "#333333"
+        if line.name in twins:
+            paint = colour(twins[line.name])
         if line.low and line.high:
             traces.append(
                 {
@@ -160,6 +163,7 @@ def _plot(chart: Plot) -> tuple[list[Trace], dict[str, Any]]:
                 "type": "scatter",
                 "mode": "lines",
                 "name": line.name,
+                "showlegend": line.name not in twins,
                 "x": list(line.x),
                 "y": list(line.y),
                 "line": {"color": paint, "width": 1.6, "dash": dash},
