@@ -33,3 +33,9 @@ def test_cells_that_a_method_lacks_do_not_count():
 def test_one_method_cannot_be_ranked():
     with pytest.raises(InputError, match="two methods"):
         compare_methods(scores([[0.5, 0.6]], ["t", "u"]))
+
+
+def test_cells_without_any_score_raise_no_warning(recwarn):
+    ablated = compare_methods(scores([[0.5, 0.6, np.nan, np.nan], [0.9, 0.2, 0.3, 0.4]], ["t:a", "t:b", "u:a", "u:b"]))
+    assert ablated.cells == 3
+    assert not recwarn.list

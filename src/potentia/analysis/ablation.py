@@ -119,8 +119,9 @@ def compare_methods(
     cube, whole = cube[keep_rows][:, :, keep_tasks], whole[keep_rows][:, keep_tasks]
     ranks = rankdata(-cube, axis=1, nan_policy="omit")
     ranks = np.where(whole[:, None, :], ranks, np.nan)
-    top = cube == np.nanmax(cube, axis=1, keepdims=True)
-    near = ~top & (np.nanmax(cube, axis=1, keepdims=True) - cube <= tolerance)
+    highest = np.fmax.reduce(cube, axis=1, keepdims=True)  # NaN where no method scored the cell
+    top = cube == highest
+    near = ~top & (highest - cube <= tolerance)
     counted = whole[:, None, :]
     return Ablation(
         models=tuple(m for m, keep in zip(rows, keep_rows, strict=True) if keep),

@@ -169,7 +169,7 @@ def measure_consistency(
 def _judge(by_key: Mapping[tuple[str, str], Column], task: str, method: str, reference: str | None) -> Column | None:
     if reference == "same":
         return by_key.get((task, method))
-    names = (reference,) if reference else ("instruct", "direct", method)
+    names = (reference,) if reference else ("instruct", "instruct:0", "direct", method)
     return next((by_key[task, name] for name in names if (task, name) in by_key), None)
 
 
