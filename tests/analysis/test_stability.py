@@ -149,3 +149,5 @@ def test_finding_speaks_in_tables_charts_and_json():
     assert all(len(row) == len(t.columns) for t in found.tables() for row in t.rows)
     assert json.loads(json.dumps(found.to_dict()))["curves"][0]["tau"]["low"] is None
     assert {type(c).__name__ for c in found.charts()} == {"Plot", "Heatmap"}
+    far = measure_stability({"direct": matrix}, {m: Checkpoint("org/run", c.step) for m, c in checkpoints.items()})
+    assert not any("/" in chart.name for chart in far.charts())

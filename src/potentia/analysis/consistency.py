@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from potentia.analysis.finding import Chart, Finding, Heatmap, Interval, Plot, Points, Table
 from potentia.analysis.improvement import Improvement, improvement_chart, improvement_table
-from potentia.analysis.methods import Column, columns, order_methods
+from potentia.analysis.methods import Column, columns, order_methods, slug
 from potentia.analysis.uncertainty import redraw, tau_interval, tau_rows
 from potentia.errors import InputError
 from potentia.scores import Floats, ScoreMatrix
@@ -92,7 +92,7 @@ class Consistency(Finding):
         for task in tasks:
             drawn.append(
                 Plot(
-                    f"consistency-{task}",
+                    slug(f"consistency-{task}"),
                     f"{task}: base and instruct",
                     "Each point is one pair. Points that rise from left to right are consistent.",
                     points=tuple(

@@ -6,6 +6,7 @@ the ablation compare methods on the same benchmark, so they read score matrices 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -46,6 +47,11 @@ def method_name(protocol: str, form: str) -> str:
     if not form:
         return protocol
     return form if protocol == "direct" else f"{protocol}:{form}"
+
+
+def slug(text: str) -> str:
+    """Return a chart's id that can be a file's name: ``org/run`` has a slash, ``blank_ppl:option`` a colon."""
+    return re.sub(r"[^\w.-]+", "-", text)
 
 
 def columns(scores: Mapping[str, ScoreMatrix]) -> tuple[Column, ...]:

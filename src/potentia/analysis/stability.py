@@ -14,7 +14,7 @@ import numpy as np
 
 from potentia.analysis.finding import Chart, Finding, Heatmap, Interval, Line, Plot, Points, Table
 from potentia.analysis.improvement import Improvement, improvement_chart, improvement_table
-from potentia.analysis.methods import Column, columns, order_methods
+from potentia.analysis.methods import Column, columns, order_methods, slug
 from potentia.analysis.uncertainty import redraw, tau_interval, tau_rows
 from potentia.errors import InputError
 from potentia.scores import Floats, ScoreMatrix
@@ -92,7 +92,7 @@ class Stability(Finding):
             chosen = [c for c in self.curves if (c.series, c.task) == (series, task)]
             drawn.append(
                 Plot(
-                    f"stability-{series}-{task}",
+                    slug(f"stability-{series}-{task}"),
                     f"{task} over the pretraining of {series}",
                     "Scores at each checkpoint, one curve per method, with 95 % intervals where known. "
                     "A stable method rises throughout.",
