@@ -7,6 +7,7 @@ benchmarks can also be scored at given optimizer steps, which shows emergence ag
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,11 +80,10 @@ class Adjustment:
         from potentia.engine import Scorer
 
         scorer = Scorer(self.loaded, token_budget=self.token_budget)
-        self.watcher.phase("validating untuned", sum(len(self.tasks[n].documents("validation")) for n in wanted))
+        self.watcher.phase("validating untuned", 0)
         for name in wanted:
-            ask = Ask(self.tasks[name], "validation", self.form)
-            (made,) = evaluate(scorer, [ask], chat=self.chat, progress=self.watcher.progress)
-            self.candidates[name] = [Candidate(self.form, 0, None, self.seed, made.main.value, made.main.stderr)]
+            value, error = self._validate(name, scorer, None)
+            self.candidates[name] = [Candidate(self.form, 0, None, self.seed, value, error)]
         tune = self._tune_full if self.tuning.method == "full" else self._tune_lora
         for rate in self.tuning.learning_rates:
             tune(wanted, rate)
@@ -164,17 +164,25 @@ class Adjustment:
         """Validate the tuned model on every benchmark, and test it where it leads: its weights are here only now."""
         for name in wanted:
             task, known = self.tasks[name], self.candidates[name]
-            (made,) = evaluate(scorer, [Ask(task, "validation", self.form, owner=owner)], chat=self.chat)
-            value, error = made.main.value, made.main.stderr
+            value, error = self._validate(name, scorer, owner)
             mine = Candidate(self.form, self.tuning.epochs, lane.learning_rate, self.seed, value, error, lane.key)
             known.append(mine)
             self.watcher.lane(lane, [Point(self.tuning.epochs, value, error)], "done")
             if self._best(name) is mine:
                 (self.tests[name],) = evaluate(scorer, [Ask(task, "test", self.form, owner=owner)], chat=self.chat)
 
+    def _validate(self, name: str, scorer: Any, owner: int | None) -> tuple[float, float]:
+        if not self.tasks[name].documents("validation"):
+            return math.nan, math.nan
+        ask = Ask(self.tasks[name], "validation", self.form, owner=owner)
+        (made,) = evaluate(scorer, [ask], chat=self.chat)
+        return made.main.value, made.main.stderr
+
     def _best(self, name: str) -> Candidate:
+        """Return the best candidate on validation; without validation (as in MMLU) the tuned model stands."""
         known = self.candidates[name]
-        pool = [c for c in known if c.tuned] if self.choice == "paper" else known
+        blind = not self.tasks[name].documents("validation")
+        pool = [c for c in known if c.tuned] if self.choice == "paper" or blind else known
         return select(pool, higher_is_better=self.tasks[name].higher_is_better)
 
     def _result(self, name: str, scorer: Any, direct: Evaluation | None) -> AdjustedResult:

@@ -53,7 +53,14 @@ def chat_template(tokenizer: Any) -> ChatTemplate | None:
         return None
 
     def render(messages: list[dict[str, str]]) -> str:
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        from jinja2 import TemplateError
+
+        try:
+            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except TemplateError:  # some templates refuse a system message; lm-eval leaves it out then, and so do we
+            kept = [message for message in messages if message["role"] != "system"]
+            text = tokenizer.apply_chat_template(kept, tokenize=False, add_generation_prompt=True)
+        return str(text)
 
     return render
 

@@ -51,9 +51,12 @@ def direct(
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> DirectResult:
-    """Evaluate the untuned model on the task's test split, after choosing the prompt form on validation."""
+    """Evaluate the untuned model on the task's test split, after choosing the prompt form on validation.
+
+    A task without validation documents cannot choose: the first form is used.
+    """
     seen: dict[Form, float] = {}
-    if len(forms) > 1:
+    if len(forms) > 1 and task.documents("validation"):
         asks = [Ask(task, "validation", form, shots, seed) for form in forms]
         made = evaluate(scorer, asks, chat=chat, progress=progress)
         seen = {ask.form: evaluation.main.value for ask, evaluation in zip(asks, made, strict=True)}

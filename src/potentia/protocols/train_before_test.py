@@ -301,6 +301,11 @@ class TrainBeforeTest:
         )
 
 
+def trainable(task: Task) -> bool:
+    """Say whether a task has documents to train on and to validate with."""
+    return bool(task.documents("train") and task.documents("validation"))
+
+
 class Stopped(Exception):  # noqa: N818 - the user asked for it
     """The tuning was asked to stop; its state is in the workspace."""
 

@@ -12,7 +12,7 @@ from potentia.errors import TuningError
 from potentia.protocols.adjust import Adjustment
 from potentia.protocols.ask import Evaluation
 from potentia.protocols.direct import direct
-from potentia.protocols.train_before_test import LanePlan, Point, Stopped, TrainBeforeTest
+from potentia.protocols.train_before_test import LanePlan, Point, Stopped, TrainBeforeTest, trainable
 from potentia.run.board import Interrupted
 from potentia.run.plan import CellPlan, cell_key, load_task
 from potentia.run.wave import open_wave
@@ -92,7 +92,12 @@ class RowWatcher:
 def tune_row(row: Row, cells: Sequence[CellPlan]) -> None:
     """Compute the train-before-test cells of a row; each is committed as soon as it is tested."""
     every = {cell.task: cell for cell in row.plan.cells if cell.protocol == "train_before_test"}
-    pending = {cell.task: cell for cell in cells}
+    pending = {cell.task: cell for cell in cells if trainable(row.tasks[cell.task])}
+    for cell in cells:
+        if cell.task not in pending:
+            row.fail(cell, f"{cell.task} has no documents to train on; use the protocol adjust with auxiliary data")
+    if not pending:
+        return
     folder = row.workspace / content_key(cells=sorted(cell.key for cell in every.values()))
     wave = open_wave(folder, list(every), list(pending))
     watcher = RowWatcher(row, every)
