@@ -78,6 +78,7 @@ def _configure(connection: Any, _record: Any) -> None:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")  # a committed cell survives a power cut
     connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute("PRAGMA cache_size = -65536")  # 64 MiB: content keys are random, so their pages are all touched
 
 
 def _configure_readonly(connection: Any, _record: Any) -> None:

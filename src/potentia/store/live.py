@@ -143,7 +143,7 @@ class LiveStore:
                 wanted.append(s.lanes.c.model == model)
             if study is not None:
                 key = self._study_key(connection, study)
-                adopted = sa.select(s.study_cells.c.cell).where(s.study_cells.c.study == key)
+                adopted = sa.select(s.cells.c.key).join_from(s.cells, s.study_cells).where(s.study_cells.c.study == key)
                 wanted.append(sa.or_(s.lanes.c.study == key, s.lanes.c.cell.in_(adopted)))
             order = (s.lanes.c.model, s.lanes.c.task, s.lanes.c.learning_rate, s.lanes.c.form, s.lanes.c.seed)
             rows = connection.execute(sa.select(s.lanes).where(*wanted).order_by(*order)).mappings().all()

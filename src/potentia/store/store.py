@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
 from potentia.errors import InputError, StoreError
 from potentia.scores import ItemOutcome, Score, ScoreMatrix
 from potentia.store import schema as s
-from potentia.store.assemble import Entry, assemble
 from potentia.store.database import WRITE, connect, locate, speaking
 from potentia.store.items import dumps, load, publish, stage
 from potentia.store.live import LiveStore
+from potentia.store.matrix import Grid
 from potentia.store.records import CellRecord, StudyRecord, now
 
 _LOCK = 0x706F74656E740001  # guards the creation of the tables on PostgreSQL
+_Key = TypeVar("_Key", str, int)
 _CHUNK = 500  # keys per statement, well under SQLite's limit of parameters
 
 
@@ -124,21 +125,18 @@ class Store(LiveStore):
         for cell in cells:
             _check(cell)
         with self._writing() as connection:
-            return len(self._put(connection, cells, {}))
+            return self._put(connection, cells, {})
 
     def adopt(self, study: str, cell_keys: Iterable[str]) -> int:
         """Add committed cells of other studies to this one, which asks for the same keys; returns how many it has."""
         keys = list(dict.fromkeys(cell_keys))
         with self._writing() as connection:
             key = self._study_key(connection, study)
-            found: list[str] = []
-            for chunk in _chunks(keys):
-                query = sa.select(s.cells.c.key).where(s.cells.c.key.in_(chunk))
-                found += connection.execute(query).scalars().all()
-            self._link(connection, [(key, cell) for cell in found])
+            found = self._numbers(connection, keys)
+            self._link(connection, {(key, number) for number in found.values()})
             return len(found)
 
-    def _put(self, connection: sa.Connection, cells: Sequence[CellRecord], items: Mapping[str, int | None]) -> set[str]:
+    def _put(self, connection: sa.Connection, cells: Sequence[CellRecord], items: Mapping[str, int | None]) -> int:
         studies = {name: self._study_key(connection, name) for name in {cell.study for cell in cells}}
         unique: dict[str, CellRecord] = {}
         for cell in cells:
@@ -159,43 +157,58 @@ class Store(LiveStore):
             }
             for cell in unique.values()
         ]
-        fresh: set[str] = set()
-        if rows:
-            insert = self._insert(s.cells).on_conflict_do_nothing().returning(s.cells.c.key)
-            fresh = set(connection.execute(insert, rows).scalars().all())
-        new = [cell for key, cell in unique.items() if key in fresh]
-        if new:
-            connection.execute(s.scores.insert(), [row for cell in new for row in _score_rows(cell)])
-            manifests = [
-                {"cell": c.key, "manifest": dumps(dict(c.manifest)), "selection": dumps(dict(c.selection))} for c in new
+        fresh = self._claim(connection, rows)
+        if fresh:
+            new = [(number, unique[key]) for key, number in fresh.items()]
+            connection.execute(s.scores.insert(), [row for number, cell in new for row in _score_rows(number, cell)])
+            bodies = [
+                {"cell": number, "manifest": dumps(dict(c.manifest)), "selection": dumps(dict(c.selection))}
+                for number, c in new
             ]
-            connection.execute(s.manifests.insert(), manifests)
-        if unique:
-            self._link(connection, [(studies[cell.study], cell.key) for cell in cells])
-        return fresh
+            connection.execute(s.manifests.insert(), bodies)
+        known = self._numbers(connection, [key for key in unique if key not in fresh])
+        numbers = {**known, **fresh}
+        self._link(connection, {(studies[cell.study], numbers[cell.key]) for cell in cells})
+        return len(fresh)
 
-    def _link(self, connection: sa.Connection, pairs: Sequence[tuple[str, str]]) -> None:
+    def _claim(self, connection: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+        """Insert the cells whose keys are free; returns the number of each."""
+        if not rows:
+            return {}
+        c = s.cells.c
+        if connection.dialect.name == "postgresql":  # another writer may claim a key meanwhile: ask the insert itself
+            insert = self._insert(s.cells).on_conflict_do_nothing().returning(c.key, c.id)
+            return dict(connection.execute(insert, rows).tuples().all())
+        known = self._numbers(connection, [row["key"] for row in rows])
+        last = connection.execute(sa.select(sa.func.max(c.id))).scalar() or 0  # this transaction alone is writing
+        fresh = [row for row in rows if row["key"] not in known]
+        numbered = [{**row, "id": number} for number, row in enumerate(fresh, last + 1)]
+        if numbered:
+            connection.execute(s.cells.insert(), numbered)
+        return {row["key"]: row["id"] for row in numbered}
+
+    @staticmethod
+    def _numbers(connection: sa.Connection, keys: Sequence[str]) -> dict[str, int]:
+        """Return the numbers of the cells that are committed."""
+        found: dict[str, int] = {}
+        for chunk in _chunks(keys):
+            query = sa.select(s.cells.c.key, s.cells.c.id).where(s.cells.c.key.in_(chunk))
+            found.update(connection.execute(query).tuples().all())
+        return found
+
+    def _link(self, connection: sa.Connection, pairs: Collection[tuple[str, int]]) -> None:
         """Add cells to studies, and forget the failures that they heal."""
         if not pairs:
             return
-        rows = [{"study": study, "cell": cell} for study, cell in dict.fromkeys(pairs)]
+        rows = [{"study": study, "cell": number} for study, number in sorted(pairs)]
         connection.execute(self._insert(s.study_cells).on_conflict_do_nothing(), rows)
         if connection.execute(sa.select(s.failures.c.study).limit(1)).first() is None:
             return
         f, c = s.failures.c, s.cells.c
-        for chunk in _chunks([cell for _, cell in pairs]):
-            healed = sa.exists().where(
-                c.key.in_(chunk),
-                sa.or_(
-                    f.key == c.key,
-                    sa.and_(
-                        f.model == c.model,
-                        f.task == c.task,
-                        f.protocol == c.protocol,
-                        f.study.in_(sa.select(s.study_cells.c.study).where(s.study_cells.c.cell == c.key)),
-                    ),
-                ),
-            )
+        for chunk in _chunks([number for _, number in pairs]):
+            asked = sa.select(s.study_cells.c.study).where(s.study_cells.c.cell == c.id)
+            same = sa.and_(f.model == c.model, f.task == c.task, f.protocol == c.protocol, f.study.in_(asked))
+            healed = sa.exists().where(c.id.in_(chunk), sa.or_(f.key == c.key, same))
             connection.execute(s.failures.delete().where(healed))
 
     # --- reading ----------------------------------------------------------------------------------------------------
@@ -216,7 +229,7 @@ class Store(LiveStore):
             body = body.where(*wanted).order_by(s.cells.c.created, s.cells.c.key)
             rows = connection.execute(body).mappings().all()
             parts = sa.select(s.scores).join_from(s.scores, s.cells).where(*wanted).order_by(s.scores.c.name)
-            scores: dict[str, dict[str, Score]] = {}
+            scores: dict[int, dict[str, Score]] = {}
             for cell, name, metric, value, stderr, n, higher in connection.execute(parts):
                 scores.setdefault(cell, {})[name] = Score(_nan(value), _nan(stderr), n, metric, bool(higher))
         return [
@@ -226,7 +239,7 @@ class Store(LiveStore):
                 model=r["model"],
                 task=r["task"],
                 protocol=r["protocol"],
-                scores=scores.get(r["key"], {}),
+                scores=scores.get(r["id"], {}),
                 metric=r["metric"],
                 manifest=json.loads(r["manifest"]),
                 created=r["created"],
@@ -273,26 +286,22 @@ class Store(LiveStore):
         with self._reading() as connection:
             name = p.name == (c.metric if metric is None else metric)
             query = sa.select(c.model, c.task, p.value, p.stderr, p.n, p.higher_is_better)
-            query = query.join_from(s.cells, s.scores, sa.and_(p.cell == c.key, name))
+            query = query.join_from(s.cells, s.scores, sa.and_(p.cell == c.id, name))
             wanted = self._wanted(connection, study=study, protocol=protocol)
-            rows = connection.execute(query.where(*wanted).order_by(c.created)).all()
-        if not rows:
+            grid = Grid(connection.execute(query.where(*wanted)).all())
+            if grid.repeats():
+                grid = Grid(connection.execute(query.where(*wanted).order_by(c.created, c.key)).all())
+        if not grid.models:
             what = f"{protocol} cells" + (f" with the metric {metric!r}" if metric else "")
             known = ", ".join(self.protocols(study=study))
             raise InputError(f"the store has no {what}", where=self.where, hint=f"protocols there: {known or 'none'}")
-        latest = {
-            (model, task): Entry(protocol, model, task, _nan(value), _nan(stderr), n if n > 0 else math.nan, bool(up))
-            for model, task, value, stderr, n, up in rows
-        }
-        entries = sorted(latest.values(), key=lambda entry: (entry.model.casefold(), entry.model))
-        matrix = assemble(entries, where=self.where)[protocol]
-        return matrix.select(tasks=sorted(matrix.tasks, key=lambda task: (task.casefold(), task)))
+        return grid.matrix(protocol, self.where)
 
     def _wanted(self, connection: sa.Connection, *, study: str | None = None, **equal: str | None) -> list[Any]:
         wanted: list[Any] = [s.cells.c[name] == value for name, value in equal.items() if value is not None]
         if study is not None:
             key = self._study_key(connection, study)
-            wanted.append(s.cells.c.key.in_(sa.select(s.study_cells.c.cell).where(s.study_cells.c.study == key)))
+            wanted.append(s.cells.c.id.in_(sa.select(s.study_cells.c.cell).where(s.study_cells.c.study == key)))
         return wanted
 
 
@@ -308,10 +317,10 @@ def _check(cell: CellRecord) -> None:
         raise StoreError("the main score is not a finite number", where=place, hint="record the cell as failed instead")
 
 
-def _score_rows(cell: CellRecord) -> list[dict[str, Any]]:
+def _score_rows(number: int, cell: CellRecord) -> list[dict[str, Any]]:
     return [
         {
-            "cell": cell.key,
+            "cell": number,
             "name": name,
             "metric": score.metric,
             "value": _null(score.value),
@@ -331,5 +340,5 @@ def _nan(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def _chunks(keys: Sequence[str]) -> list[Sequence[str]]:
+def _chunks(keys: Sequence[_Key]) -> list[Sequence[_Key]]:
     return [keys[start : start + _CHUNK] for start in range(0, len(keys), _CHUNK)]
