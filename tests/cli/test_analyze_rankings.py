@@ -1,0 +1,88 @@
+"""``analyze rankings`` and ``reproduce train-before-test`` as a user calls them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+COMMAND = [sys.executable, "-c", "from potentia.cli import main; main()"]
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Write a score table of eight known models, three tasks, a corpus and two protocols."""
+    rng = np.random.default_rng(0)
+    models = [f"Qwen/Qwen{v}-{s}B" for v in ("1.5", "2.5") for s in ("0.5", "7", "14")] + ["Qwen/Qwen2-7B", "me/mine"]
+    lines = ["protocol,model,benchmark,score,stderr"]
+    for protocol, noise in (("direct", 0.1), ("train_before_test", 0.02)):
+        for k, model in enumerate(models):
+            for task in ("arc_easy", "boolq", "gsm8k"):
+                lines.append(f"{protocol},{model},{task},{0.3 + k * 0.06 + noise * rng.normal():.4f},0.01")
+            lines.append(f"{protocol},{model},wiki,{1.5 - k * 0.05:.4f},")
+    path = tmp_path / "scores.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def call(*arguments):
+    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=120)
+
+
+def test_analyze_rankings_prints_findings_as_json(table):
+    done = call("analyze", "rankings", table, "--json", "--resamples", 50)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["change direct train_before_test"]["mean_after"] > found["agreement direct"]["mean"]
+    assert found["perplexity direct"]["corpora"] == ["wiki"]
+
+
+def test_analyze_rankings_prints_tables_and_draws(table, tmp_path):
+    done = call(
+        "analyze", "rankings", table, "--protocols", "direct", "--resamples", 30, "--align", "boolq", "gsm8k",
+        "--figures", tmp_path / "figures", "--format", "svg", "html",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Aggregate ranking" in done.stdout
+    assert "train_before_test" not in done.stdout
+    drawn = {p.name for p in (tmp_path / "figures").iterdir()}
+    assert {"alignment-direct-boolq-gsm8k.svg", "agreement-direct-kendall.html"} <= drawn
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--protocol", "nope"], "no protocol 'nope'"),
+        (["--gaps", "magic"], "no treatment of gaps"),
+        (["--format", "bmp"], "no figure format"),
+        (["--align", "boolq", "nope"], "no task 'nope'"),
+    ],
+)
+def test_bad_input_exits_with_two_and_a_hint(table, arguments, message):
+    done = call("analyze", "rankings", table, "--resamples", 20, *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "hint:" in done.stderr
+
+
+def test_reproduce_needs_both_protocols(tmp_path):
+    path = tmp_path / "one.csv"
+    path.write_text("protocol,model,benchmark,score,stderr\ndirect,a,rte,0.5,0.1\ndirect,b,rte,0.6,0.1\n")
+    done = call("reproduce", "train-before-test", path)
+    assert done.returncode == 2
+    assert "train_before_test" in done.stderr
+
+
+def test_reproduce_prints_paper_and_ours(shared_data):
+    done = call(
+        "reproduce", "train-before-test", shared_data / "published" / "train_before_test_scores.csv",
+        "--resamples", 20, "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    checks = {(c["where"].split(":")[0], c["what"]): c for c in json.loads(done.stdout)["checks"]}
+    nq = checks["Table 5", "nq_open, train-before-test"]
+    assert nq["paper"] == 0.74
+    assert round(nq["ours"], 2) == 0.74
