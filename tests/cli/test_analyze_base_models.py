@@ -147,3 +147,44 @@ def test_proxy_refuses_what_it_does_not_know(capsys, world):
         call(capsys, "analyze", "proxy", world, "--target", "goal", "--metric", "cosine")
     with pytest.raises(InputError, match="no pairs"):
         call(capsys, "analyze", "proxy", world, "--target", "goal", "--pairs")
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A store whose study names a series of checkpoints, and instruct versions that no fact knows."""
+    from potentia.scores import Score
+    from potentia.store import CellRecord, Store
+    from potentia.study import make_study
+
+    series = {
+        "name": "run",
+        "path": "runs",
+        "checkpoints": [{"step": s, "path": f"runs/{s}", "tokens": 1e6 * s} for s in (1, 2, 4)],
+    }
+    models = [
+        series,
+        *({"name": f"b{i}"} for i in range(3)),
+        *({"name": f"c{i}", "base_model": f"b{i}"} for i in range(3)),
+    ]
+    study = make_study({"name": "demo", "models": models, "tasks": ["arc_easy"], "protocols": ["direct"]})
+    where = tmp_path / "potentia.db"
+    with Store.open(where) as opened:
+        record = opened.study("demo", "key", study.model_dump(mode="json"))
+        values = {row.name: 0.3 + 0.1 * place for place, row in enumerate(study.rows())}
+        opened.commit_cells(
+            [
+                CellRecord(name, record.key, name, "arc_easy", "direct", {"acc": Score(value, 0.01, 100, "acc")}, "acc")
+                for name, value in values.items()
+            ]
+        )
+    return str(where)
+
+
+def test_a_stores_studies_say_what_is_a_checkpoint_and_what_is_a_pair(capsys, store):
+    made = json.loads(call(capsys, "analyze", "checkpoints", store, "--unit", "tokens", "--json"))["Stability"]
+    assert made["unit"] == "tokens"
+    assert made["curves"][0]["series"] == "run"
+    assert made["curves"][0]["steps"] == [1e6, 2e6, 4e6]
+    out = json.loads(call(capsys, "analyze", "consistency", store, "--json"))
+    assert out["consistency"]["links"][0]["pairs"] == [["b0", "c0"], ["b1", "c1"], ["b2", "c2"]]
+    assert "ablation" not in out

@@ -97,6 +97,7 @@ class Validation(Finding):
                 low={"tau": tuple(t.tau.low for t in self.trials)},
                 high={"tau": tuple(t.tau.high for t in self.trials)},
                 y_label="Kendall's tau",
+                horizontal=True,
             ),
             Bars(
                 "proxy-chosen",
