@@ -14,6 +14,7 @@ from potentia.engine.inflight import Tally
 from potentia.engine.network import Network, Router
 from potentia.engine.reference import agrees, reference_likelihood
 from potentia.engine.rolling import rolling_windows
+from potentia.engine.tokens import Ids
 from potentia.errors import ModelError
 from potentia.requests import Continuation, Document, Generation
 
@@ -95,21 +96,32 @@ class Scorer:
     ) -> list[Likelihood]:
         """Score continuations after their contexts; results in the order of the requests."""
         pairs = self.encoder.continuations([(request.context, request.continuation) for request in requests])
+        return self.loglikelihood_ids(pairs, owners=owners, progress=progress)
+
+    def loglikelihood_ids(
+        self,
+        pairs: Sequence[tuple[Ids, Ids]],
+        *,
+        owners: Sequence[int] | None = None,
+        progress: Progress | None = None,
+    ) -> list[Likelihood]:
+        """Score continuations that are already token ids, each after its context's ids."""
         strands: list[Strand] = []
+        most = self.encoder.max_length
         for index, (context, continuation) in enumerate(pairs):
             owner = -1 if owners is None else owners[index]
             if not continuation:
                 continue
-            if len(continuation) > self.encoder.max_length:
+            if len(continuation) > most:
                 self._windowed += 1
-                windows = rolling_windows(continuation, self.encoder.bos, self.encoder.max_length, head=context[-1:])
+                windows = rolling_windows(continuation, self.encoder.bos, most, head=context[-1:])
                 strands += [Strand(index, ids, scored, owner) for ids, scored in windows]
                 continue
             ids, cut = self.encoder.fit(context, continuation)
             self._truncated += cut
             self._remember(ids)
             strands.append(Strand(index, ids, len(continuation), owner))
-        return self._score(strands, len(requests), progress)
+        return self._score(strands, len(pairs), progress)
 
     def rolling(
         self,
