@@ -113,12 +113,7 @@ def _bars(chart: Bars) -> tuple[list[Trace], dict[str, Any]]:
             "yaxis": {"title": {"text": chart.y_label}},
             "height": 380 + (_room(labels) if len(labels) > 6 else 0),
         }
-    return traces, {
-        **layout,
-        "barmode": "group",
-        "showlegend": len(traces) > 1,
-        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 1, "xanchor": "right"},
-    }
+    return traces, {**layout, "barmode": "group", "showlegend": len(traces) > 1}
 
 
 def _whiskers(values: Sequence[float], low: Sequence[float], high: Sequence[float]) -> dict[str, Any]:
@@ -172,9 +167,12 @@ def _plot(chart: Plot) -> tuple[list[Trace], dict[str, Any]]:
     return traces, {
         "xaxis": {
             "title": {"text": chart.x_label},
-            **({"type": "log", "exponentformat": "power"} if chart.log_x else {}),
+            **({"type": "log", "exponentformat": "power", "dtick": 1} if chart.log_x else {}),
         },
-        "yaxis": {"title": {"text": chart.y_label}, **({"type": "log"} if chart.log_y else {})},
+        "yaxis": {
+            "title": {"text": chart.y_label},
+            **({"type": "log", "exponentformat": "power", "dtick": 1} if chart.log_y else {}),
+        },
         "height": 480,
     }
 
@@ -240,29 +238,36 @@ def _bump(chart: Bump) -> tuple[list[Trace], dict[str, Any]]:
         )
         seen.add(group)
     left, right = np.argsort(ranks[:, 0], kind="stable"), np.argsort(ranks[:, -1], kind="stable")
+    side = {
+        "range": [len(names) + 0.7, 0.3],
+        "showgrid": False,
+        "zeroline": False,
+        "automargin": True,
+        "tickfont": {"size": 10},
+    }
     layout = {
         "xaxis": {"tickvals": columns, "ticktext": list(chart.columns), "showgrid": False, "zeroline": False},
         "yaxis": {
+            **side,
             "tickvals": ranks[left, 0],
             "ticktext": [f"{names[k]}  {ranks[k, 0]:g}" for k in left],
-            "autorange": "reversed",
-            "showgrid": False,
-            "zeroline": False,
-            "tickfont": {"size": 10},
         },
         "yaxis2": {
+            **side,
             "overlaying": "y",
             "side": "right",
             "matches": "y",
             "tickvals": ranks[right, -1],
             "ticktext": [f"{ranks[k, -1]:g}  {names[k]}" for k in right],
-            "autorange": "reversed",
-            "showgrid": False,
-            "zeroline": False,
-            "automargin": True,
-            "tickfont": {"size": 10},
         },
-        "height": 160 + LINE * len(names),
+        "legend": {
+            "orientation": "h",
+            "y": -40 / (LINE * max(len(names), 8)),
+            "yanchor": "top",
+            "x": 0.5,
+            "xanchor": "center",
+        },
+        "height": 200 + LINE * len(names),
     }
     # An axis is drawn only where a trace uses it; an invisible one carries the names on the right.
     traces.append(
