@@ -100,3 +100,9 @@ class StagedScores:
         values = [[column.get(model, np.nan) for column in columns.values()] for model in models]
         directions = [metric not in LOWER_IS_BETTER for metric in chosen.values()]
         return ScoreMatrix.build(models, list(columns), values, higher_is_better=directions, protocol=stage)
+
+    def at_steps(self, stage: str) -> dict[int, ScoreMatrix]:
+        """Return one matrix per intermediate step of a stage."""
+        metrics = self.metrics(stage)
+        found = {step for name, metric in metrics.items() for step in self.steps(stage, name, metric)}
+        return {step: self.matrix(stage, metrics, step=step) for step in sorted(found)}

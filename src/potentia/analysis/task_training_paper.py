@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from potentia.analysis.cohort import Cohort
 from potentia.analysis.discriminator import Discrimination, discriminate
 from potentia.analysis.emergence import EmergenceCurve, trace_emergence
 from potentia.analysis.families import FamilyComparison, compare_families
-from potentia.analysis.finding import Chart, Finding, Table
+from potentia.analysis.finding import Chart, Finding, Table, jsonable
 from potentia.analysis.frontier import FrontierShift, frontier_shift
 from potentia.analysis.gain import Gain, measure_gain
 from potentia.analysis.mediation import Mediation, mediate
@@ -91,6 +92,10 @@ class TaskTrainingPaper(Finding):
     def lines(self) -> tuple[Line, ...]:
         """Return every comparison with a printed number or claim."""
         return tuple(_lines(self))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the numbers beside the printed ones, and every finding."""
+        return {"lines": jsonable(self.lines()), **super().to_dict()}
 
     def tables(self) -> Sequence[Table]:
         """Return ours beside printed first, then each finding, then what cannot be reached."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -15,6 +15,7 @@ from potentia.errors import InputError
 if TYPE_CHECKING:
     from potentia.analysis.cohort import Cohort, Split
     from potentia.analysis.finding import Finding
+    from potentia.analysis.pair import Pair
     from potentia.scores import ScoreMatrix
 
 
@@ -32,8 +33,10 @@ def training_on_the_test_task(
     tasks: Annotated[list[str] | None, typer.Option(help="Only these tasks.")] = None,
     families: Annotated[list[str] | None, typer.Option(help="Families to compare; else all with three models.")] = None,
     chance: Annotated[float | None, typer.Option(help="Score of guessing, where it is not known by the task.")] = None,
-    steps: Annotated[str | None, typer.Option(help="Stage of intermediate steps, for the emergence curve.")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Examples per step of that stage.")] = 64,
+    steps: Annotated[
+        str | None, typer.Option(help="Stage of intermediate steps; else those of --after (adjust@STEP).")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Examples per step of the adjustment.")] = 64,
     best: Annotated[
         bool, typer.Option("--best", help="Take the better of both scores after adjustment, as the paper does.")
     ] = False,
@@ -55,7 +58,8 @@ def training_on_the_test_task(
     from potentia.analysis.pair import best_of, pair_up
     from potentia.analysis.task_training import analyze_pair
 
-    first, second = _matrices(scores, before, after, study)
+    source = _read(scores, before, after, steps, study)
+    first, second = source.before, source.after
     wanted = [task for task in (tasks or first.tasks) if task in first.tasks and task in second.tasks]
     level = {
         task: guess(task, higher_is_better=first.higher_is_better[first.tasks.index(task)])
@@ -69,8 +73,8 @@ def training_on_the_test_task(
     split = _splitter(since, column, value)
     for pair in pair_up(first, later, cohort, tasks=wanted or tasks, chance=level):
         found |= analyze_pair(pair, split, families=families, draws=draws, seed=seed)
-    if steps is not None:
-        found |= _emergence(scores, first, cohort, split, steps, batch, level)
+        if source.steps:
+            found |= _emergence(pair, split(pair.cohort), source.steps, batch)
     print_findings(found, as_json=as_json)
     if figures is not None:
         from potentia.report import draw_all
@@ -81,15 +85,24 @@ def training_on_the_test_task(
         errors.print(f"{len(written)} figures in {figures}")
 
 
-def _matrices(source: str, before: str | None, after: str | None, study: str | None) -> tuple[ScoreMatrix, ScoreMatrix]:
-    """Read the two protocols: stages of a staged CSV, or protocols of any other source of scores."""
+class _Source(NamedTuple):
+    """The two protocols, and the scores at intermediate steps of the adjustment."""
+
+    before: ScoreMatrix
+    after: ScoreMatrix
+    steps: dict[int, ScoreMatrix]
+
+
+def _read(source: str, before: str | None, after: str | None, steps: str | None, study: str | None) -> _Source:
+    """Read stages of a staged CSV, or protocols of any other source (``adjust@1000`` is adjust after 1,000 steps)."""
     from potentia.analysis.task_training_data import StagedScores
 
     if StagedScores.recognises(Path(source)):
         staged = StagedScores.read(Path(source))
         if after is None:
             raise InputError("which stage is after adjustment?", hint=f"--after one of: {', '.join(staged.stages())}")
-        return staged.matrix(before or "base"), staged.matrix(after)
+        between = staged.at_steps(steps) if steps else {}
+        return _Source(staged.matrix(before or "base"), staged.matrix(after), between)
     from potentia.store import read_scores
 
     found = read_scores(source, study=study)
@@ -100,8 +113,14 @@ def _matrices(source: str, before: str | None, after: str | None, study: str | N
             raise InputError(
                 f"no scores by {chosen or ' or '.join(usual)} in {source}", hint=f"there are: {', '.join(found)}"
             )
-        pick.append(found[chosen])
-    return pick[0], pick[1]
+        pick.append(chosen)
+    stage = f"{steps or pick[1]}@"
+    between = {
+        int(name.removeprefix(stage)): matrix
+        for name, matrix in found.items()
+        if name.startswith(stage) and name.removeprefix(stage).isdecimal()
+    }
+    return _Source(found[pick[0]], found[pick[1]], between)
 
 
 def _cohort(models: tuple[str, ...], facts: Path | None) -> Cohort:
@@ -129,30 +148,24 @@ def _splitter(since: str, column: str | None, value: str | None) -> Callable[[Co
     return lambda cohort: cohort.where(column, value)
 
 
-def _emergence(
-    source: str,
-    first: ScoreMatrix,
-    cohort: Cohort,
-    split: Callable[[Cohort], Split],
-    stage: str,
-    batch: int,
-    level: dict[str, float],
-) -> dict[str, Finding]:
-    """Trace emergence over the intermediate steps of a staged CSV, over the models outside the group."""
+def _emergence(pair: Pair, split: Split, steps: dict[int, ScoreMatrix], batch: int) -> dict[str, Finding]:
+    """Trace emergence over the steps of the adjustment, over the models outside the group."""
     from potentia.analysis.emergence import trace_emergence
-    from potentia.analysis.task_training_data import StagedScores
+    from potentia.analysis.pair import slug
 
-    if not StagedScores.recognises(Path(source)):
-        raise InputError("--steps needs a CSV of staged scores", hint="columns stage,step,model,benchmark,metric,value")
-    staged = StagedScores.read(Path(source))
-    present = cohort.select([name for name in first.models if name in cohort.models])
-    outside = [name for name, inside in zip(present.models, split(present).members, strict=True) if not inside]
-    found: dict[str, Finding] = {}
-    for benchmark, metric in staged.metrics(stage).items():
-        if benchmark in level:
-            stages = {batch * step: scores for step, scores in staged.steps(stage, benchmark, metric).items()}
-            stages[0] = dict(zip(first.models, first.select(tasks=[benchmark]).values[:, 0].tolist(), strict=True))
-            found[f"{benchmark}-emergence"] = trace_emergence(
-                benchmark, stages, present.select(outside), chance=level[benchmark]
-            )
-    return found
+    stages = {0: dict(zip(pair.cohort.models, pair.before.tolist(), strict=True))}
+    for step, matrix in steps.items():
+        if pair.task in matrix.tasks:
+            column = matrix.select(tasks=[pair.task]).values[:, 0]
+            stages[batch * step] = dict(zip(matrix.models, column.tolist(), strict=True))
+    if len(stages) == 1:
+        return {}
+    outside = [name for name, inside in zip(pair.cohort.models, split.members, strict=True) if not inside]
+    curve = trace_emergence(
+        pair.task,
+        stages,
+        pair.cohort.select(outside),
+        chance=pair.chance,
+        higher_is_better=pair.higher_is_better,
+    )
+    return {f"{slug(pair.task)}-emergence": curve}
