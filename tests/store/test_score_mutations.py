@@ -131,7 +131,8 @@ def test_wrong_values_in_a_store_never_crash(tmp_path: Path, column: str, value:
     path.write_bytes(seeds(tmp_path)["s.db"])
     table, name = column.split(".")
     raw = sqlite3.connect(path)
-    raw.execute(f"UPDATE {table} SET {name} = {value} WHERE rowid = 1")
+    number = "id" if table == "cells" else "cell"
+    assert raw.execute(f"UPDATE {table} SET {name} = {value} WHERE {number} = 1").rowcount == 1
     raw.commit()
     raw.close()
     with contextlib.suppress(DataError):

@@ -1,0 +1,132 @@
+"""The commands on data, as a user types them: models, import, export, doctor."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def potentia(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Done]:
+    """Run a command in ``tmp_path`` as the console script does, in this process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*arguments: object) -> Done:
+        from potentia.cli.app import run
+
+        monkeypatch.setattr(sys, "argv", ["potentia", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            run()
+        spoken = capsys.readouterr()
+        return Done(int(left.value.code or 0), spoken.out, spoken.err)
+
+    return call
+
+
+Potentia = Callable[..., Done]
+
+
+def test_models_are_listed(potentia: Potentia) -> None:
+    done = potentia("models", "--family", "Qwen", "--json")
+    assert done.returncode == 0, done.stderr
+    listed = json.loads(done.stdout)
+    assert {model["family"] for model in listed} == {"qwen"}
+    assert next(m for m in listed if m["repository"] == "Qwen/Qwen1.5-0.5B")["flops"] == pytest.approx(8.928e21)
+    done = potentia("models", "gemma-2-2b")
+    assert "google/gemma-2-2b" in done.stdout
+    assert "3.13e+22" in done.stdout
+
+
+def test_unknown_models_and_families_exit_2(potentia: Potentia) -> None:
+    for arguments, hint in (
+        (("models", "gemma-2-2x"), "did you mean gemma-2-2b"),
+        (("models", "--family", "queen"), "families: baichuan"),
+        (("models", "--kind", "chat"), "base or instruct"),
+    ):
+        done = potentia(*arguments)
+        assert (done.returncode, hint in done.stderr) == (2, True), done.stderr
+
+
+def test_scores_go_in_and_out(potentia: Potentia, tmp_path: Path) -> None:
+    table = "protocol,model,benchmark,score,stderr\ndirect,a,boolq,0.5,0.1\ndirect,b,boolq,0.75,\n"
+    (tmp_path / "scores.csv").write_text(table)
+    done = potentia("import", "scores.csv", "--store", "s.db", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["imported"] == [
+        {"source": "scores.csv", "study": "scores.csv", "new": 2, "known": 0}
+    ]
+    assert "0" in potentia("import", "scores.csv", "--store", "s.db").stdout
+    done = potentia("export", "s.db", "-o", "out.csv")
+    assert done.returncode == 0, done.stderr
+    assert "direct (2 models × 1 tasks) → out.csv" in done.stdout
+    lines = (tmp_path / "out.csv").read_text().splitlines()
+    assert lines == [
+        "protocol,model,benchmark,score,stderr,n,higher_is_better",
+        "direct,a,boolq,0.5,0.1,,true",
+        "direct,b,boolq,0.75,,,true",
+    ]
+    for name, sign in (("out.md", "| 1 | b |"), ("out.tex", r"\toprule"), ("out.parquet", "PAR1")):
+        assert potentia("export", "s.db", "-o", name, "--protocol", "direct").returncode == 0
+        assert sign.encode() in (tmp_path / name).read_bytes()
+    done = potentia("export", "s.db", "-o", "results", "--json", "--format", "lm-eval")
+    assert json.loads(done.stdout)["files"] == ["results/a/results_direct.json", "results/b/results_direct.json"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("import", "absent.csv"), "absent.csv: there is no such file"),
+        (("import", "bad.csv", "--store", "s.db"), "bad.csv, line 2, column score"),
+        (("export", "absent.db", "-o", "x.csv"), "absent.db: there is no such file"),
+        (("export", "good.csv", "-o", "x.doc"), "does not say the format"),
+        (("export", "good.csv", "-o", "x.csv", "--protocol", "few_shot"), "no few_shot scores"),
+    ],
+)
+def test_bad_input_exits_2_and_writes_nothing(
+    potentia: Potentia, tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    (tmp_path / "bad.csv").write_text("model,benchmark,score\na,x,NaN\n")
+    (tmp_path / "good.csv").write_text("model,benchmark,score\na,x,1\n")
+    done = potentia(*arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.csv", "good.csv"]
+
+
+def test_the_doctor_says_what_is_missing(potentia: Potentia) -> None:
+    done = potentia("doctor", "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["versions"]["potentia"]
+    assert report["hub"]["state"] == "switched off (HF_HUB_OFFLINE)"
+    assert {folder["use"] for folder in report["caches"]} == {"models", "datasets", "results"}
+    assert any(entry["what"] == "the hub" for entry in report["missing"])
+
+
+def test_the_doctor_tries_the_hub(tmp_path: Path) -> None:
+    nowhere = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9", "NO_PROXY": "*", "COLUMNS": "200"}
+    command = [sys.executable, "-c", "from potentia.cli import main; main()", "doctor"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, **nowhere}, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "http://127.0.0.1:9: not reachable" in done.stdout
+    assert "--data-dir" in done.stdout
