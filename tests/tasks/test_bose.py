@@ -28,6 +28,15 @@ FACTS = [
     ("What pulls objects down?", ["light", "sound", "gravity", "heat"], "C"),
     ("Which is a planet?", ["Mars", "the Moon", "the Sun", "Halley"], "A"),
 ]
+WINO = [
+    {
+        "sentence": "The cup fell off the shelf since the _ was slippery.",
+        "option1": "cup",
+        "option2": "shelf",
+        "answer": "2",
+    },
+    {"sentence": "Ann thanked Mary because _ had helped.", "option1": "Ann", "option2": "Mary", "answer": "2"},
+]
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +58,23 @@ def data_dir(tmp_path_factory) -> Path:
     write("allenai--ai2_arc/ARC-Easy", train=rows[1:], test=rows[:1])
     five = [{**r, "choices": {"text": [*r["choices"]["text"], "none"], "label": list("ABCDE")}} for r in rows]
     write("tau--commonsense_qa/default", train=five[1:], validation=five[:1])
+    grown = [
+        {
+            "question": q,
+            "distractor1": t[1],
+            "distractor2": t[2],
+            "distractor3": t[3],
+            "correct_answer": t[0],
+            "support": "",
+        }
+        for q, t, _ in FACTS * 4
+    ]
+    write("allenai--sciq/default", train=grown[:2], validation=grown[:2], test=grown)
+    write(
+        "allenai--winogrande/winogrande_xl",
+        train=WINO,
+        validation=WINO,
+    )
     return root
 
 
@@ -167,6 +193,25 @@ def test_blank_ppl_documents_are_told_apart_for_overlap_and_examples(data_dir):
     assert len(set(task.asked(train))) == len(train)
     (made,) = task.prompts(task.documents("test")[:1], shots=2)
     assert made.requests[0].context.count("?") == 2
+
+
+def test_an_answer_that_always_has_the_same_place_is_not_given_away_by_its_letter(data_dir):
+    task = load("sciq:option_ppl", data_dir=data_dir)
+    made = task.prompts(task.documents("test"))
+    assert len({p.gold for p in made}) > 1
+    for p in made:
+        assert f"\n{p.gold}. {p.doc['correct_answer']}\n" in p.text
+
+
+def test_sentences_to_complete_are_compared_whole(data_dir):
+    _, made = prompt("winogrande:blank_ppl", data_dir)
+    assert [r.continuation for r in made.requests] == [
+        "The cup fell off the shelf since the cup was slippery.",
+        "The cup fell off the shelf since the shelf was slippery.",
+    ]
+    assert made.gold == made.requests[1].continuation
+    with pytest.raises(TaskError, match="inside the sentence"):
+        load("winogrande:blank_ppl:option", data_dir=data_dir)
 
 
 def test_training_texts_are_the_forms_own(data_dir):

@@ -13,13 +13,15 @@ Names: ``gsm8k:light``, ``gsm8k:light_cot``, ``gsm8k:iclip`` (4 examples) or ``g
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from potentia.errors import TaskError
 from potentia.facts.benchmarks import benchmark
 from potentia.tasks.forms import register
 from potentia.tasks.forms.judge import judged_by_both
-from potentia.tasks.forms.reading import LETTERS, options, question, solution
+from potentia.tasks.forms.multiple_choice import Draw, ask_choice, letters, place, read, texts
+from potentia.tasks.forms.reading import question, solution
 from potentia.tasks.forms.template import Template
 
 SHOTS = 4
@@ -130,43 +132,37 @@ def _examples(config: Mapping[str, Any], shots: int) -> dict[str, Any]:
 # Multiple choice (tables 5 and 6)
 
 
-def listed(task: Any, doc: Mapping[str, Any]) -> str:
+def listed(task: Any, doc: Mapping[str, Any], draw: Draw) -> str:
     """Table 5: the question and its lettered options."""
-    lines = [f"{letter}. {text}" for letter, text in zip(LETTERS, options(task, doc), strict=False)]
-    return "\n".join([f"Question: {question(task, doc)}", *lines, "Answer:"])
+    return f"Question: {ask_choice(task, doc, draw)}"
 
 
-def letters(task: Any, doc: Mapping[str, Any]) -> list[str]:
-    """One letter per option."""
-    return list(LETTERS[: len(options(task, doc))])
+def asked(task: Any, doc: Mapping[str, Any], draw: Draw) -> str:
+    """Table 6, the part before the option."""
+    return read(task, doc, draw).question
 
 
-def blanks(task: Any, doc: Mapping[str, Any]) -> list[str]:
+def blanks(task: Any, doc: Mapping[str, Any], draw: Draw) -> list[str]:
     """Table 6: the question completed with each option; a task of sentences to complete has them whole."""
     if task.multiple_input:
         return [f"{start}{task.config.target_delimiter}{task.doc_to_target(doc)}" for start in task.doc_to_choice(doc)]
-    asked = question(task, doc)
-    return [f"{asked} {text}".strip() for text in options(task, doc)]
+    found = read(task, doc, draw)
+    return [f"{found.question} {text}".strip() for text in found.options]
 
 
-def nothing(task: Any, doc: Mapping[str, Any]) -> str:
+def nothing(task: Any, doc: Mapping[str, Any], draw: Draw) -> str:
     """Stand before the whole text: no context."""
     return ""
-
-
-def place(task: Any, doc: Mapping[str, Any]) -> int:
-    """Return the place of the right option."""
-    gold = task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc)
-    if isinstance(gold, str):
-        return [str(c) for c in task.doc_to_choice(doc)].index(gold)
-    return int(gold)
 
 
 @register("option_ppl")
 def option_ppl(task: Any, config: Mapping[str, Any], argument: str) -> dict[str, Any]:
     """Table 5: options listed, the likeliest letter wins."""
     _no_argument("option_ppl", argument)
-    return _choice(task, config, listed, letters, " ", "acc")
+    # An answer that always has the same place (sciq's is the last) would be given away by its letter.
+    return _choice(
+        task, config, listed, letters, " ", "acc", Draw(shuffle=isinstance(config.get("doc_to_target"), int))
+    )
 
 
 @register("blank_ppl")
@@ -177,27 +173,29 @@ def blank_ppl(task: Any, config: Mapping[str, Any], argument: str) -> dict[str, 
     after the question where ``blank_ppl:option`` asks for that. ``acc`` compares the same texts by their likelihood.
     """
     if argument == "option":
-        return _choice(task, config, question, options, " ", "acc_norm")
+        if getattr(task, "multiple_input", False):
+            raise TaskError(
+                f"{config.get('task')} has its options inside the sentence, not at its end",
+                hint="blank_ppl compares the whole sentences",
+            )
+        return _choice(task, config, asked, texts, " ", "acc_norm", Draw())
     if argument not in ("", "whole"):
         raise TaskError(f"no variant {argument!r} of blank_ppl", hint="blank_ppl (the whole text) or blank_ppl:option")
-    return _choice(task, config, nothing, blanks, "", "acc_norm")
+    return _choice(task, config, nothing, blanks, "", "acc_norm", Draw())
 
 
-def _choice(task: Any, config: Mapping[str, Any], ask: Any, choose: Any, delimiter: str, metric: str) -> dict[str, Any]:
+def _choice(
+    task: Any, config: Mapping[str, Any], ask: Any, choose: Any, delimiter: str, metric: str, draw: Draw
+) -> dict[str, Any]:
     if task.OUTPUT_TYPE != "multiple_choice":
         raise TaskError(
             f"{config.get('task')} has no options to choose from", hint="light, iclip and instruct ask for open answers"
         )
-    if task.multiple_input and choose is not blanks:
-        raise TaskError(
-            f"{config.get('task')} completes a sentence in several ways; it has no question apart from its options",
-            hint="blank_ppl compares the whole sentences",
-        )
     return {
         "description": "",
-        "doc_to_text": Template(ask, task, config),
-        "doc_to_choice": Template(choose, task, config),
-        "doc_to_target": Template(place, task, config),
+        "doc_to_text": Template(partial(ask, draw=draw), task, config),
+        "doc_to_choice": Template(partial(choose, draw=draw), task, config),
+        "doc_to_target": Template(partial(place, draw=draw), task, config),
         "target_delimiter": delimiter,
         "fewshot_config": None,
         "fewshot_split": config.get("training_split"),
