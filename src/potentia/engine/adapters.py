@@ -72,12 +72,16 @@ class Site:
     offset: int
 
 
+GATHERED_BYTES = 2 << 30
+
+
 class Routing:
     """Which slot each row of the pass under way uses, and the rows' dropout keys (training only)."""
 
     def __init__(self) -> None:
         self.owners: Tensor | None = None
         self.keys: Tensor | None = None
+        self.gathered: Tensor | None = None  # (R, P): the rows' adapters, gathered once for all layers of a pass
         self.single = False
 
 
@@ -100,7 +104,10 @@ class AdapterBank:
         self.width = offset
         self.weights = torch.zeros(slots + 1, offset, dtype=torch.float32, device=self.device)
         self.grads = torch.zeros_like(self.weights)
-        self.work = self.weights if self.dtype == torch.float32 else self.weights.to(self.dtype)
+        self.work = torch.zeros_like(self.weights, dtype=self.dtype)
+        self._factors = torch.ones(offset, device=self.device)
+        for site in self.sites:
+            self._factors[site.offset : site.offset + site.fan_in * lora.r] = lora.scale
         self.anchor = torch.zeros((), requires_grad=True, device=self.device)
         self.routing = Routing()
         self._layers = [module for _, module in layers]
@@ -122,9 +129,8 @@ class AdapterBank:
         self._layers, self._before, self._frozen = [], [], []
 
     def refresh(self) -> None:
-        """Bring the copy the passes multiply with (the base's dtype) up to date with the fp32 weights."""
-        if self.work is not self.weights:
-            self.work.copy_(self.weights)
+        """Bring the copy that passes multiply with up to date: in the base's dtype, A already scaled by α/r."""
+        self.work.copy_(self.weights * self._factors)
 
     def views(self, flat: Tensor, site: Site) -> tuple[Tensor, Tensor]:
         """View one layer's A (K + 1, d, r) and B (K + 1, r, o) inside a flat (K + 1, P) matrix."""
@@ -165,9 +171,17 @@ class AdapterBank:
                 raise TuningError(f"the adapter does not fit layer {site.name}: {error}") from error
         return row[0]
 
+    def gathered(self, site: Site) -> tuple[Tensor, Tensor]:
+        """Return A (R, d, r) and B (R, r, o) of one layer for every row of the pass under way."""
+        if self.routing.gathered is not None:
+            return self.views(self.routing.gathered, site)
+        assert self.routing.owners is not None
+        a, b = self.views(self.work, site)
+        return a.index_select(0, self.routing.owners), b.index_select(0, self.routing.owners)
+
     def route(self, row_owners: Tensor | None) -> None:
         """Name the slot of every row of the next forward pass; −1 is the bare model, None switches adapters off."""
-        self.routing.keys = None
+        self.routing.keys = self.routing.gathered = None
         if row_owners is None:
             self.routing.owners = None
             return
@@ -180,11 +194,14 @@ class AdapterBank:
     @contextmanager
     def training_rows(self, owners: Tensor, keys: Tensor | None) -> Iterator[None]:
         """Route one micro-batch of training, with its rows' dropout keys; both already on the device."""
-        self.routing.owners, self.routing.keys, self.routing.single = owners, keys, False
+        routing = self.routing
+        routing.owners, routing.keys, routing.single = owners, keys, False
+        if owners.shape[0] * self.width * self.work.element_size() <= GATHERED_BYTES:
+            routing.gathered = self.work.index_select(0, owners)
         try:
             yield
         finally:
-            self.routing.owners = self.routing.keys = None
+            routing.owners = routing.keys = routing.gathered = None
 
 
 def _widths(module: nn.Module) -> tuple[int, int]:
@@ -236,14 +253,14 @@ class _LaneLinear(torch.autograd.Function):
         flat = x.reshape(rows * tokens, width)
         y = flat @ weight if bias is None else torch.addmm(bias, flat, weight)
         y = y.view(rows, tokens, -1)
-        a, b = bank.views(bank.work, site)
         if routing.single:
-            h = (flat @ a[owners[0]]).mul_(lora.scale)
-            return y.view(rows * tokens, -1).addmm_(h, b[owners[0]]).view(rows, tokens, -1)
+            a, b = (part[owners[0]] for part in bank.views(bank.work, site))
+            return y.view(rows * tokens, -1).addmm_(flat @ a, b).view(rows, tokens, -1)
+        a, b = bank.gathered(site)
         dropout = None if routing.keys is None else Dropout(routing.keys, site.index, lora.dropout)
         kept = x if dropout is None else dropout(x)
-        h = torch.bmm(kept, a.index_select(0, owners)).mul_(lora.scale)
-        y.baddbmm_(h, b.index_select(0, owners))
+        h = torch.bmm(kept, a)  # scaled, because A is
+        y.baddbmm_(h, b)
         ctx.save_for_backward(x, h)
         ctx.held = bank, site, weight, owners, dropout
         return y
@@ -255,18 +272,17 @@ class _LaneLinear(torch.autograd.Function):
         lora = bank.lora
         dy = grads[0].contiguous()  # (R, T, o)
         rows, tokens, width = x.shape
-        a, b = bank.views(bank.work, site)
+        a, b = bank.gathered(site)
         da, db = bank.views(bank.grads, site)
-        dh = torch.bmm(dy, b.index_select(0, owners).transpose(1, 2)).mul_(lora.scale)  # (R, T, r)
+        dh = torch.bmm(dy, b.transpose(1, 2))  # (R, T, r)
         kept = x if dropout is None else dropout(x)
         db.index_add_(0, owners, torch.bmm(h.transpose(1, 2), dy).float())
-        da.index_add_(0, owners, torch.bmm(kept.transpose(1, 2), dh).float())
+        da.index_add_(0, owners, torch.bmm(kept.transpose(1, 2), dh).float(), alpha=lora.scale)
         if not ctx.needs_input_grad[0]:
             return (None,) * 6
         dx = (dy.view(rows * tokens, -1) @ weight.t()).view(rows, tokens, width)
-        at = a.index_select(0, owners).transpose(1, 2)  # (R, r, d)
         if dropout is None:
-            dx.baddbmm_(dh, at)
+            dx.baddbmm_(dh, a.transpose(1, 2))
         else:
-            dx = dropout(torch.bmm(dh, at), add=dx)
+            dx = dropout(torch.bmm(dh, a.transpose(1, 2)), add=dx)
         return dx, None, None, None, None, None

@@ -56,7 +56,7 @@ class TokenisedExamples:
         return np.diff(self.starts)
 
     def cut(self, index: int, most: int) -> tuple[Ints, int]:
-        """Return one text of at most ``most`` ids and the length of its prompt. Prompts lose the start, texts the end."""
+        """Return one text of at most ``most`` ids and its prompt's length. Prompts lose the start, texts the end."""
         begin, end = int(self.starts[index]), int(self.starts[index + 1])
         prompt = int(self.prompts[index])
         over = end - begin - most

@@ -162,7 +162,7 @@ class LaneRun:
         """Add up the step's gradients, in smaller passes where memory runs out; effective batches stay as they are."""
         while True:
             try:
-                return run_step(self.trainer.split, self.bank, rows, self.plan)
+                return run_step(self.trainer.split, self.bank, rows, self.plan, self.trainer.fast)
             except (torch.OutOfMemoryError, RuntimeError) as error:
                 if not _out_of_memory(error):
                     raise

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from potentia.engine.adapters import AdapterBank
 from potentia.engine.checkpoint import AdapterShelf
+from potentia.engine.fast import FastPasses
 from potentia.engine.head import SplitModel
 from potentia.engine.lane import LaneResult, OnEpoch, StepInfo
 from potentia.engine.lane_run import LaneRun
@@ -42,6 +43,7 @@ class LaneTrainer:
     def __init__(self, loaded: Any, *, token_budget: int | None = None, workspace: Path | None = None) -> None:
         self.model: nn.Module = loaded if isinstance(loaded, nn.Module) else loaded.model
         self.split = SplitModel(self.model)
+        self.fast = FastPasses(self.model)
         self.token_budget, self.workspace = token_budget, workspace
         self.router = _Router(self)
         self.plan: Plan | None = None

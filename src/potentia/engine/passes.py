@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from potentia.engine.adapters import AdapterBank
 from potentia.engine.dropout import row_keys
+from potentia.engine.fast import FastPasses
 from potentia.engine.head import SplitModel
 from potentia.engine.planner import Plan, pack
 
@@ -74,14 +75,14 @@ def to_device(values: npt.NDArray[Any], device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
-def run_step(split: SplitModel, bank: AdapterBank, rows: Sequence[Row], plan: Plan) -> Tensor:
+def run_step(split: SplitModel, bank: AdapterBank, rows: Sequence[Row], plan: Plan, fast: FastPasses) -> Tensor:
     """Add the gradients of one step of every lane into the bank; returns each slot's loss (mean over its targets).
 
     Rows must come slot by slot. Within a pass they keep that order, so a lane's gradients are added in one fixed order.
     """
     losses = torch.zeros(bank.slots + 1, device=bank.device)
     dropout = bank.lora.dropout > 0
-    with _recomputing(split.model, plan.checkpointing):
+    with fast.active(), _recomputing(split.model, plan.checkpointing):
         for chosen, length in pack([len(row.ids) for row in rows], plan):
             batch = assemble([rows[i] for i in chosen], length, bank.device, dropout)
             with bank.training_rows(batch.owners, batch.keys):
