@@ -86,3 +86,32 @@ def test_reproduce_prints_paper_and_ours(shared_data):
     nq = checks["Table 5", "nq_open, train-before-test"]
     assert nq["paper"] == 0.74
     assert round(nq["ours"], 2) == 0.74
+
+
+def test_items_of_a_store_give_paired_tests(tmp_path):
+    from potentia.scores import ItemOutcome, Score
+    from potentia.store import CellRecord, Store
+
+    rng = np.random.default_rng(0)
+    hardness = rng.random(200)
+    with Store.open(tmp_path / "potentia.db") as store:
+        store.study("s", "study-key", {})
+        for k in range(3):
+            for task in ("rte", "boolq"):
+                right = hardness < 0.5 + 0.1 * k
+                mean = float(right.mean())
+                score = Score(mean, float(np.sqrt(mean * (1 - mean) / 199)), 200, "acc")
+                items = [ItemOutcome(i, float(r), "", "", {}) for i, r in enumerate(right)]
+                cell = CellRecord(
+                    key=f"key-{k}-{task}", study="s", model=f"m{k}", task=task, protocol="direct",
+                    scores={"acc": score}, metric="acc", manifest={},
+                )  # fmt: skip
+                store.commit_cell(cell, items=items)
+    done = call("analyze", "rankings", tmp_path / "potentia.db", "--json", "--resamples", 20)
+    assert done.returncode == 0, done.stderr
+    paired = json.loads(done.stdout)["paired direct"]
+    assert paired["items"] == [200, 200]
+    assert paired["by_items"] == [3, 3]
+    assert "paired direct" not in json.loads(
+        call("analyze", "rankings", tmp_path / "potentia.db", "--json", "--resamples", 20, "--no-items").stdout
+    )

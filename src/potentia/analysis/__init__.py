@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from potentia.analysis.aggregate import Aggregate, aggregate_ranks
     from potentia.analysis.agreement import Agreement, AgreementChange, compare_agreement, measure_agreement
     from potentia.analysis.alignment import Alignment, align, rank_models
+    from potentia.analysis.background import Background
     from potentia.analysis.cohort import Cohort, Split
     from potentia.analysis.components import Components, find_components
     from potentia.analysis.compute import ComputeFit, fit_compute
@@ -41,9 +42,11 @@ if TYPE_CHECKING:
     from potentia.analysis.lineage import known_pairs, named_checkpoints, read_checkpoints, read_pairs
     from potentia.analysis.mediation import Mediation, mediate
     from potentia.analysis.pair import Pair, best_of, pair_up
+    from potentia.analysis.paired import PairedSignificance, compare_all_items
     from potentia.analysis.perplexity import PerplexityAgreement, compare_perplexity
     from potentia.analysis.proxy import ProxyTasks, choose_proxies, predict
     from potentia.analysis.rank_shift import RankShift, shift_of_ranks
+    from potentia.analysis.rankings import Options, analyze_rankings
     from potentia.analysis.ranks import RankIntervals, rank_intervals
     from potentia.analysis.relevance import Relevance, measure_relevance
     from potentia.analysis.robustness import Robustness, measure_robustness, variance_ratio
@@ -75,6 +78,7 @@ _MODULE = {
     "Agreement": "agreement",
     "AgreementChange": "agreement",
     "Alignment": "alignment",
+    "Background": "background",
     "Checkpoint": "stability",
     "Coefficient": "scaling",
     "Cohort": "cohort",
@@ -95,8 +99,10 @@ _MODULE = {
     "Interval": "finding",
     "LogLinearFit": "scaling",
     "Mediation": "mediation",
+    "Options": "rankings",
     "Pair": "pair",
     "PairedComparison": "significance",
+    "PairedSignificance": "paired",
     "PerplexityAgreement": "perplexity",
     "ProxyTasks": "proxy",
     "RankIntervals": "ranks",
@@ -121,11 +127,13 @@ _MODULE = {
     "agreement_by_tasks": "groups",
     "align": "alignment",
     "analyze_pair": "task_training",
+    "analyze_rankings": "rankings",
     "assign_half": "treatment",
     "benjamini_hochberg": "significance",
     "best_of": "pair",
     "choose_proxies": "proxy",
     "compare_agreement": "agreement",
+    "compare_all_items": "paired",
     "compare_copies": "treatment",
     "compare_families": "families",
     "compare_groups": "adjustment",
@@ -185,6 +193,7 @@ __all__ = [
     "Agreement",
     "AgreementChange",
     "Alignment",
+    "Background",
     "Checkpoint",
     "Coefficient",
     "Cohort",
@@ -205,8 +214,10 @@ __all__ = [
     "Interval",
     "LogLinearFit",
     "Mediation",
+    "Options",
     "Pair",
     "PairedComparison",
+    "PairedSignificance",
     "PerplexityAgreement",
     "ProxyTasks",
     "RankIntervals",
@@ -231,11 +242,13 @@ __all__ = [
     "agreement_by_tasks",
     "align",
     "analyze_pair",
+    "analyze_rankings",
     "assign_half",
     "benjamini_hochberg",
     "best_of",
     "choose_proxies",
     "compare_agreement",
+    "compare_all_items",
     "compare_copies",
     "compare_families",
     "compare_groups",

@@ -19,6 +19,7 @@ from potentia.analysis.compute import fit_compute
 from potentia.analysis.correlation import METHODS
 from potentia.analysis.finding import Cell, Finding, Interval, Table
 from potentia.analysis.groups import agreement_by_models, agreement_by_tasks, bin_order, items_per_task, size_bins
+from potentia.analysis.paired import Outcomes, compare_all_items, item_tables
 from potentia.analysis.perplexity import compare_perplexity
 from potentia.analysis.ranks import rank_intervals
 from potentia.analysis.screening import screen
@@ -76,12 +77,17 @@ class Options:
 
 
 def analyze_rankings(
-    scores: Mapping[str, ScoreMatrix], background: Background | None = None, options: Options | None = None
+    scores: Mapping[str, ScoreMatrix],
+    background: Background | None = None,
+    options: Options | None = None,
+    items: Mapping[str, Outcomes] | None = None,
 ) -> dict[str, Finding]:
     """Run every analysis that the scores have evidence for; findings by name, in reading order.
 
     Lower-is-better columns are taken for corpora (bits per byte) and compared with the tasks; the rest are tasks.
+    ``items`` are stored outcomes by protocol; where they are there, they give paired tests and the noise of scores.
     """
+    items = items or {}
     options = options or Options()
     matrices = [_tasks(scores[p]) for p in in_order(scores)]
     matrices = [m for m in matrices if m.shape[0] > 1 and m.shape[1] > 0]
@@ -104,9 +110,9 @@ def analyze_rankings(
         if not all(m.tasks for m in matrices):
             raise InputError("every task is flagged; nothing is left to rank", hint="drop --exclude-flagged")
     if any(len(m.tasks) > 1 for m in matrices):
-        _agreements(found, matrices, background, options)
+        _agreements(found, matrices, background, options, items)
     for matrix in matrices:
-        _significance(found, matrix, options)
+        _significance(found, matrix, options, items.get(matrix.protocol, {}))
     _structure(found, matrices, background, options)
     _perplexity(found, scores, matrices, background, options)
     _alignment(found, matrices, background, options)
@@ -126,6 +132,16 @@ def merge_scores(sources: Sequence[Mapping[str, ScoreMatrix]]) -> dict[str, Scor
         for protocol, matrix in source.items():
             merged[protocol] = _union(merged[protocol], matrix) if protocol in merged else matrix
     return merged
+
+
+def merge_items(sources: Sequence[Mapping[str, Outcomes]]) -> dict[str, Outcomes]:
+    """Join the stored outcomes of several sources."""
+    merged: dict[str, dict[str, dict[str, Mapping[int, float]]]] = {}
+    for source in sources:
+        for protocol, tasks in source.items():
+            for task, models in tasks.items():
+                merged.setdefault(protocol, {}).setdefault(task, {}).update(models)
+    return dict(merged)
 
 
 def _union(one: ScoreMatrix, two: ScoreMatrix) -> ScoreMatrix:
@@ -161,12 +177,21 @@ def _tasks(matrix: ScoreMatrix) -> ScoreMatrix:
 
 
 def _agreements(
-    found: dict[str, Finding], matrices: Sequence[ScoreMatrix], background: Background, options: Options
+    found: dict[str, Finding],
+    matrices: Sequence[ScoreMatrix],
+    background: Background,
+    options: Options,
+    items: Mapping[str, Outcomes],
 ) -> None:
     plain = options.sampling()
     for matrix in matrices:
         if len(matrix.tasks) > 1:
-            found[f"agreement {matrix.protocol}"] = measure_agreement(matrix, categories=background.categories, **plain)
+            found[f"agreement {matrix.protocol}"] = measure_agreement(
+                matrix,
+                categories=background.categories,
+                items=item_tables(matrix, items.get(matrix.protocol, {})),
+                **plain,
+            )
     found["measures"] = _measures([m for m in matrices if len(m.tasks) > 1], options)
     for before, after in itertools.combinations(matrices, 2):
         if len(set(before.tasks) & set(after.tasks)) > 1 and len(set(before.models) & set(after.models)) > 1:
@@ -181,10 +206,10 @@ def _agreements(
         grouped = agreement_by_models(matrices, groups, by=by, at_least=SMALLEST_GROUP, order=order, **plain)
         if len(grouped.groups) > 2:
             found[f"by {by}"] = grouped
-    items = items_per_task(matrices[0])
-    large = [t for t, n in items.items() if n > LARGE_TEST]
+    sizes_of_tests = items_per_task(matrices[0])
+    large = [t for t, n in sizes_of_tests.items() if n > LARGE_TEST]
     if 1 < len(large) < len(matrices[0].tasks):
-        small = [t for t, n in items.items() if n <= LARGE_TEST]
+        small = [t for t, n in sizes_of_tests.items() if n <= LARGE_TEST]
         found["by test size"] = agreement_by_tasks(
             matrices,
             {f"over {LARGE_TEST:,} items": large, f"up to {LARGE_TEST:,} items": small},
@@ -207,8 +232,11 @@ def _measures(matrices: Sequence[ScoreMatrix], options: Options) -> Measures:
     return Measures(tuple(m.protocol for m in matrices), {name: tuple(row) for name, row in means.items()})
 
 
-def _significance(found: dict[str, Finding], matrix: ScoreMatrix, options: Options) -> None:
-    """Significance and rank intervals on the tasks whose every score has a standard error."""
+def _significance(found: dict[str, Finding], matrix: ScoreMatrix, options: Options, outcomes: Outcomes) -> None:
+    """Paired tests where items are stored; significance and ranks on tasks whose every score has a standard error."""
+    paired = compare_all_items(matrix, outcomes, **options.sampling())
+    if paired is not None:
+        found[f"paired {matrix.protocol}"] = paired
     known = np.isfinite(matrix.values)
     errors = np.isfinite(matrix.stderr)
     tasks = [t for k, t in enumerate(matrix.tasks) if not (known[:, k] & ~errors[:, k]).any()]

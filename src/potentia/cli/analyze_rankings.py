@@ -32,6 +32,9 @@ def rankings(
     simultaneous: Annotated[
         bool, typer.Option("--simultaneous", help="Rank intervals that hold for all models of a task together.")
     ] = False,
+    use_items: Annotated[
+        bool, typer.Option("--items/--no-items", help="Use stored items for paired tests and for the noise of scores.")
+    ] = True,
     figures: Annotated[Path | None, typer.Option(help="Draw the figures into this folder.")] = None,
     format: Annotated[list[str] | None, typer.Option(help="pdf, png, svg, html; several may be given.")] = None,
     facts: Annotated[Path | None, typer.Option(help="A CSV of facts on models of your own.")] = None,
@@ -52,8 +55,9 @@ def rankings(
     """
     from potentia.analysis.background import Background
     from potentia.analysis.components import GAPS
-    from potentia.analysis.rankings import Options, analyze_rankings, merge_scores
+    from potentia.analysis.rankings import Options, analyze_rankings, merge_items, merge_scores
     from potentia.cli.selection import read_chosen
+    from potentia.cli.stored_items import read_items
     from potentia.facts import models as known_models
     from potentia.report import FORMATS, draw_all
 
@@ -76,7 +80,9 @@ def rankings(
         exclude_flagged=exclude_flagged,
         align=align,
     )
-    found = analyze_rankings(scores, Background.of(everyone, table=known_models(facts)), options)
+    items = [read_items(source, study=study) for source in sources] if use_items else []
+    background = Background.of(everyone, table=known_models(facts))
+    found = analyze_rankings(scores, background, options, merge_items(items))
     print_findings(found, as_json=as_json)
     if figures is not None:
         written = draw_all((chart for finding in found.values() for chart in finding.charts()), figures, formats)
