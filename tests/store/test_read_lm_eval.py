@@ -78,8 +78,8 @@ def test_version_0_3(tmp_path: Path) -> None:
         "config": {"model": "hf-causal", "model_args": "pretrained=gpt2,revision=step1000", "num_fewshot": 5},
     }
     found = read_scores(save(tmp_path / "old.json", content))
-    assert found["few_shot"].models == ("gpt2@step1000",)
-    assert found["few_shot"].values.tolist() == [[0.45]]
+    assert found["few_shot:5"].models == ("gpt2@step1000",)
+    assert found["few_shot:5"].values.tolist() == [[0.45]]
 
 
 def test_old_mmlu_is_the_mean_of_its_subjects(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_the_old_leaderboards_names(tmp_path: Path) -> None:
     }
     found = read_scores(save(tmp_path / "results.json", content))
     assert {name: matrix.tasks for name, matrix in found.items()} == {
-        "few_shot": ("arc_challenge",),
+        "few_shot:25": ("arc_challenge",),
         "direct": ("winogrande",),
     }
 
@@ -120,8 +120,20 @@ def mmlu() -> dict[str, Any]:
 
 def test_a_group_speaks_for_its_members(tmp_path: Path) -> None:
     path = save(tmp_path / "results.json", mmlu())
-    assert read_scores(path)["direct"].tasks == ("mmlu", "boolq")
-    assert set(read_scores(path, subtasks=True)["direct"].tasks) == {"mmlu", "mmlu_stem", "mmlu_algebra", "boolq"}
+    matrix = read_scores(path)["direct"]
+    assert matrix.tasks == ("mmlu", "boolq")
+    assert set(read_scores(path, subtasks=True)["direct"].tasks) == {"mmlu_algebra", "boolq"}
+
+
+def test_shots_and_size_of_a_group_are_its_members(tmp_path: Path) -> None:
+    content = mmlu()
+    content["n-shot"] = {"mmlu_algebra": 5, "boolq": 0}
+    content["configs"] = {}
+    content["n-samples"] = {"mmlu_algebra": {"original": 100, "effective": 50}}
+    found = read_scores(save(tmp_path / "results.json", content))
+    assert found["few_shot:5"].tasks == ("mmlu",)
+    assert found["few_shot:5"].n.tolist() == [[50.0]]
+    assert found["direct"].tasks == ("boolq",)
 
 
 def test_a_group_without_a_score_leaves_its_members(tmp_path: Path) -> None:

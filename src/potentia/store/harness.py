@@ -41,7 +41,7 @@ def harness_entries(content: dict[str, Any], path: Path, *, metric: str | None, 
     if not results:
         raise DataError("the results are empty", where=where)
     model = _model_name(content, path)
-    hidden = set() if subtasks else _members(content, where, results)
+    hidden = _passed_over(content, where, results, subtasks=subtasks)
     old_mmlu: list[Entry] = []
     for name, body in results.items():
         if name in hidden or name == "all":
@@ -50,8 +50,6 @@ def harness_entries(content: dict[str, Any], path: Path, *, metric: str | None, 
             raise DataError("the entry is no object", where=f"{where}, results.{name}")
         entry = _entry(content, where, model, name, body, metric)
         if entry is None:
-            if not subtasks and _has_members(content, name):
-                continue  # a group that lm-eval gives no score of its own
             if metric is None:
                 raise DataError("the entry has no metric", where=f"{where}, results.{name}")
             continue
@@ -116,21 +114,32 @@ def _protocol(content: dict[str, Any], where: str, name: str, shots: int | None)
     own = section(content, "potentia", where).get("protocol")
     if isinstance(own, str) and own.strip():
         return own
-    config = section(section(content, "configs", where), name, where)
-    general = section(content, "config", where)
-    candidates = (shots, section(content, "n-shot", where).get(name), config.get("num_fewshot"))
-    for count in (*candidates, general.get("num_fewshot")):
+    general = section(content, "config", where).get("num_fewshot")
+    members = [_shots(content, where, member) for member in _below(content, where, name)]
+    in_group = max((count for count in members if count is not None), default=None)
+    for count in (shots, _shots(content, where, name), in_group, general):
         if isinstance(count, int):
-            return "few_shot" if count > 0 else "direct"
+            return f"few_shot:{count}" if count > 0 else "direct"
     return "direct"
 
 
+def _shots(content: dict[str, Any], where: str, name: str) -> int | None:
+    config = section(section(content, "configs", where), name, where)
+    found = (section(content, "n-shot", where).get(name), config.get("num_fewshot"))
+    return next((int(count) for count in found if isinstance(count, int)), None)
+
+
 def _size(content: dict[str, Any], where: str, name: str) -> float:
-    sizes = section(content, "n-samples", where).get(name)
-    size = sizes.get("effective") if isinstance(sizes, dict) else None
-    if isinstance(size, int) and not isinstance(size, bool) and 0 < size < 2**53:
-        return float(size)
+    """Return the number of documents; of a group, the sum over the tasks in it."""
+    sizes = section(content, "n-samples", where)
+    known = [sizes[task].get("effective") for task in (name, *_below(content, where, name)) if _is_object(sizes, task)]
+    if known and all(isinstance(size, int) and 0 < size < 2**40 for size in known):
+        return float(sum(known))
     return math.nan
+
+
+def _is_object(content: dict[str, Any], name: str) -> bool:
+    return isinstance(content.get(name), dict)
 
 
 def _direction(content: dict[str, Any], where: str, name: str, task: str, metric: str) -> bool:
@@ -138,27 +147,29 @@ def _direction(content: dict[str, Any], where: str, name: str, task: str, metric
     return given if isinstance(given, bool) else higher_is_better(task, metric)
 
 
-def _has_members(content: dict[str, Any], name: str) -> bool:
-    groups = content.get("group_subtasks")
-    return isinstance(groups, dict) and bool(groups.get(name))
-
-
-def _members(content: dict[str, Any], where: str, results: dict[str, Any]) -> set[str]:
-    """Return the tasks below groups that have a score of their own: the group speaks for them."""
+def _below(content: dict[str, Any], where: str, name: str) -> list[str]:
+    """Return everything below a group, however deep; nothing for a task."""
     groups = section(content, "group_subtasks", where)
-    hidden: set[str] = set()
-    for name in groups:
-        body = results.get(name)
-        if isinstance(body, dict) and _measured(body):
-            waiting = [name]
-            while waiting:
-                children = groups.get(waiting.pop())
-                if not isinstance(children, list):
-                    continue
-                fresh = [c for c in children if isinstance(c, str) and c not in hidden and c != name]
-                hidden.update(fresh)
-                waiting += fresh
-    return hidden
+    found: dict[str, None] = {}
+    waiting = [name]
+    while waiting:
+        children = groups.get(waiting.pop())
+        if isinstance(children, list):
+            fresh = [c for c in children if isinstance(c, str) and c not in found and c != name]
+            found.update(dict.fromkeys(fresh))
+            waiting += fresh
+    return list(found)
+
+
+def _passed_over(content: dict[str, Any], where: str, results: dict[str, Any], *, subtasks: bool) -> set[str]:
+    """Return what does not count: members of a group that has a score of its own, or else the groups themselves."""
+    groups = {name: _below(content, where, name) for name in section(content, "group_subtasks", where)}
+    groups = {name: members for name, members in groups.items() if members}
+    if subtasks:
+        return set(groups)
+    scored = [name for name in groups if _is_object(results, name) and _measured(results[name])]
+    empty = [name for name in groups if _is_object(results, name) and not _measured(results[name])]
+    return {member for name in scored for member in groups[name]} | set(empty)
 
 
 def _pool(entries: list[Entry]) -> Iterator[Entry]:
