@@ -63,7 +63,10 @@ class SplitModel:
             return self.model(input_ids=ids, use_cache=False).logits[0]  # type: ignore[no-any-return]
 
     def losses(self, hidden: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Cross-entropies (N,) at hidden states (N, d), and the gradient (N, d) of their weighted sum."""
+        """Return cross-entropies (N,) at hidden states (N, d), and the gradient (N, d) of their weighted sum.
+
+        The tail's own weights, where they ask for gradients, get theirs added as well.
+        """
         piece = max(64, _PIECE_BYTES.get(hidden.device.type, 1 << 26) // (self.vocabulary * 4))
         values, slopes = [], []
         for begin in range(0, hidden.shape[0], piece):
@@ -76,8 +79,9 @@ class SplitModel:
             wanted = targets[span].unsqueeze(1)
             values.append(-slope.gather(1, wanted).squeeze(1))
             slope.exp_().scatter_add_(1, wanted, slope.new_full(wanted.shape, -1.0)).mul_(weights[span].unsqueeze(1))
-            (slope,) = torch.autograd.grad(logits, states, slope.to(logits.dtype))
-            slopes.append(slope)
+            torch.autograd.backward(logits, slope.to(logits.dtype))
+            assert states.grad is not None
+            slopes.append(states.grad)
         return torch.cat(values), torch.cat(slopes)
 
 

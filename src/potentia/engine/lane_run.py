@@ -18,7 +18,7 @@ from potentia.engine.adapters import AdapterBank
 from potentia.engine.checkpoint import AdapterShelf, Snapshots
 from potentia.engine.lane import Decision, Lane, LaneEpoch, LaneResult, OnEpoch, StepInfo
 from potentia.engine.optimizer import LaneAdamW, settings_row
-from potentia.engine.passes import Row, effect_of_adapters, run_step, to_device
+from potentia.engine.passes import Row, effect_of_adapters, out_of_memory, run_step, to_device
 from potentia.engine.planner import Plan, make_plan, token_bytes
 from potentia.engine.schedule import LaneSpec, LoraConfig
 from potentia.errors import TuningError
@@ -164,7 +164,7 @@ class LaneRun:
             try:
                 return run_step(self.trainer.split, self.bank, rows, self.plan, self.trainer.fast)
             except (torch.OutOfMemoryError, RuntimeError) as error:
-                if not _out_of_memory(error):
+                if not out_of_memory(error):
                     raise
                 smaller = self.plan.smaller()
                 if smaller is None:
@@ -268,8 +268,3 @@ class LaneRun:
             if any(self.shelf.get(key, epoch.epoch) is None for epoch in lane.epochs):
                 lane.reset()  # a broken adapter file: the lane is computed again
         self.bank.refresh()
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    text = str(error)
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text or "not enough memory" in text

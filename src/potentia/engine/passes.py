@@ -82,7 +82,7 @@ def run_step(split: SplitModel, bank: AdapterBank, rows: Sequence[Row], plan: Pl
     """
     losses = torch.zeros(bank.slots + 1, device=bank.device)
     dropout = bank.lora.dropout > 0
-    with fast.active(), _recomputing(split.model, plan.checkpointing):
+    with fast.active(), recomputing(split.model, plan.checkpointing):
         for chosen, length in pack([len(row.ids) for row in rows], plan):
             batch = assemble([rows[i] for i in chosen], length, bank.device, dropout)
             with bank.training_rows(batch.owners, batch.keys):
@@ -108,7 +108,7 @@ def effect_of_adapters(split: SplitModel, bank: AdapterBank, rows: Sequence[Row]
 
 
 @contextmanager
-def _recomputing(model: nn.Module, wanted: bool) -> Iterator[None]:
+def recomputing(model: nn.Module, wanted: bool) -> Iterator[None]:
     """Recompute each layer in the backward pass instead of keeping its activations; dropout of the base stays off."""
     if not wanted:
         yield
@@ -125,3 +125,9 @@ def _recomputing(model: nn.Module, wanted: bool) -> Iterator[None]:
         for layer in layers:
             layer.training = False
         model.gradient_checkpointing_disable()  # type: ignore[operator]
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Tell whether an error means that memory ran out, on either kind of device."""
+    text = str(error)
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text or "not enough memory" in text
