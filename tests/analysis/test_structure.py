@@ -252,12 +252,14 @@ def test_each_flag_has_its_evidence():
     assert found.flagged == ("t0", "t2", "t3", "t4", "t5")
 
 
-def test_floor_needs_the_chance_level():
+def test_floor_is_chance_or_nothing_right():
     direct = np.full((6, 2), 0.25)
     direct[:, 1] = np.linspace(0.3, 0.9, 6)
     found = screened(direct, direct + 0.001, chance={"t0": 0.25, "t1": 0.25})
     assert "floor" in reasons(found, "t0")
     assert "floor" not in reasons(found, "t1")
+    hard = np.array([[0.0, 0.5], [0.001, 0.6], [0.002, 0.7], [0.3, 0.8]])
+    assert "floor" in reasons(screened(hard, hard + 0.001), "t0")
 
 
 def test_screening_without_tuned_scores_or_errors():

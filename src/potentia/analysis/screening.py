@@ -118,7 +118,7 @@ def screen(
     """Flag the tasks of a study; every check runs only where its evidence exists.
 
     ``direct`` gives the ranking and its resolution; ``tuned`` the effect of tuning, and, where given, ceiling and
-    resolution after it. ``chance`` maps a task to the score of a guess, for the floor.
+    resolution after it. ``chance`` maps a task to the score of a guess (default 0), for the floor.
     """
     if tuned is not None:
         direct, tuned = shared(direct, tuned)
@@ -154,8 +154,8 @@ def screen(
             middle = float(np.nanmedian(final.values[:, k]))
             if middle >= CEILING:
                 flag(task, "ceiling", f"half of the models score {middle:.3f} or more")
-        floor = (chance or {}).get(task)
-        if floor is not None and final.higher_is_better[k]:
+        if final.higher_is_better[k]:
+            floor = (chance or {}).get(task, 0.0)
             share = _at_floor(final, k, floor)
             if share > 0.5:
                 flag(task, "floor", f"{share:.0%} of models are within two standard errors of chance ({floor:.2f})")
