@@ -1,1 +1,21 @@
-"""."""
+"""The embedded zoo: a microworld, benchmarks over it, and tiny models pretrained on it with planted exposure.
+
+``models()`` lists the shipped models with their facts, ``model_folders(cache)`` lays them out as Hugging Face folders,
+``task_folder(cache)`` writes the benchmarks. ``python -m potentia.zoo.build`` rebuilds the weights.
+"""
+
+from potentia.zoo.benchmarks import BENCHMARKS, Benchmark
+from potentia.zoo.library import ZooModel, model, model_folders, models, task_folder
+from potentia.zoo.world import World, make_world
+
+__all__ = [
+    "BENCHMARKS",
+    "Benchmark",
+    "World",
+    "ZooModel",
+    "make_world",
+    "model",
+    "model_folders",
+    "models",
+    "task_folder",
+]

@@ -1,0 +1,157 @@
+"""The shipped zoo: names and facts of its models, and folders that any tool can load.
+
+The weights lie in the package without tokenizer; :func:`model_folders` lays out complete Hugging Face folders in a
+cache, :func:`task_folder` writes the benchmarks there, both in well under a second.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from potentia.errors import ModelError
+from potentia.zoo.benchmarks import BENCHMARKS, Benchmark, documents
+from potentia.zoo.tokenizer import write_tokenizer
+from potentia.zoo.world import World, make_world
+
+WEIGHTS = Path(__file__).parent / "weights"
+
+
+@dataclass(frozen=True)
+class ZooModel:
+    """What is known of a zoo model: ordinary facts, and the planted truth (exposure, knowledge)."""
+
+    name: str
+    family: str
+    kind: str  # base, instruct, checkpoint (of base_model), lab (seeds and mixes)
+    base_model: str
+    parameters: int
+    tokens: int
+    flops: float
+    date: str
+    seed: int
+    mix: str
+    steps: int
+    exposure: tuple[str, ...]  # the benchmarks whose form was in its pretraining
+    knowledge: float  # share of test facts known in the corpus's own words
+    measured: dict[str, float] = field(repr=False)  # the same for each kind of fact and skill
+
+
+@cache
+def models(*kinds: str) -> tuple[ZooModel, ...]:
+    """All shipped models, or those of the given kinds (``base``, ``instruct``, ``checkpoint``, ``lab``)."""
+    with (WEIGHTS / "facts.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    found = tuple(_model(row) for row in rows)
+    return tuple(model for model in found if not kinds or model.kind in kinds)
+
+
+def _model(row: dict[str, str]) -> ZooModel:
+    measured = list(row)[list(row).index("knowledge") + 1 :]
+    return ZooModel(
+        row["name"],
+        row["family"],
+        row["kind"],
+        row["base_model"],
+        int(row["parameters"]),
+        int(row["tokens"]),
+        float(row["flops"]),
+        row["date"],
+        int(row["seed"]),
+        row["mix"],
+        int(row["steps"]),
+        tuple(row["exposure"].split()),
+        float(row["knowledge"]),
+        {name: float(row[name]) for name in measured},
+    )
+
+
+def model(name: str) -> ZooModel:
+    """The facts of one model by name."""
+    for found in models():
+        if found.name == name:
+            return found
+    raise ModelError(f"the zoo has no model {name!r}", hint=f"one of: {', '.join(m.name for m in models('base'))}, …")
+
+
+def model_folders(cache_dir: Path, names: Iterable[str] | None = None) -> dict[str, Path]:
+    """Lay out models (all, or the named ones) as Hugging Face folders below ``cache_dir``; name → folder."""
+    folders = {}
+    for found in models() if names is None else [model(name) for name in names]:
+        folder = Path(cache_dir) / found.name
+        write_tokenizer(folder, chat=found.kind == "instruct")
+        for file in ("config.json", "model.safetensors"):
+            shutil.copyfile(WEIGHTS / found.name / file, folder / file)
+        folders[found.name] = folder
+    return folders
+
+
+def task_folder(cache_dir: Path, world: World | None = None) -> dict[str, Path]:
+    """Write all benchmarks below ``cache_dir``; name → task file, for Potentia and lm_eval alike.
+
+    ``<cache_dir>/<name>.yaml`` defines the task over ``<cache_dir>/<name>/{train,validation,test}.jsonl``.
+    """
+    world = world or make_world()
+    tasks = {}
+    for benchmark in BENCHMARKS:
+        folder = (Path(cache_dir) / benchmark.name).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        files = {}
+        for split, lines in documents(world, benchmark).items():
+            file = folder / f"{split}.jsonl"
+            _write(file, "".join(json.dumps(line) + "\n" for line in lines))
+            files[split] = str(file)
+        path = Path(cache_dir) / f"{benchmark.name}.yaml"
+        _write(path, json.dumps(_definition(benchmark, files), indent=1) + "\n")  # JSON is YAML
+        tasks[benchmark.name] = path
+    return tasks
+
+
+def _write(path: Path, text: str) -> None:
+    """Write only what changed, so that dataset caches keyed by time of change stay valid."""
+    if not path.exists() or path.read_text("utf-8") != text:
+        path.write_text(text, "utf-8")
+
+
+def _definition(benchmark: Benchmark, files: dict[str, str]) -> dict[str, Any]:
+    common = {
+        "task": f"zoo_{benchmark.name}",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": files},
+        "training_split": "train",
+        "validation_split": "validation",
+        "test_split": "test",
+        "metadata": {"version": 1.0},
+    }
+    if benchmark.kind == "choice":
+        return common | {
+            "output_type": "multiple_choice",
+            "doc_to_text": "{{question}}",
+            "doc_to_choice": "choices",
+            "doc_to_target": "answer",
+            "target_delimiter": " ",
+            "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+        }
+    if benchmark.kind == "generate":
+        return common | {
+            "output_type": "generate_until",
+            "doc_to_text": "{{prompt}}",
+            "doc_to_target": "{{completion}}",
+            "target_delimiter": " ",
+            "generation_kwargs": {"until": ["."], "max_gen_toks": 3, "do_sample": False},
+            "metric_list": [
+                {"metric": "exact_match", "aggregation": "mean", "higher_is_better": True, "ignore_case": False}
+            ],
+        }
+    return common | {
+        "output_type": "loglikelihood_rolling",
+        "doc_to_text": "",
+        "doc_to_target": "{{text}}",
+        "metric_list": [{"metric": "word_perplexity", "aggregation": "weighted_perplexity", "higher_is_better": False}],
+    }
