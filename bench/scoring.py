@@ -140,7 +140,8 @@ def stages(loaded: LoadedModel, requests: list[Continuation]) -> dict[str, float
     rows = scorer._plant(strands, "tree")
     groups = list(batches(rows, scorer.token_budget, MASK_CELLS[loaded.device.type]))
     spent["pack"] = now() - began
-    tally = Tally(strands, len(requests), None)
+    tally = Tally(len(requests))
+    tally.expect(strands)
     network, body, head = scorer.network, 0.0, 0.0
     run, logits = network.run, network.logits
 
@@ -167,6 +168,30 @@ def stages(loaded: LoadedModel, requests: list[Continuation]) -> dict[str, float
     total = now() - began
     spent |= {"body": body, "head": head, "masks, gather, transfer": total - body - head}
     return spent
+
+
+def answers(items: list[tuple[str, list[str]]], values: list[float]) -> list[int]:
+    """Return the likeliest choice of each question."""
+    found, start = [], 0
+    for _, choices in items:
+        span = values[start : start + len(choices)]
+        found.append(span.index(max(span)))
+        start += len(choices)
+    return found
+
+
+def truth(loaded: LoadedModel, items: list[Any], ours: list[Any], theirs: list[Any]) -> dict[str, Any]:
+    """Compare both with the same weights in float32, since rounding to bfloat16 moves either."""
+    requests = [Continuation(prompt, choice) for prompt, choices in items for choice in choices]
+    exact = LoadedModel.of(loaded.model.float(), loaded.tokenizer, fingerprint="float32")
+    right = [entry.logprob for entry in Scorer(exact).loglikelihood(requests)]
+    figures = {}
+    for name, values in (("potentia", [e.logprob for e in ours]), ("HFLM", [value for value, _ in theirs])):
+        apart = sum(abs(a - b) for a, b in zip(values, right, strict=False)) / len(right)
+        differ = sum(a != b for a, b in zip(answers(items, values), answers(items, right), strict=True))
+        print(f"against float32: {name} is off by {apart:.3f} on average, {differ} of {len(items)} answers differ")
+        figures[f"{name} against float32"] = {"apart": apart, "differ": differ}
+    return figures
 
 
 def main() -> int:
@@ -246,11 +271,8 @@ def main() -> int:
         best = min(seconds, best or seconds)
         least = min(theirs_clock.work, least or theirs_clock.work)
         apart = max(abs(a.logprob - b[0]) for a, b in zip(results, theirs, strict=True))
-        differ, start = 0, 0
-        for _, choices in items:
-            span = range(start, start + len(choices))
-            differ += max(span, key=lambda i: results[i].logprob) != max(span, key=lambda i: theirs[i][0])
-            start += len(choices)
+        mine, other = [entry.logprob for entry in results], [value for value, _ in theirs]
+        differ = sum(a != b for a, b in zip(answers(items, mine), answers(items, other), strict=True))
         failed |= differ > 0 and loaded.dtype == torch.float32
         print(
             f"HFLM batch_size={size}: {seconds:.2f} s (CPU {theirs_clock.work:.2f} s), peak {clock.memory:.2f} GiB; "
@@ -264,6 +286,8 @@ def main() -> int:
             "apart": apart,
             "differ": differ,
         }
+    if loaded.dtype != torch.float32 and arguments.batches:
+        figures |= truth(loaded, items[:200], results, theirs)
     figures |= {
         "seconds": ours.seconds,
         "memory": ours.memory,

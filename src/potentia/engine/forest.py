@@ -62,7 +62,7 @@ class _Planter:
         fresh = len(inputs) - shared
         self._seal(row, shared)
         if fresh:
-            start = len(row)
+            start = len(row.tokens)
             if start and (not self.path or self.path[-1] != start - 1):
                 row.branches = True
             row.tokens.extend(inputs[shared:])
@@ -79,16 +79,17 @@ class _Planter:
         if fresh == 0:
             return True
         if not self.share:
-            return shared == len(self.path) == len(row)  # a longer copy of the only sequence in the row
+            return shared == len(self.path) == len(row.tokens)  # a longer copy of the only sequence in the row
         limit = max(self.row_tokens, 2 * length)
         if shared > fresh:
             limit += limit // OVERHANG
-        return len(row) + fresh <= limit
+        return len(row.tokens) + fresh <= limit
 
     def _seal(self, row: Row, keep: int) -> None:
         """End the subtrees of all nodes below the depth that the next sequence shares."""
+        ends, end = row.ends, len(row.tokens)
         for node in self.path[keep:]:
-            row.ends[node] = len(row)
+            ends[node] = end
         del self.path[keep:]
 
     def _close(self) -> None:

@@ -30,18 +30,19 @@ class _Parcel:
 class Tally:
     """Sum log-probabilities per request as batches come in, and report requests that are complete."""
 
-    def __init__(self, strands: Sequence[Strand], count: int, progress: Callable[[int], None] | None) -> None:
+    def __init__(self, count: int, progress: Callable[[int], None] | None = None) -> None:
         self._sums = np.zeros(count)
         self._greedy = np.ones(count, dtype=bool)
         self._tokens = np.zeros(count, dtype=np.int64)
         self._open = np.zeros(count, dtype=np.int64)  # strands that have not come back
         self._progress = progress
         self._parcels: deque[_Parcel] = deque()
+
+    def expect(self, strands: Sequence[Strand]) -> None:
+        """Note what is on its way: all strands of a request are announced together."""
         for strand in strands:
             self._open[strand.index] += 1
             self._tokens[strand.index] += strand.scored
-        if progress is not None and (nothing := int((self._open == 0).sum())):
-            progress(nothing)
 
     def collect(self, outcome: Outcome, rows: Iterable[Row]) -> None:
         """Take a batch's results without waiting for the device; older batches are added up meanwhile."""
@@ -72,6 +73,8 @@ class Tally:
 
     def totals(self) -> list[tuple[float, bool, int]]:
         """(log-probability, greedy, tokens) of every request."""
+        if self._progress is not None and (empty := int((self._tokens == 0).sum())):
+            self._progress(empty)
         return list(zip(self._sums.tolist(), self._greedy.tolist(), self._tokens.tolist(), strict=True))
 
     def _open_parcel(self, parcel: _Parcel) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,8 @@ log = logging.getLogger(__name__)
 
 Progress = Callable[[int], None]
 
-ROW_TOKENS = {"cuda": 256, "cpu": 128}
+PORTION = 2048  # requests tokenised and packed at a time
+ROW_TOKENS = {"cuda": 512, "cpu": 128}
 LONGEST_SHARED = {"cuda": 8192, "cpu": 4096}  # beyond this a mask costs more than a shared prefix saves
 MASK_CELLS = {"cuda": 1 << 28, "cpu": 1 << 24}
 CHECKED_STRANDS = 4
@@ -95,8 +96,14 @@ class Scorer:
         progress: Progress | None = None,
     ) -> list[Likelihood]:
         """Score continuations after their contexts; results in the order of the requests."""
-        pairs = self.encoder.continuations([(request.context, request.continuation) for request in requests])
-        return self.loglikelihood_ids(pairs, owners=owners, progress=progress)
+        portions = (
+            (
+                start,
+                self.encoder.continuations([(r.context, r.continuation) for r in requests[start : start + PORTION]]),
+            )
+            for start in range(0, len(requests), PORTION)
+        )
+        return self._score((self._strands(*portion, owners) for portion in portions), len(requests), progress)
 
     def loglikelihood_ids(
         self,
@@ -106,22 +113,7 @@ class Scorer:
         progress: Progress | None = None,
     ) -> list[Likelihood]:
         """Score continuations that are already token ids, each after its context's ids."""
-        strands: list[Strand] = []
-        most = self.encoder.max_length
-        for index, (context, continuation) in enumerate(pairs):
-            owner = -1 if owners is None else owners[index]
-            if not continuation:
-                continue
-            if len(continuation) > most:
-                self._windowed += 1
-                windows = rolling_windows(continuation, self.encoder.bos, most, head=context[-1:])
-                strands += [Strand(index, ids, scored, owner) for ids, scored in windows]
-                continue
-            ids, cut = self.encoder.fit(context, continuation)
-            self._truncated += cut
-            self._remember(ids)
-            strands.append(Strand(index, ids, len(continuation), owner))
-        return self._score(strands, len(pairs), progress)
+        return self._score([self._strands(0, pairs, owners)], len(pairs), progress)
 
     def rolling(
         self,
@@ -139,7 +131,7 @@ class Scorer:
             self._windowed += len(windows) > 1
             strands += [Strand(index, ids, scored, owner) for ids, scored in windows]
             self._remember(windows[0][0] if windows else [])
-        return self._score(strands, len(requests), progress)
+        return self._score([strands], len(requests), progress)
 
     def generate(
         self,
@@ -164,17 +156,40 @@ class Scorer:
         if ids and len(self._samples) < SAMPLES:
             self._samples.append(ids)
 
-    def _score(self, strands: list[Strand], count: int, progress: Progress | None) -> list[Likelihood]:
-        tally = Tally(strands, count, progress)
-        self._asked += sum(len(strand.ids) - 1 for strand in strands)
+    def _strands(self, start: int, pairs: Sequence[tuple[Ids, Ids]], owners: Sequence[int] | None) -> list[Strand]:
+        strands: list[Strand] = []
+        most = self.encoder.max_length
+        for index, (context, continuation) in enumerate(pairs, start):
+            owner = -1 if owners is None else owners[index]
+            if not continuation:
+                continue
+            if len(continuation) > most:
+                self._windowed += 1
+                windows = rolling_windows(continuation, self.encoder.bos, most, head=context[-1:])
+                strands += [Strand(index, ids, scored, owner) for ids, scored in windows]
+                continue
+            ids, cut = self.encoder.fit(context, continuation)
+            self._truncated += cut
+            self._remember(ids)
+            strands.append(Strand(index, ids, len(continuation), owner))
+        return strands
+
+    def _score(self, portions: Iterable[list[Strand]], count: int, progress: Progress | None) -> list[Likelihood]:
+        """Score portion by portion: while the device works on one, the host tokenises and packs the next."""
+        tally = Tally(count, progress)
         with self.network.evaluating():
-            path = self._choose_path(strands)
-            if path == "reference":
-                for strand in strands:
-                    tally.add(strand, *reference_likelihood(self.network, strand))
-                self._count("reference", len(strands), sum(len(strand.ids) - 1 for strand in strands))
-            else:
-                self._run(self._plant(strands, path), tally)
+            for strands in portions:
+                tally.expect(strands)
+                tokens = sum(len(strand.ids) - 1 for strand in strands)
+                self._asked += tokens
+                path = self._choose_path(strands)
+                if path == "reference":
+                    for strand in strands:
+                        tally.add(strand, *reference_likelihood(self.network, strand))
+                    self._count("reference", len(strands), tokens)
+                else:
+                    self._run(self._plant(strands, path), tally)
+            tally.drain()
         return [Likelihood(*entry) for entry in tally.totals()]
 
     def _plant(self, strands: Sequence[Strand], path: str) -> list[Row]:
@@ -200,7 +215,6 @@ class Scorer:
                     raise
             finished = {id(row) for row in done}
             left = self._shrink([row for row in left if id(row) not in finished])
-        tally.drain()
 
     def _shrink(self, left: list[Row]) -> list[Row]:
         if self.loaded.device.type == "cuda":
@@ -240,7 +254,8 @@ class Scorer:
         brief = sorted(strands, key=lambda strand: len(strand.ids))[: max(len(strands) // 2, CHECKED_STRANDS)]
         middle = sorted(brief[-4 * CHECKED_STRANDS :], key=lambda strand: (strand.owner, strand.ids))
         chosen = [Strand(i, s.ids, s.scored, s.owner) for i, s in enumerate(middle)]
-        tally = Tally(chosen, len(chosen), None)
+        tally = Tally(len(chosen))
+        tally.expect(chosen)
         try:
             rows = self._plant(chosen, path)
             for batch in batches(rows, self.token_budget, 1 << 24):
@@ -270,7 +285,7 @@ def default_budget(network: Network) -> int:
     """Choose how many tokens to feed at once: enough to fill the chip, few enough to keep activations small."""
     width = int(getattr(network.config, "hidden_size", 1024) or 1024)
     if network.device.type == "cuda":
-        return int(min(max((1 << 26) // width, 4096), 65536))
+        return int(min(max((1 << 25) // width, 8192), 32768))
     return 512  # a CPU gains nothing from more rows, and its caches lose
 
 

@@ -81,6 +81,7 @@ class Encoder:
         self._pairs: dict[tuple[str, str], Pair] = {}
         self._texts: dict[tuple[str, bool], Ids] = {}
         self._held = 0
+        self._fast = _fast_backend(tokenizer)
 
     def prompt(self, text: str) -> Ids:
         """Ids of a text that a model continues, with BOS where the policy asks for it."""
@@ -183,18 +184,36 @@ class Encoder:
     def _call(self, texts: list[str], *, special: bool) -> Iterable[Ids]:
         if not texts:
             return []
-        encoded = self.tokenizer(
-            [text if text.isascii() else _without_surrogates(text) for text in texts],
-            add_special_tokens=special,
-            padding=False,
-            truncation=False,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,
-        )["input_ids"]
+        clean = [text if text.isascii() else _without_surrogates(text) for text in texts]
+        encoded = (
+            _encode_fast(self._fast, clean, special) if self._fast else _encode_slow(self.tokenizer, clean, special)
+        )
         if special and self.bos.required and not self.bos.tokenizer_adds and self.bos.prefix_id is not None:
             return [[self.bos.prefix_id, *ids] for ids in encoded]
-        return [list(ids) for ids in encoded]
+        return encoded
+
+
+def _encode_slow(tokenizer: Any, texts: list[str], special: bool) -> list[Ids]:
+    encoded = tokenizer(texts, add_special_tokens=special, padding=False, truncation=False, verbose=False)
+    return [list(ids) for ids in encoded["input_ids"]]
+
+
+def _encode_fast(backend: Any, texts: list[str], special: bool) -> list[Ids]:
+    backend.no_truncation()
+    backend.no_padding()
+    return [entry.ids for entry in backend.encode_batch_fast(texts, add_special_tokens=special)]
+
+
+def _fast_backend(tokenizer: Any) -> Any:
+    """Return the Rust tokenizer beneath, where it alone decides the ids; asking it directly is three times faster."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or not hasattr(backend, "encode_batch_fast"):
+        return None
+    probe = ["Answer: 42", " a\n\nB", "naïve 🙂 東京", *tokenizer.all_special_tokens[:4]]
+    for special in (True, False):
+        if _encode_fast(backend, probe, special) != _encode_slow(tokenizer, probe, special):
+            return None
+    return backend
 
 
 def _without_surrogates(text: str) -> str:
