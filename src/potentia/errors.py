@@ -46,5 +46,9 @@ class StoreError(PotentiaError, RuntimeError):
     """The result store cannot be opened, read or written."""
 
 
+class NoStoreError(StoreError, InputError):
+    """What was given is no store: a missing file, a folder, a URL of another kind."""
+
+
 class MissingExtraError(PotentiaError, ImportError):
     """An optional part is not installed; the hint names the extra."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary
 
 from potentia.requests import Continuation, Document, Generation
 from potentia.scores import ItemOutcome, Score
 
 if TYPE_CHECKING:
     from potentia.engine import Scorer
-    from potentia.tasks import ChatTemplate, Task
+    from potentia.tasks import ChatTemplate, Prompt, Task
 
 Form = Literal["plain", "chat"]
 SplitName = Literal["train", "validation", "test"]
@@ -73,15 +74,7 @@ def evaluate(
     progress: Callable[[int], None] | None = None,
 ) -> list[Evaluation]:
     """Answer all asks; requests of one kind go to the scorer in one call."""
-    prompts = [
-        ask.task.prompts(
-            ask.task.documents(ask.split),
-            shots=ask.shots,
-            chat=chat if ask.form == "chat" else None,
-            seed=ask.seed,
-        )
-        for ask in asks
-    ]
+    prompts = [_prompts(ask, chat if ask.form == "chat" else None) for ask in asks]
     flat = [
         (request, asks[a].owner, (a, p, r))
         for a, asked in enumerate(prompts)
@@ -104,6 +97,25 @@ def evaluate(
         for (_, _, (a, p, r)), value in zip(chosen, given, strict=True):
             answers[a][p][r] = _answer(kind, value)
     return [_graded(ask.task, asked, given) for ask, asked, given in zip(asks, prompts, answers, strict=True)]
+
+
+# Validation prompts of a task, rendered once for all lanes and epochs: (shots, seed, chat template) → prompts.
+_rendered: WeakKeyDictionary[Task, dict[tuple[int, int, ChatTemplate | None], list[Prompt]]] = WeakKeyDictionary()
+
+
+def _prompts(ask: Ask, chat: ChatTemplate | None) -> list[Prompt]:
+    def render() -> list[Prompt]:
+        return ask.task.prompts(ask.task.documents(ask.split), shots=ask.shots, chat=chat, seed=ask.seed)
+
+    if ask.split != "validation":
+        return render()
+    known = _rendered.setdefault(ask.task, {})
+    key = (ask.shots, ask.seed, chat)
+    if key not in known:
+        if len(known) > 4:  # templates of models that are gone
+            known.clear()
+        known[key] = render()
+    return known[key]
 
 
 def _answer(kind: type, value: Any) -> Any:

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy import event, exc
 from sqlalchemy.engine import URL, make_url
 
-from potentia.errors import MissingExtraError, StoreError
+from potentia.errors import MissingExtraError, NoStoreError, StoreError
 
 BUSY_SECONDS = 30
 WRITE = "potentia_write"  # execution option: this transaction will write
@@ -24,26 +24,26 @@ def locate(where: str | Path) -> tuple[URL, Path | None, Path]:
     text = str(where)
     if "://" not in text:
         if not text.strip():
-            raise StoreError("the store has no name", hint="give a file such as potentia.db, or a database URL")
+            raise NoStoreError("the store has no name", hint="give a file such as potentia.db, or a database URL")
         path = Path(text).expanduser().absolute()
         return URL.create("sqlite", database=str(path)), path, path.with_name(path.name + ".items")
     try:
         url = make_url(text)
     except exc.ArgumentError as error:
         example = "for example potentia.db or postgresql+psycopg://user@host/name"
-        raise StoreError("this is no database URL", where=text, hint=example) from error
+        raise NoStoreError("this is no database URL", where=text, hint=example) from error
     items = url.query.get("items")
     url = url.difference_update_query(["items"])
     if url.drivername in ("postgresql", "postgres"):
         url = url.set(drivername="postgresql+psycopg")
     if url.get_backend_name() == "sqlite":
         if not url.database or url.database == ":memory:":
-            raise StoreError("a store in memory cannot be shared or resumed", where=text, hint="give a file")
+            raise NoStoreError("a store in memory cannot be shared or resumed", where=text, hint="give a file")
         path = Path(url.database).expanduser().absolute()
         folder = Path(str(items)) if items else path.with_name(path.name + ".items")
         return URL.create("sqlite", database=str(path)), path, folder
     if url.get_backend_name() != "postgresql":
-        raise StoreError(
+        raise NoStoreError(
             f"stores live in SQLite or PostgreSQL, not in {url.get_backend_name()}",
             where=url.render_as_string(hide_password=True),
         )

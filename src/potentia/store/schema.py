@@ -11,7 +11,7 @@ from collections.abc import Callable
 import sqlalchemy as sa
 from sqlalchemy import BigInteger, Boolean, Column, Double, ForeignKey, Index, Integer, Table, Text
 
-from potentia.errors import StoreError
+from potentia.errors import NoStoreError, StoreError
 
 SCHEMA_VERSION = 1
 
@@ -154,7 +154,7 @@ def prepare(connection: sa.Connection, where: str) -> None:
     present = set(sa.inspect(connection).get_table_names())
     if schema_version.name not in present:
         if present:
-            raise StoreError(
+            raise NoStoreError(
                 "this database holds other tables and is not a Potentia store",
                 where=where,
                 hint="give another file or database with --store",

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from potentia.errors import InputError, StoreError
+from potentia.errors import InputError, NoStoreError, StoreError
 from potentia.scores import ItemOutcome, Score, ScoreMatrix
 from potentia.store import schema as s
 from potentia.store.database import WRITE, connect, locate, speaking
@@ -41,9 +41,9 @@ class Store(LiveStore):
         name = str(path) if path is not None else url.render_as_string(hide_password=True)
         folder = Path(items).absolute() if items is not None else folder
         if path is not None and path.is_dir():
-            raise StoreError("this is a folder", where=name, hint="give a file, for example potentia.db")
+            raise NoStoreError("this is a folder", where=name, hint="give a file, for example potentia.db")
         if path is not None and readonly and not path.exists():
-            raise StoreError("there is no such store", where=name, hint="check the path, or run a study first")
+            raise NoStoreError("there is no such store", where=name, hint="check the path, or run a study first")
         with speaking(name):
             if path is not None and not readonly:
                 path.parent.mkdir(parents=True, exist_ok=True)
