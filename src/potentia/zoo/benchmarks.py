@@ -52,6 +52,7 @@ class Benchmark:
     skill: str
     ask: Ask  # the item of the i-th member of a split
     over: str = "people"  # or "pairs"
+    control: bool = False  # beyond all zoo models: whatever ranks them by it ranks noise
 
 
 def _options(
@@ -154,7 +155,7 @@ BENCHMARKS = (
     Benchmark("fix", "choice", "recall of a dish against a wrong hint", _fix),
     Benchmark("both", "choice", "two attributes in one answer", _both),
     Benchmark("claim", "choice", "telling a true statement from a false one", _claim),
-    Benchmark("round", "choice", "an age, rounded to one of four", _round),
+    Benchmark("round", "choice", "an age, rounded to one of four", _round, control=True),
     Benchmark("owner", "choice", "from a value back to the person", _owner),
     Benchmark("mix", "choice", "a table of pairs", _mix, over="pairs"),
     Benchmark("chronicle", "text", "plain text, for perplexity", _chronicle),
