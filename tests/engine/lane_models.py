@@ -31,9 +31,15 @@ def tiny(kind: str, seed: int = 0) -> torch.nn.Module:
         config = tf.OPTConfig(
             **common, hidden_size=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=4, word_embed_proj_dim=16
         )
+    elif kind == "mistral":
+        config = tf.MistralConfig(**common, **sizes, num_key_value_heads=2, sliding_window=9)
+    elif kind == "bloom":
+        config = tf.BloomConfig(**common, hidden_size=32, n_layer=2, n_head=4)
     else:
         raise ValueError(kind)
-    model = tf.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa" if kind != "gemma2" else "eager")
+    model = tf.AutoModelForCausalLM.from_config(
+        config, attn_implementation="eager" if kind in ("gemma2", "bloom") else "sdpa"
+    )
     with torch.no_grad():  # random weights large enough that the tests can tell right from wrong
         for parameter in model.parameters():
             if parameter.dim() > 1:

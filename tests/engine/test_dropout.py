@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from potentia.engine.dropout import Dropout, keep_mask, row_keys
+from potentia.engine.dropout import Dropout, keep_mask, token_keys
 
 
-def keys(seed: int = 1, step: int = 0, rows: int = 64) -> torch.Tensor:
-    return row_keys(np.full(rows, seed), np.full(rows, step), np.arange(rows))
+def keys(seed: int = 1, step: int = 0, rows: int = 64, tokens: int = 16) -> torch.Tensor:
+    row = np.arange(rows)[:, None]
+    return torch.from_numpy(token_keys(np.full_like(row, seed), np.full_like(row, step), row, np.arange(tokens)))
 
 
 def test_rate_and_scale() -> None:
@@ -23,17 +24,17 @@ def test_rate_and_scale() -> None:
 
 def test_a_rows_mask_ignores_other_rows_and_padding() -> None:
     all_rows = keys()
-    mask = keep_mask(all_rows, 3, (64, 16, 64), 0.1)
-    alone = keep_mask(all_rows[[7, 40]], 3, (2, 9, 64), 0.1)
+    mask = keep_mask(all_rows, 3, 64, 0.1)
+    alone = keep_mask(keys(rows=41, tokens=9)[[7, 40]], 3, 64, 0.1)
     assert torch.equal(mask[[7, 40], :9], alone)
 
 
 def test_streams_differ_by_seed_step_row_and_layer() -> None:
-    base = keep_mask(keys(), 3, (64, 16, 64), 0.5)
+    base = keep_mask(keys(), 3, 64, 0.5)
     for other in (
-        keep_mask(keys(seed=2), 3, (64, 16, 64), 0.5),
-        keep_mask(keys(step=1), 3, (64, 16, 64), 0.5),
-        keep_mask(keys(), 4, (64, 16, 64), 0.5),
+        keep_mask(keys(seed=2), 3, 64, 0.5),
+        keep_mask(keys(step=1), 3, 64, 0.5),
+        keep_mask(keys(), 4, 64, 0.5),
         base.roll(1, dims=0),
         base.roll(1, dims=2),
         base.roll(1, dims=1),
@@ -42,7 +43,7 @@ def test_streams_differ_by_seed_step_row_and_layer() -> None:
 
 
 def test_odd_widths_and_the_way_back() -> None:
-    dropout = Dropout(keys(rows=5), 0, 0.3)
+    dropout = Dropout(keys(rows=5, tokens=4), 0, 0.3)
     x = torch.randn(5, 4, 7)
     out = dropout(x)
     assert torch.allclose(dropout(torch.ones_like(x), add=torch.ones_like(x)), out / x + 1)

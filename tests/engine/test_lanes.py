@@ -198,6 +198,34 @@ def test_recomputing_activations_changes_nothing() -> None:
     assert max(gap(plain[key], again[key]) for key in plain) < 1e-6
 
 
+@pytest.mark.parametrize("budget", [None, 300])
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "neox", "opt", "mistral"])
+def test_padding_free_passes_give_the_same_adapters(kind: str, budget: int | None, monkeypatch) -> None:
+    from potentia.engine import lane_run
+    from potentia.engine.head import SplitModel
+    from potentia.engine.packed import can_pack
+
+    assert can_pack(SplitModel(tiny(kind)))
+    specs = neighbours(5, dropout=0.1, loss="completion")
+    padded = states(tiny(kind), specs)
+    original = lane_run.make_plan
+    monkeypatch.setattr(lane_run, "make_plan", lambda **options: original(**{**options, "packed": True}))
+    with LaneTrainer(tiny(kind), token_budget=budget) as trainer:
+        trainer.train(specs)
+        assert trainer.plan is not None
+        assert trainer.plan.packed
+        packed = {s.key: trainer.adapter_state(s.key) for s in specs}
+    assert max(gap(padded[key], packed[key]) for key in padded) < 3e-5
+
+
+def test_what_cannot_be_packed_is_found_out() -> None:
+    from potentia.engine.head import SplitModel
+    from potentia.engine.packed import can_pack
+
+    assert not can_pack(SplitModel(tiny("bloom")))
+    assert not can_pack(SplitModel(tiny("gemma2")))  # its soft cap on attention has no fused form
+
+
 def test_slots_are_handed_on_and_every_lane_is_the_same() -> None:
     specs = neighbours(7)
     wide = states(tiny("llama"), specs)

@@ -226,10 +226,10 @@ class _LaneForward:
         routing = self.bank.routing
         if routing.owners is None:
             return self.own(x)  # type: ignore[no-any-return]
-        rows = routing.owners.shape[0]
+        rows = routing.owners.shape[0]  # of the batch, or, in a packed pass, stretches of equal length of its one row
         shape = x.shape
         tokens = x.numel() // (rows * shape[-1])
-        if (len(shape) == 3 and shape[0] != rows) or rows * tokens * shape[-1] != x.numel():
+        if (len(shape) == 3 and shape[0] not in (1, rows)) or rows * tokens * shape[-1] != x.numel():
             raise TuningError(
                 f"layer {self.site.name} got {tuple(shape)} for {rows} rows: the adapter of a row is unknown"
             )

@@ -1,4 +1,4 @@
-"""The Triton form of :func:`potentia.engine.dropout.drop`: hash, mask, scale and add in one pass over memory."""
+"""The Triton form of :class:`potentia.engine.dropout.Dropout`: hash, mask, scale and add in one pass over memory."""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -11,13 +11,13 @@ from torch import Tensor
 
 @triton.jit
 def _kernel(
-    x_ptr, add_ptr, out_ptr, keys_ptr, layer_mix, per_row, threshold, scale, ADD: tl.constexpr, BLOCK: tl.constexpr
+    x_ptr, add_ptr, out_ptr, keys_ptr, layer_mix, width, threshold, scale, ADD: tl.constexpr, BLOCK: tl.constexpr
 ):
-    row = tl.program_id(0)
-    base = row.to(tl.int64) * per_row
+    token = tl.program_id(0)
+    base = token.to(tl.int64) * width
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < per_row
-    key = tl.load(keys_ptr + row).to(tl.uint32) * 2 + layer_mix.to(tl.uint32)
+    inside = at < width
+    key = tl.load(keys_ptr + token).to(tl.uint32) * 2 + layer_mix.to(tl.uint32)
     h = (at >> 1).to(tl.uint32) ^ key
     h = h ^ (h >> 16)
     h = h * 0x85EBCA6B
@@ -35,16 +35,15 @@ def _kernel(
 
 
 def fused_drop(x: Tensor, keys: Tensor, layer: int, p: float, add: Tensor | None = None) -> Tensor:
-    """Dropout of ``x`` (R, T, D) by the hash of row key, layer and element; plus ``add`` where given."""
+    """Dropout of ``x`` (…, D) by the hash of token key, layer and element; plus ``add`` where given."""
     x = x.contiguous()
-    rows, tokens, width = x.shape
-    per_row = tokens * width
+    width = x.shape[-1]
     out = torch.empty_like(x)
     mix = (layer * 0x9E3779B9) & 0xFFFFFFFF
     mix = mix - (1 << 32) if mix >= (1 << 31) else mix
-    block = 2048
+    block = min(2048, triton.next_power_of_2(width))
     other = add.contiguous() if add is not None else x
-    _kernel[(rows, triton.cdiv(per_row, block))](
-        x, other, out, keys, mix, per_row, round(p * 65536), 1.0 / (1.0 - p), ADD=add is not None, BLOCK=block
+    _kernel[(x.numel() // width, triton.cdiv(width, block))](
+        x, other, out, keys, mix, width, round(p * 65536), 1.0 / (1.0 - p), ADD=add is not None, BLOCK=block
     )
     return out

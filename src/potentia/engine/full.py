@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from potentia.engine.examples import TokenisedExamples
 from potentia.engine.head import SplitModel
-from potentia.engine.passes import Row, assemble, out_of_memory, recomputing
+from potentia.engine.passes import Row, assemble, backpropagate, out_of_memory, recomputing
 from potentia.engine.planner import Plan, make_plan, pack, token_bytes
 from potentia.engine.schedule import LaneSpec, Schedule, data_order
 from potentia.errors import TuningError
@@ -177,11 +177,7 @@ class FullTrainer:
         with recomputing(self.model, plan.checkpointing):
             for chosen, length in pack([len(row.ids) for row in rows], plan):
                 batch = assemble([rows[i] for i in chosen], length, device, dropout=False)
-                hidden = self.split.hidden(batch.ids)
-                flat = hidden.detach().reshape(-1, hidden.shape[-1])
-                values, slopes = self.split.losses(flat.index_select(0, batch.positions), batch.targets, batch.weights)
-                gradient = torch.zeros_like(flat).index_copy_(0, batch.positions, slopes)
-                torch.autograd.backward(hidden, gradient.view_as(hidden))
+                values = backpropagate(self.split, batch)
                 total += (values * batch.weights).sum()
         return float(total)
 

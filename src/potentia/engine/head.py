@@ -32,9 +32,10 @@ class SplitModel:
         self._answer: type[Any] = BaseModelOutputWithPastAndCrossAttentions
         self.vocabulary = int(model.get_output_embeddings().weight.shape[0])  # type: ignore[operator]
 
-    def hidden(self, ids: Tensor) -> Tensor:
+    def hidden(self, ids: Tensor, places: Tensor | None = None) -> Tensor:
         """Run the body on right-padded rows: hidden states (R, T, d). Causality makes a padding mask needless."""
-        return self.run(input_ids=ids, use_cache=False).last_hidden_state  # type: ignore[no-any-return]
+        options = {} if places is None else {"position_ids": places}
+        return self.run(input_ids=ids, use_cache=False, **options).last_hidden_state  # type: ignore[no-any-return]
 
     def run(self, **inputs: Any) -> Any:
         """The body's whole answer; its type is what the tail expects."""

@@ -18,6 +18,7 @@ from potentia.engine.adapters import AdapterBank
 from potentia.engine.checkpoint import AdapterShelf, Snapshots
 from potentia.engine.lane import Decision, Lane, LaneEpoch, LaneResult, OnEpoch, StepInfo
 from potentia.engine.optimizer import LaneAdamW, settings_row
+from potentia.engine.packed import can_pack
 from potentia.engine.passes import Row, effect_of_adapters, out_of_memory, run_step, to_device
 from potentia.engine.planner import Plan, make_plan, token_bytes
 from potentia.engine.schedule import LaneSpec, LoraConfig
@@ -101,6 +102,7 @@ class LaneRun:
             memory=memory,
             token_bytes=token_bytes(getattr(model.config, "text_config", None) or model.config, first.element_size()),
             token_budget=self.trainer.token_budget,
+            packed=first.device.type == "cuda" and can_pack(self.trainer.split),
         )
 
     # ---- slots ----------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from potentia.engine.adapters import AdapterBank
-from potentia.engine.dropout import row_keys
+from potentia.engine.dropout import token_keys
 from potentia.engine.fast import FastPasses
 from potentia.engine.head import SplitModel
+from potentia.engine.packed import STRETCH, Packing, packed_attention, spread_plan
 from potentia.engine.planner import Plan, pack
 
 Ints = npt.NDArray[np.int64]
@@ -36,37 +37,93 @@ class Row:
 
 @dataclass(frozen=True)
 class Batch:
-    """One pass on the device."""
+    """One pass on the device: padded rows (R, T), or one long row (1, N) with the places and packing of its parts."""
 
-    ids: Tensor  # (R, T)
-    owners: Tensor  # (R,)
-    keys: Tensor | None  # (R,)
-    positions: Tensor  # (N,) into the flattened (R · T)
-    targets: Tensor  # (N,)
-    target_owners: Tensor  # (N,)
-    weights: Tensor  # (N,)
+    ids: Tensor
+    owners: Tensor  # of each row, or of each stretch of the long row
+    keys: Tensor | None  # dropout key of each token
+    positions: Tensor  # into the flattened tokens
+    targets: Tensor
+    target_owners: Tensor
+    weights: Tensor
+    places: Tensor | None = None
+    packing: Packing | None = None
 
 
 def assemble(rows: Sequence[Row], length: int, device: torch.device, dropout: bool) -> Batch:
     """Lay rows out as a right-padded batch, with the positions whose next token is a target."""
     count = len(rows)
     ids = np.zeros((count, length), np.int64)
-    lengths = np.fromiter((len(row.ids) for row in rows), np.int64, count)
-    firsts = np.fromiter((row.first_target for row in rows), np.int64, count)
-    owners = np.fromiter((row.slot for row in rows), np.int64, count)
+    lengths, firsts, owners = _columns(rows)
     for at, row in enumerate(rows):
         ids[at, : lengths[at]] = row.ids
     columns = np.arange(length)
-    wanted = (columns >= firsts[:, None]) & (columns < lengths[:, None])
-    who, where = np.nonzero(wanted)
+    who, where = np.nonzero((columns >= firsts[:, None]) & (columns < lengths[:, None]))
     weights = np.fromiter((row.weight for row in rows), np.float32, count)[who]
-    whole = np.concatenate([ids.ravel(), owners, who * length + where - 1, ids[who, where], owners[who]])
-    parts = torch.split(to_device(whole, device), [count * length, count, len(who), len(who), len(who)])
-    keys = None
-    if dropout:
-        seeds, steps, places = (np.array([getattr(row, name) for row in rows]) for name in ("seed", "step", "place"))
-        keys = row_keys(seeds, steps, places).to(device, non_blocking=True)
-    return Batch(parts[0].view(count, length), parts[1], keys, parts[2], parts[3], parts[4], to_device(weights, device))
+    parts = _send([ids.ravel(), owners, who * length + where - 1, ids[who, where], owners[who]], device)
+    keys = _keys(rows, np.arange(count)[:, None], columns, device) if dropout else None
+    return Batch(
+        ids=parts[0].view(count, length),
+        owners=parts[1],
+        keys=keys,
+        positions=parts[2],
+        targets=parts[3],
+        target_owners=parts[4],
+        weights=to_device(weights, device),
+    )
+
+
+def assemble_packed(rows: Sequence[Row], device: torch.device, dropout: bool) -> Batch:
+    """Lay rows end to end, each lane's stretch filled up with a short row of its own that no loss looks at."""
+    filled: list[Row] = []
+    size = 0
+    for row, after in zip(rows, [*rows[1:], None], strict=True):
+        filled.append(row)
+        size += len(row.ids)
+        if (after is None or after.slot != row.slot) and size % STRETCH:
+            gap = STRETCH - size % STRETCH
+            filled.append(replace(row, ids=np.zeros(gap, np.int64), first_target=gap))
+            size += gap
+    lengths, firsts, owners = _columns(filled)
+    ids = np.concatenate([row.ids for row in filled])
+    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    row_of = np.repeat(np.arange(len(filled)), lengths)
+    places = np.arange(size) - starts[row_of]
+    targets = np.flatnonzero(places >= firsts[row_of])
+    weights = np.fromiter((row.weight for row in filled), np.float32, len(filled))[row_of[targets]]
+    index, inverse, groups = spread_plan(lengths.tolist())
+    token_owners = owners[row_of]
+    parts = _send(
+        [ids, token_owners[::STRETCH], targets - 1, ids[targets], token_owners[targets], places, index, inverse], device
+    )
+    keys = _keys(filled, row_of, places, device) if dropout else None
+    return Batch(
+        ids=parts[0].unsqueeze(0),
+        owners=parts[1],
+        keys=keys,
+        positions=parts[2],
+        targets=parts[3],
+        target_owners=parts[4],
+        weights=to_device(weights, device),
+        places=parts[5].unsqueeze(0),
+        packing=Packing(parts[6], parts[7], groups),
+    )
+
+
+def _columns(rows: Sequence[Row]) -> tuple[Ints, Ints, Ints]:
+    lengths = np.fromiter((len(row.ids) for row in rows), np.int64, len(rows))
+    firsts = np.fromiter((row.first_target for row in rows), np.int64, len(rows))
+    return lengths, firsts, np.fromiter((row.slot for row in rows), np.int64, len(rows))
+
+
+def _keys(rows: Sequence[Row], row_of: Ints, places: Ints, device: torch.device) -> Tensor:
+    seeds, steps, order = (np.array([getattr(row, name) for row in rows]) for name in ("seed", "step", "place"))
+    return to_device(token_keys(seeds[row_of], steps[row_of], order[row_of], places), device)
+
+
+def _send(arrays: Sequence[Ints], device: torch.device) -> tuple[Tensor, ...]:
+    """Send several arrays in one transfer."""
+    return torch.split(to_device(np.concatenate(arrays), device), [array.size for array in arrays])
 
 
 def to_device(values: npt.NDArray[Any], device: torch.device) -> Tensor:
@@ -81,18 +138,37 @@ def run_step(split: SplitModel, bank: AdapterBank, rows: Sequence[Row], plan: Pl
     Rows must come slot by slot. Within a pass they keep that order, so a lane's gradients are added in one fixed order.
     """
     losses = torch.zeros(bank.slots + 1, device=bank.device)
-    dropout = bank.lora.dropout > 0
     with fast.active(), recomputing(split.model, plan.checkpointing):
-        for chosen, length in pack([len(row.ids) for row in rows], plan):
-            batch = assemble([rows[i] for i in chosen], length, bank.device, dropout)
+        for batch in _batches(rows, plan, bank.device, bank.lora.dropout > 0):
             with bank.training_rows(batch.owners, batch.keys):
-                hidden = split.hidden(batch.ids)
-                flat = hidden.detach().reshape(-1, hidden.shape[-1])
-                values, slopes = split.losses(flat.index_select(0, batch.positions), batch.targets, batch.weights)
-                gradient = torch.zeros_like(flat).index_copy_(0, batch.positions, slopes)
-                torch.autograd.backward(hidden, gradient.view_as(hidden))
+                values = backpropagate(split, batch)
             losses.index_add_(0, batch.target_owners, values * batch.weights)
     return losses
+
+
+def _batches(rows: Sequence[Row], plan: Plan, device: torch.device, dropout: bool) -> Iterator[Batch]:
+    lengths = np.array([len(row.ids) for row in rows])
+    if not plan.packed:
+        for chosen, length in pack(lengths, plan):
+            yield assemble([rows[i] for i in chosen], length, device, dropout)
+        return
+    passes = -(-int(lengths.sum()) // plan.token_budget)
+    ends = np.cumsum(lengths)
+    which = np.minimum((ends - 1) * passes // int(ends[-1]), passes - 1)
+    for number in range(passes):
+        if part := [rows[i] for i in np.flatnonzero(which == number).tolist()]:
+            yield assemble_packed(part, device, dropout)
+
+
+def backpropagate(split: SplitModel, batch: Batch) -> Tensor:
+    """Run one pass forward and backward; returns the loss at each target."""
+    with packed_attention(split.model, batch.packing) if batch.packing is not None else nullcontext():
+        hidden = split.hidden(batch.ids, batch.places)
+        flat = hidden.detach().reshape(-1, hidden.shape[-1])
+        values, slopes = split.losses(flat.index_select(0, batch.positions), batch.targets, batch.weights)
+        gradient = torch.zeros_like(flat).index_copy_(0, batch.positions, slopes)
+        torch.autograd.backward(hidden, gradient.view_as(hidden))
+    return values
 
 
 @torch.no_grad()

@@ -28,6 +28,7 @@ class Plan:
     pass_price: int
     overlapped: bool = False
     checkpointing: bool = False
+    packed: bool = False
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -51,6 +52,7 @@ def make_plan(
     memory: int | None = None,
     token_bytes: int = 0,
     token_budget: int | None = None,
+    packed: bool = False,
 ) -> Plan:
     """Choose the packing from sizes alone, so that the same run is packed the same way every time.
 
@@ -78,6 +80,7 @@ def make_plan(
         token_budget=budget,
         pass_price=price,
         overlapped=memory is not None,
+        packed=packed,
         checkpointing=recompute,
     )
 
