@@ -77,8 +77,10 @@ from potentia.cli import analyze_proxy as _analyze_proxy  # noqa: E402, F401
 from potentia.cli import analyze_rankings as _analyze_rankings  # noqa: E402, F401
 from potentia.cli import analyze_test_task as _analyze_test_task  # noqa: E402, F401
 from potentia.cli import data as _data  # noqa: E402, F401
+from potentia.cli import demo as _demo  # noqa: E402, F401
 from potentia.cli import doctor as _doctor  # noqa: E402, F401
 from potentia.cli import models as _models  # noqa: E402, F401
+from potentia.cli import report as _report  # noqa: E402, F401
 from potentia.cli import reproduce_test_task as _reproduce_test_task  # noqa: E402, F401
 from potentia.cli import reproduce_train_before_test as _reproduce_train_before_test  # noqa: E402, F401
 from potentia.cli import run as _run  # noqa: E402, F401

@@ -1,0 +1,179 @@
+/* One cell: score, learning curves, what validation chose, and the items with the model's answers. */
+"use strict";
+(function (P) {
+  const PAGE = 10;
+
+  const facts = (pairs) => P.make("dl", { class: "facts" }, ...pairs.filter(([, value]) => value !== null && value !== undefined && value !== "")
+    .map(([name, value]) => P.make("div", {}, P.make("dt", { text: name }), P.make("dd", { text: value }))));
+  const told = (value) => (typeof value === "boolean" ? (value ? "yes" : "no") : Array.isArray(value) ? value.join(", ")
+    : value && typeof value === "object" ? Object.entries(value).map(([k, v]) => `${k} ${P.show(v)}`).join(", ")
+    : typeof value === "number" && !Number.isInteger(value) ? String(Number(value.toPrecision(4))) : value);
+
+  const laneName = (lane) => [`lr ${lane.learning_rate}`, lane.form && lane.form !== "plain" ? lane.form : "", lane.seed ? `seed ${lane.seed}` : ""].filter(Boolean).join(", ");
+  P.curves = (lanes, metric) => {
+    const lines = (values) => lanes.map((lane, k) => ({
+      type: "scatter", mode: "lines+markers", name: laneName(lane), x: lane.epoch, y: lane[values],
+      error_y: values === "value" && lane.stderr.some((s) => s) ? { type: "data", array: lane.stderr, thickness: 1, width: 2 } : undefined,
+      line: { color: P.colours[k % P.colours.length], width: lane.selected ? 3 : 1.6, dash: lane.status === "failed" || lane.status === "stopped" ? "dot" : "solid" },
+      marker: { size: lane.selected ? 8 : 5 },
+    }));
+    const layout = (label) => ({
+      height: 300, margin: { t: 10, r: 10, l: 50, b: 40 }, legend: { orientation: "h", y: -0.22 }, showlegend: true,
+      xaxis: { title: { text: "epoch" }, dtick: 1 }, yaxis: { title: { text: label } },
+    });
+    return [{ data: lines("value"), layout: layout(`validation ${metric}`) }, { data: lines("loss"), layout: layout("training loss") }];
+  };
+
+  const itemCard = (item, graded) => {
+    const right = item.value > 0.5;
+    const mark = graded ? P.make("span", { class: right ? "mark right" : "mark wrong", text: right ? "right" : "wrong" }) : P.make("span", { class: "mark", text: P.show(item.value) });
+    const card = P.make("article", { class: "item" }, P.make("header", {}, mark, P.make("span", { class: "note", text: `document ${item.id}` })),
+      P.make("pre", { class: "prompt", tabindex: "0", text: item.prompt || "(no prompt was kept)" }));
+    if (item.choices) {
+      const best = item.logprobs ? Math.max(...item.logprobs.filter((x) => x !== null)) : null;
+      card.append(P.make("ul", { class: "choices" }, ...item.choices.map((choice, k) => {
+        const logprob = item.logprobs ? item.logprobs[k] : null;
+        const chosen = choice === item.prediction;
+        const gold = choice === item.gold;
+        const line = P.make("li", { class: [chosen ? "chosen" : "", gold ? "gold" : ""].join(" ").trim() || null }, P.make("span", { text: choice }));
+        if (logprob !== null) line.append(P.make("small", { text: `${logprob.toFixed(2)}${logprob === best ? " (most likely)" : ""}` }));
+        if (chosen) line.append(P.make("em", { text: "the model's choice" }));
+        if (gold) line.append(P.make("em", { text: "right answer" }));
+        return line;
+      })));
+    } else if (item.gold || item.prediction) {
+      card.append(facts([["answer", item.prediction || "(nothing)"], ["right answer", item.gold]]));
+    }
+    return card;
+  };
+
+  /* Items from the file itself, or page by page from the board. */
+  const itemList = (cell, url) => {
+    const graded = cell.right !== null || cell.higher_is_better;
+    const search = P.make("input", { type: "search", placeholder: "search prompts and answers", autocomplete: "off" });
+    const outcome = P.make("select", {}, ...[["all", "all"], ["wrong", "wrong"], ["right", "right"]].map(([v, t]) => P.make("option", { value: v, text: t })));
+    const list = P.make("div", { class: "items" });
+    const status = P.make("p", { class: "caption", role: "status" });
+    const [back, next] = [P.make("button", { type: "button", text: "← earlier" }), P.make("button", { type: "button", text: "later →" })];
+    let page = 0;
+    const local = () => {
+      const wanted = search.value.trim().toLowerCase();
+      const found = cell.items.filter((item) => (outcome.value === "all" || (item.value > 0.5) === (outcome.value === "right")) &&
+        (!wanted || `${item.prompt}\n${item.gold}\n${item.prediction}\n${item.id}`.toLowerCase().includes(wanted)));
+      return { total: found.length, items: found.slice(page * PAGE, (page + 1) * PAGE) };
+    };
+    const remote = async () => {
+      const asked = new URLSearchParams({ page: String(page), size: String(PAGE), query: search.value.trim(), outcome: outcome.value });
+      const answer = await fetch(`${url}?${asked}`, { headers: { Accept: "application/json" } });
+      return answer.ok ? answer.json() : { total: 0, items: [] };
+    };
+    let turn = 0;
+    const draw = async () => {
+      const mine = (turn += 1);
+      const { total, items } = url ? await remote() : local();
+      if (mine !== turn) return;
+      list.replaceChildren(...items.map((item) => itemCard(item, graded)));
+      const first = total ? page * PAGE + 1 : 0;
+      const whole = url || cell.items.length === cell.total ? "" : `; this file holds ${cell.items.length} of ${cell.total}`;
+      status.textContent = `${first}–${Math.min(total, (page + 1) * PAGE)} of ${total} items${whole}`;
+      back.disabled = page === 0;
+      next.disabled = (page + 1) * PAGE >= total;
+    };
+    let wait = 0;
+    search.addEventListener("input", () => { clearTimeout(wait); wait = setTimeout(() => { page = 0; draw(); }, url ? 250 : 60); });
+    outcome.addEventListener("change", () => { page = 0; draw(); });
+    back.addEventListener("click", () => { page -= 1; draw(); });
+    next.addEventListener("click", () => { page += 1; draw(); });
+    draw();
+    return P.make("div", { class: "item-list" }, P.make("h4", { text: "Items" }),
+      P.make("div", { class: "controls" }, P.make("label", { text: "Search " }, search), ...(graded ? [P.make("label", { text: "Show " }, outcome)] : [])),
+      status, list, P.make("div", { class: "pager" }, back, next));
+  };
+
+  P.renderCell = (panel, cell, { itemsUrl = "" } = {}) => {
+    const parts = [P.make("h3", { text: `${cell.model} on ${cell.task}, ${P.protocol(cell.protocol)}` })];
+    const error = cell.stderr === null || cell.stderr === undefined ? "" : ` ± ${(1.96 * cell.stderr).toFixed(3)} (95 %)`;
+    const gain = cell.gain === null || cell.gain === undefined ? "" : ` Before tuning ${P.show(cell.direct)}: a gain of ${cell.gain > 0 ? "+" : ""}${P.show(cell.gain)}.`;
+    parts.push(P.make("p", { class: "headline small", text: `${cell.metric} ${P.show(cell.value)}${error} on ${P.show(cell.n)} test documents.${gain}` }));
+    const others = Object.entries(cell.scores).filter(([name]) => name !== cell.metric);
+    parts.push(facts([
+      ...Object.entries(cell.selection).map(([name, value]) => [name.replaceAll("_", " "), told(value)]),
+      ...others.map(([name, [value]]) => [name.replaceAll("_", " "), P.show(value)]),
+      ...Object.entries(cell.splits).map(([name, used]) => [`${name} documents`, P.show(used)]),
+      ["time", P.clock(cell.seconds)],
+    ]));
+    if (cell.lanes.length) {
+      const grid = P.make("div", { class: "figures" });
+      for (const [k, figure] of P.curves(cell.lanes, cell.metric).entries()) {
+        const title = k === 0 ? "Validation after each epoch" : "Training loss";
+        const plot = P.make("div", { class: "plot", role: "img", "aria-label": `${title} of every lane; the numbers are in the table below.` });
+        grid.append(P.make("figure", { class: "figure" }, P.make("figcaption", {}, P.make("h4", { text: title }),
+          P.make("p", { text: k === 0 ? "One line per lane; the thick one was chosen. Epoch 0 is the model before tuning." : "Mean loss of each epoch." })), plot));
+        P.whenSeen(plot, () => P.draw(plot, figure));
+      }
+      parts.push(grid);
+      const table = P.make("div", { class: "scroll table", tabindex: "0", role: "region", "aria-label": "Lanes" });
+      const lines = cell.lanes.flatMap((lane) => lane.epoch.map((epoch, k) => [laneName(lane), lane.selected ? "yes" : "", lane.status, epoch, lane.value[k], lane.stderr[k], lane.loss[k]]));
+      const data = { columns: ["lane", "chosen", "status", "epoch", `validation ${cell.metric}`, "stderr", "training loss"], rows: lines };
+      P.table(table, data);
+      const button = P.make("button", { type: "button", text: "CSV" });
+      button.addEventListener("click", () => P.save(`lanes-${P.fileName(cell.model)}-${P.fileName(cell.task)}.csv`, P.csv(data.columns, data.rows)));
+      parts.push(P.make("details", { class: "data" }, P.make("summary", { text: "Data table" }), table, P.make("div", { class: "tools" }, button)));
+    }
+    if (itemsUrl || cell.items.length) parts.push(itemList(cell, itemsUrl));
+    else parts.push(P.make("p", { class: "caption", text: "No items are kept for this cell." }));
+    panel.replaceChildren(...parts);
+  };
+
+  /* The live board's page of one cell. */
+  const single = document.getElementById("cell-data");
+  if (single) P.renderCell(document.getElementById("cell-panel"), P.read(single), { itemsUrl: single.dataset.items });
+
+  const box = document.getElementById("cell-browser");
+  if (!box) return;
+  const index = P.read(document.getElementById("cells-index"));
+  const part = (name) => box.querySelector(`[data-cell="${name}"]`);
+  const live = box.dataset.live;
+  let whole = null;
+  const cells = () => (whole ||= new Map(P.read(document.getElementById("cells-data")).map((cell) => [cell.key, cell])));
+  const distinct = (name, among) => [...new Set(among.map((cell) => cell[name]))];
+  const fill = (name, among) => {
+    const select = part(name);
+    const old = select.value;
+    const values = distinct(name, among);
+    select.replaceChildren(...values.map((value) => P.make("option", { value, text: name === "protocol" ? P.protocol(value) : value })));
+    select.value = values.includes(old) ? old : values[0];
+  };
+  const chosen = () => {
+    fill("task", index.filter((c) => c.model === part("model").value));
+    fill("protocol", index.filter((c) => c.model === part("model").value && c.task === part("task").value));
+    return index.find((c) => c.model === part("model").value && c.task === part("task").value && c.protocol === part("protocol").value);
+  };
+  const show = async () => {
+    const cell = chosen();
+    const panel = part("detail");
+    if (!cell) return panel.replaceChildren();
+    if (!live) return P.renderCell(panel, cells().get(cell.key));
+    const answer = await fetch(`/api/cells/${encodeURIComponent(cell.key)}`);
+    return answer.ok && P.renderCell(panel, await answer.json(), { itemsUrl: `/api/cells/${encodeURIComponent(cell.key)}/items` });
+  };
+  fill("model", index);
+  for (const name of ["model", "task", "protocol"]) part(name).addEventListener("change", show);
+  const fromHash = () => {
+    const asked = /^#cell=(.+)$/.exec(location.hash);
+    const cell = asked && index.find((c) => c.key === decodeURIComponent(asked[1]));
+    if (!cell) return;
+    part("model").value = cell.model;
+    chosen();
+    part("task").value = cell.task;
+    chosen();
+    part("protocol").value = cell.protocol;
+    show();
+    document.getElementById("cells").scrollIntoView();
+    part("model").focus({ preventScroll: true });
+  };
+  window.addEventListener("hashchange", fromHash);
+  const tuned = index.find((c) => c.protocol === "train_before_test");
+  if (tuned) { part("model").value = tuned.model; chosen(); part("task").value = tuned.task; chosen(); part("protocol").value = tuned.protocol; }
+  if (/^#cell=/.test(location.hash)) fromHash(); else P.whenSeen(box, show);
+})(window.potentia);

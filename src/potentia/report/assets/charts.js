@@ -1,0 +1,108 @@
+/* Figures: plotly is loaded when the first one comes into view, each is drawn when it is seen. */
+"use strict";
+(function (P) {
+  let loading = null;
+  const load = (fill) => new Promise((resolve, reject) => {
+    const script = document.createElement("script");
+    script.addEventListener("load", resolve);
+    script.addEventListener("error", reject);
+    fill(script);
+    document.head.append(script);
+    if (!script.src) resolve();
+  });
+  const unpack = async (packed) => {
+    const bytes = Uint8Array.from(atob(packed), (c) => c.charCodeAt(0));
+    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  };
+  P.plotly = () => {
+    if (window.Plotly) return Promise.resolve(window.Plotly);
+    if (!loading) {
+      const inside = document.getElementById("plotly-source");
+      const ready = inside
+        ? unpack(inside.textContent).then((text) => load((script) => { script.textContent = text; }))
+        : load((script) => { script.src = document.body.dataset.plotly; });
+      loading = ready.then(() => window.Plotly);
+    }
+    return loading;
+  };
+
+  P.colours = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#7F7F7F", "#B8A800"];
+  const axis = () => ({ gridcolor: P.css("--line"), zerolinecolor: P.css("--line-strong"), linecolor: P.css("--line"), automargin: true });
+  const themed = (layout) => {
+    const made = { ...layout, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", dragmode: false };
+    made.font = { family: "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", size: 12, color: P.css("--ink") };
+    made.hoverlabel = { align: "left", bgcolor: P.css("--raised"), bordercolor: P.css("--line-strong"), font: { color: P.css("--ink") } };
+    for (const name of ["xaxis", "yaxis", "yaxis2"]) if (name !== "yaxis2" || layout[name]) made[name] = { ...axis(), ...(layout[name] || {}) };
+    return made;
+  };
+  const inked = (traces) => traces.map((trace) =>
+    trace.line && trace.line.color === "#333333" ? { ...trace, line: { ...trace.line, color: P.css("--ink") } } : trace);
+
+  const drawn = new Map(); /* plot → figure */
+  P.draw = async (plot, figure, minWidth = 0) => {
+    const Plotly = await P.plotly();
+    drawn.set(plot, figure);
+    plot.style.minWidth = minWidth ? `${minWidth}px` : "";
+    plot.style.minHeight = "";
+    await Plotly.react(plot, inked(figure.data), themed(figure.layout), { responsive: true, displayModeBar: false });
+    plot.dataset.drawn = "true";
+    return plot;
+  };
+  document.addEventListener("potentia:theme", () => {
+    for (const [plot, figure] of drawn) if (plot.isConnected) P.draw(plot, figure, parseInt(plot.style.minWidth, 10) || 0);
+  });
+  P.picture = async (plot, format, name, title) => {
+    const Plotly = await P.plotly();
+    const figure = drawn.get(plot);
+    const layout = {
+      ...figure.layout, title: { text: title, x: 0.02, font: { size: 15 } }, paper_bgcolor: "#ffffff", plot_bgcolor: "#ffffff",
+      font: { family: "Helvetica, Arial, sans-serif", size: 12, color: "#1b1b1b" },
+      margin: { ...(figure.layout.margin || {}), t: 64 },
+    };
+    for (const side of ["xaxis", "yaxis", "yaxis2"]) if (layout[side]) layout[side] = { automargin: true, ...layout[side] };
+    const width = Math.max(900, parseInt(plot.style.minWidth, 10) || 0);
+    const height = (figure.layout.height || 480) + 40;
+    const url = await Plotly.toImage({ data: figure.data, layout }, { format, width, height, scale: format === "png" ? 2 : 1 });
+    P.saveUrl(`${name}.${format}`, url);
+  };
+
+  const data = (box) => (box.potentia ||= P.read(box.querySelector("script.figure-data")));
+  P.figureData = data;
+  P.drawFigure = (box) => {
+    if (!box.drawing) {
+      const { figure, minWidth } = data(box);
+      box.drawing = P.draw(box.querySelector(".plot"), figure, minWidth).then((plot) => {
+        box.dispatchEvent(new CustomEvent("potentia:drawn", { bubbles: true }));
+        return plot;
+      });
+    }
+    return box.drawing;
+  };
+  P.whenSeen = (box, then) => {
+    if (!("IntersectionObserver" in window)) return then();
+    const watcher = new IntersectionObserver((entries) => {
+      if (entries.some((entry) => entry.isIntersecting)) { watcher.disconnect(); then(); }
+    }, { rootMargin: "250px" });
+    watcher.observe(box);
+  };
+  for (const plot of document.querySelectorAll(".plot[data-height]")) plot.style.minHeight = `${plot.dataset.height}px`;
+  for (const box of document.querySelectorAll("figure[data-figure]")) {
+    P.whenSeen(box, () => P.drawFigure(box));
+    const details = box.querySelector("details.data");
+    details.addEventListener("toggle", () => {
+      const place = details.querySelector(".scroll");
+      if (details.open && !place.firstChild) P.table(place, data(box).table);
+    });
+    box.querySelector(".tools").addEventListener("click", async (event) => {
+      const format = event.target.dataset && event.target.dataset.download;
+      if (!format) return;
+      const { table } = data(box);
+      if (format === "csv") return P.save(`${box.dataset.name}.csv`, P.csv(table.columns, table.rows));
+      const plot = await P.drawFigure(box);
+      return P.picture(plot, format, box.dataset.name, box.querySelector("h3").textContent);
+    });
+  }
+  window.addEventListener("beforeprint", () => {
+    for (const box of document.querySelectorAll("figure[data-figure]")) if (box.offsetParent) P.drawFigure(box);
+  });
+})(window.potentia);

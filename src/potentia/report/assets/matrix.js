@@ -1,0 +1,135 @@
+/* The score matrix: protocols, gains, intervals, sorting, filters, and the way into each cell. */
+"use strict";
+(function (P) {
+  const box = document.getElementById("matrix");
+  if (!box) return;
+  const data = P.read(document.getElementById("matrix-data"));
+  const [head, body] = [box.querySelector("thead"), box.querySelector("tbody")];
+  const control = (name) => box.querySelector(`[data-control="${name}"]`);
+  const names = data.protocols.map((p) => p.name);
+  const views = data.protocols.map((p) => ({ id: p.name, label: p.label }));
+  const before = names[0];
+  for (const after of names.slice(1)) views.push({ id: `gain:${after}`, label: names.length > 2 ? `gain, ${P.protocol(after)}` : "gain" });
+  const failed = new Map(data.failed.map(([model, task, protocol, reason]) => [`${model}\n${task}\n${protocol}`, reason]));
+  const state = { view: data.main || before, sort: "rank", down: false };
+
+  const segmented = control("protocol");
+  for (const view of views) {
+    const input = P.make("input", { type: "radio", name: "matrix-view", value: view.id, id: `view-${view.id}` });
+    input.checked = view.id === state.view;
+    input.addEventListener("change", () => { state.view = view.id; draw(); });
+    segmented.append(input, P.make("label", { for: `view-${view.id}`, text: view.label }));
+  }
+
+  const isGain = () => state.view.startsWith("gain:");
+  const protocol = () => (isGain() ? state.view.slice(5) : state.view);
+  const cell = (i, j) => {
+    const block = data.scores[protocol()];
+    const [value, error] = [block.values[i][j], block.stderr[i][j]];
+    if (!isGain()) return { value, error };
+    const first = data.scores[before];
+    const [low, lowError] = [first.values[i][j], first.stderr[i][j]];
+    if (value === null || low === null) return { value: null, error: null };
+    return { value: value - low, error: error === null || lowError === null ? null : Math.hypot(error, lowError) };
+  };
+
+  const visible = () => {
+    const text = control("name").value.trim().toLowerCase();
+    const picked = (name) => (control(name) ? control(name).value : "");
+    const [least, most] = (picked("size") || "0-1e9").split("-").map(Number);
+    return {
+      rows: data.models.map((model, i) => ({ model, i })).filter(({ model }) =>
+        (!text || model.name.toLowerCase().includes(text)) && (!picked("family") || model.family === picked("family")) &&
+        (!picked("kind") || model.kind === picked("kind")) &&
+        (!picked("size") || (model.billions !== null && model.billions >= least && model.billions < most))),
+      columns: data.tasks.map((task, j) => ({ task, j })).filter(({ task }) => !picked("category") || task.category === picked("category")),
+    };
+  };
+  const spread = (columns) => columns.map(({ j, task }) => {
+    const known = data.models.map((_, i) => cell(i, j).value).filter((v) => v !== null);
+    return { low: Math.min(...known), high: Math.max(...known), up: task.up };
+  });
+  const shade = (value, { low, high, up }) => {
+    if (isGain()) {
+      const reach = Math.max(Math.abs(low), Math.abs(high)) || 1;
+      return { good: value === 0 ? null : (value > 0) === up, share: Math.abs(value) / reach };
+    }
+    const share = high > low ? (value - low) / (high - low) : 0.5;
+    return { good: true, share: up ? share : 1 - share };
+  };
+
+  const headCell = (key, label, title, attributes = {}) => {
+    const button = P.make("button", { type: "button", title }, P.make("span", { text: label }));
+    const th = P.make("th", { scope: "col", ...attributes }, button);
+    if (state.sort === key) th.setAttribute("aria-sort", state.down ? "descending" : "ascending");
+    button.addEventListener("click", () => {
+      const better = key === "model" || key === "rank" ? false : data.tasks[key].up;
+      state.down = state.sort === key ? !state.down : better;
+      state.sort = key;
+      draw();
+      const again = [...head.querySelectorAll("th")].find((other) => other.hasAttribute("aria-sort"));
+      if (again) again.querySelector("button").focus();
+    });
+    return th;
+  };
+  const scoreCell = (model, i, task, j, range, withInterval) => {
+    const { value, error } = cell(i, j);
+    const td = P.make("td", { class: "score" });
+    if (value === null) {
+      const reason = failed.get(`${model.name}\n${task.name}\n${protocol()}`);
+      td.className = reason ? "score failed" : "score missing";
+      td.append(P.make("span", { title: reason ? `failed: ${reason}` : "no score", text: reason ? "✕" : "·" }));
+      td.append(P.make("span", { class: "sr", text: reason ? `failed: ${reason}` : "no score" }));
+      return td;
+    }
+    const { good, share } = shade(value, range);
+    td.style.setProperty("--share", share.toFixed(3));
+    td.classList.add(good === false ? "worse" : "better");
+    const told = (isGain() && value > 0 ? "+" : "") + value.toFixed(Math.abs(value) >= 100 ? 1 : 3);
+    const key = !isGain() && data.keys[protocol()] ? data.keys[protocol()][i][j] : null;
+    const number = key
+      ? P.make("a", { href: box.dataset.live ? `${box.dataset.live}/cells/${encodeURIComponent(key)}` : `#cell=${encodeURIComponent(key)}`, text: told })
+      : P.make("span", { text: told });
+    td.append(number);
+    if (error !== null) {
+      td.title = `${model.name}, ${task.name}: ${value.toFixed(4)} ± ${(1.96 * error).toFixed(4)}`;
+      if (withInterval) td.append(P.make("small", { text: `±${(1.96 * error).toFixed(3)}` }));
+    }
+    return td;
+  };
+
+  function draw() {
+    const { rows, columns } = visible();
+    const ranges = spread(columns);
+    const withInterval = control("intervals").checked;
+    const ranked = data.models.some((model) => model.rank);
+    head.replaceChildren(P.make("tr", {},
+      headCell("model", "model", "sort by name", { class: "model" }),
+      ...(ranked ? [headCell("rank", "rank", `rank by ${data.method} over all tasks, with its 95 % interval`, { class: "rank" })] : []),
+      ...columns.map(({ task, j }) => headCell(j, task.name, `sort by ${task.name}${task.category ? ` (${task.category})` : ""}`, { class: "task" }))));
+    const key = state.sort === "model" ? ({ model }) => model.name
+      : state.sort === "rank" ? ({ model }) => (model.rank ? model.rank[0] : null)
+      : ({ i }) => cell(i, state.sort).value;
+    body.replaceChildren(...P.sorted(rows, key, state.down).map(({ model, i }) => P.make("tr", {},
+      P.make("th", { scope: "row", class: "model", title: model.name, text: model.short }),
+      ...(ranked ? [P.make("td", { class: "rank" }, ...(model.rank
+        ? [P.make("b", { text: model.rank[0] }), P.make("small", { text: `${model.rank[1]}–${model.rank[2]}` })] : ["–"]))] : []),
+      ...columns.map(({ task, j }, k) => scoreCell(model, i, task, j, ranges[k], withInterval)))));
+    box.querySelector("[data-count]").textContent =
+      `${rows.length} of ${data.models.length} models, ${columns.length} of ${data.tasks.length} tasks` +
+      (isGain() ? `; gain of ${P.protocol(protocol())} over ${P.protocol(before)}` : "");
+  }
+  for (const name of ["name", "family", "size", "kind", "category", "intervals"]) {
+    if (control(name)) control(name).addEventListener("input", draw);
+  }
+  box.querySelector("[data-download-matrix]").addEventListener("click", () => {
+    const { rows, columns } = visible();
+    const lines = rows.flatMap(({ model, i }) => columns.map(({ task, j }) => {
+      const { value, error } = cell(i, j);
+      return [protocol(), model.name, task.name, value, error, failed.get(`${model.name}\n${task.name}\n${protocol()}`) || ""];
+    }));
+    P.save(`${isGain() ? "gains" : "scores"}-${P.fileName(protocol())}.csv`,
+      P.csv(["protocol", "model", "task", isGain() ? "gain" : "value", "stderr", "failed"], lines));
+  });
+  draw();
+})(window.potentia);

@@ -1,0 +1,79 @@
+/* Light and dark: what the system prefers, until the reader says otherwise. */
+"use strict";
+window.potentia = window.potentia || {};
+(function (P) {
+  const root = document.documentElement;
+  const stored = () => { try { return localStorage.getItem("potentia-theme"); } catch { return null; } };
+  const prefersDark = window.matchMedia("(prefers-color-scheme: dark)");
+
+  P.isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : prefersDark.matches);
+  P.css = (name) => getComputedStyle(root).getPropertyValue(name).trim();
+
+  const announce = () => document.dispatchEvent(new CustomEvent("potentia:theme"));
+  const known = stored();
+  if (known === "dark" || known === "light") root.dataset.theme = known;
+  prefersDark.addEventListener("change", announce);
+  for (const button of document.querySelectorAll("[data-theme-toggle]")) {
+    button.addEventListener("click", () => {
+      root.dataset.theme = P.isDark() ? "light" : "dark";
+      try { localStorage.setItem("potentia-theme", root.dataset.theme); } catch { /* a file may have no storage */ }
+      announce();
+    });
+  }
+
+  /* The section in view is marked in the navigation. */
+  const links = new Map();
+  for (const link of document.querySelectorAll("header.top nav a[href^='#']")) links.set(link.hash.slice(1), link);
+  if (links.size && "IntersectionObserver" in window) {
+    const seen = new IntersectionObserver((entries) => {
+      for (const entry of entries) {
+        if (!entry.isIntersecting) continue;
+        for (const link of links.values()) link.removeAttribute("aria-current");
+        const link = links.get(entry.target.id);
+        if (!link) continue;
+        link.setAttribute("aria-current", "true");
+        const bar = link.parentElement;
+        bar.scrollTo({ left: link.offsetLeft - bar.clientWidth / 2 + link.clientWidth / 2 });
+      }
+    }, { rootMargin: "-15% 0px -75% 0px" });
+    for (const section of document.querySelectorAll("main > section[id]")) seen.observe(section);
+  }
+
+  /* Small things that every module needs. */
+  P.make = (tag, attributes = {}, ...children) => {
+    const node = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) {
+      if (value === null || value === undefined || value === false) continue;
+      if (name === "text") node.textContent = value;
+      else node.setAttribute(name, value === true ? "" : value);
+    }
+    node.append(...children.filter((child) => child !== null && child !== undefined));
+    return node;
+  };
+  P.read = (node) => (node ? JSON.parse(node.textContent) : null);
+  P.show = (value, digits = 3) => {
+    if (value === null || value === undefined || (typeof value === "number" && !Number.isFinite(value))) return "–";
+    if (typeof value !== "number") return String(value);
+    if (Number.isInteger(value)) return value.toLocaleString("en");
+    const size = Math.abs(value);
+    return size >= 1e6 || size < 10 ** -digits ? value.toExponential(2) : value.toFixed(digits);
+  };
+  P.showP = (p) => (p === null ? "–" : p < 0.001 ? (p === 0 ? "< 1e-300" : p.toExponential(0)) : p.toFixed(3));
+  P.shortNames = (names) => { /* without the organisation, where the rest still tells them apart */
+    const short = names.map((name) => name.slice(name.lastIndexOf("/") + 1) || name);
+    return short.map((name, k) => (short.indexOf(name) === short.lastIndexOf(name) ? name : names[k]));
+  };
+  P.protocol = (name) => {
+    const [base, shots] = name.split(":");
+    return base === "few_shot" && shots ? `${shots}-shot` : base.replaceAll("_", "-");
+  };
+  P.clock = (seconds) => {
+    if (seconds === null || seconds === undefined) return "";
+    const whole = Math.round(seconds);
+    if (whole < 60) return `${whole} s`;
+    const minutes = Math.floor(whole / 60) % 60;
+    const hours = Math.floor(whole / 3600);
+    const two = (n) => String(n).padStart(2, "0");
+    return hours ? `${hours}:${two(minutes)} h` : `${minutes}:${two(whole % 60)} min`;
+  };
+})(window.potentia);

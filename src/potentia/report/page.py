@@ -1,0 +1,129 @@
+"""Pages from templates: escaping, embedded data, figures with their table and downloads."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from potentia.analysis.finding import Bars, Bump, Chart, Heatmap, Plot, Table, jsonable
+from potentia.report.chart_tables import chart_table
+from potentia.report.draw import interactive
+from potentia.report.palette import short_names
+from potentia.report.words import clock, count, number, protocol_name
+
+SCRIPTS = ("theme.js", "tables.js", "charts.js", "matrix.js", "bumps.js", "evidence.js", "cells.js", "live.js")
+
+
+@cache
+def environment() -> Any:
+    """Return the templates' environment: everything is escaped unless it was made by ``embed``."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    made = Environment(
+        loader=PackageLoader("potentia.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters.update(number=number, clock=clock, protocol=protocol_name, embed=embed)
+    made.globals.update(count=count, is_number=lambda value: isinstance(value, (int, float)))
+    return made
+
+
+def render(template: str, **context: Any) -> str:
+    """Fill a template."""
+    text: str = environment().get_template(template).render(**context)
+    return text
+
+
+def embed(value: Any) -> Any:
+    """Write a value as JSON that is safe inside a ``script`` element: no ``<`` survives, so no tag can end it."""
+    from markupsafe import Markup
+
+    text = json.dumps(jsonable(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
+
+
+@cache
+def asset(name: str) -> str:
+    """Return one of our own scripts or the style sheet."""
+    return resources.files("potentia.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+@cache
+def plotly_source() -> str:
+    """Return plotly.js as the installed plotly package carries it."""
+    from plotly.offline import get_plotlyjs
+
+    text: str = get_plotlyjs()
+    return text
+
+
+def figure(chart: Chart, *, name: str | None = None, wide: bool = False) -> dict[str, Any]:
+    """Return what the figure template needs: words, the plotly figure, and the table behind it."""
+    drawn = interactive(chart)
+    layout = drawn["layout"]
+    layout.pop("title", None)  # the page has the title and the caption in text
+    layout.pop("template", None)  # and the colours of its theme
+    layout["margin"] = {"t": 24, "r": 16, "l": 48, "b": 40}
+    layout["height"] = max(260, round(float(layout.get("height", 420)) - 54))
+    data: dict[str, Any] = {
+        "kind": type(chart).__name__.lower(),
+        "figure": drawn,
+        "minWidth": _least_width(chart),
+        "table": table_payload(chart_table(chart)),
+    }
+    if isinstance(chart, Bump):
+        data |= {"models": list(chart.models), "names": short_names(chart.models)}
+    return {
+        "id": identifier(name or chart.name),
+        "name": identifier(name or chart.name),
+        "title": chart.title,
+        "caption": chart.caption,
+        "wide": wide or _is_wide(chart),
+        "height": layout["height"],
+        "data": data,
+    }
+
+
+def table_payload(table: Table) -> dict[str, Any]:
+    """Return a table as plain values; six significant digits are enough for anyone."""
+    return {
+        "title": table.title,
+        "columns": list(table.columns),
+        "rows": [[_six(cell) for cell in row] for row in table.rows],
+        "digits": table.digits,
+        "note": table.note,
+    }
+
+
+def identifier(name: str) -> str:
+    """Return a name that can stand in an address, an id and a file name."""
+    kept = "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "-" for c in name)
+    return kept.strip("-") or "figure"
+
+
+def _six(cell: Any) -> Any:
+    return float(f"{cell:.6g}") if isinstance(cell, float) and cell == cell and abs(cell) != float("inf") else cell
+
+
+def _is_wide(chart: Chart) -> bool:
+    if isinstance(chart, Heatmap):
+        return len(chart.columns) > 30
+    return isinstance(chart, Bars) and len(chart.labels) > 14 and not chart.horizontal
+
+
+def _least_width(chart: Chart) -> int:
+    """Return the pixels below which labels would collide; a narrower screen scrolls the figure in its box."""
+    if isinstance(chart, Heatmap):
+        return 170 + (26 if chart.digits is not None else 14) * len(chart.columns)
+    if isinstance(chart, Bars) and not chart.horizontal:
+        return max(300, 60 + 20 * len(chart.labels))
+    if isinstance(chart, Bump):
+        return 460
+    return 460 if isinstance(chart, Plot) and len(chart.points) > 6 else 320

@@ -1,0 +1,64 @@
+"""How the report writes names and numbers, so that every section writes them alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from potentia.analysis.finding import Cell, Interval
+
+DASH = "–"
+
+
+def protocol_name(protocol: str) -> str:
+    """Write a protocol as people say it: train_before_test is train-before-test, few_shot:5 is 5-shot."""
+    base, _, rest = protocol.partition(":")
+    if base == "few_shot" and rest:
+        return f"{rest}-shot"
+    return base.replace("_", "-")
+
+
+def number(value: Cell, digits: int = 3) -> str:
+    """Write one cell of a table as the command line does."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return DASH
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.{digits}f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def span(interval: Interval, digits: int = 2) -> str:
+    """Write an interval: 0.61 to 0.80."""
+    return f"{interval.low:.{digits}f} to {interval.high:.{digits}f}"
+
+
+def percent(share: float) -> str:
+    """Write a share: 73 %."""
+    return f"{100 * share:.0f} %"
+
+
+def clock(seconds: float) -> str:
+    """Write a duration as people do: 42 s, 3:05 min, 2:10 h."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d} h" if hours else f"{minutes}:{rest:02d} min"
+
+
+def count(n: int, singular: str, plural: str | None = None) -> str:
+    """Write a number with its noun: 1 model, 61 models."""
+    return f"{n:,} {singular if n == 1 else plural or singular + 's'}"
+
+
+def listing(names: Sequence[str], most: int = 3) -> str:
+    """Write a list in words: A, B and C; or A, B and 4 others."""
+    if len(names) <= 1:
+        return "".join(names)
+    if len(names) <= most:
+        return f"{', '.join(names[:-1])} and {names[-1]}"
+    rest = len(names) - most + 1
+    return f"{', '.join(names[: most - 1])} and {rest} others"
