@@ -7,7 +7,7 @@ The public API. Everything is loaded when first used, so that ``import potentia`
     study = potentia.read_study("study.yaml")
     potentia.run_study(study)                                  # fine-tunes, tests, stores; resumes when run again
     scores = potentia.read_scores(study.store)                 # {"direct": ScoreMatrix, "train_before_test": …}
-    finding = potentia.analysis.agreement(scores["direct"])    # findings have tables(), charts() and to_dict()
+    finding = potentia.analysis.measure_agreement(scores["direct"])    # findings have tables(), charts() and to_dict()
 """
 
 from __future__ import annotations
