@@ -62,7 +62,7 @@ def answer(data: ReportData) -> Answer:
     first = data.protocols[0]
     return Answer(
         headline,
-        tuple(sentences),
+        tuple(sentence.replace(" %", "\u00a0%") for sentence in sentences),
         _tiles(data, aggregate),
         tuple(standings),
         aggregate.methods[method],

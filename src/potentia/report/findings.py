@@ -84,9 +84,9 @@ def background_of(scores: Mapping[str, ScoreMatrix], table: ModelTable) -> Backg
     return Background.of(dict.fromkeys(m for matrix in scores.values() for m in matrix.models), table=table)
 
 
-def planned(scores: Mapping[str, ScoreMatrix]) -> dict[str, ScoreMatrix]:
+def planned(scores: Mapping[str, ScoreMatrix], order: Sequence[str] | None = None) -> dict[str, ScoreMatrix]:
     """Leave out the scores at intermediate steps (``adjust@100``), which stand beside the planned cells."""
-    return {protocol: matrix for protocol, matrix in scores.items() if "@" not in protocol}
+    return {protocol: scores[protocol] for protocol in order or scores if "@" not in protocol}
 
 
 def find_rankings(scores: Mapping[str, ScoreMatrix], background: Background) -> tuple[dict[str, Finding], str]:

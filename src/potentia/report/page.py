@@ -11,9 +11,11 @@ from potentia.analysis.finding import Bars, Bump, Chart, Heatmap, Plot, Table, j
 from potentia.report.chart_tables import chart_table
 from potentia.report.draw import interactive
 from potentia.report.palette import short_names
-from potentia.report.words import clock, count, number, protocol_name
+from potentia.report.words import clock, count, number, protocol_name, setting
 
 SCRIPTS = ("theme.js", "tables.js", "charts.js", "matrix.js", "bumps.js", "evidence.js", "cells.js", "live.js")
+
+WRITTEN = 14  # columns of a heat map whose squares have room for a number; more are read by hover or in the table
 
 
 @cache
@@ -28,7 +30,7 @@ def environment() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(number=number, clock=clock, protocol=protocol_name, embed=embed)
+    made.filters.update(number=number, clock=clock, protocol=protocol_name, embed=embed, setting=setting)
     made.globals.update(count=count, is_number=lambda value: isinstance(value, (int, float)))
     return made
 
@@ -43,7 +45,10 @@ def embed(value: Any) -> Any:
     """Write a value as JSON that is safe inside a ``script`` element: no ``<`` survives, so no tag can end it."""
     from markupsafe import Markup
 
-    text = json.dumps(jsonable(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    try:
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError):  # an array, a dataclass or a NaN inside
+        text = json.dumps(jsonable(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return Markup(text)
@@ -68,9 +73,14 @@ def figure(chart: Chart, *, name: str | None = None, wide: bool = False) -> dict
     """Return what the figure template needs: words, the plotly figure, and the table behind it."""
     drawn = interactive(chart)
     layout = drawn["layout"]
+    if isinstance(chart, Heatmap) and len(chart.columns) > WRITTEN:
+        for trace in drawn["data"]:
+            trace.pop("texttemplate", None)
     layout.pop("title", None)  # the page has the title and the caption in text
     layout.pop("template", None)  # and the colours of its theme
-    layout["margin"] = {"t": 24, "r": 16, "l": 48, "b": 40}
+    layout["margin"] = {"t": 30, "r": 16, "l": 48, "b": 40}
+    if not isinstance(chart, Heatmap):
+        layout["legend"] = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.0, "yanchor": "bottom"}
     layout["height"] = max(260, round(float(layout.get("height", 420)) - 54))
     data: dict[str, Any] = {
         "kind": type(chart).__name__.lower(),
@@ -121,7 +131,8 @@ def _is_wide(chart: Chart) -> bool:
 def _least_width(chart: Chart) -> int:
     """Return the pixels below which labels would collide; a narrower screen scrolls the figure in its box."""
     if isinstance(chart, Heatmap):
-        return 170 + (26 if chart.digits is not None else 14) * len(chart.columns)
+        written = chart.digits is not None and len(chart.columns) <= WRITTEN
+        return 190 + (32 if written else 12) * len(chart.columns)
     if isinstance(chart, Bars) and not chart.horizontal:
         return max(300, 60 + 20 * len(chart.labels))
     if isinstance(chart, Bump):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 
-from potentia.analysis.finding import Bars, Bump, Chart, Heatmap, Plot, Points, jsonable
+from potentia.analysis.finding import Bars, Bump, Chart, Heatmap, Line, Plot, Points, jsonable
 from potentia.errors import InputError
 from potentia.report.palette import DASHES, MARKERS, by_position, colour, round_of, short_names
 
@@ -21,6 +22,7 @@ def figure(chart: Chart) -> dict[str, Any]:
     builder = _BUILDERS.get(type(chart))
     if builder is None:
         raise InputError(f"no drawing for a {type(chart).__name__}")
+    chart = _plain(chart)
     traces, layout = builder(chart)
     layout = {
         "title": {"text": chart.title, "subtitle": {"text": chart.caption}, "x": 0.01, "xanchor": "left"},
@@ -42,6 +44,26 @@ _TEMPLATE: dict[str, Any] = {
         "yaxis": {"gridcolor": "#e6e6e6", "zerolinecolor": "#999999", "automargin": True},
     }
 }
+
+
+def _plain(value: Any) -> Any:
+    """Write every text of a chart so that plotly, which reads a little HTML in its texts, shows it as it is."""
+    if isinstance(value, str):
+        return value.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("%{", "% {")
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value)) if value and isinstance(value[0], (str, Points, Line)) else value
+    if isinstance(value, dict):
+        return {_plain(name): values for name, values in value.items()}
+    if isinstance(value, (Chart, Points, Line)):
+        return replace(
+            value,
+            **{
+                f.name: _plain(getattr(value, f.name))
+                for f in fields(value)
+                if f.name != "name" or not isinstance(value, Chart)
+            },
+        )
+    return value
 
 
 def _room(names: Sequence[str]) -> int:
@@ -75,8 +97,14 @@ def _heatmap(chart: Heatmap) -> tuple[list[Trace], dict[str, Any]]:
         trace |= {"texttemplate": f"%{{z:.{chart.digits}f}}", "textfont": {"size": 10}}
     layout = {
         "height": 140 + LINE * 1.3 * len(rows) + _room(columns),
-        "xaxis": {"tickvals": trace["x"], "ticktext": columns, "tickangle": -90, "showgrid": False},
-        "yaxis": {"tickvals": trace["y"], "ticktext": rows, "autorange": "reversed", "showgrid": False},
+        "xaxis": {"tickvals": trace["x"], "ticktext": columns, "tickangle": -90, "showgrid": False, "zeroline": False},
+        "yaxis": {
+            "tickvals": trace["y"],
+            "ticktext": rows,
+            "autorange": "reversed",
+            "showgrid": False,
+            "zeroline": False,
+        },
     }
     return [trace], layout
 
@@ -100,7 +128,8 @@ def _bars(chart: Bars) -> tuple[list[Trace], dict[str, Any]]:
         if name in chart.low and name in chart.high:
             trace[f"error_{along}"] = _whiskers(values, chart.low[name], chart.high[name])
         traces.append(trace)
-    names = {"tickvals": at, "ticktext": labels, "showgrid": False}
+    names = {"tickvals": at, "ticktext": labels, "showgrid": False, "zeroline": False}
+    slanted = len(labels) > 6 or LETTER * sum(len(label) + 3 for label in labels) > 400
     if chart.horizontal:
         layout: dict[str, Any] = {
             "xaxis": {"title": {"text": chart.y_label}},
@@ -109,9 +138,9 @@ def _bars(chart: Bars) -> tuple[list[Trace], dict[str, Any]]:
         }
     else:
         layout = {
-            "xaxis": {**names, "tickangle": -60 if len(labels) > 6 else 0},
+            "xaxis": {**names, "tickangle": -60 if slanted else 0},
             "yaxis": {"title": {"text": chart.y_label}},
-            "height": 380 + (_room(labels) if len(labels) > 6 else 0),
+            "height": 380 + (_room(labels) if slanted else 0),
         }
     return traces, {**layout, "barmode": "group", "showlegend": len(traces) > 1}
 

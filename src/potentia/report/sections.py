@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from potentia.analysis.finding import Chart, Finding
+from potentia.analysis.finding import Bars, Chart, Finding
 from potentia.analysis.screening import Screening
 from potentia.report.answer import answer
 from potentia.report.bumps import ascents
 from potentia.report.cell_details import cell_payload
 from potentia.report.evidence import weigh
+from potentia.report.findings import planned
 from potentia.report.grid import grid, has_details, names_of
 from potentia.report.how import how_context
 from potentia.report.page import figure, render, table_payload
@@ -80,9 +82,7 @@ def agreement_section(data: ReportData, live: str) -> str:
     found = _named(data, "agreement ", "change ", "by ", "measures")
     if not found:
         return ""
-    figures = _figures(found)
-    first = [f for f in figures if f["data"]["kind"] == "bars" and f["wide"]]  # the mean bars of every task
-    figures = [*first, *(f for f in figures if all(f is not known for known in first))]
+    figures = sorted(_figures(found), key=_agreement_order)
     return render(
         "findings.html",
         id="agreement",
@@ -95,28 +95,56 @@ def agreement_section(data: ReportData, live: str) -> str:
     )
 
 
+def _agreement_order(figure: dict[str, Any]) -> int:
+    """The mean bars of every task, then the heat maps side by side, the categories, and the groups of models."""
+    if figure["data"]["kind"] == "bars":
+        return 3 if figure["id"].startswith("agreement-by-") else 0
+    return 2 if figure["id"].startswith("categories-") else 1
+
+
 def evidence_section(data: ReportData, live: str) -> str:
     """Section 5: model × model evidence, and how much each task resolves."""
     found = _named(data, "significance ", "ranks ")
+    place = {s.model: k for k, s in enumerate(answer(data).standings)}
     weighed = [
         evidence
-        for protocol in reversed(data.protocols)
-        if "@" not in protocol and (evidence := weigh(data.scores[protocol])) is not None
+        for protocol, matrix in reversed(planned(data.scores, data.protocols).items())
+        if (evidence := weigh(matrix.select(models=sorted(matrix.models, key=lambda m: place.get(m, 10**6)))))
+        is not None
     ]
     if not weighed:
         return ""
     return render(
         "evidence.html",
         evidence=[e.payload() | {"label": protocol_name(e.protocol)} for e in weighed],
-        figures=_figures(found),
+        figures=_figures({name: f for name, f in found.items() if name.endswith(f" {data.main}")}),
+        more=_figures({name: f for name, f in found.items() if not name.endswith(f" {data.main}")}),
         tables=_tables(found),
         live=live,
     )
 
 
 def structure_section(data: ReportData, live: str) -> str:
-    """Section 6: principal components of both protocols, and PC1 against compute."""
-    return _plain(data, live, "structure", "Structure", STRUCTURE, _named(data, "components ", "compute "))
+    """Section 6: principal components of both protocols, and PC1 against compute; families apart."""
+    found = _named(data, "components ", "compute ")
+    if not found:
+        return ""
+    wholes = {f"{kind} {protocol}" for kind in ("components", "compute") for protocol in data.scores}
+    figures = _figures({name: f for name, f in found.items() if name in wholes})
+    kinds = ("scree-", "compute-", "pc1-")
+    figures.sort(key=lambda f: next(k for k, kind in enumerate(kinds) if f["id"].startswith(kind)))
+    return render(
+        "findings.html",
+        id="structure",
+        title="Structure",
+        lead=STRUCTURE,
+        figures=figures,
+        more=_figures({name: f for name, f in found.items() if name not in wholes}),
+        more_title="Each family by itself",
+        tables=_tables(found),
+        problems=(),
+        live=live,
+    )
 
 
 def perplexity_section(data: ReportData, live: str) -> str:
@@ -203,12 +231,19 @@ def _figures(found: dict[str, Finding]) -> list[dict[str, Any]]:
 
 
 def _readable(chart: Chart) -> Chart:
-    """Write the protocols in titles and captions as people say them."""
-    return replace(chart, title=_said(chart.title), caption=_said(chart.caption))
+    """Write the protocols in titles, captions and legends as people say them."""
+    chart = replace(chart, title=_said(chart.title), caption=_said(chart.caption))
+    if isinstance(chart, Bars):
+        series, low, high = (
+            {_said(name): values for name, values in part.items()} for part in (chart.series, chart.low, chart.high)
+        )
+        return replace(chart, series=series, low=low, high=high)
+    return chart
 
 
 def _said(text: str) -> str:
-    return text.replace("train_before_test", "train-before-test")
+    said = re.sub(r"\bfew_shot:(\d+)", r"\1-shot", text.replace("train_before_test", "train-before-test"))
+    return said.replace("mean nan", "mean not defined")
 
 
 def _tables(found: dict[str, Finding]) -> list[dict[str, Any]]:

@@ -165,9 +165,13 @@ def _samples(store: Store, cells: tuple[CellRecord, ...], share: int) -> dict[st
 
 def sample_items(store: Store, cell: CellRecord, count: int) -> ItemSample | None:
     """Take the first wrong and the first right items of a cell; where one kind is short the other fills up."""
+    from potentia.store.items import items_path
+
+    if not items_path(store.items_folder, cell.key).exists():  # imported, or the items folder was left behind
+        return None
     try:
         outcomes = store.items(cell.key)
-    except PotentiaError:  # the items folder was left behind: the scores still stand
+    except PotentiaError:  # a damaged file: the scores still stand
         return None
     if not outcomes:
         return None

@@ -36,7 +36,7 @@ def span(interval: Interval, digits: int = 2) -> str:
 
 def percent(share: float) -> str:
     """Write a share: 73 %."""
-    return f"{100 * share:.0f} %"
+    return f"{100 * share:.0f}\u00a0%"
 
 
 def clock(seconds: float) -> str:
@@ -47,6 +47,17 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(whole, 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d} h" if hours else f"{minutes}:{rest:02d} min"
+
+
+def setting(value: object) -> str:
+    """Write one field of a recipe: yes or no, 32 instead of 32.0, lists in a row, and default where nothing was set."""
+    if value is None:
+        return "default"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return ", ".join(map(setting, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 def count(n: int, singular: str, plural: str | None = None) -> str:

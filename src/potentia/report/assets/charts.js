@@ -35,8 +35,14 @@
     for (const name of ["xaxis", "yaxis", "yaxis2"]) if (name !== "yaxis2" || layout[name]) made[name] = { ...axis(), ...(layout[name] || {}) };
     return made;
   };
-  const inked = (traces) => traces.map((trace) =>
-    trace.line && trace.line.color === "#333333" ? { ...trace, line: { ...trace.line, color: P.css("--ink") } } : trace);
+  const inked = (traces) => traces.map((trace) => {
+    const made = { ...trace };
+    if (made.line && made.line.color === "#333333") made.line = { ...made.line, color: P.css("--ink") };
+    for (const error of ["error_x", "error_y"]) {
+      if (made[error] && made.type === "bar") made[error] = { ...made[error], color: P.css("--muted") };
+    }
+    return made;
+  });
 
   const drawn = new Map(); /* plot → figure */
   P.draw = async (plot, figure, minWidth = 0) => {
