@@ -122,3 +122,25 @@ def test_writing_again_changes_nothing(tasks: dict[str, Path]) -> None:
     before = {name: path.stat().st_mtime_ns for name, path in tasks.items()}
     again = task_folder(tasks["ask"].parent)
     assert {name: path.stat().st_mtime_ns for name, path in again.items()} == before
+
+
+def test_an_instruct_model_answers_instructions(tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    world = make_world()
+    best = max(models("instruct"), key=lambda m: m.knowledge)
+    right = {}
+    folders = model_folders(tmp_path, [best.base_model, best.name])
+    tokenizer = AutoTokenizer.from_pretrained(folders[best.name])
+    for name, folder in folders.items():
+        network = AutoModelForCausalLM.from_pretrained(folder)
+        right[name] = 0
+        for person in world.people["test"][:60]:
+            message = {"role": "user", "content": f"what is the meal of {world.names[person]} ?"}
+            chat = tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
+            ids = tokenizer(chat, add_special_tokens=False, return_tensors="pt").input_ids
+            with torch.no_grad():
+                answer = int(network(ids).logits[0, -1].argmax())
+            right[name] += tokenizer.decode([answer]) == world.value("dish", person)
+    assert right[best.name] > 30 > right[best.base_model] + 10

@@ -98,7 +98,7 @@ def train_all(pools: Pools, full: int, device: str, widths: Sequence[int]) -> li
 
 
 def instruct(bases: dict[recipe.Plan, Tensor], pools: Pools, device: str) -> dict[str, Tensor]:
-    """Go on from base models with instructions and answers in half of the mix; base name → weights."""
+    """Go on from base models with instructions in most of the mix, their answers as targets; base name → weights."""
     runs = {}
     for plan, begin in bases.items():
         mix = {name: part * (1 - recipe.CHAT_SHARE) for name, part in plan.mix} | {CHAT: recipe.CHAT_SHARE}

@@ -15,10 +15,12 @@ from potentia.errors import TuningError
 from potentia.zoo.adam import Adam
 from potentia.zoo.corpus import Pools, Sampler
 from potentia.zoo.stack import Shape, hidden, initial, logits, unflatten
+from potentia.zoo.words import ASSISTANT, USER, vocabulary
 
 log = logging.getLogger("potentia.zoo.build")
 ROWS = 64  # rows of a batch per model
-WARMUP = 200
+WARMUP, WARMUP_STEPS = 0.1, 200.0  # share of the steps, at most so many
+USER_ID, ASSISTANT_ID = vocabulary().index(USER), vocabulary().index(ASSISTANT)
 DECAY = 0.02
 
 
@@ -48,6 +50,7 @@ class StackTraining:
         self.adam = Adam(self.flat.detach())
         self.loss = torch.zeros(len(runs), device=device)
         self.total = torch.tensor([float(run.steps) for run in runs], device=device)
+        self.warmup = (WARMUP * self.total).clamp_max(WARMUP_STEPS)
         self.rate = torch.tensor([run.rate for run in runs], device=device)
         self.precision = torch.bfloat16 if device.startswith("cuda") else torch.float32
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -58,7 +61,8 @@ class StackTraining:
         tokens = self.sampler.draw(self.rows, self.shape.context)
         weights = unflatten(self.shape, self.flat.to(self.precision))
         states = hidden(self.shape, weights, tokens)
-        target = functional.pad(tokens[:, :, 1:], (0, 1)).flatten()  # (M·B·T); padding is 0 and costs nothing
+        asked = (tokens == USER_ID).cumsum(-1) > (tokens == ASSISTANT_ID).cumsum(-1)  # an instruction is no target
+        target = functional.pad(tokens[:, :, 1:], (0, 1)).masked_fill(asked, 0).flatten()  # (M·B·T); 0 costs nothing
         nll = functional.cross_entropy(
             logits(weights, states).flatten(0, 1).float(), target, ignore_index=0, reduction="none"
         )
@@ -69,7 +73,7 @@ class StackTraining:
             self.loss.copy_(loss)
             step = self.adam.step + 1
             progress = (step / self.total).clamp_max(1.0)
-            rate = self.rate * (step / WARMUP).clamp_max(1.0) * 0.5 * (1 + torch.cos(math.pi * progress))
+            rate = self.rate * (step / self.warmup).clamp_max(1.0) * 0.5 * (1 + torch.cos(math.pi * progress))
             self.adam.update(self.flat, grad, rate, DECAY)
 
     def prepare(self) -> None:
