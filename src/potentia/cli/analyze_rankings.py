@@ -53,13 +53,12 @@ def rankings(
 
       potentia analyze rankings scores.csv --protocols direct train_before_test --exclude-flagged --json
     """
-    from potentia.analysis.background import Background
     from potentia.analysis.components import GAPS
     from potentia.analysis.rankings import Options, analyze_rankings, merge_items, merge_scores
     from potentia.cli.selection import read_chosen
     from potentia.cli.stored_items import read_items
-    from potentia.facts import models as known_models
     from potentia.report import FORMATS, draw_all
+    from potentia.report.findings import background_of, facts_table, study_records
 
     if gaps not in GAPS:
         raise InputError(f"no treatment of gaps {gaps!r}", hint=f"--gaps is one of: {', '.join(GAPS)}")
@@ -70,7 +69,7 @@ def rankings(
     scores = merge_scores(
         [read_chosen(source, study=study, protocols=protocol, tasks=tasks, models=models) for source in sources]
     )
-    everyone = dict.fromkeys(m for matrix in scores.values() for m in matrix.models)
+    known = facts_table([record for source in sources for record in study_records(source, study)], facts)
     options = Options(
         resamples=resamples,
         level=level,
@@ -81,7 +80,7 @@ def rankings(
         align=align,
     )
     items = [read_items(source, study=study) for source in sources] if use_items else []
-    background = Background.of(everyone, table=known_models(facts))
+    background = background_of(scores, known)
     found = analyze_rankings(scores, background, options, merge_items(items))
     print_findings(found, as_json=as_json)
     if figures is not None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from potentia.analysis.aggregate import Aggregate
 from potentia.analysis.agreement import Agreement, AgreementChange
+from potentia.analysis.components import Components
 from potentia.analysis.significance import Significance
 from potentia.report.source import ReportData
 from potentia.report.words import count, listing, percent, protocol_name, span
@@ -55,7 +56,7 @@ def answer(data: ReportData) -> Answer:
     if not isinstance(aggregate, Aggregate):
         reason = data.problem or "there are too few scores"
         return Answer(f"No ranking yet: {reason}.", (), _tiles(data, None), (), "", protocol, "")
-    method = _method(aggregate)
+    method = choose_method(data, aggregate)
     standings = rank_table(data, aggregate, method)
     headline = _headline(standings, aggregate, protocol)
     sentences = [*_who_else(standings), *_agreement(data), *_resolution(data, protocol)]
@@ -76,7 +77,7 @@ def rank_table(data: ReportData, aggregate: Aggregate, method: int) -> list[Stan
     before = data.findings.get(f"aggregate {data.protocols[0]}")
     earlier: dict[str, float] = {}
     if isinstance(before, Aggregate) and before.protocol != aggregate.protocol:
-        earlier = dict(zip(before.models, before.ranks[:, _method(before)].tolist(), strict=True))
+        earlier = dict(zip(before.models, before.ranks[:, choose_method(data, before)].tolist(), strict=True))
     order = [
         k for k in np.argsort(aggregate.ranks[:, method], kind="stable") if np.isfinite(aggregate.ranks[k, method])
     ]
@@ -92,9 +93,11 @@ def rank_table(data: ReportData, aggregate: Aggregate, method: int) -> list[Stan
     ]
 
 
-def _method(aggregate: Aggregate) -> int:
-    """Choose PC1, or the mean z score where gaps keep PC1 from ranking some model."""
-    return 0 if np.isfinite(aggregate.ranks[:, 0]).all() else aggregate.methods.index("mean z")
+def choose_method(data: ReportData, aggregate: Aggregate) -> int:
+    """Choose PC1, or the mean z score where gaps keep PC1 from ranking a model or some task runs against PC1."""
+    found = data.findings.get(f"components {aggregate.protocol}")
+    common = isinstance(found, Components) and bool((found.loadings[0] > 0).all())
+    return 0 if common and np.isfinite(aggregate.ranks[:, 0]).all() else aggregate.methods.index("mean z")
 
 
 def _headline(standings: list[Standing], aggregate: Aggregate, protocol: str) -> str:
@@ -172,7 +175,7 @@ def _tiles(data: ReportData, aggregate: Aggregate | None) -> tuple[Tile, ...]:
     note = f"{count(cells, 'score')}" + (f", with {count(corpora, 'corpus', 'corpora')}" if corpora else "")
     tiles = [Tile(f"{len(models)} × {len(known) - corpora}", "models × tasks", note)]
     if aggregate is not None and aggregate.ranks.shape[0] > 1:
-        method = _method(aggregate)
+        method = choose_method(data, aggregate)
         may = int((aggregate.low[:, method] < MAY_BE_FIRST).sum())
         tiles.append(Tile(str(may), "may be first", f"95 % rank intervals by {aggregate.methods[method]}"))
     change = data.findings.get(f"change {data.protocols[0]} {data.main}") if data.protocols else None
