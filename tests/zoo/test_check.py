@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -89,3 +91,12 @@ def test_agreement_of_a_planted_order() -> None:
     text = summary(result)
     assert "direct: mean tau 1.000, PC1 1.000, mean rank against knowledge -1.000" in text
     assert "tuned: mean tau 1.000, PC1 1.000, mean rank against knowledge 1.000" in text
+
+
+def test_the_shipped_check_gives_the_documented_figures() -> None:
+    result = json.loads((WEIGHTS / "check.json").read_text("utf-8"))
+    for name, facts in result["facts"].items():
+        assert facts["knowledge"] == pytest.approx(model(name).knowledge, abs=1e-4)
+    text = summary(result, [task for task in result["tasks"] if task not in ("round", "chronicle")])
+    assert "direct: mean tau 0.227, PC1 0.394, mean rank against knowledge 0.367" in text
+    assert "tuned: mean tau 0.752, PC1 0.870, mean rank against knowledge 0.850" in text
