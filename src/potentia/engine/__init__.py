@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from potentia.engine.examples import encode_examples
+    from potentia.engine.full import FullStep, FullTrainer
     from potentia.engine.lane import DROP, KEEP, LaneEpoch, LaneResult, StepInfo
     from potentia.engine.lanes import LaneTrainer
     from potentia.engine.loading import LoadedModel, load
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "DROP": "lane",
+    "FullStep": "full",
+    "FullTrainer": "full",
     "KEEP": "lane",
     "LaneEpoch": "lane",
     "LaneResult": "lane",
@@ -40,6 +43,8 @@ __all__ = [
     "KEEP",
     "BosPolicy",
     "Encoder",
+    "FullStep",
+    "FullTrainer",
     "LaneEpoch",
     "LaneResult",
     "LaneSpec",

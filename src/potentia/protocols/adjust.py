@@ -20,7 +20,7 @@ from potentia.protocols.train_before_test import LanePlan, Point, Stopped, Watch
 from potentia.study import Tuning, content_key
 
 if TYPE_CHECKING:
-    from potentia.engine import LoadedModel, StepInfo
+    from potentia.engine import FullStep, LoadedModel, StepInfo
     from potentia.tasks import ChatTemplate, Task
 
 
@@ -134,23 +134,27 @@ class Adjustment:
             self._last(wanted, scorer, lane, owner)
 
     def _tune_full(self, wanted: Sequence[str], rate: float) -> None:
-        from potentia.engine import FullTrainer, Scorer
+        from potentia.engine import FullTrainer, Scorer, StepInfo
 
         lane, examples, plan = self._lane(rate), self._examples(), schedule(self.tuning, rate)
         self.watcher.phase(f"adjusting on {self.data.name}", plan.total_steps(len(examples)))
-        with FullTrainer(self.loaded, token_budget=self.token_budget, workspace=self.workspace) as trainer:
+        with FullTrainer(self.loaded, token_budget=self.token_budget) as trainer:
             scorer = Scorer(self.loaded, token_budget=self.token_budget)
 
-            trainer.train(
+            def on_step(done: FullStep) -> None:
+                self.watcher.step(StepInfo(done.step, active=1, waiting=0, rows=plan.batch, tokens=0), done.step)
+
+            made = trainer.train(
                 examples,
                 plan,
-                key=lane.key,
                 seed=self.seed,
-                at_steps=self.at_steps,
-                on_checkpoint=lambda step: self._at_step(wanted, scorer, step, None),
-                on_step=lambda info: self.watcher.step(info, info.step),
+                checkpoints=self.at_steps,
+                on_checkpoint=lambda done: self._at_step(wanted, scorer, done.step, None),
+                on_step=on_step,
                 stop=self.watcher.stop,
             )
+            if len(made) < plan.total_steps(len(examples)):
+                raise Stopped
             self._last(wanted, scorer, lane, None)
 
     # --- scoring -----------------------------------------------------------------------------------------------------
