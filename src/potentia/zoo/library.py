@@ -153,5 +153,8 @@ def _definition(benchmark: Benchmark, files: dict[str, str]) -> dict[str, Any]:
         "output_type": "loglikelihood_rolling",
         "doc_to_text": "",
         "doc_to_target": "{{text}}",
-        "metric_list": [{"metric": "word_perplexity", "aggregation": "weighted_perplexity", "higher_is_better": False}],
+        "metric_list": [
+            {"metric": "bits_per_byte", "aggregation": "bits_per_byte", "higher_is_better": False},
+            {"metric": "word_perplexity", "aggregation": "weighted_perplexity", "higher_is_better": False},
+        ],
     }
