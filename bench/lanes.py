@@ -51,7 +51,7 @@ LENGTHS = {
     "gsm8k": (95, 111, 123, 132, 143, 151, 162, 174, 187, 198, 211, 220, 232, 254, 283, 349),
 }
 SHAPES: dict[str, dict[str, int]] = {
-    "tiny": {"d": 64, "ff": 256, "layers": 3, "heads": 4, "kv": 4, "vocab": 600},
+    "tiny": {"d": 64, "ff": 128, "layers": 3, "heads": 4, "kv": 4, "vocab": 600},  # the zoo's 159k shape
     "410m": {"d": 1024, "ff": 2816, "layers": 24, "heads": 16, "kv": 16, "vocab": 50304},
     "8b": {"d": 4096, "ff": 14336, "layers": 32, "heads": 32, "kv": 8, "vocab": 128256},
 }

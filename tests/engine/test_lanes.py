@@ -218,6 +218,44 @@ def test_padding_free_passes_give_the_same_adapters(kind: str, budget: int | Non
     assert max(gap(padded[key], packed[key]) for key in padded) < 3e-5
 
 
+@pytest.mark.parametrize("kind", ["llama", "opt"])
+def test_passes_side_by_side_give_the_same_adapters(kind: str) -> None:
+    specs = neighbours(6, dropout=0.1)
+    one = states(tiny(kind), specs)
+    torch.set_num_threads(3)
+    try:
+        three, again = states(tiny(kind), specs), states(tiny(kind), specs)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(1)
+    assert max(gap(one[key], three[key]) for key in one) < 1e-5
+    assert max(gap(three[key], again[key]) for key in one) == 0
+
+
+def test_half_precision_and_fused_norms_learn_alike() -> None:
+    from potentia.engine import fast
+
+    data = examples(80)
+    specs = [
+        spec("a", data=data, epochs=2, dropout=0.1),
+        spec("b", data=data, epochs=2, learning_rate=2e-3, dropout=0.1),
+    ]
+    plain = states(tiny("llama"), specs)
+    with LaneTrainer(tiny("llama").to(torch.bfloat16)) as trainer:
+        trainer.fast.wanted = True
+        found = [(m, fast.fused_norm(m)) for m in trainer.model.modules()]
+        trainer.fast.norms = [(m, f) for m, f in found if f is not None]
+        assert len(trainer.fast.norms) == 5
+        trainer.train(specs)
+        assert all("forward" not in m.__dict__ for m, _ in trainer.fast.norms)
+        for key, wanted in plain.items():
+            ours = trainer.adapter_state(key)
+            for name in wanted:
+                if "lora_B" in name:  # bf16 rounds, but the direction learned is the same
+                    cosine = torch.cosine_similarity(ours[name].flatten(), wanted[name].flatten(), dim=0)
+                    assert cosine > 0.95, (name, cosine)
+
+
 def test_what_cannot_be_packed_is_found_out() -> None:
     from potentia.engine.head import SplitModel
     from potentia.engine.packed import can_pack

@@ -103,6 +103,7 @@ class LaneRun:
             token_bytes=token_bytes(getattr(model.config, "text_config", None) or model.config, first.element_size()),
             token_budget=self.trainer.token_budget,
             packed=first.device.type == "cuda" and can_pack(self.trainer.split),
+            workers=torch.get_num_threads() if first.device.type == "cpu" else 1,
         )
 
     # ---- slots ----------------------------------------------------------------------------------------------------
