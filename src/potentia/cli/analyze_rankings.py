@@ -56,9 +56,9 @@ def rankings(
     from potentia.analysis.components import GAPS
     from potentia.analysis.rankings import Options, analyze_rankings, merge_items, merge_scores
     from potentia.cli.selection import read_chosen
-    from potentia.cli.stored_items import read_items
     from potentia.report import FORMATS, draw_all
     from potentia.report.findings import background_of, facts_table, study_records
+    from potentia.report.outcomes import read_outcomes
 
     if gaps not in GAPS:
         raise InputError(f"no treatment of gaps {gaps!r}", hint=f"--gaps is one of: {', '.join(GAPS)}")
@@ -79,7 +79,7 @@ def rankings(
         exclude_flagged=exclude_flagged,
         align=align,
     )
-    items = [read_items(source, study=study) for source in sources] if use_items else []
+    items = [read_outcomes(source, study=study) for source in sources] if use_items else []
     background = background_of(scores, known)
     found = analyze_rankings(scores, background, options, merge_items(items))
     print_findings(found, as_json=as_json)

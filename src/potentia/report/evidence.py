@@ -1,12 +1,13 @@
 """Evidence between every two models: who is better on which task, and how sure that is.
 
-On one task two models are compared by their standard errors (z test), as ``potentia analyze rankings`` does. Over all
-tasks the significant wins and losses are counted, and the mean difference has the smallest true difference beside it
-that the tests would find with 80 % power.
+On one task two models are compared on the items that all models have (McNemar's exact test), or by their standard
+errors (z test) where no items are stored. Over all tasks the significant wins and losses are counted, and the mean
+difference has the smallest true difference beside it that the tests would find with 80 % power.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from scipy.stats import norm
 
 from potentia.analysis.bootstrap import LEVEL
 from potentia.analysis.finding import Cell, Table
+from potentia.analysis.paired import Outcomes, mcnemar_of_all
 from potentia.analysis.significance import POWER, benjamini_hochberg, pair_p_values
 from potentia.scores import Floats, ScoreMatrix
 
@@ -27,6 +29,7 @@ class Evidence:
     protocol: str
     models: tuple[str, ...]
     tasks: tuple[str, ...]
+    basis: tuple[str, ...]  # per task: McNemar or z test
     difference: Floats  # (pairs, tasks), first minus second, higher is better
     p: Floats  # (pairs, tasks)
     critical: Floats  # (tasks,) the largest p that Benjamini–Hochberg keeps over all pairs of the task
@@ -66,6 +69,7 @@ class Evidence:
             "protocol": self.protocol,
             "models": list(self.models),
             "tasks": list(self.tasks),
+            "basis": list(self.basis),
             "level": self.level,
             "difference": [_short(column, 4) for column in self.difference.T],
             "p": [_significant(column) for column in self.p.T],
@@ -76,7 +80,7 @@ class Evidence:
         }
 
 
-def weigh(matrix: ScoreMatrix) -> Evidence | None:
+def weigh(matrix: ScoreMatrix, outcomes: Outcomes | None = None) -> Evidence | None:
     """Compare every two models on every higher-is-better task with standard errors; None where there is none."""
     known = np.isfinite(matrix.values)
     usable = [
@@ -91,6 +95,7 @@ def weigh(matrix: ScoreMatrix) -> Evidence | None:
     first, second = np.triu_indices(len(rows), 1)
     difference = tested.values[first] - tested.values[second]
     p = pair_p_values(tested)
+    basis = [_sharpen(p[:, k], rows, (outcomes or {}).get(task, {})) for k, task in enumerate(usable)]
     kept = np.where(benjamini_hochberg(p) <= 1 - LEVEL, p, np.nan)
     critical = np.array([np.nanmax(c) if np.isfinite(c).any() else 0.0 for c in kept.T])
     variance = tested.stderr[first] ** 2 + tested.stderr[second] ** 2
@@ -105,6 +110,7 @@ def weigh(matrix: ScoreMatrix) -> Evidence | None:
         protocol=matrix.protocol,
         models=tested.models,
         tasks=tested.tasks,
+        basis=tuple(basis),
         difference=difference,
         p=p,
         critical=critical,
@@ -112,6 +118,20 @@ def weigh(matrix: ScoreMatrix) -> Evidence | None:
         mean=mean,
         mean_p=mean_p,
     )
+
+
+def _sharpen(p: Floats, models: list[str], outcomes: Mapping[str, Mapping[int, float]]) -> str:
+    """Put McNemar's p in the place of the z test's for every pair of models with items; returns the test's name."""
+    present = [k for k, model in enumerate(models) if outcomes.get(model)]
+    documents = sorted(set.intersection(*(set(outcomes[models[k]]) for k in present))) if len(present) > 1 else []
+    if not documents:
+        return "z test"
+    right = np.array([[outcomes[models[k]][d] > 0.5 for d in documents] for k in present])
+    first, second = np.triu_indices(len(present), 1)
+    a, b = np.array(present)[first], np.array(present)[second]
+    n = len(models)
+    p[a * (2 * n - a - 1) // 2 + b - a - 1] = mcnemar_of_all(right)
+    return "McNemar"
 
 
 def _short(values: Floats, digits: int) -> list[float | None]:

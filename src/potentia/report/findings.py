@@ -15,6 +15,7 @@ from potentia.facts import models as known_models
 from potentia.scores import ScoreMatrix
 
 if TYPE_CHECKING:
+    from potentia.analysis.paired import Outcomes
     from potentia.store import StudyRecord
     from potentia.study import ModelSpec
 
@@ -89,12 +90,14 @@ def planned(scores: Mapping[str, ScoreMatrix], order: Sequence[str] | None = Non
     return {protocol: scores[protocol] for protocol in order or scores if "@" not in protocol}
 
 
-def find_rankings(scores: Mapping[str, ScoreMatrix], background: Background) -> tuple[dict[str, Finding], str]:
+def find_rankings(
+    scores: Mapping[str, ScoreMatrix], background: Background, outcomes: Mapping[str, Outcomes] | None = None
+) -> tuple[dict[str, Finding], str]:
     """Return the findings of ``potentia analyze rankings`` with its defaults, or why there are none."""
     from potentia.analysis.rankings import analyze_rankings
 
     try:
-        return analyze_rankings(planned(scores), background), ""
+        return analyze_rankings(planned(scores), background, items=outcomes), ""
     except PotentiaError as error:
         return {}, error.message
 

@@ -104,14 +104,13 @@ def _agreement_order(figure: dict[str, Any]) -> int:
 
 def evidence_section(data: ReportData, live: str) -> str:
     """Section 5: model × model evidence, and how much each task resolves."""
-    found = _named(data, "significance ", "ranks ")
+    found = _named(data, "significance ", "paired ", "ranks ")
     place = {s.model: k for k, s in enumerate(answer(data).standings)}
-    weighed = [
-        evidence
-        for protocol, matrix in reversed(planned(data.scores, data.protocols).items())
-        if (evidence := weigh(matrix.select(models=sorted(matrix.models, key=lambda m: place.get(m, 10**6)))))
-        is not None
-    ]
+    weighed = []
+    for protocol, matrix in reversed(planned(data.scores, data.protocols).items()):
+        ordered = matrix.select(models=sorted(matrix.models, key=lambda m: place.get(m, len(place))))
+        if (evidence := weigh(ordered, data.outcomes.get(protocol))) is not None:
+            weighed.append(evidence)
     if not weighed:
         return ""
     return render(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from potentia.analysis.background import Background
 from potentia.analysis.finding import Finding
+from potentia.analysis.paired import Outcomes
 from potentia.analysis.rankings import in_order
 from potentia.errors import InputError, PotentiaError
 from potentia.report.findings import (
@@ -20,6 +21,7 @@ from potentia.report.findings import (
     is_store,
     study_records,
 )
+from potentia.report.outcomes import read_outcomes
 from potentia.scores import ItemOutcome, ScoreMatrix
 from potentia.store.records import CellRecord, FailureRecord, LaneRecord, StudyRecord
 
@@ -60,6 +62,7 @@ class ReportData:
     lanes: tuple[LaneRecord, ...] = ()
     items: Mapping[str, ItemSample] = field(default_factory=dict)
     items_per_cell: int = 0
+    outcomes: Mapping[str, Outcomes] = field(default_factory=dict)  # by protocol: values of all items
 
     @property
     def protocols(self) -> list[str]:
@@ -113,6 +116,7 @@ def read_report(
         lanes=lanes,
         items=samples,
         items_per_cell=share,
+        outcomes=read_outcomes(source, study=only),
     )
 
 
@@ -129,9 +133,10 @@ def _with_findings(
     lanes: tuple[LaneRecord, ...] = (),
     items: Mapping[str, ItemSample] | None = None,
     items_per_cell: int = 0,
+    outcomes: Mapping[str, Outcomes] | None = None,
 ) -> ReportData:
     background = background_of(scores, table)
-    findings, problem = find_rankings(scores, background)
+    findings, problem = find_rankings(scores, background, outcomes)
     test_task, problems = find_test_task(scores, table)
     return ReportData(
         source=source,
@@ -149,6 +154,7 @@ def _with_findings(
         lanes=lanes,
         items=items or {},
         items_per_cell=items_per_cell,
+        outcomes=outcomes or {},
     )
 
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from potentia.report.findings import is_store
 
-def read_items(source: str, *, study: str | None = None) -> dict[str, dict[str, dict[str, dict[int, float]]]]:
+
+def read_outcomes(source: str | Path, *, study: str | None = None) -> dict[str, dict[str, dict[str, dict[int, float]]]]:
     """Return protocol → task → model → document → value from a store; nothing from any other source."""
-    if "://" not in source:
-        path = Path(source).expanduser()
-        if not path.is_file():
-            return {}
-        with path.open("rb") as file:
-            if not file.read(16).startswith(b"SQLite format 3"):
-                return {}
+    if not is_store(source):
+        return {}
     import pyarrow.parquet as pq
 
     from potentia.store import Store
