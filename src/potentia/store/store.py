@@ -221,10 +221,15 @@ class Store(LiveStore):
         model: str | None = None,
         task: str | None = None,
         key: str | None = None,
+        limit: int | None = None,
+        offset: int = 0,
     ) -> list[CellRecord]:
-        """Return committed cells in the order of their making."""
+        """Return committed cells in the order of their making; ``limit`` and ``offset`` take a page of them."""
         with self._reading() as connection:
             wanted = self._wanted(connection, study=study, protocol=protocol, model=model, task=task, key=key)
+            if limit is not None:
+                page = sa.select(s.cells.c.id).where(*wanted).order_by(s.cells.c.created, s.cells.c.key)
+                wanted = [s.cells.c.id.in_(connection.execute(page.limit(limit).offset(offset)).scalars().all())]
             body = sa.select(s.cells, s.manifests.c.manifest, s.manifests.c.selection).join_from(s.cells, s.manifests)
             body = body.where(*wanted).order_by(s.cells.c.created, s.cells.c.key)
             rows = connection.execute(body).mappings().all()
@@ -251,11 +256,24 @@ class Store(LiveStore):
             for r in rows
         ]
 
-    def count(self, *, study: str | None = None, protocol: str | None = None) -> int:
+    def count(
+        self,
+        *,
+        study: str | None = None,
+        protocol: str | None = None,
+        model: str | None = None,
+        task: str | None = None,
+    ) -> int:
         """Return how many cells are committed, without reading them."""
         with self._reading() as connection:
-            wanted = self._wanted(connection, study=study, protocol=protocol)
+            wanted = self._wanted(connection, study=study, protocol=protocol, model=model, task=task)
             return int(connection.execute(sa.select(sa.func.count()).select_from(s.cells).where(*wanted)).scalar_one())
+
+    def seconds(self, *, study: str | None = None) -> float:
+        """Return how long the committed cells took to compute, all together."""
+        with self._reading() as connection:
+            total = sa.select(sa.func.coalesce(sa.func.sum(s.cells.c.seconds), 0.0))
+            return float(connection.execute(total.where(*self._wanted(connection, study=study))).scalar_one())
 
     def cell(self, cell_key: str) -> CellRecord | None:
         """Return one cell, or None where it is not committed."""
