@@ -14,6 +14,7 @@ from potentia.errors import ModelError
 from potentia.requests import Generation
 
 LOOKBACK = 2  # as lm-eval: a stop string may be written in up to two tokens more than it takes by itself
+PREFILL_BUDGETS = 4  # a prefill keeps no logits, so it may be larger than a scoring batch
 MOST_ROWS = {"cuda": 256, "cpu": 16}
 
 
@@ -61,10 +62,7 @@ class Writer:
         texts = [""] * len(requests)
         queue = sorted(drafts, key=lambda draft: (len(draft.prompt) + draft.room, len(draft.prompt)), reverse=True)
         while queue:
-            longest = len(queue[0].prompt) + queue[0].room
-            most = MOST_ROWS.get(self.network.device.type, 16)
-            # a cached token costs about as much memory as a tenth of a token's activations
-            batch = queue[: max(1, min(most, 10 * self.token_budget // longest))]
+            batch = queue[: self._rows(queue[0])]
             try:
                 self._write_batch(batch)
             except (torch.OutOfMemoryError, RuntimeError) as error:
@@ -79,6 +77,13 @@ class Writer:
             if progress is not None:
                 progress(len(batch))
         return texts
+
+    def _rows(self, longest: _Draft) -> int:
+        """How many texts to write at once: the prompts' activations and the finished texts' cache must both fit."""
+        most = MOST_ROWS.get(self.network.device.type, 16)
+        prefill = PREFILL_BUDGETS * self.token_budget // len(longest.prompt)
+        cached = self.network.cache_room() // (len(longest.prompt) + longest.room)
+        return max(1, min(most, prefill, cached))
 
     def _draft(self, index: int, request: Generation, prompt: Ids, owner: int) -> _Draft:
         prefix = self.encoder.bos.prefix_id

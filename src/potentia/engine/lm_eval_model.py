@@ -10,6 +10,7 @@ In Python, importing this module is enough: ``lm_eval.simple_evaluate(model="pot
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from lm_eval.api.model import TemplateLM
@@ -61,8 +62,7 @@ class PotentiaLM(TemplateLM):  # type: ignore[misc]
                 trust_remote_code=trust_remote_code,
             )
         if max_length is not None:
-            self.loaded.max_length = int(max_length)
-            self.loaded.__dict__.pop("encoder", None)
+            self.loaded = replace(self.loaded, max_length=int(max_length))
         self.tokenizer = self.loaded.tokenizer
         self.think_end_token = think_end_token
         self.scorer = Scorer(self.loaded, token_budget=None if token_budget is None else int(token_budget))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from potentia.engine.loading import LoadedModel
 
 HEAD_BYTES = {"cuda": 1 << 29, "cpu": 1 << 26}  # of float32 logits at a time
+CPU_CACHE_BYTES = 1 << 31
 ALIGNMENT = {"cuda": 8, "cpu": 1}  # masked attention on a GPU wants the key length in multiples of 16 bytes
 TREE_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
@@ -77,6 +78,17 @@ class Network:
         if self.router is not None:
             known = any(owner >= 0 for owner in owners)
             self.router.route(torch.tensor(list(owners), device=self.device) if known else None)
+
+    def cache_room(self) -> int:
+        """How many tokens' keys and values may be kept: a third of the free memory of a GPU, 2 GiB on a CPU."""
+        config = self.config
+        heads = getattr(config, "num_attention_heads", None) or 1
+        width = getattr(config, "head_dim", None) or (getattr(config, "hidden_size", None) or 1024) // heads
+        kept = getattr(config, "num_key_value_heads", None) or heads
+        layers = getattr(config, "num_hidden_layers", None) or 1
+        size = 2 * layers * kept * width * self.dtype.itemsize
+        free = torch.cuda.mem_get_info(self.device)[0] // 3 if self.device.type == "cuda" else CPU_CACHE_BYTES
+        return int(free // size)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Apply the model's own head, and whatever the model does to its output."""
