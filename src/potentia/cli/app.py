@@ -84,4 +84,5 @@ from potentia.cli import report as _report  # noqa: E402, F401
 from potentia.cli import reproduce_test_task as _reproduce_test_task  # noqa: E402, F401
 from potentia.cli import reproduce_train_before_test as _reproduce_train_before_test  # noqa: E402, F401
 from potentia.cli import run as _run  # noqa: E402, F401
+from potentia.cli import serve as _serve  # noqa: E402, F401
 from potentia.cli import tasks as _tasks  # noqa: E402, F401

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from potentia.analysis.finding import jsonable
-from potentia.report.source import ItemSample
 from potentia.scores import ItemOutcome
 from potentia.store.records import CellRecord, LaneRecord
+
+if TYPE_CHECKING:
+    from potentia.report.source import ItemSample
 
 LONGEST = 2_000  # characters of a prompt or an answer; the middle of longer ones is left out
 

@@ -20,7 +20,7 @@
       const inside = document.getElementById("plotly-source");
       const ready = inside
         ? unpack(inside.textContent).then((text) => load((script) => { script.textContent = text; }))
-        : load((script) => { script.src = document.body.dataset.plotly; });
+        : load((script) => { script.src = document.querySelector("meta[name=plotly]").content; });
       loading = ready.then(() => window.Plotly);
     }
     return loading;

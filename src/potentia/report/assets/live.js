@@ -1,4 +1,91 @@
 /* The live board: rows and lanes as they run, from the server's stream of events. */
 "use strict";
 (function (P) {
+  const board = document.getElementById("board");
+  if (!board) return;
+  const part = (name) => board.querySelector(`[data-live="${name}"]`);
+  const SVG = "http://www.w3.org/2000/svg";
+
+  /* One small picture per task: the validation curves of its lanes as they grow. */
+  const sparks = (lanes) => {
+    const svg = document.createElementNS(SVG, "svg");
+    const points = lanes.flatMap((lane) => lane.value.map((v, k) => [lane.epoch[k], v])).filter(([, v]) => v !== null);
+    const best = points.length ? Math.max(...points.map(([, v]) => v)) : null;
+    svg.setAttribute("viewBox", "0 0 150 44");
+    svg.setAttribute("role", "img");
+    svg.setAttribute("aria-label", points.length ? `validation of ${lanes.length} lanes of ${lanes[0].task}, up to ${best.toFixed(3)}` : `no validation of ${lanes[0].task} yet`);
+    if (!points.length) return svg;
+    const [low, high] = [Math.min(...points.map(([, v]) => v)), best];
+    const last = Math.max(1, ...points.map(([x]) => x));
+    const at = ([x, y]) => `${(4 + (142 * x) / last).toFixed(1)},${(40 - (36 * (y - low)) / (high - low || 1)).toFixed(1)}`;
+    lanes.forEach((lane, k) => {
+      const line = document.createElementNS(SVG, "polyline");
+      const known = lane.epoch.map((x, i) => [x, lane.value[i]]).filter(([, v]) => v !== null);
+      line.setAttribute("points", known.map(at).join(" "));
+      line.setAttribute("fill", "none");
+      line.setAttribute("stroke", P.colours[k % P.colours.length]);
+      line.setAttribute("stroke-width", "1.6");
+      svg.append(line);
+    });
+    return svg;
+  };
+  const lanesOf = (lanes) => {
+    const tasks = new Map();
+    for (const lane of lanes) tasks.set(lane.task, [...(tasks.get(lane.task) || []), lane]);
+    return P.make("div", { class: "lanes" }, ...[...tasks].map(([task, some]) => {
+      const values = some.flatMap((lane) => lane.value).filter((v) => v !== null);
+      const running = some.filter((lane) => lane.status === "running").length;
+      return P.make("div", { class: "lane" }, sparks(some),
+        P.make("span", { text: `${task}: ${values.length ? P.show(values.at(-1)) : "no value yet"}${running ? `, ${running} ${running === 1 ? "lane" : "lanes"}` : ", done"}` }));
+    }));
+  };
+  const card = (row, lanes) => {
+    const share = row.total ? Math.min(100, (100 * (row.done || 0)) / row.total) : 0;
+    const bar = P.make("i");
+    bar.style.width = `${share}%`;
+    const rate = row.tokens_per_second ? `${Math.round(row.tokens_per_second).toLocaleString("en")} tokens/s`
+      : row.rate && row.running ? `${Math.round(row.rate).toLocaleString("en")} ${row.unit || "docs"}/s` : "";
+    const facts = [row.phase, row.running && row.total ? `${row.done || 0} of ${row.total} ${row.unit || "docs"}` : "", rate,
+      row.running && row.left ? `${P.clock(row.left)} left in this step` : "", row.validation ? `validation ${row.validation}` : "",
+      row.lanes_waiting ? `${row.lanes_waiting} lanes wait` : ""].filter(Boolean);
+    return P.make("article", { class: "row-card" },
+      P.make("header", {}, P.make("b", { text: row.name }), P.make("span", { class: "note", text: facts.join(" · ") })),
+      row.running ? P.make("div", { class: "progress", role: "progressbar", "aria-label": `${row.name}: ${row.phase}`, "aria-valuemin": 0, "aria-valuemax": 100, "aria-valuenow": Math.round(share) }, bar) : null,
+      lanes && lanes.length ? lanesOf(lanes) : null);
+  };
+  const told = (event) => {
+    const where = `${event.row || ""} × ${event.task || ""} × ${P.protocol(event.protocol || "")}`;
+    const time = new Date(1000 * event.at).toLocaleTimeString();
+    if (event.kind === "cell") return `${time}  ${where}: ${P.show(event.value, 4)}${event.stderr ? ` ± ${P.show(event.stderr, 4)}` : ""}`;
+    if (event.kind === "failure") return `${time}  ${where} failed: ${event.reason}`;
+    return `${time}  ${event.kind} ${event.row || ""}`;
+  };
+  let shownLog = "";
+  const draw = (state) => {
+    const pill = part("state");
+    pill.textContent = state.running ? `${state.running} ${state.running === 1 ? "row runs" : "rows run"}` : "nothing runs now";
+    pill.className = state.running ? "pill on" : "pill";
+    const failed = state.failed ? `, ${state.failed} failed` : "";
+    part("counts").textContent = `${state.done}${state.asked === null ? "" : ` of ${state.asked}`} cells${failed}`;
+    part("left").textContent = state.left ? `about ${P.clock(state.left)} left` : "";
+    part("cost").textContent = state.seconds ? `${P.clock(state.seconds)} of computing so far` : "";
+    const bar = part("bar");
+    bar.setAttribute("aria-valuenow", state.done);
+    bar.firstElementChild.style.width = `${(100 * state.done) / (state.asked || state.done || 1)}%`;
+    const rows = state.running ? state.rows.filter((row) => row.running) : [];
+    const ended = state.rows.filter((row) => !row.running);
+    part("rows").replaceChildren(...rows.map((row) => card(row, state.lanes[row.name])),
+      ...(ended.length ? [P.make("p", { class: "caption", text: `Rows that ended: ${ended.slice(0, 12).map((row) => `${row.name} (${row.phase})`).join(", ")}${state.rows_total - rows.length > 12 ? ` and ${state.rows_total - rows.length - 12} more` : ""}` })] : []));
+    const log = state.events.map((event) => event.id).join();
+    if (log !== shownLog) {
+      shownLog = log;
+      part("log").replaceChildren(...state.events.map((event) => P.make("li", { class: event.kind === "failure" ? "failure" : null, text: told(event) })));
+    }
+    board.dataset.done = String(state.done);
+  };
+  draw(P.read(document.getElementById("live-data")));
+  if (board.dataset.findings) fetch(board.dataset.findings).then((answer) => answer.ok && location.reload());
+  const stream = new EventSource(board.dataset.stream);
+  stream.addEventListener("state", (event) => { part("link").textContent = "live"; draw(JSON.parse(event.data)); });
+  stream.addEventListener("error", () => { part("link").textContent = "connection lost, trying again"; });
 })(window.potentia);

@@ -1,0 +1,109 @@
+"""The board's desk: the store it reads, the snapshots it keeps, the studies it watches."""
+
+from __future__ import annotations
+
+import time
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from fastapi import HTTPException
+
+from potentia.errors import StoreError
+from potentia.scores import ItemOutcome
+from potentia.store import CellRecord, Store, StudyRecord
+from potentia.web.live import Watch
+from potentia.web.snapshot import Snapshot, Snapshots
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+FRESH = 1.0  # seconds for which a count is believed
+
+
+class Desk:
+    """Everything that pages and API share. Reads the store, never writes it."""
+
+    def __init__(self, where: str, *, executor: Executor | None = None) -> None:
+        self.where = where
+        self.store = Store.open(where, readonly=True)
+        self.snapshots = Snapshots(where, executor=executor)
+        self._watches: dict[str, Watch] = {}
+        self._stamps: dict[str, tuple[float, tuple[int, int]]] = {}
+        self._studies: tuple[float, list[StudyRecord]] = (0.0, [])
+        self.items = lru_cache(maxsize=4)(self._items)
+
+    def close(self) -> None:
+        """Let the store and the worker go."""
+        self.snapshots.close()
+        self.store.close()
+
+    def studies(self) -> list[StudyRecord]:
+        """Return the studies, as of a second ago at most."""
+        at, known = self._studies
+        if time.monotonic() - at > FRESH:
+            known = self.store.studies()
+            self._studies = (time.monotonic(), known)
+        return known
+
+    def study(self, name: str) -> StudyRecord:
+        """Return the study with this key or name, or answer 404."""
+        records = self.studies()
+        found = next((r for r in records if r.key == name), None) or next((r for r in records if r.name == name), None)
+        if found is None:
+            raise HTTPException(404, "there is no such study")
+        return found
+
+    def watch(self, name: str) -> Watch:
+        """Return the watch of a study; all its listeners share one."""
+        record = self.study(name)
+        return self._watches.setdefault(record.key, Watch(self.store, record))
+
+    def stamp(self, key: str) -> tuple[int, int]:
+        """Return how many cells and failures a study has, as of a second ago at most."""
+        at, known = self._stamps.get(key, (0.0, (0, 0)))
+        if time.monotonic() - at > FRESH:
+            known = (self.store.count(study=key), len(self.store.failures(study=key)))
+            self._stamps[key] = (time.monotonic(), known)
+        return known
+
+    async def snapshot(self, key: str) -> Snapshot:
+        """Return the study's latest snapshot."""
+        from starlette.concurrency import run_in_threadpool
+
+        return await self.snapshots.get(key, await run_in_threadpool(self.stamp, key))
+
+    async def peek(self, key: str) -> Snapshot | None:
+        """Return the study's latest snapshot, or None while the first is being made."""
+        from starlette.concurrency import run_in_threadpool
+
+        return self.snapshots.peek(key, await run_in_threadpool(self.stamp, key))
+
+    async def warm(self) -> None:
+        """Begin the first snapshot of the study opened last, before anyone asks."""
+        from starlette.concurrency import run_in_threadpool
+
+        records = await run_in_threadpool(self.studies)
+        if records:
+            await self.peek(records[0].key)
+
+    def cell(self, key: str) -> CellRecord:
+        """Return one cell, or answer 404."""
+        found = None if "\0" in key else self.store.cell(key)
+        if found is None:
+            raise HTTPException(404, "there is no such cell")
+        return found
+
+    def _items(self, key: str) -> list[ItemOutcome]:
+        try:
+            return self.store.items(key)
+        except StoreError as error:  # the items folder was left behind
+            raise HTTPException(404, error.message) from error
+
+
+def json_text(text: str | None) -> Any:
+    """Answer with JSON made earlier, or 404."""
+    from fastapi import Response
+
+    if text is None:
+        raise HTTPException(404, "there is nothing of that name")
+    return Response(text, media_type="application/json")

@@ -1,0 +1,62 @@
+"""Serving the board: loopback by default; any other address only with a token."""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+import socket
+
+from potentia.errors import InputError
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether only this machine can reach the address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def choose_token(host: str, token: str | None) -> str | None:
+    """Return the token to ask for: the given one, a new one for an address that others can reach, else none."""
+    if token is not None and len(token) < 8:
+        raise InputError("the token is too short to keep anyone out", hint="give eight characters or more, or none")
+    return token if token is not None or is_loopback(host) else secrets.token_urlsafe(24)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Take the address, or say why not."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        made = socket.socket(family, socket.SOCK_STREAM)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((host.strip("[]"), port))
+        made.listen(128)  # early readers wait instead of being refused
+    except OSError as error:
+        hint = "another program has it: give another --port" if error.errno in (98, 48) else "check --host and --port"
+        raise InputError(f"{host}:{port} cannot be used: {error.strerror or error}", hint=hint) from error
+    return made
+
+
+def address(host: str, port: int, token: str | None) -> str:
+    """Return what to open in a browser."""
+    shown = f"[{host}]" if ":" in host and not host.startswith("[") else host
+    return f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
+
+
+def serve(store_url: str, listener: socket.socket, *, token: str | None = None) -> None:
+    """Serve the board of a store on a bound socket until interrupted."""
+    import uvicorn
+
+    from potentia.web.app import create_app
+
+    config = uvicorn.Config(
+        create_app(store_url, token),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=2,
+    )
+    uvicorn.Server(config).run(sockets=[listener])

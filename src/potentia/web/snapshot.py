@@ -1,0 +1,119 @@
+"""Snapshots: a study's sections and findings, made in a process of their own and kept until there is more to say.
+
+Findings take seconds to compute. They are made in one niced worker, never while serving a request that an older
+snapshot can answer, and never more often than a twentieth of the time, so that readers do not slow a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from concurrent.futures import Executor, ProcessPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from potentia.errors import PotentiaError
+
+LEAST_SECONDS = 5.0  # between two snapshots of a study
+SHARE = 20  # and this many times as long as the last one took
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What the pages and the API say of a study at one moment."""
+
+    study: str
+    stamp: tuple[int, int]  # cells and failures it knows
+    seconds: float
+    sections: tuple[tuple[str, str, str], ...] = ()  # id, title, HTML
+    problem: str = ""
+    answer: dict[str, Any] = field(default_factory=dict)
+    findings: dict[str, str] = field(default_factory=dict)  # name → JSON
+    scores: dict[str, str] = field(default_factory=dict)  # protocol → JSON
+    evidence: dict[str, str] = field(default_factory=dict)  # protocol → JSON
+
+
+def make_snapshot(where: str, study: str, stamp: tuple[int, int]) -> Snapshot:
+    """Read a study and compute everything; runs in the worker."""
+    from potentia.analysis.finding import jsonable
+    from potentia.report.answer import answer
+    from potentia.report.evidence import weigh
+    from potentia.report.sections import build_sections
+    from potentia.report.source import read_report
+
+    began = time.monotonic()
+    try:
+        data = read_report(where, study=study, items=0)
+        sections = build_sections(data, live=f"/studies/{study}")
+    except PotentiaError as error:
+        return Snapshot(study, stamp, time.monotonic() - began, problem=error.message)
+    found = {**data.findings, **data.test_task}
+    weighed = {name: weigh(matrix, data.outcomes.get(name)) for name, matrix in data.scores.items()}
+    return Snapshot(
+        study=study,
+        stamp=stamp,
+        seconds=time.monotonic() - began,
+        sections=tuple((s.id, s.title, s.html) for s in sections),
+        problem=data.problem,
+        answer=jsonable(answer(data)),
+        findings={name: json.dumps(finding.to_dict()) for name, finding in found.items()},
+        scores={name: json.dumps(jsonable(matrix)) for name, matrix in data.scores.items()},
+        evidence={name: json.dumps(e.payload()) for name, e in weighed.items() if e is not None},
+    )
+
+
+def _settle() -> None:
+    import os
+    import signal
+
+    os.nice(10)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server stops its worker itself
+
+
+class Snapshots:
+    """The latest snapshot of each study; a newer one is made in the background."""
+
+    def __init__(self, where: str, *, executor: Executor | None = None) -> None:
+        self.where = where
+        self._executor = executor
+        self._latest: dict[str, Snapshot] = {}
+        self._making: dict[str, asyncio.Future[Snapshot]] = {}
+        self._not_before: dict[str, float] = {}
+
+    async def get(self, study: str, stamp: tuple[int, int]) -> Snapshot:
+        """Return the latest snapshot, at once where there is one; the first is waited for."""
+        known = self.peek(study, stamp)
+        return known if known is not None else await asyncio.shield(self._making[study])
+
+    def peek(self, study: str, stamp: tuple[int, int]) -> Snapshot | None:
+        """Return the latest snapshot, or None while the first is being made; sees to it that a newer one will come."""
+        known = self._latest.get(study)
+        if known is not None and (known.stamp == stamp or time.monotonic() < self._not_before.get(study, 0.0)):
+            return known
+        if study not in self._making:
+            task = asyncio.get_running_loop().run_in_executor(self._worker(), make_snapshot, self.where, study, stamp)
+            self._making[study] = task
+            task.add_done_callback(lambda done: self._keep(study, done))
+        return known
+
+    def _keep(self, study: str, done: asyncio.Future[Snapshot]) -> None:
+        self._making.pop(study, None)
+        if done.cancelled() or done.exception() is not None:
+            self._not_before[study] = time.monotonic() + LEAST_SECONDS
+            return
+        made = done.result()
+        self._latest[study] = made
+        self._not_before[study] = time.monotonic() + max(LEAST_SECONDS, SHARE * made.seconds)
+
+    def _worker(self) -> Executor:
+        if self._executor is None:
+            from multiprocessing import get_context
+
+            self._executor = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_settle)
+        return self._executor
+
+    def close(self) -> None:
+        """Stop the worker."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
