@@ -124,10 +124,17 @@ def _who_else(standings: list[Standing]) -> list[str]:
         return [
             f"Its first place ({reach}) holds when the tests are run again with their noise on other tasks like these."
         ]
-    return [
-        f"{first.model} has the best estimate ({reach}), but the intervals of {count(len(rivals), 'other model')} "
-        "reach first place too: test noise and the choice of tasks could put any of them there."
-    ]
+    if len(rivals) == 1:
+        rest = (
+            "the interval of one other model reaches first place too: test noise and the choice of tasks "
+            "could put it there."
+        )
+    else:
+        rest = (
+            f"the intervals of {len(rivals)} other models reach first place too: test noise and the choice of tasks "
+            "could put any of them there."
+        )
+    return [f"{first.model} has the best estimate ({reach}), but {rest}"]
 
 
 def _agreement(data: ReportData) -> list[str]:

@@ -1,0 +1,93 @@
+"""A small store made by hand: two protocols, items, lanes, a failure, and names that try to be HTML."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+
+from potentia.scores import ItemOutcome, Score
+from potentia.store import CellRecord, EpochRecord, LaneRecord, Store
+
+EVIL = "<img src=x onerror=alert(1)>"
+DOCUMENT = "</script><script>alert(2)</script> which is it?"
+MODELS = ("org/alpha-7b", "org/beta-7b", "org/gamma-1b", EVIL)
+TASKS = ("arc_easy", "boolq", "piqa")
+STUDY = "0123456789abcdef0123456789abcdef"
+N = 60
+
+
+def make_store(path: Path, *, models: tuple[str, ...] = MODELS, tasks: tuple[str, ...] = TASKS, seed: int = 0) -> Path:
+    stream = np.random.default_rng(seed)
+    spec = {
+        "name": "made",
+        "models": [
+            {"name": m, "family": "greek" if m != EVIL else None, "parameters": 1e9 * (k + 1)}
+            for k, m in enumerate(models)
+        ],
+        "tasks": list(tasks),
+        "protocols": ["direct", "train_before_test"],
+    }
+    with Store.open(path) as store:
+        store.study("made", STUDY, spec)
+        for k, model in enumerate(models):
+            for j, task in enumerate(tasks):
+                if model == EVIL and task == "piqa":
+                    store.fail_cell(STUDY, model, task, "direct", "it broke: <b>badly</b>")
+                    store.event(
+                        STUDY, "failure", {"row": model, "task": task, "protocol": "direct", "reason": "it broke"}
+                    )
+                    continue
+                for protocol, lift in (("direct", 0.0), ("train_before_test", 0.2)):
+                    skill = min(0.95, 0.3 + 0.1 * k + 0.03 * j + lift)
+                    items = [_item(stream, d, bool(stream.random() < skill)) for d in range(N)]
+                    _commit(store, model, task, protocol, items)
+    return path
+
+
+def _item(stream: np.random.Generator, document: int, right: bool) -> ItemOutcome:
+    choices = ["yes", "no", "<b>maybe</b>"]
+    detail = {"prompt": f"{DOCUMENT} ({document})", "choices": choices, "logprobs": stream.normal(-3, 1, 3).tolist()}
+    return ItemOutcome(document, float(right), "yes" if right else "no", "yes", detail)
+
+
+def _commit(store: Store, model: str, task: str, protocol: str, items: list[ItemOutcome]) -> None:
+    value = float(np.mean([i.value for i in items]))
+    score = Score(value, float(np.sqrt(value * (1 - value) / (N - 1))), N, "acc")
+    key = hashlib.sha256(f"{model} {task} {protocol}".encode()).hexdigest()[:32]
+    tuned = protocol == "train_before_test"
+    splits = {name: {"used": N, "available": N, "origin": "file"} for name in ("train", "validation", "test")}
+    manifest = {
+        "versions": {"python": "3.11", "potentia": "0.1.0"},
+        "seed": 0,
+        "model": {"source": model, "fingerprint": "f" * 32, "dtype": "float32", "device": "cpu"},
+        "task": {"fingerprint": "e" * 64, "splits": splits},
+        **({"tuning": {"rank": 8, "epochs": 2, "learning_rates": [1e-5], "race": False}} if tuned else {}),
+    }
+    selection = {"tuned": True, "learning_rate": 1e-5, "epoch": 2} if tuned else {"form": "plain"}
+    store.commit_cell(
+        CellRecord(
+            key=key,
+            study=STUDY,
+            model=model,
+            task=task,
+            protocol=protocol,
+            scores={"acc": score},
+            metric="acc",
+            manifest=manifest,
+            seconds=1.5,
+            selection=selection,
+            direct_value=value - 0.1 if tuned else None,
+            gain=0.1 if tuned else None,
+        ),
+        items=items,
+    )
+    store.event(
+        STUDY, "cell", {"row": model, "task": task, "protocol": protocol, "value": value, "stderr": score.stderr}
+    )
+    if tuned:
+        curve = tuple(EpochRecord(e, 2.0 - e / 2 if e else None, value - 0.1 + e / 20, 0.05) for e in range(3))
+        store.save_lane(
+            LaneRecord(f"lane-{key}", STUDY, model, task, 1e-5, "plain", 0, "done", key, curve, selected=True)
+        )
