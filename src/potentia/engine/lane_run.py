@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from potentia.engine.lanes import LaneTrainer
 
 LOOK_EVERY = 25  # steps between two looks at the lanes' health: each look waits for the device
-SNAPSHOT_SECONDS = 30.0
+SNAPSHOT_SECONDS = 5.0
 
 
 class LaneRun:
