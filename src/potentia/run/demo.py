@@ -16,6 +16,20 @@ QUICK_SIZES = ("71k", "159k")
 QUICK_TASKS = ("ask", "record", "table", "beside", "fix", "claim")
 
 
+def recipe(learning_rates: Sequence[float] = LEARNING_RATES, *, epochs: int = 5, batch: int = 8) -> dict[str, Any]:
+    """Return the tuning that suits zoo models: adapters on all layers, loss on the answer alone."""
+    return {
+        "rank": 8,
+        "alpha": 16,
+        "dropout": 0.0,
+        "targets": ["all-linear"],
+        "epochs": epochs,
+        "learning_rates": list(learning_rates),
+        "batch": batch,
+        "loss": "completion",
+    }
+
+
 def demo_study(folder: Path, *, quick: bool = False) -> Study:
     """Lay out the zoo's models and tasks below ``folder`` and return the study over them.
 
@@ -44,7 +58,7 @@ def demo_study(folder: Path, *, quick: bool = False) -> Study:
             "tasks": [{"name": name, "file": str(tasks[name])} for name in names],
             "protocols": ["direct", "train_before_test"],
             "caps": {"train": 400, "validation": 100, "test": 500},
-            "tuning": recipe(LEARNING_RATES[:1] if quick else LEARNING_RATES, epochs=3 if quick else 5),
+            "tuning": recipe(LEARNING_RATES[:1] if quick else LEARNING_RATES, epochs=3 if quick else 4),
             "device": "cpu",
             "store": str(folder / "potentia.db"),
         }
