@@ -115,3 +115,10 @@ def test_whitespace_and_comments_do_not_change_a_study(tmp_path: Path):
     two.write_text("# a comment\nseed:   1\ntasks:\n- b\n\nmodels:\n  - a\n")
     assert content_key(s=read_study(one)) == content_key(s=read_study(two))
     assert isinstance(read_study(one), Study)
+
+
+def test_a_task_file_with_a_prompt_form_is_read_from_the_studys_folder(tmp_path: Path):
+    (tmp_path / "own.jsonl").write_text("")
+    file = tmp_path / "study.yaml"
+    file.write_text("models: [a/b]\ntasks: [{name: 'own:blank_ppl', file: 'own.jsonl:blank_ppl'}]\n")
+    assert read_study(file).tasks[0].file == f"{tmp_path / 'own.jsonl'}:blank_ppl"

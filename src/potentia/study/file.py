@@ -58,7 +58,9 @@ def _anchored(study: Study, folder: Path) -> Study:
     """Read relative paths of a study file from the file's own folder when they exist there."""
 
     def anchor(value: str | None) -> str | None:
-        if value is None or Path(value).is_absolute() or not (folder / value).exists():
+        # a task file may carry a prompt form: tasks/own.yaml:blank_ppl
+        bare = value if value is None or (folder / value).exists() else value.partition(":")[0]
+        if value is None or not bare or Path(bare).is_absolute() or not (folder / bare).exists():
             return value
         return str(folder / value)
 
