@@ -164,12 +164,16 @@ def test_test_documents_are_asked_only_after_selection(world: Path, tmp_path: Pa
     from potentia.tasks import Task
 
     log: list[str] = []
-    prompts, train = Task.prompts, LaneTrainer.train
+    prompts, grade, train = Task.prompts, Task.grade, LaneTrainer.train
 
     def spying_prompts(self, docs, **options):
         test = {id(doc) for doc in self.documents("test")}
         log.append("test" if any(id(doc) in test for doc in docs) else "other")
         return prompts(self, docs, **options)
+
+    def spying_grade(self, *args, **options):
+        log.append("graded")
+        return grade(self, *args, **options)
 
     def spying_train(self, *args, **options):
         log.append("train begins")
@@ -178,13 +182,14 @@ def test_test_documents_are_asked_only_after_selection(world: Path, tmp_path: Pa
         return done
 
     monkeypatch.setattr(Task, "prompts", spying_prompts)
+    monkeypatch.setattr(Task, "grade", spying_grade)
     monkeypatch.setattr(LaneTrainer, "train", spying_train)
     made = study(world, tmp_path / "s.db", protocols=["train_before_test"])
     only = made.model_copy(update={"models": made.models[:1]})
     # The direct score, for the gain, is a protocol of its own and comes after selection too.
     run_study(only)
     assert "test" not in log[: log.index("train ends")]
-    assert "other" in log[log.index("train begins") : log.index("train ends")], "validation took place in between"
+    assert "graded" in log[log.index("train begins") : log.index("train ends")], "validation took place in between"
     assert log.count("test") == 4  # per task: the chosen checkpoint once, the direct score once
 
 

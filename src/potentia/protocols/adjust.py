@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -171,9 +171,16 @@ class Adjustment:
             value, error = self._validate(name, scorer, owner)
             mine = Candidate(self.form, self.tuning.epochs, lane.learning_rate, self.seed, value, error, lane.key)
             known.append(mine)
-            self.watcher.lane(lane, [Point(self.tuning.epochs, value, error)], "done")
+            if not math.isnan(value):
+                self._tell(name, lane, mine, selected=False)
             if self._best(name) is mine:
                 (self.tests[name],) = evaluate(scorer, [Ask(task, "test", self.form, owner=owner)], chat=self.chat)
+
+    def _tell(self, name: str, lane: LanePlan, tuned: Candidate, *, selected: bool) -> None:
+        """One tuning serves all benchmarks; each has its own curve of it, from the untuned model to the end."""
+        curve = [Point(c.epoch, c.value, c.stderr) for c in (self.candidates[name][0], tuned)]
+        mine = replace(lane, key=content_key(lane=lane.key, task=name), task=name)
+        self.watcher.lane(mine, curve, "done", selected=selected)
 
     def _validate(self, name: str, scorer: Any, owner: int | None) -> tuple[float, float]:
         if not self.tasks[name].documents("validation"):
@@ -195,6 +202,8 @@ class Adjustment:
             test = self.tests[name]
         else:
             (test,) = evaluate(scorer, [Ask(task, "test", self.form)], chat=self.chat)
+        if chosen.tuned and chosen.learning_rate is not None and not math.isnan(chosen.value):
+            self._tell(name, self._lane(chosen.learning_rate), chosen, selected=True)
         kept = self.choice == "paper" and direct is not None and not improves(test, direct, task)
         return AdjustedResult(
             test=direct if kept and direct is not None else test,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potentia.errors import InputError, PotentiaError
+from potentia.run.names import take_over
 from potentia.study import ModelSpec, Study, content_key
 
 if TYPE_CHECKING:
@@ -18,6 +20,15 @@ if TYPE_CHECKING:
 SCORING_VERSION = 1
 
 CHARACTERS_PER_TOKEN = 4.0  # a rough reading of English text, used for the cost estimate alone
+
+
+# Fields that say where and how fast to compute, but not what.
+_ELSEWHERE = {"store", "device", "token_budget", "name", "data_dir"}
+
+
+def study_key(study: Study) -> str:
+    """Name the study by its content and its name; where it runs does not matter."""
+    return content_key(name=study.name, study=study.model_dump(mode="json", exclude=_ELSEWHERE))
 
 
 @dataclass(frozen=True)
@@ -57,7 +68,7 @@ class Plan:
         """Estimate the pending work: cells, lanes, tokens to train and to score, and FLOPs where sizes are known."""
         cells = lanes = 0
         trained = scored = flops = 0.0
-        tuning = self.study.tuning
+        tuning, data = self.study.tuning, adjust_data(self.study)
         for row in self.rows:
             size = row.model.parameters or 0.0
             for cell in row.pending:
@@ -74,6 +85,12 @@ class Plan:
                     trained += train
                     scored += check
                     flops += size * (4 * train + 2 * check)
+            if data is not None and any(cell.protocol == "adjust" for cell in row.pending):
+                recipe = (self.study.adjust and self.study.adjust.recipe_for(size)) or tuning
+                train = _tokens(data, "train") * recipe.epochs * len(recipe.learning_rates)
+                lanes += len(recipe.learning_rates)
+                trained += train
+                flops += 4 * size * train
         return {"cells": cells, "lanes": lanes, "train_tokens": trained, "score_tokens": scored, "flops": flops}
 
 
@@ -107,6 +124,12 @@ def load_task(study: Study, source: str) -> Task:
     )
 
 
+@lru_cache(maxsize=2)
+def adjust_data(study: Study) -> Task | None:
+    """Load the auxiliary data of the protocol adjust, once for all rows."""
+    return load_task(study, study.adjust.data) if study.adjust and "adjust" in study.protocols else None
+
+
 def cell_key(study: Study, model: str, task: Task, protocol: str, *, adjust_data: str | None = None) -> str:
     """Name everything that can change this cell's score; ``model`` is the fingerprint of weights and tokenizer."""
     parts: dict[str, Any] = {
@@ -122,7 +145,7 @@ def cell_key(study: Study, model: str, task: Task, protocol: str, *, adjust_data
         parts |= {"tuning": study.tuning, "selection": study.selection, "seeds": study.seeds}
     if protocol == "adjust":
         parts |= {
-            "adjust": study.adjust,
+            "adjust": study.adjust and study.adjust.model_dump(exclude={"data"}),  # its content counts, not its place
             "adjust_data": adjust_data,
             "tuning": study.tuning,
             "selection": study.selection,
@@ -131,9 +154,13 @@ def cell_key(study: Study, model: str, task: Task, protocol: str, *, adjust_data
 
 
 def make_plan(study: Study, store: Store, tasks: Mapping[str, Task]) -> Plan:
-    """Find every cell's key and whether the store has it. Model files are hashed, not loaded."""
+    """Find every cell's key and whether the store has it. Model files are hashed, not loaded.
+
+    The store knows the study from now on, and has what it holds under other names under the study's too.
+    """
     for model in study.rows():
         check_source(model)
+    store.study(study.name, study_key(study), study.model_dump(mode="json"))
     return Plan(study, tuple(plan_row(study, store, tasks, model.name) for model in study.rows()), tasks)
 
 
@@ -146,13 +173,15 @@ def plan_row(study: Study, store: Store, tasks: Mapping[str, Task], name: str) -
         weights = fingerprint(model.source, revision=model.revision, gguf_file=model.gguf_file)
     except (PotentiaError, OSError) as error:
         return RowPlan(model, _unreadable(study), problem=str(error))
-    adjust_data = load_task(study, study.adjust.data).fingerprint if study.adjust else None
+    data = adjust_data(study)
+    steps = study.adjust.at_steps if study.adjust else ()
     cells = []
     for protocol in study.protocols:
         for task in tasks:
             if protocol.startswith("few_shot:") and tasks[task].kind == "corpus":
                 continue  # a text to predict has no examples before it
-            key = cell_key(study, weights, tasks[task], protocol, adjust_data=adjust_data)
+            key = cell_key(study, weights, tasks[task], protocol, adjust_data=data.fingerprint if data else None)
+            key = take_over(store, study_key(study), key, model.name, task, steps)
             cells.append(CellPlan(task, protocol, key, store.has(key)))
     return RowPlan(model, tuple(cells), fingerprint=weights)
 

@@ -19,6 +19,7 @@ from potentia.protocols import chat_template, direct
 from potentia.protocols.ask import Evaluation, Form
 from potentia.run.board import Board, Interrupted
 from potentia.run.manifest import manifest
+from potentia.run.names import take_over
 from potentia.run.plan import CellPlan, RowPlan
 
 if TYPE_CHECKING:
@@ -167,7 +168,8 @@ class Row:
             direct_value=direct_value,
             gain=None if direct_value is None else test.main.value - direct_value,
         )
-        self.store.commit_cell(record, items=test.outcomes)
+        if not self.store.commit_cell(record, items=test.outcomes):  # another row with the same files was first
+            take_over(self.store, self.study_key, cell.key, record.model, record.task)
         self.outcome.done += 1
         self.board.event(
             "cell", task=cell.task, protocol=record.protocol, value=test.main.value, stderr=test.main.stderr

@@ -9,20 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from potentia.run.board import Board
-from potentia.run.plan import load_tasks, plan_row
-from potentia.study import Study, content_key
+from potentia.run.plan import load_tasks, plan_row, study_key
+from potentia.study import Study
 
 if TYPE_CHECKING:
     from potentia.run.row import Row
     from potentia.tasks import Task
-
-# Fields that say where and how fast to compute, but not what.
-_ELSEWHERE = {"store", "device", "token_budget", "name", "data_dir"}
-
-
-def study_key(study: Study) -> str:
-    """Name the study by its content and its name; where it runs does not matter."""
-    return content_key(name=study.name, study=study.model_dump(mode="json", exclude=_ELSEWHERE))
 
 
 def workspace(store: str) -> Path:

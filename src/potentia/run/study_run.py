@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from potentia.errors import InputError
 from potentia.run.board import Interrupted
-from potentia.run.plan import Plan, load_tasks, make_plan
-from potentia.run.session import study_key
+from potentia.run.names import step_key
+from potentia.run.plan import Plan, load_tasks, make_plan, study_key
 
 if TYPE_CHECKING:
     from potentia.run.row import RowOutcome
@@ -45,9 +45,10 @@ def plan_study(study: Study) -> Plan:
     tasks = load_tasks(study)
     with Store.open(study.store) as store:
         plan = make_plan(study, store, tasks)
-        key = study_key(study)
-        store.study(study.name, key, study.model_dump(mode="json"))
-        store.adopt(key, [cell.key for row in plan.rows for cell in row.cells if cell.done])
+        done = [cell for row in plan.rows for cell in row.cells if cell.done]
+        steps = study.adjust.at_steps if study.adjust else ()
+        on_the_way = [step_key(cell.key, step) for cell in done if cell.protocol == "adjust" for step in steps]
+        store.adopt(study_key(study), [*(cell.key for cell in done), *on_the_way])
     return plan
 
 

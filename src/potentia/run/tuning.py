@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,23 +14,22 @@ from potentia.protocols.ask import Evaluation
 from potentia.protocols.direct import direct
 from potentia.protocols.train_before_test import LanePlan, Point, Stopped, TrainBeforeTest, trainable
 from potentia.run.board import Interrupted
-from potentia.run.plan import CellPlan, cell_key, load_task
+from potentia.run.names import step_key
+from potentia.run.plan import CellPlan, adjust_data, cell_key
 from potentia.run.wave import open_wave
-from potentia.study import content_key, recipe_test_task
+from potentia.study import content_key
 
 if TYPE_CHECKING:
     from potentia.engine import StepInfo
     from potentia.run.row import Row
-    from potentia.tasks import Task
 
 
 class RowWatcher:
     """Hears of the tuning: writes lanes to the store, progress to the board, and passes on the wish to stop."""
 
-    def __init__(self, row: Row, cells: dict[str, CellPlan], measured: Mapping[str, Task] | None = None) -> None:
+    def __init__(self, row: Row, cells: dict[str, CellPlan]) -> None:
         self.row = row
         self.cells = cells
-        self.measured = row.tasks if measured is None else measured  # whose metric a lane's curve is in
         self.began = time.monotonic()
         self.tokens = 0
         self.best: dict[str, float] = {}
@@ -77,7 +76,7 @@ class RowWatcher:
             note=note,
         )
         row.store.save_lane(record)
-        higher = self.measured[lane.task].higher_is_better
+        higher = row.tasks[lane.task].higher_is_better
         values = [p.value for p in curve]
         best = max(values) if higher else min(values)
         known = self.best.get(lane.task)
@@ -149,9 +148,9 @@ def adjust_row(row: Row, cells: Sequence[CellPlan]) -> None:
     """Compute the adjust cells of a row: one tuning on the auxiliary data, then every benchmark."""
     asked = row.study.adjust
     assert asked is not None  # the study's own validation sees to it
-    data = load_task(row.study, asked.data)
-    size = sum(p.numel() for p in row.loaded.model.parameters())
-    tuning = recipe_test_task(size) if asked.recipe == "test_task" else (asked.tuning or row.study.tuning)
+    data = adjust_data(row.study)
+    assert data is not None
+    tuning = asked.recipe_for(sum(p.numel() for p in row.loaded.model.parameters())) or row.study.tuning
     pending = {cell.task: cell for cell in cells}
     every = [cell for cell in row.plan.cells if cell.protocol == "adjust"]
     folder = row.workspace / content_key(cells=sorted(cell.key for cell in every))
@@ -160,7 +159,7 @@ def adjust_row(row: Row, cells: Sequence[CellPlan]) -> None:
         data=data,
         tasks={name: row.tasks[name] for name in pending},
         tuning=tuning,
-        watcher=RowWatcher(row, {data.name: cells[0]}, measured={data.name: row.tasks[cells[0].task]}),
+        watcher=RowWatcher(row, pending),
         form="chat" if row.forms == ("chat",) else "plain",
         chat=row.chat,
         seed=row.study.seed,
@@ -172,8 +171,12 @@ def adjust_row(row: Row, cells: Sequence[CellPlan]) -> None:
 
     def partial(name: str, step: int, made: Evaluation) -> None:
         cell = pending[name]
-        key = content_key(cell=cell.key, step=step)
-        row.commit(replace(cell, key=key, protocol=f"adjust@{step}"), made, seconds=0.0, selection={"step": step})
+        row.commit(
+            replace(cell, key=step_key(cell.key, step), protocol=f"adjust@{step}"),
+            made,
+            seconds=0.0,
+            selection={"step": step},
+        )
 
     began = time.monotonic()
     try:

@@ -14,8 +14,7 @@ from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from potentia.run.plan import Plan
-from potentia.run.session import study_key
+from potentia.run.plan import Plan, study_key
 from potentia.store import Store
 
 SHOWN = 18  # rows of the live table; the rest are counted

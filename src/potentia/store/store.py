@@ -101,6 +101,13 @@ class Store(LiveStore):
         with self._reading() as connection:
             return connection.execute(sa.select(s.cells.c.key).where(s.cells.c.key == cell_key)).first() is not None
 
+    def named(self, cell_key: str) -> tuple[str, str] | None:
+        """Return the model and task that a committed cell is named after."""
+        with self._reading() as connection:
+            query = sa.select(s.cells.c.model, s.cells.c.task).where(s.cells.c.key == cell_key)
+            row = connection.execute(query).first()
+            return None if row is None else (row[0], row[1])
+
     def commit_cell(self, cell: CellRecord, *, items: Sequence[ItemOutcome] | None = None) -> bool:
         """Commit one cell with its scores, manifest and items, wholly or not at all.
 

@@ -145,6 +145,10 @@ class Adjust(Strict):
     tuning: Tuning | None = None
     at_steps: tuple[Positive, ...] = Field((), description="score also at these optimizer steps")
 
+    def recipe_for(self, parameters: float) -> Tuning | None:
+        """Return the tuning of a model of this size; None where the study's own counts."""
+        return recipe_test_task(parameters) if self.recipe == "test_task" else self.tuning
+
 
 def _once(kind: str, names: list[str]) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})

@@ -1,0 +1,92 @@
+"""The protocol adjust in a study: one tuning on auxiliary data serves all benchmarks, also on its way."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import tiny
+from potentia.run import plan_study, run_study
+from potentia.store import Store
+from potentia.study import Study, make_study
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("adjust")
+    tiny.save_model(folder / "base")
+    tiny.save_questions(folder / "colours.jsonl", n=80)
+    tiny.save_questions(folder / "auxiliary.jsonl", n=160, seed=1)
+    tiny.save_texts(folder / "notes.jsonl")
+    return folder
+
+
+def study(world: Path, store: Path, **changes: object) -> Study:
+    return make_study(
+        {
+            "name": "adjusted",
+            "models": [{"name": "base", "path": str(world / "base")}],
+            "tasks": [
+                {"name": "colours", "file": str(world / "colours.jsonl")},
+                {"name": "notes", "file": str(world / "notes.jsonl")},
+            ],
+            "protocols": ["direct", "adjust"],
+            "adjust": {"data": str(world / "auxiliary.jsonl"), "at_steps": [10]},
+            "tuning": {"learning_rates": [3e-3, 1e-2], "epochs": 4, "dropout": 0.0},
+            "store": str(store),
+            **changes,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Study:
+    made = study(world, tmp_path_factory.mktemp("store") / "potentia.db")
+    result = run_study(made)
+    assert (result.failed, result.exit_code) == (0, 0), result.reasons
+    return made
+
+
+def test_tuning_on_auxiliary_data_teaches_the_benchmark(finished: Study):
+    with Store.open(finished.store) as store:
+        cell = store.cells(protocol="adjust", task="colours")[0]
+        assert cell.selection["tuned"]
+        assert cell.gain == pytest.approx(cell.score.value - cell.direct_value)
+        assert cell.gain > 0
+        on_the_way = store.matrix("adjust@10")
+        assert on_the_way.tasks == ("colours", "notes")
+
+
+def test_every_benchmark_has_its_own_curve_of_the_tuning(finished: Study):
+    with Store.open(finished.store) as store:
+        for cell in store.cells(protocol="adjust"):
+            lanes = store.lanes(cell=cell.key)
+            assert {lane.task for lane in lanes} == {cell.task}
+            assert sorted(lane.learning_rate for lane in lanes) == [3e-3, 1e-2]
+            assert all([point.epoch for point in lane.epochs] == [0, 4] for lane in lanes)
+            chosen = [lane for lane in lanes if lane.selected]
+            if cell.selection["tuned"]:
+                assert [lane.epochs[-1].value for lane in chosen] == [cell.selection["validation"]]
+            else:
+                assert chosen == []
+
+
+def test_the_data_count_by_content_not_by_place(finished: Study, world: Path, tmp_path: Path):
+    shutil.copyfile(world / "auxiliary.jsonl", tmp_path / "auxiliary.jsonl")
+    moved = study(
+        world,
+        Path(finished.store),
+        name="moved",
+        adjust={"data": str(tmp_path / "auxiliary.jsonl"), "at_steps": [10]},
+    )
+    assert run_study(moved).reused == 4
+    with Store.open(finished.store) as store:
+        assert store.matrix("adjust@10", study="moved").tasks == ("colours", "notes"), "with the scores on the way"
+
+
+def test_the_plan_counts_the_tuning_once(world: Path, tmp_path: Path):
+    cost = plan_study(study(world, tmp_path / "s.db")).cost()
+    assert cost["lanes"] == 2
+    assert cost["train_tokens"] > 0
