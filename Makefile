@@ -29,7 +29,7 @@ lint: $(STAMP) ## style, types and import contracts
 
 test: lint ## lint, then all tests
 	@echo "== tests"
-	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(ARGS)
+	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
 bench: $(STAMP) ## side-by-side measurements that run on a CPU; each prints a ratio
 	@for script in store analysis scoring lanes; do echo "== bench/$$script.py"; $(BIN)/python bench/$$script.py || exit 1; done
