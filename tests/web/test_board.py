@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,7 +31,7 @@ def test_every_page_opens_and_escapes(board: TestClient, path: str):
     assert answer.status_code == 200
     assert EVIL not in answer.text
     assert "<script>" not in answer.text
-    assert "onerror=" not in answer.text.replace("onerror=alert(1)&gt;", "").replace("onerror=alert(1)\\u003e", "")
+    assert not re.search(r"<[^>]*\sonerror=", answer.text)
 
 
 def test_pages_show_what_the_report_shows(board: TestClient, store: Path):
@@ -112,8 +113,6 @@ def test_every_answer_has_the_security_headers(board: TestClient):
 
 
 def test_no_inline_script_or_handler_in_any_page(board: TestClient):
-    import re
-
     for name in ("", "/scores", "/evidence", "/cells"):
         text = board.get(f"/studies/{STUDY}{name}").text
         for tag in re.findall(r"<script[^>]*>", text):

@@ -92,7 +92,7 @@ def read_report(
     table = facts_table(records, facts)
     made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     if not is_store(source):
-        return _with_findings(read_scores(source), table, source=str(source), title=Path(source).name, made=made)
+        return _with_findings(read_scores(source), table, source=Path(source).name, title=Path(source).name, made=made)
     with Store.open(source, readonly=True) as store:
         only = records[0].key if study is not None else None
         protocols = store.protocols(study=only)
