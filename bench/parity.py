@@ -75,7 +75,7 @@ def compare(name: str, ours: dict[str, Any], theirs: dict[str, Any]) -> tuple[fl
     """Return (largest log-likelihood difference, items that differ, metrics side by side)."""
     apart, differ = 0.0, 0
     for mine, other in zip(ours["samples"][name], theirs["samples"][name], strict=True):
-        for a, b in zip(_flat(mine["filtered_resps"]), _flat(other["filtered_resps"]), strict=True):
+        for a, b in zip(_flat(mine["resps"]), _flat(other["resps"]), strict=True):
             if isinstance(a, float):
                 apart = max(apart, abs(a - b))
             else:
@@ -123,7 +123,7 @@ def main() -> int:
         apart, differ, metrics = compare(name, ours, theirs)
         wrong = rolling and loaded.bos.required
         if rolling:
-            relative = apart / max(abs(v) for s in theirs["samples"][name] for v in _flat(s["filtered_resps"]))
+            relative = apart / max(abs(v) for s in theirs["samples"][name] for v in _flat(s["resps"]))
             failed |= not wrong and relative > 1e-6
             note = f"relative {relative:.1e}" + (", lm-eval's later windows lack BOS" if wrong else "")
         else:

@@ -80,8 +80,9 @@ class _Planter:
             return True
         if not self.share:
             return shared == len(self.path) == len(row.tokens)  # a longer copy of the only sequence in the row
-        limit = max(self.row_tokens, 2 * length)
+        limit = self.row_tokens
         if shared > fresh:
+            limit = max(limit, 2 * length)
             limit += limit // OVERHANG
         return len(row.tokens) + fresh <= limit
 

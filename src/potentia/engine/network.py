@@ -18,7 +18,7 @@ from potentia.engine.head import SplitModel
 if TYPE_CHECKING:
     from potentia.engine.loading import LoadedModel
 
-HEAD_BYTES = {"cuda": 1 << 29, "cpu": 1 << 26}  # of float32 logits at a time
+HEAD_BYTES = {"cuda": 1 << 29, "cpu": 1 << 28}  # of float32 logits at a time
 CPU_CACHE_BYTES = 1 << 31
 ALIGNMENT = {"cuda": 8, "cpu": 1}  # masked attention on a GPU wants the key length in multiples of 16 bytes
 TREE_LAYERS = frozenset({"full_attention", "sliding_attention"})
@@ -153,7 +153,7 @@ class Network:
         wanted = np.asarray(targets, dtype=np.int64)[order]
         sent = self._send(np.concatenate([unique, group, wanted]))
         at, which, target = sent[: len(unique)], sent[len(unique) : len(unique) + len(group)], sent[-len(group) :]
-        step = max(1, HEAD_BYTES.get(self.device.type, 1 << 26) // (4 * self._split.vocabulary))
+        step = max(1, HEAD_BYTES.get(self.device.type, 1 << 28) // (4 * self._split.vocabulary))
         logprobs: list[torch.Tensor] = []
         hits: list[torch.Tensor] = []
         for start in range(0, len(unique), step):
