@@ -12,7 +12,6 @@ from pydantic import BaseModel
 from potentia.analysis.finding import jsonable
 from potentia.report.cell_details import cell_payload, find_items, item_payload, lane_payload
 from potentia.web.desk import Desk, json_text
-from potentia.web.live import study_summary
 
 Name = Annotated[str, Path(min_length=1, max_length=300)]
 Page = Annotated[int, Query(ge=0, le=1_000_000, description="counted from 0")]
@@ -66,7 +65,7 @@ def make_api(desk: Desk) -> APIRouter:
     @api.get("/studies")
     def studies() -> list[StudySummary]:
         """Return all studies of the store, the one opened last first."""
-        return [StudySummary(**study_summary(desk.store, record)) for record in desk.studies()]
+        return [StudySummary(**summary) for summary in desk.summaries()]
 
     @api.get("/studies/{study}")
     def study(study: Name) -> dict[str, Any]:

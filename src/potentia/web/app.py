@@ -42,6 +42,7 @@ def create_app(store_url: str, token: str | None = None, *, executor: Executor |
         redoc_url=None,
         lifespan=lifespan,
     )
+    app.state.desk = desk
     app.include_router(make_api(desk))
     app.include_router(make_pages(desk))
     app.add_middleware(Guard, token=token)

@@ -11,7 +11,7 @@ from fastapi import HTTPException
 from potentia.errors import StoreError
 from potentia.scores import ItemOutcome
 from potentia.store import CellRecord, Store, StudyRecord
-from potentia.web.live import Watch
+from potentia.web.live import Watch, study_summary
 from potentia.web.snapshot import Snapshot, Snapshots
 
 if TYPE_CHECKING:
@@ -29,8 +29,14 @@ class Desk:
         self.snapshots = Snapshots(where, executor=executor)
         self._watches: dict[str, Watch] = {}
         self._stamps: dict[str, tuple[float, tuple[int, int]]] = {}
-        self._studies: tuple[float, list[StudyRecord]] = (0.0, [])
+        self._studies: tuple[float, list[StudyRecord]] = (-FRESH, [])
+        self._summaries: tuple[float, list[dict[str, Any]]] = (-FRESH, [])
         self.items = lru_cache(maxsize=4)(self._items)
+
+    def stop(self) -> None:
+        """End the streams, so that the server can."""
+        for watch in list(self._watches.values()):
+            watch.stopped = True
 
     def close(self) -> None:
         """Let the store and the worker go."""
@@ -43,6 +49,14 @@ class Desk:
         if time.monotonic() - at > FRESH:
             known = self.store.studies()
             self._studies = (time.monotonic(), known)
+        return known
+
+    def summaries(self) -> list[dict[str, Any]]:
+        """Return every study with its counts, as of a second ago at most."""
+        at, known = self._summaries
+        if time.monotonic() - at > FRESH:
+            known = [study_summary(self.store, record) for record in self.studies()]
+            self._summaries = (time.monotonic(), known)
         return known
 
     def study(self, name: str) -> StudyRecord:
@@ -60,7 +74,7 @@ class Desk:
 
     def stamp(self, key: str) -> tuple[int, int]:
         """Return how many cells and failures a study has, as of a second ago at most."""
-        at, known = self._stamps.get(key, (0.0, (0, 0)))
+        at, known = self._stamps.get(key, (-FRESH, (0, 0)))
         if time.monotonic() - at > FRESH:
             known = (self.store.count(study=key), len(self.store.failures(study=key)))
             self._stamps[key] = (time.monotonic(), known)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator
@@ -68,9 +69,21 @@ class Watch:
         self._task: asyncio.Task[None] | None = None
         self._state = ""
         self._done = -1
+        self._lock = threading.Lock()
+        self._seen: tuple[float, dict[str, Any]] = (-EVERY, {})
+        self.stopped = False
 
     def look(self) -> dict[str, Any]:
-        """Read the state from the store: rows, lanes of running rows, counts, recent events."""
+        """Return the state, read from the store no more than once a second however many ask."""
+        with self._lock:
+            at, seen = self._seen
+            if time.monotonic() - at >= 0.9 * EVERY:
+                seen = self._read()
+                self._seen = (time.monotonic(), seen)
+            return seen
+
+    def _read(self) -> dict[str, Any]:
+        """Read rows, lanes of running rows, counts and recent events from the store."""
         key = self.record.key
         while news := self.store.events(key, after_id=self._last_event):
             self._last_event = news[-1].id
@@ -126,12 +139,16 @@ class Watch:
             self._task = asyncio.create_task(self._follow())
         if self._state:
             queue.put_nowait(self._state)
+        told = time.monotonic()
         try:
-            while True:
+            while not self.stopped:
                 try:
-                    yield f"event: state\ndata: {await asyncio.wait_for(queue.get(), BEAT)}\n\n"
+                    yield f"event: state\ndata: {await asyncio.wait_for(queue.get(), EVERY)}\n\n"
+                    told = time.monotonic()
                 except TimeoutError:
-                    yield ": still here\n\n"
+                    if time.monotonic() - told > BEAT:
+                        told = time.monotonic()
+                        yield ": still here\n\n"
         finally:
             self._listeners.discard(queue)
 

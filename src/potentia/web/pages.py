@@ -14,7 +14,6 @@ from potentia.report.cell_details import cell_payload
 from potentia.report.page import SCRIPTS, asset, environment, plotly_source
 from potentia.web.api import Name
 from potentia.web.desk import Desk
-from potentia.web.live import study_summary
 
 STYLE = "report.css"
 PLOTLY = "plotly.min.js"
@@ -56,8 +55,7 @@ def make_pages(desk: Desk) -> APIRouter:
 
     @pages.get("/")
     def home() -> HTMLResponse:
-        found = [study_summary(desk.store, record) for record in desk.studies()]
-        return _page("home.html", title="studies", studies=found, key="", links=(), here="")
+        return _page("home.html", title="studies", studies=desk.summaries(), key="", links=(), here="")
 
     @pages.get("/studies/{study}")
     async def board(study: Name) -> HTMLResponse:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import secrets
 import socket
+from typing import Any
 
 from potentia.errors import InputError
 
@@ -52,11 +53,20 @@ def serve(store_url: str, listener: socket.socket, *, token: str | None = None) 
 
     from potentia.web.app import create_app
 
+    app = create_app(store_url, token)
+
+    class Server(uvicorn.Server):
+        """Ends the open streams when asked to stop; they would hold it up."""
+
+        def handle_exit(self, sig: int, frame: Any) -> None:
+            app.state.desk.stop()
+            super().handle_exit(sig, frame)
+
     config = uvicorn.Config(
-        create_app(store_url, token),
+        app,
         log_level="warning",
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=2,
+        timeout_graceful_shutdown=3,
     )
-    uvicorn.Server(config).run(sockets=[listener])
+    Server(config).run(sockets=[listener])
