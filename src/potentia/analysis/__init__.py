@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from potentia.analysis.correlation import mean_offdiagonal, nan_mean, pearson_matrix, spearman_matrix
     from potentia.analysis.discriminator import Discrimination, discriminate
     from potentia.analysis.emergence import EmergenceCurve, trace_emergence
+    from potentia.analysis.exposure import ExposureEffect, measure_exposure
     from potentia.analysis.families import FamilyComparison, compare_families
     from potentia.analysis.finding import Finding, Interval, Table
     from potentia.analysis.forecast import Forecast, make_forecast, reversed_pairs
@@ -157,7 +158,9 @@ _MODULE = {
     "mean_offdiagonal": "correlation",
     "measure_agreement": "agreement",
     "measure_consistency": "consistency",
+    "measure_exposure": "exposure",
     "measure_gain": "gain",
+    "ExposureEffect": "exposure",
     "measure_relevance": "relevance",
     "measure_robustness": "robustness",
     "measure_sampling": "sampling",
@@ -202,6 +205,7 @@ __all__ = [
     "Consistency",
     "Discrimination",
     "EmergenceCurve",
+    "ExposureEffect",
     "FamilyComparison",
     "Finding",
     "Forecast",
@@ -272,6 +276,7 @@ __all__ = [
     "mean_offdiagonal",
     "measure_agreement",
     "measure_consistency",
+    "measure_exposure",
     "measure_gain",
     "measure_relevance",
     "measure_robustness",

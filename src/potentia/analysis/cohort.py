@@ -88,6 +88,7 @@ class Cohort:
                 "trained": facts.date,
                 "language": facts.language,
                 "kind": facts.kind,
+                "exposure": ";".join(facts.exposure),
             }
             for name, facts in found
         )
@@ -143,6 +144,18 @@ class Cohort:
             )
         members = np.array([date >= cutoff for date in self.trained], dtype=bool)
         return Split(f"trained {cutoff} or later", members, f"before {cutoff}")
+
+    def exposed(self, task: str) -> Split:
+        """Split by what the facts say of exposure: N = 1 where the column ``exposure`` (a;b;c) names the task."""
+        name = task.partition(":")[0]
+        seen = self.columns.get("exposure", ("",) * len(self.models))
+        members = np.array([name in [part.strip() for part in cell.split(";")] for cell in seen], dtype=bool)
+        if not members.any() or members.all():
+            raise InputError(
+                f"the facts do not divide these models by exposure to {name}",
+                hint="give --facts with a column `exposure` that lists the tasks a model has seen, as ask;table",
+            )
+        return Split(f"saw the form of {name}", members, "did not")
 
     def where(self, column: str, value: str) -> Split:
         """Split by any column of the facts: N = 1 where it has this value."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -30,6 +30,9 @@ def training_on_the_test_task(
     since: Annotated[str, typer.Option(help="Models trained in this month or later are the newer ones.")] = "2023-11",
     column: Annotated[str | None, typer.Option(help="Split by this column of the facts instead of by date.")] = None,
     value: Annotated[str | None, typer.Option(help="… where it has this value.")] = None,
+    exposed: Annotated[
+        bool, typer.Option("--exposed", help="Split each task by who saw its form: the facts' column exposure.")
+    ] = False,
     tasks: Annotated[list[str] | None, typer.Option(help="Only these tasks.")] = None,
     families: Annotated[list[str] | None, typer.Option(help="Families to compare; else all with three models.")] = None,
     chance: Annotated[float | None, typer.Option(help="Score of guessing, where it is not known by the task.")] = None,
@@ -53,6 +56,8 @@ def training_on_the_test_task(
       potentia analyze test-task potentia.db --before direct --after adjust --since 2023-11
 
       potentia analyze test-task scores.csv --facts models.csv --column language --value en+cn --json
+
+      potentia analyze test-task lab/potentia.db --facts lab/facts.csv --exposed --chance 0.25
     """
     from potentia.analysis.chance import chance as guess
     from potentia.analysis.pair import best_of, pair_up
@@ -70,8 +75,14 @@ def training_on_the_test_task(
     cohort = _cohort(first.models, facts)
     later = best_of(first, second) if best else second
     found: dict[str, Finding] = {}
-    split = _splitter(since, column, value)
-    for pair in pair_up(first, later, cohort, tasks=wanted or tasks, chance=level):
+    pairs = pair_up(first, later, cohort, tasks=wanted or tasks, chance=level)
+    if exposed:
+        from potentia.analysis.exposure import measure_exposure
+
+        pairs = _divided(pairs)
+        found["exposure"] = measure_exposure(pairs, draws=draws, seed=seed)
+    for pair in pairs:
+        split = _splitter(since, column, value, pair.task if exposed else None)
         found |= analyze_pair(pair, split, families=families, draws=draws, seed=seed)
         if source.steps:
             found |= _emergence(pair, split(pair.cohort), source.steps, batch)
@@ -139,13 +150,28 @@ def _cohort(models: tuple[str, ...], facts: Path | None) -> Cohort:
     return Cohort.known(models, known_models(facts))
 
 
-def _splitter(since: str, column: str | None, value: str | None) -> Callable[[Cohort], Split]:
+def _splitter(since: str, column: str | None, value: str | None, seen: str | None) -> Callable[[Cohort], Split]:
     """Return what makes the yes/no variable N from the facts of whatever models remain."""
+    if seen is not None:
+        return lambda cohort: cohort.exposed(seen)
     if column is None and value is None:
         return lambda cohort: cohort.since(since)
     if column is None or value is None:
         raise InputError("--column and --value go together", hint="such as --column language --value en+cn")
     return lambda cohort: cohort.where(column, value)
+
+
+def _divided(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
+    """Return the tasks that some models saw and some did not; the others are named and left out."""
+    kept = []
+    for pair in pairs:
+        try:
+            pair.cohort.exposed(pair.task)
+        except InputError as error:
+            errors.print(f"{pair.task} is left out: {error.message}")
+        else:
+            kept.append(pair)
+    return tuple(kept)
 
 
 def _emergence(pair: Pair, split: Split, steps: dict[int, ScoreMatrix], batch: int) -> dict[str, Finding]:

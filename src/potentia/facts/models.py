@@ -20,7 +20,7 @@ from potentia.errors import DataError
 
 COLUMNS = (
     "name", "family", "kind", "parameters_b", "size_b", "tokens_b", "date", "base_model", "repository", "language",
-    "aliases", "sources", "note",
+    "aliases", "sources", "note", "exposure",
 )  # fmt: skip
 KINDS = ("base", "instruct")
 
@@ -46,6 +46,7 @@ class ModelFacts:
     sources: tuple[str, ...] = ()
     size: float | None = None
     note: str = ""
+    exposure: tuple[str, ...] = ()  # benchmarks whose form or data were in its training, where that is known
 
     @property
     def flops(self) -> float | None:
@@ -164,6 +165,7 @@ def _facts(row: dict[str, str], place: str) -> ModelFacts:
         sources=_split(row.get("sources", "")),
         size=size if size is not None else parameters,
         note=row.get("note", ""),
+        exposure=_split(row.get("exposure", "")),
     )
 
 
