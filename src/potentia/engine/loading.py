@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_LENGTH = 2048
 UNLIMITED = 10**9  # tokenizers without a limit report 1e30
-WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf")
+WEIGHT_FILES = ("*.safetensors", "*.bin")
 
 
 @dataclass(eq=False)
@@ -113,7 +113,7 @@ def load(
     model.eval()
     model.requires_grad_(False)
     model.to(place)
-    return LoadedModel.of(model, tokenizer, fingerprint=_fingerprint(name_or_path, gguf_file, model, tokenizer))
+    return LoadedModel.of(model, tokenizer, fingerprint=_fingerprint(name_or_path, options, model, tokenizer))
 
 
 def pick_device(name: str) -> torch.device:
@@ -165,21 +165,33 @@ def hash_tokenizer(tokenizer: Any) -> str:
     return _hash_parts([body, special, template])
 
 
-def _fingerprint(name_or_path: str, gguf_file: str | None, model: Any, tokenizer: Any) -> str:
-    folder = Path(name_or_path)
-    if gguf_file is not None and (folder / gguf_file).is_file():
-        files = [folder / gguf_file]
-    elif folder.is_dir():
-        found = ([*folder.glob(pattern)] for pattern in WEIGHT_FILES)
-        files = sorted(next((group for group in found if group), []))
-    else:
-        files = []
+def _fingerprint(name_or_path: str, options: dict[str, Any], model: Any, tokenizer: Any) -> str:
+    files = _weight_files(name_or_path, options)
     weights = _hash_files(files) if files else _hash_state(model)
     return _hash_parts([weights, model.config.to_json_string(use_diff=False), hash_tokenizer(tokenizer)])
 
 
+def _weight_files(name_or_path: str, options: dict[str, Any]) -> list[Path]:
+    """Find the files the weights came from, in a folder or in the Hub's cache."""
+    from transformers.utils.hub import cached_file
+
+    known = options.get("gguf_file", "config.json")
+    found = cached_file(
+        name_or_path, known, revision=options.get("revision"), _raise_exceptions_for_missing_entries=False
+    )
+    if found is None:
+        return []
+    if "gguf_file" in options:
+        return [Path(found)]
+    groups = (sorted(Path(found).parent.glob(pattern)) for pattern in WEIGHT_FILES)
+    return next((group for group in groups if group), [])
+
+
 def _hash_files(files: list[Path]) -> str:
     def digest(file: Path) -> str:
+        blob = file.resolve().name
+        if len(blob) == 64 and not set(blob) - set("0123456789abcdef"):  # the Hub's cache names files by their SHA-256
+            return blob
         with file.open("rb") as stream:
             return hashlib.file_digest(stream, "blake2b").hexdigest()
 
