@@ -47,7 +47,9 @@ def demo(
         console.print(f"Stopped; everything finished is saved. To go on: [bold]potentia demo -o {folder}[/bold]")
         raise typer.Exit(130)
     finding = demo_findings(study)
-    report = write_report(study.store, folder / "report.html", study=study.name)
+    report = folder / "report.html"
+    if result.computed or not report.exists():
+        write_report(study.store, report, study=study.name)
     if as_json:
         print_json({**finding.to_dict(), "report": str(report), "failed": result.failed})
     else:
