@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -95,8 +96,8 @@ def test_no_second_bos(llama: LoadedModel) -> None:
     for ids in (
         llama.encoder.prompt("<bos>hello"),
         llama.encoder.prompt("hello"),
-        sum(llama.encoder.continuation("<bos>hello", " plants"), []),
-        [*llama.encoder.continuation("", "<bos>hello")[0], *llama.encoder.continuation("", "<bos>hello")[1]],
+        [*chain(*llama.encoder.continuation("<bos>hello", " plants"))],
+        [*chain(*llama.encoder.continuation("", "<bos>hello"))],
     ):
         assert ids[0] == bos
         assert ids.count(bos) == 1
