@@ -31,8 +31,12 @@ test: lint ## lint, then all tests
 	@echo "== tests"
 	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
-bench: $(STAMP) ## side-by-side measurements that run on a CPU; each prints a ratio
-	@for script in store analysis scoring lanes; do echo "== bench/$$script.py"; $(BIN)/python bench/$$script.py || exit 1; done
+bench: $(STAMP) ## side-by-side measurements on this CPU, each printing a ratio; MODEL=FOLDER ITEMS=arc_easy.parquet adds scoring
+	@echo "== store" && $(BIN)/python bench/store.py
+	@echo "== analysis" && $(BIN)/python bench/analysis.py
+	@echo "== lanes" && $(BIN)/python bench/lanes.py --device cpu
+	@if [ -n "$(MODEL)" ]; then echo "== scoring" && $(BIN)/python bench/scoring.py --device cpu --model $(MODEL) --items $(ITEMS) --documents 300; \
+	else echo "== scoring: give MODEL=FOLDER ITEMS=FILE to measure it against lm-eval's HFLM"; fi
 
 clean: ## remove what was built here
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache potentia-demo

@@ -119,7 +119,7 @@ class ScoreMatrix:
 
     def complete(self) -> ScoreMatrix:
         """Drop every model that lacks a score on some task: the listwise treatment of missing cells."""
-        whole = np.isfinite(self.values).all(axis=1)
+        whole = np.asarray(np.isfinite(self.values).all(axis=1)).tolist()
         return self.select(models=[m for m, keep in zip(self.models, whole, strict=True) if keep])
 
     @staticmethod
