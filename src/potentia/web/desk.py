@@ -34,7 +34,8 @@ class Desk:
         self.items = lru_cache(maxsize=4)(self._items)
 
     def stop(self) -> None:
-        """End the streams, so that the server can."""
+        """End what waits: streams, and pages whose findings are being made."""
+        self.snapshots.stopped = True
         for watch in list(self._watches.values()):
             watch.stopped = True
 

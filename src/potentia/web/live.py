@@ -116,7 +116,7 @@ class Watch:
 
     def _lanes(self, model: str) -> list[dict[str, Any]]:
         lanes = self.store.lanes(study=self.record.key, model=model)
-        lanes.sort(key=lambda lane: (lane.status != "running", lane.task, lane.learning_rate))
+        lanes.sort(key=lambda lane: (lane.status != "training", lane.task, lane.learning_rate))
         return [lane_payload(lane) for lane in lanes[:MOST_LANES]]
 
     def _left(self, progress: dict[str, dict[str, Any]], done: int, failed: int) -> float | None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from potentia.errors import PotentiaError
+from potentia.errors import PotentiaError, StoreError
 
 LEAST_SECONDS = 5.0  # between two snapshots of a study
 SHARE = 20  # and this many times as long as the last one took
@@ -80,11 +80,22 @@ class Snapshots:
         self._latest: dict[str, Snapshot] = {}
         self._making: dict[str, asyncio.Future[Snapshot]] = {}
         self._not_before: dict[str, float] = {}
+        self.stopped = False
 
     async def get(self, study: str, stamp: tuple[int, int]) -> Snapshot:
         """Return the latest snapshot, at once where there is one; the first is waited for."""
         known = self.peek(study, stamp)
-        return known if known is not None else await asyncio.shield(self._making[study])
+        if known is not None:
+            return known
+        making = self._making[study]
+        while not making.done():
+            await asyncio.wait({making}, timeout=0.5)
+            if self.stopped:
+                raise StoreError("the board is stopping")
+        try:
+            return making.result()
+        except Exception as error:
+            raise StoreError(f"the findings could not be made: {error}", hint="try again in a moment") from error
 
     def peek(self, study: str, stamp: tuple[int, int]) -> Snapshot | None:
         """Return the latest snapshot, or None while the first is being made; sees to it that a newer one will come."""
@@ -100,6 +111,8 @@ class Snapshots:
     def _keep(self, study: str, done: asyncio.Future[Snapshot]) -> None:
         self._making.pop(study, None)
         if done.cancelled() or done.exception() is not None:
+            if not done.cancelled() and isinstance(done.exception(), BrokenExecutor):
+                self._executor = None  # the worker was killed; the next snapshot gets another
             self._not_before[study] = time.monotonic() + LEAST_SECONDS
             return
         made = done.result()

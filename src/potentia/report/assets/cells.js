@@ -14,7 +14,7 @@
     const lines = (values) => lanes.map((lane, k) => ({
       type: "scatter", mode: "lines+markers", name: laneName(lane), x: lane.epoch, y: lane[values],
       error_y: values === "value" && lane.stderr.some((s) => s) ? { type: "data", array: lane.stderr, thickness: 1, width: 2 } : undefined,
-      line: { color: P.colours[k % P.colours.length], width: lane.selected ? 3 : 1.6, dash: lane.status === "failed" || lane.status === "stopped" ? "dot" : "solid" },
+      line: { color: P.colours[k % P.colours.length], width: lane.selected ? 3 : 1.6, dash: ["failed", "dropped", "stopped"].includes(lane.status) ? "dot" : "solid" },
       marker: { size: lane.selected ? 8 : 5 },
     }));
     const layout = (label) => ({

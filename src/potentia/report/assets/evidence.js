@@ -69,7 +69,7 @@
     part("title").textContent = t < 0 ? `Evidence over ${chosen.tasks.length} tasks: ${chosen.label}` : `Evidence on ${chosen.tasks[t]}: ${chosen.label}`;
     part("caption").textContent = t < 0
       ? `Share of tasks won minus share lost, counting only differences that are significant at ${Math.round(100 * chosen.level)} %. Choose two models, or a square, to see the tasks.`
-      : `Signed −log₁₀ p (${chosen.basis[t] === "McNemar" ? "McNemar's exact test on the same items" : "z test from standard errors"}), up to p = 1e-6. Pale squares are differences that this test set cannot tell from noise.`;
+      : `Signed −log₁₀ p (${chosen.basis[t] === "McNemar" ? "McNemar's exact test on the same items" : "z test from standard errors"}), up to p = 1e-6. Faint squares are differences that this test set cannot tell from noise.`;
     const size = Math.max(360, 15 * n + 190);
     await P.draw(plot, {
       data: [{

@@ -34,9 +34,10 @@
     for (const lane of lanes) tasks.set(lane.task, [...(tasks.get(lane.task) || []), lane]);
     return P.make("div", { class: "lanes" }, ...[...tasks].map(([task, some]) => {
       const values = some.flatMap((lane) => lane.value).filter((v) => v !== null);
-      const running = some.filter((lane) => lane.status === "running").length;
-      return P.make("div", { class: "lane" }, sparks(some),
-        P.make("span", { text: `${task}: ${values.length ? P.show(values.at(-1)) : "no value yet"}${running ? `, ${running} ${running === 1 ? "lane" : "lanes"}` : ", done"}` }));
+      const running = some.filter((lane) => !["done", "dropped", "failed", "interrupted", "stopped"].includes(lane.status)).length;
+      const failed = some.filter((lane) => lane.status === "failed").length;
+      const state = [running ? `${running} ${running === 1 ? "lane trains" : "lanes train"}` : "trained", failed ? `${failed} failed` : ""].filter(Boolean).join(", ");
+      return P.make("div", { class: "lane" }, sparks(some), P.make("span", { text: `${task} ${values.length ? values.at(-1).toFixed(3) : ""}: ${state}` }));
     }));
   };
   const card = (row, lanes) => {
