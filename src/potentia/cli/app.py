@@ -86,4 +86,5 @@ from potentia.cli import reproduce_train_before_test as _reproduce_train_before_
 from potentia.cli import run as _run  # noqa: E402, F401
 from potentia.cli import serve as _serve  # noqa: E402, F401
 from potentia.cli import tasks as _tasks  # noqa: E402, F401
+from potentia.cli import track as _track  # noqa: E402, F401
 from potentia.cli import zoo as _zoo  # noqa: E402, F401
