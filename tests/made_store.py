@@ -18,7 +18,9 @@ STUDY = "0123456789abcdef0123456789abcdef"
 N = 60
 
 
-def make_store(path: Path, *, models: tuple[str, ...] = MODELS, tasks: tuple[str, ...] = TASKS, seed: int = 0) -> Path:
+def make_store(
+    path: Path | str, *, models: tuple[str, ...] = MODELS, tasks: tuple[str, ...] = TASKS, seed: int = 0
+) -> Path:
     stream = np.random.default_rng(seed)
     spec = {
         "name": "made",
@@ -43,7 +45,7 @@ def make_store(path: Path, *, models: tuple[str, ...] = MODELS, tasks: tuple[str
                     skill = min(0.95, 0.3 + 0.1 * k + 0.03 * j + lift)
                     items = [_item(stream, d, bool(stream.random() < skill)) for d in range(N)]
                     _commit(store, model, task, protocol, items)
-    return path
+    return Path(path)
 
 
 def _item(stream: np.random.Generator, document: int, right: bool) -> ItemOutcome:
