@@ -218,3 +218,24 @@ def test_the_published_scores_are_quick_and_small(shared_data: Path, tmp_path: P
     text = out.read_text()
     assert "Qwen/Qwen2.5-14B" in text
     assert "0.52 by direct and 0.76 by train-before-test" in text
+
+
+@pytest.mark.shared
+def test_training_on_the_test_task_has_its_section(shared_data: Path, tmp_path: Path):
+    from dataclasses import replace
+
+    from potentia.analysis import StagedScores
+
+    staged = StagedScores.read(shared_data / "published" / "test_task_training_scores.csv")
+    metric = staged.metrics("base")["gsm8k"]
+    before, after = (staged.matrix(stage, {"gsm8k": metric}) for stage in ("base", "tuned_math_3ep"))
+    some = [model for model in before.models if model in after.models][::2]
+    before, after = before.select(models=some), after.select(models=some)
+    scores = {"direct": replace(before, protocol="direct"), "adjust": replace(after, protocol="adjust")}
+    write_scores(scores, tmp_path / "scores.csv")
+    data = read_report(tmp_path / "scores.csv")
+    assert data.main == "adjust"
+    assert data.test_task["gsm8k-adjustment"].before.effect.value > 0
+    page = report_page(data)
+    assert "Training on the test task" in page
+    assert "gsm8k before adjustment: θ = " in page

@@ -13,6 +13,10 @@ from potentia.analysis.significance import Significance
 from potentia.report.source import ReportData
 from potentia.report.words import count, listing, percent, protocol_name, span
 
+PREPARED = {
+    "train_before_test": "after the same fine-tuning for all",
+    "adjust": "after tuning all on the same data",
+}
 MAY_BE_FIRST = 1.5  # an interval that reaches below this holds the first place
 
 
@@ -104,13 +108,13 @@ def _headline(standings: list[Standing], aggregate: Aggregate, protocol: str) ->
     first = standings[0]
     rivals = [s for s in standings[1:] if s.low < MAY_BE_FIRST]
     where = f"over {count(len(aggregate.tasks), 'task')}"
-    how = "after the same fine-tuning for all" if protocol == "train_before_test" else f"by {protocol_name(protocol)}"
+    how = PREPARED.get(protocol, f"by {protocol_name(protocol)}")
     if len(standings) < 2:
         return f"Only {first.model} has scores to rank {how}."
     if rivals:
         named = listing([first.model, *(s.model for s in rivals)], 4)
         return f"{named} may each be first of {len(standings)} models {how}, {where}."
-    verb = "has the most potential of" if protocol == "train_before_test" else "is first of"
+    verb = "has the most potential of" if protocol in PREPARED else "is first of"
     return f"{first.model} {verb} {len(standings)} models {how}, {where}."
 
 

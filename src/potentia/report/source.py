@@ -71,8 +71,9 @@ class ReportData:
 
     @property
     def main(self) -> str:
-        """The protocol that the report ranks by: train-before-test where there is one, else the first."""
-        return "train_before_test" if "train_before_test" in self.scores else next(iter(self.protocols), "")
+        """The protocol that the report ranks by: the most prepared one, train-before-test before adjust."""
+        prepared = [name for name in ("train_before_test", "adjust") if name in self.scores]
+        return next(iter([*prepared, *self.protocols]), "")
 
 
 def read_report(
