@@ -17,6 +17,7 @@ from multiprocessing.synchronize import Event
 from typing import TYPE_CHECKING
 
 from potentia.run.board import Interrupted
+from potentia.run.parent import leave_with_parent
 from potentia.run.row import RowOutcome
 from potentia.run.session import open_row
 
@@ -107,6 +108,7 @@ def _death(code: int | None) -> str:
 
 def _worker(study: Study, pipe: Connection, halt: Event, number: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides, through `halt`
+    leave_with_parent()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     import torch
 

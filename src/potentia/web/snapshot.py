@@ -66,19 +66,12 @@ def make_snapshot(where: str, study: str, stamp: tuple[int, int]) -> Snapshot:
 def _settle() -> None:
     import os
     import signal
-    import threading
-    import time
+
+    from potentia.run.parent import leave_with_parent
 
     os.nice(10)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server stops its worker itself
-    server = os.getppid()
-
-    def leave_with_the_server() -> None:
-        while os.getppid() == server:
-            time.sleep(1)
-        os._exit(0)  # the server was killed and cannot say so any more
-
-    threading.Thread(target=leave_with_the_server, daemon=True).start()
+    leave_with_parent()
 
 
 class Snapshots:
