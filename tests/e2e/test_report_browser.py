@@ -189,6 +189,7 @@ def test_evidence_by_task_and_pair(page, report: str):
     assert EVIL in detail.inner_text()
     assert detail.locator("tbody tr").count() == 3
     page.locator("#fig-evidence details summary").click()
+    page.locator("#fig-evidence details tbody tr").first.wait_for()
     assert page.locator("#fig-evidence details tbody tr").count() == 6
 
 
@@ -229,6 +230,7 @@ def test_figures_can_be_taken_away(page, report: str, format: str):
     else:
         assert content.startswith(b"\x89PNG" if format == "png" else b"<svg")
     figure.locator("details summary").click()
+    figure.locator("details tbody tr").first.wait_for()  # the table is made when its box opens
     assert figure.locator("details tbody tr").count() == 3
 
 
