@@ -40,14 +40,37 @@ def test_a_planted_effect_is_found_and_its_absence_too():
     assert found.exact
     assert found.assignments == 4**4
     assert found.before.effect.value == pytest.approx(0.4, abs=0.03)
-    assert found.before_p == 1 / 256, "no other assignment reaches it"
+    assert found.before.assigned_p == 1 / 256, "no other assignment reaches it"
     assert abs(found.after.effect.value) < 0.04
-    assert found.after_p > 0.05
-    assert "assigned p" in found.tables()[0].columns
+    assert found.after.assigned_p > 0.05
+    assert found.before.within.value == pytest.approx(0.4, abs=0.03)
+    assert found.before.within_p <= 2 / 256
+    assert abs(found.after.within.value) < 0.04
+    assert [len(table.rows) for table in found.tables()] == [2, 2]
+
+
+def test_within_models_a_family_that_is_better_everywhere_has_no_advantage():
+    """Family d is better at every task; at equal compute that looks like exposure to its own, within models not."""
+    made = [
+        Pair(
+            pair.task,
+            pair.cohort,
+            pair.before + 0.3 * np.array([f == "d" for f in pair.cohort.family]),
+            pair.after,
+            chance=0.25,
+        )
+        for pair in pairs(0.0, 0.0)
+        if pair.task in ("two", "three")
+    ]
+    found = measure_exposure(made, draws=0).before
+    assert found.effect.value > 0.08
+    assert abs(found.within.value) < 0.03
+    direct = [np.mean(p.before[[f == SEEN[p.task] for f in p.cohort.family]]) for p in made]
+    assert direct[1] > direct[0] + 0.2
 
 
 def test_under_no_effect_small_p_values_are_rare():
-    small = sum(measure_exposure(pairs(0.0, 0.0, seed), draws=0).before_p <= 0.1 for seed in range(30))
+    small = sum(measure_exposure(pairs(0.0, 0.0, seed), draws=0).before.assigned_p <= 0.1 for seed in range(30))
     assert small <= 8  # about three are expected; more than eight happen once in a thousand
 
 
@@ -58,6 +81,7 @@ def test_exposure_within_families_is_assigned_by_model():
     )
     found = measure_exposure([Pair("one", mixed, first.before, first.after, chance=0.25)], draws=0)
     assert not found.exact  # 12,870 ways to choose eight of sixteen models
+    assert len(found.tables()) == 1
 
 
 def test_a_task_that_nobody_saw_cannot_be_split():

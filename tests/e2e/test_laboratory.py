@@ -39,9 +39,9 @@ def test_exposure_shows_before_adjustment_and_not_after(tmp_path: Path):
     assert said.exit_code == 0, said.output
     found = json.loads(said.stdout)["exposure"]
 
-    before, after = (found[stage]["effect"] for stage in ("before", "after"))
+    before, after = (found[stage]["fit"]["effect"] for stage in ("before", "after"))
     assert found["assignments"] == 4**3
-    assert found["before_p"] <= 2 / 64, "hardly another way to hand out the forms gives as much"
+    assert found["before"]["assigned_p"] <= 2 / 64, "hardly another way to hand out the forms gives as much"
     assert before["value"] - 3 * before["stderr"] > 0.2
     assert before["value"] - 3 * before["stderr"] > after["value"] + 3 * after["stderr"], "far apart, errors included"
     assert abs(after["value"]) < before["value"] / 3

@@ -20,7 +20,14 @@ from potentia.analysis import _hinge
 from potentia.analysis.cohort import Cohort, Flags
 from potentia.analysis.finding import Finding, Table
 from potentia.analysis.pair import Pair
-from potentia.analysis.scaling import EFFECT_COLUMNS, EFFECT_NOTE, HingeFit, fit_hinge
+from potentia.analysis.scaling import (
+    EFFECT_COLUMNS,
+    EFFECT_NOTE,
+    Coefficient,
+    HingeFit,
+    fit_hinge,
+    linear_coefficients,
+)
 from potentia.errors import InputError
 from potentia.scores import Floats
 
@@ -28,30 +35,59 @@ ASSIGNMENTS = 5_000  # up to so many are tried one by one; of more, so many are 
 
 
 @dataclass(frozen=True)
+class Advantage:
+    """θ of exposure at one stage: at equal compute (equation 1), and within models (each against its other tasks).
+
+    ``assigned_p`` and ``within_p`` are the shares of assignments whose θ is as large. Within models, every model and
+    every task has its own level, so that nothing a model is better at everywhere can pass for exposure; one task alone
+    does not allow it.
+    """
+
+    stage: str
+    fit: HingeFit
+    assigned_p: float
+    within: Coefficient
+    within_p: float
+
+    @property
+    def effect(self) -> Coefficient:
+        """θ at equal compute."""
+        assert self.fit.effect is not None
+        return self.fit.effect
+
+
+@dataclass(frozen=True)
 class ExposureEffect(Finding):
-    """θ of exposure over all tasks, before and after adjustment, with the p-value over assignments."""
+    """What exposure is worth over all tasks, before and after adjustment."""
 
     tasks: tuple[str, ...]
-    before: HingeFit
-    after: HingeFit
-    before_p: float
-    after_p: float
+    before: Advantage
+    after: Advantage
     assignments: int
     exact: bool
 
     def tables(self) -> Sequence[Table]:
-        """Return both stages, a row each."""
-        rows = tuple(
-            (stage, *fit.effect_row(), fit.effect.p if fit.effect else None, p)
-            for stage, fit, p in (("before", self.before, self.before_p), ("after", self.after, self.after_p))
-        )
-        columns = ("adjustment", "cells", *EFFECT_COLUMNS[1:], "plain p", "assigned p")
-        how = "all" if self.exact else "drawn"
-        note = (
-            f"{EFFECT_NOTE} Assigned p: share of {self.assignments:,} assignments of forms ({how}) with as large a θ."
-        )
+        """Return θ at equal compute and θ within models, a row for each stage."""
+        stages = (self.before, self.after)
+        ways = f"all {self.assignments:,} ways" if self.exact else f"{self.assignments:,} random ways"
+        share = f"Assigned p: share of {ways} to hand out the forms that give as large a θ."
         title = f"What having seen the form is worth, over {len(self.tasks)} tasks: {', '.join(self.tasks)}"
-        return (Table(title, columns, rows, note),)
+        equal = Table(
+            f"{title}, at equal compute",
+            ("adjustment", "cells", *EFFECT_COLUMNS[1:], "plain p", "assigned p"),
+            tuple((one.stage, *one.fit.effect_row(), one.effect.p, one.assigned_p) for one in stages),
+            f"{EFFECT_NOTE} {share}",
+        )
+        if len(self.tasks) == 1:
+            return (equal,)
+        own = tuple(
+            (one.stage, c.value, c.stderr, c.p, c.clustered_stderr, c.clustered_p, one.within_p)
+            for one in stages
+            for c in (one.within,)
+        )
+        columns = ("adjustment", "θ", "s.e.", "plain p", "by family", "p", "assigned p")
+        note = "Every model and every task has its own level: a model's exposed tasks against its other ones."
+        return equal, Table("The same within models", columns, own, note)
 
 
 def measure_exposure(pairs: Sequence[Pair], *, draws: int = 1999, seed: int = 0) -> ExposureEffect:
@@ -62,15 +98,46 @@ def measure_exposure(pairs: Sequence[Pair], *, draws: int = 1999, seed: int = 0)
     x = np.concatenate([pair.cohort.log_compute for pair in pairs])
     families = [family for pair in pairs for family in pair.cohort.family]
     group = np.concatenate(splits).astype(np.float64)
-    stages = [np.concatenate(above) for above in zip(*(_above_chance(pair) for pair in pairs), strict=True)]
-    fits = [fit_hinge(x, y, group=group, families=families, draws=draws, seed=seed) for y in stages]
     others, exact = _assignments([pair.cohort for pair in pairs], splits, seed)
-    drawn = np.array([_hinge.search(x, np.stack(stages), other).effect for other in others])  # (assignments, 2)
-    observed = _hinge.search(x, np.stack(stages), group).effect
-    reached = np.sum(np.abs(drawn) >= np.abs(observed) - 1e-12, axis=0)
-    p = reached / len(drawn) if exact else (1 + reached) / (1 + len(drawn))
-    names = tuple(pair.task for pair in pairs)
-    return ExposureEffect(names, fits[0], fits[1], float(p[0]), float(p[1]), len(drawn), exact)
+    levels = _levels(pairs)
+    scores = [np.concatenate(above) for above in zip(*(_above_chance(pair) for pair in pairs), strict=True)]
+    drawn = np.array([_hinge.search(x, np.stack(scores), other).effect for other in others])  # (assignments, stages)
+    stages = []
+    for place, (stage, y) in enumerate(zip(("before", "after"), scores, strict=True)):
+        fit = fit_hinge(x, y, group=group, families=families, draws=draws, seed=seed)
+        within, within_p = Coefficient(math.nan, math.nan, math.nan), math.nan
+        if len(pairs) > 1:
+            within = linear_coefficients(np.column_stack([group, levels]), y, families)[0][0]
+            within_p = _share(_within(others, y, levels), within.value, exact)
+        assert fit.effect is not None
+        stages.append(Advantage(stage, fit, _share(drawn[:, place], fit.effect.value, exact), within, within_p))
+    return ExposureEffect(tuple(pair.task for pair in pairs), stages[0], stages[1], len(others), exact)
+
+
+def _levels(pairs: Sequence[Pair]) -> Floats:
+    """Return one column per model and per task but the first, which the models' columns imply."""
+    models = [model for pair in pairs for model in pair.cohort.models]
+    tasks = [pair.task for pair in pairs for _ in pair.cohort.models]
+    columns = [
+        [name == wanted for name in names]
+        for names, chosen in ((models, sorted(set(models))), (tasks, [pair.task for pair in pairs[1:]]))
+        for wanted in chosen
+    ]
+    return np.array(columns, dtype=np.float64).T
+
+
+def _within(groups: Sequence[Floats], y: Floats, levels: Floats) -> Floats:
+    """Return θ of each assignment with the levels taken out of it (Frisch–Waugh–Lovell)."""
+    basis = np.linalg.qr(levels)[0]
+    G = np.stack(groups)
+    G = G - (G @ basis) @ basis.T
+    power = np.einsum("an,an->a", G, G)
+    return np.asarray(np.where(power > 1e-9, G @ y / np.maximum(power, 1e-9), 0.0))
+
+
+def _share(drawn: Floats, observed: float, exact: bool) -> float:
+    reached = int(np.sum(np.abs(drawn) >= abs(observed) - 1e-9))
+    return reached / len(drawn) if exact else (1 + reached) / (1 + len(drawn))
 
 
 def _above_chance(pair: Pair) -> tuple[Floats, Floats]:
