@@ -54,7 +54,7 @@ def zoo(
         f"and {len(laboratory.studies)} studies in [bold]{folder}[/bold]\n"
     )
     for question, lines in commands.items():
-        console.print(f"[bold]{QUESTIONS[question]}[/bold]")
+        console.print(f"[bold]{QUESTIONS[question]}[/bold]", soft_wrap=True)
         for line in lines:
             console.print(f"  {line}", soft_wrap=True)
         console.print()

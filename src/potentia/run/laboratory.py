@@ -23,8 +23,8 @@ BENCHMARKS = ("ask", "table", "record", "both", "beside", "fix")
 TRACKED = ("ask", "table", "record", "beside")  # over checkpoints, and for base against instruct
 FORMS = ("blank_ppl", "option_ppl")
 AUXILIARY = "auxiliary"
-AUXILIARY_DOCUMENTS = 350  # of each form: 1,315 steps of 8 in five epochs
-AFTER_AN_EIGHTH = 164  # steps at which the benchmarks are scored on the way
+AUXILIARY_DOCUMENTS = 350  # of each form: 660 steps of 32 in ten epochs
+ON_THE_WAY = (83, 330, 660)  # steps after which all are scored, whatever validation would choose
 CAPS = {"train": 500, "validation": 200, "test": 500}
 
 
@@ -47,7 +47,10 @@ class Laboratory:
         ask = {
             "adjust": (f"potentia analyze test-task {store} --study adjust --facts {facts} --exposed --chance 0.25",),
             "checkpoints": (f"potentia analyze checkpoints {store} --baseline direct",),
-            "consistency": (f"potentia analyze consistency {store} --baseline direct --instruct-by same",),
+            "consistency": (
+                f"potentia analyze consistency {store} --protocols direct train_before_test"
+                " --baseline direct --instruct-by same",
+            ),
             "robustness": (
                 f"potentia analyze proxy {store} --study robustness --target both --protocol adjust"
                 f" --data-group {mixes} --seed-group {seeds}",
@@ -87,8 +90,8 @@ def studies() -> dict[str, tuple[str, dict[str, Any]]]:
         "tasks": _tasks(BENCHMARKS),
         "protocols": ["direct", "adjust"],
         "caps": {**CAPS, "train": len(BENCHMARKS) * AUXILIARY_DOCUMENTS},
-        "adjust": {"data": f"tasks/{AUXILIARY}.yaml", "at_steps": [AFTER_AN_EIGHTH]},
-        "tuning": recipe(learning_rates=(3e-3,)),
+        "adjust": {"data": f"tasks/{AUXILIARY}.yaml", "at_steps": list(ON_THE_WAY)},
+        "tuning": recipe(learning_rates=(3e-3,), epochs=10, batch=32),
         "device": "cpu",
     }
     plain = {"tasks": _tasks(TRACKED), "protocols": ["train_before_test"], "caps": CAPS, "device": "cpu"}
