@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 Cell = str | int | float | None
 
 
@@ -52,10 +50,8 @@ def jsonable(value: Any) -> Any:
         return value.to_dict()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: jsonable(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, np.ndarray):
+    if type(value).__module__ == "numpy":  # an array or one of its scalars; numpy itself is not loaded for this
         return jsonable(value.tolist())
-    if isinstance(value, np.generic):
-        return jsonable(value.item())
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
