@@ -57,7 +57,7 @@ def demo_study(folder: Path, *, quick: bool = False) -> Study:
             ],
             "tasks": [{"name": name, "file": str(tasks[name])} for name in names],
             "protocols": ["direct", "train_before_test"],
-            "caps": {"train": 400, "validation": 100, "test": 500},
+            "caps": {"train": 400 if quick else 320, "validation": 100, "test": 500 if quick else 400},
             "tuning": recipe(LEARNING_RATES[:1] if quick else LEARNING_RATES, epochs=3 if quick else 4),
             "device": "cpu",
             "store": str(folder / "potentia.db"),
