@@ -90,3 +90,17 @@ def test_the_plan_counts_the_tuning_once(world: Path, tmp_path: Path):
     cost = plan_study(study(world, tmp_path / "s.db")).cost()
     assert cost["lanes"] == 2
     assert cost["train_tokens"] > 0
+
+
+def test_selection_tuned_never_keeps_the_untuned_model(world: Path, tmp_path: Path):
+    """Validation prefers the untuned model to a harmful tuning; `selection: tuned` reports what the tuning did."""
+    harmful = {"learning_rates": [3.0], "epochs": 1, "dropout": 0.0, "clip": 1e9}
+    kept = {}
+    for choice in ("validation", "tuned"):
+        made = study(world, tmp_path / "s.db", name=choice, selection=choice, tuning=harmful)
+        assert run_study(made).failed == 0
+        with Store.open(made.store) as store:
+            kept[choice] = {c.task: c for c in store.cells(study=choice, protocol="adjust")}
+    assert not kept["validation"]["notes"].selection["tuned"]
+    assert all(cell.selection["tuned"] for cell in kept["tuned"].values())
+    assert kept["tuned"]["notes"].score.value > kept["validation"]["notes"].score.value, "more bits per byte"

@@ -29,7 +29,7 @@ def run(
     train: Annotated[int | None, typer.Option(help="Use at most this many training documents.")] = None,
     validation: Annotated[int | None, typer.Option(help="Use at most this many validation documents.")] = None,
     test: Annotated[int | None, typer.Option(help="Use at most this many test documents.")] = None,
-    selection: Annotated[str | None, typer.Option(help="validation, or paper to reproduce tables.")] = None,
+    selection: Annotated[str | None, typer.Option(help="validation, tuned (never untuned), or paper.")] = None,
     race: Annotated[bool | None, typer.Option("--race/--no-race", help="Drop learning rates that fall behind.")] = None,
     workers: Annotated[int, typer.Option(min=0, help="Rows at once; 0 means one per GPU, or one.")] = 0,
     executor: Annotated[str, typer.Option(help="local or ray.")] = "local",

@@ -11,13 +11,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from potentia.errors import TuningError
 from potentia.protocols.ask import Ask, Evaluation, Form, evaluate
 from potentia.protocols.selection import Candidate, select
 from potentia.protocols.train_before_test import LanePlan, Point, Stopped, Watcher, improves, schedule
-from potentia.study import Tuning, content_key
+from potentia.study import Selection, Tuning, content_key
 
 if TYPE_CHECKING:
     from potentia.engine import FullStep, LoadedModel, StepInfo
@@ -57,7 +57,7 @@ class Adjustment:
     form: Form = "plain"
     chat: ChatTemplate | None = None
     seed: int = 0
-    choice: Literal["validation", "paper"] = "validation"
+    choice: Selection = "validation"
     at_steps: tuple[int, ...] = ()
     token_budget: int | None = None
     workspace: Path | None = None
@@ -193,7 +193,7 @@ class Adjustment:
         """Return the best candidate on validation; without validation (as in MMLU) the tuned model stands."""
         known = self.candidates[name]
         blind = not self.tasks[name].documents("validation")
-        pool = [c for c in known if c.tuned] if self.choice == "paper" or blind else known
+        pool = [c for c in known if c.tuned] if self.choice != "validation" or blind else known
         return select(pool, higher_is_better=self.tasks[name].higher_is_better)
 
     def _result(self, name: str, scorer: Any, direct: Evaluation | None) -> AdjustedResult:

@@ -11,12 +11,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from potentia.errors import TuningError
 from potentia.protocols.ask import Ask, Evaluation, Form, evaluate
 from potentia.protocols.selection import Candidate, behind, select
-from potentia.study import Tuning, content_key
+from potentia.study import Selection, Tuning, content_key
 
 if TYPE_CHECKING:
     from potentia.engine import LaneEpoch, LaneResult, LaneSpec, LaneTrainer, LoadedModel, Schedule, Scorer, StepInfo
@@ -123,7 +123,7 @@ class TrainBeforeTest:
     chat: ChatTemplate | None = None
     seed: int = 0
     seeds: int = 1
-    choice: Literal["validation", "paper"] = "validation"
+    choice: Selection = "validation"
     token_budget: int | None = None
     workspace: Path | None = None
     untuned: dict[tuple[str, Form], Point] = field(default_factory=dict)
@@ -273,7 +273,7 @@ class TrainBeforeTest:
         chosen, tests = [], []
         for number in range(self.seeds):
             mine = [candidate for candidate in tuned if candidate.seed == self.seed + number]
-            pool = mine if self.choice == "paper" and mine else [*untuned, *mine]
+            pool = mine if self.choice != "validation" and mine else [*untuned, *mine]
             best = select(pool, higher_is_better=task.higher_is_better)
             owner = trainer.restore(best.lane, best.epoch) if best.lane is not None else None
             self.watcher.phase(f"testing {name}", len(task.documents("test")))

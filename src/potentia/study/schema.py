@@ -7,6 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 Positive = Annotated[int, Field(gt=0)]
+Selection = Literal["validation", "tuned", "paper"]
+"""Which state of a model is tested: the best on validation, the untuned model among them; the best tuned one, whatever
+the untuned model scores; or the papers' rule, the better of the best tuned one and the untuned model on the test."""
 Protocol = Annotated[str, Field(pattern=r"^(direct|train_before_test|adjust|few_shot:[1-9][0-9]*)$")]
 
 
@@ -168,7 +171,7 @@ class Study(Strict):
     carve: float = Field(0.2, gt=0, lt=1, description="share of train carved out as validation")
     drop_overlap: bool = Field(False, description="drop training documents that overlap the test split")
     tuning: Tuning = Tuning()
-    selection: Literal["validation", "paper"] = "validation"
+    selection: Selection = "validation"
     chat: Literal["auto", "never", "always"] = Field("auto", description="chat template of instruct models")
     adjust: Adjust | None = None
     seed: int = 0
