@@ -115,6 +115,11 @@ def test_proxy(capsys, world):
     assert {i["metric"] for i in out["sampling"]["indices"]} == {"pearson", "spearman", "kendall"}
 
 
+def test_proxy_leaves_out_algorithm_1_where_the_top_is_all_there_is(capsys, world):
+    out = json.loads(call(capsys, "analyze", "proxy", world, "--target", "goal", "--top", "5", "--json"))
+    assert "sampling" not in out, "five candidates are the top five of every sample"
+
+
 def test_proxy_with_groups_and_early_models(capsys, world):
     arguments = [
         "--target",

@@ -87,7 +87,7 @@ def proxy(
 
     usable = reference.select(tasks=[target, *(t for t in wanted if t != target)]).complete()
     sizes = [(n, k) for n, k in PAPER_CONFIGURATIONS if n <= len(usable.models)]
-    if sizes and top < len(usable.tasks):
+    if sizes and top < len(usable.tasks) - 1:  # the top of all candidates is the same in every sample
         sampled = measure_sampling(usable, target, wanted, top=top, configurations=sizes, how=how)
         findings["sampling"] = sampled
         chosen: Any = sampled.chosen or "kendall" if metric == "auto" else metric

@@ -52,7 +52,7 @@ class Laboratory:
                 " --baseline direct --instruct-by same",
             ),
             "robustness": (
-                f"potentia analyze proxy {store} --study robustness --target both --protocol adjust"
+                f"potentia analyze proxy {store} --study robustness --target both --protocol adjust --normalise feature --top 2"
                 f" --data-group {mixes} --seed-group {seeds}",
             ),
         }
