@@ -8,6 +8,7 @@ exposure is known, so θ must appear under direct evaluation and vanish after th
 from __future__ import annotations
 
 import csv
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,10 +40,13 @@ class TreatmentLayout:
         )
 
 
-def lay_out_treatment(folder: Path, *, seed: int = 0) -> TreatmentLayout:
-    """Tune the half below ``folder`` (a laboratory) and write the study; models that are there already stay."""
+def lay_out_treatment(folder: Path, *, names: Collection[str] | None = None, seed: int = 0) -> TreatmentLayout:
+    """Tune the half below ``folder`` (a laboratory) and write the study; models that are there already stay.
+
+    ``names`` restricts the experiment to some of the models that did not see the form.
+    """
     folder = Path(folder)
-    models = [m for m in zoo.models("base") if TASK not in m.exposure]
+    models = [m for m in zoo.models("base") if TASK not in m.exposure and (names is None or m.name in names)]
     half = assign_half(
         Cohort.build({"model": m.name, "family": m.family, "compute": m.flops} for m in models), seed=seed
     )
