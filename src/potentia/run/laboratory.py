@@ -52,8 +52,8 @@ class Laboratory:
                 " --baseline direct --instruct-by same",
             ),
             "robustness": (
-                f"potentia analyze proxy {store} --study robustness --target both --protocol adjust --normalise feature --top 2"
-                f" --data-group {mixes} --seed-group {seeds}",
+                f"potentia analyze proxy {store} --study robustness --target both --protocol adjust"
+                f" --normalise feature --top 2 --data-group {mixes} --seed-group {seeds}",
             ),
         }
         files: dict[str, list[str]] = {}
