@@ -83,8 +83,18 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def until(page, expression: str, seconds: float = 30) -> None:
     """Wait for an expression to be true; the page's own policy forbids what Playwright's waiting would evaluate."""
+    from playwright.sync_api import Error
+
+    def holds() -> bool:
+        try:
+            return bool(page.evaluate(expression))
+        except Error as error:  # the board loads itself anew once its findings are ready
+            if "navigation" not in str(error):
+                raise
+            return False
+
     deadline = time.monotonic() + seconds
-    while not page.evaluate(expression):
+    while not holds():
         assert time.monotonic() < deadline, f"still not: {expression}"
         page.wait_for_timeout(100)
 

@@ -107,7 +107,7 @@ def test_ctrl_c_saves_says_how_to_go_on_and_exits_with_130(study: Path, undistur
     if process.returncode == 0:
         pytest.skip("the run ended before it could be stopped")
     assert process.returncode == 130, said
-    assert "To go on: potentia run" in said.replace("\n", " ")
+    assert f"To go on: potentia run {study} --store {store}\n" in said, "on one line, to be pasted"
     again = start(study, store)
     said, _ = again.communicate(timeout=600)
     assert again.returncode == 0, said

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from potentia.cli.app import app
-from potentia.cli.output import console, print_json, print_table
+from potentia.cli.output import console, errors, print_json, print_table
 
 
 @app.command()
@@ -44,7 +45,8 @@ def demo(
         )
     result = run_study(study, plan=plan, workers=workers or min(4, os.cpu_count() or 1), watch=watch)
     if result.interrupted:
-        console.print(f"Stopped; everything finished is saved. To go on: [bold]potentia demo -o {folder}[/bold]")
+        errors.print("[bold]Stopped.[/bold] Everything finished is saved.")
+        errors.print(f"To go on: [bold]potentia demo -o {escape(str(folder))}[/bold]", soft_wrap=True)
         raise typer.Exit(130)
     finding = demo_findings(study)
     report = folder / "report.html"

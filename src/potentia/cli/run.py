@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from potentia.cli.app import app
 from potentia.cli.output import console, errors, print_json, print_table
@@ -149,7 +150,8 @@ def show_plan(plan: Any, *, as_json: bool) -> None:
 def report_result(result: Any, store: str, *, again: str) -> None:
     """Say how the run ended and what to do next."""
     if result.interrupted:
-        errors.print(f"[bold]Stopped.[/bold] Everything finished is saved in {store}. To go on: [bold]{again}[/bold]")
+        errors.print(f"[bold]Stopped.[/bold] Everything finished is saved in {escape(store)}.", soft_wrap=True)
+        errors.print(f"To go on: [bold]{escape(again)}[/bold]", soft_wrap=True)  # one line: it is there to be pasted
         return
     console.print(
         f"[bold]{result.computed}[/bold] cells computed, {result.reused} found in {store}, "

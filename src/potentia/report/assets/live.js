@@ -62,7 +62,9 @@
     return `${time}  ${event.kind} ${event.row || ""}`;
   };
   let shownLog = "";
+  let latest = null;
   const draw = (state) => {
+    latest = state;
     const pill = part("state");
     pill.textContent = state.running ? `${state.running} ${state.running === 1 ? "row runs" : "rows run"}` : "nothing runs now";
     pill.className = state.running ? "pill on" : "pill";
@@ -85,7 +87,15 @@
     board.dataset.done = String(state.done);
   };
   draw(P.read(document.getElementById("live-data")));
-  if (board.dataset.findings) fetch(board.dataset.findings).then((answer) => answer.ok && location.reload());
+  /* The findings on this page are those of so many cells; once the run has ended, or where there are none, newer ones are fetched. */
+  const shown = Number(board.dataset.cells);
+  const renew = () => {
+    if (shown >= 0 && (latest.running || latest.done <= shown)) return;
+    fetch(board.dataset.findings).then((answer) => (answer.ok ? answer.json() : null))
+      .then((found) => { if (found && found.cells > shown) location.reload(); }).catch(() => {});
+  };
+  renew();
+  setInterval(renew, 3000);
   const stream = new EventSource(board.dataset.stream);
   stream.addEventListener("state", (event) => { part("link").textContent = "live"; draw(JSON.parse(event.data)); });
   stream.addEventListener("error", () => { part("link").textContent = "connection lost, trying again"; });
