@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from potentia.study import Study
+
+if TYPE_CHECKING:
+    from potentia.store import Store, StudyRecord
 
 ALIVE_SECONDS = 60.0  # a running row writes its state about once a second
 
@@ -23,15 +26,15 @@ def store_status(where: str, study: str | None = None) -> dict[str, Any]:
             done = len(store.cells(study=record.key))
             progress = store.get_progress(record.key)
             running = [row for row, state in progress.items() if is_running(state)]
-            asked = _asked(record.spec)
+            study_file = _study(record)
             studies.append(
                 {
                     "name": record.name,
                     "key": record.key,
                     "created": record.created,
-                    "models": asked["models"],
-                    "tasks": asked["tasks"],
-                    "asked": asked["cells"],
+                    "models": len(study_file.rows()) if study_file else None,
+                    "tasks": len(study_file.tasks) if study_file else None,
+                    "asked": asked_cells(store, record),
                     "done": done,
                     "failed": sum(f["study"] == record.key for f in failures),
                     "running": len(running),
@@ -46,10 +49,24 @@ def is_running(state: dict[str, Any]) -> bool:
     return "ended" not in state and time.time() - float(state.get("at", 0)) < ALIVE_SECONDS
 
 
-def _asked(spec: Any) -> dict[str, int | None]:
+def asked_cells(store: Store, record: StudyRecord) -> int | None:
+    """Return how many cells the study asks for; None for imported scores.
+
+    Texts to predict have no few-shot cells; which tasks are texts is known as soon as one cell of each is there.
+    """
+    study = _study(record)
+    if study is None:
+        return None
+    shots = sum(protocol.startswith("few_shot:") for protocol in study.protocols)
+    texts = 0
+    if shots:
+        samples = (store.cells(study=record.key, task=task.name, limit=1) for task in study.tasks)
+        texts = sum(not cells[0].score.higher_is_better for cells in samples if cells)
+    return len(study.rows()) * (len(study.tasks) * len(study.protocols) - shots * texts)
+
+
+def _study(record: StudyRecord) -> Study | None:
     try:
-        study = Study.model_validate(spec)
+        return Study.model_validate(dict(record.spec))
     except ValueError:  # imported scores have no study
-        return {"models": None, "tasks": None, "cells": None}
-    rows, tasks = len(study.rows()), len(study.tasks)
-    return {"models": rows, "tasks": tasks, "cells": rows * tasks * len(study.protocols)}
+        return None

@@ -13,32 +13,14 @@ from typing import Any
 
 from potentia.analysis.finding import jsonable
 from potentia.report.cell_details import lane_payload
-from potentia.run.status import is_running
+from potentia.run.status import asked_cells, is_running
 from potentia.store import Store, StudyRecord
-from potentia.study import Study
 
 EVERY = 1.0  # seconds between two looks at the store
 BEAT = 15.0  # seconds after which a silent stream says that it is there
 RECENT = 40  # events told to a new listener
 MOST_ROWS = 60  # rows told in full
 MOST_LANES = 24  # lanes of a running row whose curves are told
-
-
-def asked_cells(store: Store, record: StudyRecord) -> int | None:
-    """Return how many cells the study asks for; None for imported scores.
-
-    Texts to predict have no few-shot cells; which tasks are texts is known as soon as one cell of each is there.
-    """
-    try:
-        study = Study.model_validate(dict(record.spec))
-    except ValueError:
-        return None
-    shots = sum(protocol.startswith("few_shot:") for protocol in study.protocols)
-    texts = 0
-    if shots:
-        samples = (store.cells(study=record.key, task=task.name, limit=1) for task in study.tasks)
-        texts = sum(not cells[0].score.higher_is_better for cells in samples if cells)
-    return len(study.rows()) * (len(study.tasks) * len(study.protocols) - shots * texts)
 
 
 def study_summary(store: Store, record: StudyRecord) -> dict[str, Any]:
