@@ -10,7 +10,6 @@ adapters' gradients, row by row in order, straight into a second (K + 1, P) matr
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -82,7 +81,6 @@ class Routing:
     def __init__(self) -> None:
         self.owners: Tensor | None = None
         self.keys: Tensor | None = None
-        self.grads: Tensor | None = None
         self.gathered: Tensor | None = None  # (R, P): the rows' adapters, gathered once for all layers of a pass
         self.single = False
 
@@ -111,7 +109,7 @@ class AdapterBank:
         for site in self.sites:
             self._factors[site.offset : site.offset + site.fan_in * lora.r] = lora.scale
         self.anchor = torch.zeros((), requires_grad=True, device=self.device)
-        self._routings = threading.local()  # passes may run in several threads at a time
+        self.routing = Routing()
         self._layers = [module for _, module in layers]
         self._frozen = [(p, p.requires_grad) for p in model.parameters()]
         for parameter, _ in self._frozen:
@@ -119,14 +117,6 @@ class AdapterBank:
         self._before = [module.__dict__.get("forward") for module in self._layers]
         for site, module in zip(self.sites, self._layers, strict=True):
             module.forward = _LaneForward(self, site, module)
-
-    @property
-    def routing(self) -> Routing:
-        """The routing of the pass under way in this thread."""
-        if not hasattr(self._routings, "own"):
-            self._routings.own = Routing()
-        own: Routing = self._routings.own
-        return own
 
     def close(self) -> None:
         """Take the adapters off: the model computes, and asks for gradients, as it did before."""
@@ -202,11 +192,10 @@ class AdapterBank:
         self.routing.owners = owners
 
     @contextmanager
-    def training_rows(self, owners: Tensor, keys: Tensor | None, grads: Tensor | None = None) -> Iterator[None]:
-        """Route one pass of training: its rows' slots and dropout keys, and where gradients are added up."""
+    def training_rows(self, owners: Tensor, keys: Tensor | None) -> Iterator[None]:
+        """Route one pass of training: its rows' slots and dropout keys."""
         routing = self.routing
         routing.owners, routing.keys, routing.single = owners, keys, False
-        routing.grads = self.grads if grads is None else grads
         if owners.shape[0] * self.width * self.work.element_size() <= GATHERED_BYTES:
             routing.gathered = self.work.index_select(0, owners)
         try:
@@ -273,18 +262,18 @@ class _LaneLinear(torch.autograd.Function):
         h = torch.bmm(kept, a)  # scaled, because A is
         y.baddbmm_(h, b)
         ctx.save_for_backward(x, h)
-        ctx.held = bank, site, weight, owners, dropout, routing.grads
+        ctx.held = bank, site, weight, owners, dropout
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, h = ctx.saved_tensors
-        bank, site, weight, owners, dropout, totals = ctx.held
+        bank, site, weight, owners, dropout = ctx.held
         lora = bank.lora
         dy = grads[0].contiguous()  # (R, T, o)
         rows, tokens, width = x.shape
         a, b = bank.gathered(site)
-        da, db = bank.views(totals, site)
+        da, db = bank.views(bank.grads, site)
         dh = torch.bmm(dy, b.transpose(1, 2))  # (R, T, r)
         kept = x if dropout is None else dropout(x)
         db.index_add_(0, owners, torch.bmm(h.transpose(1, 2), dy).float())

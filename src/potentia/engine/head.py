@@ -9,7 +9,6 @@ any architecture.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -31,8 +30,6 @@ class SplitModel:
         self.model = model
         self.body = _body(model)
         self._answer: type[Any] = BaseModelOutputWithPastAndCrossAttentions
-        self._lock, self._given, self._tails = threading.Lock(), threading.local(), 0
-        self._before: Any = None
         self.vocabulary = int(model.get_output_embeddings().weight.shape[0])  # type: ignore[operator]
 
     def hidden(self, ids: Tensor, places: Tensor | None = None) -> Tensor:
@@ -48,29 +45,15 @@ class SplitModel:
 
     @contextmanager
     def _answering(self, hidden: Tensor) -> Iterator[None]:
-        """Let the body answer with ``hidden`` in this thread; other threads' calls reach it as always."""
-        with self._lock:
-            self._tails += 1
-            if self._tails == 1:
-                self._before = self.body.__dict__.get("forward")
-                original = self.body.forward
-
-                def answer(*args: Any, **options: Any) -> Any:
-                    given = getattr(self._given, "hidden", None)
-                    return original(*args, **options) if given is None else self._answer(last_hidden_state=given)
-
-                self.body.forward = answer
-        self._given.hidden = hidden
+        """Let the body answer with ``hidden``."""
+        before = self.body.__dict__.get("forward")
+        self.body.forward = lambda *_, **__: self._answer(last_hidden_state=hidden)
         try:
             yield
         finally:
-            self._given.hidden = None
-            with self._lock:
-                self._tails -= 1
-                if self._tails == 0:
-                    del self.body.forward
-                    if self._before is not None:
-                        self.body.forward = self._before
+            del self.body.forward
+            if before is not None:
+                self.body.forward = before
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Run the tail alone: logits (N, V) of hidden states (N, d)."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 LOOK_EVERY = 25  # steps between two looks at the lanes' health: each look waits for the device
 SNAPSHOT_SECONDS = 5.0
+SNAPSHOT_FORM = "2"  # snapshots of another form are not taken up
 
 
 class LaneRun:
@@ -57,7 +58,7 @@ class LaneRun:
     def _folder(self, specs: Sequence[LaneSpec]) -> Path | None:
         if self.trainer.workspace is None:
             return None
-        facts = [self.trainer.fingerprint, *(spec.fingerprint() for spec in specs)]
+        facts = [SNAPSHOT_FORM, self.trainer.fingerprint, *(spec.fingerprint() for spec in specs)]
         return Path(self.trainer.workspace) / hashlib.sha256("\n".join(facts).encode()).hexdigest()[:24]
 
     def go(self) -> dict[str, LaneResult]:
@@ -103,7 +104,6 @@ class LaneRun:
             token_bytes=token_bytes(getattr(model.config, "text_config", None) or model.config, first.element_size()),
             token_budget=self.trainer.token_budget,
             packed=first.device.type == "cuda" and can_pack(self.trainer.split),
-            workers=torch.get_num_threads() if first.device.type == "cpu" else 1,
         )
 
     # ---- slots ----------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -138,72 +137,33 @@ def run_step(split: SplitModel, bank: AdapterBank, rows: Sequence[Row], plan: Pl
 
     Rows must come slot by slot. Within a pass they keep that order, so a lane's gradients are added in one fixed order.
     """
+    losses = torch.zeros(bank.slots + 1, device=bank.device)
+    dropout = bank.lora.dropout > 0
     with fast.active(), recomputing(split.model, plan.checkpointing):
-        cuts = _cut(rows, plan)
-        shares = _shares(cuts, plan.workers)
-        if len(shares) == 1:
-            return _run_passes(split, bank, cuts, bank.grads)
-        totals = [bank.grads, *(torch.zeros_like(bank.grads) for _ in shares[1:])]
-        with _one_thread_each(), ThreadPoolExecutor(len(shares)) as pool:
-            work = [pool.submit(_run_passes, split, bank, part, t) for part, t in zip(shares, totals, strict=True)]
-            parts = [job.result() for job in work]
-        for extra in totals[1:]:
-            bank.grads += extra
-        return torch.stack(parts).sum(dim=0)
+        for chosen, length in _cut(rows, plan):
+            if length is None:
+                batch = assemble_packed(chosen, bank.device, dropout)
+            else:
+                batch = assemble(chosen, length, bank.device, dropout)
+            with bank.training_rows(batch.owners, batch.keys):
+                values = backpropagate(split, batch)
+            losses.index_add_(0, batch.target_owners, values * batch.weights)
+    return losses
 
 
 Cut = tuple[list[Row], int | None]  # rows of a pass, and the length they are padded to; None: laid end to end
-
-
-def _run_passes(split: SplitModel, bank: AdapterBank, cuts: Sequence[Cut], grads: Tensor) -> Tensor:
-    losses = torch.zeros(bank.slots + 1, device=bank.device)
-    dropout = bank.lora.dropout > 0
-    for rows, length in cuts:
-        if length is None:
-            batch = assemble_packed(rows, bank.device, dropout)
-        else:
-            batch = assemble(rows, length, bank.device, dropout)
-        with bank.training_rows(batch.owners, batch.keys, grads):
-            values = backpropagate(split, batch)
-        losses.index_add_(0, batch.target_owners, values * batch.weights)
-    return losses
 
 
 def _cut(rows: Sequence[Row], plan: Plan) -> list[Cut]:
     """Divide the rows of a step into passes."""
     lengths = np.array([len(row.ids) for row in rows])
     if not plan.packed:
-        if plan.workers > 1:  # at least one pass each, of about equal size
-            even = -(-int(lengths.sum()) // plan.workers)
-            plan = replace(plan, token_budget=max(64, min(plan.token_budget, even + int(lengths.max()))))
         return [([rows[i] for i in chosen], length) for chosen, length in pack(lengths, plan)]
     passes = -(-int(lengths.sum()) // plan.token_budget)
     ends = np.cumsum(lengths)
     which = np.minimum((ends - 1) * passes // int(ends[-1]), passes - 1)
     parts = ([rows[i] for i in np.flatnonzero(which == number).tolist()] for number in range(passes))
     return [(part, None) for part in parts if part]
-
-
-def _shares(cuts: list[Cut], workers: int) -> list[list[Cut]]:
-    """Deal passes out to workers, the largest first, each to the one with the least to do; always the same way."""
-    shares: list[list[Cut]] = [[] for _ in range(max(1, min(workers, len(cuts))))]
-    loads = [0] * len(shares)
-    for rows, length in sorted(cuts, key=lambda cut: -len(cut[0]) * (cut[1] or 1)):
-        least = loads.index(min(loads))
-        shares[least].append((rows, length))
-        loads[least] += len(rows) * (length or 1)
-    return shares
-
-
-@contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """Side by side, passes do best with one thread each."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def backpropagate(split: SplitModel, batch: Batch) -> Tensor:

@@ -29,7 +29,6 @@ class Plan:
     overlapped: bool = False
     checkpointing: bool = False
     packed: bool = False
-    workers: int = 1  # threads that run passes side by side, on a processor
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -54,7 +53,6 @@ def make_plan(
     token_bytes: int = 0,
     token_budget: int | None = None,
     packed: bool = False,
-    workers: int = 1,
 ) -> Plan:
     """Choose the packing from sizes alone, so that the same run is packed the same way every time.
 
@@ -83,7 +81,6 @@ def make_plan(
         pass_price=price,
         overlapped=memory is not None,
         packed=packed,
-        workers=workers,
         checkpointing=recompute,
     )
 
