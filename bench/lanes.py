@@ -10,7 +10,8 @@ for a few steps on one lane of each task, after warm-up, and its row is the sum 
 time does not depend on how many came before. Ours is timed on whole steps of the row. All in one process, on the same
 model and data. On a GPU, cuDNN's attention is switched off for everyone: it compiles a plan for every new shape, which
 in a short run would be held against the peers. On a CPU each side runs with one thread and with all, and its better
-time counts.
+time counts; ours and the peer take turns for several rounds, because a shared machine is not equally fast all the time,
+and the median of the rounds' ratios is told with its range.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -275,6 +276,23 @@ def measure(
     return results
 
 
+def tell(shape: str, repeats: Sequence[dict[str, Any]]) -> None:
+    """Print one row of lanes, in the middle one of its rounds."""
+    row = sorted(repeats, key=lambda r: r["ours_step_s"])[len(repeats) // 2]
+    share = row.get("share_of_matmul_rate")
+    extra = f", {share:.0%} of the measured {row['matmul_tflops']:.0f} TFLOP/s" if share else ""
+    print(
+        f"{shape}, {row['lanes']} lanes: {1000 * row['ours_step_s']:.1f} ms a step of all lanes, "
+        f"{row['ours_lane_steps_per_s']:.1f} lane-steps/s, {row['tokens_per_step']:.0f} tokens{extra}"
+    )
+    for name, values in row.items():
+        if isinstance(values, dict):
+            ratios = sorted(r[name]["ratio"] for r in repeats)
+            spread = f" ({ratios[0]:.1f} to {ratios[-1]:.1f} in {len(ratios)} rounds)" if len(ratios) > 1 else ""
+            rate = statistics.median(r[name]["lane_steps_per_s"] for r in repeats)
+            print(f"    {name}: {rate:.2f} lane-steps/s → ours is {statistics.median(ratios):.1f}×{spread}")
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -283,6 +301,7 @@ def main() -> None:
     parser.add_argument("--lanes", nargs="+", type=int, default=[24, 72])
     parser.add_argument("--steps", type=int, default=10, help="timed steps of the whole row")
     parser.add_argument("--peer-steps", type=int, default=10, help="timed steps of each peer lane")
+    parser.add_argument("--rounds", type=int, help="default: 5 on a CPU, 1 on a GPU")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     options = parser.parse_args()
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
@@ -291,17 +310,13 @@ def main() -> None:
     everything = []
     for shape in shapes:
         peers = ["a"] if device.type == "cpu" else ["a in bf16"] if shape == "8b" else ["a", "a in bf16", "b"]
-        for row in measure(shape, device, options.lanes, options.steps, options.peer_steps, peers):
-            everything.append(row)
-            share = row.get("share_of_matmul_rate")
-            extra = f", {share:.0%} of the measured {row['matmul_tflops']:.0f} TFLOP/s" if share else ""
-            print(
-                f"{shape}, {row['lanes']} lanes: {1000 * row['ours_step_s']:.1f} ms a step of all lanes, "
-                f"{row['ours_lane_steps_per_s']:.1f} lane-steps/s, {row['tokens_per_step']:.0f} tokens{extra}"
-            )
-            for name, values in row.items():
-                if isinstance(values, dict):
-                    print(f"    {name}: {values['lane_steps_per_s']:.2f} lane-steps/s → ours is {values['ratio']:.1f}×")
+        rounds = [
+            measure(shape, device, options.lanes, options.steps, options.peer_steps, peers)
+            for _ in range(options.rounds or (5 if device.type == "cpu" else 1))
+        ]
+        for repeats in zip(*rounds, strict=True):
+            everything.extend(repeats)
+            tell(shape, repeats)
         if device.type == "cuda":
             torch.cuda.empty_cache()
     if options.json:
