@@ -56,6 +56,7 @@ SHAPES: dict[str, dict[str, int]] = {
     "410m": {"d": 1024, "ff": 2816, "layers": 24, "heads": 16, "kv": 16, "vocab": 50304},
     "8b": {"d": 4096, "ff": 14336, "layers": 32, "heads": 32, "kv": 8, "vocab": 128256},
 }
+READY: Any = None  # in a process that trains one row of several: all begin together
 RATES = (1e-5, 2e-5, 5e-5)
 BATCH = 8
 
@@ -138,6 +139,31 @@ def time_ours(model: Any, specs: list[LaneSpec], device: torch.device, warm: int
     if plan.slots < len(specs):
         raise SystemExit(f"only {plan.slots} of {len(specs)} lanes were in flight: the step timed is not the row's")
     return {"step_s": took / len(tokens), "tokens": statistics.mean(tokens), "budget": plan.token_budget}
+
+
+def time_rows(shape: str, lanes: int, warm: int, steps: int) -> float:
+    """Time a step of one row per core at the same time, each in a process of its own, as `run --workers` does."""
+    import multiprocessing
+
+    context = multiprocessing.get_context("spawn")
+    cores = os.cpu_count() or 1
+    ready = context.Barrier(cores)
+    with context.Pool(cores, initializer=_own_row, initargs=(ready,)) as pool:
+        return max(pool.starmap(_time_row, [(shape, lanes, warm, steps)] * cores, chunksize=1))
+
+
+def _own_row(ready: Any) -> None:
+    global READY
+    READY = ready
+
+
+def _time_row(shape: str, lanes: int, warm: int, steps: int) -> float:
+    torch.set_num_threads(1)
+    device = torch.device("cpu")
+    specs = [spec for _, spec in row_of_lanes(shape, lanes, warm + steps + 1)]
+    model = build(shape, device, torch.float32)
+    READY.wait()
+    return time_ours(model, specs, device, warm, steps)["step_s"]
 
 
 def time_peer(model: Any, rows: list[list[int]], device: torch.device, warm: int, steps: int, grouped: bool) -> float:
@@ -265,6 +291,9 @@ def measure(
             "tokens_per_step": mine["tokens"],
             "token_budget": mine["budget"],
         }
+        if device.type == "cpu":
+            row["rows"] = os.cpu_count() or 1
+            row["rows_step_s"] = time_rows(shape, count, warm, steps)
         if peak is not None:
             row["matmul_tflops"] = peak / 1e12
             row["share_of_matmul_rate"] = operations(shape, mine["tokens"]) / mine["step_s"] / peak
@@ -272,6 +301,8 @@ def measure(
             mean = statistics.mean(times.values())
             total = sum(times.get(task, mean) for task in tasks)
             row[name] = {"row_step_s": total, "lane_steps_per_s": count / total, "ratio": total / mine["step_s"]}
+            if "rows" in row:
+                row[name]["rows_ratio"] = row["rows"] * total / row["rows_step_s"]
         results.append(row)
     return results
 
@@ -285,12 +316,18 @@ def tell(shape: str, repeats: Sequence[dict[str, Any]]) -> None:
         f"{shape}, {row['lanes']} lanes: {1000 * row['ours_step_s']:.1f} ms a step of all lanes, "
         f"{row['ours_lane_steps_per_s']:.1f} lane-steps/s, {row['tokens_per_step']:.0f} tokens{extra}"
     )
-    for name, values in row.items():
-        if isinstance(values, dict):
-            ratios = sorted(r[name]["ratio"] for r in repeats)
-            spread = f" ({ratios[0]:.1f} to {ratios[-1]:.1f} in {len(ratios)} rounds)" if len(ratios) > 1 else ""
-            rate = statistics.median(r[name]["lane_steps_per_s"] for r in repeats)
-            print(f"    {name}: {rate:.2f} lane-steps/s → ours is {statistics.median(ratios):.1f}×{spread}")
+    for name in (key for key, values in row.items() if isinstance(values, dict)):
+        rate = statistics.median(r[name]["lane_steps_per_s"] for r in repeats)
+        print(f"    {name}: {rate:.2f} lane-steps/s → ours is {middle([r[name]['ratio'] for r in repeats])}")
+        if "rows" in row:
+            ratio = middle([r[name]["rows_ratio"] for r in repeats])
+            print(f"        {row['rows']} such rows in {row['rows']} processes, against the same one by one: {ratio}")
+
+
+def middle(ratios: list[float]) -> str:
+    """Say the median, and the range where there are several."""
+    spread = f" ({min(ratios):.1f} to {max(ratios):.1f} in {len(ratios)} rounds)" if len(ratios) > 1 else ""
+    return f"{statistics.median(ratios):.1f}×{spread}"
 
 
 def main() -> None:

@@ -74,7 +74,9 @@ class _Pool:
 
     def _start(self, number: int) -> Connection:
         ours, theirs = self.context.Pipe()
-        process = self.context.Process(target=_worker, args=(self.study, theirs, self.halt, number), daemon=True)
+        process = self.context.Process(
+            target=_worker, args=(self.study, theirs, self.halt, number, self.workers), daemon=True
+        )
         process.start()
         theirs.close()
         self.pipes[ours] = process
@@ -106,7 +108,7 @@ def _death(code: int | None) -> str:
     return f"the worker of this row died ({how}); if the kernel killed it, memory ran out"
 
 
-def _worker(study: Study, pipe: Connection, halt: Event, number: int) -> None:
+def _worker(study: Study, pipe: Connection, halt: Event, number: int, workers: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides, through `halt`
     leave_with_parent()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -115,7 +117,7 @@ def _worker(study: Study, pipe: Connection, halt: Event, number: int) -> None:
     if torch.cuda.is_available() and study.device in ("auto", "cuda"):
         study = study.model_copy(update={"device": f"cuda:{number % torch.cuda.device_count()}"})
     else:
-        torch.set_num_threads(1)
+        torch.set_num_threads(max(1, torch.get_num_threads() // workers))
     while True:
         try:
             name = pipe.recv()
