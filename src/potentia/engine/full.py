@@ -1,6 +1,6 @@
 """Full fine-tuning: all weights of one model, one job at a time (``method: full``).
 
-The recipe of "Training on the test task" (seed 002, appendix B.2): AdamW with β 0.9 and 0.95, weight decay on matrices
+The recipe of "Training on the test task" (appendix B.2): AdamW with β 0.9 and 0.95, weight decay on matrices
 alone (norms and biases are spared, as Trainer does), linear warm-up, cosine to a floor, clipping, batch 64. Weights
 in half precision are updated through float32 masters. The base's own dropout stays off, as in lanes. The loss is the
 mean over all target tokens of the effective batch, whatever the micro-batches.

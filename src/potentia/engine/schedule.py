@@ -16,7 +16,7 @@ from potentia.errors import InputError
 
 @dataclass(frozen=True)
 class LoraConfig:
-    """A low-rank adapter's shape (seed 000, appendix A.2: r 8, α 32, dropout 0.1).
+    """A low-rank adapter's shape (train-before-test, appendix A.2: r 8, α 32, dropout 0.1).
 
     ``targets`` are endings of module names, as in PEFT; ``None`` means PEFT's default for the architecture, and
     every linear layer but the head where PEFT names none. ``"all-linear"`` as the only target asks for the latter.
