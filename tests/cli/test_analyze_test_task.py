@@ -52,6 +52,15 @@ def test_effect_vanishes_and_emergence_moves(files: tuple[Path, Path], tmp_path:
     assert (tmp_path / "figures" / "mmlu-frontier-after.pdf").stat().st_size > 1000
 
 
+def test_few_models_have_an_effect_but_no_curve_of_emergence(files: tuple[Path, Path]) -> None:
+    header, *lines = files[0].read_text().splitlines()
+    few = [line for line in lines if int(line.split(",")[1][1:]) < 14]
+    files[0].write_text("\n".join([header, *few]))
+    found = _run(str(files[0]), "--facts", str(files[1]))
+    assert "mmlu-adjustment" in found
+    assert "mmlu-emergence" not in found
+
+
 @pytest.mark.parametrize(
     ("extra", "message"),
     [

@@ -13,6 +13,8 @@ from potentia.analysis.pair import slug
 from potentia.analysis.scaling import HingeFit, LogLinearFit, fit_hinge, fit_log_linear
 from potentia.errors import InputError
 
+LEAST_MODELS = 8  # that a curve is fitted to
+
 
 @dataclass(frozen=True)
 class EmergenceCurve(Finding):
@@ -94,7 +96,7 @@ def trace_emergence(
     *,
     chance: float = 0.0,
     higher_is_better: bool = True,
-    least: int = 8,
+    least: int = LEAST_MODELS,
 ) -> EmergenceCurve:
     """Fit both curves at each amount of training: ``stages`` maps examples seen to model → score.
 

@@ -71,12 +71,13 @@ class ExposureEffect(Finding):
         stages = (self.before, self.after)
         ways = f"all {self.assignments:,} ways" if self.exact else f"{self.assignments:,} random ways"
         share = f"Assigned p: share of {ways} to hand out the forms that give as large a θ."
-        title = f"What having seen the form is worth, over {len(self.tasks)} tasks: {', '.join(self.tasks)}"
+        cells, families, *_ = self.before.fit.effect_row()
+        counts = f"{cells} scores of {families} families in {', '.join(self.tasks)}."
         equal = Table(
-            f"{title}, at equal compute",
-            ("adjustment", "cells", *EFFECT_COLUMNS[1:], "plain p", "assigned p"),
-            tuple((one.stage, *one.fit.effect_row(), one.effect.p, one.assigned_p) for one in stages),
-            f"{EFFECT_NOTE} {share}",
+            "What having seen a test's form is worth at equal compute",
+            ("", *EFFECT_COLUMNS[2:], "plain p", "assigned p"),
+            tuple((one.stage, *one.fit.effect_row()[2:], one.effect.p, one.assigned_p) for one in stages),
+            f"{counts} {EFFECT_NOTE} {share}",
         )
         if len(self.tasks) == 1:
             return (equal,)
@@ -85,7 +86,7 @@ class ExposureEffect(Finding):
             for one in stages
             for c in (one.within,)
         )
-        columns = ("adjustment", "θ", "s.e.", "plain p", "by family", "p", "assigned p")
+        columns = ("", "θ", "s.e.", "plain p", "by family", "p", "assigned p")
         note = "Every model and every task has its own level: a model's exposed tasks against its other ones."
         return equal, Table("The same within models", columns, own, note)
 

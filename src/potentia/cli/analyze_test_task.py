@@ -176,7 +176,7 @@ def _divided(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
 
 def _emergence(pair: Pair, split: Split, steps: dict[int, ScoreMatrix], batch: int) -> dict[str, Finding]:
     """Trace emergence over the steps of the adjustment, over the models outside the group."""
-    from potentia.analysis.emergence import trace_emergence
+    from potentia.analysis.emergence import LEAST_MODELS, trace_emergence
     from potentia.analysis.pair import slug
 
     stages = {0: dict(zip(pair.cohort.models, pair.before.tolist(), strict=True))}
@@ -184,9 +184,9 @@ def _emergence(pair: Pair, split: Split, steps: dict[int, ScoreMatrix], batch: i
         if pair.task in matrix.tasks:
             column = matrix.select(tasks=[pair.task]).values[:, 0]
             stages[batch * step] = dict(zip(matrix.models, column.tolist(), strict=True))
-    if len(stages) == 1:
-        return {}
     outside = [name for name, inside in zip(pair.cohort.models, split.members, strict=True) if not inside]
+    if len(stages) == 1 or len(outside) < LEAST_MODELS:
+        return {}
     curve = trace_emergence(
         pair.task,
         stages,

@@ -52,7 +52,8 @@ def is_running(state: dict[str, Any]) -> bool:
 def asked_cells(store: Store, record: StudyRecord) -> int | None:
     """Return how many cells the study asks for; None for imported scores.
 
-    Texts to predict have no few-shot cells; which tasks are texts is known as soon as one cell of each is there.
+    An adjustment that is scored on the way has a cell for each such step. Texts to predict have no few-shot cells;
+    which tasks are texts is known as soon as one cell of each is there.
     """
     study = _study(record)
     if study is None:
@@ -62,7 +63,8 @@ def asked_cells(store: Store, record: StudyRecord) -> int | None:
     if shots:
         samples = (store.cells(study=record.key, task=task.name, limit=1) for task in study.tasks)
         texts = sum(not cells[0].score.higher_is_better for cells in samples if cells)
-    return len(study.rows()) * (len(study.tasks) * len(study.protocols) - shots * texts)
+    steps = len(study.adjust.at_steps) if study.adjust and "adjust" in study.protocols else 0
+    return len(study.rows()) * (len(study.tasks) * (len(study.protocols) + steps) - shots * texts)
 
 
 def _study(record: StudyRecord) -> Study | None:

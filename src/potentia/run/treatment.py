@@ -75,12 +75,15 @@ def lay_out_treatment(folder: Path, *, names: Collection[str] | None = None, see
 
 def _treat(source: Path, target: Path, seed: int) -> None:
     """Fine-tune all weights on items about the people set aside for exposure, and write them as a model folder."""
+    from transformers.utils import logging
+
     from potentia import engine
     from potentia.protocols.train_before_test import schedule
     from potentia.requests import Example
     from potentia.zoo.benchmarks import BENCHMARK, items
     from potentia.zoo.tokenizer import write_tokenizer
 
+    logging.disable_progress_bar()
     asked = items(zoo.make_world(), BENCHMARK[TASK], "exposure")
     examples = [Example(item.prompt, f" {item.answer}") for item in asked]
     loaded = engine.load(str(source), device="cpu")
