@@ -35,6 +35,7 @@ bench: $(STAMP) ## side-by-side measurements on this CPU, each printing a ratio;
 	@echo "== store" && $(BIN)/python bench/store.py
 	@echo "== analysis" && $(BIN)/python bench/analysis.py
 	@echo "== lanes" && $(BIN)/python bench/lanes.py --device cpu
+	@echo "== board" && $(BIN)/python bench/board.py
 	@if [ -n "$(MODEL)" ]; then echo "== scoring" && $(BIN)/python bench/scoring.py --device cpu --model $(MODEL) --items $(ITEMS) --documents 300; \
 	else echo "== scoring: give MODEL=FOLDER ITEMS=FILE to measure it against lm-eval's HFLM"; fi
 
