@@ -107,3 +107,46 @@ def test_divergence_is_an_error_and_the_recipe_is_the_papers() -> None:
         trainer.train(examples(32), Schedule(learning_rate=1e30, decay="constant"))
     assert largest(weights(model), before) == 0
     assert (TEST_TASK_RECIPE.batch, TEST_TASK_RECIPE.betas, TEST_TASK_RECIPE.floor) == (64, (0.9, 0.95), 0.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_interrupted_job_goes_on_bit_for_bit(dtype: torch.dtype, tmp_path) -> None:
+    data = examples(60)
+
+    def run(workspace=None, until: int | None = None):
+        model = tiny("llama").to(dtype)
+        seen: list[int] = []
+        stop = None if until is None else lambda: len(seen) >= until
+        with FullTrainer(model, workspace=workspace) as trainer:
+            done = trainer.train(
+                data, RECIPE, seed=1, on_step=lambda step: seen.append(step.step), checkpoints={3, 9},
+                on_checkpoint=lambda step: reached.append(step.step), stop=stop,
+            )  # fmt: skip
+            return done, seen, weights(model)
+
+    reached: list[int] = []
+    whole, _, wanted = run()
+    assert reached == [3, 9]
+    reached.clear()
+    first, *_ = run(tmp_path, until=5)
+    again, computed, found = run(tmp_path)
+    assert len(first) == 5
+    assert computed == list(range(6, len(whole) + 1)), "only what was missing"
+    assert reached == [3, 9], "no checkpoint is scored twice"
+    assert again == whole
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    _, computed, found = run(tmp_path)
+    assert not computed, "a finished job is finished"
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_a_broken_state_file_is_found_out_and_the_job_starts_over(tmp_path) -> None:
+    data, model = examples(40), tiny("llama")
+    with FullTrainer(model, workspace=tmp_path) as trainer:
+        whole = trainer.train(data, RECIPE)
+    (file,) = tmp_path.rglob("snapshot-*")
+    file.write_bytes(file.read_bytes()[:-7])
+    with FullTrainer(model, workspace=tmp_path) as trainer:
+        seen: list[int] = []
+        assert trainer.train(data, RECIPE, on_step=lambda step: seen.append(step.step)) == whole
+    assert len(seen) == len(whole)

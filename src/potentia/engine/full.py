@@ -4,19 +4,26 @@ The recipe of "Training on the test task" (appendix B.2): AdamW with β 0.9 and 
 alone (norms and biases are spared, as Trainer does), linear warm-up, cosine to a floor, clipping, batch 64. Weights
 in half precision are updated through float32 masters. The base's own dropout stays off, as in lanes. The loss is the
 mean over all target tokens of the effective batch, whatever the micro-batches.
+
+With a ``workspace``, weights and moments are saved now and then, when asked to stop and at the end; the same call goes
+on from there, on a CPU bit for bit as if it had not been interrupted. A job whose state exceeds :data:`MOST_BYTES` is
+not saved and starts over.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
+import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from potentia.engine.checkpoint import Snapshots
 from potentia.engine.examples import TokenisedExamples
 from potentia.engine.head import SplitModel
 from potentia.engine.passes import Row, assemble, backpropagate, out_of_memory, recomputing
@@ -38,6 +45,10 @@ TEST_TASK_RECIPE = Schedule(
 )
 
 
+MOST_BYTES = 16 << 30
+SNAPSHOT_SECONDS = 30.0
+
+
 @dataclass(frozen=True)
 class FullStep:
     """One update: its number (from 1), its loss and its gradient's norm before clipping."""
@@ -50,11 +61,12 @@ class FullStep:
 class FullTrainer:
     """Tunes all weights of a loaded model, and puts the original ones back when closed."""
 
-    def __init__(self, loaded: Any, *, token_budget: int | None = None) -> None:
+    def __init__(self, loaded: Any, *, token_budget: int | None = None, workspace: Path | None = None) -> None:
         self.model: nn.Module = loaded if isinstance(loaded, nn.Module) else loaded.model
         self.limit: int | None = getattr(loaded, "max_length", None)
         self.split = SplitModel(self.model)
-        self.token_budget = token_budget
+        self.token_budget, self.workspace = token_budget, workspace
+        self.fingerprint: str = getattr(loaded, "fingerprint", "")
         self.plan: Plan | None = None
         self._parameters = list(self.model.parameters())  # a tied weight appears once
         self._originals = [parameter.detach().to("cpu", copy=True) for parameter in self._parameters]
@@ -100,8 +112,12 @@ class FullTrainer:
             parameter.grad = None
         masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self._parameters]
         optimizer = _adamw(masters, schedule)
-        done: list[FullStep] = []
-        while len(done) < spec.total_steps and not (stop is not None and stop()):
+        saved = self._saved(spec, masters, optimizer)
+        done = saved.restore() if saved is not None else []
+        self._put(masters)
+        while len(done) < spec.total_steps:
+            if stop is not None and stop():
+                break
             step = len(done)
             loss = self._gradients(self._rows(spec, step))
             for master, parameter in zip(masters, self._parameters, strict=True):
@@ -114,16 +130,29 @@ class FullTrainer:
                 group["lr"] = schedule.learning_rate * schedule.factor(step, spec.total_steps)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            with torch.no_grad():
-                for master, parameter in zip(masters, self._parameters, strict=True):
-                    if master is not parameter:
-                        parameter.copy_(master)
+            self._put(masters)
             done.append(FullStep(step + 1, loss, norm))
             if on_step is not None:
                 on_step(done[-1])
             if on_checkpoint is not None and step + 1 in checkpoints:
                 on_checkpoint(done[-1])
+            if saved is not None:
+                saved.save(done)
+        if saved is not None:
+            saved.save(done, now=True)
         return done
+
+    @torch.no_grad()
+    def _put(self, masters: list[Tensor]) -> None:
+        for master, parameter in zip(masters, self._parameters, strict=True):
+            if master is not parameter:
+                parameter.copy_(master)
+
+    def _saved(self, spec: LaneSpec, masters: list[Tensor], optimizer: torch.optim.AdamW) -> _Saved | None:
+        if self.workspace is None or sum(12 * master.numel() for master in masters) > MOST_BYTES:
+            return None
+        name = hashlib.sha256(f"full 1\n{self.fingerprint}\n{spec.fingerprint()}".encode()).hexdigest()[:24]
+        return _Saved(Snapshots(self.workspace / name), masters, optimizer)
 
     def _plan(self, spec: LaneSpec) -> Plan:
         first = self._parameters[0]
@@ -180,6 +209,46 @@ class FullTrainer:
                 values = backpropagate(self.split, batch)
                 total += (values * batch.weights).sum()
         return float(total)
+
+
+class _Saved:
+    """The state of a job on disk: weights, both moments, and what each step gave."""
+
+    def __init__(self, snapshots: Snapshots, masters: list[Tensor], optimizer: torch.optim.AdamW) -> None:
+        self.snapshots, self.masters, self.optimizer = snapshots, masters, optimizer
+        self._steps, self._at, self._took = 0, time.monotonic(), 0.0
+
+    def save(self, done: list[FullStep], *, now: bool = False) -> None:
+        """Save the state; unless asked to at once, not more often than pays."""
+        began = time.monotonic()
+        if len(done) == self._steps or (not now and began - self._at < max(SNAPSHOT_SECONDS, 20 * self._took)):
+            return
+        tensors: dict[str, Tensor] = {}
+        for place, master in enumerate(self.masters):
+            state = self.optimizer.state[master]
+            tensors |= {f"weight-{place}": master} | {f"{part}-{place}": state[part] for part in _MOMENTS if state}
+        self.snapshots.save(tensors, {"steps": [astuple(step) for step in done]})
+        self._steps, self._at = len(done), time.monotonic()
+        self._took = self._at - began
+
+    @torch.no_grad()
+    def restore(self) -> list[FullStep]:
+        """Put the newest whole state back; returns the steps it has behind it."""
+        found = self.snapshots.latest()
+        if found is None:
+            return []
+        tensors, facts = found
+        done = [FullStep(*step) for step in facts["steps"]]
+        for place, master in enumerate(self.masters):
+            master.copy_(tensors[f"weight-{place}"])
+            if f"{_MOMENTS[0]}-{place}" in tensors:
+                moments = {part: tensors[f"{part}-{place}"].to(master.device) for part in _MOMENTS}
+                self.optimizer.state[master] = {"step": torch.tensor(float(len(done))), **moments}
+        self._steps = len(done)
+        return done
+
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def _adamw(parameters: list[Tensor], schedule: Schedule) -> torch.optim.AdamW:

@@ -138,7 +138,7 @@ class Adjustment:
 
         lane, examples, plan = self._lane(rate), self._examples(), schedule(self.tuning, rate)
         self.watcher.phase(f"adjusting on {self.data.name}", plan.total_steps(len(examples)))
-        with FullTrainer(self.loaded, token_budget=self.token_budget) as trainer:
+        with FullTrainer(self.loaded, token_budget=self.token_budget, workspace=self.workspace) as trainer:
             scorer = Scorer(self.loaded, token_budget=self.token_budget)
 
             def on_step(done: FullStep) -> None:
