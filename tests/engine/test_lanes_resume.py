@@ -174,3 +174,15 @@ def test_snapshots_alternate(tmp_path: Path) -> None:
     tensors, facts = again.latest()
     assert (facts["n"], tensors["a"][0].item(), again.serial) == (2, 2.0, 3)
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_progress_goes_on_from_what_a_resumed_run_found_done(tmp_path: Path) -> None:
+    total = sum(s.total_steps for s in row_of_lanes())
+    finish(tiny("llama"), tmp_path, stop=stopping_after(13))
+    infos = []
+    with LaneTrainer(tiny("llama"), workspace=tmp_path, token_budget=512) as trainer:
+        trainer.train(row_of_lanes(), on_step=infos.append)
+    assert infos[0].before > 0
+    assert infos[0].done == infos[0].before + infos[0].active
+    assert infos[-1].done == total
+    assert len({info.before for info in infos}) == 1

@@ -34,13 +34,18 @@ class LaneEpoch:
 
 @dataclass(frozen=True)
 class StepInfo:
-    """One step of all active lanes, for progress: ``rows`` examples of ``tokens`` tokens were learned from."""
+    """One step of all active lanes, for progress: ``rows`` examples of ``tokens`` tokens were learned from.
+
+    ``done`` counts the steps of all lanes so far, and ``before`` those among them that a resumed run found done.
+    """
 
     step: int
     active: int
     waiting: int
     rows: int
     tokens: int
+    done: int
+    before: int = 0
 
 
 @dataclass

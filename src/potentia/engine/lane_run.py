@@ -54,6 +54,7 @@ class LaneRun:
         self.snapshots = Snapshots(folder) if folder is not None else None
         self.step = 0
         self._saved_at, self._save_took = time.monotonic(), 0.0
+        self._before = 0  # steps that a snapshot brought
 
     def _folder(self, specs: Sequence[LaneSpec]) -> Path | None:
         if self.trainer.workspace is None:
@@ -156,7 +157,9 @@ class LaneRun:
             self._fail_unsound(active)
         if self.on_step is not None:
             waiting = sum(lane.status == "waiting" for lane in self.lanes.values())
-            self.on_step(StepInfo(self.step, len(active), waiting, len(rows), sum(len(row.ids) for row in rows)))
+            tokens = sum(len(row.ids) for row in rows)
+            done = sum(lane.step for lane in self.lanes.values())
+            self.on_step(StepInfo(self.step, len(active), waiting, len(rows), tokens, done, self._before))
         due = [lane for lane in due if lane.status == "training"]
         if due:
             self._end_epochs(due)
@@ -270,4 +273,5 @@ class LaneRun:
             lane.recall(records[key])
             if any(self.shelf.get(key, epoch.epoch) is None for epoch in lane.epochs):
                 lane.reset()  # a broken adapter file: the lane is computed again
+        self._before = sum(lane.step for lane in self.lanes.values())
         self.bank.refresh()

@@ -121,7 +121,7 @@ class Adjustment:
             due = set(self.at_steps)
 
             def on_step(info: StepInfo) -> None:
-                self.watcher.step(info, info.step)
+                self.watcher.step(info)
                 if info.step in due:
                     self._at_step(wanted, scorer, info.step, trainer.slot(lane.key))
 
@@ -141,8 +141,11 @@ class Adjustment:
         with FullTrainer(self.loaded, token_budget=self.token_budget, workspace=self.workspace) as trainer:
             scorer = Scorer(self.loaded, token_budget=self.token_budget)
 
+            before: list[int] = []
+
             def on_step(done: FullStep) -> None:
-                self.watcher.step(StepInfo(done.step, active=1, waiting=0, rows=plan.batch, tokens=0), done.step)
+                before.append(done.step - 1)
+                self.watcher.step(StepInfo(done.step, 1, 0, plan.batch, tokens=0, done=done.step, before=before[0]))
 
             made = trainer.train(
                 examples,

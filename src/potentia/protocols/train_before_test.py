@@ -53,8 +53,8 @@ class Watcher(Protocol):
     def progress(self, amount: int) -> None:
         """Some of the phase's work is done."""
 
-    def step(self, info: StepInfo, done: int) -> None:
-        """A training step of all active lanes was made; ``done`` lane steps so far."""
+    def step(self, info: StepInfo) -> None:
+        """A training step of all active lanes was made."""
 
     def lane(self, lane: LanePlan, curve: Sequence[Point], status: str, note: str = "", selected: bool = False) -> None:
         """A lane moved on or ended."""
@@ -203,14 +203,8 @@ class TrainBeforeTest:
         from potentia.engine import DROP
 
         specs = self._specs(lanes)
-        done = 0
         self.watcher.phase("tuning", sum(spec.total_steps for spec in specs))
         self.curves = {key: [self.untuned[lane.task, lane.form]] for key, lane in lanes.items()}
-
-        def on_step(info: StepInfo) -> None:
-            nonlocal done
-            done += info.active
-            self.watcher.step(info, done)
 
         def on_epoch(ended: list[LaneEpoch]) -> dict[str, Any]:
             asks = [
@@ -224,7 +218,7 @@ class TrainBeforeTest:
                 return {}
             return {e.key: DROP for e in ended if self._is_behind(lanes[e.key], e.epoch, lanes)}
 
-        results = trainer.train(specs, on_epoch=on_epoch, on_step=on_step, stop=self.watcher.stop)
+        results = trainer.train(specs, on_epoch=on_epoch, on_step=self.watcher.step, stop=self.watcher.stop)
         for key, result in results.items():
             # What was trained before a resume comes back with its notes.
             self.curves[key] = [self.curves[key][0], *(_point(epoch) for epoch in result.epochs)]

@@ -28,23 +28,22 @@ class Board:
         self._written = 0.0
         self._began = time.time()
         self._state: dict[str, Any] = {"phase": "waiting", "done": 0, "total": 0, "began": self._began}
-        self._mark: tuple[float, int] = (time.monotonic(), 0)
+        self._began = time.monotonic()
 
     def phase(self, name: str, *, total: int = 0, **facts: Any) -> None:
         """Enter a phase of the row (load, direct arc_easy, tune, test …) with a known amount of work."""
         self._state.update({"phase": name, "done": 0, "total": total, "rate": None, "left": None, **facts})
-        self._mark = (time.monotonic(), 0)
+        self._began = time.monotonic()
         self._write(force=True)
 
     def advance(self, amount: int = 1) -> None:
         """Say that some of the phase's work is done."""
         self.reach(self._state["done"] + amount)
 
-    def reach(self, done: int, **facts: Any) -> None:
-        """Say how much of the phase's work is done in all."""
-        began, start = self._mark
-        spent = time.monotonic() - began
-        rate = (done - start) / spent if spent > 0 else None
+    def reach(self, done: int, *, before: int = 0, **facts: Any) -> None:
+        """Say how much of the phase's work is done in all, and how much of that an earlier run had done."""
+        spent = time.monotonic() - self._began
+        rate = (done - before) / spent if spent > 0 else None
         total = self._state["total"]
         left = (total - done) / rate if rate and total else None
         self._state.update({"done": done, "rate": rate, "left": left, **facts})

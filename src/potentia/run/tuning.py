@@ -46,13 +46,13 @@ class RowWatcher:
             raise Interrupted
         self.row.board.advance(amount)
 
-    def step(self, info: StepInfo, done: int) -> None:
+    def step(self, info: StepInfo) -> None:
         """Report a training step."""
         self.tokens += info.tokens
         spent = max(time.monotonic() - self.began, 1e-9)
-        self.row.board.reach(
-            done, lanes_active=info.active, lanes_waiting=info.waiting, tokens_per_second=self.tokens / spent
-        )
+        rate = self.tokens / spent
+        facts = {"lanes_active": info.active, "lanes_waiting": info.waiting, "tokens_per_second": rate}
+        self.row.board.reach(info.done, before=info.before, **facts)
 
     def lane(self, lane: LanePlan, curve: Sequence[Point], status: str, note: str = "", selected: bool = False) -> None:
         """Write the lane's curve to the store and the best validation so far to the board."""
