@@ -37,20 +37,21 @@ class DemoFinding(Finding):
         ways = ("direct", "train_before_test")
         summary = Table(
             title="What train-before-test changes",
-            columns=("", "direct", "train-before-test", "change (95 % over models)"),
+            columns=("", "direct", "train-before-test", "change (95 %)"),
             rows=(
                 (
-                    "mean Kendall's τ between tasks",
+                    "mean τ between tasks",
                     *(f"{self.tau[w]:.2f}" for w in ways),
-                    f"{self.tau_gain.value:+.2f} ({self.tau_gain.low:+.2f} to {self.tau_gain.high:+.2f})",
+                    f"{self.tau_gain.value:+.2f} ({self.tau_gain.low:.2f} to {self.tau_gain.high:.2f})",
                 ),
                 (
-                    "share of the first component",
-                    *(f"{self.pc1[w].value:.0%} ({self.pc1[w].low:.0%}–{self.pc1[w].high:.0%})" for w in ways),
+                    "first component",
+                    *(f"{p.value:.0%} ({100 * p.low:.0f}–{100 * p.high:.0f})" for p in (self.pc1[w] for w in ways)),
                     "",
                 ),
-                ("τ of the overall ranking with the planted truth", *(f"{self.truth_tau[w]:.2f}" for w in ways), ""),
+                ("τ with planted truth", *(f"{self.truth_tau[w]:.2f}" for w in ways), ""),
             ),
+            note="τ: Kendall's. First component: its share of the variance. In brackets: 95 % over models.",
         )
         order = sorted(range(len(self.models)), key=lambda k: self.ranks["train_before_test"][k])
         ranking = Table(
