@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import kendalltau
 
-from potentia.analysis import kendall_matrix, rank_models
+from potentia.analysis.rankings.alignment import rank_models
+from potentia.analysis.stats.kendall import kendall_matrix
 
 MODELS, TASKS, RESAMPLES = 61, 24, 1_000
 
@@ -72,7 +73,7 @@ def alignment() -> bool:
 
 def reproduction(scores: Path) -> bool:
     """The whole reproduction of the paper, 1,000 resamples everywhere: under 20 s."""
-    from potentia.analysis.train_before_test import reproduce
+    from potentia.papers.train_before_test import reproduce
     from potentia.store import read_scores
 
     return report("reproduce train-before-test", best_of(lambda: reproduce(read_scores(scores)), 1), 20.0)

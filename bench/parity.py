@@ -25,7 +25,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from potentia.engine import load
-from potentia.engine.lm_eval_model import PotentiaLM
+from potentia.integrations.lm_eval import PotentiaLM
 
 TASKS = {
     "arc_easy": "arc/arc_easy.yaml",

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from potentia.errors import InputError
+from potentia.protocol import Protocol
 
 Floats = npt.NDArray[np.float64]
 
@@ -45,7 +46,7 @@ class ItemOutcome:
 class ScoreMatrix:
     """Models × tasks of one protocol. Missing cells are NaN; ``stderr`` and ``n`` are NaN where unknown."""
 
-    protocol: str
+    protocol: Protocol
     models: tuple[str, ...]
     tasks: tuple[str, ...]
     values: Floats  # (models, tasks)
@@ -83,7 +84,7 @@ class ScoreMatrix:
         blank = np.full_like(array, np.nan)
         directions = (higher_is_better,) * len(tasks) if isinstance(higher_is_better, bool) else higher_is_better
         return cls(
-            protocol=protocol,
+            protocol=Protocol(protocol),
             models=tuple(models),
             tasks=tuple(tasks),
             values=array,

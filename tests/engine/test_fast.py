@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from lane_models import VOCAB, tiny
 
+from lane_models import VOCAB, tiny
 from potentia.engine import fast
 from potentia.engine.fast import FastPasses
 

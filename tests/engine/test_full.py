@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from lane_models import examples, tiny
 
+from lane_models import examples, tiny
 from potentia.engine.full import TEST_TASK_RECIPE, FullTrainer
 from potentia.engine.schedule import LaneSpec, Schedule, data_order
 from potentia.errors import TuningError

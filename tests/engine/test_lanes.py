@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lane_models import examples, gap, spec, tiny
 
+from lane_models import examples, gap, spec, tiny
 from potentia.engine.examples import TokenisedExamples
 from potentia.engine.lane import DROP, KEEP
 from potentia.engine.lanes import LaneTrainer

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from lane_models import examples, gap, spec, tiny
 
+from lane_models import examples, gap, spec, tiny
 from potentia.engine.dropout import Dropout, token_keys
 from potentia.engine.lanes import LaneTrainer
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from lane_models import examples, gap, spec, tiny
 
+from lane_models import examples, gap, spec, tiny
 from potentia.engine import checkpoint, lane_run
 from potentia.engine.checkpoint import AdapterShelf, Snapshots, read_sealed, write_sealed
 from potentia.engine.lane import DROP

@@ -11,13 +11,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scoring_models import ARCHITECTURES, CORPUS, tiny, tokenizer
 
 from potentia.engine import BosPolicy, Encoder, LoadedModel, Scorer
 from potentia.engine.forest import Strand, batches, common_prefix, plant
 from potentia.engine.network import Network
 from potentia.errors import InputError, ModelError
 from potentia.requests import Continuation, Document, Generation
+from scoring_models import ARCHITECTURES, CORPUS, tiny, tokenizer
 
 TEXTS = st.text(max_size=24) | st.sampled_from(
     ["", " ", "\n", "yes", " carbon dioxide", "🙂🙃", "naïve ", "<eos>", "<bos>"]

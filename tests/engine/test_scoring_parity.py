@@ -8,10 +8,10 @@ import random
 import pytest
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
-from scoring_models import ARCHITECTURES, CORPUS, NEEDS_BOS, tiny
 
 from potentia.engine import LoadedModel, Scorer
 from potentia.requests import Continuation, Document, Generation
+from scoring_models import ARCHITECTURES, CORPUS, NEEDS_BOS, tiny
 
 WORDS = " ".join(CORPUS[:3]).split()
 

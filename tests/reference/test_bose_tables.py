@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from potentia.analysis.ablation import compare_methods
+from potentia.analysis.base_models.ablation import compare_methods
 from potentia.scores import ScoreMatrix
 
 METHODS = ("instruct", "instruct@5", "light", "iclip")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from potentia.analysis import known_pairs, measure_consistency
+from potentia.analysis.base_models.consistency import measure_consistency
+from potentia.analysis.base_models.lineage import known_pairs
 from potentia.facts import models
 from potentia.store import read_scores
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scipy.optimize import nnls
 
-from potentia.analysis.proxy import choose_proxies, predict
-from potentia.analysis.robustness import measure_robustness
-from potentia.analysis.sampling import PAPER_CONFIGURATIONS, measure_sampling
-from potentia.analysis.validation import validate
+from potentia.analysis.proxy.proxies import choose_proxies, predict
+from potentia.analysis.proxy.robustness import measure_robustness
+from potentia.analysis.proxy.sampling import PAPER_CONFIGURATIONS, measure_sampling
+from potentia.analysis.proxy.validation import validate
 from potentia.scores import ScoreMatrix
 from potentia.store import read_scores
 

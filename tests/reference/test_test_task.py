@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from potentia.analysis.cohort import Cohort
-from potentia.analysis.task_training_data import StagedScores
-from potentia.analysis.task_training_paper import TaskTrainingPaper, reproduce_task_training
+from potentia.analysis.test_task.cohort import Cohort
 from potentia.errors import InputError
+from potentia.papers.test_task import TaskTrainingPaper, reproduce_task_training
+from potentia.store.files.staged import StagedScores
 
 pytestmark = pytest.mark.shared
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from potentia.analysis.train_before_test import reproduce
+from potentia.papers.train_before_test import reproduce
 from potentia.store import read_scores
 
 # Table 5: zero-shot direct evaluation, train-before-test.
@@ -148,8 +148,8 @@ def test_pc1_follows_compute(found):
 
 
 def test_the_published_benchmarks_are_sound(scores):
-    from potentia.analysis import screen
-    from potentia.analysis.train_before_test import _tasks
+    from potentia.analysis.rankings.screening import screen
+    from potentia.papers.train_before_test import _tasks
 
     screening = screen(_tasks(scores["direct"]), _tasks(scores["train_before_test"]))
     assert {f.reason for f in screening.flags} <= {"ceiling"}

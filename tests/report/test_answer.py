@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from potentia.analysis.background import Background
+from potentia.analysis.rankings.background import Background
 from potentia.report.answer import MAY_BE_FIRST, answer
 from potentia.report.findings import find_rankings
 from potentia.report.source import ReportData

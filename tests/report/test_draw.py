@@ -8,8 +8,8 @@ import numpy as np
 import plotly.graph_objects
 import pytest
 
-from potentia.analysis.finding import Bars, Bump, Chart, Heatmap, Line, Plot, Points
 from potentia.errors import InputError
+from potentia.findings import Bars, Bump, Chart, Heatmap, Line, Plot, Points
 from potentia.report import draw, draw_all, interactive
 from potentia.report import matplotlib_figures as paper
 from potentia.report.palette import COLOURS, by_position, short_names

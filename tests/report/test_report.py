@@ -224,7 +224,7 @@ def test_the_published_scores_are_quick_and_small(shared_data: Path, tmp_path: P
 def test_training_on_the_test_task_has_its_section(shared_data: Path, tmp_path: Path):
     from dataclasses import replace
 
-    from potentia.analysis import StagedScores
+    from potentia.store.files.staged import StagedScores
 
     staged = StagedScores.read(shared_data / "published" / "test_task_training_scores.csv")
     metric = staged.metrics("base")["gsm8k"]

@@ -10,14 +10,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from potentia.zoo import make_world, model  # noqa: E402
-from potentia.zoo.agreement import first_share, mean_tau, ranking, summary  # noqa: E402
 from potentia.zoo.benchmarks import BENCHMARK, items  # noqa: E402
-from potentia.zoo.check import RATES, Lanes, Rows, check_stack, encode, score  # noqa: E402
-from potentia.zoo.knowledge import clozes, measure  # noqa: E402
 from potentia.zoo.library import WEIGHTS  # noqa: E402
-from potentia.zoo.recipe import HEADS, LAYERS  # noqa: E402
-from potentia.zoo.stack import Shape, Weights  # noqa: E402
 from potentia.zoo.words import vocabulary  # noqa: E402
+from zoo_builder.agreement import first_share, mean_tau, ranking, summary  # noqa: E402
+from zoo_builder.check import RATES, Lanes, Rows, check_stack, encode, score  # noqa: E402
+from zoo_builder.knowledge import clozes, measure  # noqa: E402
+from zoo_builder.recipe import HEADS, LAYERS  # noqa: E402
+from zoo_builder.stack import Shape, Weights  # noqa: E402
 
 WORLD = make_world()
 

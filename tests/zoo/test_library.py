@@ -58,7 +58,7 @@ def test_models_load_with_transformers_and_know_what_the_facts_say(tmp_path: Pat
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from potentia.zoo.knowledge import clozes
+    from zoo_builder.knowledge import clozes
 
     ranked = sorted(models("base"), key=lambda m: m.knowledge)
     low, high = ranked[0], ranked[-1]

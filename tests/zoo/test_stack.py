@@ -6,13 +6,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from potentia.zoo import recipe  # noqa: E402
-from potentia.zoo.adam import Adam  # noqa: E402
-from potentia.zoo.corpus import LENGTH, Sampler, make_pools  # noqa: E402
-from potentia.zoo.pretrain import Run, StackTraining, pretrain  # noqa: E402
-from potentia.zoo.stack import Shape, hidden, initial, logits, unflatten  # noqa: E402
 from potentia.zoo.words import BOS, vocabulary  # noqa: E402
 from potentia.zoo.world import Sizes, make_world  # noqa: E402
+from zoo_builder import recipe  # noqa: E402
+from zoo_builder.adam import Adam  # noqa: E402
+from zoo_builder.corpus import LENGTH, Sampler, make_pools  # noqa: E402
+from zoo_builder.pretrain import Run, StackTraining, pretrain  # noqa: E402
+from zoo_builder.stack import Shape, hidden, initial, logits, unflatten  # noqa: E402
 
 WORDS = vocabulary()
 

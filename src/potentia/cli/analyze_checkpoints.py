@@ -35,8 +35,8 @@ def checkpoints(
     """
     if unit not in (None, "steps", "tokens"):
         raise InputError(f"no unit {unit!r}", hint="--unit steps or --unit tokens")
-    from potentia.analysis.lineage import read_checkpoints
-    from potentia.analysis.stability import measure_stability
+    from potentia.analysis.base_models.lineage import read_checkpoints
+    from potentia.analysis.base_models.stability import measure_stability
     from potentia.cli.selection import read_chosen
 
     matrices = read_chosen(scores, study=study, protocols=protocols, tasks=tasks)
@@ -50,8 +50,8 @@ def checkpoints(
 
 def _known(scores: str, study: str | None, matrices: dict[str, Any], unit: str | None) -> tuple[dict[str, Any], str]:
     """Return the checkpoints that the store's studies name, else those whose names say it."""
-    from potentia.analysis.lineage import named_checkpoints
-    from potentia.analysis.stability import Checkpoint
+    from potentia.analysis.base_models.lineage import named_checkpoints
+    from potentia.analysis.base_models.stability import Checkpoint
     from potentia.cli.selection import study_models
 
     models = list(dict.fromkeys(model for matrix in matrices.values() for model in matrix.models))

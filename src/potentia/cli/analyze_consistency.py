@@ -36,13 +36,13 @@ def consistency(
 
       potentia analyze consistency scores.csv --pairs pairs.csv --instruct-by same --json
     """
-    from potentia.analysis.ablation import compare_methods
-    from potentia.analysis.consistency import measure_consistency
-    from potentia.analysis.finding import Finding
-    from potentia.analysis.lineage import known_pairs, read_pairs
-    from potentia.analysis.methods import columns
+    from potentia.analysis.base_models.ablation import compare_methods
+    from potentia.analysis.base_models.consistency import measure_consistency
+    from potentia.analysis.base_models.lineage import known_pairs, read_pairs
+    from potentia.analysis.base_models.methods import columns
     from potentia.cli.selection import read_chosen, study_models
     from potentia.facts import models as known_models
+    from potentia.findings import Finding
 
     matrices = read_chosen(scores, study=study, protocols=protocols, tasks=tasks)
     if pairs is not None:

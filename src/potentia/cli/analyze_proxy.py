@@ -13,7 +13,7 @@ from potentia.cli.output import errors, print_findings
 from potentia.errors import InputError
 
 if TYPE_CHECKING:
-    from potentia.analysis.relevance import Normalise
+    from potentia.analysis.proxy.relevance import Normalise
     from potentia.scores import ScoreMatrix
 
 
@@ -62,16 +62,16 @@ def proxy(
 
       potentia analyze proxy potentia.db --target gsm8k --candidates arc_easy boolq --early run@1000 run@2000
     """
-    from potentia.analysis.finding import Finding
-    from potentia.analysis.forecast import make_forecast
-    from potentia.analysis.lineage import known_pairs
-    from potentia.analysis.proxy import choose_proxies
-    from potentia.analysis.relevance import METRICS
-    from potentia.analysis.robustness import measure_robustness
-    from potentia.analysis.sampling import PAPER_CONFIGURATIONS, measure_sampling
-    from potentia.analysis.validation import validate
+    from potentia.analysis.base_models.lineage import known_pairs
+    from potentia.analysis.proxy.forecast import make_forecast
+    from potentia.analysis.proxy.proxies import choose_proxies
+    from potentia.analysis.proxy.relevance import METRICS
+    from potentia.analysis.proxy.robustness import measure_robustness
+    from potentia.analysis.proxy.sampling import PAPER_CONFIGURATIONS, measure_sampling
+    from potentia.analysis.proxy.validation import validate
     from potentia.cli.selection import read_chosen
     from potentia.facts import models as known_models
+    from potentia.findings import Finding
 
     if metric not in (*METRICS, "auto"):
         raise InputError(f"no metric {metric!r}", hint=f"choose one of: {', '.join(METRICS)}, auto")
@@ -143,7 +143,7 @@ def _corpora(matrix: ScoreMatrix) -> list[str]:
 
 
 def _transform(name: str, steepness: float) -> Any:
-    from potentia.analysis.proxy import ignore_robustness, log_ratio, sigmoid
+    from potentia.analysis.proxy.proxies import ignore_robustness, log_ratio, sigmoid
 
     known = {"sigmoid": sigmoid(steepness), "log": log_ratio, "none": ignore_robustness}
     if name not in known:

@@ -53,8 +53,8 @@ def rankings(
 
       potentia analyze rankings scores.csv --protocols direct train_before_test --exclude-flagged --json
     """
-    from potentia.analysis.components import GAPS
-    from potentia.analysis.rankings import Options, analyze_rankings, merge_items, merge_scores
+    from potentia.analysis.rankings.components import GAPS
+    from potentia.analysis.rankings.find import Options, analyze_rankings, merge_items, merge_scores
     from potentia.cli.selection import read_chosen
     from potentia.report import FORMATS, draw_all
     from potentia.report.findings import background_of, facts_table, study_records

@@ -13,9 +13,9 @@ from potentia.cli.output import errors, print_findings
 from potentia.errors import InputError
 
 if TYPE_CHECKING:
-    from potentia.analysis.cohort import Cohort, Split
-    from potentia.analysis.finding import Finding
-    from potentia.analysis.pair import Pair
+    from potentia.analysis.test_task.cohort import Cohort, Split
+    from potentia.analysis.test_task.pair import Pair
+    from potentia.findings import Finding
     from potentia.scores import ScoreMatrix
 
 
@@ -59,9 +59,9 @@ def training_on_the_test_task(
 
       potentia analyze test-task lab/potentia.db --facts lab/facts.csv --exposed --chance 0.25
     """
-    from potentia.analysis.chance import chance as guess
-    from potentia.analysis.pair import best_of, pair_up
-    from potentia.analysis.task_training import analyze_pair
+    from potentia.analysis.test_task.chance import chance as guess
+    from potentia.analysis.test_task.find import analyze_pair
+    from potentia.analysis.test_task.pair import best_of, pair_up
 
     source = _read(scores, before, after, steps, study)
     first, second = source.before, source.after
@@ -77,7 +77,7 @@ def training_on_the_test_task(
     found: dict[str, Finding] = {}
     pairs = pair_up(first, later, cohort, tasks=wanted or tasks, chance=level)
     if exposed:
-        from potentia.analysis.exposure import measure_exposure
+        from potentia.analysis.test_task.exposure import measure_exposure
 
         pairs = _divided(pairs)
         found["exposure"] = measure_exposure(pairs, draws=draws, seed=seed)
@@ -106,7 +106,7 @@ class _Source(NamedTuple):
 
 def _read(source: str, before: str | None, after: str | None, steps: str | None, study: str | None) -> _Source:
     """Read stages of a staged CSV, or protocols of any other source (``adjust@1000`` is adjust after 1,000 steps)."""
-    from potentia.analysis.task_training_data import StagedScores
+    from potentia.store.files.staged import StagedScores
 
     if StagedScores.recognises(Path(source)):
         staged = StagedScores.read(Path(source))
@@ -135,7 +135,7 @@ def _read(source: str, before: str | None, after: str | None, steps: str | None,
 
 
 def _cohort(models: tuple[str, ...], facts: Path | None) -> Cohort:
-    from potentia.analysis.cohort import Cohort
+    from potentia.analysis.test_task.cohort import Cohort
     from potentia.facts import models as known_models
 
     if facts is None:
@@ -176,8 +176,8 @@ def _divided(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
 
 def _emergence(pair: Pair, split: Split, steps: dict[int, ScoreMatrix], batch: int) -> dict[str, Finding]:
     """Trace emergence over the steps of the adjustment, over the models outside the group."""
-    from potentia.analysis.emergence import LEAST_MODELS, trace_emergence
-    from potentia.analysis.pair import slug
+    from potentia.analysis.test_task.emergence import LEAST_MODELS, trace_emergence
+    from potentia.analysis.test_task.pair import slug
 
     stages = {0: dict(zip(pair.cohort.models, pair.before.tolist(), strict=True))}
     for step, matrix in steps.items():

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from potentia.analysis.finding import Table
 from potentia.cli.app import app
 from potentia.cli.output import console, print_json, print_table
+from potentia.findings import Table
 
 
 @app.command("import")

@@ -29,11 +29,11 @@ def demo(
 
     Example: potentia demo --quick
     """
+    from potentia.cli.view import watch
+    from potentia.lab.demo import demo_study
+    from potentia.lab.demo_findings import demo_findings
     from potentia.report import write_report
     from potentia.run import plan_study, run_study
-    from potentia.run.demo import demo_study
-    from potentia.run.demo_findings import demo_findings
-    from potentia.run.view import watch
 
     study = demo_study(folder, quick=quick)
     plan = plan_study(study)

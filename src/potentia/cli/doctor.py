@@ -14,9 +14,9 @@ from typing import Annotated, Any
 
 import typer
 
-from potentia.analysis.finding import Table
 from potentia.cli.app import app
 from potentia.cli.output import print_json, print_table
+from potentia.findings import Table
 
 _PARTS = (
     "torch", "transformers", "peft", "datasets", "lm-eval", "accelerate", "safetensors", "numpy", "scipy", "pandas",

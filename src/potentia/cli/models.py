@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from potentia.analysis.finding import Table
 from potentia.cli.app import app
 from potentia.cli.output import print_json, print_table
 from potentia.errors import InputError
+from potentia.findings import Table
 
 
 @app.command()

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from potentia.analysis.finding import Cell, Finding, Table, jsonable
 from potentia.errors import PotentiaError
+from potentia.findings import Cell, Finding, Table, jsonable
 
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)

@@ -26,9 +26,9 @@ def training_on_the_test_task(
     Example:
       potentia reproduce test-task test_task_training_scores.csv test_task_training_models.csv --figures figures
     """
-    from potentia.analysis.cohort import Cohort
-    from potentia.analysis.task_training_data import StagedScores
-    from potentia.analysis.task_training_paper import reproduce_task_training
+    from potentia.analysis.test_task.cohort import Cohort
+    from potentia.papers.test_task import reproduce_task_training
+    from potentia.store.files.staged import StagedScores
 
     found = reproduce_task_training(StagedScores.read(scores), Cohort.read(models), draws=draws, seed=seed)
     print_findings({"test-task": found}, as_json=as_json)

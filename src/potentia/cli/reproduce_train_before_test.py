@@ -28,7 +28,7 @@ def train_before_test(
 
       potentia reproduce train-before-test train_before_test_scores.csv --figures figures --format pdf png
     """
-    from potentia.analysis.train_before_test import reproduce as compute
+    from potentia.papers.train_before_test import reproduce as compute
     from potentia.report import FORMATS, draw_all
     from potentia.store import read_scores
 

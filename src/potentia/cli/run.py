@@ -61,8 +61,8 @@ def run(
     }
     made = assemble(study, raw)
 
+    from potentia.cli.view import watch
     from potentia.run import plan_study, run_study
-    from potentia.run.view import watch
 
     with errors.status("reading tasks and models …"):
         plan = plan_study(made)
@@ -118,7 +118,7 @@ def default_workers(device: str) -> int:
 
 def show_plan(plan: Any, *, as_json: bool) -> None:
     """Print rows, cells and the cost of what is left."""
-    from potentia.analysis.finding import Table
+    from potentia.findings import Table
 
     cost = plan.cost()
     rows = tuple(
@@ -181,7 +181,7 @@ def status(
 
     Example: potentia status potentia.db
     """
-    from potentia.analysis.finding import Table
+    from potentia.findings import Table
     from potentia.run.status import store_status
 
     state = store_status(store, study)

@@ -20,7 +20,7 @@ def read_chosen(
     models: Sequence[str] | None = None,
 ) -> dict[str, ScoreMatrix]:
     """Read scores and keep these protocols, tasks (a benchmark's name keeps all its forms) and models."""
-    from potentia.analysis.methods import split_form
+    from potentia.analysis.base_models.methods import split_form
     from potentia.store import read_scores
 
     scores = read_scores(source, study=study)

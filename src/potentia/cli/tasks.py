@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from potentia.analysis.finding import Table
 from potentia.cli.app import app
 from potentia.cli.output import console, print_json, print_table
+from potentia.findings import Table
 
 if TYPE_CHECKING:
     from potentia.tasks import Prompt, Task

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from potentia.analysis.aggregate import Aggregate
-from potentia.analysis.agreement import Agreement, AgreementChange
-from potentia.analysis.components import Components
-from potentia.analysis.significance import Significance
+from potentia.analysis.rankings.aggregate import Aggregate
+from potentia.analysis.rankings.agreement import Agreement, AgreementChange
+from potentia.analysis.rankings.components import Components
+from potentia.analysis.stats.significance import Significance
 from potentia.report.source import ReportData
 from potentia.report.words import count, listing, percent, protocol_name, span
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from potentia.analysis.alignment import Alignment, align
-from potentia.analysis.finding import Bump
+from potentia.analysis.rankings.alignment import Alignment, align
+from potentia.findings import Bump
 from potentia.report.source import ReportData
 from potentia.report.words import protocol_name
 from potentia.scores import ScoreMatrix

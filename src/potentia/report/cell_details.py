@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from potentia.analysis.finding import jsonable
+from potentia.findings import jsonable
 from potentia.scores import ItemOutcome
 from potentia.store.records import CellRecord, LaneRecord
 

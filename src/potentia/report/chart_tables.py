@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from potentia.analysis.finding import Bars, Bump, Cell, Chart, Heatmap, Plot, Table
 from potentia.errors import InputError
+from potentia.findings import Bars, Bump, Cell, Chart, Heatmap, Plot, Table
 
 Row = tuple[Cell, ...]
 

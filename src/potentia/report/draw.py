@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from potentia.analysis.finding import Chart
 from potentia.errors import InputError
+from potentia.findings import Chart
 
 PAPER = ("pdf", "png", "svg")
 FORMATS = (*PAPER, "html")

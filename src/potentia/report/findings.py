@@ -7,15 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from potentia.analysis.background import Background
-from potentia.analysis.finding import Chart, Finding
+from potentia.analysis.rankings.background import Background
 from potentia.errors import InputError, PotentiaError
 from potentia.facts import ModelFacts, ModelTable
 from potentia.facts import models as known_models
+from potentia.findings import Chart, Finding
 from potentia.scores import ScoreMatrix
 
 if TYPE_CHECKING:
-    from potentia.analysis.paired import Outcomes
+    from potentia.analysis.stats.paired import Outcomes
     from potentia.store import StudyRecord
     from potentia.study import ModelSpec
 
@@ -94,7 +94,7 @@ def find_rankings(
     scores: Mapping[str, ScoreMatrix], background: Background, outcomes: Mapping[str, Outcomes] | None = None
 ) -> tuple[dict[str, Finding], str]:
     """Return the findings of ``potentia analyze rankings`` with its defaults, or why there are none."""
-    from potentia.analysis.rankings import analyze_rankings
+    from potentia.analysis.rankings.find import analyze_rankings
 
     try:
         return analyze_rankings(planned(scores), background, items=outcomes), ""
@@ -110,10 +110,10 @@ def find_test_task(scores: Mapping[str, ScoreMatrix], table: ModelTable) -> tupl
     """
     if "direct" not in scores or "adjust" not in scores:
         return {}, []
-    from potentia.analysis.chance import chance
-    from potentia.analysis.cohort import Cohort
-    from potentia.analysis.pair import pair_up
-    from potentia.analysis.task_training import analyze_pair
+    from potentia.analysis.test_task.chance import chance
+    from potentia.analysis.test_task.cohort import Cohort
+    from potentia.analysis.test_task.find import analyze_pair
+    from potentia.analysis.test_task.pair import pair_up
 
     before, after = scores["direct"], scores["adjust"]
     found: dict[str, Finding] = {}

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from potentia.analysis.rankings import in_order
+from potentia.analysis.rankings.find import in_order
 from potentia.report.answer import Answer
 from potentia.report.palette import short_names
 from potentia.report.source import ReportData

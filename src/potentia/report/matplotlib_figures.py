@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from potentia.analysis.finding import Bars, Bump, Chart, Heatmap, Line, Plot, Points
 from potentia.errors import InputError
+from potentia.findings import Bars, Bump, Chart, Heatmap, Line, Plot, Points
 from potentia.report.palette import DIVERGING, SEQUENTIAL, by_position, colour, round_of, short_names
 
 FONT = 7.0  # points

@@ -7,7 +7,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from potentia.analysis.finding import Bars, Bump, Chart, Heatmap, Plot, Table, jsonable
+from potentia.findings import Bars, Bump, Chart, Heatmap, Plot, Table, jsonable
 from potentia.report.chart_tables import chart_table
 from potentia.report.draw import interactive
 from potentia.report.palette import short_names

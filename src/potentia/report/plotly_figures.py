@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from potentia.analysis.finding import Bars, Bump, Chart, Heatmap, Line, Plot, Points, jsonable
 from potentia.errors import InputError
+from potentia.findings import Bars, Bump, Chart, Heatmap, Line, Plot, Points, jsonable
 from potentia.report.palette import DASHES, MARKERS, by_position, colour, round_of, short_names
 
 Trace = dict[str, Any]

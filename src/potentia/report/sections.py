@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from potentia.analysis.finding import Bars, Chart, Finding
-from potentia.analysis.screening import Screening
+from potentia.analysis.rankings.evidence_map import weigh
+from potentia.analysis.rankings.screening import Screening
+from potentia.findings import Bars, Chart, Finding
 from potentia.report.answer import answer
 from potentia.report.bumps import ascents
 from potentia.report.cell_details import cell_payload
-from potentia.report.evidence import weigh
 from potentia.report.findings import planned
 from potentia.report.grid import grid, has_details, names_of
 from potentia.report.how import how_context

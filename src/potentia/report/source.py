@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from potentia.analysis.background import Background
-from potentia.analysis.finding import Finding
-from potentia.analysis.paired import Outcomes
-from potentia.analysis.rankings import in_order
+from potentia.analysis.rankings.background import Background
+from potentia.analysis.rankings.find import in_order
+from potentia.analysis.stats.paired import Outcomes
 from potentia.errors import InputError, PotentiaError
+from potentia.findings import Finding
 from potentia.report.findings import (
     background_of,
     facts_table,

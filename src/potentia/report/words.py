@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from potentia.analysis.finding import Cell, Interval
+from potentia.findings import Cell, Interval
 
 DASH = "–"
 

@@ -16,8 +16,8 @@ from multiprocessing.context import SpawnProcess
 from multiprocessing.synchronize import Event
 from typing import TYPE_CHECKING
 
+from potentia.parent import leave_with_parent
 from potentia.run.board import Interrupted
-from potentia.run.parent import leave_with_parent
 from potentia.run.row import RowOutcome
 from potentia.run.session import open_row
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from potentia.store.records import CellRecord, EpochRecord, EventRecord, FailureRecord, LaneRecord, StudyRecord
 
 if TYPE_CHECKING:
+    from potentia.store.files.write import write_scores
     from potentia.store.read import read_scores
     from potentia.store.store import Store
     from potentia.store.transfer import import_scores
-    from potentia.store.write import write_scores
 
 __all__ = [
     "CellRecord",
@@ -30,7 +30,7 @@ __all__ = [
 _LAZY = {
     "Store": "potentia.store.store",
     "read_scores": "potentia.store.read",
-    "write_scores": "potentia.store.write",
+    "write_scores": "potentia.store.files.write",
     "import_scores": "potentia.store.transfer",
 }
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from potentia.errors import DataError
+from potentia.protocol import Protocol
 from potentia.scores import ScoreMatrix
 
 
@@ -39,7 +40,7 @@ class Grid:
             message = f"{mixed} is both higher-is-better and lower-is-better"
             raise DataError(message, where=where, hint="choose one metric for all: --metric NAME")
         n[n <= 0] = np.nan  # an imported score may not say its n
-        return ScoreMatrix(protocol, self.models, self.tasks, values, stderr, n, tuple(bool(d) for d in best))
+        return ScoreMatrix(Protocol(protocol), self.models, self.tasks, values, stderr, n, tuple(bool(d) for d in best))
 
 
 def _sorted(names: Sequence[str]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from potentia.errors import DataError, StoreError
 from potentia.scores import ScoreMatrix
-from potentia.store.assemble import Entry, assemble
+from potentia.store.files.assemble import Entry, assemble
 
 
 def read_scores(
@@ -37,8 +37,8 @@ def read_scores(
 
 
 def _from_file(path: Path, start: bytes, *, metric: str | None, subtasks: bool) -> list[Entry]:
-    from potentia.store import tidy
-    from potentia.store.jsonfile import read_json
+    from potentia.store.files import tidy
+    from potentia.store.files.jsonfile import read_json
 
     if start.startswith(b"PAR1"):
         return tidy.read_parquet(path, metric=metric)
@@ -48,7 +48,7 @@ def _from_file(path: Path, start: bytes, *, metric: str | None, subtasks: bool) 
 
 
 def _from_folder(folder: Path, *, metric: str | None, subtasks: bool) -> list[Entry]:
-    from potentia.store.jsonfile import read_json
+    from potentia.store.files.jsonfile import read_json
 
     files = sorted(folder.rglob("results*.json")) or sorted(folder.rglob("*.json"))
     if not files:

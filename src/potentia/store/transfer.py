@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from potentia.scores import Score, ScoreMatrix
-from potentia.store.metrics import known_metric
+from potentia.store.files.metrics import known_metric
+from potentia.store.files.write import tidy_rows
 from potentia.store.records import CellRecord
 from potentia.store.store import Store
-from potentia.store.write import tidy_rows
 
 _BATCH = 5000
 

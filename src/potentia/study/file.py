@@ -110,10 +110,8 @@ def _problem(item: Any, where: str | None, lines: Mapping[Place, int]) -> str:
         message = f"unknown key; {known}"
     elif item["type"] == "missing":
         message = "this key is missing"
-    elif item["type"] == "string_pattern_mismatch" and "protocols" in place:
-        message = (
-            f"{item['input']!r} is no protocol; use direct, few_shot:K (as few_shot:5), train_before_test or adjust"
-        )
+    elif "is no protocol" in message:
+        pass  # it names the text already
     elif "input" in item and isinstance(item["input"], (str, int, float, bool)):
         message = f"{message} (it is {item['input']!r})"
     return f"{spot + ': ' if spot else ''}{name}: {message}"

@@ -6,11 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from potentia.protocol import ADJUST, DIRECT, TRAIN_BEFORE_TEST, Protocol
+
 Positive = Annotated[int, Field(gt=0)]
 Selection = Literal["validation", "tuned", "paper"]
 """Which state of a model is tested: the best on validation, the untuned model among them; the best tuned one, whatever
 the untuned model scores; or the papers' rule, the better of the best tuned one and the untuned model on the test."""
-Protocol = Annotated[str, Field(pattern=r"^(direct|train_before_test|adjust|few_shot:[1-9][0-9]*)$")]
 
 
 class Strict(BaseModel):
@@ -165,7 +166,7 @@ class Study(Strict):
     name: str = "study"
     models: tuple[Annotated[ModelSpec, BeforeValidator(_named)], ...] = Field(min_length=1)
     tasks: tuple[Annotated[TaskSpec, BeforeValidator(_named)], ...] = Field(min_length=1)
-    protocols: tuple[Protocol, ...] = ("direct", "train_before_test")
+    protocols: tuple[Protocol, ...] = (DIRECT, TRAIN_BEFORE_TEST)
     data_dir: str | None = Field(None, description="folder of benchmark splits; the hub where absent")
     caps: Caps = Caps()
     carve: float = Field(0.2, gt=0, lt=1, description="share of train carved out as validation")
@@ -184,7 +185,7 @@ class Study(Strict):
 
     @field_validator("protocols")
     @classmethod
-    def _distinct(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _distinct(cls, value: tuple[Protocol, ...]) -> tuple[Protocol, ...]:
         if not value:
             raise ValueError("name at least one protocol: direct, few_shot:K, train_before_test or adjust")
         return tuple(dict.fromkeys(value))
@@ -203,7 +204,7 @@ class Study(Strict):
 
     @model_validator(mode="after")
     def _adjust_has_data(self) -> Study:
-        if "adjust" in self.protocols and self.adjust is None:
+        if ADJUST in self.protocols and self.adjust is None:
             raise ValueError("protocol adjust needs an `adjust:` section that names its data")
         return self
 

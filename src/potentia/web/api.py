@@ -9,7 +9,7 @@ from fastapi import APIRouter, HTTPException, Path, Query
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
-from potentia.analysis.finding import jsonable
+from potentia.findings import jsonable
 from potentia.report.cell_details import cell_payload, find_items, item_payload, lane_payload
 from potentia.web.desk import Desk, json_text
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from dataclasses import asdict
 from typing import Any
 
-from potentia.analysis.finding import jsonable
+from potentia.findings import jsonable
 from potentia.report.cell_details import lane_payload
 from potentia.run.status import asked_cells, is_running
 from potentia.store import Store, StudyRecord

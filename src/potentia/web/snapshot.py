@@ -36,9 +36,9 @@ class Snapshot:
 
 def make_snapshot(where: str, study: str, stamp: tuple[int, int]) -> Snapshot:
     """Read a study and compute everything; runs in the worker."""
-    from potentia.analysis.finding import jsonable
+    from potentia.analysis.rankings.evidence_map import weigh
+    from potentia.findings import jsonable
     from potentia.report.answer import answer
-    from potentia.report.evidence import weigh
     from potentia.report.sections import build_sections
     from potentia.report.source import read_report
 
@@ -67,7 +67,7 @@ def _settle() -> None:
     import os
     import signal
 
-    from potentia.run.parent import leave_with_parent
+    from potentia.parent import leave_with_parent
 
     os.nice(10)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server stops its worker itself

@@ -1,7 +1,7 @@
 """The embedded zoo: a microworld, benchmarks over it, and tiny models pretrained on it with planted exposure.
 
 ``models()`` lists the shipped models with their facts, ``model_folders(cache)`` lays them out as Hugging Face folders,
-``task_folder(cache)`` writes the benchmarks. ``python -m potentia.zoo.build`` rebuilds the weights.
+``task_folder(cache)`` writes the benchmarks. ``tools/zoo_builder`` rebuilds the weights.
 """
 
 from potentia.zoo.benchmarks import BENCHMARKS, Benchmark

@@ -1,0 +1,1 @@
+"""Base models in training: stability over checkpoints, consistency with instruct versions, ablation of methods."""

@@ -1,0 +1,149 @@
+"""The ablation of methods: every model and benchmark by every method, and which method ranks best on average.
+
+The layout is BOSE's table 4, its summary figure 5: in each cell of model and benchmark the methods are ranked (1 is
+best, ties share the mean rank), and the ranks are averaged over the cells. The interval resamples models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import rankdata
+
+from potentia.analysis.base_models.methods import columns
+from potentia.errors import InputError
+from potentia.findings import Bars, Cell, Chart, Finding, Interval, Table
+from potentia.scores import Floats, ScoreMatrix
+
+
+@dataclass(frozen=True, eq=False)
+class Ablation(Finding):
+    """Scores of models × methods × benchmarks (higher is better) and the mean rank of each method."""
+
+    models: tuple[str, ...]
+    methods: tuple[str, ...]
+    tasks: tuple[str, ...]
+    scores: Floats  # (models, methods, tasks)
+    mean_rank: tuple[Interval, ...]  # per method
+    best: tuple[int, ...]  # cells in which the method is best
+    near: tuple[int, ...]  # cells in which it is not best but within ``tolerance``
+    cells: int
+    tolerance: float
+
+    def tables(self) -> Sequence[Table]:
+        """Return the ablation table with the best of each cell marked, and the mean ranks."""
+        rows: list[tuple[Cell, ...]] = []
+        for i, model in enumerate(self.models):
+            for j, method in enumerate(self.methods):
+                values = self.scores[i, j]
+                marks = [self._show(i, j, k) for k in range(len(self.tasks))]
+                mean = float(values.mean()) if np.isfinite(values).all() else None
+                rows.append((model if j == 0 else "", method, *marks, mean))
+        return (
+            Table(
+                "Every model by every method",
+                ("model", "method", *self.tasks, "mean"),
+                tuple(rows),
+                note=f"**: the best method in this cell; *: within {self.tolerance:g} of it.",
+            ),
+            Table(
+                "Mean rank of each method (1 is best)",
+                ("method", "mean rank", "low", "high", "best in", "near best in", "cells"),
+                tuple(
+                    (m, r.value, r.low, r.high, b, n, self.cells)
+                    for m, r, b, n in zip(self.methods, self.mean_rank, self.best, self.near, strict=True)
+                ),
+                note="Only cells scored by all methods count. Intervals resample models.",
+                digits=2,
+            ),
+        )
+
+    def charts(self) -> Sequence[Chart]:
+        """Return the mean-rank figure."""
+        name = "mean rank"
+        return (
+            Bars(
+                "mean-rank",
+                "Mean rank of each method",
+                "Mean over models and benchmarks of the method's rank; lower is better.",
+                labels=self.methods,
+                series={name: tuple(r.value for r in self.mean_rank)},
+                low={name: tuple(r.low for r in self.mean_rank)},
+                high={name: tuple(r.high for r in self.mean_rank)},
+                y_label=name,
+            ),
+        )
+
+    def _show(self, model: int, method: int, task: int) -> str | None:
+        cell = self.scores[model, :, task]
+        value = cell[method]
+        if not np.isfinite(value):
+            return None
+        top = np.nanmax(cell)
+        mark = "**" if value == top else "*" if top - value <= self.tolerance else ""
+        return f"{value:.3f}{mark}"
+
+
+def compare_methods(
+    scores: Mapping[str, ScoreMatrix],
+    *,
+    models: Sequence[str] | None = None,
+    methods: Sequence[str] | None = None,
+    tolerance: float = 0.01,
+    level: float = 0.95,
+    draws: int = 2000,
+    seed: int = 0,
+) -> Ablation:
+    """Rank the methods in every cell of model and benchmark and average the ranks.
+
+    ``tolerance`` is the gap that still counts as near best: one point of accuracy, as in the paper. A model or
+    benchmark that no two methods share is left out.
+    """
+    found = columns(scores)
+    names = tuple(methods) if methods else tuple(dict.fromkeys(c.method for c in found))
+    rows = tuple(models) if models else tuple(dict.fromkeys(model for c in found for model in c.models))
+    benchmarks = tuple(dict.fromkeys(c.task for c in found if c.method in names))
+    cube = np.full((len(rows), len(names), len(benchmarks)), np.nan)
+    for column in found:
+        if column.method in names:
+            cube[:, names.index(column.method), benchmarks.index(column.task)] = column.at(rows)[0]
+    whole = np.isfinite(cube).all(axis=1)  # (models, tasks)
+    if len(names) < 2 or not whole.any():
+        raise InputError(
+            "no model and benchmark is scored by two methods or more",
+            hint="score a task in more than one form, such as arc_easy and arc_easy:blank_ppl, or name fewer methods",
+        )
+    keep_rows, keep_tasks = whole.any(axis=1), whole.any(axis=0)
+    cube, whole = cube[keep_rows][:, :, keep_tasks], whole[keep_rows][:, keep_tasks]
+    ranks = rankdata(-cube, axis=1, nan_policy="omit")
+    ranks = np.where(whole[:, None, :], ranks, np.nan)
+    highest = np.fmax.reduce(cube, axis=1, keepdims=True)  # NaN where no method scored the cell
+    top = cube == highest
+    near = ~top & (highest - cube <= tolerance)
+    counted = whole[:, None, :]
+    return Ablation(
+        models=tuple(m for m, keep in zip(rows, keep_rows, strict=True) if keep),
+        methods=names,
+        tasks=tuple(t for t, keep in zip(benchmarks, keep_tasks, strict=True) if keep),
+        scores=cube,
+        mean_rank=_mean_ranks(ranks, level, draws, seed),
+        best=tuple(int(v) for v in (top & counted).sum(axis=(0, 2))),
+        near=tuple(int(v) for v in (near & counted).sum(axis=(0, 2))),
+        cells=int(whole.sum()),
+        tolerance=tolerance,
+    )
+
+
+def _mean_ranks(ranks: Floats, level: float, draws: int, seed: int) -> tuple[Interval, ...]:
+    """Average the ranks per method; resample models, the unit whose cells hang together."""
+    values = np.nanmean(ranks, axis=(0, 2))
+    if len(ranks) < 2:
+        return tuple(Interval(float(v), float("nan"), float("nan"), level) for v in values)
+    choices = np.random.default_rng(seed).integers(0, len(ranks), size=(draws, len(ranks)))
+    totals, counts = np.nansum(ranks, axis=2), np.isfinite(ranks).sum(axis=2)  # (models, methods)
+    means = totals[choices].sum(axis=1) / counts[choices].sum(axis=1)
+    tail = 100 * (1 - level) / 2
+    low, high = np.percentile(means, [tail, 100 - tail], axis=0)
+    return tuple(Interval(float(v), float(a), float(b), level) for v, a, b in zip(values, low, high, strict=True))

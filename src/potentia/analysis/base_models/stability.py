@@ -1,0 +1,264 @@
+"""Stability: whether a benchmark's score grows with pretraining, and how fine a step it can tell apart.
+
+Stability is Kendall's tau between the scores of a model's checkpoints and their pretraining steps or tokens (BOSE,
+section 4.1.3). A benchmark *resolves* a gap when most pairs of checkpoints at least that far apart differ
+significantly and in the right direction; the smallest such gap says how often checkpoints are worth comparing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from potentia.analysis.base_models.improvement import Improvement, improvement_chart, improvement_table
+from potentia.analysis.base_models.methods import Column, columns, order_methods, slug
+from potentia.analysis.stats.uncertainty import redraw, tau_interval, tau_rows
+from potentia.errors import InputError
+from potentia.findings import Chart, Finding, Heatmap, Interval, Line, Plot, Points, Table
+from potentia.scores import Floats, ScoreMatrix
+
+_DRAWS = 2000
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a model stands in a pretraining run: the run's name, and its steps or tokens so far."""
+
+    series: str
+    step: float
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """One benchmark by one method over one series of checkpoints, and how stably it grows."""
+
+    series: str
+    task: str
+    method: str
+    models: tuple[str, ...]
+    steps: Floats  # (checkpoints,) ascending
+    scores: Floats
+    stderr: Floats
+    tau: Interval
+    gap: float | None  # the smallest gap resolved, None where none is or where no standard error is known
+    neighbours: float | None  # the share of neighbouring checkpoints told apart in the right order
+
+
+@dataclass(frozen=True)
+class Stability(Finding):
+    """Stability of every benchmark and method over every series of checkpoints."""
+
+    unit: str  # "steps" or "tokens"
+    baseline: str | None
+    methods: tuple[str, ...]
+    curves: tuple[Curve, ...]
+    improvements: tuple[Improvement, ...]
+    power: float
+
+    def tables(self) -> Sequence[Table]:
+        """Return tau per curve, the mean per method, and the improvements over the baseline (table 1's layout)."""
+        rows = tuple(
+            (c.series, c.task, c.method, len(c.steps), c.tau.value, c.tau.low, c.tau.high, c.gap, c.neighbours)
+            for c in self.curves
+        )
+        found = [
+            Table(
+                f"Stability: Kendall's tau between scores and {self.unit}",
+                ("series", "task", "method", "checkpoints", "tau", "low", "high", f"gap ({self.unit})", "neighbours"),
+                rows,
+                note=f"gap: the smallest distance at which at least {self.power:.0%} of the pairs of checkpoints that "
+                "far apart or farther are significantly in the right order (one-sided, 5 %); – where none is. "
+                "neighbours: the share of adjacent checkpoints so told apart.",
+            ),
+            Table(
+                "Mean stability of each method",
+                ("method", "curves", "mean tau", "resolved"),
+                tuple(self._mean_row(method) for method in self.methods),
+                note="resolved: curves that resolve some gap. Compare methods on the same curves only.",
+            ),
+        ]
+        if self.improvements:
+            found.append(
+                improvement_table(f"Improvement in stability over {self.baseline}", self.improvements, "series")
+            )
+        return found
+
+    def charts(self) -> Sequence[Chart]:
+        """Return scores against steps for each benchmark and series, and tau as a heat map."""
+        drawn: list[Chart] = []
+        for series, task in dict.fromkeys((c.series, c.task) for c in self.curves):
+            chosen = [c for c in self.curves if (c.series, c.task) == (series, task)]
+            drawn.append(
+                Plot(
+                    slug(f"stability-{series}-{task}"),
+                    f"{task} over the pretraining of {series}",
+                    "Scores at each checkpoint, one curve per method, with 95 % intervals where known. "
+                    "A stable method rises throughout.",
+                    points=tuple(Points(c.method, _floats(c.steps), _floats(c.scores), c.models) for c in chosen),
+                    lines=tuple(_line(c) for c in chosen),
+                    x_label=self.unit,
+                    y_label="score",
+                )
+            )
+        labels = tuple(dict.fromkeys(_label(c) for c in self.curves))
+        taus = {(_label(c), c.method): c.tau.value for c in self.curves}
+        drawn.append(
+            Heatmap(
+                "stability",
+                "Stability by method",
+                f"Kendall's tau between scores and {self.unit}; 1 means that every later checkpoint scores higher.",
+                rows=labels,
+                columns=self.methods,
+                values=np.array([[taus.get((row, method), np.nan) for method in self.methods] for row in labels]),
+                low=-1,
+                high=1,
+                diverging=True,
+            )
+        )
+        if self.improvements:
+            drawn.append(improvement_chart("stability-improvement", "Improvement in stability", self.improvements))
+        return drawn
+
+    def _mean_row(self, method: str) -> tuple[str, int, float, int]:
+        chosen = [c for c in self.curves if c.method == method]
+        taus = [c.tau.value for c in chosen if np.isfinite(c.tau.value)]
+        mean = float(np.mean(taus)) if taus else float("nan")
+        return method, len(chosen), mean, sum(c.gap is not None for c in chosen)
+
+
+def measure_stability(
+    scores: Mapping[str, ScoreMatrix],
+    checkpoints: Mapping[str, Checkpoint],
+    *,
+    unit: str = "steps",
+    baseline: str | None = None,
+    power: float = 0.8,
+    level: float = 0.95,
+    draws: int = _DRAWS,
+    seed: int = 0,
+) -> Stability:
+    """Measure each benchmark and method over each series of checkpoints.
+
+    ``scores`` maps protocols to matrices, ``checkpoints`` models to their place in a series. Intervals come from a
+    parametric bootstrap over the scores' standard errors; where these are unknown the interval is unknown too. With a
+    ``baseline`` method the finding also says how much every other method improves on it, on the checkpoints that both
+    scored.
+    """
+    found = columns(scores)
+    methods = order_methods(found, baseline)
+    rng = np.random.default_rng(seed)
+    curves: list[Curve] = []
+    for series in dict.fromkeys(c.series for c in checkpoints.values()):
+        members = sorted((c.step, model) for model, c in checkpoints.items() if c.series == series)
+        for column in found:
+            curve = _curve(series, members, column, power=power, level=level, draws=draws, rng=rng)
+            if curve is not None:
+                curves.append(curve)
+    if not curves:
+        raise InputError(
+            "no series has three or more scored checkpoints",
+            hint="name each checkpoint as the scores do, with its series and step; tau needs at least three",
+        )
+    curves.sort(key=lambda c: (c.series, c.task, methods.index(c.method)))
+    improvements = _improvements(curves, baseline, level, draws, rng) if baseline else ()
+    present = tuple(m for m in methods if any(c.method == m for c in curves))
+    return Stability(unit, baseline, present, tuple(curves), improvements, power)
+
+
+def resolvable_gap(
+    steps: Floats, scores: Floats, stderr: Floats, *, power: float = 0.8
+) -> tuple[float | None, float | None]:
+    """Return the smallest gap resolved, and the share of neighbouring checkpoints told apart.
+
+    A pair is told apart when the later checkpoint's score is higher by more than 1.645 standard errors of the
+    difference. A gap g is resolved when at least ``power`` of the pairs with a distance of g or more are. Checkpoints
+    share their items, which makes the true error of a difference smaller than this one: the gap errs on the large side.
+    """
+    if not np.isfinite(stderr).all() or len(steps) < 2:
+        return None, None
+    early, late = np.triu_indices(len(steps), k=1)
+    distance = steps[late] - steps[early]
+    told = scores[late] - scores[early] > 1.645 * np.hypot(stderr[late], stderr[early])
+    adjacent = told[(late - early == 1) & (distance > 0)]
+    neighbours = float(adjacent.mean()) if len(adjacent) else None
+    for gap in np.unique(distance[distance > 0]):
+        if told[distance >= gap].mean() >= power:
+            return float(gap), neighbours
+    return None, neighbours
+
+
+def _curve(
+    series: str,
+    members: Sequence[tuple[float, str]],
+    column: Column,
+    *,
+    power: float,
+    level: float,
+    draws: int,
+    rng: np.random.Generator,
+) -> Curve | None:
+    models = tuple(model for _, model in members)
+    values, stderr = column.at(models)
+    scored = np.isfinite(values)
+    if scored.sum() < 3:
+        return None
+    steps = np.array([step for step, _ in members])[scored]
+    values, stderr = values[scored], stderr[scored]
+    tau = float(tau_rows(steps, values))
+    known = np.isfinite(stderr).all()
+    spread = tau_rows(steps, redraw(values, stderr, draws, rng)) if known else np.array([])
+    gap, neighbours = resolvable_gap(steps, values, stderr, power=power)
+    return Curve(
+        series=series,
+        task=column.task,
+        method=column.method,
+        models=tuple(model for model, keep in zip(models, scored, strict=True) if keep),
+        steps=steps,
+        scores=values,
+        stderr=stderr,
+        tau=tau_interval(tau, spread, level=level, bounds=(-1.0, 1.0)),
+        gap=gap,
+        neighbours=neighbours,
+    )
+
+
+def _improvements(
+    curves: Sequence[Curve], baseline: str, level: float, draws: int, rng: np.random.Generator
+) -> tuple[Improvement, ...]:
+    origins = {(c.series, c.task): c for c in curves if c.method == baseline}
+    found: list[Improvement] = []
+    for curve in curves:
+        origin = origins.get((curve.series, curve.task))
+        if origin is None or curve.method == baseline:
+            continue
+        common = [model for model in curve.models if model in set(origin.models)]
+        if len(common) < 3:
+            continue
+        new, old = (np.array([c.models.index(model) for model in common]) for c in (curve, origin))
+        steps = curve.steps[new]
+        value = float(tau_rows(steps, curve.scores[new]) - tau_rows(steps, origin.scores[old]))
+        spread = np.array([])
+        if np.isfinite(curve.stderr[new]).all() and np.isfinite(origin.stderr[old]).all():
+            spread = tau_rows(steps, redraw(curve.scores[new], curve.stderr[new], draws, rng)) - tau_rows(
+                steps, redraw(origin.scores[old], origin.stderr[old], draws, rng)
+            )
+        difference = tau_interval(value, spread, level=level, bounds=(-2.0, 2.0))
+        found.append(Improvement(curve.series, curve.task, curve.method, baseline, difference))
+    return tuple(found)
+
+
+def _label(curve: Curve) -> str:
+    return f"{curve.task} ({curve.series})"
+
+
+def _line(curve: Curve) -> Line:
+    known = bool(np.isfinite(curve.stderr).all())
+    low = _floats(curve.scores - 1.96 * curve.stderr) if known else ()
+    high = _floats(curve.scores + 1.96 * curve.stderr) if known else ()
+    return Line(curve.method, _floats(curve.steps), _floats(curve.scores), low, high)
+
+
+def _floats(values: Floats) -> tuple[float, ...]:
+    return tuple(float(v) for v in values)

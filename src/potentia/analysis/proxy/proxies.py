@@ -1,0 +1,186 @@
+"""Proxy tasks: early, easy tasks that stand in for one which small models cannot do yet.
+
+A candidate is kept when its relevance C to the target and its robustness R pass their thresholds. Its evaluation score
+is S = C·f(R) with a monotone f that tames extreme ratios, its weight W = S / ΣS, and a model's predicted standing on
+the target is the weighted mean of its proxy scores (proxy-task paper, section 3.3). That the mean is of plain scores,
+with weights that add up to one, follows from the paper's own tables 6 and 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from potentia.analysis.proxy.relevance import METRICS, Metric, Normalise, measure_relevance
+from potentia.analysis.proxy.robustness import Robustness, TaskRobustness
+from potentia.errors import InputError
+from potentia.findings import Bars, Chart, Finding, Table
+from potentia.scores import Floats, ScoreMatrix
+
+Transform = Callable[[float], float]
+_FEW_TASKS = 8  # normalised over T tasks, correlations average -1/(T-1): with fewer than this many it shows
+
+
+def sigmoid(steepness: float = 1.0) -> Transform:
+    """Return f(x) = 1 / (1 + e^(-kx)), the paper's example of a transformation."""
+    return lambda x: float(1.0 / (1.0 + np.exp(-steepness * x)))
+
+
+def log_ratio(x: float) -> float:
+    """Return f(x) = log(1 + x): monotone, zero at zero, never saturating."""
+    return float(np.log1p(x))
+
+
+def ignore_robustness(x: float) -> float:
+    """Return f(x) = 1: relevance alone."""
+    return 1.0
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """One candidate: how relevant, how robust, and what it weighs."""
+
+    task: str
+    relevance: float  # C, by the chosen metric
+    by_metric: dict[Metric, float]
+    robustness: TaskRobustness | None
+    score: float  # S
+    weight: float  # W, zero where not kept
+    dropped: str  # why it is not a proxy; empty where it is
+
+
+@dataclass(frozen=True)
+class ProxyTasks(Finding):
+    """The candidates for a target, and the weights of those that are kept."""
+
+    target: str
+    metric: Metric
+    how: Normalise
+    models: int
+    min_relevance: float
+    min_robustness: float
+    proxies: tuple[Proxy, ...]  # by descending weight, then relevance
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The kept tasks and their weights, which add up to one."""
+        return {p.task: p.weight for p in self.proxies if not p.dropped}
+
+    def tables(self) -> Sequence[Table]:
+        """Return every candidate with its relevance, robustness and weight."""
+        tested = any(p.robustness is not None for p in self.proxies)
+        note = f"Chosen by {self.metric} over {self.models} models."
+        if not tested:
+            note += (
+                " No groups of small models were given, so robustness is unknown and the weights are relevance alone."
+            )
+        if self.how == "both" and len(self.proxies) < _FEW_TASKS:
+            note += (
+                f" Normalising each model over only {len(self.proxies) + 1} tasks pushes every correlation down;"
+                " normalise by task alone (feature), or name more candidates."
+            )
+        return (
+            Table(
+                f"Proxy tasks for {self.target}",
+                ("task", *METRICS, "R", "S", "weight", "dropped because"),
+                tuple(
+                    (p.task, *(p.by_metric[m] for m in METRICS), _ratio(p), p.score, p.weight, p.dropped)
+                    for p in self.proxies
+                ),
+                note=note,
+            ),
+        )
+
+    def charts(self) -> Sequence[Chart]:
+        """Return the weights, and the relevance of every candidate by each metric (figure 1)."""
+        kept = [p for p in self.proxies if not p.dropped]
+        return (
+            Bars(
+                "proxy-weights",
+                f"Weights of the proxy tasks for {self.target}",
+                "Share of each proxy in the prediction.",
+                labels=tuple(p.task for p in kept),
+                series={"weight": tuple(p.weight for p in kept)},
+                y_label="weight",
+            ),
+            Bars(
+                "proxy-relevance",
+                f"Relevance to {self.target}",
+                "Correlation of each candidate's normalised scores with the target's.",
+                labels=tuple(p.task for p in self.proxies),
+                series={m: tuple(p.by_metric[m] for p in self.proxies) for m in METRICS},
+                y_label="correlation",
+                horizontal=True,
+            ),
+        )
+
+
+def choose_proxies(
+    scores: ScoreMatrix,
+    target: str,
+    candidates: Sequence[str] | None = None,
+    *,
+    metric: Metric = "kendall",
+    how: Normalise = "both",
+    robust: Robustness | None = None,
+    min_relevance: float = 0.0,
+    min_robustness: float = 1.0,
+    transform: Transform | None = None,
+    top: int | None = None,
+) -> ProxyTasks:
+    """Choose and weigh the proxy tasks for ``target`` among ``candidates`` (default: all other tasks).
+
+    A candidate must lie above ``min_relevance`` and, where ``robust`` knows it, at or above ``min_robustness``;
+    ``top`` then keeps the highest S only. Without ``robust`` the weights follow from relevance alone.
+    """
+    if metric not in METRICS:
+        raise InputError(f"no metric {metric!r}", hint=f"choose one of: {', '.join(METRICS)}")
+    found = measure_relevance(scores, target, candidates, how=how)
+    measured = {t.task: t for t in robust.tasks} if robust else {}
+    shape = transform or sigmoid()
+    proxies: list[Proxy] = []
+    for place, task in enumerate(found.candidates):
+        by_metric = {m: float(found.by_metric[m][place]) for m in METRICS}
+        value, ratio = by_metric[metric], measured.get(task)
+        known = ratio is not None and np.isfinite(ratio.ratio.value)
+        weight = shape(ratio.ratio.value) if ratio is not None and known else 1.0
+        why = ""
+        if not value > min_relevance:
+            why = f"relevance not above {min_relevance:g}"
+        elif ratio is not None and not known:
+            why = ratio.verdict
+        elif ratio is not None and ratio.ratio.value < min_robustness:
+            why = f"robustness below {min_robustness:g}"
+        proxies.append(Proxy(task, value, by_metric, ratio, value * weight, 0.0, why))
+    return ProxyTasks(target, metric, how, len(found.models), min_relevance, min_robustness, _weigh(proxies, top))
+
+
+def predict(weights: Mapping[str, float], scores: ScoreMatrix) -> Floats:
+    """Weighted mean of each model's proxy scores, higher is better; NaN where a model lacks one of them."""
+    if not weights:
+        raise InputError("no proxy task passed the thresholds", hint="lower --min-relevance or --min-robustness")
+    chosen = scores.select(tasks=list(weights))
+    return np.asarray(chosen.oriented() @ np.array(list(weights.values())))
+
+
+def _weigh(proxies: Sequence[Proxy], top: int | None) -> tuple[Proxy, ...]:
+    order = sorted(proxies, key=lambda p: (bool(p.dropped), -p.score if np.isfinite(p.score) else np.inf))
+    kept = [p for p in order if not p.dropped][:top]
+    total = sum(p.score for p in kept)
+    weighed: list[Proxy] = []
+    for p in order:
+        if p in kept:
+            weighed.append(_replace(p, weight=p.score / total, dropped=""))
+        else:
+            weighed.append(_replace(p, weight=0.0, dropped=p.dropped or f"not among the top {top}"))
+    return tuple(weighed)
+
+
+def _replace(p: Proxy, *, weight: float, dropped: str) -> Proxy:
+    return Proxy(p.task, p.relevance, p.by_metric, p.robustness, p.score, weight, dropped)
+
+
+def _ratio(p: Proxy) -> float | None:
+    return p.robustness.ratio.value if p.robustness else None

@@ -1,0 +1,1 @@
+"""How tasks rank models: agreement, significance, alignment, components, the overall ranking."""

@@ -1,0 +1,240 @@
+"""One ranking from many tasks, four ways, with intervals, and how much it hangs on any one task.
+
+*PC1* and *mean z* use the size of differences; *Borda* (the share of comparisons with other models that a model wins,
+ties half) and *mean rank* only their order. A multi-task ranking that disagrees within itself is fragile (Zhang &
+Hardt): so every aggregate comes with intervals from the noise of the tests and from the choice of tasks, and with its
+top after leaving out each task in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import rankdata
+
+from potentia.analysis.rankings.components import standardise
+from potentia.analysis.stats.bootstrap import LEVEL, noisy_values, row_draws
+from potentia.analysis.stats.kendall import kendall_matrix
+from potentia.errors import InputError
+from potentia.findings import Cell, Chart, Finding, Heatmap, Plot, Points, Table
+from potentia.scores import Floats, ScoreMatrix
+
+TOP = 5
+
+
+@dataclass(frozen=True)
+class Aggregate(Finding):
+    """Aggregate scores and ranks of every model, and the ranking without each task."""
+
+    protocol: str
+    models: tuple[str, ...]
+    tasks: tuple[str, ...]
+    methods: tuple[str, ...]
+    scores: Floats  # (models, methods); higher is better, NaN where the method needs a missing score
+    ranks: Floats  # (models, methods); 1 is best
+    low: Floats  # (models, methods): best rank within the interval over noise and tasks
+    high: Floats  # worst rank
+    winners: tuple[tuple[str, ...], ...]  # (methods, tasks): first model without that task
+    top_kept: Floats  # (methods, tasks): share of the top five still in it
+    tau: Floats  # (methods, tasks): agreement with the full ranking
+
+    def order(self, method: str) -> list[str]:
+        """Return the models from best to worst by one method."""
+        column = self.ranks[:, self.methods.index(method)]
+        return [self.models[k] for k in np.argsort(column, kind="stable") if np.isfinite(column[k])]
+
+    def tables(self) -> Sequence[Table]:
+        """Return the ranking by every method, and its sensitivity to each task."""
+        order = np.argsort(self.ranks[:, 0], kind="stable")
+        rows: list[tuple[Cell, ...]] = []
+        for k in order:
+            ranges = (_span(self.ranks[k, m], self.low[k, m], self.high[k, m]) for m in range(len(self.methods)))
+            rows.append((self.models[k], float(self.scores[k, 0]), *ranges))
+        loose: list[tuple[Cell, ...]] = []
+        for j, task in enumerate(self.tasks):
+            cells: list[Cell] = [task]
+            for m in range(len(self.methods)):
+                cells += [self.winners[m][j], float(self.tau[m, j])]
+            loose.append(tuple(cells))
+        heads = ["without"]
+        for method in self.methods:
+            heads += [f"first by {method}", "τ"]
+        return [
+            Table(
+                f"Aggregate ranking ({self.protocol}, {len(self.models)} models × {len(self.tasks)} tasks)",
+                ("model", self.methods[0], *(f"rank by {m}" for m in self.methods)),
+                tuple(rows),
+                note="Ranks with 95 % intervals: tests run again with their noise, on tasks drawn with replacement.",
+                digits=2,
+            ),
+            Table(
+                f"The ranking without each task ({self.protocol})",
+                tuple(heads),
+                tuple(loose),
+                note=f"With all tasks: {', '.join(f'{o[0]} ({m})' for m in self.methods if (o := self.order(m)))}.",
+                digits=2,
+            ),
+        ]
+
+    def charts(self) -> Sequence[Chart]:
+        """Return ranks with intervals by the first method, and the ranks by every method."""
+        order = [int(k) for k in np.argsort(self.ranks[:, 0], kind="stable") if np.isfinite(self.ranks[k, 0])]
+        return [
+            Plot(
+                name=f"aggregate-{self.protocol}",
+                title=f"Aggregate ranking by {self.methods[0]}: {self.protocol}",
+                caption="Rank of each model, with the interval over test noise and choice of tasks.",
+                points=(
+                    Points(
+                        name=self.methods[0],
+                        x=tuple(float(k + 1) for k in range(len(order))),
+                        y=tuple(float(self.ranks[k, 0]) for k in order),
+                        labels=tuple(self.models[k] for k in order),
+                        low=tuple(float(self.low[k, 0]) for k in order),
+                        high=tuple(float(self.high[k, 0]) for k in order),
+                    ),
+                ),
+                x_label="model, by rank",
+                y_label="rank (1 is best)",
+            ),
+            Heatmap(
+                name=f"aggregate-methods-{self.protocol}",
+                title=f"Rank by each way of aggregating: {self.protocol}",
+                caption="1 is best.",
+                rows=tuple(self.models[k] for k in order),
+                columns=self.methods,
+                values=self.ranks[order],
+                digits=0,
+                unit="rank",
+            ),
+        ]
+
+
+def aggregate_ranks(
+    matrix: ScoreMatrix, *, resamples: int = 200, level: float = LEVEL, seed: int = 0, top: int = TOP
+) -> Aggregate:
+    """Rank the models over all tasks by PC1, mean z score, Borda and mean rank.
+
+    With missing scores, PC1 ranks only the complete models; the others average over the tasks a model has, and a
+    model is compared only with models that have the task too.
+    """
+    models, tasks = matrix.shape
+    if tasks == 0 or models == 0:
+        raise InputError("there is nothing to aggregate: no models or no tasks")
+    values = matrix.oriented()
+    names = tuple(METHODS)
+    scores = np.stack([METHODS[name](values) for name in names], axis=1)
+    ranks = np.stack([_ranks(scores[:, m]) for m in range(len(names))], axis=1)
+    rng = np.random.default_rng(seed)
+    noisy = noisy_values(matrix, resamples, rng)
+    columns = row_draws(tasks, resamples, rng).astype(int)
+    drawn = np.full((resamples, models, len(names)), np.nan)
+    for r in range(resamples):
+        resampled = noisy[r][:, np.repeat(np.arange(tasks), columns[r])]
+        for m, name in enumerate(names):
+            drawn[r, :, m] = _ranks(METHODS[name](resampled))
+    tail = (1 - level) / 2
+    known = np.isfinite(ranks)
+    low, high = (
+        np.where(known, np.quantile(np.where(np.isfinite(drawn), drawn, ranks), q, axis=0), np.nan)
+        for q in (tail, 1 - tail)
+    )
+    winners, kept, tau = [], np.full((len(names), tasks), np.nan), np.full((len(names), tasks), np.nan)
+    for m, name in enumerate(names):
+        best = set(np.argsort(np.where(known[:, m], ranks[:, m], np.inf), kind="stable")[:top].tolist())
+        firsts = []
+        for j in range(tasks):
+            if tasks == 1:
+                firsts.append("")
+                continue
+            without = METHODS[name](np.delete(values, j, axis=1))
+            order = np.argsort(-np.where(np.isfinite(without), without, -np.inf), kind="stable")
+            firsts.append(matrix.models[int(order[0])])
+            kept[m, j] = len(best & set(order[:top].tolist())) / len(best)
+            tau[m, j] = kendall_matrix(np.stack([scores[:, m], without], axis=1))[0, 1]
+        winners.append(tuple(firsts))
+    return Aggregate(
+        protocol=matrix.protocol,
+        models=matrix.models,
+        tasks=matrix.tasks,
+        methods=names,
+        scores=scores,
+        ranks=ranks,
+        low=low,
+        high=high,
+        winners=tuple(winners),
+        top_kept=kept,
+        tau=tau,
+    )
+
+
+def first_component(values: Floats) -> Floats:
+    """PC1 of the standardised scores; NaN for models with a missing score."""
+    result = np.full(len(values), np.nan)
+    whole = np.isfinite(values).all(axis=1)
+    if whole.sum() > 1:
+        z = standardise(values[whole])
+        left, singular, loadings = np.linalg.svd(z, full_matrices=False)
+        result[whole] = left[:, 0] * singular[0] * (-1.0 if loadings[0].sum() < 0 else 1.0)
+    return result
+
+
+def mean_z(values: Floats) -> Floats:
+    """Mean over tasks of the z score among the models that have the task."""
+    if np.isfinite(values).all():
+        return np.asarray(standardise(values).mean(axis=1))
+    z = np.full(values.shape, np.nan)
+    for j in range(values.shape[1]):
+        known = np.isfinite(values[:, j])
+        if known.any():
+            z[known, j] = standardise(values[known, j : j + 1])[:, 0]
+    return _row_means(z)
+
+
+def borda(values: Floats) -> Floats:
+    """Share of comparisons with other models, over all tasks, that a model wins; a tie counts half.
+
+    With no score missing this orders the models as the mean rank does.
+    """
+    known = np.isfinite(values)
+    wins = np.where(known, _task_ranks(values) - 1.0, 0.0).sum(axis=1)
+    met = np.where(known, known.sum(axis=0) - 1, 0).sum(axis=1)
+    return np.asarray(np.divide(wins, met, out=np.full(len(values), np.nan), where=met > 0))
+
+
+def negative_mean_rank(values: Floats) -> Floats:
+    """Mean rank over tasks, scaled to all models where some lack the task, turned so that higher is better."""
+    return _row_means(-_task_ranks(-values) / np.isfinite(values).sum(axis=0).clip(1) * len(values))
+
+
+def _task_ranks(values: Floats) -> Floats:
+    """Midranks on each task, 1 for the lowest, among the models that have it."""
+    return np.asarray(rankdata(values, axis=0, nan_policy="omit"))
+
+
+METHODS: dict[str, Callable[[Floats], Floats]] = {
+    "PC1": first_component,
+    "mean z": mean_z,
+    "Borda": borda,
+    "mean rank": negative_mean_rank,
+}
+
+
+def _row_means(table: Floats) -> Floats:
+    known = np.isfinite(table)
+    count = known.sum(axis=1)
+    total = np.where(known, table, 0.0).sum(axis=1)
+    return np.asarray(np.divide(total, count, out=np.full(len(table), np.nan), where=count > 0))
+
+
+def _ranks(scores: Floats) -> Floats:
+    ranks = np.full(len(scores), np.nan)
+    known = np.isfinite(scores)
+    ranks[known] = rankdata(-scores[known])
+    return ranks
+
+
+def _span(rank: float, low: float, high: float) -> str | None:
+    return f"{rank:g} ({low:.0f}–{high:.0f})" if np.isfinite(rank) else None

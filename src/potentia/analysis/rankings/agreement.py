@@ -1,0 +1,351 @@
+"""Ranking agreement: whether the order of models on one task holds on the others.
+
+Agreement of two tasks is Kendall's tau between their scores over the models (section 3.2). A task's agreement is its
+mean with every other task, the matrix's agreement the mean over pairs, and a category's the mean over the pairs that
+belong to it (figure 3). Each comes with an interval per source of uncertainty: other models, other tasks, and the noise
+of finite test sets. Two protocols are compared on the same models and tasks, with the same resamples for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from potentia.analysis.stats.bootstrap import (
+    LEVEL,
+    RESAMPLES,
+    interval,
+    intervals,
+    item_values,
+    noisy_values,
+    pair_mean,
+)
+from potentia.analysis.stats.bootstrap import row_draws as draw_rows
+from potentia.analysis.stats.correlation import METHODS, mean_offdiagonal, nan_mean
+from potentia.errors import InputError
+from potentia.findings import Bars, Cell, Chart, Finding, Heatmap, Interval, Table
+from potentia.scores import Floats, ScoreMatrix
+
+NAMES = {"kendall": "Kendall's τ", "spearman": "Spearman's ρ", "pearson": "Pearson's r"}
+
+
+@dataclass(frozen=True)
+class Agreement(Finding):
+    """How far the tasks of one protocol rank the models alike."""
+
+    protocol: str
+    method: str
+    models: int
+    tasks: tuple[str, ...]
+    matrix: Floats  # (tasks, tasks)
+    mean: float
+    intervals: dict[str, Interval]  # of the mean, by source: models, tasks, noise
+    per_task: tuple[Interval, ...]  # over models
+    categories: tuple[str, ...] = ()
+    by_category: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    by_category_low: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    by_category_high: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+
+    def tables(self) -> Sequence[Table]:
+        """Return the mean with its intervals, the mean per task, and the category matrix."""
+        what = f"{NAMES[self.method]}, {self.protocol}, {self.models} models × {len(self.tasks)} tasks"
+        rows: list[tuple[Cell, ...]] = [(f"over {s}", self.mean, i.low, i.high) for s, i in self.intervals.items()]
+        order = np.argsort([i.value for i in self.per_task], kind="stable")
+        tables = [
+            Table(f"Mean agreement over pairs of tasks ({what})", ("interval", "mean", "low", "high"), tuple(rows)),
+            Table(
+                f"Mean agreement of each task with the others ({what})",
+                ("task", "mean", "low", "high"),
+                tuple(
+                    (self.tasks[k], self.per_task[k].value, self.per_task[k].low, self.per_task[k].high) for k in order
+                ),
+                note="Intervals: bootstrap over models.",
+            ),
+        ]
+        if self.categories:
+            tables.append(
+                Table(
+                    f"Agreement by category ({what})",
+                    ("category", *self.categories),
+                    tuple((c, *map(float, self.by_category[k])) for k, c in enumerate(self.categories)),
+                    note="The diagonal is agreement within a category, over distinct tasks.",
+                )
+            )
+        return tables
+
+    def charts(self) -> Sequence[Chart]:
+        """Return the task × task heat map (figures 9 and 10) and the category heat map (figure 3)."""
+        charts: list[Chart] = [
+            Heatmap(
+                name=f"agreement-{self.protocol}-{self.method}",
+                title=f"Ranking agreement between tasks: {self.protocol}",
+                caption=f"{NAMES[self.method]} for every two tasks over {self.models} models; mean {self.mean:.2f}.",
+                rows=self.tasks,
+                columns=self.tasks,
+                values=self.matrix,
+                low=-1.0 if np.nanmin(self.matrix, initial=0.0) < -0.2 else 0.0,
+                high=1.0,
+                unit=NAMES[self.method],
+            )
+        ]
+        if self.categories:
+            charts.append(
+                Heatmap(
+                    name=f"categories-{self.protocol}-{self.method}",
+                    title=f"Agreement by category: {self.protocol}",
+                    caption="Mean over the pairs of tasks of two categories; within a category on the diagonal.",
+                    rows=self.categories,
+                    columns=self.categories,
+                    values=self.by_category,
+                    low=0.0,
+                    high=1.0,
+                    unit=NAMES[self.method],
+                )
+            )
+        return charts
+
+
+@dataclass(frozen=True)
+class AgreementChange(Finding):
+    """What one protocol changes against another, on the same models and tasks."""
+
+    before: str
+    after: str
+    method: str
+    models: int
+    tasks: tuple[str, ...]
+    mean_before: float
+    mean_after: float
+    difference: dict[str, Interval]  # by source: models, tasks, noise
+    pairs_improved: int
+    pairs: int
+    per_task_before: tuple[float, ...]
+    per_task_after: tuple[float, ...]
+    per_task_difference: tuple[Interval, ...]  # over models
+
+    def tables(self) -> Sequence[Table]:
+        """Return the change of the mean, and of each task."""
+        what = f"{NAMES[self.method]}, {self.models} models × {len(self.tasks)} tasks"
+        rows: list[tuple[Cell, ...]] = [
+            (f"over {source}", self.mean_before, self.mean_after, i.value, i.low, i.high)
+            for source, i in self.difference.items()
+        ]
+        order = np.argsort(self.per_task_before, kind="stable")
+        return [
+            Table(
+                f"Agreement, {self.before} → {self.after} ({what})",
+                ("interval", self.before, self.after, "difference", "low", "high"),
+                tuple(rows),
+                note=f"{self.pairs_improved} of {self.pairs} pairs of tasks agree more under {self.after}.",
+            ),
+            Table(
+                f"Mean agreement of each task, {self.before} → {self.after}",
+                ("task", self.before, self.after, "difference", "low", "high"),
+                tuple(
+                    (
+                        self.tasks[k],
+                        self.per_task_before[k],
+                        self.per_task_after[k],
+                        self.per_task_difference[k].value,
+                        self.per_task_difference[k].low,
+                        self.per_task_difference[k].high,
+                    )
+                    for k in order
+                ),
+            ),
+        ]
+
+    def charts(self) -> Sequence[Chart]:
+        """Return the bars of figure 2: each task's mean agreement under both protocols."""
+        order = [int(k) for k in np.argsort(self.per_task_before, kind="stable")]
+        return [
+            Bars(
+                name=f"agreement-{self.before}-{self.after}-{self.method}",
+                title="Mean ranking agreement of each task with all others",
+                caption=f"{NAMES[self.method]}; mean over pairs {self.mean_before:.2f} ({self.before}) and "
+                f"{self.mean_after:.2f} ({self.after}); {self.pairs_improved} of {self.pairs} pairs agree more.",
+                labels=tuple(self.tasks[k] for k in order),
+                series={
+                    self.before: tuple(self.per_task_before[k] for k in order),
+                    self.after: tuple(self.per_task_after[k] for k in order),
+                },
+                y_label=f"mean {NAMES[self.method]}",
+            )
+        ]
+
+
+def measure_agreement(
+    matrix: ScoreMatrix,
+    *,
+    method: str = "kendall",
+    categories: Mapping[str, str] | None = None,
+    items: Mapping[str, npt.ArrayLike] | None = None,
+    resamples: int = RESAMPLES,
+    level: float = LEVEL,
+    seed: int = 0,
+) -> Agreement:
+    """Agreement between all tasks of a matrix, with intervals; ``categories`` maps task to category.
+
+    ``items[task]`` (models, items), where stored, replaces the standard errors as the source of noise.
+    """
+    draws = _resample([matrix], method, items, resamples, seed)[0]
+    names = _category_names(matrix.tasks, categories)
+    grouped = _by_category(draws.matrix[None], matrix.tasks, categories or {}, names)[0]
+    spread = _by_category(draws.by_models, matrix.tasks, categories or {}, names)
+    return Agreement(
+        protocol=matrix.protocol,
+        method=method,
+        models=matrix.shape[0],
+        tasks=matrix.tasks,
+        matrix=draws.matrix,
+        mean=draws.mean,
+        intervals=draws.intervals(level),
+        per_task=intervals(
+            mean_offdiagonal(draws.matrix, axis=True), mean_offdiagonal(draws.by_models, axis=True), level=level
+        ),
+        categories=names,
+        by_category=grouped,
+        by_category_low=_quantile(spread, (1 - level) / 2),
+        by_category_high=_quantile(spread, (1 + level) / 2),
+    )
+
+
+def compare_agreement(
+    before: ScoreMatrix,
+    after: ScoreMatrix,
+    *,
+    method: str = "kendall",
+    resamples: int = RESAMPLES,
+    level: float = LEVEL,
+    seed: int = 0,
+) -> AgreementChange:
+    """Difference in agreement between two protocols over the models and tasks that both have."""
+    one, two = shared(before, after)
+    first, second = _resample([one, two], method, None, resamples, seed)
+    i, j = np.triu_indices(len(one.tasks), 1)
+    both = np.isfinite(first.matrix[i, j]) & np.isfinite(second.matrix[i, j])
+    task_one, task_two = mean_offdiagonal(first.matrix, axis=True), mean_offdiagonal(second.matrix, axis=True)
+    return AgreementChange(
+        before=one.protocol,
+        after=two.protocol,
+        method=method,
+        models=one.shape[0],
+        tasks=one.tasks,
+        mean_before=first.mean,
+        mean_after=second.mean,
+        difference=second.difference(first, level),
+        pairs_improved=int((second.matrix[i, j] > first.matrix[i, j])[both].sum()),
+        pairs=int(both.sum()),
+        per_task_before=tuple(task_one.tolist()),
+        per_task_after=tuple(task_two.tolist()),
+        per_task_difference=intervals(
+            task_two - task_one,
+            mean_offdiagonal(second.by_models, axis=True) - mean_offdiagonal(first.by_models, axis=True),
+            level=level,
+        ),
+    )
+
+
+def shared(before: ScoreMatrix, after: ScoreMatrix) -> tuple[ScoreMatrix, ScoreMatrix]:
+    """Both matrices on the models and tasks they have in common, in the order of the first."""
+    models = [m for m in before.models if m in set(after.models)]
+    tasks = [t for t in before.tasks if t in set(after.tasks)]
+    if not models or not tasks:
+        raise InputError(
+            f"{before.protocol} and {after.protocol} have no model and task in common",
+            hint="score the same models on the same tasks under both protocols",
+        )
+    return before.select(models=models, tasks=tasks), after.select(models=models, tasks=tasks)
+
+
+# --- resamples -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Resamples:
+    """One matrix of correlations, and its resamples by source."""
+
+    matrix: Floats  # (T, T)
+    by_models: Floats  # (R, T, T)
+    by_noise: Floats | None  # (R, T, T); absent where no standard error is known
+    task_draws: Floats  # (R, T)
+
+    @property
+    def mean(self) -> float:
+        return float(pair_mean(self.matrix))
+
+    def means(self) -> dict[str, Floats]:
+        found = {"models": pair_mean(self.by_models), "tasks": pair_mean(self.matrix, self.task_draws)}
+        if self.by_noise is not None:
+            found["noise"] = pair_mean(self.by_noise)
+        return found
+
+    def intervals(self, level: float) -> dict[str, Interval]:
+        return {
+            source: interval(self.mean, draws, level=level, centred=source == "noise")
+            for source, draws in self.means().items()
+        }
+
+    def difference(self, other: _Resamples, level: float) -> dict[str, Interval]:
+        mine, theirs = self.means(), other.means()
+        return {
+            source: interval(
+                self.mean - other.mean, mine[source] - theirs[source], level=level, centred=source == "noise"
+            )
+            for source in mine
+            if source in theirs
+        }
+
+
+def _resample(
+    matrices: Sequence[ScoreMatrix], method: str, items: Mapping[str, npt.ArrayLike] | None, resamples: int, seed: int
+) -> list[_Resamples]:
+    """Correlate and resample matrices of the same shape; models and tasks are drawn alike for all of them."""
+    if method not in METHODS:
+        raise InputError(f"no correlation {method!r}", hint=f"one of: {', '.join(METHODS)}")
+    correlate = METHODS[method]
+    rng = np.random.default_rng(seed)
+    models, tasks = matrices[0].shape
+    model_draws, task_draws = draw_rows(models, resamples, rng), draw_rows(tasks, resamples, rng)
+    found = []
+    for matrix in matrices:
+        noise = None
+        if items:
+            noise = correlate(item_values(matrix, items, resamples, rng))
+        elif np.isfinite(matrix.stderr).any():
+            noise = correlate(noisy_values(matrix, resamples, rng))
+        values = matrix.oriented()
+        found.append(_Resamples(correlate(values), correlate(values, weights=model_draws), noise, task_draws))
+    return found
+
+
+def _category_names(tasks: Sequence[str], categories: Mapping[str, str] | None) -> tuple[str, ...]:
+    """Return the categories that these tasks have, in the order of the mapping."""
+    known = set(tasks)
+    return tuple(dict.fromkeys(c for t, c in (categories or {}).items() if t in known and c))
+
+
+def _by_category(tau: Floats, tasks: Sequence[str], categories: Mapping[str, str], names: Sequence[str]) -> Floats:
+    """Mean over pairs of distinct tasks for every two categories: (R, categories, categories)."""
+    off = np.where(np.eye(len(tasks), dtype=bool), np.nan, tau)
+    members = [[k for k, t in enumerate(tasks) if categories.get(t) == name] for name in names]
+    result = np.full((len(tau), len(names), len(names)), np.nan)
+    for a, rows in enumerate(members):
+        for b, columns in enumerate(members):
+            block = off[:, rows][:, :, columns]
+            result[:, a, b] = nan_mean(block.reshape(len(tau), -1))
+    return result
+
+
+def _quantile(draws: Floats, q: float) -> Floats:
+    """Quantile over resamples; NaN where a category has a single task and so no pair within."""
+    result = np.full(draws.shape[1:], np.nan)
+    for place in np.ndindex(result.shape):
+        column = draws[(slice(None), *place)]
+        column = column[np.isfinite(column)]
+        if column.size:
+            result[place] = np.quantile(column, q)
+    return result

@@ -1,0 +1,186 @@
+"""Principal components of the score matrix: how many abilities the scores show (section 3.4).
+
+Every task is standardised (mean 0, standard deviation 1 over the models), so no task counts more for its scale; the
+explained variance of the components then says how close the matrix is to rank one. The sign of a component is free: it
+is chosen so that its loadings sum to more than zero, which for PC1 means higher is better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from potentia.analysis.stats.bootstrap import LEVEL, RESAMPLES, interval, row_draws
+from potentia.errors import InputError
+from potentia.findings import Bars, Chart, Finding, Interval, Table
+from potentia.scores import Floats, ScoreMatrix
+
+GAPS = ("models", "tasks", "mean")
+ALL = "all models"
+
+
+@dataclass(frozen=True)
+class Components(Finding):
+    """Explained variance, loadings and scores of the principal components."""
+
+    protocol: str
+    group: str
+    gaps: str  # what was done about missing cells
+    models: tuple[str, ...]
+    tasks: tuple[str, ...]
+    explained: tuple[Interval, ...]  # variance ratios, over models
+    loadings: Floats  # (components, tasks)
+    scores: Floats  # (models, components)
+
+    @property
+    def pc1(self) -> dict[str, float]:
+        """Each model's score on the first component; higher is better."""
+        return {m: float(s) for m, s in zip(self.models, self.scores[:, 0], strict=True)}
+
+    def tables(self) -> Sequence[Table]:
+        """Return the explained variance of the first components, and PC1 of each model."""
+        top = self.explained[:5]
+        order = np.argsort(-self.scores[:, 0], kind="stable")
+        return [
+            Table(
+                f"Explained variance ({self.protocol}, {self.group}: {len(self.models)} × {len(self.tasks)} tasks)",
+                ("component", "share", "low", "high"),
+                tuple((f"PC{k + 1}", i.value, i.low, i.high) for k, i in enumerate(top)),
+                note=f"Missing cells: {GAP_NOTES[self.gaps]}. Intervals: bootstrap over models.",
+            ),
+            Table(
+                f"PC1 of each model ({self.protocol}, {self.group})",
+                ("model", "PC1"),
+                tuple((self.models[k], float(self.scores[k, 0])) for k in order),
+            ),
+        ]
+
+    def charts(self) -> Sequence[Chart]:
+        """Return the scree bars (figures 6 and 8) and PC1 of each model (figure 11)."""
+        top = self.explained[:5]
+        order = [int(k) for k in np.argsort(-self.scores[:, 0], kind="stable")]
+        name = f"{self.protocol}-{self.group}".replace(" ", "-")
+        charts: list[Chart] = [
+            Bars(
+                name=f"scree-{name}",
+                title=f"Explained variance: {self.protocol}, {self.group}",
+                caption=f"PC1 explains {top[0].value:.0%} of the variance.",
+                labels=tuple(f"PC{k + 1}" for k in range(len(top))),
+                series={self.protocol: tuple(i.value for i in top)},
+                low={self.protocol: tuple(i.low for i in top)},
+                high={self.protocol: tuple(i.high for i in top)},
+                y_label="share of variance",
+            ),
+        ]
+        if self.group == ALL:
+            charts.append(
+                Bars(
+                    name=f"pc1-{name}",
+                    title=f"PC1 of each model: {self.protocol}",
+                    caption="Scores on the first principal component; higher is better.",
+                    labels=tuple(self.models[k] for k in order),
+                    series={self.protocol: tuple(float(self.scores[k, 0]) for k in order)},
+                    y_label="PC1",
+                    horizontal=True,
+                )
+            )
+        return charts
+
+
+GAP_NOTES = {
+    "models": "models with a gap left out",
+    "tasks": "tasks with a gap left out",
+    "mean": "filled with the task's mean",
+}
+
+
+def find_components(
+    matrix: ScoreMatrix,
+    *,
+    group: str = ALL,
+    gaps: str = "models",
+    resamples: int = RESAMPLES,
+    level: float = LEVEL,
+    seed: int = 0,
+) -> Components:
+    """Principal components of the standardised scores.
+
+    ``gaps`` says what to do about missing cells: leave out the models that have one ("models"), leave out the tasks
+    that have one ("tasks"), or fill in the task's mean ("mean").
+    """
+    whole = without_gaps(matrix, gaps)
+    if whole.shape[0] < 2:
+        raise InputError(
+            f"components need two models without missing scores, {group} of {matrix.protocol} has {whole.shape[0]}",
+            hint='gaps="tasks" leaves out incomplete tasks instead of models, gaps="mean" fills them in',
+        )
+    values = whole.oriented()
+    z = standardise(values)
+    left, singular, loadings = np.linalg.svd(z, full_matrices=False)
+    sign = np.where(loadings.sum(axis=1) < 0, -1.0, 1.0)
+    total = (singular**2).sum()
+    ratios = singular**2 / total if total > 0 else np.full_like(singular, np.nan)
+    draws = row_draws(whole.shape[0], resamples, np.random.default_rng(seed))
+    spread = explained_variance(values, draws)
+    return Components(
+        protocol=matrix.protocol,
+        group=group,
+        gaps=gaps,
+        models=whole.models,
+        tasks=whole.tasks,
+        explained=tuple(interval(float(r), spread[:, k], level=level) for k, r in enumerate(ratios)),
+        loadings=loadings * sign[:, None],
+        scores=left * singular * sign,
+    )
+
+
+def without_gaps(matrix: ScoreMatrix, gaps: str) -> ScoreMatrix:
+    """Treat missing cells as asked: see ``find_components``."""
+    known: npt.NDArray[np.bool_] = np.isfinite(matrix.values)
+    if gaps == "models":
+        return matrix.complete()
+    if gaps == "tasks":
+        return matrix.select(tasks=[t for t, k in zip(matrix.tasks, np.all(known, axis=0), strict=True) if k])
+    if gaps == "mean":
+        counted = matrix.select(tasks=[t for t, k in zip(matrix.tasks, np.any(known, axis=0), strict=True) if k])
+        there = np.isfinite(counted.values)
+        mean = np.where(there, counted.values, 0.0).sum(axis=0) / there.sum(axis=0)
+        filled = np.where(there, counted.values, mean)
+        return ScoreMatrix.build(
+            counted.models,
+            counted.tasks,
+            filled,
+            stderr=counted.stderr,
+            n=counted.n,
+            higher_is_better=counted.higher_is_better,
+            protocol=counted.protocol,
+        )
+    raise InputError(f"no treatment of gaps {gaps!r}", hint=f"one of: {', '.join(GAPS)}")
+
+
+def standardise(values: Floats, weights: Floats | None = None) -> Floats:
+    """Columns with mean 0 and standard deviation 1 (divisor n, as a z score); a constant column becomes zero."""
+    w = np.ones(len(values)) if weights is None else weights
+    share = w / w.sum()
+    centred = values - share @ values
+    spread = np.sqrt(share @ centred**2)
+    scale = np.abs(values).max(axis=0, initial=0.0)
+    varies = spread > 1e-12 * np.where(scale > 0, scale, 1.0)
+    return np.where(varies, centred / np.where(varies, spread, 1.0), 0.0)
+
+
+def explained_variance(values: Floats, weights: Floats | None = None) -> Floats:
+    """Variance ratios of the components of the standardised values, largest first.
+
+    ``weights`` (resamples, models) says how many models each row stands for; then one set of ratios per resample.
+    """
+    w = np.ones((1, len(values))) if weights is None else weights
+    z = np.stack([standardise(values, row) * np.sqrt(row)[:, None] for row in w])
+    gram = z.transpose(0, 2, 1) @ z if z.shape[2] <= z.shape[1] else z @ z.transpose(0, 2, 1)
+    eigen = np.clip(np.linalg.eigvalsh(gram)[:, ::-1], 0.0, None)
+    total = eigen.sum(axis=1, keepdims=True)
+    ratios = np.divide(eigen, total, out=np.full(eigen.shape, np.nan), where=total > 0)
+    return np.asarray(ratios[0] if weights is None else ratios)

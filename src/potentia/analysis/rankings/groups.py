@@ -1,0 +1,161 @@
+"""Agreement among alike models or tasks: within a size bin, a family, base or instruct, or large test sets alone.
+
+Agreement over all models is partly the plain fact that larger models are better everywhere; within a bin of equal size
+(table 6) or a family (table 7) that signal is gone and what is left is harder to agree on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from potentia.analysis.stats.bootstrap import LEVEL, RESAMPLES, interval, pair_mean, row_draws
+from potentia.analysis.stats.kendall import kendall_matrix
+from potentia.findings import Bars, Cell, Chart, Finding, Interval, Table
+from potentia.scores import ScoreMatrix
+
+
+@dataclass(frozen=True)
+class GroupAgreement(Finding):
+    """Mean agreement over pairs of tasks, one row per group and one column per protocol."""
+
+    by: str
+    groups: tuple[str, ...]
+    models: tuple[int, ...]
+    tasks: tuple[int, ...]
+    protocols: tuple[str, ...]
+    means: tuple[tuple[Interval, ...], ...]  # (groups, protocols), over models
+
+    def tables(self) -> Sequence[Table]:
+        """Return one row per group: its size, and each protocol's mean agreement with its interval."""
+        columns = ["group", "models", "tasks"]
+        for protocol in self.protocols:
+            columns += [protocol, "low", "high"]
+        rows: list[tuple[Cell, ...]] = []
+        for name, models, tasks, means in zip(self.groups, self.models, self.tasks, self.means, strict=True):
+            rows.append((name, models, tasks, *(x for m in means for x in (m.value, m.low, m.high))))
+        return [Table(f"Mean Kendall's τ over pairs of tasks, by {self.by}", tuple(columns), tuple(rows))]
+
+    def charts(self) -> Sequence[Chart]:
+        """Return grouped bars with intervals."""
+        values = {p: tuple(m[k].value for m in self.means) for k, p in enumerate(self.protocols)}
+        return [
+            Bars(
+                name=f"agreement-by-{self.by.replace(' ', '-')}",
+                title=f"Ranking agreement by {self.by}",
+                caption="Mean Kendall's τ over pairs of tasks; intervals by bootstrap over models.",
+                labels=tuple(f"{g} ({n})" for g, n in zip(self.groups, self.models, strict=True)),
+                series=values,
+                low={p: tuple(m[k].low for m in self.means) for k, p in enumerate(self.protocols)},
+                high={p: tuple(m[k].high for m in self.means) for k, p in enumerate(self.protocols)},
+                y_label="mean Kendall's τ",
+            )
+        ]
+
+
+def agreement_by_models(
+    matrices: Sequence[ScoreMatrix],
+    groups: Mapping[str, str | None],
+    *,
+    by: str,
+    at_least: int = 5,
+    order: Sequence[str] | None = None,
+    resamples: int = RESAMPLES,
+    level: float = LEVEL,
+    seed: int = 0,
+) -> GroupAgreement:
+    """Agreement within each group of models; groups with fewer than ``at_least`` models are left out."""
+    models = [m for m in matrices[0].models if all(m in set(x.models) for x in matrices)]
+    names = order or list(dict.fromkeys(g for m in models if (g := groups.get(m)) is not None))
+    members = {name: [m for m in models if groups.get(m) == name] for name in names}
+    kept = {name: rows for name, rows in members.items() if len(rows) >= at_least}
+    kept["all"] = models
+    return _grouped(
+        [[x.select(models=rows) for x in matrices] for rows in kept.values()], list(kept), by, resamples, level, seed
+    )
+
+
+def agreement_by_tasks(
+    matrices: Sequence[ScoreMatrix],
+    groups: Mapping[str, Iterable[str]],
+    *,
+    by: str,
+    resamples: int = RESAMPLES,
+    level: float = LEVEL,
+    seed: int = 0,
+) -> GroupAgreement:
+    """Agreement within each set of tasks, e.g. those with large test splits (appendix B.5)."""
+    tasks = [t for t in matrices[0].tasks if all(t in set(x.tasks) for x in matrices)]
+    members = {name: [t for t in tasks if t in set(wanted)] for name, wanted in groups.items()}
+    kept = {name: columns for name, columns in members.items() if len(columns) > 1}
+    kept["all"] = tasks
+    return _grouped(
+        [[x.select(tasks=columns) for x in matrices] for columns in kept.values()],
+        list(kept),
+        by,
+        resamples,
+        level,
+        seed,
+    )
+
+
+def size_bins(billions: Mapping[str, float], *, width: float = 1.0) -> dict[str, str]:
+    """Name the size bin of each model: [0, 1), [1, 2), … billions of parameters (table 6)."""
+    bins = {}
+    for model, size in billions.items():
+        if math.isfinite(size):
+            low = math.floor(size / width) * width
+            bins[model] = f"[{low:g}, {low + width:g})"
+    return bins
+
+
+def bin_order(bins: Iterable[str]) -> list[str]:
+    """Bins from small to large."""
+    return sorted(set(bins), key=lambda name: float(name[1:].split(",")[0]))
+
+
+def items_per_task(matrix: ScoreMatrix) -> dict[str, float]:
+    """Return the number of test items behind each task: as stored, or as the standard errors imply.
+
+    Where the number is not stored, an accuracy p with the harness's standard error s comes from p(1 - p)/s² + 1 items;
+    it is believed only where the models agree on it, which they do for means of zeros and ones and for nothing else.
+    """
+    sizes = {}
+    for column, task in enumerate(matrix.tasks):
+        stored = matrix.n[:, column]
+        if np.isfinite(stored).any():
+            sizes[task] = float(np.nanmedian(stored))
+            continue
+        value, stderr = matrix.values[:, column], matrix.stderr[:, column]
+        usable = np.isfinite(value) & np.isfinite(stderr) & (stderr > 0) & (value > 0.02) & (value < 0.98)
+        if usable.any():
+            implied = value[usable] * (1 - value[usable]) / stderr[usable] ** 2 + 1
+            middle = float(np.median(implied))
+            if np.quantile(np.abs(implied - middle), 0.75) < 0.01 * middle:
+                sizes[task] = float(round(middle))
+    return sizes
+
+
+def _grouped(
+    cells: Sequence[Sequence[ScoreMatrix]], names: Sequence[str], by: str, resamples: int, level: float, seed: int
+) -> GroupAgreement:
+    means = []
+    for group in cells:
+        draws = row_draws(group[0].shape[0], resamples, np.random.default_rng(seed))
+        row = []
+        for matrix in group:
+            values = matrix.oriented()
+            value = float(pair_mean(kendall_matrix(values)))
+            row.append(interval(value, pair_mean(kendall_matrix(values, weights=draws)), level=level))
+        means.append(tuple(row))
+    return GroupAgreement(
+        by=by,
+        groups=tuple(names),
+        models=tuple(group[0].shape[0] for group in cells),
+        tasks=tuple(group[0].shape[1] for group in cells),
+        protocols=tuple(matrix.protocol for matrix in cells[0]),
+        means=tuple(means),
+    )

@@ -1,0 +1,192 @@
+"""Screening of tasks: which of them should not be ranked on, and why (appendix A.1).
+
+A task is flagged when it has too few training examples to prepare the models, when tuning leaves too many models no
+better, when its ranking runs against most other tasks, when its scores sit at the ceiling or the floor, or when its
+test split is too small to tell the models at hand apart. A flag carries its evidence and a suggestion; it decides
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from potentia.analysis.rankings.agreement import shared
+from potentia.analysis.stats.bootstrap import LEVEL
+from potentia.analysis.stats.kendall import kendall_matrix
+from potentia.analysis.stats.significance import pair_signs
+from potentia.findings import Cell, Chart, Finding, Heatmap, Table
+from potentia.scores import Floats, ScoreMatrix
+
+TRAIN_EXAMPLES = 1_000  # fewer cannot prepare a model (section 3.1)
+NOT_IMPROVED = 0.20  # share of models that tuning leaves no better (appendix A.1)
+AGAINST = 0.50  # share of other tasks with negative agreement
+CEILING = 0.97  # a score in [0, 1] above which there is nothing left to tell apart
+RESOLVED = 0.25  # share of model pairs that a test split should resolve
+
+SUGGESTIONS = {
+    "few training examples": "drop the task, or add training data",
+    "no improvement after tuning": "drop the task, or check its prompt and the tuning recipe",
+    "ranks against the others": "check the prompt template and the metric; drop the task if they are right",
+    "ceiling": "use a harder task",
+    "floor": "use an easier task, or stronger models",
+    "test split too small": "use more test items, or report it without ranking on it",
+}
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One reason to distrust a task, with the evidence."""
+
+    task: str
+    reason: str
+    evidence: str
+    suggestion: str
+
+
+@dataclass(frozen=True)
+class Screening(Finding):
+    """The flags of every task, and the measures behind them."""
+
+    protocol: str
+    tasks: tuple[str, ...]
+    flags: tuple[Flag, ...]
+    train_examples: Floats  # per task; NaN where unknown
+    not_improved: Floats  # share of models
+    against: Floats  # share of other tasks with negative tau
+    best: Floats  # best score
+    resolved: Floats  # share of pairs of models that differ significantly
+
+    @property
+    def flagged(self) -> tuple[str, ...]:
+        """Tasks with at least one flag."""
+        return tuple(t for t in self.tasks if any(f.task == t for f in self.flags))
+
+    def tables(self) -> Sequence[Table]:
+        """Return the flags, then the measures of every task."""
+        measures: tuple[tuple[Cell, ...], ...] = tuple(
+            (
+                task,
+                None if np.isnan(self.train_examples[k]) else int(self.train_examples[k]),
+                *(float(m[k]) for m in (self.not_improved, self.against, self.best, self.resolved)),
+                ", ".join(f.reason for f in self.flags if f.task == task) or "–",
+            )
+            for k, task in enumerate(self.tasks)
+        )
+        return [
+            Table(
+                f"Screening: {len(self.flagged)} of {len(self.tasks)} tasks flagged",
+                ("task", "reason", "evidence", "suggestion"),
+                tuple((f.task, f.reason, f.evidence, f.suggestion) for f in self.flags),
+                note="Leave flagged tasks out with --exclude-flagged." if self.flags else "No task is flagged.",
+            ),
+            Table(
+                "Screening: measures",
+                ("task", "train", "not improved", "against", "best score", "resolved pairs", "flags"),
+                measures,
+                note="not improved: share of models tuning left no better; against: share of other tasks with τ < 0.",
+                digits=2,
+            ),
+        ]
+
+    def charts(self) -> Sequence[Chart]:
+        """Return the measures as a heat map."""
+        return [
+            Heatmap(
+                name="screening",
+                title="Screening of tasks",
+                caption="Shares; high values of the first two and low values of the last speak against a task.",
+                rows=self.tasks,
+                columns=("not improved", "ranks against", "resolved pairs"),
+                values=np.stack([self.not_improved, self.against, self.resolved], axis=1),
+                low=0.0,
+                high=1.0,
+            )
+        ]
+
+
+def screen(
+    direct: ScoreMatrix,
+    tuned: ScoreMatrix | None = None,
+    *,
+    train_examples: Mapping[str, float] | None = None,
+    chance: Mapping[str, float] | None = None,
+    level: float = LEVEL,
+) -> Screening:
+    """Flag the tasks of a study; every check runs only where its evidence exists.
+
+    ``direct`` gives the ranking and its resolution; ``tuned`` the effect of tuning, and, where given, ceiling and
+    resolution after it. ``chance`` maps a task to the score of a guess (default 0), for the floor.
+    """
+    if tuned is not None:
+        direct, tuned = shared(direct, tuned)
+    final = tuned or direct
+    tasks = direct.tasks
+    train = np.array([float((train_examples or {}).get(t, np.nan)) for t in tasks])
+    not_improved = _not_improved(direct, tuned)
+    tau = kendall_matrix(direct.oriented())
+    np.fill_diagonal(tau, np.nan)
+    others = np.isfinite(tau).sum(axis=1)
+    against = np.divide((tau < 0).sum(axis=1), others, out=np.full(len(tasks), np.nan), where=others > 0)
+    signs, known = pair_signs(final, level=level)
+    pairs = known.sum(axis=0)
+    resolved = np.divide((signs != 0).sum(axis=0), pairs, out=np.full(len(tasks), np.nan), where=pairs > 0)
+    best = np.array([_best(final, k) for k in range(len(tasks))])
+    flags: list[Flag] = []
+
+    def flag(task: str, reason: str, evidence: str) -> None:
+        flags.append(Flag(task, reason, evidence, SUGGESTIONS[reason]))
+
+    for k, task in enumerate(tasks):
+        if train[k] < TRAIN_EXAMPLES:
+            flag(task, "few training examples", f"{train[k]:.0f} training examples, under {TRAIN_EXAMPLES:,}")
+        if not_improved[k] > NOT_IMPROVED:
+            flag(
+                task,
+                "no improvement after tuning",
+                f"{not_improved[k]:.0%} of models no better, over {NOT_IMPROVED:.0%}",
+            )
+        if against[k] > AGAINST:
+            flag(task, "ranks against the others", f"τ < 0 with {(tau[k] < 0).sum()} of {others[k]} tasks")
+        if final.higher_is_better[k] and np.nanmax(final.values[:, k], initial=0.0) <= 1.0 and best[k] >= CEILING:
+            middle = float(np.nanmedian(final.values[:, k]))
+            if middle >= CEILING:
+                flag(task, "ceiling", f"half of the models score {middle:.3f} or more")
+        if final.higher_is_better[k]:
+            floor = (chance or {}).get(task, 0.0)
+            share = _at_floor(final, k, floor)
+            if share > 0.5:
+                flag(task, "floor", f"{share:.0%} of models are within two standard errors of chance ({floor:.2f})")
+        if resolved[k] < RESOLVED:
+            flag(
+                task,
+                "test split too small",
+                f"{resolved[k]:.0%} of model pairs differ significantly, under {RESOLVED:.0%}",
+            )
+    return Screening(final.protocol, tasks, tuple(flags), train, not_improved, against, best, resolved)
+
+
+def _not_improved(direct: ScoreMatrix, tuned: ScoreMatrix | None) -> Floats:
+    """Share of models whose score after tuning is no better than before."""
+    if tuned is None:
+        return np.full(len(direct.tasks), np.nan)
+    gain = tuned.oriented() - direct.oriented()
+    known = np.isfinite(gain)
+    count = known.sum(axis=0)
+    worse = (known & (gain <= 0)).sum(axis=0)
+    return np.asarray(np.divide(worse, count, out=np.full(len(direct.tasks), np.nan), where=count > 0))
+
+
+def _best(matrix: ScoreMatrix, column: int) -> float:
+    values = matrix.oriented()[:, column]
+    known = values[np.isfinite(values)]
+    sign = 1.0 if matrix.higher_is_better[column] else -1.0
+    return float(sign * known.max()) if known.size else float("nan")
+
+
+def _at_floor(matrix: ScoreMatrix, column: int, chance: float) -> float:
+    value, error = matrix.values[:, column], matrix.stderr[:, column]
+    known = np.isfinite(value) & np.isfinite(error)
+    return float((value[known] <= chance + 2 * error[known]).mean()) if known.any() else 0.0

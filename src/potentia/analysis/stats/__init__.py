@@ -1,0 +1,1 @@
+"""Estimators that every room of the analysis shares: Kendall's tau, resampling, tests of significance."""

@@ -1,0 +1,90 @@
+"""Resampling: how a number would move with other models, other tasks, or another run of the same test.
+
+Three sources, kept apart because they answer different questions. *Models*: rows are drawn with replacement; the
+weights of ``kendall_matrix`` carry them. *Tasks*: columns are drawn with replacement; a task never pairs with its own
+copy, so a mean over pairs weights pair (i, j) by w_i·w_j. *Noise*: every score is drawn again, from a normal with its
+standard error, or, where the items are stored, by drawing the items of each task (the same items for all models).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from potentia.findings import Interval
+from potentia.scores import Floats, ScoreMatrix
+
+RESAMPLES = 1_000
+LEVEL = 0.95
+
+
+def row_draws(rows: int, resamples: int, rng: np.random.Generator) -> Floats:
+    """How often each of ``rows`` is drawn in each resample: (resamples, rows), each row summing to ``rows``."""
+    if rows == 0:
+        return np.zeros((resamples, 0))
+    return rng.multinomial(rows, np.full(rows, 1.0 / rows), size=resamples).astype(np.float64)
+
+
+def noisy_values(matrix: ScoreMatrix, resamples: int, rng: np.random.Generator) -> Floats:
+    """Scores, higher is better, as other runs of the same tests could have given them: (resamples, models, tasks).
+
+    A score with an unknown standard error stays as it is.
+    """
+    spread = np.where(np.isfinite(matrix.stderr), matrix.stderr, 0.0)
+    return matrix.oriented() + spread * rng.standard_normal((resamples, *matrix.shape))
+
+
+def item_values(
+    matrix: ScoreMatrix, items: Mapping[str, npt.ArrayLike], resamples: int, rng: np.random.Generator
+) -> Floats:
+    """Like ``noisy_values``, from stored items: ``items[task]`` is (models, items) of per-item values.
+
+    All models answer the same drawn items, which keeps the differences between models as sharp as they are. Tasks
+    without items fall back on their standard errors.
+    """
+    values = noisy_values(matrix, resamples, rng)
+    sign = np.where(np.asarray(matrix.higher_is_better, dtype=bool), 1.0, -1.0)
+    for column, task in enumerate(matrix.tasks):
+        if task in items:
+            outcomes = np.asarray(items[task], dtype=np.float64)  # (models, items)
+            draws = row_draws(outcomes.shape[1], resamples, rng) / outcomes.shape[1]
+            values[:, :, column] = sign[column] * (draws @ outcomes.T)
+    return values
+
+
+def pair_mean(matrix: Floats, draws: npt.ArrayLike | None = None) -> Floats:
+    """Mean over the pairs of tasks of a (…, T, T) matrix; under ``draws`` (R, T) of tasks, one mean per resample."""
+    i, j = np.triu_indices(matrix.shape[-1], 1)
+    pairs = matrix[..., i, j]
+    weights = np.ones(len(i)) if draws is None else np.asarray(draws)[..., i] * np.asarray(draws)[..., j]
+    weights = np.where(np.isfinite(pairs), weights, 0.0)
+    total = weights.sum(axis=-1)
+    summed = (np.where(np.isfinite(pairs), pairs, 0.0) * weights).sum(axis=-1)
+    return np.asarray(np.divide(summed, total, out=np.full(np.shape(total), np.nan), where=total > 0))
+
+
+def interval(value: float, draws: npt.ArrayLike, *, level: float = LEVEL, centred: bool = False) -> Interval:
+    """Percentile interval of ``draws``. ``centred`` moves it so that the draws' median falls on the value.
+
+    Noise added to scores that already carry noise lowers every agreement a little; the shift says nothing about the
+    uncertainty, so intervals for noise are centred.
+    """
+    array = np.asarray(draws, dtype=np.float64)
+    array = array[np.isfinite(array)]
+    if array.size == 0 or not np.isfinite(value):
+        return Interval(float(value), float("nan"), float("nan"), level)
+    tail = (1.0 - level) / 2.0
+    low, middle, high = np.quantile(array, [tail, 0.5, 1.0 - tail])
+    shift = float(value) - middle if centred else 0.0
+    return Interval(float(value), float(low + shift), float(high + shift), level)
+
+
+def intervals(
+    values: npt.ArrayLike, draws: npt.ArrayLike, *, level: float = LEVEL, centred: bool = False
+) -> tuple[Interval, ...]:
+    """One interval per entry of ``values``; ``draws`` is (resamples, entries)."""
+    columns = np.asarray(draws, dtype=np.float64)
+    flat = np.asarray(values, dtype=np.float64)
+    return tuple(interval(v, columns[:, k], level=level, centred=centred) for k, v in enumerate(flat))

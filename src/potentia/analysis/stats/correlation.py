@@ -1,0 +1,119 @@
+"""Spearman's and Pearson's correlations between every two tasks, beside Kendall's, and means over pairs of tasks.
+
+Like ``kendall_matrix``, both treat missing scores pairwise and take bootstrap weights: how often each model counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from potentia.analysis.stats.kendall import kendall_matrix, three_axes
+from potentia.scores import Floats
+
+Correlate = Callable[..., Floats]
+
+
+def spearman_matrix(
+    values: npt.ArrayLike, others: npt.ArrayLike | None = None, *, weights: npt.ArrayLike | None = None
+) -> Floats:
+    """Spearman's rho between columns: Pearson's r of the midranks, on the models that have both scores."""
+    return _correlate(values, others, weights, ranks=True)
+
+
+def pearson_matrix(
+    values: npt.ArrayLike, others: npt.ArrayLike | None = None, *, weights: npt.ArrayLike | None = None
+) -> Floats:
+    """Pearson's r between columns, on the models that have both scores; NaN where a column is constant."""
+    return _correlate(values, others, weights, ranks=False)
+
+
+METHODS: dict[str, Correlate] = {"kendall": kendall_matrix, "spearman": spearman_matrix, "pearson": pearson_matrix}
+
+
+def mean_offdiagonal(matrix: Floats, *, axis: bool = False) -> Floats:
+    """Mean over the distinct pairs of a symmetric (…, T, T) matrix, or per task where ``axis`` is true; skips NaN."""
+    off = np.where(np.eye(matrix.shape[-1], dtype=bool), np.nan, matrix)
+    return nan_mean(off, axis=-1) if axis else nan_mean(off.reshape(*off.shape[:-2], -1), axis=-1)
+
+
+def nan_mean(values: npt.ArrayLike, axis: int = -1) -> Floats:
+    """Mean that skips NaN and is NaN, silently, where nothing is left."""
+    array = np.asarray(values, dtype=np.float64)
+    there = np.isfinite(array)
+    count = there.sum(axis=axis)
+    total = np.where(there, array, 0.0).sum(axis=axis)
+    return np.asarray(np.divide(total, count, out=np.full(np.shape(total), np.nan), where=count > 0))
+
+
+def _correlate(
+    values: npt.ArrayLike, others: npt.ArrayLike | None, weights: npt.ArrayLike | None, *, ranks: bool
+) -> Floats:
+    x = three_axes(values)
+    y = x if others is None else three_axes(others)
+    draws = np.ones((1, x.shape[1])) if weights is None else np.atleast_2d(np.asarray(weights, dtype=np.float64))
+    single = np.ndim(values) == 2 and (weights is None or np.ndim(weights) == 1)
+    if len(x) == 1 and np.isfinite(x).all() and np.isfinite(y).all():
+        left, right = (_midranks(x[0], draws), _midranks(y[0], draws)) if ranks else (x, y)
+        result = _pearson_of_whole(left, right, draws)
+    else:
+        one = _spearman if ranks else _pearson
+        resamples = max(len(x), len(draws))
+        result = np.stack([one(x[r % len(x)], y[r % len(y)], draws[r % len(draws)]) for r in range(resamples)])
+    return result[0] if single else result
+
+
+def _pearson_of_whole(x: Floats, y: Floats, weight: Floats) -> Floats:
+    """Weighted r without gaps, all resamples at once: x and y are (1 or R, models, tasks), weight (R, models)."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share = (weight / weight.sum(axis=1, keepdims=True))[:, None, :]  # (R, 1, models)
+        left, right = x - share @ x, y - share @ y
+        spread_x, spread_y = (_spread(share @ d**2, share @ v**2) for d, v in ((left, x), (right, y)))
+        together = (left * share.transpose(0, 2, 1)).transpose(0, 2, 1) @ right
+        r = together / np.sqrt(spread_x).transpose(0, 2, 1) / np.sqrt(spread_y)
+    return np.asarray(np.clip(r, -1.0, 1.0))
+
+
+def _pearson(x: Floats, y: Floats, weight: Floats) -> Floats:
+    """Weighted r of every pair of columns on the rows that both have."""
+    result = np.full((x.shape[1], y.shape[1]), np.nan)
+    for i in range(x.shape[1]):
+        for j in range(y.shape[1]):
+            both = np.isfinite(x[:, i]) & np.isfinite(y[:, j]) & (weight > 0)
+            if both.sum() > 1:
+                left, right = x[None, both, i : i + 1], y[None, both, j : j + 1]
+                result[i, j] = _pearson_of_whole(left, right, weight[None, both])[0, 0, 0]
+    return result
+
+
+def _spearman(x: Floats, y: Floats, weight: Floats) -> Floats:
+    """Weighted rho of every pair of columns, ranked anew on the rows that both have."""
+    result = np.full((x.shape[1], y.shape[1]), np.nan)
+    for i in range(x.shape[1]):
+        for j in range(y.shape[1]):
+            both = np.isfinite(x[:, i]) & np.isfinite(y[:, j])
+            if both.sum() > 1:
+                w = weight[None, both]
+                left, right = _midranks(x[both, i : i + 1], w), _midranks(y[both, j : j + 1], w)
+                result[i, j] = _pearson_of_whole(left, right, w)[0, 0, 0]
+    return result
+
+
+def _spread(variance: Floats, scale: Floats) -> Floats:
+    """Variance, or NaN, hence an undefined correlation, where it is only rounding."""
+    return np.where(variance > 1e-26 * scale, variance, np.nan)
+
+
+def _midranks(x: Floats, weight: Floats) -> Floats:
+    """Average ranks where row a stands for ``weight[r, a]`` equal rows: (resamples, models, tasks)."""
+    ranks = np.empty((len(weight), *x.shape))
+    for column in range(x.shape[1]):
+        order = np.argsort(x[:, column], kind="stable")
+        ascending = x[order, column]
+        new = np.concatenate([[True], ascending[1:] != ascending[:-1]])
+        mass = np.add.reduceat(weight[:, order], np.flatnonzero(new), axis=1)  # (resamples, distinct scores)
+        middle = np.cumsum(mass, axis=1) - mass + (mass + 1.0) / 2.0
+        ranks[:, order, column] = middle[:, np.cumsum(new) - 1]
+    return ranks

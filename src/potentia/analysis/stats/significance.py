@@ -1,0 +1,246 @@
+"""Which differences between models are real.
+
+From standard errors, two models differ on a task when |a - b| exceeds z·sqrt(s_a² + s_b²) (appendix C). Tests on the
+same items are sharper: McNemar's exact test and a paired bootstrap look only at the items on which two models part.
+Over many pairs, Benjamini–Hochberg keeps the share of false discoveries down. With insignificant differences as ties,
+agreement is tau-b on the pairwise signs (appendix C.2), since such ties are not transitive and make no ranking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import binom, false_discovery_control, norm
+
+from potentia.analysis.stats.bootstrap import LEVEL, RESAMPLES, interval, pair_mean, row_draws
+from potentia.analysis.stats.kendall import kendall_matrix, kendall_of_signs
+from potentia.errors import InputError
+from potentia.findings import Bars, Cell, Chart, Finding, Heatmap, Interval, Table
+from potentia.scores import Floats, ScoreMatrix
+
+POWER = 0.8
+
+
+@dataclass(frozen=True)
+class Significance(Finding):
+    """How much of a matrix's ranking is real: resolved pairs per task, and agreement with the rest as ties."""
+
+    protocol: str
+    level: float
+    models: int
+    tasks: tuple[str, ...]
+    pairs: tuple[int, ...]  # pairs of models that could be compared, per task
+    significant: tuple[int, ...]  # by the z test
+    discoveries: tuple[int, ...]  # after Benjamini–Hochberg over all pairs of the task
+    detectable: tuple[float, ...]  # smallest difference found with 80 % power
+    tau: Floats  # (tasks, tasks), every difference counted
+    tau_b: Floats  # (tasks, tasks), insignificant differences as ties
+    tau_mean: float
+    tau_b_mean: Interval  # over models
+
+    def tables(self) -> Sequence[Table]:
+        """Return the resolved pairs per task and both means of agreement."""
+        rows: list[tuple[Cell, ...]] = [
+            (task, pairs, found, found / pairs if pairs else None, kept, smallest)
+            for task, pairs, found, kept, smallest in zip(
+                self.tasks, self.pairs, self.significant, self.discoveries, self.detectable, strict=True
+            )
+        ]
+        return [
+            Table(
+                f"Pairs of models that differ significantly ({self.protocol}, {self.level:.0%}, z test)",
+                ("task", "pairs", "significant", "share", "after BH", "detectable"),
+                tuple(rows),
+                note=f"detectable: the smallest difference found with {POWER:.0%} power, at the median standard error.",
+            ),
+            Table(
+                f"Agreement with insignificant differences as ties ({self.protocol})",
+                ("measure", "mean over pairs", "low", "high"),
+                (
+                    ("Kendall's τ, every difference counts", self.tau_mean, None, None),
+                    ("τ-b, insignificant as ties", self.tau_b_mean.value, self.tau_b_mean.low, self.tau_b_mean.high),
+                ),
+            ),
+        ]
+
+    def charts(self) -> Sequence[Chart]:
+        """Return the tau-b heat map (figures 14 and 15) and the resolved share per task."""
+        share = tuple(f / p if p else float("nan") for f, p in zip(self.significant, self.pairs, strict=True))
+        return [
+            Heatmap(
+                name=f"agreement-{self.protocol}-significant",
+                title=f"Agreement with insignificant differences as ties: {self.protocol}",
+                caption=f"Kendall's τ-b on significant differences only; mean {self.tau_b_mean.value:.2f}.",
+                rows=self.tasks,
+                columns=self.tasks,
+                values=self.tau_b,
+                low=-1.0 if np.nanmin(self.tau_b, initial=0.0) < -0.2 else 0.0,
+                high=1.0,
+                unit="Kendall's τ-b",
+            ),
+            Bars(
+                name=f"resolved-{self.protocol}",
+                title=f"Share of model pairs that each task resolves: {self.protocol}",
+                caption=f"Pairs of models whose difference is significant at {self.level:.0%}.",
+                labels=self.tasks,
+                series={self.protocol: share},
+                y_label="share of pairs",
+            ),
+        ]
+
+
+def measure_significance(
+    matrix: ScoreMatrix, *, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
+) -> Significance:
+    """Test every pair of models on every task; needs standard errors."""
+    p = pair_p_values(matrix)
+    signs, known = pair_signs(matrix, level=level)
+    kept = benjamini_hochberg(p) <= 1 - level
+    draws = row_draws(matrix.shape[0], resamples, np.random.default_rng(seed))
+    tau, tau_b = kendall_matrix(matrix.oriented()), kendall_of_signs(signs, known)
+    return Significance(
+        protocol=matrix.protocol,
+        level=level,
+        models=matrix.shape[0],
+        tasks=matrix.tasks,
+        pairs=tuple(int(k) for k in known.sum(axis=0)),
+        significant=tuple(int(k) for k in (signs != 0).sum(axis=0)),
+        discoveries=tuple(int(k) for k in kept.sum(axis=0)),
+        detectable=tuple(detectable_difference(matrix, level=level).tolist()),
+        tau=tau,
+        tau_b=tau_b,
+        tau_mean=float(pair_mean(tau)),
+        tau_b_mean=interval(
+            float(pair_mean(tau_b)), pair_mean(kendall_of_signs(signs, known, weights=draws)), level=level
+        ),
+    )
+
+
+def pair_z(matrix: ScoreMatrix) -> Floats:
+    """Return z of every pair of models on every task: (pairs, tasks) in the order of ``np.triu_indices``.
+
+    Positive where the first is better. NaN where a score or a standard error is missing; two scores without any error
+    differ infinitely or not at all.
+    """
+    a, b = np.triu_indices(matrix.shape[0], 1)
+    values = matrix.oriented()
+    difference = values[a] - values[b]
+    error = np.sqrt(matrix.stderr[a] ** 2 + matrix.stderr[b] ** 2)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        z = difference / error
+    return np.where((difference == 0) & np.isfinite(error), 0.0, z)
+
+
+def pair_p_values(matrix: ScoreMatrix) -> Floats:
+    """Two-sided p values of ``pair_z``."""
+    return np.asarray(2.0 * norm.sf(np.abs(pair_z(matrix))))
+
+
+def pair_signs(matrix: ScoreMatrix, *, level: float = LEVEL) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    """Return who is significantly better, (pairs, tasks) of -1, 0, 1, and which pairs could be compared."""
+    z = pair_z(matrix)
+    known = ~np.isnan(z)
+    threshold = norm.ppf(0.5 + level / 2)
+    return np.where(known & (np.abs(z) > threshold), np.sign(np.where(known, z, 0.0)), 0.0), known
+
+
+def better(values: Floats, stderr: Floats, *, level: float = LEVEL) -> npt.NDArray[np.bool_]:
+    """Return the partial order of one task, ``[a, b]`` true where a significantly beats b (algorithm 1)."""
+    if not (np.isfinite(values).all() and np.isfinite(stderr).all()):
+        raise InputError("the significant order needs a score and a standard error of every model")
+    threshold = norm.ppf(0.5 + level / 2)
+    margin = threshold * np.sqrt(stderr[:, None] ** 2 + stderr[None, :] ** 2)
+    return np.asarray(values[:, None] - values[None, :] > margin)
+
+
+def benjamini_hochberg(p: Floats) -> Floats:
+    """Benjamini–Hochberg adjusted p values of each column; NaN stays NaN and counts for nothing."""
+    columns = np.asarray(p, dtype=np.float64)
+    flat = columns.reshape(len(columns), -1)
+    adjusted = np.full_like(flat, np.nan)
+    for k in range(flat.shape[1]):
+        known = np.isfinite(flat[:, k])
+        if known.any():
+            adjusted[known, k] = false_discovery_control(flat[known, k])
+    return adjusted.reshape(columns.shape)
+
+
+def detectable_difference(matrix: ScoreMatrix, *, level: float = LEVEL, power: float = POWER) -> Floats:
+    """Return the smallest true difference of two models that a test at ``level`` finds with ``power``, per task."""
+    middle = np.array([np.median(c[np.isfinite(c)]) if np.isfinite(c).any() else np.nan for c in matrix.stderr.T])
+    return np.asarray((norm.ppf(0.5 + level / 2) + norm.ppf(power)) * np.sqrt(2.0) * middle)
+
+
+def wilson(successes: npt.ArrayLike, n: npt.ArrayLike, *, level: float = LEVEL) -> tuple[Floats, Floats]:
+    """Wilson score interval of a proportion: its low and high ends."""
+    k, size = np.asarray(successes, dtype=np.float64), np.asarray(n, dtype=np.float64)
+    if np.any(size <= 0) or np.any(k < 0) or np.any(k > size):
+        raise InputError("a Wilson interval needs 0 ≤ successes ≤ n and n > 0")
+    z = norm.ppf(0.5 + level / 2)
+    share = k / size
+    centre = (share + z**2 / (2 * size)) / (1 + z**2 / size)
+    half = z / (1 + z**2 / size) * np.sqrt(share * (1 - share) / size + z**2 / (4 * size**2))
+    return np.where(k == 0, 0.0, np.maximum(centre - half, 0.0)), np.where(
+        k == size, 1.0, np.minimum(centre + half, 1.0)
+    )
+
+
+@dataclass(frozen=True)
+class PairedComparison(Finding):
+    """Two models on the same items of one task."""
+
+    first: str
+    second: str
+    items: int
+    first_only: int  # items that only the first model got right
+    second_only: int
+    difference: Interval  # mean of first minus second, paired bootstrap
+    p_value: float  # McNemar, exact
+
+    def tables(self) -> Sequence[Table]:
+        """Return the comparison as one row."""
+        d = self.difference
+        return [
+            Table(
+                f"{self.first} against {self.second} on the same {self.items} items",
+                ("only first right", "only second right", "difference", "low", "high", "p (McNemar, exact)"),
+                ((self.first_only, self.second_only, d.value, d.low, d.high, self.p_value),),
+            )
+        ]
+
+
+def compare_items(
+    first: npt.ArrayLike,
+    second: npt.ArrayLike,
+    *,
+    names: tuple[str, str] = ("first", "second"),
+    level: float = LEVEL,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> PairedComparison:
+    """Compare two models item by item: McNemar's exact test and a paired bootstrap of the difference.
+
+    Items are right where their value is above one half, which for accuracy is 1 against 0.
+    """
+    a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
+    if a.shape != b.shape or a.ndim != 1 or a.size == 0:
+        raise InputError(f"paired items must be two equally long lists, not {a.shape} and {b.shape}")
+    only_a, only_b = int(((a > 0.5) & (b <= 0.5)).sum()), int(((a <= 0.5) & (b > 0.5)).sum())
+    draws = row_draws(a.size, resamples, np.random.default_rng(seed)) @ (a - b) / a.size
+    return PairedComparison(
+        *names,
+        items=a.size,
+        first_only=only_a,
+        second_only=only_b,
+        difference=interval(float((a - b).mean()), draws, level=level),
+        p_value=mcnemar(only_a, only_b),
+    )
+
+
+def mcnemar(first_only: int, second_only: int) -> float:
+    """McNemar's exact two-sided p value from the two counts of items on which only one model is right."""
+    apart = first_only + second_only
+    return float(min(1.0, 2.0 * binom.cdf(min(first_only, second_only), apart, 0.5))) if apart else 1.0

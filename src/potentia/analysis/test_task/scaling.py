@@ -1,0 +1,246 @@
+"""Scores against pretraining compute: the hinge of equation 1 and the log-linear line, with honest uncertainty.
+
+The hinge A = α·max(0, log₁₀ C − c_e) + θ·N + r says that models score at chance r up to the point of emergence c_e and
+then improve by α per factor of ten of compute; θ is what the group N has more than the others at equal compute. Models
+of one family resemble each other, so beside plain standard errors there are errors clustered by family and, because
+clusters are few, a wild cluster bootstrap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+from potentia.analysis.stats import hinge_fit
+from potentia.analysis.stats.wild import WildBootstrap, wild_bootstrap
+from potentia.errors import InputError
+from potentia.findings import Cell, Finding, Interval, Table
+from potentia.scores import Floats
+
+
+@dataclass(frozen=True)
+class Coefficient:
+    """An estimate with its plain and its family-clustered standard error and p-value (NaN where there is none)."""
+
+    value: float
+    stderr: float
+    p: float
+    clustered_stderr: float = float("nan")
+    clustered_p: float = float("nan")
+
+    def interval(self, degrees: float, *, clustered: bool = False, level: float = 0.95) -> Interval:
+        """Return the t interval with these degrees of freedom."""
+        error = self.clustered_stderr if clustered else self.stderr
+        reach = float(stats.t.ppf(0.5 + level / 2, degrees)) * error
+        return Interval(self.value, self.value - reach, self.value + reach, level)
+
+
+@dataclass(frozen=True)
+class HingeFit(Finding):
+    """Equation 1 fitted to one set of scores. ``slope`` and ``emergence`` are per log₁₀ FLOPs."""
+
+    n: int
+    clusters: int
+    chance: float
+    slope: Coefficient
+    emergence: Coefficient
+    effect: Coefficient | None
+    emergence_interval: Interval  # by inverting the F test over the profile
+    r2: float
+    r2_above_chance: float  # 1 − RSS / Σ(A − r)²: the R² of the regression without intercept
+    spread: float  # best minus worst score
+    bootstrap: WildBootstrap | None = None
+
+    def predict(self, log_compute: npt.ArrayLike, *, member: bool = False) -> Floats:
+        """Return the fitted score at these log₁₀ FLOPs, for a member of the group or for the others."""
+        x = np.asarray(log_compute, dtype=np.float64)
+        c = self.emergence.value
+        rise = self.slope.value * np.maximum(0.0, x - c) if np.isfinite(c) else np.zeros_like(x)
+        shift = self.effect.value if member and self.effect else 0.0
+        return np.asarray(self.chance + rise + shift)
+
+    @property
+    def relative_effect(self) -> float:
+        """θ as a share of the difference between the best and the worst model (appendix E)."""
+        return self.effect.value / self.spread if self.effect and self.spread > 0 else float("nan")
+
+    def effect_row(self) -> tuple[Cell, ...]:
+        """Return the cells of ``EFFECT_COLUMNS``."""
+        effect = self.effect or Coefficient(float("nan"), float("nan"), float("nan"))
+        wild = self.bootstrap.p if self.bootstrap and self.effect else float("nan")
+        errors = (effect.stderr, effect.clustered_stderr, effect.clustered_p, wild)
+        return self.n, self.clusters, effect.value, *errors
+
+    def curve_row(self) -> tuple[Cell, ...]:
+        """Return the cells of ``CURVE_COLUMNS``."""
+        bounds = f"{self.emergence_interval.low:.2f} – {self.emergence_interval.high:.2f}"
+        return self.slope.value, self.emergence.value, bounds, self.r2, self.r2_above_chance
+
+    def tables(self) -> Sequence[Table]:
+        """Return θ and the curve, a table of one row each."""
+        curve = Table("The curve", CURVE_COLUMNS, (self.curve_row(),), CURVE_NOTE)
+        if self.effect is None:
+            return (curve,)
+        return Table("The group's advantage", EFFECT_COLUMNS, (self.effect_row(),), EFFECT_NOTE), curve
+
+
+EFFECT_COLUMNS = ("models", "families", "θ", "s.e.", "by family", "p", "wild p")
+EFFECT_NOTE = (
+    "θ: what the group has more at equal compute. By family: standard error clustered by family, and its p; "
+    "wild p: wild cluster bootstrap with θ = 0 imposed, the one to trust with few families."
+)
+CURVE_COLUMNS = ("α", "c_e", "c_e 95 %", "R²", "R² above chance")
+CURVE_NOTE = "A = α·max(0, log₁₀ C − c_e) + θ·N + r. R² above chance: 1 − RSS / Σ(A − r)²."
+
+
+def fit_hinge(
+    log_compute: npt.ArrayLike,
+    scores: npt.ArrayLike,
+    *,
+    chance: float = 0.0,
+    group: npt.ArrayLike | None = None,
+    families: Sequence[str] | None = None,
+    higher_is_better: bool = True,
+    draws: int = 0,
+    seed: int = 0,
+    level: float = 0.95,
+) -> HingeFit:
+    """Fit equation 1 by exact least squares over all points of emergence.
+
+    ``group`` is N (0/1 or bool), ``families`` the clusters, ``draws`` the number of wild bootstrap samples (0: none).
+    For a metric where lower is better (Brier score) the hinge falls from ``chance``; slope and θ keep that sign.
+    """
+    x, y = np.asarray(log_compute, dtype=np.float64), np.asarray(scores, dtype=np.float64)
+    g = None if group is None else np.asarray(group, dtype=np.float64)
+    _check(x, y, g)
+    sign = 1.0 if higher_is_better else -1.0
+    above = sign * (y - chance)
+    hinge = hinge_fit.search(x, above[None, :], g)
+    J = hinge_fit.jacobian(x, hinge.slope, hinge.emergence, g)[0]
+    residuals = above - hinge_fit.fitted(x, hinge, g)[0]
+    beta = np.array([hinge.slope[0], np.nan_to_num(hinge.emergence[0]), *([hinge.effect[0]] if g is not None else [])])
+    slope, emergence, *rest = _coefficients(J, J @ beta + residuals, beta, families)
+    rss, total = float(residuals @ residuals), float(np.sum((y - y.mean()) ** 2))
+    effect = _signed(rest[0], sign) if rest else None
+    fit = HingeFit(
+        n=len(x),
+        clusters=len(set(families)) if families else 0,
+        chance=chance,
+        slope=_signed(slope, sign),
+        emergence=emergence if np.isfinite(hinge.emergence[0]) else Coefficient(*[float("nan")] * 3),
+        effect=effect,
+        emergence_interval=_profile_interval(x, above, g, float(hinge.emergence[0]), rss, len(beta), level),
+        r2=1 - rss / total if total > 0 else float("nan"),
+        r2_above_chance=1 - rss / float(above @ above) if above.any() else float("nan"),
+        spread=float(y.max() - y.min()),
+    )
+    if draws <= 0 or not families:
+        return fit
+    bootstrap = wild_bootstrap(x, above, g, families, hinge, draws, seed, level, sign)
+    return replace(fit, bootstrap=bootstrap)
+
+
+@dataclass(frozen=True)
+class LogLinearFit(Finding):
+    """A = a + b·log₁₀ C: the line that scores follow where there is no emergence (section 5)."""
+
+    n: int
+    intercept: Coefficient
+    slope: Coefficient
+    r2: float
+
+    def predict(self, log_compute: npt.ArrayLike) -> Floats:
+        """Return the fitted score at these log₁₀ FLOPs."""
+        return np.asarray(self.intercept.value + self.slope.value * np.asarray(log_compute, dtype=np.float64))
+
+    def tables(self) -> Sequence[Table]:
+        """Return the fit as a table of one row."""
+        row = (self.n, self.slope.value, self.slope.stderr, self.slope.clustered_stderr, self.r2)
+        return (Table("Log-linear fit", ("models", "slope", "s.e.", "s.e. by family", "R²"), (row,)),)
+
+
+def fit_log_linear(
+    log_compute: npt.ArrayLike, scores: npt.ArrayLike, *, families: Sequence[str] | None = None
+) -> LogLinearFit:
+    """Fit a straight line in log₁₀ compute by least squares."""
+    x, y = np.asarray(log_compute, dtype=np.float64), np.asarray(scores, dtype=np.float64)
+    _check(x, y, None)
+    X = np.column_stack([np.ones_like(x), x])
+    intercept, slope = _coefficients(X, y, None, families)
+    residuals = y - intercept.value - slope.value * x
+    return LogLinearFit(len(x), intercept, slope, 1 - float(residuals @ residuals) / float(np.sum((y - y.mean()) ** 2)))
+
+
+def linear_coefficients(X: Floats, y: Floats, families: Sequence[str] | None) -> tuple[list[Coefficient], float]:
+    """Return ordinary least squares of ``y`` on ``X`` (which holds its own constant), with R² about the mean."""
+    found = _coefficients(X, y, None, families)
+    residuals = y - X @ np.array([c.value for c in found])
+    return found, 1 - float(residuals @ residuals) / float(np.sum((y - y.mean()) ** 2))
+
+
+def _check(x: Floats, y: Floats, g: Floats | None) -> None:
+    if x.shape != y.shape or x.ndim != 1 or (g is not None and g.shape != x.shape):
+        raise InputError("compute, scores and group need one value per model")
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        raise InputError("compute or a score is missing", hint="drop models without a score first")
+    if len(np.unique(x)) <= hinge_fit.LEAST_ABOVE:
+        raise InputError(f"{len(np.unique(x))} models of different compute are too few for a scaling fit")
+    if g is not None and (g.min() == g.max()):
+        raise InputError("all models are on one side of the split", hint="choose another cut-off or column")
+
+
+def _coefficients(X: Floats, y: Floats, beta: Floats | None, families: Sequence[str] | None) -> list[Coefficient]:
+    """Return least-squares coefficients with both kinds of standard errors, from statsmodels.
+
+    With ``beta`` this is the Gauss–Newton regression: y = X·beta + residuals on the Jacobian X, whose covariances are
+    those of the nonlinear fit.
+    """
+    import statsmodels.api as sm
+
+    used = np.any(X != 0, axis=0)  # a fit without a rise has nothing to say about slope and point of emergence
+    columns = np.full((5, X.shape[1]), np.nan)
+    if used.any():
+        plain = sm.OLS(y, X[:, used]).fit()
+        columns[:3, used] = plain.params, plain.bse, plain.pvalues
+        if families is not None and len(set(families)) > 1:
+            codes = np.unique(np.asarray(families), return_inverse=True)[1]
+            robust = plain.get_robustcov_results("cluster", groups=codes, use_t=True)
+            columns[3:, used] = robust.bse, robust.pvalues
+    if beta is not None:
+        columns[0] = beta
+    return [Coefficient(*map(float, column)) for column in columns.T]
+
+
+def _signed(coefficient: Coefficient, sign: float) -> Coefficient:
+    return replace(coefficient, value=sign * coefficient.value)
+
+
+def _profile_interval(
+    x: Floats, above: Floats, g: Floats | None, best: float, rss: float, parameters: int, level: float
+) -> Interval:
+    """Return every c_e that the F test does not reject; open (infinite) where the data set no bound."""
+    if not np.isfinite(best):
+        return Interval(best, -np.inf, np.inf, level)
+    degrees = len(x) - parameters
+    limit = rss * (1 + float(stats.f.ppf(level, 1, degrees)) / degrees)
+    lowest, highest = hinge_fit.earliest_emergence(x), hinge_fit.latest_emergence(x)
+    points = np.unique(np.concatenate([np.linspace(lowest, highest, 3001), [best]]))
+    excess = hinge_fit.profile(x, above, g, points) - limit
+    inside = np.flatnonzero(excess <= 0)
+    if len(inside) == 0:
+        return Interval(best, best, best, level)
+    first, last = int(inside[0]), int(inside[-1])
+    low = -np.inf if first == 0 else _crossing(points, excess, first - 1)
+    high = np.inf if last == len(points) - 1 and excess[last] < 0 else _crossing(points, excess, last)
+    return Interval(best, low, high, level)
+
+
+def _crossing(points: Floats, excess: Floats, i: int) -> float:
+    if i + 1 >= len(points):
+        return float(points[-1])
+    share = excess[i] / (excess[i] - excess[i + 1])
+    return float(points[i] + share * (points[i + 1] - points[i]))

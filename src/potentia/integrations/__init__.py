@@ -1,0 +1,1 @@
+"""Potentia inside other tools: lm-eval, experiment trackers."""

@@ -1,0 +1,184 @@
+"""Potentia's scorer as a model of lm-evaluation-harness, registered as ``potentia``.
+
+lm-eval finds models by import alone, so run its command line through this module; every flag is lm-eval's own:
+
+    python -m potentia.integrations.lm_eval --model potentia --model_args pretrained=MODEL --tasks arc_easy
+
+In Python, importing this module is enough: ``lm_eval.simple_evaluate(model="potentia", model_args={...})``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import register_model
+from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
+
+from potentia.engine.loading import LoadedModel, load
+from potentia.engine.scorer import Scorer
+from potentia.engine.tokens import Ids
+from potentia.errors import InputError
+from potentia.requests import Continuation, Document, Generation
+
+DEFAULT_NEW_TOKENS = 256
+
+
+@register_model("potentia")
+class PotentiaLM(TemplateLM):  # type: ignore[misc]
+    """Likelihoods, perplexity and greedy generation by Potentia; tasks, metrics and filters by lm-eval.
+
+    ``pretrained`` is a Hub name, a folder, a ``.gguf`` file, or a model already loaded with ``potentia.engine.load``.
+    Batch sizes are found by the scorer: ``batch_size`` and ``max_batch_size`` are accepted and not used.
+    """
+
+    def __init__(
+        self,
+        pretrained: str | LoadedModel,
+        *,
+        device: str | None = None,
+        dtype: str = "auto",
+        revision: str | None = None,
+        gguf_file: str | None = None,
+        trust_remote_code: bool = False,
+        token_budget: int | None = None,
+        max_length: int | None = None,
+        think_end_token: str | None = None,
+        batch_size: int | str | None = None,
+        max_batch_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        if isinstance(pretrained, LoadedModel):
+            self.loaded = pretrained
+        else:
+            self.loaded = load(
+                pretrained,
+                device=device or "auto",
+                dtype=dtype,
+                revision=revision,
+                gguf_file=gguf_file,
+                trust_remote_code=trust_remote_code,
+            )
+        if max_length is not None:
+            self.loaded = replace(self.loaded, max_length=int(max_length))
+        self.tokenizer = self.loaded.tokenizer
+        self.think_end_token = think_end_token
+        self.scorer = Scorer(self.loaded, token_budget=None if token_budget is None else int(token_budget))
+
+    @property
+    def eot_token_id(self) -> int:
+        """The token that ends a text."""
+        return int(self.tokenizer.eos_token_id)
+
+    @property
+    def prefix_token_id(self) -> int | None:
+        """The token before an empty context."""
+        return self.loaded.bos.prefix_id
+
+    @property
+    def max_length(self) -> int:
+        """How many tokens the model reads at once."""
+        return self.loaded.max_length
+
+    @property
+    def max_gen_toks(self) -> int:
+        """How many tokens to write where a task does not say."""
+        return DEFAULT_NEW_TOKENS
+
+    @property
+    def tokenizer_name(self) -> str:
+        """A name for caches of requests."""
+        return str(self.tokenizer.name_or_path).replace("/", "__")
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> Ids:
+        """Token ids of a text, with BOS where the policy asks for it unless told otherwise."""
+        if add_special_tokens is None:
+            return self.loaded.encoder.prompt(string)
+        return list(self.tokenizer.encode(string, add_special_tokens=add_special_tokens))
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """Write a conversation the way the model's template does; without the system turn where it knows none."""
+        from jinja2.exceptions import TemplateError
+
+        def write(turns: list[dict[str, str]]) -> str:
+            return str(
+                self.tokenizer.apply_chat_template(
+                    turns,
+                    tokenize=False,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=not add_generation_prompt,
+                )
+            )
+
+        try:
+            return write(chat_history)
+        except TemplateError:
+            return write([turn for turn in chat_history if turn["role"] != "system"])
+
+    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """Log-probability of each continuation, and whether greedy decoding would write it."""
+        with _bar(len(requests), "loglikelihood", disable_tqdm) as bar:
+            found = self.scorer.loglikelihood([Continuation(*r.args) for r in requests], progress=bar.update)
+        answers = [(entry.logprob, entry.greedy) for entry in found]
+        self._keep("loglikelihood", [request.args for request in requests], answers)
+        return answers
+
+    def _loglikelihood_tokens(
+        self, requests: list[tuple[tuple[str, str], Ids, Ids]], **_: Any
+    ) -> list[tuple[float, bool]]:
+        found = self.scorer.loglikelihood_ids([(context, continuation) for _, context, continuation in requests])
+        return [(entry.logprob, entry.greedy) for entry in found]
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """Log-probability of each whole text."""
+        with _bar(len(requests), "loglikelihood_rolling", disable_tqdm) as bar:
+            found = self.scorer.rolling([Document(r.args[0]) for r in requests], progress=bar.update)
+        answers = [entry.logprob for entry in found]
+        self._keep("loglikelihood_rolling", [request.args for request in requests], answers)
+        return answers
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """Greedy continuations, each cut at its first stop string."""
+        wanted: list[Generation] = []
+        for request in requests:
+            context, options = request.args
+            settings = normalize_gen_kwargs(options, self.max_gen_toks)
+            if settings.get("do_sample"):
+                raise InputError(
+                    "the potentia model decodes greedily, and this task asks for sampling",
+                    hint="set do_sample=false in --gen_kwargs, or use --model hf",
+                )
+            stop = handle_stop_sequences(settings.get("until"), eos=self.tokenizer.eos_token)
+            wanted.append(Generation(context, tuple(text for text in stop if text), settings["max_gen_toks"]))
+        with _bar(len(requests), "generate_until", disable_tqdm) as bar:
+            texts = self.scorer.generate(wanted, progress=bar.update)
+        if self.think_end_token:
+            texts = [
+                postprocess_generated_text(text, list(request.stop), self.think_end_token)
+                for text, request in zip(texts, wanted, strict=True)
+            ]
+        self._keep("generate_until", [request.args for request in requests], texts)
+        return texts
+
+    def _keep(self, kind: str, arguments: list[Any], answers: Sequence[Any]) -> None:
+        for request, answer in zip(arguments, answers, strict=True):
+            self.cache_hook.add_partial(kind, request, answer)
+
+
+def _bar(total: int, what: str, hidden: bool) -> Any:
+    from tqdm import tqdm  # type: ignore[import-untyped]
+
+    return tqdm(total=total, desc=f"potentia: {what}", disable=hidden)
+
+
+def main() -> None:
+    """Run lm-eval's own command line, with this model among those it knows."""
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()
+
+
+if __name__ == "__main__":
+    main()

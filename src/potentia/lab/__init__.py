@@ -1,0 +1,1 @@
+"""Studies with a known truth: the demo, the laboratory, the treatment experiment."""

@@ -1,0 +1,358 @@
+"""Reproduction of the train-before-test paper: each number it prints, beside the same from its published scores.
+
+Definitions are the paper's where it gives them. Where our number differs, or where the text leaves room, the check says
+which definition was used; nothing is tuned to match.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from potentia.analysis.rankings.agreement import Agreement, AgreementChange, compare_agreement, measure_agreement
+from potentia.analysis.rankings.alignment import align
+from potentia.analysis.rankings.components import Components, find_components
+from potentia.analysis.rankings.compute import fit_compute
+from potentia.analysis.rankings.groups import (
+    GroupAgreement,
+    agreement_by_models,
+    agreement_by_tasks,
+    bin_order,
+    size_bins,
+)
+from potentia.analysis.rankings.perplexity import PerplexityAgreement, compare_perplexity
+from potentia.analysis.stats.bootstrap import RESAMPLES
+from potentia.analysis.stats.correlation import mean_offdiagonal
+from potentia.analysis.stats.kendall import kendall_matrix
+from potentia.analysis.stats.significance import Significance, measure_significance
+from potentia.errors import InputError
+from potentia.facts import ModelFacts, models
+from potentia.facts.benchmarks import benchmarks
+from potentia.findings import Cell, Chart, Finding, Table
+from potentia.papers import train_before_test_numbers as paper
+from potentia.protocol import Protocol
+from potentia.scores import ScoreMatrix
+
+PROTOCOLS = ("direct", "train_before_test")
+CORPORA = ("arxiv_2025", "wiki_2025", "stackexchange_2025")
+NAMES = {"direct": "direct", "few_shot": "5-shot", "train_before_test": "train-before-test"}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One number of the paper beside ours. ``ours`` is NaN where the published scores cannot give it."""
+
+    where: str
+    what: str
+    paper: float  # NaN where the paper's figure cannot be read as text
+    ours: float
+    digits: int = 2
+    note: str = ""
+
+    @property
+    def same(self) -> bool | None:
+        """Whether both agree at the paper's digits; None where one of them is missing."""
+        if np.isnan(self.paper) or np.isnan(self.ours):
+            return None
+        return bool(abs(round(self.ours, self.digits) - self.paper) < 10**-self.digits / 2)
+
+
+@dataclass(frozen=True)
+class Reproduction(Finding):
+    """All checks, and the findings behind them."""
+
+    models: int
+    tasks: int
+    checks: tuple[Check, ...]
+    findings: dict[str, Finding]
+
+    @property
+    def differing(self) -> tuple[Check, ...]:
+        """Checks where both numbers exist and differ."""
+        return tuple(c for c in self.checks if c.same is False)
+
+    def tables(self) -> Sequence[Table]:
+        """Return one table per place in the paper, then a summary."""
+        tables = []
+        for where in dict.fromkeys(c.where for c in self.checks):
+            checks = [c for c in self.checks if c.where == where]
+            rows: list[tuple[Cell, ...]] = [
+                (c.what, _show(c.paper, c.digits), _show(c.ours, c.digits), _show(c.ours, c.digits + 2), *_verdict(c))
+                for c in checks
+            ]
+            tables.append(Table(where, ("number", "paper", "ours", "ours, exact", "same", "definition"), tuple(rows)))
+        both = [c for c in self.checks if c.same is not None]
+        missing = sum(np.isnan(c.ours) for c in self.checks)
+        tables.append(
+            Table(
+                f"Train-before-test from {self.models} models × {self.tasks} benchmarks",
+                ("numbers", "count"),
+                (
+                    ("the same at the paper's digits", sum(c.same is True for c in both)),
+                    ("different", len(self.differing)),
+                    ("printed in the paper, not in these scores", missing),
+                    ("ours only: the paper's figure is a picture", sum(np.isnan(c.paper) for c in self.checks)),
+                ),
+            )
+        )
+        return tables
+
+    def charts(self) -> Sequence[Chart]:
+        """Return the figures of the paper, drawn from the published scores."""
+        return [chart for finding in self.findings.values() for chart in finding.charts()]
+
+
+def reproduce(scores: Mapping[str, ScoreMatrix], *, resamples: int = RESAMPLES, seed: int = 0) -> Reproduction:
+    """Compute every number of the paper that ``scores`` can give; a few_shot matrix, where there is one, joins in."""
+    for protocol in PROTOCOLS:
+        if protocol not in scores:
+            raise InputError(
+                f"these scores have no protocol {protocol!r}",
+                hint=f"the reproduction needs {' and '.join(PROTOCOLS)}, as published with the paper",
+            )
+    tables = {p: _tasks(scores[p]) for p in PROTOCOLS}
+    shots = next((p for p in scores if Protocol(p).kind == "few_shot"), None)
+    if shots is not None:
+        tables["few_shot"] = replace(_tasks(scores[shots]), protocol=Protocol("few_shot"))
+    pair = [tables[p] for p in PROTOCOLS]
+    facts = {m: f for m in pair[0].models if (f := models().find(m)) is not None}
+    categories = {b.task: b.category for b in benchmarks() if b.category}
+    found: dict[str, Finding] = {}
+    for protocol, matrix in tables.items():
+        found[f"agreement {protocol}"] = measure_agreement(
+            matrix, categories=categories, resamples=resamples, seed=seed
+        )
+        found[f"significance {protocol}"] = measure_significance(matrix, resamples=resamples, seed=seed)
+        found[f"components {protocol}"] = find_components(matrix, resamples=resamples, seed=seed)
+    found["change"] = compare_agreement(*pair, resamples=resamples, seed=seed)
+    if "few_shot" in tables:
+        found["change from few-shot"] = compare_agreement(
+            tables["few_shot"], tables["train_before_test"], resamples=resamples, seed=seed
+        )
+    sizes = size_bins({m: f.size / 1e9 for m, f in facts.items() if f.size})
+    families = {m: f.family for m, f in facts.items()}
+    grouped = list(tables.values())
+    found["by size"] = agreement_by_models(
+        grouped, sizes, by="size in billions", order=bin_order(sizes.values()), resamples=resamples, seed=seed
+    )
+    found["by family"] = agreement_by_models(grouped, families, by="family", at_least=4, resamples=resamples, seed=seed)
+    found["large tests"] = agreement_by_tasks(
+        grouped, {"over 2,000 items": paper.LARGE_TESTS}, by="test set size", resamples=resamples, seed=seed
+    )
+    found.update(_perplexity(scores, pair, facts, resamples, seed))
+    for family in ("llama", "pythia", "qwen", "gemma", "yi"):
+        members = [m for m in pair[0].models if families.get(m) == family]
+        if len(members) > 1:
+            for matrix in pair:
+                rows = matrix.select(models=members)
+                found[f"components {matrix.protocol} {family}"] = find_components(
+                    rows, group=family, resamples=resamples, seed=seed
+                )
+    flops = {m: f.flops for m, f in facts.items() if f.flops}
+    tuned = found["components train_before_test"]
+    if isinstance(tuned, Components) and sum(m in flops for m in tuned.models) > 2:
+        found["compute"] = fit_compute(tuned, flops, families=families, resamples=resamples, seed=seed)
+    if {"nq_open", "arc_challenge"} <= set(pair[0].tasks):
+        for matrix in pair:
+            found[f"alignment {matrix.protocol}"] = align(matrix, "nq_open", "arc_challenge", families=families)
+    checks = tuple(_checks(scores, pair, found))
+    return Reproduction(pair[0].shape[0], pair[0].shape[1], checks, found)
+
+
+def _tasks(matrix: ScoreMatrix) -> ScoreMatrix:
+    """Return the benchmarks without the corpora, in the order of table 5."""
+    known = set(matrix.tasks)
+    tasks = [t for t in paper.TABLE_5 if t in known] + [
+        t for t in matrix.tasks if t not in paper.TABLE_5 and t not in CORPORA
+    ]
+    return matrix.select(tasks=tasks)
+
+
+def _perplexity(
+    scores: Mapping[str, ScoreMatrix],
+    pair: Sequence[ScoreMatrix],
+    facts: Mapping[str, ModelFacts],
+    resamples: int,
+    seed: int,
+) -> dict[str, Finding]:
+    """Figures 4 and 5, on the models with perplexities (the published scores leave Gemma out)."""
+    corpora = [c for c in CORPORA if c in scores["direct"].tasks]
+    if not corpora:
+        return {}
+    bits = {p: scores[p].select(tasks=corpora) for p in PROTOCOLS}
+    found: dict[str, Finding] = {
+        f"perplexity {matrix.protocol}": compare_perplexity(
+            bits[matrix.protocol], matrix, resamples=resamples, seed=seed
+        )
+        for matrix in pair
+    }
+    for kind in ("base", "instruct"):
+        members = {m for m, f in facts.items() if f.kind == kind}
+        if members:
+            found[f"perplexity {kind}"] = compare_perplexity(
+                bits["direct"], pair[1], models=members, group=kind, resamples=resamples, seed=seed
+            )
+    return found
+
+
+# --- the paper's numbers, place by place ---------------------------------------------------------------------------
+
+NO_FEW_SHOT = "no 5-shot scores here"
+NO_PICTURE = "the paper's number is in a picture"
+
+
+def _checks(
+    scores: Mapping[str, ScoreMatrix], pair: Sequence[ScoreMatrix], found: Mapping[str, Finding]
+) -> Iterator[Check]:
+    yield from _agreement_checks(found)
+    yield from _perplexity_checks(found)
+    yield from _component_checks(found)
+    yield from _table_checks(scores)
+    yield from _group_checks(pair, found)
+    yield from _significance_checks(found)
+
+
+def _agreement_checks(found: Mapping[str, Finding]) -> Iterator[Check]:
+    by = {p: f for p in NAMES if isinstance(f := found.get(f"agreement {p}"), Agreement)}
+    nan = float("nan")
+    where = "Section 3.2, figure 2; appendix B.4: mean Kendall's τ over pairs of benchmarks"
+    for protocol, value in paper.MEAN_TAU.items():
+        mean = by[protocol].mean if protocol in by else nan
+        yield Check(where, f"mean τ, {NAMES[protocol]}", value, mean, note="" if protocol in by else NO_FEW_SHOT)
+    change, few = found["change"], found.get("change from few-shot")
+    if isinstance(change, AgreementChange):
+        yield Check(where, "pairs with higher τ", paper.PAIRS_IMPROVED[0], change.pairs_improved, 0)
+        yield Check(where, "pairs in all", paper.PAIRS_IMPROVED[1], change.pairs, 0)
+    share = few.pairs_improved / few.pairs if isinstance(few, AgreementChange) else nan
+    note = "" if few else NO_FEW_SHOT
+    yield Check(where, "share of pairs above 5-shot", paper.BETTER_THAN_FEW_SHOT, share, note=note)
+    where = "Figure 3: agreement within a category"
+    for category, values in paper.WITHIN.items():
+        for protocol, value in zip(PROTOCOLS, values, strict=True):
+            a = by[protocol]
+            k = a.categories.index(category) if category in a.categories else -1
+            note = "section 3.2 prints 0.54, and 0.52 a paragraph later" if (category, value) == ("LU", 0.54) else ""
+            ours = float(a.by_category[k, k]) if k >= 0 else nan
+            yield Check(where, f"{category}, {NAMES[protocol]}", value, ours, note=note)
+    where = "Table 5: mean τ of each benchmark with all others"
+    for task, row in paper.TABLE_5.items():
+        for protocol, value in zip(NAMES, row, strict=True):
+            ours = nan
+            if protocol in by and task in by[protocol].tasks:
+                ours = by[protocol].per_task[by[protocol].tasks.index(task)].value
+            note = NO_FEW_SHOT if protocol == "few_shot" and protocol not in by else ""
+            yield Check(where, f"{task}, {NAMES[protocol]}", value, ours, note=note)
+
+
+def _perplexity_checks(found: Mapping[str, Finding]) -> Iterator[Check]:
+    where = "Section 3.3, figures 4 and 5: perplexity"
+    note = "average of scores over the benchmarks, of bits per byte over the corpora"
+    for k, protocol in enumerate(PROTOCOLS):
+        f = found.get(f"perplexity {protocol}")
+        if isinstance(f, PerplexityAgreement):
+            name = NAMES[protocol]
+            yield Check(where, f"between corpora, {name}", paper.PERPLEXITY_BETWEEN[k], f.corpora_mean.value)
+            yield Check(where, f"corpora and benchmarks, {name}", paper.PERPLEXITY_TASKS[k], f.mean.value)
+            yield Check(
+                where, f"average and average, {name}", paper.PERPLEXITY_AVERAGES[k], f.averages.value, note=note
+            )
+    for kind, value in paper.PERPLEXITY_BEFORE_TASKS_AFTER.items():
+        f = found.get(f"perplexity {kind}")
+        if isinstance(f, PerplexityAgreement):
+            yield Check(where, f"perplexity before, benchmarks after: {kind}", value, f.mean.value)
+
+
+def _component_checks(found: Mapping[str, Finding]) -> Iterator[Check]:
+    where = "Section 3.4: variance of the first five components"
+    for protocol, value in zip(PROTOCOLS, paper.FIVE_COMPONENTS, strict=True):
+        whole = found[f"components {protocol}"]
+        if isinstance(whole, Components):
+            yield Check(where, NAMES[protocol], value, sum(i.value for i in whole.explained[:5]))
+    where = "Figures 6 and 8, table 8: explained variance, per cent"
+    for family, sides in paper.TABLE_8.items():
+        for protocol, values in zip(PROTOCOLS, sides, strict=True):
+            f = found.get(f"components {protocol}" + ("" if family == "all models" else f" {family}"))
+            if isinstance(f, Components):
+                for k, value in enumerate(values):
+                    ours = 100 * f.explained[k].value if k < len(f.explained) else float("nan")
+                    yield Check(where, f"{family} PC{k + 1}, {NAMES[protocol]}", value, ours, 0)
+
+
+def _table_checks(scores: Mapping[str, ScoreMatrix]) -> Iterator[Check]:
+    matrix = scores["train_before_test"]
+    places = {m.rpartition("/")[2]: m for m in matrix.models}
+    where = "Table 3: bits per byte"
+    for model, values in paper.TABLE_3.items():
+        for corpus, value in zip(CORPORA, values, strict=True):
+            ours = float("nan")
+            if model in places and corpus in matrix.tasks:
+                ours = float(matrix.values[matrix.models.index(places[model]), matrix.tasks.index(corpus)])
+            note = "no perplexities of Gemma here" if np.isnan(ours) else "after tuning"
+            yield Check(where, f"{model}, {corpus}", value, ours, 3, note)
+    where = "Table 4: pretraining compute, 10^18 FLOPs"
+    for model, (_, _, value) in paper.TABLE_4.items():
+        known = models().find(places.get(model, model))
+        ours = known.flops / 1e18 if known is not None and known.flops else float("nan")
+        yield Check(where, model, value, ours, 0, "6 × parameters × tokens of the shipped facts")
+
+
+def _group_checks(pair: Sequence[ScoreMatrix], found: Mapping[str, Finding]) -> Iterator[Check]:
+    large = found["large tests"]
+    if isinstance(large, GroupAgreement):
+        where = "Appendix B.5: benchmarks with more than 2,000 test samples"
+        means = dict(zip(large.protocols, large.means[0], strict=True))
+        for protocol, value in paper.LARGE_TEST_TAU.items():
+            ours = means[protocol].value if protocol in means else float("nan")
+            note = NO_FEW_SHOT
+            if protocol in means:
+                matrix = next((m for m in pair if m.protocol == protocol), None)
+                note = _at_three_decimals(matrix) if matrix is not None and round(ours, 2) != value else ""
+            yield Check(where, f"mean τ, {NAMES[protocol]}", value, ours, note=note)
+    sizes = found["by size"]
+    if isinstance(sizes, GroupAgreement):
+        where = "Table 6: models of the same size"
+        for name, values in paper.TABLE_6.items():
+            for protocol, value in zip(PROTOCOLS, values, strict=True):
+                ours = _group_value(sizes, name, protocol)
+                what = "all models" if name == "all" else f"{name} billion"
+                yield Check(where, f"{what}, {NAMES[protocol]}", value, ours, note="sizes as in the names")
+    families = found["by family"]
+    if isinstance(families, GroupAgreement):
+        where = "Table 7: models of the same family"
+        for name in families.groups[:-1]:
+            for protocol in PROTOCOLS:
+                ours = _group_value(families, name, protocol)
+                yield Check(where, f"{name}, {NAMES[protocol]}", float("nan"), ours, note=NO_PICTURE)
+
+
+def _at_three_decimals(matrix: ScoreMatrix) -> str:
+    """Say what the mean would be with scores rounded as tables print them: ties move it in the third digit."""
+    tasks = [t for t in paper.LARGE_TESTS if t in matrix.tasks]
+    rounded = float(mean_offdiagonal(kendall_matrix(matrix.select(tasks=tasks).oriented().round(3))))
+    return f"mean over the pairs of the {len(tasks)} benchmarks; {rounded:.4f} with scores rounded to three decimals"
+
+
+def _group_value(grouped: GroupAgreement, name: str, protocol: str) -> float:
+    if name not in grouped.groups or protocol not in grouped.protocols:
+        return float("nan")
+    return grouped.means[grouped.groups.index(name)][grouped.protocols.index(protocol)].value
+
+
+def _significance_checks(found: Mapping[str, Finding]) -> Iterator[Check]:
+    where = "Appendix C.2, figure 12: τ-b with insignificant differences as ties"
+    note = "as defined in C.2: pairwise signs, |difference| > 1.96 · √(s₁² + s₂²)"
+    for protocol, value in zip(PROTOCOLS, paper.TAU_B, strict=True):
+        f = found[f"significance {protocol}"]
+        if isinstance(f, Significance):
+            yield Check(where, f"mean τ-b, {NAMES[protocol]}", value, f.tau_b_mean.value, note=note)
+
+
+def _show(value: float, digits: int) -> str | None:
+    return None if np.isnan(value) else f"{value:.{digits}f}"
+
+
+def _verdict(check: Check) -> tuple[Cell, Cell]:
+    said = {True: "yes", False: "NO", None: "–"}[check.same]
+    return said, check.note

@@ -1,0 +1,98 @@
+"""A protocol says how a cell is scored: as the model is, with examples, or after some fine-tuning.
+
+It is a string that knows its parts, so that ``scores["train_before_test"]`` works, files and tables hold plain text,
+and nobody else takes the text apart. Scores from elsewhere may carry any other name; its kind is ``other``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+if TYPE_CHECKING:
+    from pydantic_core import CoreSchema
+
+Kind = Literal["direct", "few_shot", "train_before_test", "adjust", "other"]
+KINDS: tuple[Kind, ...] = get_args(Kind)  # from the least preparation to the most
+_WRITTEN = re.compile(r"(direct|train_before_test|adjust)|few_shot:([1-9][0-9]{0,3})|adjust@([1-9][0-9]{0,11})")
+EXPECTED = "use direct, few_shot:K (as few_shot:5), train_before_test or adjust"
+
+
+class Protocol(str):
+    """``direct``, ``few_shot:5``, ``train_before_test``, ``adjust``, or ``adjust@100``: adjust after 100 steps."""
+
+    __slots__ = ()
+
+    @property
+    def kind(self) -> Kind:
+        """What is done to the model; ``other`` for a name that Potentia does not know."""
+        if not _WRITTEN.fullmatch(self):
+            return "other"
+        return next(kind for kind in KINDS if self.startswith(kind))
+
+    @property
+    def shots(self) -> int:
+        """The number of examples before the question."""
+        found = _WRITTEN.fullmatch(self)
+        return int(found[2]) if found and found[2] else 0
+
+    @property
+    def step(self) -> int | None:
+        """The optimizer step of a score on the way; None for a score that a study plans."""
+        found = _WRITTEN.fullmatch(self)
+        return int(found[3]) if found and found[3] else None
+
+    @property
+    def tuned(self) -> bool:
+        """Whether the model is fine-tuned before the test."""
+        return self.kind in ("train_before_test", "adjust")
+
+    @property
+    def label(self) -> str:
+        """The protocol as people say it: train-before-test, 5-shot."""
+        if self.kind == "few_shot":
+            return f"{self.shots}-shot"
+        if self.step is not None:
+            return f"adjust after {self.step:,} steps"
+        return self.replace("_", "-")
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """What to sort by: the least preparation first, scores on the way before the end."""
+        return KINDS.index(self.kind), self.shots, 10**12 if self.step is None else self.step
+
+    def at(self, step: int) -> Protocol:
+        """Return the protocol of a score taken on the way, after so many optimizer steps."""
+        return Protocol(f"{self}@{step}")
+
+    @classmethod
+    def few_shot(cls, shots: int) -> Protocol:
+        """Return ``few_shot:K``, or ``direct`` where there are no examples."""
+        return cls(f"few_shot:{shots}") if shots > 0 else DIRECT
+
+    @classmethod
+    def parse(cls, text: str) -> Protocol:
+        """Read a protocol that a study may ask for; any other text is refused."""
+        made = cls(text)
+        if made.kind == "other" or made.step is not None:
+            raise ValueError(f"{text!r} is no protocol; {EXPECTED}")
+        return made
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> CoreSchema:
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_after_validator_function(
+            cls.parse,
+            core_schema.str_schema(),
+            serialization=core_schema.plain_serializer_function_ser_schema(str, return_schema=core_schema.str_schema()),
+        )
+
+
+DIRECT, TRAIN_BEFORE_TEST, ADJUST = Protocol("direct"), Protocol("train_before_test"), Protocol("adjust")
+
+
+def in_order(protocols: Iterable[str]) -> list[Protocol]:
+    """Protocols from the least to the most preparation."""
+    return sorted(map(Protocol, protocols), key=lambda protocol: protocol.order)

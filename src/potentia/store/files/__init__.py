@@ -1,0 +1,1 @@
+"""Score files: tables, lm-eval results, the papers' layouts, leaderboards."""

@@ -1,0 +1,183 @@
+"""Tidy tables of scores, CSV or Parquet: one row per score.
+
+Columns ``protocol, model, benchmark, score, stderr``; ``n``, ``metric`` and ``higher_is_better`` may follow. A cell
+that was not measured is left out; a standard error that is not known is left empty.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from potentia.errors import DataError
+from potentia.store.files.assemble import Entry
+from potentia.store.files.metrics import higher_is_better, main_metric
+
+COLUMNS = ("protocol", "model", "benchmark", "score", "stderr", "n", "metric", "higher_is_better")
+_REQUIRED = ("model", "benchmark", "score")
+_SYNONYMS = {"task": "benchmark", "value": "score"}
+_UNKNOWN = frozenset({"", "n/a", "na", "nan", "none", "null"})
+_TRUE = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+Row = tuple[str, Mapping[str, Any]]  # where it stands ("line 7"), and its values by column
+
+
+def read_csv(path: Path, *, metric: str | None) -> list[Entry]:
+    """Read a tidy CSV."""
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"byte {error.start} is no UTF-8 text", where=str(path), hint="save it as UTF-8") from None
+    return list(entries(_csv_rows(path, text), where=str(path), metric=metric))
+
+
+def _csv_rows(path: Path, text: str) -> Iterator[Row]:
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        header = next(reader, None)
+        if header is None:
+            raise DataError("the file is empty", where=str(path))
+        names = _header(header, str(path))
+        for fields in reader:
+            if not fields:
+                continue
+            place = f"line {reader.line_num}"
+            if len(fields) != len(names):
+                message = f"{len(fields)} fields where the header has {len(names)}"
+                raise DataError(message, where=f"{path}, {place}")
+            yield place, dict(zip(names, fields, strict=True))
+    except csv.Error as error:
+        raise DataError(f"this is no CSV: {error}", where=f"{path}, line {reader.line_num}") from None
+
+
+def read_parquet(path: Path, *, metric: str | None) -> list[Entry]:
+    """Read a Parquet file of the tidy layout."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.ParquetFile(path).read()
+        names = _header(table.column_names, str(path))
+        records = table.rename_columns(names).to_pylist()
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+        if isinstance(error, DataError):
+            raise
+        reason = (str(error).splitlines() or ["unreadable"])[0]
+        raise DataError(f"this is no whole Parquet file: {reason}", where=str(path)) from None
+    rows = ((f"row {i}", record) for i, record in enumerate(records, 1))
+    return list(entries(rows, where=str(path), metric=metric))
+
+
+def _header(header: Iterable[Any], where: str) -> list[str]:
+    names = [str(name).strip().casefold() for name in header]
+    names = [_SYNONYMS.get(name, name) for name in names]
+    missing = [name for name in _REQUIRED if name not in names]
+    if missing:
+        raise DataError(
+            f"the column {', '.join(missing)} is missing",
+            where=where,
+            hint=f"a score table has the columns {', '.join(COLUMNS[:5])}",
+        )
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise DataError(f"the column {', '.join(twice)} is there twice", where=where)
+    return names
+
+
+def entries(rows: Iterable[Row], *, where: str, metric: str | None) -> Iterator[Entry]:
+    """Check each row and give its score; of several metrics of one benchmark the wanted or main one is taken."""
+    read = []
+    metrics: dict[str, dict[str, None]] = {}
+    for place, record in rows:
+        task, name = _text(record, "benchmark", where, place), _metric(record)
+        read.append((place, task, name, record))
+        if name is not None:
+            metrics.setdefault(task, {})[name] = None
+    main = {task: metric or main_metric(task, known) for task, known in metrics.items()}
+    passed: dict[tuple[str, str, str], tuple[str, str]] = {}
+    given: set[tuple[str, str, str]] = set()
+    for place, task, name, record in read:
+        protocol = _text(record, "protocol", where, place, default="direct")
+        model = _text(record, "model", where, place)
+        if name is not None and name != main[task]:
+            passed.setdefault((protocol, model, task), (place, name))
+            continue
+        given.add((protocol, model, task))
+        yield Entry(
+            protocol=protocol,
+            model=model,
+            task=task,
+            value=number(record.get("score"), f"{where}, {place}, column score", required=True),
+            stderr=_at_least_zero(record.get("stderr"), f"{where}, {place}, column stderr"),
+            n=_at_least_zero(record.get("n"), f"{where}, {place}, column n"),
+            higher_is_better=_direction(record.get("higher_is_better"), task, name, f"{where}, {place}"),
+            place=place,
+        )
+    for cell, (place, name) in passed.items():
+        if metric is None and cell not in given:
+            _, model, task = cell
+            raise DataError(
+                f"{model} has {name} on {task}, where others have {main[task]}",
+                where=f"{where}, {place}, column metric",
+                hint=f"choose one metric for all: --metric {name}",
+            )
+
+
+def _metric(record: Mapping[str, Any]) -> str | None:
+    value = record.get("metric")
+    return str(value).strip() or None if value is not None else None
+
+
+def _text(record: Mapping[str, Any], column: str, where: str, place: str, *, default: str | None = None) -> str:
+    value = record.get(column)
+    if value is None and default is not None:
+        return default
+    if not isinstance(value, str) or not value.strip():
+        if default is not None and isinstance(value, str):
+            return default
+        raise DataError(f"the {column} {value!r} is no name", where=f"{where}, {place}, column {column}")
+    return value.strip()
+
+
+def number(value: Any, where: str, *, required: bool = False) -> float:
+    """Read one number; empty, missing and NaN mean unknown, which a score may not be."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str, type(None))):
+        raise DataError(f"{_short(value)} is no number", where=where)
+    if value is None or (isinstance(value, str) and value.strip().casefold() in _UNKNOWN):
+        value = math.nan
+    try:
+        result = float(value)
+    except (ValueError, OverflowError):
+        raise DataError(f"{_short(value)} is no number", where=where) from None
+    if math.isinf(result):
+        raise DataError("the number is infinite", where=where)
+    if required and math.isnan(result):
+        raise DataError(
+            "the score is missing or NaN", where=where, hint="leave out what was not measured: a gap is no score"
+        )
+    return result
+
+
+def _at_least_zero(value: Any, where: str) -> float:
+    result = number(value, where)
+    if result < 0:
+        raise DataError(f"{result:g} is negative", where=where)
+    return result
+
+
+def _direction(value: Any, task: str, metric: str | None, where: str) -> bool:
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return higher_is_better(task, metric)
+    known = value if isinstance(value, bool) else _TRUE.get(str(value).strip().casefold())
+    if known is None:
+        raise DataError(f"{_short(value)} is neither true nor false", where=f"{where}, column higher_is_better")
+    return known
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"

@@ -1,0 +1,208 @@
+"""Agreement, its groups and its intervals."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import kendalltau
+
+from potentia.analysis.rankings.agreement import compare_agreement, measure_agreement
+from potentia.analysis.rankings.groups import (
+    agreement_by_models,
+    agreement_by_tasks,
+    bin_order,
+    items_per_task,
+    size_bins,
+)
+from potentia.analysis.stats.bootstrap import interval, item_values, noisy_values, pair_mean, row_draws
+from potentia.analysis.stats.kendall import kendall_matrix
+from potentia.errors import InputError
+from potentia.scores import ScoreMatrix
+
+
+def scores(models=20, tasks=5, *, signal=1.0, seed=0, stderr=0.02, protocol="direct", **more):
+    rng = np.random.default_rng(seed)
+    ability = rng.normal(size=(models, 1)) * signal
+    values = ability + rng.normal(size=(models, tasks))
+    return ScoreMatrix.build(
+        [f"m{i}" for i in range(models)],
+        [f"t{j}" for j in range(tasks)],
+        values,
+        stderr=np.full(values.shape, stderr),
+        protocol=protocol,
+        **more,
+    )
+
+
+def test_means_are_the_plain_means_of_tau():
+    matrix = scores()
+    found = measure_agreement(matrix, resamples=50)
+    taus = np.array([[kendalltau(a, b).statistic for b in matrix.values.T] for a in matrix.values.T])
+    off = taus[~np.eye(5, dtype=bool)]
+    assert found.mean == pytest.approx(off.mean())
+    for k in range(5):
+        assert found.per_task[k].value == pytest.approx(np.delete(taus[k], k).mean())
+
+
+def test_categories_average_distinct_pairs_in_the_order_of_the_mapping():
+    matrix = scores(tasks=4)
+    found = measure_agreement(matrix, categories={"t3": "B", "t0": "A", "t1": "A", "t9": "C"}, resamples=20)
+    assert found.categories == ("B", "A")
+    assert np.isnan(found.by_category[0, 0])  # a single task has no pair within
+    assert found.by_category[1, 1] == pytest.approx(found.matrix[0, 1])
+    assert found.by_category[0, 1] == pytest.approx(found.matrix[3, [0, 1]].mean())
+
+
+def test_intervals_hold_the_estimate_and_shrink_with_models():
+    few, many = (measure_agreement(scores(models=n), resamples=300) for n in (12, 120))
+    for found in (few, many):
+        assert set(found.intervals) == {"models", "tasks", "noise"}
+        for i in found.intervals.values():
+            assert i.low <= found.mean <= i.high
+    width = [f.intervals["models"].high - f.intervals["models"].low for f in (few, many)]
+    assert width[1] < width[0] / 2
+
+
+def test_the_interval_over_models_covers_the_true_agreement():
+    """Tau of two noisy copies of one ability is known from many models; intervals from 40 must mostly hold it."""
+    truth = float(pair_mean(kendall_matrix(scores(models=3000, tasks=3, seed=99).values)))
+    hits = 0
+    for seed in range(60):
+        i = measure_agreement(scores(models=40, tasks=3, seed=seed), resamples=200, seed=seed).intervals["models"]
+        hits += i.low <= truth <= i.high
+    assert hits >= 51
+
+
+def test_no_noise_interval_without_standard_errors():
+    assert "noise" not in measure_agreement(scores(stderr=np.nan), resamples=20).intervals
+
+
+def test_the_same_seed_gives_the_same_finding():
+    one, two = (json.dumps(measure_agreement(scores(), resamples=30, seed=4).to_dict()) for _ in range(2))
+    assert one == two
+    assert json.dumps(measure_agreement(scores(), resamples=30, seed=5).to_dict()) != one
+
+
+def test_change_between_protocols():
+    before, after = scores(signal=0.5), scores(signal=3.0, protocol="train_before_test")
+    found = compare_agreement(before, after, resamples=200)
+    assert found.mean_after > found.mean_before
+    assert found.difference["models"].low > 0
+    assert found.pairs == 10
+    assert found.pairs_improved == 10
+    tau = [measure_agreement(m, resamples=20).matrix for m in (before, after)]
+    assert found.per_task_difference[0].value == pytest.approx(tau[1][0, 1:].mean() - tau[0][0, 1:].mean())
+
+
+def test_change_uses_only_what_both_have():
+    before, after = scores(), scores(models=22, tasks=6, protocol="tuned").select(tasks=["t5", "t1", "t0"])
+    found = compare_agreement(before, after, resamples=20)
+    assert found.tasks == ("t0", "t1")
+    assert found.models == 20
+    with pytest.raises(InputError, match="in common"):
+        compare_agreement(before, ScoreMatrix.build(["x"], ["y"], [[1.0]]))
+
+
+@pytest.mark.parametrize(("models", "tasks"), [(2, 1), (2, 2), (1, 3), (3, 1)])
+def test_tiny_matrices_do_not_fail(models, tasks):
+    found = measure_agreement(scores(models=models, tasks=tasks), resamples=20)
+    json.dumps(found.to_dict(), allow_nan=False)
+    assert found.tables()
+    assert found.charts()
+
+
+def test_gaps_are_pairwise():
+    matrix = scores()
+    matrix.values[0, 0] = np.nan
+    tau = measure_agreement(matrix, resamples=20).matrix
+    assert tau[0, 1] == pytest.approx(kendalltau(matrix.values[1:, 0], matrix.values[1:, 1]).statistic)
+    assert tau[1, 2] == pytest.approx(kendalltau(matrix.values[:, 1], matrix.values[:, 2]).statistic)
+
+
+def test_unknown_measure():
+    with pytest.raises(InputError, match="no correlation"):
+        measure_agreement(scores(), method="cosine")
+
+
+def test_groups_of_models():
+    matrix = scores(models=12)
+    groups = {f"m{i}": "ab"[i % 2] if i < 10 else "c" for i in range(12)}
+    found = agreement_by_models([matrix], groups, by="family", at_least=3, resamples=20)
+    assert found.groups == ("a", "b", "all")
+    assert found.models == (5, 5, 12)
+    expected = measure_agreement(matrix.select(models=[f"m{i}" for i in range(0, 10, 2)]), resamples=20).mean
+    assert found.means[0][0].value == pytest.approx(expected)
+
+
+def test_groups_of_tasks():
+    matrix = scores()
+    found = agreement_by_tasks([matrix], {"large": ["t0", "t2"], "one": ["t1"]}, by="size", resamples=20)
+    assert found.groups == ("large", "all")
+    assert found.means[0][0].value == pytest.approx(kendalltau(matrix.values[:, 0], matrix.values[:, 2]).statistic)
+
+
+def test_size_bins_are_half_open_and_in_order():
+    bins = size_bins({"a": 0.5, "b": 1.0, "c": 12.0, "d": float("nan")})
+    assert bins == {"a": "[0, 1)", "b": "[1, 2)", "c": "[12, 13)"}
+    assert bin_order(bins.values()) == ["[0, 1)", "[1, 2)", "[12, 13)"]
+
+
+def test_items_per_task_from_errors_or_as_stored():
+    rng = np.random.default_rng(0)
+    accuracy = rng.uniform(0.3, 0.9, size=(10, 2))
+    stderr = np.sqrt(accuracy * (1 - accuracy) / (500 - 1))
+    stderr[:, 1] *= rng.uniform(0.5, 1.5, 10)  # no mean of zeros and ones has such errors
+    names = [f"m{i}" for i in range(10)]
+    assert items_per_task(ScoreMatrix.build(names, ["acc", "mcc"], accuracy, stderr=stderr)) == {"acc": 500.0}
+    stored = ScoreMatrix.build(names, ["acc", "mcc"], accuracy, stderr=stderr, n=np.full((10, 2), 123))
+    assert items_per_task(stored) == {"acc": 123.0, "mcc": 123.0}
+
+
+# --- resampling ----------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 30), st.integers(1, 10))
+@settings(max_examples=20, deadline=None)
+def test_draws_keep_the_number_of_rows(rows, resamples):
+    draws = row_draws(rows, resamples, np.random.default_rng(0))
+    assert draws.shape == (resamples, rows)
+    assert (draws.sum(axis=1) == rows).all()
+
+
+def test_pair_mean_under_draws_is_the_mean_of_the_drawn_pairs():
+    rng = np.random.default_rng(0)
+    tau = rng.normal(size=(4, 4))
+    tau = tau + tau.T
+    drawn = [0, 0, 2, 3]
+    pairs = [tau[a, b] for i, a in enumerate(drawn) for b in drawn[i + 1 :] if a != b]
+    assert pair_mean(tau, np.bincount(drawn, minlength=4)[None])[0] == pytest.approx(np.mean(pairs))
+
+
+def test_noise_has_the_size_of_the_errors_and_the_items():
+    rng = np.random.default_rng(0)
+    items = (rng.random((6, 400)) < 0.7).astype(float)
+    stderr = items.std(axis=1, ddof=1) / np.sqrt(400)
+    matrix = ScoreMatrix.build([f"m{i}" for i in range(6)], ["t"], items.mean(axis=1), stderr=stderr)
+    by_error = noisy_values(matrix, 4000, np.random.default_rng(1))[:, :, 0]
+    by_items = item_values(matrix, {"t": items}, 4000, np.random.default_rng(1))[:, :, 0]
+    np.testing.assert_allclose(by_error.std(axis=0), stderr, rtol=0.08)
+    np.testing.assert_allclose(by_items.std(axis=0), stderr, rtol=0.08)
+    np.testing.assert_allclose(by_items.mean(axis=0), matrix.values[:, 0], atol=0.002)
+    # The same items are drawn for all models: two equal models stay equal.
+    twins = item_values(
+        ScoreMatrix.build(["a", "b"], ["t"], [0.7, 0.7]), {"t": items[[0, 0]]}, 50, np.random.default_rng(2)
+    )
+    np.testing.assert_allclose(twins[:, 0], twins[:, 1])
+
+
+def test_centred_intervals_keep_their_width():
+    draws = np.linspace(0.0, 1.0, 1001)
+    plain, centred = interval(0.9, draws), interval(0.9, draws, centred=True)
+    assert (plain.low, plain.high) == pytest.approx((0.025, 0.975))
+    assert (centred.low, centred.high) == pytest.approx((0.425, 1.375))
+    nothing = interval(0.9, [np.nan])
+    assert np.isnan(nothing.low)

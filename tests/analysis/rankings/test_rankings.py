@@ -1,0 +1,128 @@
+"""Everything at once: which findings appear for which evidence, and joining of sources."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from potentia.analysis.rankings.background import Background
+from potentia.analysis.rankings.find import Options, analyze_rankings, in_order, merge_scores
+from potentia.errors import InputError
+from potentia.scores import ScoreMatrix
+
+MODELS = [f"m{i}" for i in range(12)]
+TASKS = ["arc_easy", "boolq", "gsm8k", "rte"]
+QUICK = Options(resamples=20)
+
+
+def scores(protocol="direct", *, seed=0, corpora=False, stderr=0.02, models=MODELS, tasks=TASKS):
+    rng = np.random.default_rng(seed)
+    level = np.linspace(0.2, 0.8, len(models))[:, None]
+    values = level + 0.08 * rng.normal(size=(len(models), len(tasks)))
+    names, up = list(tasks), [True] * len(tasks)
+    if corpora:
+        values = np.hstack([values, 2 - level + 0.1 * rng.normal(size=(len(models), 2))])
+        names, up = [*names, "wiki", "stack"], [*up, False, False]
+    return ScoreMatrix.build(
+        models, names, values, stderr=np.full(values.shape, stderr), higher_is_better=up, protocol=protocol
+    )
+
+
+BACKGROUND = Background(
+    families={m: "ab"[i % 2] for i, m in enumerate(MODELS)},
+    kinds={m: ("base", "instruct")[i % 2] for i, m in enumerate(MODELS)},
+    billions={m: 0.5 + (i >= 6) for i, m in enumerate(MODELS)},
+    flops={m: 10.0 ** (20 + i / 4) for i, m in enumerate(MODELS)},
+    categories={"arc_easy": "QA", "boolq": "QA", "gsm8k": "Math", "rte": "LU"},
+    train_examples={"arc_easy": 100.0, "boolq": 5000.0},
+)
+
+
+def test_all_findings_from_two_protocols_with_corpora():
+    both = {p: scores(p, seed=k, corpora=True) for k, p in enumerate(("train_before_test", "direct"))}
+    found = analyze_rankings(both, BACKGROUND, QUICK)
+    for name in (
+        "screening", "agreement direct", "agreement train_before_test", "measures", "change direct train_before_test",
+        "by size in billions", "by family", "by kind", "significance direct", "ranks train_before_test",
+        "components direct", "components direct a", "compute train_before_test", "aggregate direct",
+        "perplexity direct", "perplexity direct, tuned tasks, base", "alignment direct",
+    ):  # fmt: skip
+        assert name in found
+    assert found["agreement direct"].tasks == tuple(TASKS)
+    for finding in found.values():
+        json.dumps(finding.to_dict(), allow_nan=False)
+        assert finding.tables()
+    names = [chart.name for finding in found.values() for chart in finding.charts()]
+    assert len(names) == len(set(names))
+
+
+def test_flagged_tasks_can_be_left_out():
+    found = analyze_rankings({"direct": scores()}, BACKGROUND, Options(resamples=20, exclude_flagged=True))
+    assert "arc_easy" in found["screening"].flagged
+    assert "arc_easy" not in found["agreement direct"].tasks
+
+
+def test_one_protocol_without_errors_facts_or_corpora():
+    found = analyze_rankings({"direct": scores(stderr=np.nan)}, Background(), QUICK)
+    assert "agreement direct" in found
+    assert not any(
+        name.startswith(("significance", "ranks", "perplexity", "by", "compute", "change")) for name in found
+    )
+
+
+@pytest.mark.parametrize(("models", "tasks"), [(2, 1), (2, 4), (3, 1)])
+def test_small_studies_are_not_refused(models, tasks):
+    found = analyze_rankings({"direct": scores(models=MODELS[:models], tasks=TASKS[:tasks])}, BACKGROUND, QUICK)
+    assert "aggregate direct" in found
+
+
+def test_half_finished_studies_are_not_refused():
+    partial = scores()
+    partial.values[3:, 1] = np.nan
+    partial.values[5, :] = np.nan
+    partial.values[:, 2] = np.nan
+    found = analyze_rankings({"direct": partial}, BACKGROUND, QUICK)
+    assert found["agreement direct"].tasks == ("arc_easy", "boolq", "rte")
+    assert "m5" not in found["aggregate direct"].models
+
+
+def test_the_tasks_to_align_can_be_named():
+    found = analyze_rankings({"direct": scores()}, BACKGROUND, Options(resamples=20, align=("rte", "boolq")))
+    assert found["alignment direct"].tasks == ("rte", "boolq")
+    with pytest.raises(InputError, match="no task 'nope'"):
+        analyze_rankings({"direct": scores()}, BACKGROUND, Options(resamples=20, align=("rte", "nope")))
+
+
+def test_nothing_to_rank():
+    with pytest.raises(InputError, match="nothing to rank"):
+        analyze_rankings({"direct": scores(models=["only"])}, BACKGROUND, QUICK)
+
+
+def test_protocols_come_in_order_of_preparation():
+    assert in_order(["train_before_test", "adjust", "few_shot:5", "direct"]) == [
+        "direct", "few_shot:5", "train_before_test", "adjust",
+    ]  # fmt: skip
+
+
+def test_sources_are_joined_and_collisions_refused():
+    left = {"direct": scores(models=MODELS[:6])}
+    right = {"direct": scores(models=MODELS[6:], tasks=[*TASKS, "cola"]), "few_shot:5": scores("few_shot:5")}
+    joined = merge_scores([left, right])
+    assert joined["direct"].shape == (12, 5)
+    assert np.isnan(joined["direct"].values[:6, 4]).all()
+    np.testing.assert_array_equal(joined["direct"].values[:6, :4], left["direct"].values)
+    assert joined["few_shot:5"].shape == (12, 4)
+    with pytest.raises(InputError, match="two sources have a direct score of m0 on arc_easy"):
+        merge_scores([left, left])
+    turned = ScoreMatrix.build(["x"], ["rte"], [[1.0]], higher_is_better=False)
+    with pytest.raises(InputError, match="higher-is-better"):
+        merge_scores([left, {"direct": turned}])
+
+
+def test_facts_are_found_for_known_models():
+    found = Background.of(["Qwen/Qwen2.5-7B", "my/own"])
+    assert found.families == {"Qwen/Qwen2.5-7B": "qwen"}
+    assert found.billions == {"Qwen/Qwen2.5-7B": 7.0}
+    assert found.categories["gsm8k"] == "Math"

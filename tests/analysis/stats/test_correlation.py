@@ -1,0 +1,132 @@
+"""All-pairs correlations against scipy, one pair at a time: ties, gaps, constant columns, few models, resamples."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy import stats
+
+from potentia.analysis.stats import kendall as module
+from potentia.analysis.stats.correlation import mean_offdiagonal, pearson_matrix, spearman_matrix
+from potentia.analysis.stats.kendall import kendall_matrix, kendall_of_signs
+from potentia.errors import InputError
+
+SCIPY = {kendall_matrix: stats.kendalltau, spearman_matrix: stats.spearmanr, pearson_matrix: stats.pearsonr}
+
+
+def by_pairs(method, x, y):
+    """The slow way: scipy on the rows that both columns have."""
+    result = np.full((x.shape[1], y.shape[1]), np.nan)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for i in range(x.shape[1]):
+            for j in range(y.shape[1]):
+                both = np.isfinite(x[:, i]) & np.isfinite(y[:, j])
+                if both.sum() > 1:
+                    result[i, j] = SCIPY[method](x[both, i], y[both, j]).statistic
+    return result
+
+
+def scores(gaps: bool = True):
+    """Score matrices with many ties (tenths), gaps, constant columns, from 2 models and 1 task on."""
+    tenths = st.integers(-5, 5).map(lambda k: k / 10)
+    cell = st.one_of(tenths, tenths, st.just(float("nan"))) if gaps else tenths
+    shape = st.tuples(st.integers(2, 9), st.integers(1, 5))
+    return shape.flatmap(lambda s: arrays(np.float64, s, elements=cell))
+
+
+@pytest.mark.parametrize("method", SCIPY, ids=lambda f: f.__name__)
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_agrees_with_scipy_on_ties_and_gaps(method, data):
+    x = data.draw(scores())
+    np.testing.assert_allclose(method(x), by_pairs(method, x, x), atol=1e-12)
+
+
+@pytest.mark.parametrize("method", SCIPY, ids=lambda f: f.__name__)
+@given(data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_between_two_sets_of_tasks(method, data):
+    x = data.draw(scores())
+    y = data.draw(arrays(np.float64, (x.shape[0], 3), elements=st.integers(0, 4).map(float)))
+    np.testing.assert_allclose(method(x, y), by_pairs(method, x, y), atol=1e-12)
+
+
+@pytest.mark.parametrize("method", SCIPY, ids=lambda f: f.__name__)
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_weights_equal_repeated_rows(method, data):
+    x = data.draw(scores())
+    draws = data.draw(arrays(np.int64, (3, x.shape[0]), elements=st.integers(0, 3)))
+    weighted = method(x, weights=draws)
+    for k, draw in enumerate(draws):
+        rows = x[np.repeat(np.arange(len(draw)), draw)]
+        np.testing.assert_allclose(weighted[k], by_pairs(method, rows, rows), atol=1e-12)
+
+
+@pytest.mark.parametrize("method", SCIPY, ids=lambda f: f.__name__)
+def test_a_stack_of_matrices_is_done_one_by_one(method):
+    rng = np.random.default_rng(0)
+    stack = rng.normal(size=(4, 12, 3))
+    draws = rng.multinomial(12, [1 / 12] * 12, size=4)
+    together = method(stack, weights=draws)
+    for k in range(4):
+        np.testing.assert_allclose(together[k], method(stack[k], weights=draws[k]), atol=1e-12)
+
+
+def test_many_models_and_few_give_the_same_tau(monkeypatch):
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(200, 4)).round(1)
+    x[rng.random(x.shape) < 0.1] = np.nan
+    by_pairs_of_models = kendall_matrix(x)
+    monkeypatch.setattr(module, "_MANY_MODELS", 10)
+    np.testing.assert_allclose(kendall_matrix(x), by_pairs_of_models, atol=1e-12)
+
+
+def test_blocks_do_not_change_the_result(monkeypatch):
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(40, 6)).round(1)
+    draws = rng.multinomial(40, [1 / 40] * 40, size=7)
+    whole = kendall_matrix(x, weights=draws)
+    monkeypatch.setattr(module, "_BLOCK", 500)
+    np.testing.assert_array_equal(kendall_matrix(x, weights=draws), whole)
+
+
+def test_tau_of_signs_is_tau_of_the_scores_they_come_from():
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(20, 5)).round(1)
+    a, b = np.triu_indices(20, 1)
+    draws = rng.multinomial(20, [1 / 20] * 20, size=3)
+    np.testing.assert_allclose(kendall_of_signs(np.sign(x[a] - x[b])), kendall_matrix(x), atol=1e-12)
+    np.testing.assert_allclose(
+        kendall_of_signs(np.sign(x[a] - x[b]), weights=draws), kendall_matrix(x, weights=draws), atol=1e-12
+    )
+
+
+def test_mean_over_pairs_leaves_the_diagonal_and_gaps_out():
+    tau = np.array([[1.0, 0.5, np.nan], [0.5, 1.0, 0.1], [np.nan, 0.1, 1.0]])
+    assert mean_offdiagonal(tau) == pytest.approx(0.3)
+    np.testing.assert_allclose(mean_offdiagonal(tau, axis=True), [0.5, 0.3, 0.1])
+    assert np.isnan(mean_offdiagonal(np.ones((1, 1))))
+
+
+def test_wrong_shapes_are_refused():
+    with pytest.raises(InputError, match="weights are for 3 models"):
+        kendall_matrix(np.ones((4, 2)), weights=[1, 1, 1])
+    with pytest.raises(InputError, match="same models"):
+        kendall_matrix(np.ones((4, 2)), np.ones((5, 2)))
+    with pytest.raises(InputError, match="not all pairs"):
+        kendall_of_signs(np.ones((4, 2)))
+
+
+@given(data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_a_stack_with_ties_agrees_with_scipy(data):
+    stack = np.stack([data.draw(arrays(np.float64, (6, 3), elements=st.integers(0, 3).map(float))) for _ in range(3)])
+    for k, tau in enumerate(kendall_matrix(stack)):
+        np.testing.assert_allclose(tau, by_pairs(kendall_matrix, stack[k], stack[k]), atol=1e-12)

@@ -1,0 +1,70 @@
+"""Paired tests of all models at once, against statsmodels one pair at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from statsmodels.stats.contingency_tables import mcnemar
+
+from potentia.analysis.rankings.background import Background
+from potentia.analysis.rankings.find import Options, analyze_rankings, merge_items
+from potentia.analysis.stats.paired import compare_all_items, item_tables, mcnemar_of_all
+from potentia.scores import ScoreMatrix
+
+
+def study(models=4, items=300, seed=0):
+    """Models that answer the same documents, with correlated luck."""
+    rng = np.random.default_rng(seed)
+    hardness = rng.random(items)
+    right = hardness < np.linspace(0.6, 0.7, models)[:, None] + 0.03 * rng.normal(size=(models, items))
+    outcomes = {"rte": {f"m{i}": dict(enumerate(row.astype(float))) for i, row in enumerate(right)}}
+    mean = right.mean(axis=1, keepdims=True)
+    stderr = np.sqrt(mean * (1 - mean) / (items - 1))
+    matrix = ScoreMatrix.build([f"m{i}" for i in range(models)], ["rte"], mean, stderr=stderr)
+    return matrix, outcomes, right
+
+
+def test_all_pairs_equal_statsmodels():
+    _, _, right = study(models=6)
+    right[5] = right[4]
+    p = mcnemar_of_all(right)
+    for k, (a, b) in enumerate(zip(*np.triu_indices(6, 1), strict=True)):
+        table = [[0, (right[a] & ~right[b]).sum()], [(right[b] & ~right[a]).sum(), 0]]
+        assert p[k] == pytest.approx(mcnemar(table, exact=True).pvalue if a != 4 else 1.0)
+
+
+def test_shared_items_resolve_what_standard_errors_cannot():
+    matrix, outcomes, right = study()
+    found = compare_all_items(matrix, outcomes, resamples=200)
+    assert (found.models, found.items, found.pairs) == ((4,), (300,), (6,))
+    assert found.by_items[0] > found.by_z[0]
+    leader = found.leaders[0]
+    assert leader.difference.value == pytest.approx(np.diff(np.sort(right.mean(axis=1)))[-1])
+
+
+def test_only_the_documents_that_all_have():
+    matrix, outcomes, _ = study()
+    del outcomes["rte"]["m0"][7]
+    found = compare_all_items(matrix, outcomes, resamples=20)
+    assert found.items == (299,)
+    assert compare_all_items(matrix, {"rte": {"m0": {0: 1.0}}}) is None
+    assert compare_all_items(matrix, {}) is None
+
+
+def test_items_stand_for_scores_only_where_their_mean_is_the_score():
+    matrix, outcomes, right = study()
+    np.testing.assert_array_equal(item_tables(matrix, outcomes)["rte"], right)
+    other = ScoreMatrix.build(matrix.models, matrix.tasks, matrix.values + 0.1, stderr=matrix.stderr)
+    assert item_tables(other, outcomes) == {}
+    matrix.values[0] = np.nan
+    partial = item_tables(matrix, {"rte": {m: v for m, v in outcomes["rte"].items() if m != "m0"}})["rte"]
+    assert np.isnan(partial[0]).all()
+    assert np.isfinite(partial[1:]).all()
+
+
+def test_items_reach_the_findings():
+    matrix, outcomes, _ = study()
+    found = analyze_rankings(
+        {"direct": matrix}, Background(), Options(resamples=20), merge_items([{"direct": outcomes}])
+    )
+    assert found["paired direct"].by_items[0] > 0

@@ -1,0 +1,162 @@
+"""Tests of differences against scipy and statsmodels, and tau-b with insignificant differences as ties."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy import stats
+from statsmodels.stats.contingency_tables import mcnemar as statsmodels_mcnemar
+from statsmodels.stats.multitest import multipletests
+from statsmodels.stats.proportion import proportion_confint
+
+from potentia.analysis.stats.kendall import kendall_matrix
+from potentia.analysis.stats.significance import (
+    benjamini_hochberg,
+    better,
+    compare_items,
+    detectable_difference,
+    mcnemar,
+    measure_significance,
+    pair_p_values,
+    pair_signs,
+    pair_z,
+    wilson,
+)
+from potentia.errors import InputError
+from potentia.scores import ScoreMatrix
+
+
+def matrix(values, stderr, **more):
+    values = np.asarray(values, dtype=float)
+    models, tasks = values.shape
+    return ScoreMatrix.build(
+        [f"m{i}" for i in range(models)], [f"t{j}" for j in range(tasks)], values, stderr=stderr, **more
+    )
+
+
+@given(st.integers(0, 200), st.integers(1, 200), st.sampled_from([0.8, 0.95, 0.99]))
+@settings(max_examples=80, deadline=None)
+def test_wilson(successes, n, level):
+    assume(successes <= n)
+    low, high = wilson(successes, n, level=level)
+    expected = stats.binomtest(successes, n).proportion_ci(level, method="wilson")
+    assert (low, high) == pytest.approx((expected.low, expected.high), abs=1e-12)
+    assert (low, high) == pytest.approx(proportion_confint(successes, n, 1 - level, method="wilson"), abs=1e-9)
+
+
+def test_wilson_refuses_nonsense():
+    with pytest.raises(InputError):
+        wilson(3, 2)
+
+
+@given(st.integers(0, 60), st.integers(0, 60))
+@settings(max_examples=60, deadline=None)
+def test_mcnemar(first_only, second_only):
+    table = [[5, first_only], [second_only, 7]]
+    assert mcnemar(first_only, second_only) == pytest.approx(statsmodels_mcnemar(table, exact=True).pvalue, abs=1e-12)
+
+
+@given(arrays(np.float64, st.integers(1, 40), elements=st.floats(0, 1)))
+@settings(max_examples=60, deadline=None)
+def test_benjamini_hochberg(p):
+    adjusted = benjamini_hochberg(p[:, None])[:, 0]
+    np.testing.assert_allclose(adjusted, multipletests(p, method="fdr_bh")[1], atol=1e-12)
+
+
+def test_benjamini_hochberg_leaves_gaps_out():
+    p = np.array([[0.01, np.nan], [0.04, 0.02], [np.nan, 0.03]])
+    adjusted = benjamini_hochberg(p)
+    np.testing.assert_allclose(adjusted[:2, 0], multipletests(p[:2, 0], method="fdr_bh")[1])
+    assert np.isnan(adjusted[2, 0])
+    assert np.isnan(adjusted[0, 1])
+
+
+def test_z_test_is_the_two_sample_test():
+    found = matrix([[0.6], [0.5]], [[0.03], [0.04]])
+    z = 0.1 / 0.05
+    assert pair_z(found)[0, 0] == pytest.approx(z)
+    assert pair_p_values(found)[0, 0] == pytest.approx(2 * stats.norm.sf(z))
+    signs, known = pair_signs(found)
+    assert signs[0, 0] == 1
+    assert known.all()
+    assert pair_signs(found, level=0.99)[0][0, 0] == 0
+
+
+def test_lower_is_better_turns_the_sign():
+    signs, _ = pair_signs(matrix([[0.6], [0.5]], [[0.01], [0.01]], higher_is_better=False))
+    assert signs[0, 0] == -1
+
+
+def test_gaps_and_missing_errors_are_not_compared():
+    found = matrix([[0.6, 0.6], [np.nan, 0.1], [0.2, 0.2]], [[0.01, np.nan], [0.01, 0.01], [0.01, 0.01]])
+    _, known = pair_signs(found)
+    np.testing.assert_array_equal(known, [[False, False], [True, False], [False, True]])
+
+
+def test_scores_without_error_differ_where_they_differ():
+    signs, known = pair_signs(matrix([[0.6], [0.5], [0.5]], np.zeros((3, 1))))
+    assert known.all()
+    np.testing.assert_array_equal(signs[:, 0], [1, 1, 0])
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_tau_b_on_signs_is_the_definition(data):
+    """Concordant minus discordant over the geometric mean of untied pairs, counted one pair at a time."""
+    n = data.draw(st.integers(2, 7))
+    values = data.draw(arrays(np.float64, (n, 2), elements=st.integers(0, 10).map(lambda k: k / 10)))
+    stderr = data.draw(arrays(np.float64, (n, 2), elements=st.sampled_from([0.01, 0.1])))
+    signs = np.zeros((2, n, n))
+    for task in range(2):
+        for a in range(n):
+            for b in range(n):
+                gap = values[a, task] - values[b, task]
+                if abs(gap) > stats.norm.ppf(0.975) * np.hypot(stderr[a, task], stderr[b, task]):
+                    signs[task, a, b] = np.sign(gap)
+    upper = np.triu_indices(n, 1)
+    x, y = signs[0][upper], signs[1][upper]
+    untied = np.sqrt((x != 0).sum() * (y != 0).sum())
+    expected = (x * y).sum() / untied if untied else np.nan
+    found = measure_significance(matrix(values, stderr), resamples=20)
+    assert found.tau_b[0, 1] == pytest.approx(expected, nan_ok=True)
+
+
+def test_with_tiny_errors_tau_b_is_tau():
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(15, 4)).round(1)
+    found = measure_significance(matrix(values, np.full(values.shape, 1e-9)), resamples=20)
+    np.testing.assert_allclose(found.tau_b, kendall_matrix(values))
+
+
+def test_partial_order_needs_every_error():
+    with pytest.raises(InputError):
+        better(np.array([0.1, 0.2]), np.array([0.1, np.nan]))
+
+
+def test_detectable_difference_has_the_power_it_says():
+    stderr = 0.02
+    smallest = detectable_difference(matrix(np.zeros((5, 1)), np.full((5, 1), stderr)))[0]
+    rng = np.random.default_rng(1)
+    draws = rng.normal(smallest, stderr, 20_000) - rng.normal(0, stderr, 20_000)
+    power = (np.abs(draws) > stats.norm.ppf(0.975) * stderr * np.sqrt(2)).mean()
+    assert power == pytest.approx(0.8, abs=0.01)
+
+
+def test_paired_items_are_sharper_than_two_errors():
+    rng = np.random.default_rng(2)
+    shared = rng.random(1000) < 0.7
+    first, second = shared.astype(float), (shared & (rng.random(1000) < 0.97)).astype(float)
+    found = compare_items(first, second, names=("a", "b"))
+    assert found.difference.low > 0
+    assert found.p_value < 1e-4
+    assert found.difference.value == pytest.approx(first.mean() - second.mean())
+    unpaired = np.sqrt(first.var() / 1000 + second.var() / 1000)
+    assert found.difference.high - found.difference.low < 2 * stats.norm.ppf(0.975) * unpaired / 2
+
+
+def test_items_must_be_paired():
+    with pytest.raises(InputError, match="equally long"):
+        compare_items([1, 0], [1])

@@ -1,0 +1,117 @@
+"""The layout of the laboratory: every file is one that the tool's own readers take."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from potentia import tasks, zoo
+from potentia.analysis.test_task.cohort import Cohort
+from potentia.cli.app import app
+from potentia.facts import models as known_models
+from potentia.lab.laboratory import AUXILIARY_DOCUMENTS, BENCHMARKS, Laboratory, lay_out
+from potentia.lab.treatment import lay_out_treatment
+from potentia.run import run_study
+from potentia.run.plan import check_source, load_tasks
+from potentia.store import Store
+from potentia.study import read_study
+
+
+@pytest.fixture(scope="module")
+def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Laboratory:
+    return lay_out(tmp_path_factory.mktemp("lab"))
+
+
+def test_every_study_file_can_be_read_and_names_what_is_there(laboratory: Laboratory):
+    for name, path in laboratory.studies.items():
+        study = read_study(path)
+        assert study.name == name
+        assert path.read_text().startswith(f"# potentia run {path}\n")
+        for row in study.rows():
+            check_source(row)
+    loaded = load_tasks(read_study(laboratory.studies["checkpoints-direct"]))
+    assert loaded["ask:blank_ppl"].metric == "acc_norm"
+
+
+def test_checkpoint_series_end_with_the_finished_model(laboratory: Laboratory):
+    rows = read_study(laboratory.studies["checkpoints-tuned"]).rows()
+    for run in ("aster-159k", "cedar-159k"):
+        series = [row for row in rows if row.series == run]
+        assert len(series) == 8
+        assert [row.step for row in series] == sorted(row.step for row in series)
+        assert Path(series[-1].source).name == run
+
+
+def test_the_auxiliary_data_hold_every_form_and_nobody_of_the_test_splits(laboratory: Laboratory):
+    data = tasks.load(str(laboratory.folder / "tasks/auxiliary.yaml"))
+    train = data.documents("train")
+    assert len(train) == AUXILIARY_DOCUMENTS * len(BENCHMARKS)
+    tested = {
+        doc["about"]
+        for name in BENCHMARKS
+        for doc in tasks.load(str(laboratory.folder / f"tasks/{name}.yaml")).documents("test")
+    }
+    assert not tested & {doc["about"] for doc in train}
+
+
+def test_the_facts_say_who_saw_which_form(laboratory: Laboratory):
+    table = known_models(laboratory.facts)
+    cohort = Cohort.known([m.name for m in zoo.models("base")], table)
+    assert len(cohort.models) == 16
+    for m in zoo.models("base"):
+        facts = table.find(m.name)
+        assert facts is not None
+        assert facts.exposure == m.exposure
+        assert facts.flops == pytest.approx(m.flops)
+    for name in BENCHMARKS:
+        members = cohort.exposed(name).members
+        assert {f for f, inside in zip(cohort.family, members, strict=True) if inside} == {
+            m.family for m in zoo.models("base") if name in m.exposure
+        }
+    assert table.find("cedar-159k@600") is not None
+
+
+def test_a_second_layout_changes_no_file_of_the_tasks(laboratory: Laboratory):
+    files = sorted((laboratory.folder / "tasks").rglob("*.*"))
+    before = [file.stat().st_mtime_ns for file in files]
+    lay_out(laboratory.folder)
+    assert [file.stat().st_mtime_ns for file in files] == before
+
+
+def test_the_command_prints_what_to_run(tmp_path: Path):
+    said = CliRunner().invoke(app, ["zoo", str(tmp_path / "lab"), "--json"])
+    assert said.exit_code == 0, said.output
+    told = json.loads(said.output)
+    assert told["models"] == len(zoo.models())
+    lines = [line for question in told["commands"].values() for line in question]
+    for line in lines:
+        if line.startswith("potentia run "):
+            assert Path(line.removeprefix("potentia run ")).exists()
+    assert {line.split()[1] for line in lines} == {"run", "analyze"}
+
+
+def test_treatment_teaches_the_form_to_half_of_the_models(laboratory: Laboratory, tmp_path: Path):
+    made = lay_out_treatment(laboratory.folder, names=("aster-237k", "cedar-237k"))
+    assert (len(made.treated), len(made.control)) == (1, 1)
+    study = read_study(made.study)
+    assert [row.name for row in study.rows() if row.name in made.treated] == list(made.treated)
+    assert known_models(made.facts).find(made.treated[0]).exposure == ("ask",)
+    assert known_models(made.facts).find(made.control[0]).exposure == ()
+    original = study.models[0].model_copy(
+        update={"name": "before", "path": str(laboratory.folder / "models" / made.treated[0].removesuffix("-treated"))}
+    )
+    direct = study.model_copy(
+        update={
+            "models": (original, *study.models),
+            "protocols": ("direct",),
+            "store": str(tmp_path / "s.db"),
+        }
+    )
+    assert run_study(direct).failed == 0
+    with Store.open(direct.store) as store:
+        matrix = store.matrix("direct")
+    value = dict(zip(matrix.models, matrix.values[:, 0], strict=True))
+    assert value[made.treated[0]] > value["before"] + 0.2
