@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from potentia.engine.examples import TokenisedExamples
-from potentia.engine.schedule import LaneSpec, LoraConfig, Schedule
+from potentia.engine.tuning import LaneSpec, LoraConfig, Schedule, TokenisedExamples
 
 VOCAB = 96
 

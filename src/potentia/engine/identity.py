@@ -1,7 +1,9 @@
-"""The name of a model's content: its weights, config and tokenizer files, hashed without loading them.
+"""The name of a model's content: everything that can change one of its scores, hashed without loading it.
 
-A Hub model is named by its repository and commit, which fix the content of every file. Digests of large files are
-remembered by path, inode, size and time of change, so that a study of many models resumes at once.
+A folder is named by its weights, settings and tokenizer files, a Hub model by its repository and commit, which fix
+the content of every file, and a model made in memory by its tensors, configs and tokenizer. Digests of large files
+are remembered by path, inode, size and both times of change, so that a study of many models resumes at once: a file
+put over another can keep the modification time, never the time of its status change.
 """
 
 from __future__ import annotations
@@ -12,25 +14,36 @@ import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from potentia.errors import ModelError
 
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf")
 SETTING_FILES = (
     "config.json",
+    "generation_config.json",  # names the tokens that end a text, and penalties
     "adapter_config.json",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
+    "*.index.json",
+    "tokenizer*",
     "special_tokens_map.json",
     "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
+    "vocab*",
+    "*vocab.json",
     "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-    "*.py",
+    "*.model",
+    "*.spm",
+    "*.tiktoken",
+    "*.codes",
+    "*.tokenizer",
+    "dict.txt",
+    "emoji.json",
+    "normalizer.json",
+    "word_*.json",
+    "tekken.json",
+    "chat_template*",
+    "additional_chat_templates/*",
 )
+CODE_FILES = ("*.py",)  # where the config says that the model brings its own
 REMEMBER_ABOVE = 8 * 2**20  # smaller files are hashed faster than they are looked up
 
 
@@ -38,52 +51,101 @@ def fingerprint(source: str, *, revision: str | None = None, gguf_file: str | No
     """Name the content of the model at ``source``: a folder, a GGUF file, or a Hub repository."""
     path = Path(source).expanduser()
     if path.is_file():
-        return _join([_digest(path)])
+        path, gguf_file = path.parent, path.name
     if path.is_dir():
         return _join(_folder_parts(path, gguf_file))
-    return _join(["hub", source, _commit(source, revision), gguf_file or ""])
+    return _join(["hub", source, _commit(source, revision, gguf_file), gguf_file or ""])
+
+
+def memory_fingerprint(model: Any, tokenizer: Any) -> str:
+    """Name the content of a model that lies in no file."""
+    import torch
+
+    content = hashlib.blake2b()
+    for name, tensor in sorted(model.state_dict().items()):
+        content.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        content.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    generation = getattr(model, "generation_config", None)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return _join(
+        [
+            content.hexdigest(),
+            model.config.to_json_string(use_diff=False),
+            generation.to_json_string() if generation is not None else "",
+            backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True),
+            json.dumps(tokenizer.special_tokens_map, sort_keys=True, default=str),
+            json.dumps(getattr(tokenizer, "chat_template", None), sort_keys=True),
+        ]
+    )
 
 
 def _folder_parts(folder: Path, gguf_file: str | None) -> list[str]:
-    if gguf_file is not None:
-        weights = [folder / gguf_file]
-    else:
-        groups = (sorted(folder.glob(pattern)) for pattern in WEIGHT_FILES)
-        weights = next((group for group in groups if group), [])
+    weights = [folder / gguf_file] if gguf_file is not None else _weights(folder)
     if not weights or not all(file.is_file() for file in weights):
         raise ModelError(
             f"no weights in {folder}", hint="a model folder holds config.json and *.safetensors (or one .gguf file)"
         )
-    settings = sorted({file for pattern in SETTING_FILES for file in folder.glob(pattern)})
+    patterns = (*SETTING_FILES, *(CODE_FILES if _brings_code(folder) else ()))
+    settings = sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
+    settings = [file for file in settings if file not in weights]
     with ThreadPoolExecutor(max_workers=8) as pool:
         digests = list(pool.map(_digest, [*weights, *settings]))
     # Names of weight files carry no content; names of settings say what they are.
-    return digests[: len(weights)] + [
-        f"{file.name}:{digest}" for file, digest in zip(settings, digests[len(weights) :], strict=True)
-    ]
+    named = [f"{file.name}:{digest}" for file, digest in zip(settings, digests[len(weights) :], strict=True)]
+    return digests[: len(weights)] + named + _adapted_base(folder)
 
 
-def _commit(repository: str, revision: str | None) -> str:
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+def _weights(folder: Path) -> list[Path]:
+    groups = (sorted(folder.glob(pattern)) for pattern in WEIGHT_FILES)
+    return next((group for group in groups if group), [])
 
+
+def _brings_code(folder: Path) -> bool:
+    """Whether the config or the tokenizer's names classes of its own (``trust_remote_code``)."""
+    return any("auto_map" in _facts(folder / name) for name in ("config.json", "tokenizer_config.json"))
+
+
+def _adapted_base(folder: Path) -> list[str]:
+    """Name the model that an adapter in this folder is put on."""
+    base = _facts(folder / "adapter_config.json").get("base_model_name_or_path")
+    return [fingerprint(str(base))] if base and Path(str(base)).resolve() != folder.resolve() else []
+
+
+def _facts(file: Path) -> dict[str, Any]:
     try:
-        file = Path(hf_hub_download(repository, "config.json", revision=revision))
-    except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(
-            f"cannot find {repository} on the hub or in its cache: {first}",
-            hint="check the name and the network, log in for gated models, or give a folder",
-        ) from error
-    return file.parent.name  # …/snapshots/<commit>/config.json
+        facts = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def _commit(repository: str, revision: str | None, gguf_file: str | None) -> str:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
+
+    for name in (gguf_file,) if gguf_file is not None else ("config.json", "adapter_config.json"):
+        try:
+            file = hf_hub_download(repository, name, revision=revision)
+        except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
+            if isinstance(error, EntryNotFoundError) and name == "config.json":
+                continue
+            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise ModelError(
+                f"cannot find {repository} on the hub or in its cache: {first}",
+                hint="check the name and the network, log in for gated models, or give a folder",
+            ) from error
+        else:
+            parts = Path(file).parts  # …/snapshots/<commit>/config.json
+            return parts[parts.index("snapshots") + 1]
+    raise AssertionError("the last name either answers or raises")
 
 
 def _digest(file: Path) -> str:
     state = file.stat()
     if state.st_size < REMEMBER_ABOVE:
         return _hash_file(file)
-    identity = _join([str(file.resolve()), str(state.st_ino), str(state.st_size), str(state.st_mtime_ns)])
-    note = _cache_folder() / identity
+    facts = (state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+    note = _cache_folder() / _join([str(file.resolve()), *map(str, facts)])
     try:
         return str(json.loads(note.read_text())["digest"])
     except (OSError, ValueError, KeyError):

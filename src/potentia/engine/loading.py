@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import gc
-import hashlib
-import json
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from potentia.engine.identity import fingerprint, memory_fingerprint
 from potentia.engine.tokens import BosPolicy, Encoder
 from potentia.errors import InputError, MissingExtraError, ModelError
 
@@ -20,14 +17,13 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_LENGTH = 2048
 UNLIMITED = 10**9  # tokenizers without a limit report 1e30
-WEIGHT_FILES = ("*.safetensors", "*.bin")
 
 
 @dataclass(eq=False)
 class LoadedModel:
     """A causal language model ready for use, with everything about it that can change a score.
 
-    ``fingerprint`` names the content of weights and tokenizer. ``checked`` remembers which scoring paths agreed with
+    ``fingerprint`` names their content (see ``identity``). ``checked`` remembers which scoring paths agreed with
     the reference path on this model, so that the check is made once.
     """
 
@@ -53,7 +49,7 @@ class LoadedModel:
             dtype=weight.dtype,
             max_length=context_length(config, tokenizer),
             bos=BosPolicy.of(tokenizer, config),
-            fingerprint=fingerprint or _hash_parts([_hash_state(model), hash_tokenizer(tokenizer)]),
+            fingerprint=fingerprint or memory_fingerprint(model, tokenizer),
             target_architecture=str(getattr(config, "model_type", type(model).__name__)),
         )
 
@@ -90,8 +86,10 @@ def load(
 
     place = pick_device(device)
     kind = pick_dtype(dtype, place)
+    path = Path(name_or_path).expanduser()
+    if path.exists():
+        name_or_path = str(path)
     if name_or_path.endswith(".gguf"):
-        path = Path(name_or_path)
         name_or_path, gguf_file = str(path.parent), path.name
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if revision is not None:
@@ -113,7 +111,8 @@ def load(
     model.eval()
     model.requires_grad_(False)
     model.to(place)
-    return LoadedModel.of(model, tokenizer, fingerprint=_fingerprint(name_or_path, options, model, tokenizer))
+    content = fingerprint(name_or_path, revision=revision, gguf_file=gguf_file)
+    return LoadedModel.of(model, tokenizer, fingerprint=content)
 
 
 def pick_device(name: str) -> torch.device:
@@ -154,67 +153,6 @@ def context_length(config: Any, tokenizer: Any) -> int:
             return int(value)
     limit = getattr(tokenizer, "model_max_length", None)
     return int(limit) if limit is not None and limit < UNLIMITED else DEFAULT_MAX_LENGTH
-
-
-def hash_tokenizer(tokenizer: Any) -> str:
-    """Name the content of a tokenizer: its rules, vocabulary, special tokens and chat template."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    body = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
-    special = json.dumps(tokenizer.special_tokens_map, sort_keys=True, default=str)
-    template = json.dumps(getattr(tokenizer, "chat_template", None), sort_keys=True)
-    return _hash_parts([body, special, template])
-
-
-def _fingerprint(name_or_path: str, options: dict[str, Any], model: Any, tokenizer: Any) -> str:
-    files = _weight_files(name_or_path, options)
-    weights = _hash_files(files) if files else _hash_state(model)
-    return _hash_parts([weights, model.config.to_json_string(use_diff=False), hash_tokenizer(tokenizer)])
-
-
-def _weight_files(name_or_path: str, options: dict[str, Any]) -> list[Path]:
-    """Find the files the weights came from, in a folder or in the Hub's cache."""
-    from transformers.utils.hub import cached_file
-
-    known = options.get("gguf_file", "config.json")
-    found = cached_file(
-        name_or_path, known, revision=options.get("revision"), _raise_exceptions_for_missing_entries=False
-    )
-    if found is None:
-        return []
-    if "gguf_file" in options:
-        return [Path(found)]
-    groups = (sorted(Path(found).parent.glob(pattern)) for pattern in WEIGHT_FILES)
-    return next((group for group in groups if group), [])
-
-
-def _hash_files(files: list[Path]) -> str:
-    def digest(file: Path) -> str:
-        blob = file.resolve().name
-        if len(blob) == 64 and not set(blob) - set("0123456789abcdef"):  # the Hub's cache names files by their SHA-256
-            return blob
-        with file.open("rb") as stream:
-            return hashlib.file_digest(stream, "blake2b").hexdigest()
-
-    with ThreadPoolExecutor(max_workers=8) as pool:
-        return _hash_parts(pool.map(digest, files))
-
-
-def _hash_state(model: Any) -> str:
-    import torch
-
-    content = hashlib.blake2b()
-    for name, tensor in sorted(model.state_dict().items()):
-        content.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        content.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return content.hexdigest()
-
-
-def _hash_parts(parts: Iterable[str]) -> str:
-    content = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        content.update(part.encode())
-        content.update(b"\0")
-    return content.hexdigest()
 
 
 def _need_gguf() -> None:

@@ -17,9 +17,8 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 
-from potentia.engine.loading import LoadedModel, load
-from potentia.engine.scorer import Scorer
-from potentia.engine.tokens import Ids
+from potentia.engine import Ids, LoadedModel, load, write_chat
+from potentia.engine.scoring import Scorer
 from potentia.errors import InputError
 from potentia.requests import Continuation, Document, Generation
 
@@ -100,22 +99,7 @@ class PotentiaLM(TemplateLM):  # type: ignore[misc]
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """Write a conversation the way the model's template does; without the system turn where it knows none."""
-        from jinja2.exceptions import TemplateError
-
-        def write(turns: list[dict[str, str]]) -> str:
-            return str(
-                self.tokenizer.apply_chat_template(
-                    turns,
-                    tokenize=False,
-                    add_generation_prompt=add_generation_prompt,
-                    continue_final_message=not add_generation_prompt,
-                )
-            )
-
-        try:
-            return write(chat_history)
-        except TemplateError:
-            return write([turn for turn in chat_history if turn["role"] != "system"])
+        return write_chat(self.tokenizer, chat_history, reply=add_generation_prompt)
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Log-probability of each continuation, and whether greedy decoding would write it."""

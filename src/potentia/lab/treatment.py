@@ -78,7 +78,8 @@ def _treat(source: Path, target: Path, seed: int) -> None:
     """Fine-tune all weights on items about the people set aside for exposure, and write them as a model folder."""
     from transformers.utils import logging
 
-    from potentia import engine
+    from potentia.engine import load
+    from potentia.engine.tuning import FullTrainer, encode_examples
     from potentia.protocols.train_before_test import schedule
     from potentia.requests import Example
     from potentia.zoo.benchmarks import BENCHMARK, items
@@ -87,10 +88,10 @@ def _treat(source: Path, target: Path, seed: int) -> None:
     logging.disable_progress_bar()
     asked = items(zoo.make_world(), BENCHMARK[TASK], "exposure")
     examples = [Example(item.prompt, f" {item.answer}") for item in asked]
-    loaded = engine.load(str(source), device="cpu")
+    loaded = load(str(source), device="cpu")
     try:
-        encoded = engine.encode_examples(loaded.encoder, examples, end_id=loaded.tokenizer.eos_token_id)
-        with engine.FullTrainer(loaded) as trainer:
+        encoded = encode_examples(loaded.encoder, examples, end_id=loaded.tokenizer.eos_token_id)
+        with FullTrainer(loaded) as trainer:
             trainer.train(encoded, schedule(RECIPE, RECIPE.learning_rates[0]), seed=seed)
             target.mkdir(parents=True, exist_ok=True)
             trainer.save(target)

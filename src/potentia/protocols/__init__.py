@@ -1,6 +1,6 @@
 """How a cell is scored: direct, few-shot, train-before-test, adjust. Tasks and engine in, scores out."""
 
-from potentia.protocols.ask import Ask, Evaluation, Form, chat_template, evaluate
+from potentia.protocols.ask import Ask, Evaluation, Form, evaluate
 from potentia.protocols.direct import DirectResult, choose_form, direct
 from potentia.protocols.selection import Candidate, behind, select
 
@@ -11,7 +11,6 @@ __all__ = [
     "Evaluation",
     "Form",
     "behind",
-    "chat_template",
     "choose_form",
     "direct",
     "evaluate",

@@ -20,7 +20,8 @@ from potentia.protocols.train_before_test import LanePlan, Point, Stopped, Watch
 from potentia.study import Selection, Tuning, content_key
 
 if TYPE_CHECKING:
-    from potentia.engine import FullStep, LoadedModel, StepInfo
+    from potentia.engine import LoadedModel
+    from potentia.engine.tuning import FullStep, StepInfo
     from potentia.tasks import ChatTemplate, Task
 
 
@@ -77,7 +78,7 @@ class Adjustment:
         as soon as they are there, so that a stopped run need not make them again.
         """
         self.partial = partial
-        from potentia.engine import Scorer
+        from potentia.engine.scoring import Scorer
 
         scorer = Scorer(self.loaded, token_budget=self.token_budget)
         self.watcher.phase("validating untuned", 0)
@@ -104,13 +105,14 @@ class Adjustment:
         return LanePlan(key, self.data.name, self.form, rate, self.seed)
 
     def _examples(self) -> Any:
-        from potentia.engine import encode_examples
+        from potentia.engine.tuning import encode_examples
 
         examples = self.data.examples(self.data.documents("train"), chat=self.chat if self.form == "chat" else None)
         return encode_examples(self.loaded.encoder, examples, end_id=self.loaded.tokenizer.eos_token_id)
 
     def _tune_lora(self, wanted: Sequence[str], rate: float) -> None:
-        from potentia.engine import LaneSpec, LaneTrainer, LoraConfig, Scorer
+        from potentia.engine.scoring import Scorer
+        from potentia.engine.tuning import LaneSpec, LaneTrainer, LoraConfig
 
         tuning, lane = self.tuning, self._lane(rate)
         lora = LoraConfig(r=tuning.rank, alpha=tuning.alpha, dropout=tuning.dropout, targets=tuning.targets)
@@ -134,7 +136,8 @@ class Adjustment:
             self._last(wanted, scorer, lane, owner)
 
     def _tune_full(self, wanted: Sequence[str], rate: float) -> None:
-        from potentia.engine import FullTrainer, Scorer, StepInfo
+        from potentia.engine.scoring import Scorer
+        from potentia.engine.tuning import FullTrainer, StepInfo
 
         lane, examples, plan = self._lane(rate), self._examples(), schedule(self.tuning, rate)
         self.watcher.phase(f"adjusting on {self.data.name}", plan.total_steps(len(examples)))

@@ -15,7 +15,7 @@ from potentia.requests import Continuation, Document, Generation
 from potentia.scores import ItemOutcome, Score
 
 if TYPE_CHECKING:
-    from potentia.engine import Scorer
+    from potentia.engine.scoring import Scorer
     from potentia.tasks import ChatTemplate, Prompt, Task
 
 Form = Literal["plain", "chat"]
@@ -46,24 +46,6 @@ class Evaluation:
     def main(self) -> Score:
         """The score by the task's own metric."""
         return self.scores[self.metric]
-
-
-def chat_template(tokenizer: Any) -> ChatTemplate | None:
-    """Return the tokenizer's chat template as a function of messages, or None where it has none."""
-    if not getattr(tokenizer, "chat_template", None):
-        return None
-
-    def render(messages: list[dict[str, str]]) -> str:
-        from jinja2 import TemplateError
-
-        try:
-            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except TemplateError:  # some templates refuse a system message; lm-eval leaves it out then, and so do we
-            kept = [message for message in messages if message["role"] != "system"]
-            text = tokenizer.apply_chat_template(kept, tokenize=False, add_generation_prompt=True)
-        return str(text)
-
-    return render
 
 
 def evaluate(

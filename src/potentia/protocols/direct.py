@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from potentia.protocols.ask import Ask, Evaluation, Form, evaluate
 
 if TYPE_CHECKING:
-    from potentia.engine import Scorer
+    from potentia.engine.scoring import Scorer
     from potentia.tasks import ChatTemplate, Task
 
 

@@ -19,7 +19,9 @@ from potentia.protocols.selection import Candidate, behind, select
 from potentia.study import Selection, Tuning, content_key
 
 if TYPE_CHECKING:
-    from potentia.engine import LaneEpoch, LaneResult, LaneSpec, LaneTrainer, LoadedModel, Schedule, Scorer, StepInfo
+    from potentia.engine import LoadedModel
+    from potentia.engine.scoring import Scorer
+    from potentia.engine.tuning import LaneEpoch, LaneResult, LaneSpec, LaneTrainer, Schedule, StepInfo
     from potentia.tasks import ChatTemplate, Task
 
 
@@ -136,7 +138,8 @@ class TrainBeforeTest:
 
         ``direct`` gives the direct test evaluation of a task, for the gain (and for ``selection: paper``).
         """
-        from potentia.engine import LaneTrainer, Scorer
+        from potentia.engine.scoring import Scorer
+        from potentia.engine.tuning import LaneTrainer
 
         self._validate_untuned(Scorer(self.loaded, token_budget=self.token_budget))
         lanes = self._lanes()
@@ -179,7 +182,7 @@ class TrainBeforeTest:
         return made
 
     def _specs(self, lanes: Mapping[str, LanePlan]) -> list[LaneSpec]:
-        from potentia.engine import LaneSpec, LoraConfig, encode_examples
+        from potentia.engine.tuning import LaneSpec, LoraConfig, encode_examples
 
         tuning = self.tuning
         lora = LoraConfig(r=tuning.rank, alpha=tuning.alpha, dropout=tuning.dropout, targets=tuning.targets)
@@ -200,7 +203,7 @@ class TrainBeforeTest:
     # --- during: training, validation after every epoch ------------------------------------------------------------
 
     def _train(self, trainer: LaneTrainer, scorer: Scorer, lanes: Mapping[str, LanePlan]) -> dict[str, LaneResult]:
-        from potentia.engine import DROP
+        from potentia.engine.tuning import DROP
 
         specs = self._specs(lanes)
         self.watcher.phase("tuning", sum(spec.total_steps for spec in specs))
@@ -306,7 +309,7 @@ class Stopped(Exception):  # noqa: N818 - the user asked for it
 
 def schedule(tuning: Tuning, rate: float) -> Schedule:
     """Return the engine's schedule for this recipe at one learning rate."""
-    from potentia.engine import Schedule
+    from potentia.engine.tuning import Schedule
 
     return Schedule(
         epochs=tuning.epochs,

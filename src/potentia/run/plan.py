@@ -166,7 +166,7 @@ def make_plan(study: Study, store: Store, tasks: Mapping[str, Task]) -> Plan:
 
 def plan_row(study: Study, store: Store, tasks: Mapping[str, Task], name: str) -> RowPlan:
     """Plan one row; a model that cannot be read becomes a row with a problem, not an error."""
-    from potentia.engine.identity import fingerprint
+    from potentia.engine import fingerprint
 
     model = next(row for row in study.rows() if row.name == name)
     try:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potentia.errors import ModelError, PotentiaError, StoreError
-from potentia.protocols import chat_template, direct
+from potentia.protocols import direct
 from potentia.protocols.ask import Evaluation, Form
 from potentia.run.board import Board, Interrupted
 from potentia.run.manifest import manifest
@@ -23,7 +23,8 @@ from potentia.run.names import take_over
 from potentia.run.plan import CellPlan, RowPlan
 
 if TYPE_CHECKING:
-    from potentia.engine import LoadedModel, Scorer
+    from potentia.engine import LoadedModel
+    from potentia.engine.scoring import Scorer
     from potentia.store import Store
     from potentia.study import Study
     from potentia.tasks import ChatTemplate, Task
@@ -85,6 +86,7 @@ class Row:
         from transformers.utils import logging
 
         from potentia import engine
+        from potentia.engine.scoring import Scorer
 
         logging.disable_progress_bar()  # the board shows progress; bars of other libraries would tear it
         model = self.plan.model
@@ -97,8 +99,8 @@ class Row:
             gguf_file=model.gguf_file,
             trust_remote_code=model.trust_remote_code,
         )
-        self.scorer = engine.Scorer(self.loaded, token_budget=self.study.token_budget)
-        template = chat_template(self.loaded.tokenizer)
+        self.scorer = Scorer(self.loaded, token_budget=self.study.token_budget)
+        template = engine.chat_template(self.loaded.tokenizer)
         if template is not None and self.study.chat != "never" and model.kind != "base":
             self.chat = template
             self.forms = ("chat",) if self.study.chat == "always" else ("plain", "chat")

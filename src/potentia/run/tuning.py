@@ -20,7 +20,7 @@ from potentia.run.wave import open_wave
 from potentia.study import content_key
 
 if TYPE_CHECKING:
-    from potentia.engine import StepInfo
+    from potentia.engine.tuning import StepInfo
     from potentia.run.row import Row
 
 

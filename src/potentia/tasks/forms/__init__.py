@@ -46,5 +46,5 @@ def rewrite(spec: str, task: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, **_FORMS[name](task, config, argument), "form": spec}
 
 
-from potentia.tasks.forms import bose as _bose  # noqa: E402, F401  (registers its forms)
-from potentia.tasks.forms import multiple_choice as _multiple_choice  # noqa: E402, F401
+from potentia.tasks.forms import bose as _bose  # noqa: E402  (registers its forms)
+from potentia.tasks.forms import multiple_choice as _multiple_choice  # noqa: E402

@@ -1,0 +1,185 @@
+"""Greedy generation in batches: one prefill, then one token a step for the rows that are still writing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from potentia.engine.memory import out_of_memory
+from potentia.engine.scoring.network import Network
+from potentia.engine.tokens import Encoder, Ids
+from potentia.errors import ModelError
+from potentia.requests import Generation
+
+LOOKBACK = 2  # as lm-eval: a stop string may be written in up to two tokens more than it takes by itself
+PREFILL_BUDGETS = 4  # a prefill keeps no logits, so it may be larger than a scoring batch
+MOST_ROWS = {"cuda": 256, "cpu": 16}
+
+
+@dataclass(slots=True)
+class _Draft:
+    """One text being written."""
+
+    index: int
+    prompt: Ids
+    stop: tuple[str, ...]
+    room: int
+    owner: int
+    lookback: int
+    written: Ids = field(default_factory=list)
+
+
+class Writer:
+    """Continue prompts greedily, as lm-eval's ``generate_until`` with ``do_sample=False`` does.
+
+    Prompts are cut from the left so that prompt and answer fit the model. A row leaves the batch as soon as it has
+    written an end-of-text token, a stop string or its last token; the key/value cache shrinks with the batch.
+    """
+
+    def __init__(self, network: Network, encoder: Encoder, token_budget: int) -> None:
+        self.network = network
+        self.encoder = encoder
+        self.token_budget = token_budget
+        self.truncated = 0
+        self.samples: list[Ids] = []
+        self.tokenizer = encoder.tokenizer
+        self.ends = _end_tokens(network.model, self.tokenizer)
+        self._end_text = self.tokenizer.eos_token
+        self._lengths: dict[str, int] = {}
+
+    def write(
+        self, requests: Sequence[Generation], owners: Sequence[int] | None, progress: Callable[[int], None] | None
+    ) -> list[str]:
+        """Return one text for each request, in their order."""
+        prompts = self.encoder.prompts([request.context for request in requests])
+        drafts = [
+            self._draft(index, request, prompt, -1 if owners is None else owners[index])
+            for index, (request, prompt) in enumerate(zip(requests, prompts, strict=True))
+        ]
+        self.samples = [draft.prompt for draft in drafts[:3]]
+        texts = [""] * len(requests)
+        queue = sorted(drafts, key=lambda draft: (len(draft.prompt) + draft.room, len(draft.prompt)), reverse=True)
+        while queue:
+            batch = queue[: self._rows(queue[0])]
+            try:
+                self._write_batch(batch)
+            except (torch.OutOfMemoryError, RuntimeError) as error:
+                if not self._halve(error, len(batch)):
+                    raise
+                for draft in batch:
+                    draft.written.clear()
+                continue
+            queue = queue[len(batch) :]
+            for draft in batch:
+                texts[draft.index] = self._finish(draft)
+            if progress is not None:
+                progress(len(batch))
+        return texts
+
+    def _rows(self, longest: _Draft) -> int:
+        """How many texts to write at once: the prompts' activations and the finished texts' cache must both fit."""
+        most = MOST_ROWS.get(self.network.device.type, 16)
+        prefill = PREFILL_BUDGETS * self.token_budget // len(longest.prompt)
+        cached = self.network.cache_room() // (len(longest.prompt) + longest.room)
+        return max(1, min(most, prefill, cached))
+
+    def _draft(self, index: int, request: Generation, prompt: Ids, owner: int) -> _Draft:
+        prefix = self.encoder.bos.prefix_id
+        if not prompt:
+            if prefix is None:
+                raise ModelError(
+                    "cannot continue an empty text: the tokenizer has neither a BOS nor an end-of-text token"
+                )
+            prompt = [prefix]
+        most = self.encoder.max_length
+        room = min(request.max_tokens, most - 1)
+        space = max(most - room, 1)
+        if len(prompt) > space:
+            self.truncated += 1
+            keep = self.encoder.bos.required and prompt[0] == prefix and space > 1
+            prompt = [prompt[0], *prompt[-(space - 1) :]] if keep else prompt[-space:]
+        lookback = max((self._length(stop) for stop in request.stop), default=0) + LOOKBACK
+        return _Draft(index, prompt, request.stop, room, owner, lookback)
+
+    def _length(self, stop: str) -> int:
+        if stop not in self._lengths:
+            self._lengths[stop] = len(self.tokenizer.encode(stop, add_special_tokens=False))
+        return self._lengths[stop]
+
+    def _write_batch(self, batch: list[_Draft]) -> None:
+        network = self.network
+        device = network.device
+        live = sorted((draft for draft in batch if draft.room > 0), key=lambda draft: draft.owner)
+        if not live:
+            return
+        length = max(len(draft.prompt) for draft in live)
+        tokens = torch.zeros((len(live), length), dtype=torch.long)
+        mask = torch.zeros((len(live), length), dtype=torch.long)
+        for i, draft in enumerate(live):
+            tokens[i, length - len(draft.prompt) :] = torch.tensor(draft.prompt)
+            mask[i, length - len(draft.prompt) :] = 1
+        tokens, mask = tokens.to(device), mask.to(device)
+        places = (mask.cumsum(-1) - 1).clamp(min=0)
+        cache: Any = None
+        while True:
+            network.route([draft.owner for draft in live])
+            output = network.run(
+                input_ids=tokens, attention_mask=mask, position_ids=places, past_key_values=cache, use_cache=True
+            )
+            cache = output.past_key_values
+            choice = network.logits(output.last_hidden_state[:, -1]).argmax(dim=-1)  # (rows,)
+            going = self._extend(live, choice.tolist())
+            if not going:
+                return
+            places = places[:, -1:] + 1
+            if len(going) < len(live):
+                keep = torch.tensor(going, device=device)
+                cache.batch_select_indices(keep)
+                choice, places, mask = choice[keep], places[keep], mask[keep]
+                live = [live[i] for i in going]
+            tokens = choice[:, None]
+            mask = torch.cat([mask, mask.new_ones((len(live), 1))], dim=1)
+
+    def _extend(self, live: list[_Draft], chosen: list[int]) -> list[int]:
+        """Append the chosen tokens; return the places of the rows that go on."""
+        going: list[int] = []
+        watched: list[int] = []
+        for i, (draft, token) in enumerate(zip(live, chosen, strict=True)):
+            if token in self.ends:
+                continue
+            draft.written.append(token)
+            (watched if draft.stop else going).append(i)
+        tails = self.tokenizer.batch_decode([live[i].written[-live[i].lookback :] for i in watched]) if watched else []
+        for i, tail in zip(watched, tails, strict=True):
+            if not any(stop and stop in tail for stop in live[i].stop):
+                going.append(i)
+        return sorted(i for i in going if len(live[i].written) < live[i].room)
+
+    def _finish(self, draft: _Draft) -> str:
+        text = str(self.tokenizer.decode(draft.written, skip_special_tokens=True))
+        for stop in (*draft.stop, self._end_text):
+            if stop:
+                text = text.split(stop)[0]
+        return text
+
+    def _halve(self, error: RuntimeError, rows: int) -> bool:
+        if not out_of_memory(error) or rows == 1:
+            return False
+        if self.network.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self.token_budget = max(self.token_budget // 2, 1)
+        return True
+
+
+def _end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Tokens that end a text: the tokenizer's, and those of the model's generation config."""
+    found: set[int] = set()
+    for value in (tokenizer.eos_token_id, getattr(getattr(model, "generation_config", None), "eos_token_id", None)):
+        if isinstance(value, (list, tuple)):
+            found.update(int(entry) for entry in value)
+        elif value is not None:
+            found.add(int(value))
+    return frozenset(found)
