@@ -55,7 +55,7 @@ def run(folder: Path, store: Path) -> None:
     )
     plan = plan_study(study)
     began, cpu = time.perf_counter(), time.process_time()
-    result = run_study(study, plan=plan)
+    result = run_study(plan)
     spent = {"seconds": time.perf_counter() - began, "cpu": time.process_time() - cpu, "failed": result.failed}
     print(json.dumps(spent), flush=True)
 

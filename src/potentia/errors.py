@@ -50,5 +50,9 @@ class NoStoreError(StoreError, InputError):
     """What was given is no store: a missing file, a folder, a URL of another kind."""
 
 
+class EmptyStoreError(NoStoreError):
+    """A place for a store, in which nothing was stored yet."""
+
+
 class MissingExtraError(PotentiaError, ImportError):
     """An optional part is not installed; the hint names the extra."""

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import tiny
@@ -97,6 +99,24 @@ def test_dry_run_runs_nothing(folder: Path):
     assert plan["cost"]["cells"] == 2
     assert plan["cost"]["lanes"] == 3
     assert plan["cost"]["train_tokens"] > 0
+    assert not (folder / "dry.db").exists(), "a dry run leaves nothing behind"
+
+
+def test_a_flags_path_is_relative_to_where_the_command_runs(folder: Path, tmp_path: Path):
+    """The study file's own folder has a ``d`` too, without the data."""
+    (tmp_path / "study.yaml").write_text(f"models: [{folder / 'm0'}]\ntasks: [arc_easy]\nprotocols: [direct]\n")
+    (tmp_path / "d").mkdir()
+    data = folder / "d" / "allenai--ai2_arc" / "ARC-Easy"
+    data.mkdir(parents=True)
+    arguments = ("run", tmp_path / "study.yaml", "--data-dir", "d", "--store", tmp_path / "s.db", "--dry-run")
+    done = potentia(*arguments, cwd=folder)
+    assert done.returncode == 2
+    assert str(tmp_path) not in done.stderr.replace(str(tmp_path / "study.yaml"), "")
+    rows = {"id": ["1"], "question": ["what is it ?"], "choices": [{"text": ["cat", "dog"], "label": ["A", "B"]}]}
+    for split in ("train", "validation", "test"):
+        pq.write_table(pa.table(rows | {"answerKey": ["A"]}), data / f"{split}.parquet")
+    done = potentia(*arguments, cwd=folder)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_the_data_count_by_content_not_by_place(finished: Study, world: Path, tm
         name="moved",
         adjust={"data": str(tmp_path / "auxiliary.jsonl"), "at_steps": [10]},
     )
-    assert run_study(moved).reused == 4
+    assert run_study(moved).reused == 6
     with Store.open(finished.store) as store:
         assert store.matrix("adjust@10", study="moved").tasks == ("colours", "notes"), "with the scores on the way"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import tiny
-from potentia.run import run_study
+from potentia.run import RowPlan, run_study
 from potentia.store import Store
 from potentia.study import Study, make_study
 
@@ -56,14 +56,14 @@ def test_a_cluster_gives_the_scores_of_one_process(cluster, tmp_path: Path):
 
 @pytest.mark.slow
 def test_a_row_whose_task_is_lost_again_and_again_fails_alone(cluster, tmp_path: Path, monkeypatch):
-    def dies(study: Study, name: str):  # inside the test, so that Ray sends its code along
+    def dies(row: RowPlan):  # inside the test, so that Ray sends its code along
         import os
 
         from potentia.run.local import work_row
 
-        if name == "m0":
+        if row.model.name == "m0":
             os._exit(1)
-        return work_row(study, name, lambda: False)
+        return work_row(row, lambda: False)
 
     monkeypatch.setattr("potentia.run.on_ray._row", dies)
     made = study(tmp_path, "lost.db").model_copy(update={"protocols": ("direct",)})

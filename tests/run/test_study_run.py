@@ -141,17 +141,17 @@ def test_a_lost_worker_costs_its_row_alone(world: Path, tmp_path: Path, monkeypa
     assert all("SIGKILL" in reason for reason in result.reasons)
 
 
-def _suicidal_worker(study, pipe, halt, number, workers):  # module level, so that spawn can find it
+def _suicidal_worker(pipe, halt, number, workers):  # module level, so that spawn can find it
     import os
     import signal
 
     from potentia.run.local import work_row
 
     while True:
-        name = pipe.recv()
-        if name == os.environ["POTENTIA_TEST_KILL_ROW"]:
+        row = pipe.recv()
+        if row.model.name == os.environ["POTENTIA_TEST_KILL_ROW"]:
             os.kill(os.getpid(), signal.SIGKILL)
-        pipe.send(work_row(study, name, halt.is_set))
+        pipe.send(work_row(row, halt.is_set))
 
 
 def test_a_missing_folder_is_bad_input(world: Path, tmp_path: Path):

@@ -6,12 +6,13 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
-from potentia.errors import StoreError
+from potentia.errors import NoStoreError, StoreError
 from potentia.scores import ItemOutcome
 from potentia.store import CellRecord, Store, schema
 from potentia.store.database import locate
@@ -94,13 +95,22 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         raw.execute("CREATE TABLE songs (name TEXT)")
     with pytest.raises(StoreError, match="not a Potentia store"):
         Store.open(other)
-    with pytest.raises(StoreError, match="no such table"):
-        Store.open(other, readonly=True)
+    for opening in (Store.find, partial(Store.open, readonly=True)):
+        with pytest.raises(StoreError, match="not a Potentia store"):
+            opening(other)
     with pytest.raises(StoreError, match="this is a folder"):
         Store.open(tmp_path)
     with pytest.raises(StoreError, match="no such store"):
         Store.open(tmp_path / "absent.db", readonly=True)
+    assert Store.find(tmp_path / "absent.db") is None
     assert not (tmp_path / "absent.db").exists()
+    empty = tmp_path / "empty.db"
+    with sqlite3.connect(empty) as raw:
+        raw.execute("PRAGMA user_version = 1")  # a database without a table
+    assert empty.stat().st_size > 0
+    assert Store.find(empty) is None
+    with pytest.raises(NoStoreError, match="nothing was stored here yet"):
+        Store.open(empty, readonly=True)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +178,7 @@ def test_a_full_disk_keeps_what_was_committed(tmp_path: Path, make_cell: MakeCel
 
 LIMITED = """
 import resource, sys
-from potentia.errors import StoreError
+from potentia.errors import NoStoreError, StoreError
 from potentia.scores import ItemOutcome, Score
 from potentia.store import CellRecord, Store
 
@@ -215,3 +225,13 @@ def test_two_processes_may_create_the_same_store(tmp_path: Path) -> None:
     assert [process.wait(timeout=60) for process in made] == [0, 0, 0]
     with Store.open(where) as store:
         assert [study.key for study in store.studies()] == ["k"]
+
+
+def test_looking_for_a_store_makes_none(store_url: str) -> None:
+    assert Store.find(store_url) is None
+    assert Store.find(store_url) is None, "the first look left no table behind"
+    Store.open(store_url).close()
+    found = Store.find(store_url)
+    assert found is not None
+    with found:
+        assert found.studies() == []

@@ -122,3 +122,48 @@ def test_a_task_file_with_a_prompt_form_is_read_from_the_studys_folder(tmp_path:
     file = tmp_path / "study.yaml"
     file.write_text("models: [a/b]\ntasks: [{name: 'own:blank_ppl', file: 'own.jsonl:blank_ppl'}]\n")
     assert read_study(file).tasks[0].file == f"{tmp_path / 'own.jsonl'}:blank_ppl"
+
+
+def test_flags_go_over_the_file_field_by_field_before_validation(tmp_path: Path):
+    file = tmp_path / "study.yaml"
+    file.write_text("models: [a]\ntasks: [b]\ntuning: {epochs: 3, batch: 4}\ncaps:\n")
+    flags = {"tasks": ["c", "d"], "seed": None, "tuning": {"epochs": 2, "race": None}, "caps": {"test": 9}}
+    study = read_study(file, flags)
+    assert [task.name for task in study.tasks] == ["c", "d"]
+    assert (study.tuning.epochs, study.tuning.batch, study.caps.test, study.seed) == (2, 4, 9, 0)
+    assert read_study(None, {"models": ["a"], "tasks": ["b"]}) == read_study(None, {**SMALL, "tasks": ["b"]})
+
+
+def test_a_problem_names_its_flag_or_its_line(tmp_path: Path):
+    file = tmp_path / "study.yaml"
+    file.write_text("models: [a]\ntasks: [b]\ntuning:\n  batch: 0\n")
+    with pytest.raises(StudyError) as caught:
+        read_study(file, {"protocols": ["direct", "fewshot"], "tuning": {"learning_rates": [1e-3, -1.0]}})
+    told = str(caught.value)
+    assert "--learning-rates: tuning.learning_rates.1:" in told
+    assert "--protocols: protocols.1: 'fewshot' is no protocol" in told
+    assert f"{file}:4: tuning.batch:" in told
+    file.write_text("models: [a]\ntasks: [b]\ntuning: 3\n")
+    with pytest.raises(StudyError, match=f"{file}:3: tuning: "):
+        read_study(file, {"tuning": {"epochs": 1}})
+
+
+def test_a_path_in_the_file_is_beside_it_and_a_path_in_a_flag_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    there, here = tmp_path / "there", tmp_path / "here"
+    for folder in (there / "d", here / "d", there / "models" / "m", there / "arc_easy"):
+        folder.mkdir(parents=True)
+    (there / "q.jsonl").write_text("")
+    file = there / "study.yaml"
+    file.write_text("models: [models/m, org/other]\ntasks: [q.jsonl, arc_easy]\ndata_dir: d\n")
+    monkeypatch.chdir(here)
+    study = read_study(file)
+    assert study.data_dir == str(there / "d")
+    assert [(m.name, m.source) for m in study.models] == [
+        ("models/m", str(there / "models" / "m")),
+        ("org/other", "org/other"),
+    ]
+    assert [(t.name, t.source) for t in study.tasks] == [
+        ("q.jsonl", str(there / "q.jsonl")),
+        ("arc_easy", "arc_easy"),  # the benchmark, although a folder has its name
+    ]
+    assert read_study(file, {"data_dir": "d"}).data_dir == "d"

@@ -40,10 +40,10 @@ def demo(
     todo = sum(len(row.pending) for row in plan.rows)
     if todo and not as_json:
         console.print(
-            f"[bold]Potentia demo[/bold]: {len(plan.rows)} tiny models × {len(plan.tasks)} tasks, as they are "
+            f"[bold]Potentia demo[/bold]: {len(plan.rows)} tiny models × {len(study.tasks)} tasks, as they are "
             f"and after the same fine-tuning: {todo} cells to compute on this CPU."
         )
-    result = run_study(study, plan=plan, workers=workers or min(4, os.cpu_count() or 1), watch=watch)
+    result = run_study(plan, workers=workers or min(4, os.cpu_count() or 1), watch=watch)
     if result.interrupted:
         errors.print("[bold]Stopped.[/bold] Everything finished is saved.")
         errors.print(f"To go on: [bold]potentia demo -o {escape(str(folder))}[/bold]", soft_wrap=True)

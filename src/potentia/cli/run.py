@@ -44,7 +44,17 @@ def run(
 
       potentia run --models HuggingFaceTB/SmolLM2-135M --tasks arc_easy boolq --protocols direct train_before_test
     """
-    raw = {
+    from potentia.cli.view import watch
+    from potentia.errors import StudyError
+    from potentia.run import plan_study, run_study
+    from potentia.study import read_study
+
+    if study is None and not (models and tasks):
+        raise StudyError(
+            "give a study file, or both --models and --tasks",
+            hint="potentia run --models A B --tasks arc_easy boolq --protocols direct train_before_test",
+        )
+    flags = {
         "models": models,
         "tasks": tasks,
         "protocols": protocols,
@@ -59,19 +69,14 @@ def run(
         "tuning": {"learning_rates": learning_rates, "epochs": epochs, "race": race},
         "caps": {"train": train, "validation": validation, "test": test},
     }
-    made = assemble(study, raw)
-
-    from potentia.cli.view import watch
-    from potentia.run import plan_study, run_study
-
+    made = read_study(study, flags)
     with errors.status("reading tasks and models …"):
         plan = plan_study(made)
     if dry_run:
         show_plan(plan, as_json=as_json)
         return
     result = run_study(
-        made,
-        plan=plan,
+        plan,
         workers=workers or default_workers(made.device),
         executor=executor,  # type: ignore[arg-type]
         watch=watch,
@@ -81,30 +86,6 @@ def run(
     else:
         report_result(result, made.store, again=" ".join(_command()))
     raise typer.Exit(result.exit_code)
-
-
-def assemble(file: Path | None, flags: dict[str, Any]) -> Any:
-    """Join a study file and flags; flags win, field by field."""
-    from potentia.errors import StudyError
-    from potentia.study import make_study, read_study
-
-    given: dict[str, Any] = {}
-    nested: dict[str, dict[str, Any]] = {}
-    for field, value in flags.items():
-        if isinstance(value, dict):
-            nested[field] = {k: v for k, v in value.items() if v is not None}
-        elif value is not None:
-            given[field] = value
-    if file is None:
-        if not (given.get("models") and given.get("tasks")):
-            raise StudyError(
-                "give a study file, or both --models and --tasks",
-                hint="potentia run --models A B --tasks arc_easy boolq --protocols direct train_before_test",
-            )
-        return make_study({**given, **{k: v for k, v in nested.items() if v}})
-    study = read_study(file, given)
-    changes = {k: getattr(study, k).model_dump() | v for k, v in nested.items() if v}
-    return make_study({**study.model_dump(), **changes}) if changes else study
 
 
 def default_workers(device: str) -> int:

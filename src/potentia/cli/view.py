@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from potentia.run.plan import Plan, study_key
+from potentia.run import StudyPlan
 from potentia.store import Store
 
 SHOWN = 18  # rows of the live table; the rest are counted
@@ -35,10 +35,10 @@ def clock(seconds: float | None) -> str:
 class View:
     """Draws the state of a study from its store."""
 
-    def __init__(self, plan: Plan, store: Store) -> None:
+    def __init__(self, plan: StudyPlan, store: Store) -> None:
         self.plan = plan
         self.store = store
-        self.key = study_key(plan.study)
+        self.key = plan.key
         self.began = time.monotonic()
         self.seen_event = 0
         while past := store.events(self.key, after_id=self.seen_event):
@@ -52,18 +52,19 @@ class View:
         lines = []
         for event in self.store.events(self.key, after_id=self.seen_event):
             self.seen_event = event.id
+            facts = event.payload
+            if event.kind == "found":
+                self.done += facts["cells"]
             if event.kind not in ("cell", "failure"):
                 continue
-            facts = event.payload
-            between = "@" in facts["protocol"]  # a score at an intermediate step, beside the planned cells
             if event.kind == "cell":
-                self.done += not between
+                self.done += 1
                 told = f"{facts['value']:.4f} ± {facts['stderr'] or 0:.4f}"
             else:
                 self.failed += 1
                 told = f"failed: {facts['reason']}"
-            count = "" if between else f"[{self.done + self.failed}/{self.todo}] "
-            lines.append(f"{count}{facts['row']} × {facts['task']} × {facts['protocol']}: {told}")
+            count = f"[{self.done + self.failed}/{self.todo}]"
+            lines.append(f"{count} {facts['row']} × {facts['task']} × {facts['protocol']}: {told}")
         return lines
 
     def __rich__(self) -> Group:
@@ -108,7 +109,7 @@ class View:
 
 
 @contextmanager
-def watch(plan: Plan, console: Console | None = None) -> Iterator[None]:
+def watch(plan: StudyPlan, console: Console | None = None) -> Iterator[None]:
     """Show the study while it runs."""
     console = console or Console(stderr=True)
     with Store.open(plan.study.store) as store:

@@ -11,6 +11,7 @@ import os
 import signal
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.synchronize import Event
@@ -18,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from potentia.parent import leave_with_parent
 from potentia.run.board import Interrupted
-from potentia.run.row import RowOutcome
-from potentia.run.session import open_row
+from potentia.run.plan import LoadedTasks, RowPlan, load_tasks, seen
+from potentia.run.row import RowOutcome, RowRun
 
 if TYPE_CHECKING:
     from potentia.study import Study
@@ -27,32 +28,50 @@ if TYPE_CHECKING:
 Stop = Callable[[], bool]
 
 
-def run_rows(study: Study, names: Sequence[str], *, workers: int, stop: Stop) -> dict[str, RowOutcome]:
-    """Run these rows of the study and return how each ended."""
+def run_rows(rows: Sequence[RowPlan], tasks: LoadedTasks, *, workers: int, stop: Stop) -> dict[str, RowOutcome]:
+    """Run these rows of a study, whose tasks are loaded here, and return how each ended."""
     if workers <= 1:
-        return {name: work_row(study, name, stop) for name in names}
-    return _Pool(study, min(workers, len(names))).run(names, stop)
+        return {row.model.name: work_row(row, stop, tasks=tasks) for row in rows}
+    return _Pool(min(workers, len(rows)), tasks).run(rows, stop)
 
 
-def work_row(study: Study, name: str, stop: Stop) -> RowOutcome:
-    """Run one row, from the study and its name alone, so that any process or machine can do it."""
-    with open_row(study, name, stop) as row:
-        return row.run()
+def work_row(row: RowPlan, stop: Stop, *, tasks: LoadedTasks | None = None, device: str | None = None) -> RowOutcome:
+    """Run one row, from its plan alone, so that any process or machine can do it."""
+    from potentia.store import Store
+
+    tasks = tasks or _tasks(row.study)
+    with Store.open(row.study.store) as store:
+        return RowRun(row, tasks, store, stop, device or row.study.device).run()
+
+
+def give_up_row(row: RowPlan, tasks: LoadedTasks, reason: str) -> RowOutcome:
+    """Record that a row was lost with the process that ran it."""
+    from potentia.store import Store
+
+    with Store.open(row.study.store) as store:
+        (left,) = seen([row], store)
+        return RowRun(left, tasks, store, lambda: False, row.study.device).give_up(reason)
+
+
+@lru_cache(maxsize=2)
+def _tasks(study: Study) -> LoadedTasks:
+    """Load the tasks of a study once for all rows that this process is handed."""
+    return load_tasks(study)
 
 
 class _Pool:
-    """Worker processes, each with a pipe: a row's name goes in, its outcome comes back."""
+    """Worker processes, each with a pipe: a row's plan goes in, its outcome comes back."""
 
-    def __init__(self, study: Study, workers: int) -> None:
+    def __init__(self, workers: int, tasks: LoadedTasks) -> None:
         self.context = multiprocessing.get_context("spawn")
-        self.study = study
         self.workers = workers
+        self.tasks = tasks
         self.halt: Event = self.context.Event()
         self.pipes: dict[Connection, SpawnProcess] = {}
-        self.busy: dict[Connection, str] = {}
+        self.busy: dict[Connection, RowPlan] = {}
 
-    def run(self, names: Sequence[str], stop: Stop) -> dict[str, RowOutcome]:
-        waiting, ended = deque(names), dict[str, RowOutcome]()
+    def run(self, rows: Sequence[RowPlan], stop: Stop) -> dict[str, RowOutcome]:
+        waiting, ended = deque(rows), dict[str, RowOutcome]()
         try:
             for number in range(self.workers):
                 self._hand_over(self._start(number), waiting)
@@ -74,32 +93,29 @@ class _Pool:
 
     def _start(self, number: int) -> Connection:
         ours, theirs = self.context.Pipe()
-        process = self.context.Process(
-            target=_worker, args=(self.study, theirs, self.halt, number, self.workers), daemon=True
-        )
+        process = self.context.Process(target=_worker, args=(theirs, self.halt, number, self.workers), daemon=True)
         process.start()
         theirs.close()
         self.pipes[ours] = process
         return ours
 
-    def _hand_over(self, pipe: Connection, waiting: deque[str]) -> None:
+    def _hand_over(self, pipe: Connection, waiting: deque[RowPlan]) -> None:
         if waiting:
             self.busy[pipe] = waiting.popleft()
             pipe.send(self.busy[pipe])
 
-    def _receive(self, pipe: Connection, waiting: deque[str], ended: dict[str, RowOutcome]) -> None:
-        name = self.busy.pop(pipe)
+    def _receive(self, pipe: Connection, waiting: deque[RowPlan], ended: dict[str, RowOutcome]) -> None:
+        row = self.busy.pop(pipe)
         try:
             outcome: RowOutcome | None = pipe.recv()
         except (EOFError, ConnectionResetError):
             process = self.pipes.pop(pipe)
             process.join()
-            with open_row(self.study, name, lambda: False) as row:
-                ended[name] = row.give_up(_death(process.exitcode))
+            ended[row.model.name] = give_up_row(row, self.tasks, _death(process.exitcode))
             pipe = self._start(len(self.pipes)) if waiting else pipe
         else:
             if outcome is not None:
-                ended[name] = outcome
+                ended[row.model.name] = outcome
         self._hand_over(pipe, waiting)
 
 
@@ -108,22 +124,25 @@ def _death(code: int | None) -> str:
     return f"the worker of this row died ({how}); if the kernel killed it, memory ran out"
 
 
-def _worker(study: Study, pipe: Connection, halt: Event, number: int, workers: int) -> None:
+def _worker(pipe: Connection, halt: Event, number: int, workers: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides, through `halt`
     leave_with_parent()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     import torch
 
-    if torch.cuda.is_available() and study.device in ("auto", "cuda"):
-        study = study.model_copy(update={"device": f"cuda:{number % torch.cuda.device_count()}"})
-    else:
-        torch.set_num_threads(max(1, torch.get_num_threads() // workers))
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    threads = torch.get_num_threads()
     while True:
         try:
-            name = pipe.recv()
+            row: RowPlan = pipe.recv()
         except (EOFError, ConnectionResetError):
             return
+        device = row.study.device
+        if gpus and device in ("auto", "cuda"):
+            device = f"cuda:{number % gpus}"
+        else:
+            torch.set_num_threads(max(1, threads // workers))
         try:
-            pipe.send(work_row(study, name, halt.is_set))
+            pipe.send(work_row(row, halt.is_set, device=device))
         except Interrupted:
             pipe.send(None)

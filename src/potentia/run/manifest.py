@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from potentia.run.plan import SCORING_VERSION, CellPlan
 
 if TYPE_CHECKING:
-    from potentia.run.row import Row
+    from potentia.run.row import RowRun
 
 PARTS = ("potentia", "torch", "transformers", "peft", "lm-eval", "tokenizers", "datasets", "numpy")
 
@@ -27,9 +27,9 @@ def versions() -> dict[str, str]:
     return found
 
 
-def manifest(row: Row, cell: CellPlan) -> dict[str, Any]:
+def manifest(row: RowRun, cell: CellPlan) -> dict[str, Any]:
     """Describe the making of one cell."""
-    task = row.tasks[cell.task]
+    task = row.tasks.benchmarks[cell.task]
     model = row.plan.model
     made: dict[str, Any] = {
         "scoring_version": SCORING_VERSION,
@@ -41,14 +41,14 @@ def manifest(row: Row, cell: CellPlan) -> dict[str, Any]:
             "dtype": str(row.loaded.dtype).removeprefix("torch."),
             "device": str(row.loaded.device),
         },
-        "task": {"fingerprint": task.fingerprint, "splits": task.plan.to_dict(), "metric": task.metric},
+        "task": {"fingerprint": row.plan.prints[cell.task], "splits": task.plan.to_dict(), "metric": task.metric},
         "seed": row.study.seed,
         "forms": list(row.forms),
         "scorer": dict(row.scorer.notes),
     }
-    if cell.protocol == "train_before_test":
+    if cell.protocol.kind == "train_before_test":
         made["tuning"] = row.study.tuning.model_dump(mode="json")
         made["selection"] = row.study.selection
-    if cell.protocol.startswith("adjust") and row.study.adjust is not None:
+    if cell.protocol.kind == "adjust" and row.study.adjust is not None:
         made["adjust"] = row.study.adjust.model_dump(mode="json")
     return made

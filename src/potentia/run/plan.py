@@ -1,15 +1,19 @@
-"""The plan of a study: which rows and cells there are, which are done already, and what the rest will cost."""
+"""The plan of a study: which rows and cells there are, which are done already, and what the rest will cost.
+
+Planning is pure: it reads tasks, hashes model files and looks into the store, and changes nothing. A row's plan holds
+all that another process or machine needs to compute the row, and can be pickled.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from potentia.errors import InputError, PotentiaError
-from potentia.run.names import take_over
+from potentia.protocol import ADJUST, TRAIN_BEFORE_TEST, Protocol
 from potentia.study import ModelSpec, Study, content_key
 
 if TYPE_CHECKING:
@@ -33,21 +37,30 @@ def study_key(study: Study) -> str:
 
 @dataclass(frozen=True)
 class CellPlan:
-    """One model × task × protocol, with the key that names everything its score depends on."""
+    """One model × task × protocol, with the key that names everything its score depends on.
+
+    A cell is found by its content, but read by the names of its model and task. Where the store has the content under
+    other names (the last checkpoint ``run@12000`` has the files of the finished model ``run``), the study gets a copy
+    of the cell ``copy_of`` under its own names.
+    """
 
     task: str
-    protocol: str
+    protocol: Protocol
     key: str
-    done: bool
+    done: bool = False
+    copy_of: str | None = None
 
 
 @dataclass(frozen=True)
 class RowPlan:
-    """All cells of one model. A model that cannot be read has a reason and no keys."""
+    """All cells of one model. A model that cannot be read has a problem and no keys."""
 
+    study: Study
+    study_key: str
     model: ModelSpec
     cells: tuple[CellPlan, ...]
-    fingerprint: str = ""
+    weights: str  # fingerprint of the model's files
+    prints: Mapping[str, str]  # fingerprints of the tasks
     problem: str | None = None
 
     @property
@@ -56,28 +69,40 @@ class RowPlan:
         return tuple(cell for cell in self.cells if not cell.done)
 
 
+class LoadedTasks(NamedTuple):
+    """The benchmarks of a study by name, and the auxiliary data that the protocol adjust tunes on."""
+
+    benchmarks: Mapping[str, Task]
+    auxiliary: Task | None
+
+
 @dataclass(frozen=True)
-class Plan:
-    """Every row of a study."""
+class StudyPlan:
+    """Every row of a study, with its tasks loaded."""
 
     study: Study
+    key: str
     rows: tuple[RowPlan, ...]
-    tasks: Mapping[str, Task]
+    tasks: LoadedTasks
+
+    def cells(self) -> Iterator[CellPlan]:
+        """Go through the cells of all rows."""
+        return (cell for row in self.rows for cell in row.cells)
 
     def cost(self) -> dict[str, float]:
         """Estimate the pending work: cells, lanes, tokens to train and to score, and FLOPs where sizes are known."""
         cells = lanes = 0
         trained = scored = flops = 0.0
-        tuning, data = self.study.tuning, adjust_data(self.study)
+        tuning, data = self.study.tuning, self.tasks.auxiliary
         for row in self.rows:
             size = row.model.parameters or 0.0
             for cell in row.pending:
                 cells += 1
-                task = self.tasks[cell.task]
+                task = self.tasks.benchmarks[cell.task]
                 test = _tokens(task, "test")
                 scored += test
                 flops += 2 * size * test
-                if cell.protocol == "train_before_test":
+                if cell.protocol == TRAIN_BEFORE_TEST:
                     jobs = len(tuning.learning_rates) * self.study.seeds
                     train = _tokens(task, "train") * tuning.epochs * jobs
                     check = _tokens(task, "validation") * tuning.epochs * jobs
@@ -85,7 +110,7 @@ class Plan:
                     trained += train
                     scored += check
                     flops += size * (4 * train + 2 * check)
-            if data is not None and any(cell.protocol == "adjust" for cell in row.pending):
+            if data is not None and any(cell.protocol.kind == "adjust" for cell in row.pending):
                 recipe = (self.study.adjust and self.study.adjust.recipe_for(size)) or tuning
                 train = _tokens(data, "train") * recipe.epochs * len(recipe.learning_rates)
                 lanes += len(recipe.learning_rates)
@@ -94,23 +119,27 @@ class Plan:
         return {"cells": cells, "lanes": lanes, "train_tokens": trained, "score_tokens": scored, "flops": flops}
 
 
-def load_tasks(study: Study) -> dict[str, Task]:
+# --- tasks -----------------------------------------------------------------------------------------------------------
+
+
+def load_tasks(study: Study) -> LoadedTasks:
     """Load every task of the study; all that cannot be loaded are named in one error."""
     loaded: dict[str, Task] = {}
     problems: list[PotentiaError] = []
     for spec in study.tasks:
         try:
-            loaded[spec.name] = load_task(study, spec.source)
+            loaded[spec.name] = _load_task(study, spec.source)
         except InputError as error:
             problems.append(error)
     if len(problems) == 1:
         raise problems[0]
     if problems:
         raise InputError(f"{len(problems)} tasks cannot be used\n" + "\n".join(f"  {p}" for p in problems))
-    return loaded
+    auxiliary = _load_task(study, study.adjust.data) if study.adjust and ADJUST in study.protocols else None
+    return LoadedTasks(loaded, auxiliary)
 
 
-def load_task(study: Study, source: str) -> Task:
+def _load_task(study: Study, source: str) -> Task:
     """Load one task with the study's splits, caps and seed."""
     from potentia import tasks
 
@@ -124,66 +153,127 @@ def load_task(study: Study, source: str) -> Task:
     )
 
 
-@lru_cache(maxsize=2)
-def adjust_data(study: Study) -> Task | None:
-    """Load the auxiliary data of the protocol adjust, once for all rows."""
-    return load_task(study, study.adjust.data) if study.adjust and "adjust" in study.protocols else None
+# --- keys ------------------------------------------------------------------------------------------------------------
 
 
-def cell_key(study: Study, model: str, task: Task, protocol: str, *, adjust_data: str | None = None) -> str:
-    """Name everything that can change this cell's score; ``model`` is the fingerprint of weights and tokenizer."""
+def cell_key(study: Study, model: str, task: str, protocol: Protocol, *, auxiliary: str | None = None) -> str:
+    """Name everything that can change this cell's score; model, task and auxiliary data by their fingerprints."""
     parts: dict[str, Any] = {
         "scoring": SCORING_VERSION,
         "model": model,
         "dtype": study.dtype,
         "chat": study.chat,
-        "task": task.fingerprint,
+        "task": task,
         "protocol": protocol,
         "seed": study.seed,
     }
-    if protocol == "train_before_test":
+    if protocol == TRAIN_BEFORE_TEST:
         parts |= {"tuning": study.tuning, "selection": study.selection, "seeds": study.seeds}
-    if protocol == "adjust":
+    if protocol == ADJUST:
         parts |= {
             "adjust": study.adjust and study.adjust.model_dump(exclude={"data"}),  # its content counts, not its place
-            "adjust_data": adjust_data,
+            "adjust_data": auxiliary,
             "tuning": study.tuning,
             "selection": study.selection,
         }
     return content_key(**parts)
 
 
-def make_plan(study: Study, store: Store, tasks: Mapping[str, Task]) -> Plan:
-    """Find every cell's key and whether the store has it. Model files are hashed, not loaded.
+def step_key(key: str, step: int) -> str:
+    """Return the key of an adjust cell's score after some optimizer steps."""
+    return content_key(cell=key, step=step)
 
-    The store knows the study from now on, and has what it holds under other names under the study's too.
-    """
+
+def renamed(key: str, model: str, task: str) -> str:
+    """Return the key of the copy of a cell under these names, where the store has it under others."""
+    return content_key(cell=key, model=model, task=task)
+
+
+# --- planning --------------------------------------------------------------------------------------------------------
+
+
+def plan_study(study: Study) -> StudyPlan:
+    """Find every cell's key and whether the store has it. Model files are hashed, not loaded; nothing is written."""
+    from potentia.store import Store
+
     for model in study.rows():
         check_source(model)
-    store.study(study.name, study_key(study), study.model_dump(mode="json"))
-    return Plan(study, tuple(plan_row(study, store, tasks, model.name) for model in study.rows()), tasks)
+    key, tasks = study_key(study), load_tasks(study)
+    _check_steps(study, tasks.auxiliary)
+    rows = [_plan_row(study, key, tasks, model) for model in study.rows()]
+    store = Store.find(study.store)
+    if store is not None:
+        with store:
+            rows = seen(rows, store)
+    return StudyPlan(study, key, tuple(rows), tasks)
 
 
-def plan_row(study: Study, store: Store, tasks: Mapping[str, Task], name: str) -> RowPlan:
+def _plan_row(study: Study, key: str, tasks: LoadedTasks, model: ModelSpec) -> RowPlan:
     """Plan one row; a model that cannot be read becomes a row with a problem, not an error."""
     from potentia.engine import fingerprint
 
-    model = next(row for row in study.rows() if row.name == name)
+    weights, problem = "", None
     try:
         weights = fingerprint(model.source, revision=model.revision, gguf_file=model.gguf_file)
     except (PotentiaError, OSError) as error:
-        return RowPlan(model, _unreadable(study), problem=str(error))
-    data = adjust_data(study)
-    steps = study.adjust.at_steps if study.adjust else ()
+        problem = str(error)
+    prints = {name: task.fingerprint for name, task in tasks.benchmarks.items()}
+    auxiliary = tasks.auxiliary.fingerprint if tasks.auxiliary else None
+    steps = sorted(set(study.adjust.at_steps)) if study.adjust else []
     cells = []
-    for protocol in study.protocols:
-        for task in tasks:
-            if protocol.startswith("few_shot:") and tasks[task].kind == "corpus":
+    for protocol in map(Protocol, study.protocols):
+        for name, task in tasks.benchmarks.items():
+            if protocol.kind == "few_shot" and task.kind == "corpus":
                 continue  # a text to predict has no examples before it
-            key = cell_key(study, weights, tasks[task], protocol, adjust_data=data.fingerprint if data else None)
-            key = take_over(store, study_key(study), key, model.name, task, steps)
-            cells.append(CellPlan(task, protocol, key, store.has(key)))
-    return RowPlan(model, tuple(cells), fingerprint=weights)
+            own = "" if problem else cell_key(study, weights, prints[name], protocol, auxiliary=auxiliary)
+            if protocol == ADJUST:
+                cells += [CellPlan(name, protocol.at(step), own and step_key(own, step)) for step in steps]
+            cells.append(CellPlan(name, protocol, own))
+    return RowPlan(study, key, model, tuple(cells), weights, prints, problem)
+
+
+def seen(rows: Sequence[RowPlan], store: Store) -> list[RowPlan]:
+    """Return the rows with what the store has by now, under these names or others."""
+    found = store.names([cell.key for row in rows for cell in row.pending])
+    return [replace(row, cells=tuple(_seen(cell, row, found) for cell in row.cells)) for row in rows]
+
+
+def _seen(cell: CellPlan, row: RowPlan, found: Mapping[str, tuple[str, str]]) -> CellPlan:
+    names = (row.model.name, cell.task)
+    if cell.done or found.get(cell.key, names) == names:
+        return replace(cell, done=cell.done or cell.key in found)
+    step = cell.protocol.step
+    if step is None:
+        own = renamed(cell.key, *names)
+    else:  # named after the cell at the end
+        end = next(other for other in row.cells if (other.task, other.protocol) == (cell.task, ADJUST))
+        own = step_key(renamed(end.copy_of or end.key, *names), step)
+    return replace(cell, key=own, done=True, copy_of=cell.key)
+
+
+def take_over(row: RowPlan, store: Store) -> None:
+    """Give the study the cells of this row that the store has, as copies where they are there under other names."""
+    for cell in row.cells:
+        if cell.copy_of is not None:
+            store.copy_cell(cell.copy_of, cell.key, study=row.study_key, model=row.model.name, task=cell.task)
+    store.adopt(row.study_key, [cell.key for cell in row.cells if cell.done])
+
+
+def _check_steps(study: Study, auxiliary: Task | None) -> None:
+    """Refuse auxiliary data without documents to train on, and steps that the tuning never reaches."""
+    if auxiliary is None or study.adjust is None:
+        return
+    documents = len(auxiliary.documents("train"))
+    if not documents:
+        raise InputError(f"adjust.data: {study.adjust.data} has no documents to train on")
+    tuning = study.adjust.recipe_for(0) or study.tuning
+    last = tuning.epochs * math.ceil(documents / tuning.batch)
+    beyond = [step for step in study.adjust.at_steps if step > last]
+    if beyond:
+        raise InputError(
+            f"adjust.at_steps: {beyond[0]} lies beyond the tuning, which has {last} steps",
+            hint="name earlier steps, or raise the epochs",
+        )
 
 
 def check_source(model: ModelSpec) -> None:
@@ -195,10 +285,6 @@ def check_source(model: ModelSpec) -> None:
             f"model {model.name!r}: there is no {source}",
             hint="give a folder with config.json and weights, or a hub name such as org/model",
         )
-
-
-def _unreadable(study: Study) -> tuple[CellPlan, ...]:
-    return tuple(CellPlan(t.name, protocol, "", done=False) for protocol in study.protocols for t in study.tasks)
 
 
 def _tokens(task: Task, split: Any) -> float:

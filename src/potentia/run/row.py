@@ -9,25 +9,25 @@ from __future__ import annotations
 import math
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potentia.errors import ModelError, PotentiaError, StoreError
+from potentia.protocol import ADJUST, DIRECT, TRAIN_BEFORE_TEST
 from potentia.protocols import direct
 from potentia.protocols.ask import Evaluation, Form
 from potentia.run.board import Board, Interrupted
 from potentia.run.manifest import manifest
-from potentia.run.names import take_over
-from potentia.run.plan import CellPlan, RowPlan
+from potentia.run.plan import CellPlan, LoadedTasks, RowPlan, cell_key, renamed, seen, take_over
 
 if TYPE_CHECKING:
     from potentia.engine import LoadedModel
     from potentia.engine.scoring import Scorer
     from potentia.store import Store
     from potentia.study import Study
-    from potentia.tasks import ChatTemplate, Task
+    from potentia.tasks import ChatTemplate
 
 
 @dataclass
@@ -36,31 +36,48 @@ class RowOutcome:
 
     done: int = 0
     failed: int = 0
+    found: int = 0  # finished by another since the study was planned
     reasons: list[str] = field(default_factory=list)
 
 
 @dataclass
-class Row:
-    """Everything that the cells of one row share."""
+class RowRun:
+    """Everything that the cells of one row share while it runs."""
 
-    study: Study
-    study_key: str
     plan: RowPlan
-    tasks: Mapping[str, Task]
+    tasks: LoadedTasks
     store: Store
-    board: Board
     stop: Callable[[], bool]
-    workspace: Path
+    device: str
+    board: Board = field(init=False)
+    study: Study = field(init=False)
     loaded: LoadedModel = field(init=False)
     scorer: Scorer = field(init=False)
     chat: ChatTemplate | None = field(init=False, default=None)
     forms: tuple[Form, ...] = field(init=False, default=("plain",))
     outcome: RowOutcome = field(init=False, default_factory=RowOutcome)
 
+    def __post_init__(self) -> None:
+        self.board = Board(self.store, self.plan.study_key, self.plan.model.name)
+        self.study = self.plan.study
+
+    @property
+    def workspace(self) -> Path:
+        """The folder for what a resumed row needs: beside a store file, else in the current folder."""
+        place = self.study.store
+        beside = Path(place).expanduser() if "://" not in place else Path("potentia")
+        return beside.with_name(beside.name + ".lanes")
+
     def run(self) -> RowOutcome:
-        """Compute every pending cell of the row."""
+        """Compute every cell of the row that the store does not have by now."""
         if self.plan.problem:
             return self.give_up(self.plan.problem)
+        pending = len(self.plan.pending)
+        (self.plan,) = seen([self.plan], self.store)
+        self.outcome.found = pending - len(self.plan.pending)
+        if self.outcome.found:
+            take_over(self.plan, self.store)
+            self.board.event("found", cells=self.outcome.found)
         if not self.plan.pending:
             return self.outcome
         try:
@@ -69,10 +86,10 @@ class Row:
             return self.give_up(_reason(error))
         try:
             for cell in self.plan.pending:
-                if cell.protocol == "direct" or cell.protocol.startswith("few_shot:"):
+                if not cell.protocol.tuned:
                     self._guarded([cell], self._direct)
-            for protocol, compute in (("train_before_test", self._tune), ("adjust", self._adjust)):
-                cells = [cell for cell in self.plan.pending if cell.protocol == protocol]
+            for kind, compute in ((TRAIN_BEFORE_TEST, self._tune), (ADJUST, self._adjust)):
+                cells = [cell for cell in self.plan.pending if cell.protocol.kind == kind]
                 if cells:
                     self._guarded(cells, compute)
         finally:
@@ -93,12 +110,15 @@ class Row:
         self.board.phase(f"loading {model.name}")
         self.loaded = engine.load(
             model.source,
-            device=self.study.device,
+            device=self.device,
             dtype=self.study.dtype,
             revision=model.revision,
             gguf_file=model.gguf_file,
             trust_remote_code=model.trust_remote_code,
         )
+        if self.loaded.fingerprint != self.plan.weights:
+            self.loaded.close()
+            raise ModelError("its files changed since the study was planned", hint="run the same command again")
         self.scorer = Scorer(self.loaded, token_budget=self.study.token_budget)
         template = engine.chat_template(self.loaded.tokenizer)
         if template is not None and self.study.chat != "never" and model.kind != "base":
@@ -107,8 +127,7 @@ class Row:
 
     def _direct(self, cells: list[CellPlan]) -> None:
         (cell,) = cells
-        task = self.tasks[cell.task]
-        shots = int(cell.protocol.partition(":")[2] or 0)
+        task = self.tasks.benchmarks[cell.task]
         total = len(task.documents("test")) + (
             len(self.forms) * len(task.documents("validation")) if len(self.forms) > 1 else 0
         )
@@ -119,7 +138,7 @@ class Row:
             task,
             forms=self.forms,
             chat=self.chat,
-            shots=shots,
+            shots=cell.protocol.shots,
             seed=self.study.seed,
             progress=self._progress,
         )
@@ -158,7 +177,7 @@ class Row:
             raise ModelError(f"the {test.metric} on the test split is {test.main.value}")
         record = CellRecord(
             key=cell.key,
-            study=self.study_key,
+            study=self.plan.study_key,
             model=self.plan.model.name,
             task=cell.task,
             protocol=cell.protocol,
@@ -170,12 +189,26 @@ class Row:
             direct_value=direct_value,
             gain=None if direct_value is None else test.main.value - direct_value,
         )
-        if not self.store.commit_cell(record, items=test.outcomes):  # another row with the same files was first
-            take_over(self.store, self.study_key, cell.key, record.model, record.task)
+        names = (record.model, record.task)
+        if (
+            not self.store.commit_cell(record, items=test.outcomes)
+            and names not in self.store.names([cell.key]).values()
+        ):
+            own = renamed(cell.key, *names)  # another row with the same files was first
+            self.store.copy_cell(cell.key, own, study=record.study, model=record.model, task=record.task)
         self.outcome.done += 1
-        self.board.event(
-            "cell", task=cell.task, protocol=record.protocol, value=test.main.value, stderr=test.main.stderr
-        )
+        self.board.event("cell", task=cell.task, protocol=cell.protocol, value=test.main.value, stderr=test.main.stderr)
+
+    def direct_evaluation(self, task: str) -> Evaluation | None:
+        """Return the direct test evaluation of a task: the committed cell's, or computed here where there is none."""
+        key = cell_key(self.study, self.plan.weights, self.plan.prints[task], DIRECT)
+        cell = self.store.cell(key)
+        if cell is not None:
+            return Evaluation(outcomes=self.store.items(key), scores=dict(cell.scores), metric=cell.metric)
+        if any(failure.key == key for failure in self.store.failures(study=self.plan.study_key)):
+            return None
+        asked = self.tasks.benchmarks[task]
+        return direct(self.scorer, asked, forms=self.forms, chat=self.chat, seed=self.study.seed).test
 
     def _guarded(self, cells: list[CellPlan], compute: Callable[[list[CellPlan]], None]) -> None:
         """Compute; on an error, record each cell that is still missing as failed, and go on."""
@@ -192,7 +225,7 @@ class Row:
         """Record a cell as failed, with the reason."""
         reason = error if isinstance(error, str) else _reason(error)
         self.store.fail_cell(
-            study=self.study_key,
+            study=self.plan.study_key,
             model=self.plan.model.name,
             task=cell.task,
             protocol=cell.protocol,

@@ -5,14 +5,13 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from potentia.errors import InputError
 from potentia.run.board import Interrupted
-from potentia.run.names import step_key
-from potentia.run.plan import Plan, load_tasks, make_plan, study_key
+from potentia.run.plan import RowPlan, StudyPlan, plan_study, take_over
 
 if TYPE_CHECKING:
     from potentia.run.row import RowOutcome
@@ -38,43 +37,31 @@ class RunResult:
         return 130 if self.interrupted else int(self.failed > 0)
 
 
-def plan_study(study: Study) -> Plan:
-    """Plan a study against its store, creating the store where there is none."""
-    from potentia.store import Store
-
-    tasks = load_tasks(study)
-    with Store.open(study.store) as store:
-        plan = make_plan(study, store, tasks)
-        done = [cell for row in plan.rows for cell in row.cells if cell.done]
-        steps = study.adjust.at_steps if study.adjust else ()
-        on_the_way = [step_key(cell.key, step) for cell in done if cell.protocol == "adjust" for step in steps]
-        store.adopt(study_key(study), [*(cell.key for cell in done), *on_the_way])
-    return plan
-
-
 def run_study(
-    study: Study,
+    study: Study | StudyPlan,
     *,
     workers: int = 1,
     executor: Executor = "local",
-    plan: Plan | None = None,
-    watch: Callable[[Plan], Any] | None = None,
+    watch: Callable[[StudyPlan], Any] | None = None,
 ) -> RunResult:
-    """Run what is not done yet. ``watch`` gives a context manager that shows progress while the rows run."""
-    plan = plan or plan_study(study)
-    todo = [row.model.name for row in plan.rows if row.pending]
-    reused = sum(cell.done for row in plan.rows for cell in row.cells)
+    """Run what is not done yet of a study, or of a plan just made of it.
+
+    ``watch`` gives a context manager that shows progress while the rows run.
+    """
+    plan = study if isinstance(study, StudyPlan) else plan_study(study)
+    _register(plan)
+    todo = [row for row in plan.rows if row.pending]
     outcomes: dict[str, RowOutcome] = {}
     interrupted = False
     if todo:
-        with _stoppable() as stop, watch(plan) if watch else _nothing():
+        with _stoppable() as stop, watch(plan) if watch else nullcontext():
             try:
-                outcomes = _execute(study, todo, workers, executor, stop)
+                outcomes = _execute(plan, todo, workers, executor, stop)
             except Interrupted:
                 interrupted = True
     return RunResult(
-        study=study_key(study),
-        reused=reused,
+        study=plan.key,
+        reused=sum(cell.done for cell in plan.cells()) + sum(o.found for o in outcomes.values()),
         computed=sum(o.done for o in outcomes.values()),
         failed=sum(o.failed for o in outcomes.values()),
         interrupted=interrupted,
@@ -82,17 +69,27 @@ def run_study(
     )
 
 
+def _register(plan: StudyPlan) -> None:
+    """Make the study known to its store, which is created where there is none, with the cells that are done."""
+    from potentia.store import Store
+
+    with Store.open(plan.study.store) as store:
+        store.study(plan.study.name, plan.key, plan.study.model_dump(mode="json"))
+        for row in plan.rows:
+            take_over(row, store)
+
+
 def _execute(
-    study: Study, names: list[str], workers: int, executor: Executor, stop: Callable[[], bool]
+    plan: StudyPlan, rows: list[RowPlan], workers: int, executor: Executor, stop: Callable[[], bool]
 ) -> dict[str, RowOutcome]:
     if executor == "local":
         from potentia.run.local import run_rows
 
-        return run_rows(study, names, workers=workers, stop=stop)
+        return run_rows(rows, plan.tasks, workers=workers, stop=stop)
     if executor == "ray":
         from potentia.run.on_ray import run_rows_on_ray
 
-        return run_rows_on_ray(study, names, stop=stop)
+        return run_rows_on_ray(rows, plan.tasks, stop=stop)
     raise InputError(f"no executor {executor!r}", hint="use local or ray")
 
 
@@ -115,8 +112,3 @@ def _stoppable() -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield

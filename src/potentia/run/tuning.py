@@ -5,29 +5,26 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from potentia.errors import TuningError
 from potentia.protocols.adjust import Adjustment
 from potentia.protocols.ask import Evaluation
-from potentia.protocols.direct import direct
 from potentia.protocols.train_before_test import LanePlan, Point, Stopped, TrainBeforeTest, trainable
 from potentia.run.board import Interrupted
-from potentia.run.names import step_key
-from potentia.run.plan import CellPlan, adjust_data, cell_key
+from potentia.run.plan import CellPlan
 from potentia.run.wave import open_wave
 from potentia.study import content_key
 
 if TYPE_CHECKING:
     from potentia.engine.tuning import StepInfo
-    from potentia.run.row import Row
+    from potentia.run.row import RowRun
 
 
 class RowWatcher:
     """Hears of the tuning: writes lanes to the store, progress to the board, and passes on the wish to stop."""
 
-    def __init__(self, row: Row, cells: dict[str, CellPlan]) -> None:
+    def __init__(self, row: RowRun, cells: dict[str, CellPlan]) -> None:
         self.row = row
         self.cells = cells
         self.began = time.monotonic()
@@ -61,7 +58,7 @@ class RowWatcher:
         row = self.row
         record = LaneRecord(
             key=lane.key,
-            study=row.study_key,
+            study=row.plan.study_key,
             model=row.plan.model.name,
             task=lane.task,
             learning_rate=lane.learning_rate,
@@ -76,7 +73,7 @@ class RowWatcher:
             note=note,
         )
         row.store.save_lane(record)
-        higher = row.tasks[lane.task].higher_is_better
+        higher = row.tasks.benchmarks[lane.task].higher_is_better
         values = [p.value for p in curve]
         best = max(values) if higher else min(values)
         known = self.best.get(lane.task)
@@ -88,10 +85,10 @@ class RowWatcher:
         return self.row.stop()
 
 
-def tune_row(row: Row, cells: Sequence[CellPlan]) -> None:
+def tune_row(row: RowRun, cells: Sequence[CellPlan]) -> None:
     """Compute the train-before-test cells of a row; each is committed as soon as it is tested."""
     every = {cell.task: cell for cell in row.plan.cells if cell.protocol == "train_before_test"}
-    pending = {cell.task: cell for cell in cells if trainable(row.tasks[cell.task])}
+    pending = {cell.task: cell for cell in cells if trainable(row.tasks.benchmarks[cell.task])}
     for cell in cells:
         if cell.task not in pending:
             row.fail(cell, f"{cell.task} has no documents to train on; use the protocol adjust with auxiliary data")
@@ -102,7 +99,7 @@ def tune_row(row: Row, cells: Sequence[CellPlan]) -> None:
     watcher = RowWatcher(row, every)
     tuning = TrainBeforeTest(
         loaded=row.loaded,
-        tasks={name: row.tasks[name] for name in wave.tasks},
+        tasks={name: row.tasks.benchmarks[name] for name in wave.tasks},
         tuning=row.study.tuning,
         watcher=watcher,
         forms=row.forms,
@@ -115,7 +112,7 @@ def tune_row(row: Row, cells: Sequence[CellPlan]) -> None:
     )
     began = time.monotonic()
     try:
-        for name, result in tuning.run(list(pending), lambda task: direct_evaluation(row, task)):
+        for name, result in tuning.run(list(pending), row.direct_evaluation):
             if isinstance(result, TuningError):
                 row.fail(pending[name], result)
                 continue
@@ -133,31 +130,21 @@ def tune_row(row: Row, cells: Sequence[CellPlan]) -> None:
     wave.close()
 
 
-def direct_evaluation(row: Row, task: str) -> Evaluation | None:
-    """Return the direct test evaluation of a task: the committed cell's, or computed here where there is none."""
-    key = cell_key(row.study, row.plan.fingerprint, row.tasks[task], "direct")
-    cell = row.store.cell(key)
-    if cell is not None:
-        return Evaluation(outcomes=row.store.items(key), scores=dict(cell.scores), metric=cell.metric)
-    if any(failure.key == key for failure in row.store.failures(study=row.study_key)):
-        return None
-    return direct(row.scorer, row.tasks[task], forms=row.forms, chat=row.chat, seed=row.study.seed).test
-
-
-def adjust_row(row: Row, cells: Sequence[CellPlan]) -> None:
+def adjust_row(row: RowRun, cells: Sequence[CellPlan]) -> None:
     """Compute the adjust cells of a row: one tuning on the auxiliary data, then every benchmark."""
     asked = row.study.adjust
     assert asked is not None  # the study's own validation sees to it
-    data = adjust_data(row.study)
+    data = row.tasks.auxiliary
     assert data is not None
     tuning = asked.recipe_for(sum(p.numel() for p in row.loaded.model.parameters())) or row.study.tuning
-    pending = {cell.task: cell for cell in cells}
-    every = [cell for cell in row.plan.cells if cell.protocol == "adjust"]
-    folder = row.workspace / content_key(cells=sorted(cell.key for cell in every))
+    wanted = {(cell.task, cell.protocol.step): cell for cell in cells}
+    ends = {cell.task: cell for cell in row.plan.cells if cell.protocol == "adjust"}
+    pending = {task: ends[task] for task, _ in wanted}
+    folder = row.workspace / content_key(cells=sorted(cell.key for cell in ends.values()))
     adjustment = Adjustment(
         loaded=row.loaded,
         data=data,
-        tasks={name: row.tasks[name] for name in pending},
+        tasks={name: row.tasks.benchmarks[name] for name in pending},
         tuning=tuning,
         watcher=RowWatcher(row, pending),
         form="chat" if row.forms == ("chat",) else "plain",
@@ -170,17 +157,15 @@ def adjust_row(row: Row, cells: Sequence[CellPlan]) -> None:
     )
 
     def partial(name: str, step: int, made: Evaluation) -> None:
-        cell = pending[name]
-        row.commit(
-            replace(cell, key=step_key(cell.key, step), protocol=f"adjust@{step}"),
-            made,
-            seconds=0.0,
-            selection={"step": step},
-        )
+        cell = wanted.pop((name, step), None)
+        if cell is not None:
+            row.commit(cell, made, seconds=0.0, selection={"step": step})
 
     began = time.monotonic()
     try:
-        for name, result in adjustment.run(list(pending), lambda task: direct_evaluation(row, task), partial):
+        for name, result in adjustment.run(list(pending), row.direct_evaluation, partial):
+            if (name, None) not in wanted:
+                continue
             now = time.monotonic()
             row.commit(
                 pending[name],

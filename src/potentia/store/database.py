@@ -61,15 +61,22 @@ def connect(url: URL, path: Path | None, *, readonly: bool) -> sa.Engine:
             ) from error
     target = url
     if readonly:
-        # A WAL database in a folder that cannot be written opens only as immutable, safe when no log waits beside it.
-        waiting = path.with_name(path.name + "-wal")
-        frozen = not os.access(path.parent, os.W_OK) and not waiting.exists()
-        uri = path.as_uri() + ("?immutable=1" if frozen else "?mode=ro")
-        target = URL.create("sqlite", database=uri, query={"uri": "true"})
+        target = URL.create("sqlite", database=f"{path.as_uri()}?{_reading(path)}", query={"uri": "true"})
     engine = sa.create_engine(target, connect_args={"timeout": BUSY_SECONDS})
     event.listen(engine, "connect", _configure_readonly if readonly else _configure)
     event.listen(engine, "begin", _begin)
     return engine
+
+
+def _reading(path: Path) -> str:
+    """Return how to open a SQLite file so that reading leaves nothing behind."""
+    if path.with_name(path.name + "-wal").exists():  # a log is there: it is read, and stays
+        return "mode=ro"
+    # A WAL database in a folder that cannot be written opens only as immutable, safe when no log waits beside it.
+    if not os.access(path.parent, os.W_OK):
+        return "immutable=1"
+    # A connection that may write takes the log it makes away again when it closes; it is told not to write below.
+    return "mode=rw" if os.access(path, os.W_OK) else "mode=ro"
 
 
 def _configure(connection: Any, _record: Any) -> None:
@@ -83,6 +90,7 @@ def _configure(connection: Any, _record: Any) -> None:
 
 def _configure_readonly(connection: Any, _record: Any) -> None:
     connection.isolation_level = None
+    connection.execute("PRAGMA query_only = ON")
     connection.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
 
 

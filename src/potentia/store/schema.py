@@ -11,7 +11,7 @@ from collections.abc import Callable
 import sqlalchemy as sa
 from sqlalchemy import BigInteger, Boolean, Column, Double, ForeignKey, Index, Integer, Table, Text
 
-from potentia.errors import NoStoreError, StoreError
+from potentia.errors import EmptyStoreError, NoStoreError, StoreError
 
 SCHEMA_VERSION = 1
 
@@ -151,18 +151,12 @@ MIGRATIONS: dict[int, Callable[[sa.Connection], None]] = {}
 
 def prepare(connection: sa.Connection, where: str) -> None:
     """Create the tables in an empty database, or bring an older store to this version, inside the open transaction."""
-    present = set(sa.inspect(connection).get_table_names())
-    if schema_version.name not in present:
-        if present:
-            raise NoStoreError(
-                "this database holds other tables and is not a Potentia store",
-                where=where,
-                hint="give another file or database with --store",
-            )
+    try:
+        version = check_version(connection, where)
+    except EmptyStoreError:
         metadata.create_all(connection)
         connection.execute(schema_version.insert().values(version=SCHEMA_VERSION))
         return
-    version = check_version(connection, where)
     while version < SCHEMA_VERSION:
         step = MIGRATIONS.get(version)
         if step is None:
@@ -173,7 +167,16 @@ def prepare(connection: sa.Connection, where: str) -> None:
 
 
 def check_version(connection: sa.Connection, where: str) -> int:
-    """Return the version of a store, and refuse one from the future."""
+    """Return the version of a store; refuse an empty database, one of something else, and one from the future."""
+    present = set(sa.inspect(connection).get_table_names())
+    if not present:
+        raise EmptyStoreError("nothing was stored here yet", where=where, hint="check the path, or run a study first")
+    if schema_version.name not in present:
+        raise NoStoreError(
+            "this database holds other tables and is not a Potentia store",
+            where=where,
+            hint="give another file or database with --store",
+        )
     version = connection.execute(sa.select(schema_version.c.version)).scalar_one_or_none()
     if version is None:
         raise StoreError("the store has no schema version", where=where, hint="restore it from a copy")

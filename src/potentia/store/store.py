@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from potentia.errors import InputError, NoStoreError, StoreError
+from potentia.errors import EmptyStoreError, InputError, NoStoreError, StoreError
 from potentia.scores import ItemOutcome, Score, ScoreMatrix
 from potentia.store import schema as s
 from potentia.store.database import WRITE, connect, locate, speaking
@@ -61,6 +62,17 @@ class Store(LiveStore):
         store._opened = (str(where), items, readonly)
         return store
 
+    @classmethod
+    def find(cls, where: str | Path, *, items: str | Path | None = None) -> Store | None:
+        """Open a store to read it; None where nothing was stored yet. Creates and changes nothing."""
+        _, path, _ = locate(where)
+        if path is not None and not path.is_dir() and (not path.exists() or path.stat().st_size == 0):
+            return None
+        try:
+            return cls.open(where, items=items, readonly=True)
+        except EmptyStoreError:
+            return None
+
     _opened: tuple[str, str | Path | None, bool]
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -101,12 +113,14 @@ class Store(LiveStore):
         with self._reading() as connection:
             return connection.execute(sa.select(s.cells.c.key).where(s.cells.c.key == cell_key)).first() is not None
 
-    def named(self, cell_key: str) -> tuple[str, str] | None:
-        """Return the model and task that a committed cell is named after."""
+    def names(self, cell_keys: Sequence[str]) -> dict[str, tuple[str, str]]:
+        """Return, for those of the keys that are committed, the model and task that the cell is named after."""
+        found: dict[str, tuple[str, str]] = {}
         with self._reading() as connection:
-            query = sa.select(s.cells.c.model, s.cells.c.task).where(s.cells.c.key == cell_key)
-            row = connection.execute(query).first()
-            return None if row is None else (row[0], row[1])
+            for chunk in _chunks(cell_keys):
+                query = sa.select(s.cells.c.key, s.cells.c.model, s.cells.c.task).where(s.cells.c.key.in_(chunk))
+                found |= {key: (model, task) for key, model, task in connection.execute(query)}
+        return found
 
     def commit_cell(self, cell: CellRecord, *, items: Sequence[ItemOutcome] | None = None) -> bool:
         """Commit one cell with its scores, manifest and items, wholly or not at all.
@@ -126,6 +140,13 @@ class Store(LiveStore):
         finally:
             if staged is not None:
                 staged.unlink(missing_ok=True)
+
+    def copy_cell(self, source: str, key: str, *, study: str, model: str, task: str) -> None:
+        """Commit a copy of a cell, with its items, under another key and other names; one that is there stays."""
+        cell = self.cell(source)
+        if cell is not None and not self.has(key):
+            copy = replace(cell, key=key, study=study, model=model, task=task)
+            self.commit_cell(copy, items=self.items(source) or None)
 
     def commit_cells(self, cells: Sequence[CellRecord]) -> int:
         """Commit a batch of cells without items in one transaction; returns how many were new."""

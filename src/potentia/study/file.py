@@ -1,4 +1,8 @@
-"""Reading a study file: every problem at once, each with its line and the nearest known name."""
+"""Reading a study: the file and the flags become one raw value, which is validated once.
+
+Every problem is told at once, each with its line in the file (or its flag) and the nearest known name. A path in the
+file is read from the file's own folder when it exists there; a path given as a flag, from the working directory.
+"""
 
 from __future__ import annotations
 
@@ -16,74 +20,57 @@ from potentia.study.schema import Study
 Place = tuple[str | int, ...]
 
 
-def read_study(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Study:
-    """Read and validate a study file; ``overrides`` (from flags) replace its top-level fields."""
+def read_study(path: str | Path | None, flags: Mapping[str, Any] | None = None) -> Study:
+    """Read a study file, or none, with ``flags`` over it: a nested mapping of fields, in which None says nothing."""
+    given = _said(flags or {})
+    if path is None:
+        return make_study(given, flags=given)
     file = Path(path)
-    try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise StudyError(f"cannot read the study file: {error.strerror}", where=str(file)) from None
-    except UnicodeDecodeError:
-        raise StudyError("the study file is not UTF-8 text", where=str(file)) from None
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        raw = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{file}:{mark.line + 1}" if mark else str(file)
-        raise StudyError(f"not valid YAML: {getattr(error, 'problem', None) or error}", where=where) from None
-    if not isinstance(raw, dict):
-        raise StudyError("a study file holds `models:`, `tasks:` and so on at its top level", where=str(file))
-    lines: dict[Place, int] = {}
-    if node is not None:
-        _lines(node, (), lines)
-    raw = {**raw, **{k: v for k, v in (overrides or {}).items() if v is not None}}
-    study = make_study(raw, where=str(file), lines=lines)
-    return _anchored(study, file.parent)
+    raw, lines = _parse(file)
+    anchored = {field: _anchored(value, (field,), file.parent) for field, value in raw.items()}
+    return make_study(_merged(anchored, given), where=str(file), lines=lines, flags=given)
 
 
-def make_study(raw: Mapping[str, Any], *, where: str | None = None, lines: Mapping[Place, int] | None = None) -> Study:
+def make_study(
+    raw: Mapping[str, Any],
+    *,
+    where: str | None = None,
+    lines: Mapping[Place, int] | None = None,
+    flags: Mapping[str, Any] | None = None,
+) -> Study:
     """Validate a mapping as a Study; all its problems are told in one error."""
     try:
         return Study.model_validate(dict(raw))
     except ValidationError as error:
-        problems = [_problem(item, where, lines or {}) for item in error.errors()]
+        problems = [_problem(item, where, lines or {}, flags or {}) for item in error.errors()]
         if len(problems) == 1:
             raise StudyError(problems[0]) from None
         listed = "\n".join(f"  {p}" for p in problems)
         raise StudyError(f"{len(problems)} problems in the study\n{listed}") from None
 
 
-def _anchored(study: Study, folder: Path) -> Study:
-    """Read relative paths of a study file from the file's own folder when they exist there."""
+# --- the file --------------------------------------------------------------------------------------------------------
 
-    def anchor(value: str | None) -> str | None:
-        # a task file may carry a prompt form: tasks/own.yaml:blank_ppl
-        bare = value if value is None or (folder / value).exists() else value.partition(":")[0]
-        if value is None or not bare or Path(bare).is_absolute() or not (folder / bare).exists():
-            return value
-        return str(folder / value)
 
-    models = tuple(
-        m.model_copy(
-            update={
-                "path": anchor(m.path),
-                "checkpoints": tuple(c.model_copy(update={"path": anchor(c.path)}) for c in m.checkpoints),
-            }
-        )
-        for m in study.models
-    )
-    tasks = tuple(t.model_copy(update={"file": anchor(t.file)}) for t in study.tasks)
-    adjust = study.adjust and study.adjust.model_copy(update={"data": anchor(study.adjust.data)})
-    return study.model_copy(
-        update={
-            "models": models,
-            "tasks": tasks,
-            "adjust": adjust,
-            "data_dir": anchor(study.data_dir),
-            "facts": anchor(study.facts),
-        }
-    )
+def _parse(file: Path) -> tuple[dict[str, Any], dict[Place, int]]:
+    """Return what a YAML file holds, and the line of every place in it."""
+    try:
+        loader = yaml.SafeLoader(file.read_text(encoding="utf-8"))
+        node = loader.get_single_node()
+        raw = None if node is None else loader.construct_document(node)
+    except OSError as error:
+        raise StudyError(f"cannot read the study file: {error.strerror}", where=str(file)) from None
+    except UnicodeDecodeError:
+        raise StudyError("the study file is not UTF-8 text", where=str(file)) from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{file}:{mark.line + 1}" if mark else str(file)
+        raise StudyError(f"not valid YAML: {getattr(error, 'problem', None) or error}", where=where) from None
+    if node is None or not isinstance(raw, dict):
+        raise StudyError("a study file holds `models:`, `tasks:` and so on at its top level", where=str(file))
+    lines: dict[Place, int] = {}
+    _lines(node, (), lines)
+    return raw, lines
 
 
 def _lines(node: yaml.Node, place: Place, out: dict[Place, int]) -> None:
@@ -98,10 +85,69 @@ def _lines(node: yaml.Node, place: Place, out: dict[Place, int]) -> None:
             _lines(value, (*place, index), out)
 
 
-def _problem(item: Any, where: str | None, lines: Mapping[Place, int]) -> str:
+# Where a study file holds paths; "*" is any place of a list. A model or a task may also be its path alone.
+_PATHS = {
+    ("models", "*", "path"), ("models", "*", "checkpoints", "*", "path"), ("tasks", "*", "file"), ("adjust", "data"),
+    ("data_dir",), ("facts",),
+}  # fmt: skip
+_ALONE = {("models", "*"): "path", ("tasks", "*"): "file"}
+
+
+def _anchored(value: Any, place: tuple[Any, ...], folder: Path) -> Any:
+    """Put the file's folder before the relative paths that exist in it."""
+    if isinstance(value, dict):
+        return {key: _anchored(inner, (*place, key), folder) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_anchored(inner, (*place, "*"), folder) for inner in value]
+    if not isinstance(value, str) or not (place in _PATHS or place in _ALONE):
+        return value
+    # a task file may carry a prompt form: tasks/own.yaml:blank_ppl
+    bare = value if _exists(folder / value) else value.partition(":")[0]
+    if not bare or Path(bare).is_absolute() or not _exists(folder / bare) or str(folder / value) == value:
+        return value
+    there = str(folder / value)
+    if place not in _ALONE:
+        return there
+    # the name of a benchmark is no path because a folder has that name too
+    return {"name": value, _ALONE[place]: there} if "/" in value or Path(bare).suffix else value
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # too long, or with a NUL in it: no path
+        return False
+
+
+# --- the flags -------------------------------------------------------------------------------------------------------
+
+
+def _said(flags: Mapping[str, Any]) -> dict[str, Any]:
+    said = {field: _said(value) if isinstance(value, Mapping) else value for field, value in flags.items()}
+    return {field: value for field, value in said.items() if value is not None and value != {}}
+
+
+def _merged(raw: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(raw)
+    for field, value in flags.items():
+        below = merged.get(field)
+        if isinstance(value, Mapping) and isinstance(below, dict):
+            merged[field] = _merged(below, value)
+        elif not isinstance(value, Mapping) or below is None:
+            merged[field] = value
+        # else the file has no mapping where one belongs, and validation says so with its line
+    return merged
+
+
+# --- problems in words -----------------------------------------------------------------------------------------------
+
+
+def _problem(item: Any, where: str | None, lines: Mapping[Place, int], flags: Mapping[str, Any]) -> str:
     place: Place = tuple(item["loc"])
-    line = next((lines[place[:n]] for n in range(len(place), -1, -1) if place[:n] in lines), None)
-    spot = ":".join(str(part) for part in (where, line) if part is not None)
+    spot = _flag(place, flags)
+    if spot is None:
+        line = next((lines[place[:n]] for n in range(len(place), -1, -1) if place[:n] in lines), None)
+        spot = ":".join(str(part) for part in (where, line) if part is not None)
     name = ".".join(str(part) for part in place) or "study"
     message = item["msg"].removeprefix("Value error, ")
     if item["type"] == "extra_forbidden":
@@ -115,6 +161,18 @@ def _problem(item: Any, where: str | None, lines: Mapping[Place, int]) -> str:
     elif "input" in item and isinstance(item["input"], (str, int, float, bool)):
         message = f"{message} (it is {item['input']!r})"
     return f"{spot + ': ' if spot else ''}{name}: {message}"
+
+
+def _flag(place: Place, flags: Mapping[str, Any]) -> str | None:
+    """Return the flag that gave the value at this place; None where none did."""
+    here: Any = flags
+    for part in place:
+        if not isinstance(here, Mapping) or part not in here:
+            return None
+        here = here[part]
+        if not isinstance(here, Mapping):
+            return f"--{str(part).replace('_', '-')}"
+    return None
 
 
 def _fields_at(place: Place) -> list[str]:

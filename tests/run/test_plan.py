@@ -1,0 +1,120 @@
+"""Planning: pure, once, and enough for a worker to go by."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+
+import tiny
+from potentia.errors import InputError
+from potentia.run import plan_study, run_study
+from potentia.store import Store
+from potentia.study import Study, make_study
+from potentia.tasks import Task
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("plan")
+    for seed in (0, 1):
+        tiny.save_model(folder / f"m{seed}", seed=seed)
+    tiny.save_questions(folder / "colours.jsonl", n=60)
+    tiny.save_questions(folder / "auxiliary.jsonl", n=40, seed=1)
+    return folder
+
+
+def study(world: Path, store: object, **changes: object) -> Study:
+    body = {
+        "name": "planned",
+        "models": [{"name": f"m{seed}", "path": str(world / f"m{seed}")} for seed in (0, 1)],
+        "tasks": [{"name": "colours", "file": str(world / "colours.jsonl")}],
+        "protocols": ["direct"],
+        "store": str(store),
+    }
+    return make_study(body | changes)
+
+
+def files(folder: Path) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_plan_leaves_nothing_behind(world: Path, tmp_path: Path):
+    made = study(world, tmp_path / "deep" / "s.db")
+    assert [cell.done for cell in plan_study(made).cells()] == [False, False]
+    assert not any(tmp_path.iterdir())
+    run_study(made)
+    before = files(tmp_path)
+    other = study(world, made.store, name="other")
+    assert [cell.done for cell in plan_study(other).cells()] == [True, True]
+    assert files(tmp_path) == before
+    with Store.open(made.store, readonly=True) as store:
+        assert [record.name for record in store.studies()] == ["planned"], "a plan registers nothing"
+
+
+def test_everything_is_read_once(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Tasks are loaded and rows planned by the plan alone; running its rows does neither again."""
+    from potentia import engine, tasks
+    from potentia.run import plan
+
+    seen: list[str] = []
+    for module, name in ((tasks, "load"), (engine, "fingerprint"), (plan, "study_key")):
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *a, real=real, name=name, **k: seen.append(name) or real(*a, **k))
+    made = study(world, tmp_path / "s.db", protocols=["direct", "train_before_test"], tuning={"epochs": 1})
+    assert run_study(plan_study(made)).computed == 4
+    assert sorted(seen) == ["fingerprint", "fingerprint", "load", "study_key"]
+
+
+def test_a_row_is_computed_from_its_plan_alone(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A worker gets the row's plan by pickle: it neither plans nor hashes the tasks again."""
+    from potentia import engine
+    from potentia.run.local import work_row
+
+    plan = plan_study(study(world, tmp_path / "s.db"))
+    row = pickle.loads(pickle.dumps(plan.rows[0]))
+    assert row == plan.rows[0]
+    run_study(study(world, tmp_path / "s.db", models=[{"name": "m1", "path": str(world / "m1")}]))
+    with Store.open(tmp_path / "s.db") as store:
+        store.study("planned", plan.key, {})
+    monkeypatch.setattr(engine, "fingerprint", None)
+    monkeypatch.setattr(Task, "fingerprint", property(lambda self: 1 / 0))
+    assert work_row(row, lambda: False).done == 1
+    with Store.open(tmp_path / "s.db") as store:
+        assert store.has(plan.rows[0].cells[0].key)
+
+
+def test_a_row_looks_again_before_it_computes(world: Path, tmp_path: Path):
+    """What another run finished since the plan was made is taken over, not computed."""
+    made = study(world, tmp_path / "s.db")
+    plan = plan_study(made)
+    assert run_study(study(world, made.store, name="meanwhile")).computed == 2
+    result = run_study(plan)
+    assert (result.computed, result.reused) == (0, 2)
+    with Store.open(made.store) as store:
+        assert store.count(study=plan.key) == 2
+
+
+def test_scores_on_the_way_are_planned_cells(world: Path, tmp_path: Path):
+    adjust = {"data": str(world / "auxiliary.jsonl"), "at_steps": [2, 4]}
+    tuning = {"epochs": 1, "learning_rates": [1e-3]}
+    made = study(world, tmp_path / "s.db", protocols=["adjust"], adjust=adjust, tuning=tuning)
+    assert [str(cell.protocol) for cell in plan_study(made).rows[0].cells] == ["adjust@2", "adjust@4", "adjust"]
+    assert run_study(made).computed == 6
+    assert run_study(made).reused == 6
+    too_far = study(world, tmp_path / "s.db", protocols=["adjust"], adjust=adjust | {"at_steps": [5]}, tuning=tuning)
+    with pytest.raises(InputError, match="5 lies beyond the tuning, which has 4 steps"):
+        plan_study(too_far)
+
+
+def test_a_model_replaced_since_the_plan_is_not_scored_under_its_name(world: Path, tmp_path: Path):
+    shutil.copytree(world / "m0", tmp_path / "model")
+    made = study(world, tmp_path / "s.db", models=[{"name": "m", "path": str(tmp_path / "model")}])
+    plan = plan_study(made)
+    shutil.copytree(world / "m1", tmp_path / "model", dirs_exist_ok=True)
+    result = run_study(plan)
+    assert (result.computed, result.failed) == (0, 1)
+    assert "changed since the study was planned" in result.reasons[0]
+    assert run_study(made).computed == 1
