@@ -8,7 +8,7 @@ import pytest
 import potentia
 
 
-@pytest.mark.parametrize("name", potentia.__all__)
+@pytest.mark.parametrize("name", [name for name in dir(potentia) if not name.startswith("_")])
 def test_every_public_name_is_there(name: str):
     assert getattr(potentia, name) is not None
 

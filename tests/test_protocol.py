@@ -21,6 +21,7 @@ from potentia.study import make_study
         ("adjust@1000", "adjust", 0, 1000, "adjust after 1,000 steps"),
         ("tuned_mc_3ep", "other", 0, None, "tuned-mc-3ep"),
         ("few_shot:0", "other", 0, None, "few-shot:0"),
+        ("inter_mc@50", "other", 0, 50, "inter-mc after 50 steps"),
         ("directly", "other", 0, None, "directly"),
         ("adjust@", "other", 0, None, "adjust@"),
     ],

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,6 +45,11 @@ class Finding:
         return {f.name: jsonable(getattr(self, f.name)) for f in dataclasses.fields(self)}
 
 
+def mean_in_words(value: float) -> str:
+    """Write a mean for a caption; of too few numbers there is none."""
+    return f"mean {value:.2f}" if math.isfinite(value) else "mean not defined"
+
+
 def jsonable(value: Any) -> Any:
     """Turn dataclasses, arrays, numpy scalars and non-finite floats into what ``json.dumps`` takes."""
     if isinstance(value, Finding):
@@ -61,6 +67,12 @@ def jsonable(value: Any) -> Any:
     return value
 
 
+def slug(text: str) -> str:
+    """Return a name that can stand in an address, an id and a file name."""
+    kept = "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "-" for c in text)
+    return re.sub("-{2,}", "-", kept).strip("-") or "figure"
+
+
 @dataclass(frozen=True)
 class Interval:
     """An estimate with a confidence interval."""
@@ -76,11 +88,14 @@ class Interval:
 
 @dataclass(frozen=True)
 class Chart:
-    """The base of every chart: an id for file names, a title, and a caption that says what to see."""
+    """The base of every chart: a title, a caption that says what to see, and a name fit for files and addresses."""
 
     name: str
     title: str
     caption: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", slug(self.name))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 Kind = Literal["direct", "few_shot", "train_before_test", "adjust", "other"]
 KINDS: tuple[Kind, ...] = get_args(Kind)  # from the least preparation to the most
-_WRITTEN = re.compile(r"(direct|train_before_test|adjust)|few_shot:([1-9][0-9]{0,3})|adjust@([1-9][0-9]{0,11})")
+_NAME = re.compile(r"direct|train_before_test|adjust|few_shot:([1-9][0-9]{0,3})")
+_ON_THE_WAY = re.compile(r"(.+)@([1-9][0-9]{0,11})")
 EXPECTED = "use direct, few_shot:K (as few_shot:5), train_before_test or adjust"
 
 
@@ -27,21 +28,26 @@ class Protocol(str):
     @property
     def kind(self) -> Kind:
         """What is done to the model; ``other`` for a name that Potentia does not know."""
-        if not _WRITTEN.fullmatch(self):
-            return "other"
-        return next(kind for kind in KINDS if self.startswith(kind))
+        known = _NAME.fullmatch(self.base)
+        return next((kind for kind in KINDS if self.startswith(kind)), "other") if known else "other"
 
     @property
     def shots(self) -> int:
         """The number of examples before the question."""
-        found = _WRITTEN.fullmatch(self)
-        return int(found[2]) if found and found[2] else 0
+        found = _NAME.fullmatch(self.base)
+        return int(found[1]) if found and found[1] else 0
 
     @property
     def step(self) -> int | None:
         """The optimizer step of a score on the way; None for a score that a study plans."""
-        found = _WRITTEN.fullmatch(self)
-        return int(found[3]) if found and found[3] else None
+        found = _ON_THE_WAY.fullmatch(self)
+        return int(found[2]) if found else None
+
+    @property
+    def base(self) -> Protocol:
+        """The protocol itself, where this is a score on the way."""
+        found = _ON_THE_WAY.fullmatch(self)
+        return Protocol(found[1]) if found else self
 
     @property
     def tuned(self) -> bool:
@@ -51,11 +57,9 @@ class Protocol(str):
     @property
     def label(self) -> str:
         """The protocol as people say it: train-before-test, 5-shot."""
-        if self.kind == "few_shot":
-            return f"{self.shots}-shot"
         if self.step is not None:
-            return f"adjust after {self.step:,} steps"
-        return self.replace("_", "-")
+            return f"{self.base.label} after {self.step:,} steps"
+        return f"{self.shots}-shot" if self.kind == "few_shot" else self.replace("_", "-")
 
     @property
     def order(self) -> tuple[int, int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,9 @@ from potentia.errors import InputError
 from potentia.protocol import Protocol
 
 Floats = npt.NDArray[np.float64]
+Outcomes = Mapping[str, Mapping[str, Mapping[int, float]]]  # task → model → document → value of the item
+
+TASK_LOSSES = frozenset({"brier_score", "brier"})  # lower is better on a task, where else it means a text to predict
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +56,19 @@ class ScoreMatrix:
     stderr: Floats  # (models, tasks)
     n: Floats  # (models, tasks) items behind each score
     higher_is_better: tuple[bool, ...]  # per task
+    metrics: tuple[str, ...] = ()  # per task; empty where the metric's name is not known
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "protocol", Protocol(self.protocol))
+        if not self.metrics:
+            object.__setattr__(self, "metrics", ("",) * len(self.tasks))
         shape = (len(self.models), len(self.tasks))
         for name in ("values", "stderr", "n"):
             array: Floats = getattr(self, name)
             if array.shape != shape:
                 raise InputError(f"{name} has shape {array.shape}, but there are {shape[0]} models × {shape[1]} tasks")
-        if len(self.higher_is_better) != len(self.tasks):
-            raise InputError("higher_is_better needs one entry per task")
+        if len(self.higher_is_better) != len(self.tasks) or len(self.metrics) != len(self.tasks):
+            raise InputError("higher_is_better and metrics need one entry per task")
         for kind, names in (("model", self.models), ("task", self.tasks)):
             if len(set(names)) != len(names):
                 twice = sorted({n for n in names if names.count(n) > 1})
@@ -78,6 +85,7 @@ class ScoreMatrix:
         n: npt.ArrayLike | None = None,
         higher_is_better: Sequence[bool] | bool = True,
         protocol: str = "direct",
+        metrics: Sequence[str] = (),
     ) -> ScoreMatrix:
         """Make a matrix from plain lists or arrays; unknown standard errors and sizes become NaN."""
         array = np.asarray(values, dtype=np.float64).reshape(len(models), len(tasks))
@@ -91,6 +99,7 @@ class ScoreMatrix:
             stderr=blank if stderr is None else np.asarray(stderr, dtype=np.float64).reshape(array.shape),
             n=blank.copy() if n is None else np.asarray(n, dtype=np.float64).reshape(array.shape),
             higher_is_better=tuple(bool(d) for d in directions),
+            metrics=tuple(metrics),
         )
 
     @property
@@ -116,7 +125,22 @@ class ScoreMatrix:
             stderr=self.stderr[grid],
             n=self.n[grid],
             higher_is_better=tuple(self.higher_is_better[j] for j in columns),
+            metrics=tuple(self.metrics[j] for j in columns),
         )
+
+    def corpora(self) -> ScoreMatrix:
+        """Return the texts to predict: the columns where less is better, as bits per byte."""
+        return self.select(tasks=[t for t, text in zip(self.tasks, self._texts(), strict=True) if text])
+
+    def benchmarks(self) -> ScoreMatrix:
+        """Return the tasks without the corpora, those that anyone has a score of, and the models that have any."""
+        known = np.isfinite(self.values)
+        columns = [j for j, text in enumerate(self._texts()) if not text and known[:, j].any()]
+        rows = [m for m, row in zip(self.models, known, strict=True) if row[columns].any()]
+        return self.select(models=rows, tasks=[self.tasks[j] for j in columns])
+
+    def _texts(self) -> list[bool]:
+        return [not up and m not in TASK_LOSSES for up, m in zip(self.higher_is_better, self.metrics, strict=True)]
 
     def complete(self) -> ScoreMatrix:
         """Drop every model that lacks a score on some task: the listwise treatment of missing cells."""

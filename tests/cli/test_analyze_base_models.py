@@ -39,7 +39,7 @@ def training(tmp_path):
 
 
 def test_checkpoints(capsys, training):
-    made = json.loads(call(capsys, "analyze", "checkpoints", training, "--baseline", "direct", "--json"))["Stability"]
+    made = json.loads(call(capsys, "analyze", "checkpoints", training, "--baseline", "direct", "--json"))["stability"]
     assert {c["method"]: c["tau"]["value"] for c in made["curves"]} == {
         "direct": -1.0,
         "blank_ppl": 1.0,
@@ -57,7 +57,7 @@ def test_checkpoints(capsys, training):
 def test_checkpoints_in_a_table_of_steps(capsys, training, tmp_path):
     steps = tmp_path / "steps.csv"
     steps.write_text("model,series,tokens\n" + "".join(f"run@{s},r,{9000 - s}\n" for s in (1000, 2000, 4000, 8000)))
-    made = json.loads(call(capsys, "analyze", "checkpoints", training, "--steps", str(steps), "--json"))["Stability"]
+    made = json.loads(call(capsys, "analyze", "checkpoints", training, "--steps", str(steps), "--json"))["stability"]
     assert made["unit"] == "tokens"
     assert {c["method"]: c["tau"]["value"] for c in made["curves"]}["blank_ppl"] == -1.0
 
@@ -186,7 +186,7 @@ def store(tmp_path):
 
 
 def test_a_stores_studies_say_what_is_a_checkpoint_and_what_is_a_pair(capsys, store):
-    made = json.loads(call(capsys, "analyze", "checkpoints", store, "--unit", "tokens", "--json"))["Stability"]
+    made = json.loads(call(capsys, "analyze", "checkpoints", store, "--unit", "tokens", "--json"))["stability"]
     assert made["unit"] == "tokens"
     assert made["curves"][0]["series"] == "run"
     assert made["curves"][0]["steps"] == [1e6, 2e6, 4e6]

@@ -130,10 +130,24 @@ def test_a_user_adds_and_replaces_facts(tmp_path: Path) -> None:
     assert models().find("gemma-2b").tokens == 3e12
 
 
+def test_the_papers_columns_and_ones_own_are_read_too(tmp_path: Path) -> None:
+    extra = tmp_path / "mine.csv"
+    extra.write_text("model,params_b,tokens_b,trained,lab\na,1,300,2023-11,east\n")
+    mine = models(extra).find("a")
+    assert mine is not None
+    assert (mine.flops, mine.date, dict(mine.extra)) == (6 * 1e9 * 300e9, "2023-11", {"lab": "east"})
+    extra.write_text("model,compute\na,3.5e21\n")
+    assert models(extra).find("a").flops == 3.5e21
+
+
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        ("nom,parameters_b\nx,1\n", "unknown columns nom"),
+        ("nom,parameters_b\nx,1\n", "no column names the models"),
+        ("name,tokens\nx,1\n", "did you mean tokens_b"),
+        ("name,model\nx,y\n", "the column name is there twice"),
+        ("name,compute\nx,many\n", "line 2, column compute"),
+        ("name,kind\nx,base\nx,base\n", "named twice"),
         ("name,parameters_b\nx,one\n", "line 2, column parameters_b"),
         ("name,tokens_b\nx,-1\n", "line 2, column tokens_b"),
         ("name,date\nx,July 2024\n", "line 2"),

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from potentia.analysis.base_models.consistency import measure_consistency
-from potentia.analysis.base_models.lineage import known_pairs
+from potentia.analysis.base_models.lineage import pair_models
 from potentia.facts import models
-from potentia.store import read_scores
+from score_files import read_scores
 
 
 @pytest.mark.shared
 def test_after_the_same_training_base_models_foretell_their_instruct_versions_better(shared_data):
     scores = read_scores(shared_data / "published" / "train_before_test_scores.csv")
-    pairs = known_pairs(scores["direct"].models, models())
+    pairs = pair_models(scores["direct"].models, models())
     assert len(pairs) == 24
     found = measure_consistency(scores, pairs, reference="same", draws=20)
     mean = {

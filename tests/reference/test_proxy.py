@@ -11,7 +11,7 @@ from potentia.analysis.proxy.robustness import measure_robustness
 from potentia.analysis.proxy.sampling import PAPER_CONFIGURATIONS, measure_sampling
 from potentia.analysis.proxy.validation import validate
 from potentia.scores import ScoreMatrix
-from potentia.store import read_scores
+from score_files import read_scores
 
 TASKS = ("C3", "CMNLI", "OCNLI", "CHID", "RTE", "CMMLU")
 TABLE_4 = {  # models A to C differ in their seed, D to H in their data

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from potentia.analysis.test_task.cohort import Cohort
 from potentia.errors import InputError
+from potentia.facts import read_facts
 from potentia.papers.test_task import TaskTrainingPaper, reproduce_task_training
 from potentia.store.files.staged import StagedScores
 
@@ -24,7 +25,7 @@ def files(shared_data: Path) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def paper(files: tuple[Path, Path]) -> TaskTrainingPaper:
-    return reproduce_task_training(StagedScores.read(files[0]), Cohort.read(files[1]), draws=999)
+    return reproduce_task_training(StagedScores.read(files[0]), Cohort.known(table=read_facts(files[1])), draws=999)
 
 
 def test_table_3_to_the_printed_digits(paper: TaskTrainingPaper) -> None:

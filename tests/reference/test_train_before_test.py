@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from potentia.papers.train_before_test import reproduce
-from potentia.store import read_scores
+from score_files import read_scores
 
 # Table 5: zero-shot direct evaluation, train-before-test.
 TABLE_5 = {

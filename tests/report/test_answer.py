@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from potentia.analysis.rankings.background import Background
-from potentia.report.answer import MAY_BE_FIRST, answer
-from potentia.report.findings import find_rankings
-from potentia.report.source import ReportData
+from potentia.analysis.rankings import MAY_BE_FIRST
+from potentia.evidence import Evidence
+from potentia.report import ReportData, answer, make_report
 from potentia.scores import ScoreMatrix
 
 
@@ -22,8 +21,7 @@ def make(values: np.ndarray, stderr: float, protocol: str = "train_before_test")
         stderr=np.full(values.shape, stderr),
         protocol=protocol,
     )
-    findings, problem = find_rankings({protocol: matrix}, Background())
-    return ReportData("s", "s", "now", {protocol: matrix}, Background(), findings, problem)
+    return make_report(Evidence.of(matrix))
 
 
 def test_a_clear_winner_is_named_alone():
@@ -62,12 +60,21 @@ def test_a_change_that_noise_explains_is_no_change():
         ScoreMatrix.build(names, ["a", "b", "c"], stream.random((5, 3)), stderr=error, protocol=protocol)
         for protocol in ("direct", "train_before_test")
     )
-    scores = {"direct": before, "train_before_test": after}
-    findings, _ = find_rankings(scores, Background())
-    change = findings["change direct train_before_test"].difference["models"]
-    told = answer(ReportData("s", "s", "now", scores, Background(), findings))
+    data = make_report(Evidence.of({"direct": before, "train_before_test": after}))
+    change = data.rankings.changes["direct", "train_before_test"].difference["models"]
+    told = answer(data)
     expected = "more" if change.low > 0 else "less" if change.high < 0 else "cannot be told"
     assert any(expected in sentence for sentence in told.sentences[1:2])
+
+
+def test_with_one_task_no_sentence_speaks_of_others():
+    skill = np.linspace(0.9, 0.2, 8)[:, None]
+    told = answer(make(skill, 0.001))
+    assert told.headline.endswith("over 1 task.")
+    assert not any("other tasks" in sentence or "choice of tasks" in sentence for sentence in told.sentences)
+    told = answer(make(np.full((3, 1), 0.5) + np.array([[0.0], [0.001], [0.002]]), 0.05))
+    assert "may each be first" in told.headline
+    assert not any("choice of tasks" in sentence for sentence in told.sentences)
 
 
 def test_scores_without_errors_resolve_nothing():

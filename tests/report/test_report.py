@@ -112,7 +112,7 @@ def test_the_matrix_shows_scores_gaps_and_reasons(page: str, data: ReportData):
     models, tasks = [m["name"] for m in grid["models"]], [t["name"] for t in grid["tasks"]]
     assert sorted(models) == sorted(MODELS)
     assert tasks == list(TASKS)
-    matrix = data.scores["direct"]
+    matrix = data.evidence.scores["direct"]
     shown = grid["scores"]["direct"]["values"]
     for i, model in enumerate(models):
         for j, task in enumerate(tasks):
@@ -138,8 +138,8 @@ def test_the_numbers_are_the_command_lines(store: Path, data: ReportData):
     printed = subprocess.run([POTENTIA, "analyze", "rankings", str(store), "--json"], capture_output=True, text=True)
     assert printed.returncode == 0, printed.stderr
     found = json.loads(printed.stdout)
-    assert list(found) == list(data.findings)
-    for name, finding in data.findings.items():
+    assert list(found) == list(data.named())
+    for name, finding in data.named().items():
         assert json.loads(json.dumps(finding.to_dict())) == found[name], name
 
 
@@ -190,7 +190,7 @@ def test_items_left_behind_leave_the_scores(tmp_path: Path):
     (tmp_path / "moved.db.items").rename(tmp_path / "elsewhere")
     data = read_report(path)
     assert data.items == {}
-    assert "aggregate train_before_test" in data.findings
+    assert "train_before_test" in data.rankings.aggregate
 
 
 def test_the_command_writes_report_and_figures(store: Path, tmp_path: Path):
@@ -224,7 +224,7 @@ def test_the_published_scores_are_quick_and_small(shared_data: Path, tmp_path: P
 def test_training_on_the_test_task_has_its_section(shared_data: Path, tmp_path: Path):
     from dataclasses import replace
 
-    from potentia.store.files.staged import StagedScores
+    from potentia.store import StagedScores
 
     staged = StagedScores.read(shared_data / "published" / "test_task_training_scores.csv")
     metric = staged.metrics("base")["gsm8k"]
@@ -235,7 +235,7 @@ def test_training_on_the_test_task_has_its_section(shared_data: Path, tmp_path: 
     write_scores(scores, tmp_path / "scores.csv")
     data = read_report(tmp_path / "scores.csv")
     assert data.main == "adjust"
-    assert data.test_task["gsm8k-adjustment"].before.effect.value > 0
+    assert data.test_task.tasks["gsm8k"].adjustment.before.effect.value > 0
     page = report_page(data)
     assert "Training on the test task" in page
     assert "gsm8k before adjustment: θ = " in page

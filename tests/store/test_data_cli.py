@@ -96,7 +96,7 @@ def test_scores_go_in_and_out(potentia: Potentia, tmp_path: Path) -> None:
         (("import", "bad.csv", "--store", "s.db"), "bad.csv, line 2, column score"),
         (("export", "absent.db", "-o", "x.csv"), "absent.db: there is no such file"),
         (("export", "good.csv", "-o", "x.doc"), "does not say the format"),
-        (("export", "good.csv", "-o", "x.csv", "--protocol", "few_shot"), "no few_shot scores"),
+        (("export", "good.csv", "-o", "x.csv", "--protocol", "few_shot"), "no protocol 'few_shot'"),
     ],
 )
 def test_bad_input_exits_2_and_writes_nothing(

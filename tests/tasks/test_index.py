@@ -10,7 +10,7 @@ import pytest
 
 from potentia import tasks
 from potentia.errors import TaskError
-from potentia.facts.benchmarks import CATEGORIES, benchmarks
+from potentia.facts import CATEGORIES, benchmarks
 from potentia.tasks import index as module
 from potentia.tasks.index import build, index, tasks_folder
 

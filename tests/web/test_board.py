@@ -38,10 +38,10 @@ def test_pages_show_what_the_report_shows(board: TestClient, store: Path):
     data = read_report(store, study="made", items=0)
     told = board.get(f"/api/studies/{STUDY}/answer").json()
     assert told["headline"]
-    for name, finding in data.findings.items():
+    for name, finding in data.named().items():
         assert board.get(f"/api/studies/{STUDY}/findings/{name}").json() == json.loads(json.dumps(finding.to_dict()))
     scores = board.get("/api/studies/made/scores/direct").json()
-    assert scores["models"] == list(data.scores["direct"].models)
+    assert scores["models"] == list(data.evidence.scores["direct"].models)
 
 
 def test_studies_and_live_state(board: TestClient):

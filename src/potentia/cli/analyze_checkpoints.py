@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from potentia.cli.app import analyze
-from potentia.cli.output import print_findings
+from potentia.cli.output import Figures, Formats, Study, draw_figures, print_findings, print_notes
 from potentia.errors import InputError
 
 
@@ -23,7 +23,9 @@ def checkpoints(
     power: Annotated[
         float, typer.Option(min=0.5, max=1.0, help="Share of pairs that a resolved gap tells apart.")
     ] = 0.8,
-    study: Annotated[str | None, typer.Option(help="One study of the store.")] = None,
+    study: Study = None,
+    figures: Figures = None,
+    format: Formats = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the finding as JSON.")] = False,
 ) -> None:
     """Say how stably scores grow with pretraining: tau with steps, and the smallest gap each benchmark resolves.
@@ -35,35 +37,14 @@ def checkpoints(
     """
     if unit not in (None, "steps", "tokens"):
         raise InputError(f"no unit {unit!r}", hint="--unit steps or --unit tokens")
-    from potentia.analysis.base_models.lineage import read_checkpoints
-    from potentia.analysis.base_models.stability import measure_stability
-    from potentia.cli.selection import read_chosen
+    from potentia.analysis.base_models import find_stability, read_checkpoints
+    from potentia.evidence import read
 
-    matrices = read_chosen(scores, study=study, protocols=protocols, tasks=tasks)
+    evidence = read(scores, study=study, protocols=protocols, tasks=tasks)
+    print_notes(evidence)
+    given = None
     if steps is not None:
-        found, unit = read_checkpoints(steps, unit)
-    else:
-        found, unit = _known(scores, study, matrices, unit)
-    finding = measure_stability(matrices, found, unit=unit, baseline=baseline, power=power)
-    print_findings([finding], as_json=as_json)
-
-
-def _known(scores: str, study: str | None, matrices: dict[str, Any], unit: str | None) -> tuple[dict[str, Any], str]:
-    """Return the checkpoints that the store's studies name, else those whose names say it."""
-    from potentia.analysis.base_models.lineage import named_checkpoints
-    from potentia.analysis.base_models.stability import Checkpoint
-    from potentia.cli.selection import study_models
-
-    models = list(dict.fromkeys(model for matrix in matrices.values() for model in matrix.models))
-    found = named_checkpoints(models)
-    rows = [row for row in study_models(scores, study) if row.series is not None and row.step is not None]
-    if unit == "tokens":
-        found = {row.name: Checkpoint(row.series, row.tokens) for row in rows if row.tokens is not None}
-    else:
-        found |= {row.name: Checkpoint(row.series, float(row.step)) for row in rows}
-    if not found:
-        raise InputError(
-            f"no checkpoints are known in {scores}" + (" with their tokens" if unit == "tokens" else ""),
-            hint="give --steps with a CSV file of the columns model, series, step (or tokens)",
-        )
-    return found, unit or "steps"
+        given, unit = read_checkpoints(steps, unit)
+    finding = find_stability(evidence, given, unit=unit, baseline=baseline, power=power)
+    print_findings({"stability": finding}, as_json=as_json)
+    draw_figures([finding], figures, format)

@@ -28,7 +28,7 @@ app.add_typer(reproduce, name="reproduce")
 
 # Options that take several values after one flag: ``--models A B`` means ``--models A --models B``.
 MANY = frozenset(
-    {"--models", "--tasks", "--protocols", "--candidates", "--learning-rates", "--format"}
+    {"--models", "--tasks", "--protocols", "--candidates", "--learning-rates", "--format", "--study"}
     | {"--corpora", "--data-group", "--seed-group", "--early", "--families"}
 )
 
@@ -81,8 +81,7 @@ from potentia.cli import demo as _demo  # noqa: E402, F401
 from potentia.cli import doctor as _doctor  # noqa: E402, F401
 from potentia.cli import models as _models  # noqa: E402, F401
 from potentia.cli import report as _report  # noqa: E402, F401
-from potentia.cli import reproduce_test_task as _reproduce_test_task  # noqa: E402, F401
-from potentia.cli import reproduce_train_before_test as _reproduce_train_before_test  # noqa: E402, F401
+from potentia.cli import reproduce as _reproduce  # noqa: E402, F401
 from potentia.cli import run as _run  # noqa: E402, F401
 from potentia.cli import serve as _serve  # noqa: E402, F401
 from potentia.cli import tasks as _tasks  # noqa: E402, F401

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from potentia.cli.app import app
-from potentia.cli.output import console, print_json, print_table
+from potentia.cli.output import Study, console, print_json, print_notes, print_table
 from potentia.findings import Table
 
 
@@ -26,9 +26,10 @@ def import_command(
     Example:
       potentia import results/ scores.csv --store potentia.db
     """
-    from potentia.store import Store, import_scores, read_scores
+    from potentia.evidence import read as read_evidence
+    from potentia.store import Store, import_scores
 
-    read = [(source, read_scores(source, metric=metric, subtasks=subtasks)) for source in sources]
+    read = [(source, read_evidence(source, metric=metric, subtasks=subtasks).scores) for source in sources]
     with Store.open(store) as opened:
         brought = [(source, import_scores(opened, scores, source=source, name=name)) for source, scores in read]
     if as_json:
@@ -45,9 +46,11 @@ def export(
     format: Annotated[
         str | None, typer.Option(help="csv, parquet, lm-eval, markdown or latex; by default from the file's name.")
     ] = None,
-    study: Annotated[str | None, typer.Option(help="One study of the store, by name or key.")] = None,
+    study: Study = None,
     metric: Annotated[str | None, typer.Option(help="Another metric than the main one.")] = None,
-    protocol: Annotated[str | None, typer.Option(help="Only this protocol.")] = None,
+    protocol: Annotated[
+        list[str] | None, typer.Option("--protocol", "--protocols", help="Only these protocols.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Write scores as a table, as lm-eval results, or as a leaderboard.
@@ -57,14 +60,12 @@ def export(
 
       potentia export potentia.db -o leaderboard.tex --protocol train_before_test
     """
-    from potentia.errors import InputError
-    from potentia.store import read_scores, write_scores
+    from potentia.evidence import read
+    from potentia.store import write_scores
 
-    matrices = read_scores(source, study=study, metric=metric)
-    if protocol is not None:
-        if protocol not in matrices:
-            raise InputError(f"no {protocol} scores in {source}", hint=f"there are: {', '.join(matrices)}")
-        matrices = {protocol: matrices[protocol]}
+    evidence = read(source, study=study, metric=metric, protocols=protocol)
+    print_notes(evidence)
+    matrices = evidence.scores
     written = write_scores(matrices, output, format)
     if as_json:
         sizes = {name: {"models": len(m.models), "tasks": len(m.tasks)} for name, m in matrices.items()}

@@ -30,8 +30,7 @@ def demo(
     Example: potentia demo --quick
     """
     from potentia.cli.view import watch
-    from potentia.lab.demo import demo_study
-    from potentia.lab.demo_findings import demo_findings
+    from potentia.lab import demo_findings, demo_study
     from potentia.report import write_report
     from potentia.run import plan_study, run_study
 

@@ -6,14 +6,26 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from potentia.errors import PotentiaError
+from potentia.errors import InputError, PotentiaError
 from potentia.findings import Cell, Finding, Table, jsonable
+
+if TYPE_CHECKING:
+    from potentia.evidence import Evidence
+
+# What several commands take in the same words.
+Study = Annotated[
+    list[str] | None, typer.Option(help="Studies of the store, by name or key, or all; else the one opened last.")
+]
+Figures = Annotated[Path | None, typer.Option(help="Draw the figures into this folder.")]
+Formats = Annotated[list[str] | None, typer.Option(help="pdf, png, svg, html; several may be given.")]
 
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
@@ -51,15 +63,42 @@ def show(cell: Cell, digits: int) -> str:
     return str(cell)
 
 
-def print_findings(findings: Mapping[str, Finding] | Iterable[Finding], *, as_json: bool) -> None:
+def print_findings(findings: Mapping[str, Finding], *, as_json: bool) -> None:
     """Print findings as tables, or all of them as one JSON object keyed by name."""
-    named = findings if isinstance(findings, Mapping) else {type(f).__name__: f for f in findings}
     if as_json:
-        print_json({name: finding.to_dict() for name, finding in named.items()})
+        print_json({name: finding.to_dict() for name, finding in findings.items()})
         return
-    for finding in named.values():
+    for finding in findings.values():
         for table in finding.tables():
             print_table(table)
+
+
+def print_notes(evidence: Evidence) -> None:
+    """Say what a reader must know of the evidence: which study it is, what was left out."""
+    for note in evidence.notes:
+        errors.print(note, style="dim", markup=False, soft_wrap=True)
+
+
+def check_formats(formats: list[str] | None) -> list[str]:
+    """Return the formats of figures asked for, pdf where none is; refuse what cannot be drawn before anything is."""
+    from potentia.report import FORMATS
+
+    chosen = list(dict.fromkeys(formats or ["pdf"]))
+    for name in chosen:
+        if name not in FORMATS:
+            raise InputError(f"no figure format {name!r}", hint=f"--format takes: {', '.join(FORMATS)}")
+    return chosen
+
+
+def draw_figures(findings: Iterable[Finding], folder: Path | None, formats: list[str] | None) -> list[Path]:
+    """Draw every chart of the findings where a folder is given, say so, and return the files."""
+    if folder is None:
+        return []
+    from potentia.report import draw_all
+
+    written = draw_all((chart for finding in findings for chart in finding.charts()), folder, check_formats(formats))
+    errors.print(f"{len(written)} figures in {folder}", markup=False, soft_wrap=True)
+    return written
 
 
 def print_error(error: PotentiaError) -> None:

@@ -8,20 +8,20 @@ from typing import Annotated
 import typer
 
 from potentia.cli.app import app
-from potentia.cli.output import console, errors, print_json
+from potentia.cli.output import Formats, Study, check_formats, console, errors, print_json, print_notes
 
 
 @app.command()
 def report(
     source: Annotated[str, typer.Argument(metavar="STORE_OR_SCORES", help="A store, or any file of scores.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file.")] = Path("report.html"),
-    study: Annotated[str | None, typer.Option(help="One study of the store, by name or key.")] = None,
+    study: Study = None,
     items: Annotated[
         int | None, typer.Option(min=0, help="Items of each cell to show, half of them wrong; by default up to 40.")
     ] = None,
     facts: Annotated[Path | None, typer.Option(help="A CSV of facts on models of your own.")] = None,
     figures: Annotated[Path | None, typer.Option(help="Draw the figures for a paper into this folder, too.")] = None,
-    format: Annotated[list[str] | None, typer.Option(help="pdf, png, svg, html; several may be given.")] = None,
+    format: Formats = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
     """Write a report: the answer, scores, ranks, agreement, evidence, every cell, and how it was made, in one file.
@@ -33,24 +33,20 @@ def report(
 
       potentia report scores.csv -o report.html --figures figures --format pdf
     """
-    from potentia.errors import InputError
-    from potentia.report import FORMATS, draw_all, read_report, save_report
-    from potentia.report.findings import all_charts
+    from potentia.report import draw_all, read_report, save_report
 
-    formats = list(dict.fromkeys(format or ["pdf"]))
-    for name in formats:
-        if name not in FORMATS:
-            raise InputError(f"no figure format {name!r}", hint=f"--format takes: {', '.join(FORMATS)}")
+    formats = check_formats(format)
     with errors.status("reading scores, computing findings …"):
         data = read_report(source, study=study, items=items, facts=facts)
         path = save_report(data, output)
+    print_notes(data.evidence)
     drawn: list[Path] = []
     if figures is not None:
         with errors.status("drawing figures …"):
-            drawn = draw_all(all_charts([data.findings, data.test_task]), figures, formats)
+            drawn = draw_all(data.charts(), figures, formats)
     if as_json:
         written = {"report": str(path), "bytes": path.stat().st_size, "figures": [str(p) for p in drawn]}
-        print_json(written | {"findings": list(data.findings), "problem": data.problem})
+        print_json(written | {"findings": list(data.named()), "problem": data.problem})
         return
     console.print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)", soft_wrap=True, markup=False)
     if drawn:

@@ -36,7 +36,7 @@ def listing(
     if everything:
         _list_all(as_json)
         return
-    from potentia.facts.benchmarks import CATEGORIES, benchmarks
+    from potentia.facts import CATEGORIES, benchmarks
 
     known = benchmarks()
     if as_json:

@@ -27,12 +27,12 @@ def zoo(
 
     Example: potentia zoo lab
     """
-    from potentia.lab.laboratory import lay_out
+    from potentia.lab import lay_out
 
     laboratory = lay_out(folder)
     commands = laboratory.commands()
     if treatment:
-        from potentia.lab.treatment import lay_out_treatment
+        from potentia.lab import lay_out_treatment
 
         with console.status("tuning a random half …"):
             treated = lay_out_treatment(folder)

@@ -1,7 +1,5 @@
 """What is publicly known of models and benchmarks."""
 
-from __future__ import annotations
-
-from potentia.facts.models import ModelFacts, ModelTable, models
-
-__all__ = ["ModelFacts", "ModelTable", "models"]
+from potentia.facts.background import Background
+from potentia.facts.benchmarks import CATEGORIES, Benchmark, benchmark, benchmarks
+from potentia.facts.models import ModelFacts, ModelTable, models, read_facts

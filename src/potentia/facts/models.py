@@ -7,11 +7,12 @@ by many names; ``find`` knows its repository, its short names and the papers' na
 from __future__ import annotations
 
 import csv
+import difflib
 import io
 import math
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -19,9 +20,10 @@ from pathlib import Path
 from potentia.errors import DataError
 
 COLUMNS = (
-    "name", "family", "kind", "parameters_b", "size_b", "tokens_b", "date", "base_model", "repository", "language",
-    "aliases", "sources", "note", "exposure",
+    "name", "family", "kind", "parameters_b", "size_b", "tokens_b", "compute", "date", "base_model", "repository",
+    "language", "aliases", "sources", "note", "exposure",
 )  # fmt: skip
+SYNONYMS = {"model": "name", "params_b": "parameters_b", "trained": "date", "released": "date", "flops": "compute"}
 KINDS = ("base", "instruct")
 
 
@@ -30,7 +32,8 @@ class ModelFacts:
     """One model. ``parameters`` and ``tokens`` are counts; ``size`` is the number that the model's name carries.
 
     ``tokens`` is None where nobody has published it, ``date`` is the month as ``YYYY-MM``, ``language`` is ``en`` or
-    ``en+cn`` (appendix D.2 of Training on the Test Task). An instruct model has the tokens of its base model.
+    ``en+cn`` (appendix D.2 of Training on the Test Task). An instruct model has the tokens of its base model. What
+    other columns a table of facts has is in ``extra``.
     """
 
     name: str
@@ -47,12 +50,14 @@ class ModelFacts:
     size: float | None = None
     note: str = ""
     exposure: tuple[str, ...] = ()  # benchmarks whose form or data were in its training, where that is known
+    compute: float | None = None  # pretraining FLOPs, where they are given as such
+    extra: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def flops(self) -> float | None:
-        """Pretraining compute, 6 × parameters × tokens; None where one of them is unknown."""
-        if self.parameters is None or self.tokens is None:
-            return None
+        """Pretraining compute: as given, else 6 × parameters × tokens; None where one of them is unknown."""
+        if self.compute is not None or self.parameters is None or self.tokens is None:
+            return self.compute
         return 6.0 * self.parameters * self.tokens
 
     @property
@@ -64,7 +69,7 @@ class ModelFacts:
 class ModelTable:
     """Models by name. Later facts replace earlier ones of the same name."""
 
-    def __init__(self, facts: tuple[ModelFacts, ...]) -> None:
+    def __init__(self, facts: Iterable[ModelFacts]) -> None:
         self._facts = {model.name: model for model in facts}
         self._names: dict[str, ModelFacts] = {}
         for model in self._facts.values():
@@ -105,15 +110,25 @@ class ModelTable:
 
 
 def models(extra_csv: str | Path | None = None) -> ModelTable:
-    """Return the known models; ``extra_csv`` adds or replaces facts, with the same columns (``name`` is enough)."""
-    if extra_csv is None:
-        return _shipped()
-    path = Path(extra_csv)
+    """Return the known models; ``extra_csv`` adds or replaces facts (``name`` is enough)."""
+    return _shipped() if extra_csv is None else ModelTable((*_shipped(), *read_facts(extra_csv)))
+
+
+def read_facts(path: str | Path) -> ModelTable:
+    """Read a CSV of facts: the columns of the shipped table, or ``model, params_b, tokens_b, trained``, in any order.
+
+    Columns of other names are kept, so that models can be divided by them; a name close to a known one is a slip.
+    """
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = Path(path).read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"the facts cannot be read: {error}", where=str(path)) from None
-    return ModelTable((*_shipped(), *_parse(text, str(path))))
+    rows = tuple(_parse(text, str(path)))
+    names = [model.name for model in rows]
+    if len(set(names)) != len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise DataError(f"a model is named twice in the facts: {', '.join(twice[:3])}", where=str(path))
+    return ModelTable(rows)
 
 
 @cache
@@ -125,12 +140,7 @@ def _shipped() -> ModelTable:
 def _parse(text: str, where: str) -> Iterator[ModelFacts]:
     reader = csv.DictReader(io.StringIO(text, newline=""))
     try:
-        columns = [str(column).strip() for column in reader.fieldnames or ()]
-        unknown = [column for column in columns if column not in COLUMNS]
-        if "name" not in columns or unknown:
-            wrong = f"unknown columns {', '.join(unknown)}" if unknown else "the column name is missing"
-            raise DataError(wrong, where=where, hint=f"the columns are {', '.join(COLUMNS)}")
-        reader.fieldnames = columns
+        reader.fieldnames = _columns([str(column).strip() for column in reader.fieldnames or ()], where)
         for row in reader:
             place = f"{where}, line {reader.line_num}"
             if None in row:
@@ -138,6 +148,27 @@ def _parse(text: str, where: str) -> Iterator[ModelFacts]:
             yield _facts({key: (value or "").strip() for key, value in row.items()}, place)
     except csv.Error as error:
         raise DataError(f"this is no CSV: {error}", where=f"{where}, line {reader.line_num}") from None
+
+
+def _columns(given: list[str], where: str) -> list[str]:
+    """Return the columns by the names that Potentia uses; refuse a table without names, a column twice, and slips."""
+    columns = [SYNONYMS.get(column, column) for column in given]
+    if "name" not in columns:
+        hint = "the first line names the columns: model,family,params_b,tokens_b,trained"
+        raise DataError("no column names the models", where=where, hint=hint)
+    twice = next((column for column in columns if columns.count(column) > 1), None)
+    if twice is not None:
+        raise DataError(f"the column {twice} is there twice", where=where)
+    known = (*COLUMNS, *SYNONYMS)
+    for column in given:
+        near = difflib.get_close_matches(column, known, n=1, cutoff=0.85)
+        if column not in known and near:
+            raise DataError(
+                f"unknown column {column}; did you mean {near[0]}?",
+                where=where,
+                hint=f"the columns are {', '.join(COLUMNS)}, and any that look like none of these",
+            )
+    return columns
 
 
 def _facts(row: dict[str, str], place: str) -> ModelFacts:
@@ -149,13 +180,13 @@ def _facts(row: dict[str, str], place: str) -> ModelFacts:
     date = row.get("date") or None
     if date is not None and not re.fullmatch(r"\d{4}-(0[1-9]|1[0-2])(-\d\d)?", date):
         raise DataError(f"the date {date!r} is no month", where=place, hint="write it as 2024-07")
-    parameters = _billions(row, "parameters_b", place)
-    size = _billions(row, "size_b", place)
+    parameters = _number(row, "parameters_b", place, 1e9)
+    size = _number(row, "size_b", place, 1e9)
     return ModelFacts(
         name=row["name"],
         family=row.get("family", ""),
         parameters=parameters if parameters is not None else size,
-        tokens=_billions(row, "tokens_b", place),
+        tokens=_number(row, "tokens_b", place, 1e9),
         date=date[:7] if date else None,
         kind=kind,
         base_model=row.get("base_model") or None,
@@ -166,20 +197,26 @@ def _facts(row: dict[str, str], place: str) -> ModelFacts:
         size=size if size is not None else parameters,
         note=row.get("note", ""),
         exposure=_split(row.get("exposure", "")),
+        compute=_number(row, "compute", place, 1.0),
+        extra={column: value for column, value in row.items() if column not in COLUMNS},
     )
 
 
-def _billions(row: dict[str, str], column: str, place: str) -> float | None:
+def _number(row: dict[str, str], column: str, place: str, unit: float) -> float | None:
+    """Read a positive number in this unit; empty means that it is not known."""
     text = row.get(column, "")
     if not text:
         return None
+    what = "number of billions" if unit > 1 else "number"
     try:
         # By way of decimal text, so that 8.03 billion is exactly 8030000000.0.
-        value = float(f"{text}e9") if re.fullmatch(r"[\d.]+", text) else float(text) * 1e9
+        value = float(f"{text}e9") if unit > 1 and re.fullmatch(r"[\d.]+", text) else float(text) * unit
     except ValueError:
-        raise DataError(f"{text!r} is no number of billions", where=f"{place}, column {column}") from None
+        raise DataError(f"{text!r} is no {what}", where=f"{place}, column {column}") from None
+    if math.isnan(value):
+        return None
     if not math.isfinite(value) or value <= 0:
-        raise DataError(f"{text!r} is no number of billions", where=f"{place}, column {column}")
+        raise DataError(f"{text!r} is no {what}", where=f"{place}, column {column}")
     return value
 
 

@@ -46,9 +46,12 @@ class Laboratory:
         seeds = " ".join(m.name for m in zoo.models("lab") if m.mix == "ordinary")
         ask = {
             "adjust": (f"potentia analyze test-task {store} --study adjust --facts {facts} --exposed --chance 0.25",),
-            "checkpoints": (f"potentia analyze checkpoints {store} --baseline direct",),
+            "checkpoints": (
+                f"potentia analyze checkpoints {store} --study checkpoints-direct checkpoints-tuned --baseline direct",
+            ),
             "consistency": (
-                f"potentia analyze consistency {store} --protocols direct train_before_test"
+                f"potentia analyze consistency {store} --study consistency-direct consistency-tuned"
+                " --protocols direct train_before_test"
                 " --baseline direct --instruct-by same",
             ),
             "robustness": (

@@ -1,1 +1,4 @@
 """The published numbers of the papers beside ours."""
+
+from potentia.papers.test_task import TaskTrainingPaper, reproduce_task_training
+from potentia.papers.train_before_test import reproduce as reproduce_train_before_test

@@ -28,14 +28,13 @@ from potentia.analysis.stats.correlation import mean_offdiagonal
 from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.analysis.stats.significance import Significance, measure_significance
 from potentia.errors import InputError
-from potentia.facts import ModelFacts, models
-from potentia.facts.benchmarks import benchmarks
+from potentia.facts import ModelFacts, benchmarks, models
 from potentia.findings import Cell, Chart, Finding, Table
 from potentia.papers import train_before_test_numbers as paper
-from potentia.protocol import Protocol
+from potentia.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol
 from potentia.scores import ScoreMatrix
 
-PROTOCOLS = ("direct", "train_before_test")
+PROTOCOLS = (DIRECT, TRAIN_BEFORE_TEST)
 CORPORA = ("arxiv_2025", "wiki_2025", "stackexchange_2025")
 NAMES = {"direct": "direct", "few_shot": "5-shot", "train_before_test": "train-before-test"}
 
@@ -104,7 +103,7 @@ class Reproduction(Finding):
         return [chart for finding in self.findings.values() for chart in finding.charts()]
 
 
-def reproduce(scores: Mapping[str, ScoreMatrix], *, resamples: int = RESAMPLES, seed: int = 0) -> Reproduction:
+def reproduce(scores: Mapping[Protocol, ScoreMatrix], *, resamples: int = RESAMPLES, seed: int = 0) -> Reproduction:
     """Compute every number of the paper that ``scores`` can give; a few_shot matrix, where there is one, joins in."""
     for protocol in PROTOCOLS:
         if protocol not in scores:
@@ -112,7 +111,7 @@ def reproduce(scores: Mapping[str, ScoreMatrix], *, resamples: int = RESAMPLES, 
                 f"these scores have no protocol {protocol!r}",
                 hint=f"the reproduction needs {' and '.join(PROTOCOLS)}, as published with the paper",
             )
-    tables = {p: _tasks(scores[p]) for p in PROTOCOLS}
+    tables: dict[str, ScoreMatrix] = {p: _tasks(scores[p]) for p in PROTOCOLS}
     shots = next((p for p in scores if Protocol(p).kind == "few_shot"), None)
     if shots is not None:
         tables["few_shot"] = replace(_tasks(scores[shots]), protocol=Protocol("few_shot"))
@@ -120,16 +119,14 @@ def reproduce(scores: Mapping[str, ScoreMatrix], *, resamples: int = RESAMPLES, 
     facts = {m: f for m in pair[0].models if (f := models().find(m)) is not None}
     categories = {b.task: b.category for b in benchmarks() if b.category}
     found: dict[str, Finding] = {}
-    for protocol, matrix in tables.items():
-        found[f"agreement {protocol}"] = measure_agreement(
-            matrix, categories=categories, resamples=resamples, seed=seed
-        )
-        found[f"significance {protocol}"] = measure_significance(matrix, resamples=resamples, seed=seed)
-        found[f"components {protocol}"] = find_components(matrix, resamples=resamples, seed=seed)
+    for name, matrix in tables.items():
+        found[f"agreement {name}"] = measure_agreement(matrix, categories=categories, resamples=resamples, seed=seed)
+        found[f"significance {name}"] = measure_significance(matrix, resamples=resamples, seed=seed)
+        found[f"components {name}"] = find_components(matrix, resamples=resamples, seed=seed)
     found["change"] = compare_agreement(*pair, resamples=resamples, seed=seed)
     if "few_shot" in tables:
         found["change from few-shot"] = compare_agreement(
-            tables["few_shot"], tables["train_before_test"], resamples=resamples, seed=seed
+            tables["few_shot"], tables[TRAIN_BEFORE_TEST], resamples=resamples, seed=seed
         )
     sizes = size_bins({m: f.size / 1e9 for m, f in facts.items() if f.size})
     families = {m: f.family for m, f in facts.items()}
@@ -171,14 +168,14 @@ def _tasks(matrix: ScoreMatrix) -> ScoreMatrix:
 
 
 def _perplexity(
-    scores: Mapping[str, ScoreMatrix],
+    scores: Mapping[Protocol, ScoreMatrix],
     pair: Sequence[ScoreMatrix],
     facts: Mapping[str, ModelFacts],
     resamples: int,
     seed: int,
 ) -> dict[str, Finding]:
     """Figures 4 and 5, on the models with perplexities (the published scores leave Gemma out)."""
-    corpora = [c for c in CORPORA if c in scores["direct"].tasks]
+    corpora = [c for c in CORPORA if c in scores[DIRECT].tasks]
     if not corpora:
         return {}
     bits = {p: scores[p].select(tasks=corpora) for p in PROTOCOLS}
@@ -192,7 +189,7 @@ def _perplexity(
         members = {m for m, f in facts.items() if f.kind == kind}
         if members:
             found[f"perplexity {kind}"] = compare_perplexity(
-                bits["direct"], pair[1], models=members, group=kind, resamples=resamples, seed=seed
+                bits[DIRECT], pair[1], models=members, group=kind, resamples=resamples, seed=seed
             )
     return found
 
@@ -204,7 +201,7 @@ NO_PICTURE = "the paper's number is in a picture"
 
 
 def _checks(
-    scores: Mapping[str, ScoreMatrix], pair: Sequence[ScoreMatrix], found: Mapping[str, Finding]
+    scores: Mapping[Protocol, ScoreMatrix], pair: Sequence[ScoreMatrix], found: Mapping[str, Finding]
 ) -> Iterator[Check]:
     yield from _agreement_checks(found)
     yield from _perplexity_checks(found)
@@ -280,8 +277,8 @@ def _component_checks(found: Mapping[str, Finding]) -> Iterator[Check]:
                     yield Check(where, f"{family} PC{k + 1}, {NAMES[protocol]}", value, ours, 0)
 
 
-def _table_checks(scores: Mapping[str, ScoreMatrix]) -> Iterator[Check]:
-    matrix = scores["train_before_test"]
+def _table_checks(scores: Mapping[Protocol, ScoreMatrix]) -> Iterator[Check]:
+    matrix = scores[TRAIN_BEFORE_TEST]
     places = {m.rpartition("/")[2]: m for m in matrix.models}
     where = "Table 3: bits per byte"
     for model, values in paper.TABLE_3.items():
@@ -302,7 +299,7 @@ def _group_checks(pair: Sequence[ScoreMatrix], found: Mapping[str, Finding]) -> 
     large = found["large tests"]
     if isinstance(large, GroupAgreement):
         where = "Appendix B.5: benchmarks with more than 2,000 test samples"
-        means = dict(zip(large.protocols, large.means[0], strict=True))
+        means = {str(p): mean for p, mean in zip(large.protocols, large.means[0], strict=True)}
         for protocol, value in paper.LARGE_TEST_TAU.items():
             ours = means[protocol].value if protocol in means else float("nan")
             note = NO_FEW_SHOT

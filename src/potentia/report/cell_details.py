@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from potentia.findings import jsonable
 from potentia.scores import ItemOutcome
-from potentia.store.records import CellRecord, LaneRecord
+from potentia.store import CellRecord, LaneRecord
 
 if TYPE_CHECKING:
     from potentia.report.source import ItemSample

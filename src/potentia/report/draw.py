@@ -43,11 +43,7 @@ def draw_all(charts: Iterable[Chart], folder: Path, formats: Sequence[str] = ("p
     written = []
     for chart in charts:
         for format in formats:
-            path = folder / f"{_file_name(chart.name)}.{format}"
+            path = folder / f"{chart.name}.{format}"
             path.write_bytes(draw(chart, format))
             written.append(path)
     return written
-
-
-def _file_name(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from potentia.analysis.rankings.find import in_order
+from potentia.protocol import Protocol, in_order
 from potentia.report.answer import Answer
 from potentia.report.palette import short_names
 from potentia.report.source import ReportData
-from potentia.report.words import protocol_name
 
 
 def grid(data: ReportData, told: Answer) -> dict[str, Any]:
@@ -19,21 +18,21 @@ def grid(data: ReportData, told: Answer) -> dict[str, Any]:
     models, tasks = names_of(data)
     place = {s.model: k for k, s in enumerate(told.standings)}
     models.sort(key=lambda name: (place.get(name, len(place)), name.casefold()))
-    known = data.background
+    known = data.evidence.background
     up = {
         task: bool(direction)
-        for matrix in data.scores.values()
+        for matrix in data.evidence.scores.values()
         for task, direction in zip(matrix.tasks, matrix.higher_is_better, strict=True)
     }
     tasks.sort(key=lambda task: not up.get(task, True))  # texts to predict come after the tasks
     ranks = {s.model: [round(s.rank, 1), round(s.low), round(s.high)] for s in told.standings}
     keys = {(c.model, c.task, c.protocol): c.key for c in data.cells}
     reasons = {(f.model, f.task, f.protocol): f.reason for f in data.failures}
-    protocols = in_order({*data.scores, *(f.protocol for f in data.failures)})
+    protocols = in_order({*data.evidence.scores, *(f.protocol for f in data.failures)})
     return {
         "main": data.main,
         "method": told.method,
-        "protocols": [{"name": name, "label": protocol_name(name)} for name in protocols],
+        "protocols": [{"name": name, "label": name.label} for name in protocols],
         "models": [
             {
                 "name": name,
@@ -61,16 +60,16 @@ def has_details(data: ReportData) -> bool:
 
 def names_of(data: ReportData) -> tuple[list[str], list[str]]:
     """Return every model and task that has a score or a failure, tasks in the order of the matrices."""
-    models = dict.fromkeys(m for matrix in data.scores.values() for m in matrix.models)
-    tasks = dict.fromkeys(t for matrix in data.scores.values() for t in matrix.tasks)
+    models = dict.fromkeys(m for matrix in data.evidence.scores.values() for m in matrix.models)
+    tasks = dict.fromkeys(t for matrix in data.evidence.scores.values() for t in matrix.tasks)
     for failure in data.failures:
         models.setdefault(failure.model)
         tasks.setdefault(failure.task)
     return list(models), list(tasks)
 
 
-def _block(data: ReportData, protocol: str, models: Sequence[str], tasks: Sequence[str]) -> dict[str, Any]:
-    matrix = data.scores.get(protocol)
+def _block(data: ReportData, protocol: Protocol, models: Sequence[str], tasks: Sequence[str]) -> dict[str, Any]:
+    matrix = data.evidence.scores.get(protocol)
     if matrix is None:
         empty: list[list[None]] = [[None] * len(tasks) for _ in models]
         return {"values": empty, "stderr": empty}

@@ -6,19 +6,20 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from potentia.protocol import Protocol
 from potentia.report.source import ReportData
-from potentia.report.words import protocol_name
-from potentia.store.records import CellRecord, StudyRecord
+from potentia.store import CellRecord, StudyRecord
 
 
 def how_context(data: ReportData) -> dict[str, Any]:
     """Return what the section shows, gathered from the studies and the manifests of their cells."""
     measured = [cell for cell in data.cells if cell.manifest.get("versions")]
     return {
-        "source": data.source,
+        "source": data.evidence.source,
+        "notes": data.evidence.notes,
         "made": data.made,
         "version": _version(),
-        "studies": [_study(record) for record in data.studies],
+        "studies": [_study(record) for record in data.evidence.studies],
         "versions": _distinct(cell.manifest["versions"] for cell in measured),
         "recipes": _distinct(cell.manifest["tuning"] for cell in measured if cell.manifest.get("tuning")),
         "seeds": sorted({cell.manifest["seed"] for cell in measured if "seed" in cell.manifest}),
@@ -74,7 +75,7 @@ def _costs(cells: Iterable[CellRecord]) -> list[dict[str, Any]]:
     for cell in cells:
         seconds[cell.protocol] += cell.seconds  # type: ignore[assignment]
         counts[cell.protocol] += 1
-    return [{"protocol": protocol_name(p), "cells": counts[p], "seconds": float(seconds[p])} for p in sorted(counts)]
+    return [{"protocol": Protocol(p).label, "cells": counts[p], "seconds": float(seconds[p])} for p in sorted(counts)]
 
 
 def _distinct(mappings: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -56,9 +56,9 @@ def report_page(data: ReportData) -> str:
     )
     return render(
         "report.html",
-        title=data.title,
+        title=data.evidence.title,
         made=data.made,
-        source=data.source,
+        source=data.evidence.source,
         sections=build_sections(data),
         policy=policy,
         style=asset("report.css"),

@@ -7,11 +7,12 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from potentia.findings import Bars, Bump, Chart, Heatmap, Plot, Table, jsonable
+from potentia.findings import Bars, Bump, Chart, Heatmap, Plot, Table, jsonable, slug
+from potentia.protocol import Protocol
 from potentia.report.chart_tables import chart_table
 from potentia.report.draw import interactive
 from potentia.report.palette import short_names
-from potentia.report.words import clock, count, number, protocol_name, setting
+from potentia.report.words import clock, count, number, setting
 
 SCRIPTS = ("theme.js", "tables.js", "charts.js", "matrix.js", "bumps.js", "evidence.js", "cells.js", "live.js")
 
@@ -30,7 +31,9 @@ def environment() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(number=number, clock=clock, protocol=protocol_name, embed=embed, setting=setting)
+    made.filters.update(
+        number=number, clock=clock, protocol=lambda name: Protocol(name).label, embed=embed, setting=setting
+    )
     made.globals.update(count=count, is_number=lambda value: isinstance(value, (int, float)))
     return made
 
@@ -39,6 +42,10 @@ def render(template: str, **context: Any) -> str:
     """Fill a template."""
     text: str = environment().get_template(template).render(**context)
     return text
+
+
+def _label(protocol: str) -> str:
+    return Protocol(protocol).label
 
 
 def embed(value: Any) -> Any:
@@ -91,8 +98,8 @@ def figure(chart: Chart, *, name: str | None = None, wide: bool = False) -> dict
     if isinstance(chart, Bump):
         data |= {"models": list(chart.models), "names": short_names(chart.models)}
     return {
-        "id": identifier(name or chart.name),
-        "name": identifier(name or chart.name),
+        "id": slug(name or chart.name),
+        "name": slug(name or chart.name),
         "title": chart.title,
         "caption": chart.caption,
         "wide": wide or _is_wide(chart),
@@ -110,12 +117,6 @@ def table_payload(table: Table) -> dict[str, Any]:
         "digits": table.digits,
         "note": table.note,
     }
-
-
-def identifier(name: str) -> str:
-    """Return a name that can stand in an address, an id and a file name."""
-    kept = "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "-" for c in name)
-    return kept.strip("-") or "figure"
 
 
 def _six(cell: Any) -> Any:

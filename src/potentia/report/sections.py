@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from potentia.analysis.rankings.evidence_map import weigh
-from potentia.analysis.rankings.screening import Screening
-from potentia.findings import Bars, Chart, Finding
+from potentia.analysis.rankings import EvidenceMap, map_evidence
+from potentia.findings import Finding
+from potentia.protocol import Protocol
 from potentia.report.answer import answer
 from potentia.report.bumps import ascents
 from potentia.report.cell_details import cell_payload
-from potentia.report.findings import planned
 from potentia.report.grid import grid, has_details, names_of
 from potentia.report.how import how_context
 from potentia.report.page import figure, render, table_payload
 from potentia.report.source import ReportData
-from potentia.report.words import protocol_name
 
 
 @dataclass(frozen=True)
@@ -44,103 +41,115 @@ def answer_section(data: ReportData, live: str) -> str:
 
 def scores_section(data: ReportData, live: str) -> str:
     """Section 2: the score matrix, and which tasks to distrust."""
-    told = answer(data)
     models, tasks = names_of(data)
-    planned = len(models) * len(tasks)
-    gaps = {protocol_name(p): planned - int(np.isfinite(matrix.values).sum()) for p, matrix in data.scores.items()}
-    screening = data.findings.get("screening")
+    asked = len(models) * len(tasks)
+    scores, known = data.evidence.scores, data.evidence.background
+    gaps = {p.label: asked - int(np.isfinite(matrix.values).sum()) for p, matrix in scores.items()}
+    screening = [] if data.rankings is None else [data.rankings.screening]
     return render(
         "scores.html",
-        grid=grid(data, told),
-        families=sorted({f for m, f in data.background.families.items() if m in models}, key=str.casefold),
-        categories=sorted({c for t, c in data.background.categories.items() if t in tasks}),
-        sized=any(m in data.background.billions for m in models),
-        kinds=len({data.background.kinds.get(m) for m in models} - {None}) > 1,
+        grid=grid(data, answer(data)),
+        families=sorted({f for m, f in known.families.items() if m in models}, key=str.casefold),
+        categories=sorted({c for t, c in known.categories.items() if t in tasks}),
+        sized=any(m in known.billions for m in models),
+        kinds=len({known.kinds.get(m) for m in models} - {None}) > 1,
         gaps={name: missing for name, missing in gaps.items() if missing},
         failures=data.failures,
-        flags=screening.flags if isinstance(screening, Screening) else (),
-        figures=_figures(_named(data, "screening")),
-        tables=_tables(_named(data, "screening")),
+        flags=screening[0].flags if screening else (),
+        figures=_figures(screening),
+        tables=_tables(screening),
         live=live,
     )
 
 
 def ranks_section(data: ReportData, live: str) -> str:
     """Section 3: rank bump charts, and the aggregate ranking with its intervals."""
-    climbs = ascents(data)
-    found = _named(data, "aggregate ")
-    if not climbs and not found:
+    if data.rankings is None:
         return ""
-    bumps = [figure(a.chart, name=f"bump-{k}") | {"label": a.label} for k, a in enumerate(climbs)]
-    charts = _figures({name: f for name, f in found.items() if name == f"aggregate {data.main}"})
-    others = _figures({name: f for name, f in found.items() if name != f"aggregate {data.main}"})
-    return render("ranks.html", bumps=bumps, figures=charts, more=others, tables=_tables(found), live=live)
+    found = data.rankings.aggregate
+    bumps = [figure(a.chart, name=f"bump-{k}") | {"label": a.label} for k, a in enumerate(ascents(data))]
+    return render(
+        "ranks.html",
+        bumps=bumps,
+        figures=_figures(_at(found, data.main)),
+        more=_figures(_but(found, data.main)),
+        tables=_tables([*data.rankings.overall.values(), *found.values()]),
+        live=live,
+    )
 
 
 def agreement_section(data: ReportData, live: str) -> str:
-    """Section 4: agreement between tasks, side by side, with the mean bars, by category, size and family."""
-    found = _named(data, "agreement ", "change ", "by ", "measures")
-    if not found:
+    """Section 4: the mean bars of every task, the heat maps side by side, categories, and groups of models."""
+    if data.rankings is None or not data.rankings.agreement:
         return ""
-    figures = sorted(_figures(found), key=_agreement_order)
+    found = data.rankings
+    heat, by_category = [], []
+    for agreement in found.agreement.values():
+        first, *rest = agreement.charts()
+        heat.append(first)
+        by_category += rest
+    bars = [chart for change in found.changes.values() for chart in change.charts()]
+    groups = [chart for group in found.groups.values() for chart in group.charts()]
+    measures = [] if found.measures is None else [found.measures]
     return render(
         "findings.html",
         id="agreement",
         title="Agreement",
         lead=AGREEMENT,
-        figures=figures,
-        tables=_tables(found),
+        figures=[figure(chart) for chart in (*bars, *heat, *by_category, *groups)],
+        tables=_tables([*found.agreement.values(), *measures, *found.changes.values(), *found.groups.values()]),
         problems=(),
         live=live,
     )
 
 
-def _agreement_order(figure: dict[str, Any]) -> int:
-    """The mean bars of every task, then the heat maps side by side, the categories, and the groups of models."""
-    if figure["data"]["kind"] == "bars":
-        return 3 if figure["id"].startswith("agreement-by-") else 0
-    return 2 if figure["id"].startswith("categories-") else 1
-
-
 def evidence_section(data: ReportData, live: str) -> str:
     """Section 5: model × model evidence, and how much each task resolves."""
-    found = _named(data, "significance ", "paired ", "ranks ")
-    place = {s.model: k for k, s in enumerate(answer(data).standings)}
-    weighed = []
-    for protocol, matrix in reversed(planned(data.scores, data.protocols).items()):
-        ordered = matrix.select(models=sorted(matrix.models, key=lambda m: place.get(m, len(place))))
-        if (evidence := weigh(ordered, data.outcomes.get(protocol))) is not None:
-            weighed.append(evidence)
-    if not weighed:
+    weighed = evidence_maps(data)
+    if not weighed or data.rankings is None:
         return ""
+    found = data.rankings
+    kinds: tuple[Mapping[Protocol, Finding], ...] = (found.paired, found.significance, found.ranks)
     return render(
         "evidence.html",
-        evidence=[e.payload() | {"label": protocol_name(e.protocol)} for e in weighed],
-        figures=_figures({name: f for name, f in found.items() if name.endswith(f" {data.main}")}),
-        more=_figures({name: f for name, f in found.items() if not name.endswith(f" {data.main}")}),
-        tables=_tables(found),
+        evidence=[e.payload() | {"label": e.protocol.label} for e in weighed.values()],
+        figures=_figures([f for by in kinds for f in _at(by, data.main)]),
+        more=_figures([f for by in kinds for f in _but(by, data.main)]),
+        tables=_tables([f for by in kinds for f in by.values()]),
         live=live,
     )
 
 
+def evidence_maps(data: ReportData) -> dict[Protocol, EvidenceMap]:
+    """Return the evidence between every two models, the most prepared protocol first, models by rank."""
+    ranking = data.rankings.overall.get(data.main) if data.rankings is not None else None
+    place = {model: k for k, model in enumerate(ranking.models)} if ranking is not None else {}
+    weighed = {}
+    for protocol, matrix in reversed(data.evidence.planned.items()):
+        ordered = matrix.select(models=sorted(matrix.models, key=lambda m: place.get(m, len(place))))
+        if (found := map_evidence(ordered, data.evidence.outcomes.get(protocol))) is not None:
+            weighed[protocol] = found
+    return weighed
+
+
 def structure_section(data: ReportData, live: str) -> str:
-    """Section 6: principal components of both protocols, and PC1 against compute; families apart."""
-    found = _named(data, "components ", "compute ")
-    if not found:
+    """Section 6: principal components of all protocols, and PC1 against compute; families apart."""
+    if data.rankings is None or not data.rankings.components:
         return ""
-    wholes = {f"{kind} {protocol}" for kind in ("components", "compute") for protocol in data.scores}
-    figures = _figures({name: f for name, f in found.items() if name in wholes})
-    kinds = ("scree-", "compute-", "pc1-")
-    figures.sort(key=lambda f: next(k for k, kind in enumerate(kinds) if f["id"].startswith(kind)))
+    found = data.rankings
+    charts = [c.charts() for c in found.components.values()]
+    scree, bars = [c[0] for c in charts], [chart for c in charts for chart in c[1:]]
+    compute = [chart for fit in found.compute.values() for chart in fit.charts()]
+    families = [c for by in found.family_components.values() for c in by.values()]
     return render(
         "findings.html",
         id="structure",
         title="Structure",
         lead=STRUCTURE,
-        figures=figures,
-        more=_figures({name: f for name, f in found.items() if name not in wholes}),
+        figures=[figure(chart) for chart in (*scree, *compute, *bars)],
+        more=_figures(families),
         more_title="Each family by itself",
-        tables=_tables(found),
+        tables=_tables([*found.components.values(), *found.compute.values(), *families]),
         problems=(),
         live=live,
     )
@@ -148,15 +157,18 @@ def structure_section(data: ReportData, live: str) -> str:
 
 def perplexity_section(data: ReportData, live: str) -> str:
     """Section 7: perplexity against tasks."""
-    return _plain(data, live, "perplexity", "Perplexity", PERPLEXITY, _named(data, "perplexity "))
+    found = data.rankings
+    parts = [] if found is None else [*found.perplexity.values(), *found.perplexity_by_kind.values()]
+    return _plain(live, "perplexity", "Perplexity", PERPLEXITY, parts)
 
 
 def test_task_section(data: ReportData, live: str) -> str:
     """Section 8: training on the test task."""
-    if not data.test_task and not data.test_task_problems:
+    found = data.test_task
+    if found is None:
         return ""
-    return _plain(data, live, "test-task", "Training on the test task", TEST_TASK, dict(data.test_task),
-                  data.test_task_problems)  # fmt: skip
+    parts = list(found.named().values())
+    return _plain(live, "test-task", "Training on the test task", TEST_TASK, parts, found.problems)
 
 
 def cells_section(data: ReportData, live: str) -> str:
@@ -207,13 +219,7 @@ SECTIONS: tuple[tuple[str, str, Callable[[ReportData, str], str]], ...] = (
 
 
 def _plain(
-    data: ReportData,
-    live: str,
-    name: str,
-    title: str,
-    lead: str,
-    found: dict[str, Finding],
-    problems: tuple[str, ...] = (),
+    live: str, name: str, title: str, lead: str, found: Sequence[Finding], problems: tuple[str, ...] = ()
 ) -> str:
     if not found and not problems:
         return ""
@@ -221,29 +227,17 @@ def _plain(
                   problems=problems, live=live)  # fmt: skip
 
 
-def _named(data: ReportData, *prefixes: str) -> dict[str, Finding]:
-    return {name: f for name, f in data.findings.items() if name.startswith(prefixes)}
+def _at(found: Mapping[Protocol, Finding], protocol: Protocol) -> list[Finding]:
+    return [finding for name, finding in found.items() if name == protocol]
 
 
-def _figures(found: dict[str, Finding]) -> list[dict[str, Any]]:
-    return [figure(_readable(chart)) for finding in found.values() for chart in finding.charts()]
+def _but(found: Mapping[Protocol, Finding], protocol: Protocol) -> list[Finding]:
+    return [finding for name, finding in found.items() if name != protocol]
 
 
-def _readable(chart: Chart) -> Chart:
-    """Write the protocols in titles, captions and legends as people say them."""
-    chart = replace(chart, title=_said(chart.title), caption=_said(chart.caption))
-    if isinstance(chart, Bars):
-        series, low, high = (
-            {_said(name): values for name, values in part.items()} for part in (chart.series, chart.low, chart.high)
-        )
-        return replace(chart, series=series, low=low, high=high)
-    return chart
+def _figures(found: Iterable[Finding]) -> list[dict[str, Any]]:
+    return [figure(chart) for finding in found for chart in finding.charts()]
 
 
-def _said(text: str) -> str:
-    said = re.sub(r"\bfew_shot:(\d+)", r"\1-shot", text.replace("train_before_test", "train-before-test"))
-    return said.replace("mean nan", "mean not defined")
-
-
-def _tables(found: dict[str, Finding]) -> list[dict[str, Any]]:
-    return [table_payload(table) for finding in found.values() for table in finding.tables()]
+def _tables(found: Iterable[Finding]) -> list[dict[str, Any]]:
+    return [table_payload(table) for finding in found for table in finding.tables()]

@@ -1,33 +1,20 @@
-"""What a report is made of: scores, facts, findings, and, from a store, cells, lanes, failures and items."""
+"""What a report is made of: the evidence, its findings, and samples of the items behind every cell."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from potentia.analysis.rankings.background import Background
-from potentia.analysis.rankings.find import in_order
-from potentia.analysis.stats.paired import Outcomes
-from potentia.errors import InputError, PotentiaError
-from potentia.findings import Finding
-from potentia.report.findings import (
-    background_of,
-    facts_table,
-    find_rankings,
-    find_test_task,
-    is_store,
-    study_records,
-)
-from potentia.report.outcomes import read_outcomes
-from potentia.scores import ItemOutcome, ScoreMatrix
-from potentia.store.records import CellRecord, FailureRecord, LaneRecord, StudyRecord
-
-if TYPE_CHECKING:
-    from potentia.facts import ModelTable
-    from potentia.store import Store
+from potentia.analysis.rankings import Rankings, find_rankings
+from potentia.analysis.test_task import TestTask, find_test_task
+from potentia.errors import PotentiaError
+from potentia.evidence import Evidence, read
+from potentia.findings import Chart, Finding
+from potentia.protocol import Protocol
+from potentia.scores import ItemOutcome
+from potentia.store import CellRecord, FailureRecord, LaneRecord
 
 ITEMS = 40  # of each cell, half of them wrong, where the whole stays under ITEM_BUDGET
 ITEM_BUDGET = 6_000  # items in one file
@@ -47,138 +34,105 @@ class ItemSample:
 class ReportData:
     """Everything that the sections are made of. A file of scores has no studies, cells, lanes or items."""
 
-    source: str
-    title: str
+    evidence: Evidence
     made: str
-    scores: Mapping[str, ScoreMatrix]
-    background: Background
-    findings: Mapping[str, Finding]
+    rankings: Rankings | None
     problem: str = ""  # why there is no ranking
-    test_task: Mapping[str, Finding] = field(default_factory=dict)
-    test_task_problems: tuple[str, ...] = ()
-    studies: tuple[StudyRecord, ...] = ()
+    test_task: TestTask | None = None
     cells: tuple[CellRecord, ...] = ()
     failures: tuple[FailureRecord, ...] = ()
     lanes: tuple[LaneRecord, ...] = ()
     items: Mapping[str, ItemSample] = field(default_factory=dict)
     items_per_cell: int = 0
-    outcomes: Mapping[str, Outcomes] = field(default_factory=dict)  # by protocol: values of all items
 
     @property
-    def protocols(self) -> list[str]:
-        """Protocols from the least to the most preparation."""
-        return in_order(self.scores)
+    def main(self) -> Protocol:
+        """The protocol that the report ranks by."""
+        return self.evidence.main or Protocol("")
 
     @property
-    def main(self) -> str:
-        """The protocol that the report ranks by: the most prepared one, train-before-test before adjust."""
-        prepared = [name for name in ("train_before_test", "adjust") if name in self.scores]
-        return next(iter([*prepared, *self.protocols]), "")
+    def first(self) -> Protocol:
+        """The protocol with the least preparation, which the main one is set against."""
+        return next(iter(self.evidence.planned), Protocol(""))
+
+    def named(self) -> dict[str, Finding]:
+        """Return every finding under the name that the command line and the board's API give it."""
+        parts = [found.named() for found in (self.rankings, self.test_task) if found is not None]
+        return {name: finding for part in parts for name, finding in part.items()}
+
+    def charts(self) -> list[Chart]:
+        """Return every chart, in reading order."""
+        return [chart for finding in self.named().values() for chart in finding.charts()]
 
 
 def read_report(
-    source: str | Path, *, study: str | None = None, items: int | None = None, facts: Path | None = None
+    source: str | Path,
+    *,
+    study: str | Sequence[str] | None = None,
+    items: int | None = None,
+    facts: str | Path | None = None,
 ) -> ReportData:
-    """Read a store or any file of scores and compute its findings.
+    """Read a store or any file of scores and compute its findings."""
+    return make_report(read(source, study=study, facts=facts), items=items)
+
+
+def make_report(evidence: Evidence, *, items: int | None = None) -> ReportData:
+    """Compute the findings of evidence and gather what the pages show.
 
     ``items`` is how many items of each cell to take (half of them wrong); None means 40, or fewer where the cells are
     so many that one file could not hold them; 0 means none.
     """
-    from potentia.store import Store, read_scores
-
-    records = study_records(source, study)
-    if is_store(source) and study is not None and not records:
-        known = ", ".join(sorted({record.name for record in study_records(source)})) or "none"
-        raise InputError(f"no study {study!r} in {source}", hint=f"there are: {known}")
-    table = facts_table(records, facts)
-    made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    if not is_store(source):
-        return _with_findings(read_scores(source), table, source=Path(source).name, title=Path(source).name, made=made)
-    with Store.open(source, readonly=True) as store:
-        only = records[0].key if study is not None else None
-        protocols = store.protocols(study=only)
-        scores = {protocol: store.matrix(protocol, study=only) for protocol in protocols}
-        cells = tuple(store.cells(study=only))
-        failures = tuple(store.failures(study=only))
-        lanes = tuple(store.lanes(study=only))
-        if not cells and not failures:
-            raise InputError("the store holds no scores yet", where=store.where, hint="run a study, or import scores")
-        share = items if items is not None else min(ITEMS, ITEM_BUDGET // max(1, len(cells)))
-        samples = _samples(store, cells, share)
-    return _with_findings(
-        scores,
-        table,
-        source=Path(str(source)).name if "://" not in str(source) else store.where,
-        title=records[0].name if len(records) == 1 or study else Path(store.where).stem,
-        made=made,
-        studies=tuple(records),
-        cells=cells,
-        failures=failures,
-        lanes=lanes,
-        items=samples,
-        items_per_cell=share,
-        outcomes=read_outcomes(source, study=only),
-    )
-
-
-def _with_findings(
-    scores: Mapping[str, ScoreMatrix],
-    table: ModelTable,
-    *,
-    source: str,
-    title: str,
-    made: str,
-    studies: tuple[StudyRecord, ...] = (),
-    cells: tuple[CellRecord, ...] = (),
-    failures: tuple[FailureRecord, ...] = (),
-    lanes: tuple[LaneRecord, ...] = (),
-    items: Mapping[str, ItemSample] | None = None,
-    items_per_cell: int = 0,
-    outcomes: Mapping[str, Outcomes] | None = None,
-) -> ReportData:
-    background = background_of(scores, table)
-    findings, problem = find_rankings(scores, background, outcomes)
-    test_task, problems = find_test_task(scores, table)
+    rankings, problem = _rankings(evidence)
+    cells = tuple(evidence.cells())
+    share = items if items is not None else min(ITEMS, ITEM_BUDGET // max(1, len(cells)))
     return ReportData(
-        source=source,
-        title=title,
-        made=made,
-        scores=scores,
-        background=background,
-        findings=findings,
+        evidence=evidence,
+        made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        rankings=rankings,
         problem=problem,
-        test_task=test_task,
-        test_task_problems=tuple(problems),
-        studies=studies,
+        test_task=_test_task(evidence),
         cells=cells,
-        failures=failures,
-        lanes=lanes,
-        items=items or {},
-        items_per_cell=items_per_cell,
-        outcomes=outcomes or {},
+        failures=tuple(evidence.failures()),
+        lanes=tuple(evidence.lanes()),
+        items=_samples(evidence, cells, share),
+        items_per_cell=share,
     )
 
 
-def _samples(store: Store, cells: tuple[CellRecord, ...], share: int) -> dict[str, ItemSample]:
+def _rankings(evidence: Evidence) -> tuple[Rankings | None, str]:
+    try:
+        return find_rankings(evidence), ""
+    except PotentiaError as error:
+        return None, error.message
+
+
+def _test_task(evidence: Evidence) -> TestTask | None:
+    """Look for training on the test task where models were adjusted."""
+    if not any(protocol.kind == "adjust" for protocol in evidence.planned):
+        return None
+    try:
+        return find_test_task(evidence)
+    except PotentiaError as error:
+        first, last = next(iter(evidence.planned)), next(reversed(evidence.planned))
+        return TestTask(first, last, problems=(error.message,))
+
+
+def _samples(evidence: Evidence, cells: tuple[CellRecord, ...], share: int) -> dict[str, ItemSample]:
     """Take items of each cell, until so many were read that the reader would wait."""
     found: dict[str, ItemSample] = {}
-    read = 0
+    read_so_far = 0
     for cell in cells:
-        if share and read < READ_BUDGET and (sample := sample_items(store, cell, share)) is not None:
+        if share and read_so_far < READ_BUDGET and (sample := sample_items(evidence, cell, share)) is not None:
             found[cell.key] = sample
-            read += sample.total
+            read_so_far += sample.total
     return found
 
 
-def sample_items(store: Store, cell: CellRecord, count: int) -> ItemSample | None:
+def sample_items(evidence: Evidence, cell: CellRecord, count: int) -> ItemSample | None:
     """Take the first wrong and the first right items of a cell; where one kind is short the other fills up."""
-    from potentia.store.items import items_path
-
-    if not items_path(store.items_folder, cell.key).exists():  # imported, or the items folder was left behind
-        return None
     try:
-        outcomes = store.items(cell.key)
-    except PotentiaError:  # a damaged file: the scores still stand
+        outcomes = evidence.items(cell.key)
+    except PotentiaError:  # left behind or damaged: the scores still stand
         return None
     if not outcomes:
         return None

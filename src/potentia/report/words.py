@@ -10,14 +10,6 @@ from potentia.findings import Cell, Interval
 DASH = "–"
 
 
-def protocol_name(protocol: str) -> str:
-    """Write a protocol as people say it: train_before_test is train-before-test, few_shot:5 is 5-shot."""
-    base, _, rest = protocol.partition(":")
-    if base == "few_shot" and rest:
-        return f"{rest}-shot"
-    return base.replace("_", "-")
-
-
 def number(value: Cell, digits: int = 3) -> str:
     """Write one cell of a table as the command line does."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):

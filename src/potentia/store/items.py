@@ -88,6 +88,18 @@ def load(folder: Path, key: str) -> list[ItemOutcome]:
         raise StoreError(f"the items of this cell cannot be read: {error}", where=str(path)) from error
 
 
+def load_values(folder: Path, key: str) -> dict[int, float] | None:
+    """Read the value of every document of a cell, without the evidence; None where the file is missing or damaged."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(items_path(folder, key), columns=["doc_id", "value"], partitioning=None)
+        return dict(zip(table["doc_id"].to_pylist(), table["value"].to_pylist(), strict=True))
+    except (OSError, pa.ArrowException, KeyError, ValueError):
+        return None
+
+
 def dumps(value: Any) -> str:
     """Write JSON text; arrays and numpy numbers become plain lists and numbers."""
     return json.dumps(value, default=_plain, separators=(",", ":"))

@@ -14,10 +14,10 @@ from potentia.scores import ScoreMatrix
 
 
 class Grid:
-    """Rows of (model, task, value, stderr, n, higher_is_better), on their way into a matrix."""
+    """Rows of (model, task, value, stderr, n, higher_is_better, metric), on their way into a matrix."""
 
     def __init__(self, rows: Sequence[Sequence[Any]]) -> None:
-        self._columns = [[row[place] for row in rows] for place in range(6)]
+        self._columns = [[row[place] for row in rows] for place in range(7)]
         self.models, self.tasks = (_sorted(names) for names in self._columns[:2])
         self._places = (_index(self._columns[0], self.models), _index(self._columns[1], self.tasks))
 
@@ -29,7 +29,7 @@ class Grid:
     def matrix(self, protocol: str, where: str) -> ScoreMatrix:
         """Return the matrix; of repeated cells the last row stays."""
         parts = []
-        for column in self._columns[2:]:
+        for column in self._columns[2:6]:
             part = np.full((len(self.models), len(self.tasks)), np.nan)
             part[self._places] = np.array(column, dtype=np.float64)  # None is NaN
             parts.append(part)
@@ -40,7 +40,11 @@ class Grid:
             message = f"{mixed} is both higher-is-better and lower-is-better"
             raise DataError(message, where=where, hint="choose one metric for all: --metric NAME")
         n[n <= 0] = np.nan  # an imported score may not say its n
-        return ScoreMatrix(Protocol(protocol), self.models, self.tasks, values, stderr, n, tuple(bool(d) for d in best))
+        names = dict(zip(self._columns[1], self._columns[6], strict=True))
+        metrics = tuple(names[task] for task in self.tasks)
+        return ScoreMatrix(
+            Protocol(protocol), self.models, self.tasks, values, stderr, n, tuple(bool(d) for d in best), metrics
+        )
 
 
 def _sorted(names: Sequence[str]) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,13 +15,14 @@ from potentia.errors import EmptyStoreError, InputError, NoStoreError, StoreErro
 from potentia.scores import ItemOutcome, Score, ScoreMatrix
 from potentia.store import schema as s
 from potentia.store.database import WRITE, connect, locate, speaking
-from potentia.store.items import dumps, load, publish, stage
+from potentia.store.items import dumps, load, load_values, publish, stage
 from potentia.store.live import LiveStore
 from potentia.store.matrix import Grid
 from potentia.store.records import CellRecord, StudyRecord, now
 
 _LOCK = 0x706F74656E740001  # guards the creation of the tables on PostgreSQL
 _Key = TypeVar("_Key", str, int)
+Studies = str | Sequence[str] | None  # one or several studies, by key or name
 _CHUNK = 500  # keys per statement, well under SQLite's limit of parameters
 
 
@@ -244,7 +245,7 @@ class Store(LiveStore):
     def cells(
         self,
         *,
-        study: str | None = None,
+        study: Studies = None,
         protocol: str | None = None,
         model: str | None = None,
         task: str | None = None,
@@ -316,13 +317,28 @@ class Store(LiveStore):
             raise StoreError(f"no cell {cell_key!r} in this store", where=self.where)
         return [] if row[0] is None else load(self.items_folder, cell_key)
 
-    def protocols(self, *, study: str | None = None) -> list[str]:
+    def protocols(self, *, study: Studies = None) -> list[str]:
         """Return the protocols that have cells."""
         with self._reading() as connection:
             query = sa.select(s.cells.c.protocol).distinct().where(*self._wanted(connection, study=study))
             return sorted(connection.execute(query).scalars().all())
 
-    def matrix(self, protocol: str, *, study: str | None = None, metric: str | None = None) -> ScoreMatrix:
+    def outcomes(self, *, study: Studies = None) -> Iterator[tuple[str, str, str, dict[int, float]]]:
+        """Give (protocol, task, model, value by document) of every cell with items, the newest of several last.
+
+        A file that is missing or cannot be read is passed over: the score still stands.
+        """
+        c = s.cells.c
+        with self._reading() as connection:
+            wanted = [*self._wanted(connection, study=study), c.item_count.is_not(None)]
+            query = sa.select(c.protocol, c.task, c.model, c.key).where(*wanted).order_by(c.created, c.key)
+            rows = connection.execute(query).all()
+        for protocol, task, model, key in rows:
+            values = load_values(self.items_folder, key)
+            if values is not None:
+                yield protocol, task, model, values
+
+    def matrix(self, protocol: str, *, study: Studies = None, metric: str | None = None) -> ScoreMatrix:
         """Return models × tasks of one protocol, each sorted by name; missing cells are NaN.
 
         Without ``study`` all cells count; where several have the same model and task (another recipe, another import)
@@ -331,7 +347,7 @@ class Store(LiveStore):
         c, p = s.cells.c, s.scores.c
         with self._reading() as connection:
             name = p.name == (c.metric if metric is None else metric)
-            query = sa.select(c.model, c.task, p.value, p.stderr, p.n, p.higher_is_better)
+            query = sa.select(c.model, c.task, p.value, p.stderr, p.n, p.higher_is_better, p.metric)
             query = query.join_from(s.cells, s.scores, sa.and_(p.cell == c.id, name))
             wanted = self._wanted(connection, study=study, protocol=protocol)
             grid = Grid(connection.execute(query.where(*wanted)).all())
@@ -343,11 +359,12 @@ class Store(LiveStore):
             raise InputError(f"the store has no {what}", where=self.where, hint=f"protocols there: {known or 'none'}")
         return grid.matrix(protocol, self.where)
 
-    def _wanted(self, connection: sa.Connection, *, study: str | None = None, **equal: str | None) -> list[Any]:
+    def _wanted(self, connection: sa.Connection, *, study: Studies = None, **equal: str | None) -> list[Any]:
         wanted: list[Any] = [s.cells.c[name] == value for name, value in equal.items() if value is not None]
         if study is not None:
-            key = self._study_key(connection, study)
-            wanted.append(s.cells.c.id.in_(sa.select(s.study_cells.c.cell).where(s.study_cells.c.study == key)))
+            names = (study,) if isinstance(study, str) else study
+            keys = [self._study_key(connection, name) for name in names]
+            wanted.append(s.cells.c.id.in_(sa.select(s.study_cells.c.cell).where(s.study_cells.c.study.in_(keys))))
         return wanted
 
 

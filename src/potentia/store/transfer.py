@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from potentia.protocol import Protocol
 from potentia.scores import Score, ScoreMatrix
 from potentia.store.files.metrics import known_metric
 from potentia.store.files.write import tidy_rows
@@ -27,7 +28,7 @@ class Imported:
 
 
 def import_scores(
-    store: Store, matrices: Mapping[str, ScoreMatrix], *, source: str, name: str | None = None
+    store: Store, matrices: Mapping[Protocol, ScoreMatrix], *, source: str, name: str | None = None
 ) -> Imported:
     """Commit every score as a cell of the study ``name`` (the source's file name); the same scores come in once."""
     study = name or Path(source).name or source

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potentia.errors import TaskError
-from potentia.facts.benchmarks import benchmark
+from potentia.facts import benchmark
 from potentia.tasks import forms
 from potentia.tasks.contamination import overlap
 from potentia.tasks.data import load_splits

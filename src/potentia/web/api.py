@@ -10,7 +10,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
 from potentia.findings import jsonable
-from potentia.report.cell_details import cell_payload, find_items, item_payload, lane_payload
+from potentia.report import cell_payload, find_items, item_payload, lane_payload
 from potentia.web.desk import Desk, json_text
 
 Name = Annotated[str, Path(min_length=1, max_length=300)]

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from potentia.findings import jsonable
-from potentia.report.cell_details import lane_payload
+from potentia.report import lane_payload
 from potentia.run.status import asked_cells, is_running
 from potentia.store import Store, StudyRecord
 

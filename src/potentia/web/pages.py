@@ -10,8 +10,7 @@ from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.responses import HTMLResponse
 from starlette.concurrency import run_in_threadpool
 
-from potentia.report.cell_details import cell_payload
-from potentia.report.page import SCRIPTS, asset, environment, plotly_source
+from potentia.report import SCRIPTS, asset, cell_payload, environment, plotly_source
 from potentia.web.api import Name
 from potentia.web.desk import Desk
 

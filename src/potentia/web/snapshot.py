@@ -36,11 +36,8 @@ class Snapshot:
 
 def make_snapshot(where: str, study: str, stamp: tuple[int, int]) -> Snapshot:
     """Read a study and compute everything; runs in the worker."""
-    from potentia.analysis.rankings.evidence_map import weigh
     from potentia.findings import jsonable
-    from potentia.report.answer import answer
-    from potentia.report.sections import build_sections
-    from potentia.report.source import read_report
+    from potentia.report import answer, build_sections, evidence_maps, read_report
 
     began = time.monotonic()
     try:
@@ -48,8 +45,6 @@ def make_snapshot(where: str, study: str, stamp: tuple[int, int]) -> Snapshot:
         sections = build_sections(data, live=f"/studies/{study}")
     except PotentiaError as error:
         return Snapshot(study, stamp, time.monotonic() - began, problem=error.message)
-    found = {**data.findings, **data.test_task}
-    weighed = {name: weigh(matrix, data.outcomes.get(name)) for name, matrix in data.scores.items()}
     return Snapshot(
         study=study,
         stamp=stamp,
@@ -57,9 +52,9 @@ def make_snapshot(where: str, study: str, stamp: tuple[int, int]) -> Snapshot:
         sections=tuple((s.id, s.title, s.html) for s in sections),
         problem=data.problem,
         answer=jsonable(answer(data)),
-        findings={name: json.dumps(finding.to_dict()) for name, finding in found.items()},
-        scores={name: json.dumps(jsonable(matrix)) for name, matrix in data.scores.items()},
-        evidence={name: json.dumps(e.payload()) for name, e in weighed.items() if e is not None},
+        findings={name: json.dumps(finding.to_dict()) for name, finding in data.named().items()},
+        scores={name: json.dumps(jsonable(matrix)) for name, matrix in data.evidence.scores.items()},
+        evidence={name: json.dumps(found.payload()) for name, found in evidence_maps(data).items()},
     )
 
 

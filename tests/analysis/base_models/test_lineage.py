@@ -1,6 +1,6 @@
 import pytest
 
-from potentia.analysis.base_models.lineage import known_pairs, named_checkpoints, read_checkpoints, read_pairs
+from potentia.analysis.base_models.lineage import named_checkpoints, pair_models, read_checkpoints, read_pairs
 from potentia.analysis.base_models.stability import Checkpoint
 from potentia.errors import DataError
 from potentia.facts import models
@@ -38,8 +38,8 @@ def test_bad_tables_are_named_with_their_place(tmp_path, text, complaint):
 
 def test_pairs_come_from_facts_from_the_study_or_from_a_table(tmp_path):
     names = ["Qwen/Qwen2-7B-Instruct", "Qwen/Qwen2-7B", "mine", "mine-chat", "EleutherAI/pythia-12b"]
-    assert known_pairs(names, models()) == {"Qwen/Qwen2-7B": "Qwen/Qwen2-7B-Instruct"}
-    assert known_pairs(names, models(), {"mine-chat": "mine"})["mine"] == "mine-chat"
+    assert pair_models(names, models()) == {"Qwen/Qwen2-7B": "Qwen/Qwen2-7B-Instruct"}
+    assert pair_models(names, models(), {"mine-chat": "mine"})["mine"] == "mine-chat"
     path = tmp_path / "pairs.csv"
     path.write_text("base,instruct\nx,y\n")
     assert read_pairs(path) == {"x": "y"}

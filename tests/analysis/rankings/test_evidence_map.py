@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from potentia.analysis.rankings.evidence_map import weigh
+from potentia.analysis.rankings.evidence_map import map_evidence
 from potentia.analysis.stats.significance import compare_items
 from potentia.scores import ScoreMatrix
 
@@ -18,7 +18,7 @@ MATRIX = ScoreMatrix.build("abcde", ["w", "x", "y", "z"], STREAM.random((5, 4)),
 
 
 def test_every_pair_by_the_z_test():
-    found = weigh(MATRIX)
+    found = map_evidence(MATRIX)
     assert found is not None
     wins, losses, ties = found.counts()
     for k, (a, b) in enumerate(itertools.combinations(range(5), 2)):
@@ -36,7 +36,7 @@ def test_every_pair_by_the_z_test():
 def test_stored_items_sharpen_the_test_of_their_task_alone():
     right = STREAM.random((5, 40)) < 0.6
     outcomes = {"x": {m: {d: float(v) for d, v in enumerate(right[k])} for k, m in enumerate("abcde") if m != "c"}}
-    plain, sharp = weigh(MATRIX), weigh(MATRIX, outcomes)
+    plain, sharp = map_evidence(MATRIX), map_evidence(MATRIX, outcomes)
     assert plain is not None
     assert sharp is not None
     assert sharp.basis == ("z test", "McNemar", "z test", "z test")
@@ -53,7 +53,7 @@ def test_gaps_and_corpora_are_left_out():
     mixed = ScoreMatrix.build(
         "abcde", ["w", "x", "y", "z"], values, stderr=ERROR, higher_is_better=[True, True, True, False]
     )
-    found = weigh(mixed)
+    found = map_evidence(mixed)
     assert found is not None
     assert found.tasks == ("w", "x", "y")
     assert np.isnan(found.p[:4, 0]).all()
@@ -61,11 +61,11 @@ def test_gaps_and_corpora_are_left_out():
 
 
 def test_without_errors_there_is_no_evidence():
-    assert weigh(ScoreMatrix.build("ab", ["x"], [[0.1], [0.2]])) is None
+    assert map_evidence(ScoreMatrix.build("ab", ["x"], [[0.1], [0.2]])) is None
 
 
 def test_the_payload_is_plain_and_short():
-    found = weigh(MATRIX)
+    found = map_evidence(MATRIX)
     assert found is not None
     payload = found.payload()
     assert len(payload["p"]) == 4

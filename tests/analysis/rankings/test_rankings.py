@@ -7,10 +7,12 @@ import json
 import numpy as np
 import pytest
 
-from potentia.analysis.rankings.background import Background
-from potentia.analysis.rankings.find import Options, analyze_rankings, in_order, merge_scores
+from potentia.analysis.rankings import Options, rank_scores
 from potentia.errors import InputError
+from potentia.evidence import read
+from potentia.facts import Background
 from potentia.scores import ScoreMatrix
+from potentia.store import write_scores
 
 MODELS = [f"m{i}" for i in range(12)]
 TASKS = ["arc_easy", "boolq", "gsm8k", "rte"]
@@ -38,6 +40,10 @@ BACKGROUND = Background(
     categories={"arc_easy": "QA", "boolq": "QA", "gsm8k": "Math", "rte": "LU"},
     train_examples={"arc_easy": 100.0, "boolq": 5000.0},
 )
+
+
+def analyze_rankings(given, background, options):
+    return rank_scores(given, background, options).named()
 
 
 def test_all_findings_from_two_protocols_with_corpora():
@@ -100,25 +106,52 @@ def test_nothing_to_rank():
         analyze_rankings({"direct": scores(models=["only"])}, BACKGROUND, QUICK)
 
 
-def test_protocols_come_in_order_of_preparation():
-    assert in_order(["train_before_test", "adjust", "few_shot:5", "direct"]) == [
-        "direct", "few_shot:5", "train_before_test", "adjust",
-    ]  # fmt: skip
+@pytest.mark.parametrize("against", [0, 1])
+def test_one_rule_ranks_all_protocols(against):
+    """Where a task runs against the first component under one protocol, no protocol is ranked by it."""
+    both = {p: scores(p, seed=k) for k, p in enumerate(("direct", "train_before_test"))}
+    if against:
+        both["direct"].values[:, 0] *= -1
+    found = rank_scores(both, BACKGROUND, QUICK)
+    assert {r.method for r in found.overall.values()} == {"mean z" if against else "PC1"}
+    assert all(("run against the first component" in r.reason) == bool(against) for r in found.overall.values())
+    for protocol, ranking in found.overall.items():
+        column = found.aggregate[protocol].methods.index(ranking.method)
+        order = np.argsort(found.aggregate[protocol].ranks[:, column], kind="stable")
+        assert list(ranking.models) == [found.aggregate[protocol].models[k] for k in order]
 
 
-def test_sources_are_joined_and_collisions_refused():
-    left = {"direct": scores(models=MODELS[:6])}
-    right = {"direct": scores(models=MODELS[6:], tasks=[*TASKS, "cola"]), "few_shot:5": scores("few_shot:5")}
-    joined = merge_scores([left, right])
+def test_a_brier_score_is_a_task_and_bits_are_a_corpus():
+    matrix = scores(corpora=True)
+    brier = ScoreMatrix.build(
+        matrix.models, matrix.tasks, matrix.values, stderr=matrix.stderr, higher_is_better=False,
+        metrics=["brier_score"] * 4 + ["bits_per_byte"] * 2,
+    )  # fmt: skip
+    found = rank_scores({"direct": brier}, BACKGROUND, QUICK)
+    assert found.agreement["direct"].tasks == tuple(TASKS)
+    assert found.perplexity["direct"].corpora == ("wiki", "stack")
+
+
+def saved(folder, name, *matrices):
+    write_scores({m.protocol: m for m in matrices}, folder / name)
+    return folder / name
+
+
+def test_sources_are_joined_and_collisions_refused(tmp_path):
+    left = scores(models=MODELS[:6])
+    right = scores(models=MODELS[6:], tasks=[*TASKS, "cola"])
+    one = saved(tmp_path, "one.csv", left)
+    two = saved(tmp_path, "two.csv", right, scores("few_shot:5"))
+    joined = read(one, two).scores
     assert joined["direct"].shape == (12, 5)
     assert np.isnan(joined["direct"].values[:6, 4]).all()
-    np.testing.assert_array_equal(joined["direct"].values[:6, :4], left["direct"].values)
+    np.testing.assert_array_equal(joined["direct"].values[:6, :4], left.values)
     assert joined["few_shot:5"].shape == (12, 4)
     with pytest.raises(InputError, match="two sources have a direct score of m0 on arc_easy"):
-        merge_scores([left, left])
+        read(one, one)
     turned = ScoreMatrix.build(["x"], ["rte"], [[1.0]], higher_is_better=False)
     with pytest.raises(InputError, match="higher-is-better"):
-        merge_scores([left, {"direct": turned}])
+        read(one, saved(tmp_path, "turned.csv", turned))
 
 
 def test_facts_are_found_for_known_models():

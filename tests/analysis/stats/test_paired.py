@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from statsmodels.stats.contingency_tables import mcnemar
 
-from potentia.analysis.rankings.background import Background
-from potentia.analysis.rankings.find import Options, analyze_rankings, merge_items
+from potentia.analysis.rankings import Options, rank_scores
 from potentia.analysis.stats.paired import compare_all_items, item_tables, mcnemar_of_all
+from potentia.facts import Background
 from potentia.scores import ScoreMatrix
 
 
@@ -64,7 +64,5 @@ def test_items_stand_for_scores_only_where_their_mean_is_the_score():
 
 def test_items_reach_the_findings():
     matrix, outcomes, _ = study()
-    found = analyze_rankings(
-        {"direct": matrix}, Background(), Options(resamples=20), merge_items([{"direct": outcomes}])
-    )
-    assert found["paired direct"].by_items[0] > 0
+    found = rank_scores({"direct": matrix}, Background(), Options(resamples=20), {"direct": outcomes})
+    assert found.paired["direct"].by_items[0] > 0

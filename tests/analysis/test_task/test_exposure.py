@@ -77,8 +77,10 @@ def test_under_no_effect_small_p_values_are_rare():
 
 def test_exposure_within_families_is_assigned_by_model():
     (first, *_) = pairs(0.4, 0.0)
+    cohort = first.cohort
     mixed = Cohort.build(
-        {**row, "exposure": "one" if row["model"].endswith(("1", "3")) else ""} for row in first.cohort.records()
+        {"model": m, "family": f, "compute": c, "exposure": "one" if m.endswith(("1", "3")) else ""}
+        for m, f, c in zip(cohort.models, cohort.family, cohort.compute, strict=True)
     )
     found = measure_exposure([Pair("one", mixed, first.before, first.after, chance=0.25)], draws=0)
     assert not found.exact  # 12,870 ways to choose eight of sixteen models

@@ -21,6 +21,7 @@ from potentia.analysis.test_task.pair import Pair, best_of, pair_up
 from potentia.analysis.test_task.rank_shift import shift_of_ranks
 from potentia.analysis.test_task.treatment import assign_half, compare_copies
 from potentia.errors import DataError, InputError
+from potentia.facts import models, read_facts
 from potentia.scores import ScoreMatrix
 
 
@@ -214,7 +215,7 @@ def test_best_of_takes_the_lower_brier_score() -> None:
 def test_cohort_from_files_and_facts(tmp_path: Path) -> None:
     path = tmp_path / "models.csv"
     path.write_text("model,family,params_b,tokens_b,trained,size\na,x,1,300,2023-11,s\nb,,2,,2020-01,l\n")
-    cohort = Cohort.read(path)
+    cohort = Cohort.known(table=read_facts(path))
     assert cohort.models == ("a",)  # b's tokens are not known
     assert cohort.compute[0] == pytest.approx(6 * 1e9 * 300e9)
     with pytest.raises(InputError, match="does not split"):
@@ -223,15 +224,15 @@ def test_cohort_from_files_and_facts(tmp_path: Path) -> None:
         cohort.where("colour", "l")
     known = Cohort.known(["EleutherAI/pythia-70m", "nobody/knows-this"])
     assert known.models == ("EleutherAI/pythia-70m",)
-    both = known.updated(cohort)
+    both = Cohort.known(["EleutherAI/pythia-70m", "a"], models(path))
     assert both.models == ("EleutherAI/pythia-70m", "a")
     with pytest.raises(InputError, match="no pretraining compute"):
         both.select(["who"])
     with pytest.raises(InputError, match="no training date"):
         Cohort.build([{"model": "q", "compute": 1e20}]).since("2023-11")
-    path.write_text("name\nx\n")
-    with pytest.raises(DataError, match="no column named model"):
-        Cohort.read(path)
+    path.write_text("nom\nx\n")
+    with pytest.raises(DataError, match="no column names the models"):
+        read_facts(path)
 
 
 def test_chance_of_known_tasks() -> None:
@@ -246,9 +247,8 @@ def test_chance_of_known_tasks() -> None:
 
 def test_whole_analysis_answers_every_question() -> None:
     pair, _ = _planted()
-    found = analyze_pair(pair, lambda cohort: cohort.where("language", "en+cn"), draws=49)
-    parts = {"adjustment", "mediation", "gain", "frontier", "ranks", "families", "discrimination"}
-    assert {name.removeprefix("mmlu-") for name in found} == parts
+    found = analyze_pair(pair, pair.cohort.where("language", "en+cn"), draws=49).named()
+    assert set(found) == {"adjustment", "mediation", "gain", "frontier", "ranks", "families", "discrimination"}
     for finding in found.values():
         assert finding.tables()
         assert finding.to_dict()

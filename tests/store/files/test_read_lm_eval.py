@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from potentia.errors import DataError
-from potentia.store import read_scores
+from score_files import read_scores
 
 
 def today(**results: dict[str, Any]) -> dict[str, Any]:

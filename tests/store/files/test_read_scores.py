@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from potentia.errors import DataError, StoreError
-from potentia.store import CellRecord, Store, read_scores
+from potentia.store import CellRecord, Store
+from score_files import read_scores
 
 HEAD = "protocol,model,benchmark,score,stderr\n"
 
@@ -145,7 +146,7 @@ def test_the_papers_layout_is_read(tmp_path: Path) -> None:
         "direct_eval_stderr": {},
     }
     found = read_scores(write(tmp_path, "all.json", content))
-    assert list(found) == ["train_before_test", "direct"]
+    assert list(found) == ["direct", "train_before_test"]
     matrix = found["train_before_test"]
     assert matrix.higher_is_better == (True, False)
     assert matrix.values[:, 0].tolist() == [0.9, 0.8]

@@ -13,7 +13,8 @@ import pytest
 
 from potentia.errors import DataError
 from potentia.scores import ScoreMatrix
-from potentia.store import Store, import_scores, read_scores, write_scores
+from potentia.store import Store, import_scores, write_scores
+from score_files import read_scores
 
 PER_LAYOUT = 400
 PIECES = [

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from potentia.errors import InputError, StoreError
 from potentia.scores import ScoreMatrix
-from potentia.store import Store, import_scores, read_scores, write_scores
+from potentia.store import Store, import_scores, write_scores
 from potentia.store.files.leaderboard import latex, markdown, mean_ranks
+from score_files import read_scores
 
 # Names as people write them, and worse: separators, quotes, slashes, dots, other alphabets.
 NAMES = st.text(

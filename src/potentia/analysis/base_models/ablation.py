@@ -15,6 +15,7 @@ from scipy.stats import rankdata
 from potentia.analysis.base_models.methods import columns
 from potentia.errors import InputError
 from potentia.findings import Bars, Cell, Chart, Finding, Interval, Table
+from potentia.protocol import Protocol
 from potentia.scores import Floats, ScoreMatrix
 
 
@@ -87,7 +88,7 @@ class Ablation(Finding):
 
 
 def compare_methods(
-    scores: Mapping[str, ScoreMatrix],
+    scores: Mapping[Protocol, ScoreMatrix],
     *,
     models: Sequence[str] | None = None,
     methods: Sequence[str] | None = None,

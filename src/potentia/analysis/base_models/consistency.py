@@ -14,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from potentia.analysis.base_models.improvement import Improvement, improvement_chart, improvement_table
-from potentia.analysis.base_models.methods import Column, columns, order_methods, slug
+from potentia.analysis.base_models.methods import Column, columns, order_methods
 from potentia.analysis.stats.uncertainty import redraw, tau_interval, tau_rows
 from potentia.errors import InputError
 from potentia.findings import Chart, Finding, Heatmap, Interval, Plot, Points, Table
+from potentia.protocol import Protocol
 from potentia.scores import Floats, ScoreMatrix
 
 _DRAWS = 2000
@@ -92,7 +93,7 @@ class Consistency(Finding):
         for task in tasks:
             drawn.append(
                 Plot(
-                    slug(f"consistency-{task}"),
+                    f"consistency-{task}",
                     f"{task}: base and instruct",
                     "Each point is one pair. Points that rise from left to right are consistent.",
                     points=tuple(
@@ -119,7 +120,7 @@ class Consistency(Finding):
 
 
 def measure_consistency(
-    scores: Mapping[str, ScoreMatrix],
+    scores: Mapping[Protocol, ScoreMatrix],
     pairs: Mapping[str, str],
     *,
     reference: str | None = None,

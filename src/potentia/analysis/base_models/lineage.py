@@ -16,6 +16,7 @@ from potentia.analysis.base_models.stability import Checkpoint
 from potentia.errors import DataError
 
 if TYPE_CHECKING:
+    from potentia.evidence import Evidence
     from potentia.facts import ModelTable
 
 _NAMED = re.compile(r"(?P<series>.+)@(?:step)?(?P<step>\d+)")
@@ -50,7 +51,13 @@ def read_checkpoints(path: Path, unit: str | None = None) -> tuple[dict[str, Che
     return found, "steps" if chosen == "step" else "tokens"
 
 
-def known_pairs(models: Sequence[str], table: ModelTable, bases: Mapping[str, str] | None = None) -> dict[str, str]:
+def known_pairs(evidence: Evidence) -> dict[str, str]:
+    """Pair base models with their instruct versions: base → instruct, by what studies and facts say."""
+    bases = {row.name: row.base_model for row in evidence.specs if row.base_model}
+    return pair_models(evidence.models, evidence.facts, bases)
+
+
+def pair_models(models: Sequence[str], table: ModelTable, bases: Mapping[str, str] | None = None) -> dict[str, str]:
     """Pair base models with their instruct versions among ``models``: base → instruct.
 
     ``bases`` (instruct → base) is what a study says; facts say the rest. A base model with several instruct versions

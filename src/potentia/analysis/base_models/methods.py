@@ -6,13 +6,13 @@ the ablation compare methods on the same benchmark, so they read score matrices 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from potentia.errors import InputError
+from potentia.protocol import Protocol
 from potentia.scores import Floats, ScoreMatrix
 
 
@@ -42,19 +42,14 @@ def split_form(task: str) -> tuple[str, str]:
     return name, form
 
 
-def method_name(protocol: str, form: str) -> str:
+def method_name(protocol: Protocol, form: str) -> str:
     """Name a method as reports do; a form scored without tuning or examples needs no protocol in front."""
     if not form:
         return protocol
     return form if protocol == "direct" else f"{protocol}:{form}"
 
 
-def slug(text: str) -> str:
-    """Return a chart's id that can be a file's name: ``org/run`` has a slash, ``blank_ppl:option`` a colon."""
-    return re.sub(r"[^\w.-]+", "-", text)
-
-
-def columns(scores: Mapping[str, ScoreMatrix]) -> tuple[Column, ...]:
+def columns(scores: Mapping[Protocol, ScoreMatrix]) -> tuple[Column, ...]:
     """Read matrices, keyed by protocol, as columns; a column without any score is left out."""
     found: list[Column] = []
     for protocol, matrix in scores.items():

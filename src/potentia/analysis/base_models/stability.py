@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from potentia.analysis.base_models.improvement import Improvement, improvement_chart, improvement_table
-from potentia.analysis.base_models.methods import Column, columns, order_methods, slug
+from potentia.analysis.base_models.methods import Column, columns, order_methods
 from potentia.analysis.stats.uncertainty import redraw, tau_interval, tau_rows
 from potentia.errors import InputError
 from potentia.findings import Chart, Finding, Heatmap, Interval, Line, Plot, Points, Table
+from potentia.protocol import Protocol
 from potentia.scores import Floats, ScoreMatrix
 
 _DRAWS = 2000
@@ -92,7 +93,7 @@ class Stability(Finding):
             chosen = [c for c in self.curves if (c.series, c.task) == (series, task)]
             drawn.append(
                 Plot(
-                    slug(f"stability-{series}-{task}"),
+                    f"stability-{series}-{task}",
                     f"{task} over the pretraining of {series}",
                     "Scores at each checkpoint, one curve per method, with 95 % intervals where known. "
                     "A stable method rises throughout.",
@@ -129,7 +130,7 @@ class Stability(Finding):
 
 
 def measure_stability(
-    scores: Mapping[str, ScoreMatrix],
+    scores: Mapping[Protocol, ScoreMatrix],
     checkpoints: Mapping[str, Checkpoint],
     *,
     unit: str = "steps",

@@ -1,1 +1,10 @@
 """How tasks rank models: agreement, significance, alignment, components, the overall ranking."""
+
+from potentia.analysis.rankings.aggregate import Aggregate, aggregate_ranks
+from potentia.analysis.rankings.agreement import Agreement, AgreementChange, compare_agreement, measure_agreement
+from potentia.analysis.rankings.alignment import Alignment, align
+from potentia.analysis.rankings.components import GAPS, Components, find_components
+from potentia.analysis.rankings.evidence_map import EvidenceMap, map_evidence
+from potentia.analysis.rankings.find import Options, Rankings, find_rankings, rank_scores
+from potentia.analysis.rankings.overall import MAY_BE_FIRST, Ranking
+from potentia.analysis.rankings.screening import Screening, screen

@@ -19,6 +19,7 @@ from potentia.analysis.stats.bootstrap import LEVEL, noisy_values, row_draws
 from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.errors import InputError
 from potentia.findings import Cell, Chart, Finding, Heatmap, Plot, Points, Table
+from potentia.protocol import Protocol
 from potentia.scores import Floats, ScoreMatrix
 
 TOP = 5
@@ -28,7 +29,7 @@ TOP = 5
 class Aggregate(Finding):
     """Aggregate scores and ranks of every model, and the ranking without each task."""
 
-    protocol: str
+    protocol: Protocol
     models: tuple[str, ...]
     tasks: tuple[str, ...]
     methods: tuple[str, ...]
@@ -63,14 +64,14 @@ class Aggregate(Finding):
             heads += [f"first by {method}", "τ"]
         return [
             Table(
-                f"Aggregate ranking ({self.protocol}, {len(self.models)} models × {len(self.tasks)} tasks)",
+                f"Aggregate ranking ({self.protocol.label}, {len(self.models)} models × {len(self.tasks)} tasks)",
                 ("model", self.methods[0], *(f"rank by {m}" for m in self.methods)),
                 tuple(rows),
                 note="Ranks with 95 % intervals: tests run again with their noise, on tasks drawn with replacement.",
                 digits=2,
             ),
             Table(
-                f"The ranking without each task ({self.protocol})",
+                f"The ranking without each task ({self.protocol.label})",
                 tuple(heads),
                 tuple(loose),
                 note=f"With all tasks: {', '.join(f'{o[0]} ({m})' for m in self.methods if (o := self.order(m)))}.",
@@ -84,7 +85,7 @@ class Aggregate(Finding):
         return [
             Plot(
                 name=f"aggregate-{self.protocol}",
-                title=f"Aggregate ranking by {self.methods[0]}: {self.protocol}",
+                title=f"Aggregate ranking by {self.methods[0]}: {self.protocol.label}",
                 caption="Rank of each model, with the interval over test noise and choice of tasks.",
                 points=(
                     Points(
@@ -101,7 +102,7 @@ class Aggregate(Finding):
             ),
             Heatmap(
                 name=f"aggregate-methods-{self.protocol}",
-                title=f"Rank by each way of aggregating: {self.protocol}",
+                title=f"Rank by each way of aggregating: {self.protocol.label}",
                 caption="1 is best.",
                 rows=tuple(self.models[k] for k in order),
                 columns=self.methods,

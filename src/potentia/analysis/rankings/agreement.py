@@ -26,7 +26,8 @@ from potentia.analysis.stats.bootstrap import (
 from potentia.analysis.stats.bootstrap import row_draws as draw_rows
 from potentia.analysis.stats.correlation import METHODS, mean_offdiagonal, nan_mean
 from potentia.errors import InputError
-from potentia.findings import Bars, Cell, Chart, Finding, Heatmap, Interval, Table
+from potentia.findings import Bars, Cell, Chart, Finding, Heatmap, Interval, Table, mean_in_words
+from potentia.protocol import Protocol
 from potentia.scores import Floats, ScoreMatrix
 
 NAMES = {"kendall": "Kendall's τ", "spearman": "Spearman's ρ", "pearson": "Pearson's r"}
@@ -36,7 +37,7 @@ NAMES = {"kendall": "Kendall's τ", "spearman": "Spearman's ρ", "pearson": "Pea
 class Agreement(Finding):
     """How far the tasks of one protocol rank the models alike."""
 
-    protocol: str
+    protocol: Protocol
     method: str
     models: int
     tasks: tuple[str, ...]
@@ -51,7 +52,7 @@ class Agreement(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return the mean with its intervals, the mean per task, and the category matrix."""
-        what = f"{NAMES[self.method]}, {self.protocol}, {self.models} models × {len(self.tasks)} tasks"
+        what = f"{NAMES[self.method]}, {self.protocol.label}, {self.models} models × {len(self.tasks)} tasks"
         rows: list[tuple[Cell, ...]] = [(f"over {s}", self.mean, i.low, i.high) for s, i in self.intervals.items()]
         order = np.argsort([i.value for i in self.per_task], kind="stable")
         tables = [
@@ -81,8 +82,8 @@ class Agreement(Finding):
         charts: list[Chart] = [
             Heatmap(
                 name=f"agreement-{self.protocol}-{self.method}",
-                title=f"Ranking agreement between tasks: {self.protocol}",
-                caption=f"{NAMES[self.method]} for every two tasks over {self.models} models; mean {self.mean:.2f}.",
+                title=f"Ranking agreement between tasks: {self.protocol.label}",
+                caption=f"{NAMES[self.method]} of every two tasks, {self.models} models; {mean_in_words(self.mean)}.",
                 rows=self.tasks,
                 columns=self.tasks,
                 values=self.matrix,
@@ -95,7 +96,7 @@ class Agreement(Finding):
             charts.append(
                 Heatmap(
                     name=f"categories-{self.protocol}-{self.method}",
-                    title=f"Agreement by category: {self.protocol}",
+                    title=f"Agreement by category: {self.protocol.label}",
                     caption="Mean over the pairs of tasks of two categories; within a category on the diagonal.",
                     rows=self.categories,
                     columns=self.categories,
@@ -112,8 +113,8 @@ class Agreement(Finding):
 class AgreementChange(Finding):
     """What one protocol changes against another, on the same models and tasks."""
 
-    before: str
-    after: str
+    before: Protocol
+    after: Protocol
     method: str
     models: int
     tasks: tuple[str, ...]
@@ -136,14 +137,14 @@ class AgreementChange(Finding):
         order = np.argsort(self.per_task_before, kind="stable")
         return [
             Table(
-                f"Agreement, {self.before} → {self.after} ({what})",
-                ("interval", self.before, self.after, "difference", "low", "high"),
+                f"Agreement, {self.before.label} → {self.after.label} ({what})",
+                ("interval", self.before.label, self.after.label, "difference", "low", "high"),
                 tuple(rows),
-                note=f"{self.pairs_improved} of {self.pairs} pairs of tasks agree more under {self.after}.",
+                note=f"{self.pairs_improved} of {self.pairs} pairs of tasks agree more under {self.after.label}.",
             ),
             Table(
-                f"Mean agreement of each task, {self.before} → {self.after}",
-                ("task", self.before, self.after, "difference", "low", "high"),
+                f"Mean agreement of each task, {self.before.label} → {self.after.label}",
+                ("task", self.before.label, self.after.label, "difference", "low", "high"),
                 tuple(
                     (
                         self.tasks[k],
@@ -165,12 +166,12 @@ class AgreementChange(Finding):
             Bars(
                 name=f"agreement-{self.before}-{self.after}-{self.method}",
                 title="Mean ranking agreement of each task with all others",
-                caption=f"{NAMES[self.method]}; mean over pairs {self.mean_before:.2f} ({self.before}) and "
-                f"{self.mean_after:.2f} ({self.after}); {self.pairs_improved} of {self.pairs} pairs agree more.",
+                caption=f"{NAMES[self.method]}; mean over pairs {self.mean_before:.2f} ({self.before.label}) and "
+                f"{self.mean_after:.2f} ({self.after.label}); {self.pairs_improved} of {self.pairs} pairs agree more.",
                 labels=tuple(self.tasks[k] for k in order),
                 series={
-                    self.before: tuple(self.per_task_before[k] for k in order),
-                    self.after: tuple(self.per_task_after[k] for k in order),
+                    self.before.label: tuple(self.per_task_before[k] for k in order),
+                    self.after.label: tuple(self.per_task_after[k] for k in order),
                 },
                 y_label=f"mean {NAMES[self.method]}",
             )

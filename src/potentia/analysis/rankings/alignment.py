@@ -28,6 +28,7 @@ from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.analysis.stats.significance import better
 from potentia.errors import InputError
 from potentia.findings import Bump, Cell, Chart, Finding, Table
+from potentia.protocol import Protocol
 from potentia.scores import Floats, ScoreMatrix
 
 Ints = npt.NDArray[np.int_]
@@ -37,7 +38,7 @@ Ints = npt.NDArray[np.int_]
 class Alignment(Finding):
     """Two aligned rankings of the same models."""
 
-    protocol: str
+    protocol: Protocol
     tasks: tuple[str, str]
     models: tuple[str, ...]
     ranks: Ints  # (models, 2), 1 is best
@@ -55,7 +56,7 @@ class Alignment(Finding):
         ]
         return [
             Table(
-                f"Aligned ranks on {self.tasks[0]} and {self.tasks[1]} ({self.protocol})",
+                f"Aligned ranks on {self.tasks[0]} and {self.tasks[1]} ({self.protocol.label})",
                 ("model", *self.tasks, "change"),
                 tuple(rows),
                 note=f"{self.moved} of {len(self.models)} models keep a change that no alignment removed; "
@@ -68,7 +69,7 @@ class Alignment(Finding):
         return [
             Bump(
                 name=f"alignment-{self.protocol}-{self.tasks[0]}-{self.tasks[1]}",
-                title=f"{self.tasks[0]} and {self.tasks[1]}: {self.protocol}",
+                title=f"{self.tasks[0]} and {self.tasks[1]}: {self.protocol.label}",
                 caption="Rankings aligned greedily, never against a significant difference on either task.",
                 models=self.models,
                 columns=self.tasks,

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from potentia.analysis.stats.bootstrap import LEVEL, RESAMPLES, interval, row_draws
 from potentia.errors import InputError
 from potentia.findings import Bars, Chart, Finding, Interval, Table
+from potentia.protocol import Protocol
 from potentia.scores import Floats, ScoreMatrix
 
 GAPS = ("models", "tasks", "mean")
@@ -26,7 +27,7 @@ ALL = "all models"
 class Components(Finding):
     """Explained variance, loadings and scores of the principal components."""
 
-    protocol: str
+    protocol: Protocol
     group: str
     gaps: str  # what was done about missing cells
     models: tuple[str, ...]
@@ -46,13 +47,13 @@ class Components(Finding):
         order = np.argsort(-self.scores[:, 0], kind="stable")
         return [
             Table(
-                f"Explained variance ({self.protocol}, {self.group}: {len(self.models)} × {len(self.tasks)} tasks)",
+                f"Explained variance ({self.protocol.label}, {self.group}: {len(self.models)} × {len(self.tasks)})",
                 ("component", "share", "low", "high"),
                 tuple((f"PC{k + 1}", i.value, i.low, i.high) for k, i in enumerate(top)),
                 note=f"Missing cells: {GAP_NOTES[self.gaps]}. Intervals: bootstrap over models.",
             ),
             Table(
-                f"PC1 of each model ({self.protocol}, {self.group})",
+                f"PC1 of each model ({self.protocol.label}, {self.group})",
                 ("model", "PC1"),
                 tuple((self.models[k], float(self.scores[k, 0])) for k in order),
             ),
@@ -66,12 +67,12 @@ class Components(Finding):
         charts: list[Chart] = [
             Bars(
                 name=f"scree-{name}",
-                title=f"Explained variance: {self.protocol}, {self.group}",
+                title=f"Explained variance: {self.protocol.label}, {self.group}",
                 caption=f"PC1 explains {top[0].value:.0%} of the variance.",
                 labels=tuple(f"PC{k + 1}" for k in range(len(top))),
-                series={self.protocol: tuple(i.value for i in top)},
-                low={self.protocol: tuple(i.low for i in top)},
-                high={self.protocol: tuple(i.high for i in top)},
+                series={self.protocol.label: tuple(i.value for i in top)},
+                low={self.protocol.label: tuple(i.low for i in top)},
+                high={self.protocol.label: tuple(i.high for i in top)},
                 y_label="share of variance",
             ),
         ]
@@ -79,10 +80,10 @@ class Components(Finding):
             charts.append(
                 Bars(
                     name=f"pc1-{name}",
-                    title=f"PC1 of each model: {self.protocol}",
+                    title=f"PC1 of each model: {self.protocol.label}",
                     caption="Scores on the first principal component; higher is better.",
                     labels=tuple(self.models[k] for k in order),
-                    series={self.protocol: tuple(float(self.scores[k, 0]) for k in order)},
+                    series={self.protocol.label: tuple(float(self.scores[k, 0]) for k in order)},
                     y_label="PC1",
                     horizontal=True,
                 )

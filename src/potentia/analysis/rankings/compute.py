@@ -17,13 +17,14 @@ from potentia.analysis.stats.bootstrap import LEVEL, RESAMPLES, interval, row_dr
 from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.errors import InputError
 from potentia.findings import Cell, Chart, Finding, Interval, Line, Plot, Points, Table
+from potentia.protocol import Protocol
 
 
 @dataclass(frozen=True)
 class ComputeFit(Finding):
     """PC1 as a straight line in the logarithm of pretraining compute."""
 
-    protocol: str
+    protocol: Protocol
     models: tuple[str, ...]
     families: tuple[str, ...]
     flops: tuple[float, ...]
@@ -42,7 +43,7 @@ class ComputeFit(Finding):
         )
         return [
             Table(
-                f"PC1 against pretraining compute ({self.protocol}, {len(self.models)} models with known tokens)",
+                f"PC1 against pretraining compute ({self.protocol.label}, {len(self.models)} models with known tokens)",
                 ("quantity", "value", "low", "high"),
                 rows,
             )
@@ -65,7 +66,7 @@ class ComputeFit(Finding):
         return [
             Plot(
                 name=f"compute-{self.protocol}",
-                title=f"PC1 against pretraining compute: {self.protocol}",
+                title=f"PC1 against pretraining compute: {self.protocol.label}",
                 caption=f"6·parameters·tokens; R² {self.r_squared:.2f}, Kendall's τ {self.tau.value:.2f}.",
                 points=tuple(points),
                 lines=(

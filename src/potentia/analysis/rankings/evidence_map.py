@@ -19,14 +19,15 @@ from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.analysis.stats.paired import Outcomes, mcnemar_of_all
 from potentia.analysis.stats.significance import POWER, benjamini_hochberg, pair_p_values
 from potentia.findings import Cell, Table
+from potentia.protocol import Protocol
 from potentia.scores import Floats, ScoreMatrix
 
 
 @dataclass(frozen=True)
-class Evidence:
+class EvidenceMap:
     """Every pair of models (in the order of ``np.triu_indices``) on every task of one protocol."""
 
-    protocol: str
+    protocol: Protocol
     models: tuple[str, ...]
     tasks: tuple[str, ...]
     basis: tuple[str, ...]  # per task: McNemar or z test
@@ -61,7 +62,7 @@ class Evidence:
             for k, (a, b) in enumerate(zip(first.tolist(), second.tolist(), strict=True))
         ]
         columns = ("first", "second", "wins", "losses", "ties", "mean difference", "p", "detectable")
-        return Table(f"Every two models over {len(self.tasks)} tasks ({self.protocol})", columns, tuple(rows))
+        return Table(f"Every two models over {len(self.tasks)} tasks ({self.protocol.label})", columns, tuple(rows))
 
     def payload(self) -> dict[str, Any]:
         """Return what the page needs; p values with two significant digits."""
@@ -80,7 +81,7 @@ class Evidence:
         }
 
 
-def weigh(matrix: ScoreMatrix, outcomes: Outcomes | None = None) -> Evidence | None:
+def map_evidence(matrix: ScoreMatrix, outcomes: Outcomes | None = None) -> EvidenceMap | None:
     """Compare every two models on every higher-is-better task with standard errors; None where there is none."""
     known = np.isfinite(matrix.values)
     usable = [
@@ -106,7 +107,7 @@ def weigh(matrix: ScoreMatrix, outcomes: Outcomes | None = None) -> Evidence | N
     with np.errstate(divide="ignore", invalid="ignore"):
         mean_p = np.where(mean == 0, 1.0, 2.0 * norm.sf(np.abs(mean / error)))
     reach = float(norm.ppf(0.5 + LEVEL / 2) + norm.ppf(POWER))
-    return Evidence(
+    return EvidenceMap(
         protocol=matrix.protocol,
         models=tested.models,
         tasks=tested.tasks,

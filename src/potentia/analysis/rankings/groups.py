@@ -15,6 +15,7 @@ import numpy as np
 from potentia.analysis.stats.bootstrap import LEVEL, RESAMPLES, interval, pair_mean, row_draws
 from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.findings import Bars, Cell, Chart, Finding, Interval, Table
+from potentia.protocol import Protocol
 from potentia.scores import ScoreMatrix
 
 
@@ -26,14 +27,14 @@ class GroupAgreement(Finding):
     groups: tuple[str, ...]
     models: tuple[int, ...]
     tasks: tuple[int, ...]
-    protocols: tuple[str, ...]
+    protocols: tuple[Protocol, ...]
     means: tuple[tuple[Interval, ...], ...]  # (groups, protocols), over models
 
     def tables(self) -> Sequence[Table]:
         """Return one row per group: its size, and each protocol's mean agreement with its interval."""
         columns = ["group", "models", "tasks"]
         for protocol in self.protocols:
-            columns += [protocol, "low", "high"]
+            columns += [protocol.label, "low", "high"]
         rows: list[tuple[Cell, ...]] = []
         for name, models, tasks, means in zip(self.groups, self.models, self.tasks, self.means, strict=True):
             rows.append((name, models, tasks, *(x for m in means for x in (m.value, m.low, m.high))))
@@ -41,7 +42,7 @@ class GroupAgreement(Finding):
 
     def charts(self) -> Sequence[Chart]:
         """Return grouped bars with intervals."""
-        values = {p: tuple(m[k].value for m in self.means) for k, p in enumerate(self.protocols)}
+        values = {p.label: tuple(m[k].value for m in self.means) for k, p in enumerate(self.protocols)}
         return [
             Bars(
                 name=f"agreement-by-{self.by.replace(' ', '-')}",
@@ -49,8 +50,8 @@ class GroupAgreement(Finding):
                 caption="Mean Kendall's τ over pairs of tasks; intervals by bootstrap over models.",
                 labels=tuple(f"{g} ({n})" for g, n in zip(self.groups, self.models, strict=True)),
                 series=values,
-                low={p: tuple(m[k].low for m in self.means) for k, p in enumerate(self.protocols)},
-                high={p: tuple(m[k].high for m in self.means) for k, p in enumerate(self.protocols)},
+                low={p.label: tuple(m[k].low for m in self.means) for k, p in enumerate(self.protocols)},
+                high={p.label: tuple(m[k].high for m in self.means) for k, p in enumerate(self.protocols)},
                 y_label="mean Kendall's τ",
             )
         ]

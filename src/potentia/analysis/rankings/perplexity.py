@@ -17,7 +17,8 @@ from potentia.analysis.stats.bootstrap import LEVEL, RESAMPLES, interval, pair_m
 from potentia.analysis.stats.correlation import nan_mean
 from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.errors import InputError
-from potentia.findings import Cell, Chart, Finding, Heatmap, Interval, Table
+from potentia.findings import Cell, Chart, Finding, Heatmap, Interval, Table, mean_in_words
+from potentia.protocol import Protocol
 from potentia.scores import Floats, ScoreMatrix
 
 
@@ -25,8 +26,8 @@ from potentia.scores import Floats, ScoreMatrix
 class PerplexityAgreement(Finding):
     """Agreement of perplexity rankings with each other and with task rankings."""
 
-    perplexity_protocol: str
-    task_protocol: str
+    perplexity_protocol: Protocol
+    task_protocol: Protocol
     group: str  # which models: all, base, instruct
     models: int
     corpora: tuple[str, ...]
@@ -49,7 +50,7 @@ class PerplexityAgreement(Finding):
         rows: list[tuple[Cell, ...]] = [(name, i.value, i.low, i.high) for name, i in named]
         return [
             Table(
-                f"Perplexity ({self.perplexity_protocol}) against tasks ({self.task_protocol}), "
+                f"Perplexity ({self.perplexity_protocol.label}) against tasks ({self.task_protocol.label}), "
                 f"{self.group} models ({self.models})",
                 ("agreement", "Kendall's τ", "low", "high"),
                 tuple(rows),
@@ -63,9 +64,10 @@ class PerplexityAgreement(Finding):
         return [
             Heatmap(
                 name=f"perplexity-{self.perplexity_protocol}-{self.task_protocol}-{self.group}",
-                title=f"Perplexity ({self.perplexity_protocol}) and tasks ({self.task_protocol}), {self.group} models",
-                caption=f"Kendall's τ; mean {self.mean.value:.2f} against tasks, {self.corpora_mean.value:.2f} "
-                "between corpora.",
+                title=f"Perplexity ({self.perplexity_protocol.label}) and tasks ({self.task_protocol.label}), "
+                f"{self.group} models",
+                caption=f"Kendall's τ; {mean_in_words(self.mean.value)} against tasks, "
+                f"{mean_in_words(self.corpora_mean.value)} between corpora.",
                 rows=self.corpora,
                 columns=(*self.corpora, *self.tasks),
                 values=values,

@@ -18,6 +18,7 @@ from scipy.stats import norm, rankdata
 from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.errors import InputError
 from potentia.findings import Cell, Chart, Finding, Plot, Points, Table
+from potentia.protocol import Protocol
 from potentia.scores import Floats, ScoreMatrix
 
 SIMULATIONS = 2_000
@@ -27,7 +28,7 @@ SIMULATIONS = 2_000
 class RankIntervals(Finding):
     """Rank, best rank and worst rank of every model on every task; NaN where the score is missing."""
 
-    protocol: str
+    protocol: Protocol
     level: float
     simultaneous: bool
     models: tuple[str, ...]
@@ -53,7 +54,7 @@ class RankIntervals(Finding):
         ]
         return [
             Table(
-                f"Rank intervals, mean over {len(self.tasks)} tasks ({self.protocol}, {self.level:.0%}, {kind})",
+                f"Rank intervals, mean over {len(self.tasks)} tasks ({self.protocol.label}, {self.level:.0%}, {kind})",
                 ("model", "mean rank", "best possible", "worst possible", "tasks where it may be first"),
                 tuple(rows),
                 digits=1,
@@ -67,11 +68,11 @@ class RankIntervals(Finding):
         return [
             Plot(
                 name=f"rank-intervals-{self.protocol}",
-                title=f"Rank intervals: {self.protocol}",
+                title=f"Rank intervals: {self.protocol.label}",
                 caption="Mean rank over tasks, between the mean best and the mean worst possible rank.",
                 points=(
                     Points(
-                        name=self.protocol,
+                        name=self.protocol.label,
                         x=tuple(float(k + 1) for k in range(len(order))),
                         y=tuple(float(mean[k]) for k in order),
                         labels=tuple(self.models[k] for k in order),

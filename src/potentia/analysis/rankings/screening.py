@@ -18,6 +18,7 @@ from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.analysis.stats.significance import pair_signs
 from potentia.findings import Cell, Chart, Finding, Heatmap, Table
+from potentia.protocol import Protocol
 from potentia.scores import Floats, ScoreMatrix
 
 TRAIN_EXAMPLES = 1_000  # fewer cannot prepare a model (section 3.1)
@@ -50,7 +51,7 @@ class Flag:
 class Screening(Finding):
     """The flags of every task, and the measures behind them."""
 
-    protocol: str
+    protocol: Protocol
     tasks: tuple[str, ...]
     flags: tuple[Flag, ...]
     train_examples: Floats  # per task; NaN where unknown

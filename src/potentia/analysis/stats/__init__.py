@@ -1,1 +1,7 @@
 """Estimators that every room of the analysis shares: Kendall's tau, resampling, tests of significance."""
+
+from potentia.analysis.stats.bootstrap import LEVEL, RESAMPLES
+from potentia.analysis.stats.correlation import pearson_matrix, spearman_matrix
+from potentia.analysis.stats.kendall import kendall_matrix
+from potentia.analysis.stats.paired import Outcomes
+from potentia.analysis.stats.significance import Significance, compare_items, measure_significance

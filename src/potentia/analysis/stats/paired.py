@@ -17,16 +17,15 @@ from scipy.stats import binom
 from potentia.analysis.stats.bootstrap import LEVEL, RESAMPLES
 from potentia.analysis.stats.significance import PairedComparison, benjamini_hochberg, compare_items, pair_signs
 from potentia.findings import Cell, Finding, Table
-from potentia.scores import Floats, ScoreMatrix
-
-Outcomes = Mapping[str, Mapping[str, Mapping[int, float]]]  # task → model → document → value of the item
+from potentia.protocol import Protocol
+from potentia.scores import Floats, Outcomes, ScoreMatrix
 
 
 @dataclass(frozen=True)
 class PairedSignificance(Finding):
     """Pairs of models that differ on the same items, beside the z test from standard errors."""
 
-    protocol: str
+    protocol: Protocol
     level: float
     tasks: tuple[str, ...]
     models: tuple[int, ...]
@@ -50,13 +49,13 @@ class PairedSignificance(Finding):
         ]
         return [
             Table(
-                f"Pairs of models that differ on the same items ({self.protocol}, {self.level:.0%})",
+                f"Pairs of models that differ on the same items ({self.protocol.label}, {self.level:.0%})",
                 ("task", "models", "items", "pairs", "z test", "McNemar", "after BH"),
                 tuple(counts),
                 note="McNemar's exact test on stored items; the z test knows only the standard errors.",
             ),
             Table(
-                f"First against second on the same items ({self.protocol})",
+                f"First against second on the same items ({self.protocol.label})",
                 ("task", "first", "second", "difference", "low", "high", "p (McNemar)"),
                 tuple(heads),
             ),

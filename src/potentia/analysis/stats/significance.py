@@ -18,7 +18,8 @@ from scipy.stats import binom, false_discovery_control, norm
 from potentia.analysis.stats.bootstrap import LEVEL, RESAMPLES, interval, pair_mean, row_draws
 from potentia.analysis.stats.kendall import kendall_matrix, kendall_of_signs
 from potentia.errors import InputError
-from potentia.findings import Bars, Cell, Chart, Finding, Heatmap, Interval, Table
+from potentia.findings import Bars, Cell, Chart, Finding, Heatmap, Interval, Table, mean_in_words
+from potentia.protocol import Protocol
 from potentia.scores import Floats, ScoreMatrix
 
 POWER = 0.8
@@ -28,7 +29,7 @@ POWER = 0.8
 class Significance(Finding):
     """How much of a matrix's ranking is real: resolved pairs per task, and agreement with the rest as ties."""
 
-    protocol: str
+    protocol: Protocol
     level: float
     models: int
     tasks: tuple[str, ...]
@@ -51,13 +52,13 @@ class Significance(Finding):
         ]
         return [
             Table(
-                f"Pairs of models that differ significantly ({self.protocol}, {self.level:.0%}, z test)",
+                f"Pairs of models that differ significantly ({self.protocol.label}, {self.level:.0%}, z test)",
                 ("task", "pairs", "significant", "share", "after BH", "detectable"),
                 tuple(rows),
                 note=f"detectable: the smallest difference found with {POWER:.0%} power, at the median standard error.",
             ),
             Table(
-                f"Agreement with insignificant differences as ties ({self.protocol})",
+                f"Agreement with insignificant differences as ties ({self.protocol.label})",
                 ("measure", "mean over pairs", "low", "high"),
                 (
                     ("Kendall's τ, every difference counts", self.tau_mean, None, None),
@@ -72,8 +73,8 @@ class Significance(Finding):
         return [
             Heatmap(
                 name=f"agreement-{self.protocol}-significant",
-                title=f"Agreement with insignificant differences as ties: {self.protocol}",
-                caption=f"Kendall's τ-b on significant differences only; mean {self.tau_b_mean.value:.2f}.",
+                title=f"Agreement with insignificant differences as ties: {self.protocol.label}",
+                caption=f"Kendall's τ-b on significant differences only; {mean_in_words(self.tau_b_mean.value)}.",
                 rows=self.tasks,
                 columns=self.tasks,
                 values=self.tau_b,
@@ -83,10 +84,10 @@ class Significance(Finding):
             ),
             Bars(
                 name=f"resolved-{self.protocol}",
-                title=f"Share of model pairs that each task resolves: {self.protocol}",
+                title=f"Share of model pairs that each task resolves: {self.protocol.label}",
                 caption=f"Pairs of models whose difference is significant at {self.level:.0%}.",
                 labels=self.tasks,
-                series={self.protocol: share},
+                series={self.protocol.label: share},
                 y_label="share of pairs",
             ),
         ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from potentia.analysis.test_task.cohort import Cohort, Split
-from potentia.analysis.test_task.pair import Pair, slug
+from potentia.analysis.test_task.pair import Pair
 from potentia.analysis.test_task.scaling import (
     CURVE_COLUMNS,
     CURVE_NOTE,
@@ -58,7 +58,7 @@ class GroupScaling(Finding):
             lines.append(Line(name, tuple(10**grid), tuple(self.fit.predict(grid, member=member))))
         return (
             Plot(
-                name=f"{slug(self.task)}-{self.stage}",
+                name=f"{self.task}-{self.stage}",
                 title=f"{self.task} {self.stage} adjustment: θ = {self.effect.value:.3f}"
                 f" (p {self.effect.clustered_p:.3f})",
                 caption="The distance between the two lines is θ, the advantage of the group at equal compute.",

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from potentia.errors import DataError, InputError
+from potentia.errors import InputError
 from potentia.facts import ModelTable
 from potentia.facts import models as known_models
 from potentia.scores import Floats
@@ -60,28 +58,14 @@ class Cohort:
         )
 
     @classmethod
-    def read(cls, path: Path) -> Cohort:
-        """Read the facts from a CSV file with one row per model."""
-        try:
-            with path.open(newline="", encoding="utf-8") as file:
-                rows = list(csv.DictReader(file))
-        except OSError as error:
-            raise DataError(f"cannot read the facts: {error.strerror}", where=str(path)) from error
-        if not rows or "model" not in rows[0]:
-            raise DataError(
-                "no column named model",
-                where=str(path),
-                hint="the first line names the columns: model,family,params_b,tokens_b,trained",
-            )
-        return cls.build(rows)
-
-    @classmethod
-    def known(cls, models: Iterable[str], table: ModelTable | None = None) -> Cohort:
-        """Return what the built-in facts (or ``table``) say of these models; those without compute are left out."""
+    def known(cls, models: Iterable[str] | None = None, table: ModelTable | None = None) -> Cohort:
+        """Return what the facts say of these models, or of all in the table; those without compute are left out."""
         table = table or known_models()
-        found = ((name, facts) for name in models if (facts := table.find(name)) is not None)
+        names = [facts.name for facts in table] if models is None else models
+        found = ((name, facts) for name in names if (facts := table.find(name)) is not None)
         return cls.build(
             {
+                **facts.extra,
                 "model": name,
                 "family": facts.family,
                 "compute": facts.flops,
@@ -92,24 +76,6 @@ class Cohort:
             }
             for name, facts in found
         )
-
-    def updated(self, other: Cohort) -> Cohort:
-        """Return both cohorts as one; where both know a model, ``other`` counts."""
-        fresh = set(other.models)
-        return Cohort.build([row for row in self.records() if row["model"] not in fresh] + list(other.records()))
-
-    def records(self) -> list[dict[str, Any]]:
-        """Return one mapping per model, as ``build`` takes them."""
-        return [
-            {
-                **{key: values[i] for key, values in self.columns.items()},
-                "model": name,
-                "family": self.family[i],
-                "compute": float(self.compute[i]),
-                "trained": self.trained[i] if self.trained else "",
-            }
-            for i, name in enumerate(self.models)
-        ]
 
     @property
     def log_compute(self) -> Floats:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from potentia.analysis.test_task.cohort import Cohort
-from potentia.analysis.test_task.pair import slug
 from potentia.analysis.test_task.scaling import HingeFit, LogLinearFit, fit_hinge, fit_log_linear
 from potentia.errors import InputError
 from potentia.findings import Chart, Finding, Line, Plot, Table
@@ -60,7 +59,7 @@ class EmergenceCurve(Finding):
         )
         return (
             Plot(
-                f"{slug(self.task)}-curves",
+                f"{self.task}-curves",
                 f"{self.task}: scaling as models train on the test task",
                 "Each curve is the hinge fitted after that much training.",
                 lines=curves,
@@ -69,7 +68,7 @@ class EmergenceCurve(Finding):
                 log_x=True,
             ),
             Plot(
-                f"{slug(self.task)}-emergence",
+                f"{self.task}-emergence",
                 f"{self.task}: point of emergence",
                 caption,
                 lines=(point,),
@@ -78,7 +77,7 @@ class EmergenceCurve(Finding):
                 log_x=True,
             ),
             Plot(
-                f"{slug(self.task)}-log-linear",
+                f"{self.task}-log-linear",
                 f"{self.task}: how log-linear the scaling is",
                 caption,
                 lines=(fit,),

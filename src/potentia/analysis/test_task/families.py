@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from potentia.analysis.test_task.pair import Pair, slug
+from potentia.analysis.test_task.pair import Pair
 from potentia.analysis.test_task.scaling import LogLinearFit, fit_log_linear
 from potentia.errors import InputError
 from potentia.findings import Chart, Finding, Line, Plot, Points, Table
@@ -72,7 +72,7 @@ class FamilyComparison(Finding):
                 lines.append(Line(curve.family, x, y))
             drawn.append(
                 Plot(
-                    name=f"{slug(self.task)}-families-{stage}",
+                    name=f"{self.task}-families-{stage}",
                     title=f"{self.task} {stage} adjustment",
                     caption="Families that looked superior fall onto one common trend after adjustment.",
                     points=tuple(points),

@@ -1,47 +1,257 @@
-"""Training on the test task, whole: every question that one pair of protocols and the models' facts can answer."""
+"""Training on the test task, whole: all that two protocols and the models' facts can answer, task by task."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from potentia.analysis.test_task.adjustment import compare_groups
+from potentia.analysis.test_task.adjustment import TaskAdjustment, compare_groups
+from potentia.analysis.test_task.chance import chance
 from potentia.analysis.test_task.cohort import Cohort, Split
-from potentia.analysis.test_task.discriminator import discriminate
-from potentia.analysis.test_task.families import compare_families
-from potentia.analysis.test_task.frontier import frontier_shift
-from potentia.analysis.test_task.gain import measure_gain
-from potentia.analysis.test_task.mediation import mediate
-from potentia.analysis.test_task.pair import Pair, slug
-from potentia.analysis.test_task.rank_shift import shift_of_ranks
-from potentia.findings import Finding
+from potentia.analysis.test_task.discriminator import Discrimination, discriminate
+from potentia.analysis.test_task.emergence import LEAST_MODELS, EmergenceCurve, trace_emergence
+from potentia.analysis.test_task.exposure import ExposureEffect, measure_exposure
+from potentia.analysis.test_task.families import FamilyComparison, compare_families
+from potentia.analysis.test_task.frontier import FrontierShift, frontier_shift
+from potentia.analysis.test_task.gain import Gain, measure_gain
+from potentia.analysis.test_task.mediation import Mediation, mediate
+from potentia.analysis.test_task.pair import Pair, best_of, pair_up
+from potentia.analysis.test_task.rank_shift import RankShift, shift_of_ranks
+from potentia.errors import InputError
+from potentia.findings import Chart, Finding, Table, slug
+from potentia.protocol import Protocol
+from potentia.scores import ScoreMatrix
+
+if TYPE_CHECKING:
+    from potentia.evidence import Evidence
+
+SINCE = "2023-11"  # models trained in this month or later are the newer ones (section 2)
+BATCH = 64  # examples per step of the document's recipe (appendix B.2)
+SMALLEST_GROUP = 5  # models of each group, to tell the groups apart by their scores
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to compare: the two protocols, and what divides the models."""
+
+    before: str | None = None  # direct where absent
+    after: str | None = None  # adjust, else train_before_test
+    since: str = SINCE
+    column: str | None = None  # divide by a column of the facts instead of by date
+    value: str | None = None
+    exposed: bool = False  # divide each task by who saw its form
+    families: tuple[str, ...] | None = None
+    chance: Mapping[str, float] | float | None = None  # the score of guessing, where it is not known by the task
+    steps: str | None = None  # stage of intermediate steps; those of ``after`` where absent
+    batch: int | None = None  # examples per step; the study's own where absent
+    best: bool = False  # the better of both scores after adjustment, as the document does
+    draws: int = 1999
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.column is None) != (self.value is None):
+            raise InputError("--column and --value go together", hint="such as --column language --value en+cn")
+
+    def split(self, cohort: Cohort, task: str) -> Split:
+        """Make the yes/no variable N from the facts of whatever models remain."""
+        if self.exposed:
+            return cohort.exposed(task)
+        if self.column is None or self.value is None:
+            return cohort.since(self.since)
+        return cohort.where(self.column, self.value)
+
+
+@dataclass(frozen=True)
+class TaskFindings:
+    """What is found on one task; what the models cannot answer is None."""
+
+    adjustment: TaskAdjustment | None = None
+    mediation: Mediation | None = None
+    gain: Gain | None = None
+    frontier: FrontierShift | None = None
+    ranks: RankShift | None = None
+    families: FamilyComparison | None = None
+    discrimination: Discrimination | None = None
+    emergence: EmergenceCurve | None = None
+
+    def named(self) -> dict[str, Finding]:
+        """Return the findings that are there."""
+        return {name: finding for name, finding in vars(self).items() if finding is not None}
+
+
+@dataclass(frozen=True)
+class TestTask(Finding):
+    """Every finding about training on the test task, by task, and why some are missing."""
+
+    __test__ = False  # no test of ours
+
+    before: Protocol
+    after: Protocol
+    tasks: dict[str, TaskFindings] = field(default_factory=dict)
+    exposure: ExposureEffect | None = None
+    problems: tuple[str, ...] = ()
+
+    def named(self) -> dict[str, Finding]:
+        """Return every finding under a name of its own, in reading order."""
+        found: dict[str, Finding] = {} if self.exposure is None else {"exposure": self.exposure}
+        return found | {
+            f"{slug(task)}-{name}": finding for task, by in self.tasks.items() for name, finding in by.named().items()
+        }
+
+    def tables(self) -> Sequence[Table]:
+        """Return the tables of all findings."""
+        return [table for finding in self.named().values() for table in finding.tables()]
+
+    def charts(self) -> Sequence[Chart]:
+        """Return the charts of all findings."""
+        return [chart for finding in self.named().values() for chart in finding.charts()]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every finding by its name."""
+        return {name: finding.to_dict() for name, finding in self.named().items()}
+
+
+def find_test_task(evidence: Evidence, options: Options | None = None) -> TestTask:
+    """Ask what a group of models has more at equal compute, before and after all were tuned on the same task data."""
+    options = options or Options()
+    before = _pick(evidence, options.before, ("direct", "base"))  # base: before tuning, in the published scores
+    after = _pick(evidence, options.after, ("adjust", "train_before_test"))
+    first, second = evidence.scores[before].benchmarks(), evidence.scores[after].benchmarks()
+    later = best_of(first, second) if options.best else second
+    cohort = Cohort.known(first.models, evidence.facts)
+    pairs: list[Pair] = []
+    problems: list[str] = []
+    for task in (task for task in first.tasks if task in second.tasks):
+        try:
+            up = first.higher_is_better[first.tasks.index(task)]
+            pairs += pair_up(first, later, cohort, tasks=[task], chance=_chance(task, up, options))
+        except InputError as error:
+            problems.append(f"{task}: {error.message}")
+    if not pairs and not problems:
+        pair_up(first, later, cohort)  # says what is missing
+    exposure = None
+    if options.exposed:
+        pairs, unseen = _divided(pairs)
+        problems += unseen
+        exposure = measure_exposure(pairs, draws=options.draws, seed=options.seed) if pairs else None
+    steps = _steps(evidence, Protocol(options.steps) if options.steps else after)
+    batch = options.batch or _batch(evidence)
+    tasks: dict[str, TaskFindings] = {}
+    for pair in pairs:
+        tasks[pair.task], problem = _of_task(pair, options, steps, batch)
+        if problem:
+            problems.append(f"{pair.task}: {problem}")
+    return TestTask(before, after, tasks, exposure, tuple(problems))
 
 
 def analyze_pair(
     pair: Pair,
-    split: Callable[[Cohort], Split],
+    parts: Split,
     *,
     families: Sequence[str] | None = None,
     draws: int = 1999,
     seed: int = 0,
-) -> dict[str, Finding]:
-    """Return every finding about one task, by name; ``split`` makes N from the facts of the models that remain.
+) -> TaskFindings:
+    """Return every finding about one task whose models are divided into two groups.
 
     Families are compared where at least two have three models; groups told apart where both have five.
     """
-    parts = split(pair.cohort)
-    name = slug(pair.task)
-    found: dict[str, Finding] = {
-        f"{name}-adjustment": compare_groups(pair, parts, draws=draws, seed=seed),
-        f"{name}-mediation": mediate(pair, parts),
-        f"{name}-gain": measure_gain(pair, parts),
-        f"{name}-frontier": frontier_shift(pair, parts),
-        f"{name}-ranks": shift_of_ranks(pair),
-    }
+    members = int(np.sum(parts.members))
+    large = min(members, len(parts.members) - members) >= SMALLEST_GROUP
+    return TaskFindings(
+        adjustment=compare_groups(pair, parts, draws=draws, seed=seed),
+        mediation=mediate(pair, parts),
+        gain=measure_gain(pair, parts),
+        frontier=frontier_shift(pair, parts),
+        ranks=shift_of_ranks(pair),
+        families=_families(pair, families),
+        discrimination=discriminate(pair, parts, seed=seed) if large else None,
+    )
+
+
+def _of_task(pair: Pair, options: Options, steps: Mapping[int, ScoreMatrix], batch: int) -> tuple[TaskFindings, str]:
+    """Return what one task shows; where its models cannot be divided, what needs no division, and why."""
+    outside: Sequence[str] = pair.cohort.models
+    try:
+        parts = options.split(pair.cohort, pair.task)
+        found = analyze_pair(pair, parts, families=options.families, draws=options.draws, seed=options.seed)
+        problem = ""
+        outside = [name for name, inside in zip(pair.cohort.models, parts.members, strict=True) if not inside]
+    except InputError as error:
+        found = TaskFindings(ranks=shift_of_ranks(pair), families=_families(pair, options.families))
+        problem = error.message
+    return replace(found, emergence=_emergence(pair, outside, steps, batch)), problem
+
+
+def _pick(evidence: Evidence, name: str | None, usual: Sequence[str]) -> Protocol:
+    there = (p for one in usual for p in evidence.planned if one in (p.kind, p))
+    chosen = Protocol(name) if name else next(there, None)
+    if chosen is None or chosen not in evidence.scores:
+        wanted = chosen or " or ".join(usual)
+        known = ", ".join(evidence.planned)
+        raise InputError(f"no scores by {wanted} in {evidence.source}", hint=f"there are: {known}")
+    return chosen
+
+
+def _chance(task: str, up: bool, options: Options) -> float:
+    given = options.chance
+    if isinstance(given, (int, float)):
+        return float(given)
+    return given[task] if given is not None and task in given else chance(task, higher_is_better=up)
+
+
+def _divided(pairs: Sequence[Pair]) -> tuple[list[Pair], list[str]]:
+    """Return the tasks that some models saw and some did not; the others are named with the reason."""
+    kept, problems = [], []
+    for pair in pairs:
+        try:
+            pair.cohort.exposed(pair.task)
+        except InputError as error:
+            problems.append(f"{pair.task} is left out: {error.message}")
+        else:
+            kept.append(pair)
+    return kept, problems
+
+
+def _families(pair: Pair, families: Sequence[str] | None) -> FamilyComparison | None:
     sizes = [pair.cohort.family.count(family) for family in set(pair.cohort.family)]
-    if families or sum(size >= 3 for size in sizes) >= 2:
-        found[f"{name}-families"] = compare_families(pair, families)
-    if min(int(np.sum(parts.members)), int(np.sum(~parts.members))) >= 5:
-        found[f"{name}-discrimination"] = discriminate(pair, parts, seed=seed)
-    return found
+    return compare_families(pair, families) if families or sum(size >= 3 for size in sizes) >= 2 else None
+
+
+def _steps(evidence: Evidence, stage: Protocol) -> dict[int, ScoreMatrix]:
+    """Return the scores on the way, by optimizer step."""
+    return {p.step: m for p, m in evidence.scores.items() if p.step is not None and p.base == stage}
+
+
+def _batch(evidence: Evidence) -> int:
+    """Return the examples per step of the studies' own adjustment; the document's where none is known."""
+    from potentia.evidence import study_of
+
+    for study in map(study_of, evidence.studies):
+        if study is not None and study.adjust is not None:
+            recipe = study.adjust.recipe_for(0.0) or study.tuning
+            return int(recipe.batch)
+    return BATCH
+
+
+def _emergence(
+    pair: Pair, models: Sequence[str], steps: Mapping[int, ScoreMatrix], batch: int
+) -> EmergenceCurve | None:
+    """Trace emergence over the steps of the adjustment, over the models outside the group."""
+    stages = {0: dict(zip(pair.cohort.models, pair.before.tolist(), strict=True))}
+    for step, matrix in steps.items():
+        if pair.task in matrix.tasks:
+            column = matrix.select(tasks=[pair.task]).values[:, 0]
+            stages[batch * step] = dict(zip(matrix.models, column.tolist(), strict=True))
+    if len(stages) == 1 or len(models) < LEAST_MODELS:
+        return None
+    return trace_emergence(
+        pair.task,
+        stages,
+        pair.cohort.select(models),
+        chance=pair.chance,
+        higher_is_better=pair.higher_is_better,
+    )

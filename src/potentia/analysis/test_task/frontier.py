@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from potentia.analysis.test_task.cohort import Split
-from potentia.analysis.test_task.pair import Pair, slug
+from potentia.analysis.test_task.pair import Pair
 from potentia.findings import Chart, Finding, Line, Plot, Points, Table
 from potentia.scores import Floats
 
@@ -94,7 +94,7 @@ class FrontierShift(Finding):
             )
             drawn.append(
                 Plot(
-                    f"{slug(self.task)}-frontier-{stage}",
+                    f"{self.task}-frontier-{stage}",
                     f"{self.task} {stage} adjustment: area {self.areas[k]:.3f}",
                     "The shaded area between the two frontiers is the progress per unit of compute.",
                     points=points,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from potentia.analysis.test_task.cohort import Split
-from potentia.analysis.test_task.pair import Pair, slug
+from potentia.analysis.test_task.pair import Pair
 from potentia.findings import Chart, Finding, Plot, Points, Table
 from potentia.scores import Floats
 
@@ -56,7 +56,7 @@ class Gain(Finding):
         )
         return (
             Plot(
-                f"{slug(self.task)}-gain",
+                f"{self.task}-gain",
                 f"{self.task}: gain by tuning on task data",
                 "Models that had not met the task before gain most.",
                 points=points,

@@ -86,8 +86,3 @@ def best_of(before: ScoreMatrix, after: ScoreMatrix) -> ScoreMatrix:
         stderr=np.where(keep, second.stderr, first.stderr),
         n=np.where(keep, second.n, first.n),
     )
-
-
-def slug(task: str) -> str:
-    """Return a task's name as a part of a file name."""
-    return "".join(c if c.isalnum() else "-" for c in task.lower())

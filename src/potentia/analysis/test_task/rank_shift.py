@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from potentia.analysis.test_task.pair import Pair, slug
+from potentia.analysis.test_task.pair import Pair
 from potentia.findings import Bump, Chart, Finding, Table
 from potentia.scores import Floats
 
@@ -54,7 +54,7 @@ class RankShift(Finding):
         """Return the ranks in two columns joined by lines."""
         return (
             Bump(
-                name=f"{slug(self.task)}-ranks",
+                name=f"{self.task}-ranks",
                 title=f"{self.task}: ranks before and after adjustment",
                 caption=f"Models move by {self.mean:.1f} places on average, {self.largest:.0f} at most.",
                 models=self.models,

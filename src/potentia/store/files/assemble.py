@@ -25,9 +25,10 @@ class Entry:
     n: float = math.nan
     higher_is_better: bool = True
     place: str = ""
+    metric: str = ""
 
 
-def assemble(entries: Iterable[Entry], *, where: str) -> dict[str, ScoreMatrix]:
+def assemble(entries: Iterable[Entry], *, where: str) -> dict[Protocol, ScoreMatrix]:
     """Return one matrix per protocol, names in order of appearance; refuse duplicates and mixed directions."""
     protocols: dict[str, dict[tuple[str, str], Entry]] = {}
     direction: dict[str, Entry] = {}
@@ -50,19 +51,19 @@ def assemble(entries: Iterable[Entry], *, where: str) -> dict[str, ScoreMatrix]:
         cells[entry.model, entry.task] = entry
     if not protocols:
         raise DataError("there are no scores in it", where=where)
-    return {protocol: _matrix(protocol, cells) for protocol, cells in protocols.items()}
+    return {Protocol(protocol): _matrix(protocol, cells) for protocol, cells in protocols.items()}
 
 
 def _matrix(protocol: str, cells: dict[tuple[str, str], Entry]) -> ScoreMatrix:
     models = {model: i for i, model in enumerate(dict.fromkeys(model for model, _ in cells))}
     tasks = {task: j for j, task in enumerate(dict.fromkeys(task for _, task in cells))}
     values, stderr, n = (np.full((len(models), len(tasks)), np.nan) for _ in range(3))
-    up = [True] * len(tasks)
+    up, metrics = [True] * len(tasks), [""] * len(tasks)
     for (model, task), entry in cells.items():
         i, j = models[model], tasks[task]
         values[i, j], stderr[i, j], n[i, j] = entry.value, entry.stderr, entry.n
-        up[j] = entry.higher_is_better
-    return ScoreMatrix(Protocol(protocol), tuple(models), tuple(tasks), values, stderr, n, tuple(up))
+        up[j], metrics[j] = entry.higher_is_better, entry.metric
+    return ScoreMatrix(Protocol(protocol), tuple(models), tuple(tasks), values, stderr, n, tuple(up), tuple(metrics))
 
 
 def _at(first: Entry, second: Entry) -> str:

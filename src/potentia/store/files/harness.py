@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from potentia.errors import DataError
+from potentia.protocol import DIRECT, Protocol
 from potentia.store.files.assemble import Entry
 from potentia.store.files.jsonfile import section
 from potentia.store.files.metrics import higher_is_better, main_metric
@@ -88,6 +89,7 @@ def _entry(
         n=_size(content, where, name),
         higher_is_better=_direction(content, where, name, task, chosen.metric),
         place=f"{where}, {place}",
+        metric=chosen.metric,
     )
 
 
@@ -119,8 +121,8 @@ def _protocol(content: dict[str, Any], where: str, name: str, shots: int | None)
     in_group = max((count for count in members if count is not None), default=None)
     for count in (shots, _shots(content, where, name), in_group, general):
         if isinstance(count, int):
-            return f"few_shot:{count}" if count > 0 else "direct"
-    return "direct"
+            return Protocol.few_shot(count)
+    return DIRECT
 
 
 def _shots(content: dict[str, Any], where: str, name: str) -> int | None:
@@ -185,6 +187,7 @@ def _pool(entries: list[Entry]) -> Iterator[Entry]:
             stderr=math.sqrt(sum(entry.stderr**2 for entry in part)) / k,
             higher_is_better=part[0].higher_is_better,
             place=part[0].place,
+            metric=part[0].metric,
         )
 
 

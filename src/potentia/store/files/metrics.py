@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from functools import cache
 
-from potentia.facts.benchmarks import benchmark
+from potentia.facts import benchmark
 
 # Metrics where less is better, by the names that lm-eval, the papers and Potentia use.
 LOWER_IS_BETTER = frozenset(

@@ -11,6 +11,7 @@ import numpy as np
 
 from potentia.errors import DataError, InputError
 from potentia.scores import ScoreMatrix
+from potentia.store.files.assemble import Entry
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,6 +47,7 @@ class StagedScores:
             )
         table["value"] = pd.to_numeric(table["value"], errors="coerce")
         table["step"] = pd.to_numeric(table["step"], errors="coerce")
+        table["stderr"] = pd.to_numeric(table["stderr"], errors="coerce")
         if table["value"].isna().any():
             line = int(table.index[table["value"].isna()][0]) + 2
             raise DataError("a value is no number", where=f"{path}:{line}")
@@ -60,6 +62,33 @@ class StagedScores:
         except (OSError, UnicodeDecodeError):
             return False
         return {"stage", "model", "benchmark", "value"} <= set(header)
+
+    def entries(self, metric: str | None = None) -> list[Entry]:
+        """Return every score, a stage as a protocol (``stage@step`` on the way).
+
+        Of several metrics the wanted one is taken, or the first in the file for the benchmark at that stage.
+        """
+        table = self.table
+        if metric is not None:
+            table = table[table["metric"] == metric]
+        found = []
+        for (stage, benchmark), part in table.groupby(["stage", "benchmark"], sort=False):
+            name = str(part["metric"].iloc[0])
+            for row in part[part["metric"] == name].itertuples():
+                step = "" if row.step != row.step else f"@{int(row.step)}"
+                found.append(
+                    Entry(
+                        protocol=f"{stage}{step}",
+                        model=str(row.model),
+                        task=str(benchmark),
+                        value=float(row.value),
+                        stderr=float(row.stderr),
+                        higher_is_better=name not in LOWER_IS_BETTER,
+                        place=f"line {row.Index + 2}",
+                        metric=name,
+                    )
+                )
+        return found
 
     def stages(self) -> tuple[str, ...]:
         """Return the names of the stages."""

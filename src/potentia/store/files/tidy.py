@@ -116,6 +116,7 @@ def entries(rows: Iterable[Row], *, where: str, metric: str | None) -> Iterator[
             n=_at_least_zero(record.get("n"), f"{where}, {place}, column n"),
             higher_is_better=_direction(record.get("higher_is_better"), task, name, f"{where}, {place}"),
             place=place,
+            metric=name or "",
         )
     for cell, (place, name) in passed.items():
         if metric is None and cell not in given:

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from potentia.errors import InputError, StoreError
+from potentia.protocol import Protocol
 from potentia.scores import ScoreMatrix
 from potentia.store.files.leaderboard import latex, markdown
 from potentia.store.files.tidy import COLUMNS
 
-Matrices = Mapping[str, ScoreMatrix]
+Matrices = Mapping[Protocol, ScoreMatrix]
 _TIDY = tuple(name for name in COLUMNS if name != "metric")  # a matrix does not know the metric's name
 _SUFFIXES = {".csv": "csv", ".parquet": "parquet", ".json": "lm-eval", ".md": "markdown", ".tex": "latex"}
 

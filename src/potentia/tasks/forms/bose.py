@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from potentia.errors import TaskError
-from potentia.facts.benchmarks import benchmark
+from potentia.facts import benchmark
 from potentia.tasks.forms import register
 from potentia.tasks.forms.judge import judged_by_both
 from potentia.tasks.forms.multiple_choice import Draw, ask_choice, letters, place, read, texts

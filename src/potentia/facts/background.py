@@ -1,13 +1,13 @@
-"""What is known of the models and tasks of a score matrix, as the plain mappings that the analyses take."""
+"""What is known of the models and tasks of some scores, as the plain mappings that the analyses take."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from potentia.facts import ModelTable
-from potentia.facts import models as known_models
 from potentia.facts.benchmarks import benchmarks
+from potentia.facts.models import ModelTable
+from potentia.facts.models import models as known_models
 
 
 @dataclass(frozen=True)

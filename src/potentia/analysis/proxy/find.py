@@ -1,0 +1,175 @@
+"""Proxy tasks, whole: choose tasks that stand in for one which early models cannot do yet, predict, and test that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from potentia.analysis.base_models.lineage import known_pairs
+from potentia.analysis.proxy.forecast import Forecast, make_forecast
+from potentia.analysis.proxy.proxies import ProxyTasks, Transform, choose_proxies, ignore_robustness, log_ratio, sigmoid
+from potentia.analysis.proxy.relevance import METRICS, Metric, Normalise
+from potentia.analysis.proxy.robustness import Robustness, measure_robustness
+from potentia.analysis.proxy.sampling import PAPER_CONFIGURATIONS, SamplingConsistency, measure_sampling
+from potentia.analysis.proxy.validation import Validation, validate
+from potentia.errors import InputError
+from potentia.findings import Finding
+from potentia.protocol import Protocol
+from potentia.scores import ScoreMatrix
+
+if TYPE_CHECKING:
+    from potentia.evidence import Evidence
+
+LEAST_MODELS = 8  # to halve them and still choose and judge
+
+
+@dataclass(frozen=True)
+class Options:
+    """Which task to predict, from what, and how proxies are chosen and weighed."""
+
+    target: str
+    candidates: Sequence[str] | None = None  # all other benchmarks where absent
+    protocol: str = "direct"
+    corpora: Sequence[str] | None = None  # rivals; all texts to predict where absent
+    metric: str = "kendall"  # or auto: what algorithm 1 chooses
+    normalise: str = "both"
+    top: int = 5
+    keep: int | None = None
+    data_group: Sequence[str] = ()
+    seed_group: Sequence[str] = ()
+    early: Sequence[str] = ()
+    min_relevance: float = 0.0
+    min_robustness: float = 1.0
+    weigh: str = "sigmoid"  # f(R): sigmoid, log or none
+    steepness: float = 1.0
+    pairs: bool = False
+    families: bool = False
+    splits: int = 200
+
+    def transform(self) -> Transform:
+        """Return f(R) of S = C · f(R)."""
+        known: dict[str, Transform] = {
+            "sigmoid": sigmoid(self.steepness),
+            "log": log_ratio,
+            "none": ignore_robustness,
+        }
+        if self.weigh not in known:
+            raise InputError(f"no transformation {self.weigh!r}", hint=f"choose one of: {', '.join(known)}")
+        return known[self.weigh]
+
+
+@dataclass(frozen=True)
+class Proxies:
+    """What algorithm 1 says of the measures, the chosen tasks, and how well they predict."""
+
+    proxies: ProxyTasks
+    sampling: SamplingConsistency | None = None
+    robustness: Robustness | None = None
+    forecast: Forecast | None = None
+    validation: Validation | None = None
+    problems: tuple[str, ...] = ()
+
+    def named(self) -> dict[str, Finding]:
+        """Return the findings that are there, in reading order."""
+        order = ("sampling", "robustness", "proxies", "forecast", "validation")
+        return {name: found for name in order if (found := getattr(self, name)) is not None}
+
+
+def find_proxies(evidence: Evidence, options: Options, truth: Evidence | None = None) -> Proxies:
+    """Choose proxy tasks for a target, weigh them, predict the early models, and test the choice against perplexity.
+
+    ``truth`` holds later scores of the early models under the same names.
+    """
+    if options.metric not in (*METRICS, "auto"):
+        raise InputError(f"no metric {options.metric!r}", hint=f"choose one of: {', '.join(METRICS)}, auto")
+    if options.normalise not in ("both", "feature", "none"):
+        raise InputError(f"no normalisation {options.normalise!r}", hint="choose both, feature or none")
+    how, target, protocol = cast("Normalise", options.normalise), options.target, Protocol(options.protocol)
+    whole = evidence.narrowed(protocols=[protocol]).scores[protocol]
+    rivals = list(options.corpora) if options.corpora is not None else list(whole.corpora().tasks)
+    wanted = list(options.candidates or (t for t in whole.tasks if t != target and t not in rivals))
+    small = {*options.data_group, *options.seed_group, *options.early}
+    reference = whole.select(models=[model for model in whole.models if model not in small])
+    sampled = _sampling(reference, options, wanted, how)
+    chosen = sampled.chosen if sampled is not None and options.metric == "auto" else options.metric
+    metric: Metric = next((m for m in METRICS if m == chosen), "kendall")
+    robust = None
+    if options.data_group or options.seed_group:
+        robust = measure_robustness(whole.select(tasks=wanted), list(options.data_group), list(options.seed_group))
+    proxies = choose_proxies(
+        reference,
+        target,
+        wanted,
+        metric=metric,
+        how=how,
+        robust=robust,
+        min_relevance=options.min_relevance,
+        min_robustness=options.min_robustness,
+        transform=options.transform(),
+        top=options.keep,
+    )
+    problems, forecast = [], None
+    if not proxies.weights:
+        problems.append("no task passed the thresholds: lower --min-relevance or --min-robustness to predict")
+    elif options.early:
+        known = _later(truth, options) if truth is not None else None
+        early = whole.select(models=options.early)
+        forecast = make_forecast(proxies.weights, early, target, truth=known, corpora=rivals)
+    judged = _validation(evidence, reference, options, wanted, rivals, metric)
+    return Proxies(proxies, sampled, robust, forecast, judged, tuple(problems))
+
+
+def _sampling(
+    reference: ScoreMatrix, options: Options, wanted: Sequence[str], how: Normalise
+) -> SamplingConsistency | None:
+    """Run algorithm 1, unless the top is all candidates: that is the same in every sample."""
+    usable = reference.select(tasks=[options.target, *(t for t in wanted if t != options.target)]).complete()
+    sizes = [(n, k) for n, k in PAPER_CONFIGURATIONS if n <= len(usable.models)]
+    if not sizes or options.top >= len(usable.tasks) - 1:
+        return None
+    return measure_sampling(usable, options.target, list(wanted), top=options.top, configurations=sizes, how=how)
+
+
+def _later(truth: Evidence, options: Options) -> dict[str, float]:
+    """Return the later scores of the early models; of one protocol alone where the source has one only."""
+    scores = truth.scores
+    matrix = next((m for p, m in scores.items() if p == options.protocol), next(iter(scores.values())))
+    column = matrix.select(tasks=[options.target])
+    early = set(options.early)
+    return {m: float(v) for m, v in zip(column.models, column.oriented()[:, 0], strict=True) if m in early}
+
+
+def _validation(
+    evidence: Evidence,
+    reference: ScoreMatrix,
+    options: Options,
+    wanted: Sequence[str],
+    rivals: Sequence[str],
+    metric: Metric,
+) -> Validation | None:
+    """Judge the choice on models that it was not made on; None where there are too few."""
+    couples = None
+    if options.pairs:
+        there = set(reference.models)
+        couples = {base: chat for base, chat in known_pairs(evidence).items() if {base, chat} <= there}
+        if not couples:
+            raise InputError("no pairs of base and instruct models are known here", hint="leave out --pairs")
+    target = options.target
+    needed = reference.select(tasks=[target, *(t for t in wanted if t != target), *rivals]).complete()
+    if len(needed.models) < LEAST_MODELS:
+        return None
+    families = evidence.background.families
+    return validate(
+        reference,
+        target,
+        list(wanted),
+        corpora=list(rivals),
+        pairs=couples,
+        groups={m: families[m] for m in reference.models if m in families} if options.families else None,
+        metric=metric,
+        how=cast("Normalise", options.normalise),
+        min_relevance=options.min_relevance,
+        top=options.keep,
+        splits=options.splits,
+    )

@@ -1,0 +1,1 @@
+"""What ``import potentia`` offers, in one list."""

@@ -1,0 +1,69 @@
+"""``potentia reproduce``: the papers' numbers beside ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from potentia.cli.app import reproduce
+from potentia.cli.output import Figures, Formats, check_formats, draw_figures, print_findings, print_json, print_table
+
+Json = Annotated[bool, typer.Option("--json", help="Print checks and findings as JSON.")]
+
+
+@reproduce.command("train-before-test")
+def train_before_test(
+    scores: Annotated[str, typer.Argument(help="The scores published with the paper, or a store of your own runs.")],
+    figures: Figures = None,
+    format: Formats = None,
+    resamples: Annotated[int, typer.Option(min=20, help="Bootstrap resamples.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Seed of the resamples.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Print every number of the train-before-test paper beside the same number from the given scores.
+
+    Examples:
+      potentia reproduce train-before-test train_before_test_scores.csv
+
+      potentia reproduce train-before-test train_before_test_scores.csv --figures figures --format pdf png
+    """
+    from potentia.evidence import read
+    from potentia.papers import reproduce_train_before_test
+
+    check_formats(format)
+    found = reproduce_train_before_test(read(scores).scores, resamples=resamples, seed=seed)
+    if as_json:
+        print_json(found)
+    else:
+        for table in found.tables():
+            print_table(table)
+    draw_figures([found], figures, format)
+
+
+@reproduce.command("test-task")
+def training_on_the_test_task(
+    scores: Annotated[Path, typer.Argument(help="The published scores: test_task_training_scores.csv.")],
+    models: Annotated[Path, typer.Argument(help="The published facts: test_task_training_models.csv.")],
+    draws: Annotated[int, typer.Option(min=0, help="Wild cluster bootstrap samples; 0 for none.")] = 1999,
+    seed: Annotated[int, typer.Option(help="Seed of the bootstrap and of the boosted trees.")] = 0,
+    figures: Figures = None,
+    format: Formats = None,
+    as_json: Json = False,
+) -> None:
+    """Print every number of "Training on the test task" that the published scores allow, beside the printed one.
+
+    Example:
+      potentia reproduce test-task test_task_training_scores.csv test_task_training_models.csv --figures figures
+    """
+    from potentia.analysis.test_task import Cohort
+    from potentia.facts import read_facts
+    from potentia.papers import reproduce_task_training
+    from potentia.store import StagedScores
+
+    check_formats(format)
+    cohort = Cohort.known(table=read_facts(models))
+    found = reproduce_task_training(StagedScores.read(scores), cohort, draws=draws, seed=seed)
+    print_findings({"test-task": found}, as_json=as_json)
+    draw_figures([found], figures, format)

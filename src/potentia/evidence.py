@@ -1,0 +1,408 @@
+"""Evidence: scores, outcomes, facts and studies, read once from any source; the only door to them.
+
+A source is a store (a SQLite file or a database URL), a table, lm-eval results or a paper's published file. The command
+line, the report, the board and Python analyse what ``read`` returns, so they cannot disagree on what is there. Cells
+are compared only where task, data, metric and, for tuned cells, the recipe agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from potentia.errors import DataError, InputError, PotentiaError, StoreError
+from potentia.facts import Background, ModelFacts, ModelTable, read_facts
+from potentia.facts import models as known_models
+from potentia.protocol import Protocol, in_order
+from potentia.scores import ItemOutcome, Outcomes, ScoreMatrix
+from potentia.store import CellRecord, FailureRecord, LaneRecord, Store, StudyRecord
+from potentia.store.files import read_files
+from potentia.study import ModelSpec, Study
+
+T = TypeVar("T")
+ALL = "all"  # every study of a store
+
+
+@dataclass(frozen=True)
+class StoreView:
+    """Where a store is, and which of its studies count."""
+
+    where: str
+    studies: tuple[str, ...]  # keys
+
+    @contextmanager
+    def open(self) -> Iterator[Store]:
+        """Open the store for reading."""
+        with Store.open(self.where, readonly=True) as store:
+            yield store
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What the sources hold. A file of scores has no studies, cells, lanes, failures or outcomes."""
+
+    source: str  # as a person calls it; never a password
+    title: str
+    scores: Mapping[Protocol, ScoreMatrix]  # from the least to the most preparation
+    facts: ModelTable
+    studies: tuple[StudyRecord, ...] = ()
+    specs: tuple[ModelSpec, ...] = ()  # the models of the studies, checkpoints expanded
+    notes: tuple[str, ...] = ()  # what a reader must know: which study this is, what was left out
+    stores: tuple[StoreView, ...] = ()
+
+    @classmethod
+    def of(cls, scores: Mapping[str, ScoreMatrix] | ScoreMatrix, *, title: str = "scores") -> Evidence:
+        """Take matrices made in Python as evidence."""
+        given = {scores.protocol: scores} if isinstance(scores, ScoreMatrix) else scores
+        return cls(title, title, {p: given[p] for p in in_order(given)}, known_models())
+
+    @property
+    def protocols(self) -> list[Protocol]:
+        """The protocols, from the least to the most preparation."""
+        return list(self.scores)
+
+    @property
+    def planned(self) -> dict[Protocol, ScoreMatrix]:
+        """The scores that a study plans, without those on the way (``adjust@100``)."""
+        return {protocol: matrix for protocol, matrix in self.scores.items() if protocol.step is None}
+
+    @property
+    def models(self) -> list[str]:
+        """Every model that has a score."""
+        return list(dict.fromkeys(model for matrix in self.scores.values() for model in matrix.models))
+
+    @property
+    def main(self) -> Protocol | None:
+        """The protocol to rank by: train-before-test, else adjust, else the first."""
+        for kind in ("train_before_test", "adjust"):
+            for protocol in self.planned:
+                if protocol.kind == kind:
+                    return protocol
+        return next(iter(self.planned), None)
+
+    @cached_property
+    def background(self) -> Background:
+        """What is known of the models and tasks, as the analyses take it."""
+        return Background.of(self.models, table=self.facts)
+
+    @cached_property
+    def outcomes(self) -> dict[Protocol, Outcomes]:
+        """The value of every stored item, by protocol, task, model and document."""
+        found: dict[Protocol, dict[str, dict[str, dict[int, float]]]] = {}
+        for view in self.stores:
+            with view.open() as store:
+                for protocol, task, model, values in store.outcomes(study=view.studies):
+                    found.setdefault(Protocol(protocol), {}).setdefault(task, {})[model] = values
+        kept: dict[Protocol, Outcomes] = {}
+        for protocol, matrix in self.scores.items():
+            models, tasks = set(matrix.models), set(matrix.tasks)
+            kept[protocol] = {
+                task: {m: v for m, v in by.items() if m in models}
+                for task, by in found.get(protocol, {}).items()
+                if task in tasks
+            }
+        return kept
+
+    def cells(self) -> list[CellRecord]:
+        """Return the committed cells, in the order of their making."""
+        return self._gathered(lambda store, key: store.cells(study=key), lambda cell: cell.key)
+
+    def lanes(self) -> list[LaneRecord]:
+        """Return the fine-tuning lanes with their curves."""
+        return self._gathered(lambda store, key: store.lanes(study=key), lambda lane: lane.key)
+
+    def failures(self) -> list[FailureRecord]:
+        """Return the cells that failed, with the reason."""
+        return self._gathered(
+            lambda store, key: store.failures(study=key), lambda f: (f.model, f.task, f.protocol, f.study)
+        )
+
+    def items(self, cell: str) -> list[ItemOutcome]:
+        """Return the outcomes of one cell; none where it is imported or its items are gone."""
+        for view in self.stores:
+            with view.open() as store:
+                if store.has(cell):
+                    return store.items(cell)
+        return []
+
+    def narrowed(
+        self,
+        *,
+        protocols: Sequence[str] | None = None,
+        tasks: Sequence[str] | None = None,
+        models: Sequence[str] | None = None,
+    ) -> Evidence:
+        """Return the evidence of these protocols, tasks (a benchmark's name keeps all its forms) and models alone."""
+        unknown = [name for name in protocols or () if name not in self.scores]
+        if unknown:
+            there = ", ".join(self.scores)
+            raise InputError(f"no protocol {unknown[0]!r} in {self.source}", hint=f"there are: {there}")
+        chosen: dict[Protocol, ScoreMatrix] = {}
+        for protocol in in_order(protocols or self.scores):
+            matrix = self.scores[protocol]
+            kept = [t for t in matrix.tasks if not tasks or t in tasks or t.partition(":")[0] in tasks]
+            if kept:
+                chosen[protocol] = matrix.select(tasks=kept, models=models or None)
+        if self.scores and not chosen:
+            known = sorted({task for matrix in self.scores.values() for task in matrix.tasks})
+            raise InputError(
+                f"no scores of {', '.join(tasks or ())} in {self.source}", hint=f"there are: {', '.join(known[:12])}"
+            )
+        return replace(self, scores=chosen)
+
+    def _gathered(self, get: Callable[[Store, str], Iterable[T]], key: Callable[[T], object]) -> list[T]:
+        found: dict[object, T] = {}
+        for view in self.stores:
+            with view.open() as store:
+                for study in view.studies:
+                    for record in get(store, study):
+                        found.setdefault(key(record), record)
+        return list(found.values())
+
+
+def read(
+    *sources: str | Path,
+    study: str | Sequence[str] | None = None,
+    metric: str | None = None,
+    subtasks: bool = False,
+    facts: str | Path | None = None,
+    protocols: Sequence[str] | None = None,
+    tasks: Sequence[str] | None = None,
+    models: Sequence[str] | None = None,
+) -> Evidence:
+    """Read stores, score tables, lm-eval results or published files, several joined into one.
+
+    ``study`` names one or more studies of a store (``all`` for all of them); without it the one opened last counts.
+    ``metric`` picks a metric where a benchmark has several, ``subtasks`` the members of groups such as MMLU, ``facts``
+    is a CSV of what is known of the models, and ``protocols``, ``tasks`` and ``models`` narrow what is read.
+    """
+    if not sources:
+        raise InputError("no scores are given", hint="name a store, a table or a folder of lm-eval results")
+    wanted = (study,) if isinstance(study, str) else tuple(study or ())
+    parts = [_read_one(source, wanted, metric, subtasks) for source in sources]
+    found = parts[0] if len(parts) == 1 else _joined(parts)
+    table = _facts_of(found, read_facts(facts) if facts is not None else ())
+    return replace(found, facts=table).narrowed(protocols=protocols, tasks=tasks, models=models)
+
+
+def is_store(source: str | Path) -> bool:
+    """Say whether this is a store (a SQLite file or a database URL) rather than a file of scores."""
+    if "://" in str(source):
+        return True
+    try:
+        with Path(source).expanduser().open("rb") as file:
+            return file.read(16).startswith(b"SQLite format 3")
+    except OSError:
+        return False
+
+
+def _read_one(source: str | Path, studies: tuple[str, ...], metric: str | None, subtasks: bool) -> Evidence:
+    if is_store(source):
+        return _from_store(str(source), studies, metric)
+    path = Path(source).expanduser()
+    scores = read_files(path, metric=metric, subtasks=subtasks)
+    return Evidence(path.name, path.name, {p: scores[p] for p in in_order(scores)}, known_models())
+
+
+# --- stores ----------------------------------------------------------------------------------------------------------
+
+
+def _from_store(where: str, wanted: tuple[str, ...], metric: str | None) -> Evidence:
+    try:
+        with Store.open(where, readonly=True) as store:
+            return _of_store(store, where, wanted, metric)
+    except StoreError as error:  # as a source of scores, a damaged or foreign database is bad input
+        if isinstance(error, InputError) or "://" in where:
+            raise
+        raise DataError(error.message, where=error.where, hint=error.hint) from error
+    except PotentiaError:
+        raise
+    except (TypeError, ValueError, AttributeError) as error:  # a text or a gap where the schema promises a number
+        raise DataError(f"the database is damaged: {error}", where=where, hint="restore a copy") from error
+
+
+def _of_store(store: Store, where: str, wanted: tuple[str, ...], metric: str | None) -> Evidence:
+    records = store.studies()
+    chosen = _chosen(records, wanted, store.where)
+    keys = tuple(record.key for record in chosen)
+    notes = []
+    if not wanted and len(records) > 1:
+        others = ", ".join(dict.fromkeys(r.name for r in records if r.key not in keys))
+        notes.append(f"this is the study {chosen[0].name}, opened last; the store also holds: {others} (--study NAME)")
+    if len(chosen) > 1:
+        _check_alike(store, chosen)
+    protocols = in_order({p for key in keys for p in store.protocols(study=key)})
+    if not protocols and not any(store.failures(study=key) for key in keys):
+        raise DataError("the store holds no scores yet", where=store.where, hint="run a study, or import scores")
+    scores = {p: store.matrix(p, study=keys, metric=metric) for p in protocols}
+    name = Path(where).name if "://" not in where else store.where
+    return Evidence(
+        source=name,
+        title=chosen[0].name if len(chosen) == 1 else Path(name).stem,
+        scores=scores,
+        facts=known_models(),
+        studies=tuple(chosen),
+        specs=_specs(chosen),
+        notes=tuple(notes),
+        stores=(StoreView(where, keys),),
+    )
+
+
+def _chosen(records: Sequence[StudyRecord], wanted: tuple[str, ...], where: str) -> list[StudyRecord]:
+    """Return the studies meant: by name or key (a name means the one opened last), all, or the one opened last."""
+    if not records:
+        raise DataError("the store holds no scores yet", where=where, hint="run a study, or import scores")
+    if wanted == (ALL,):
+        return list(records)
+    found: dict[str, StudyRecord] = {}
+    for name in wanted or (records[0].key,):
+        record = next((r for r in records if r.key == name), None) or next((r for r in records if r.name == name), None)
+        if record is None:
+            known = ", ".join(sorted({r.name for r in records}))
+            raise DataError(f"no study {name!r} in {where}", hint=f"there are: {known}")
+        found.setdefault(record.key, record)
+    return list(found.values())
+
+
+def _check_alike(store: Store, studies: Sequence[StudyRecord]) -> None:
+    """Refuse studies whose cells cannot be compared: another metric, other data, another recipe on the same task."""
+    seen: dict[tuple[str, str], tuple[str, Mapping[str, object]]] = {}
+    for record in studies:
+        for cell in store.cells(study=record.key):
+            basis = _basis(cell)
+            for part, value in basis.items():
+                place = (part if part == "data" else f"{part} of {cell.protocol}", cell.task)
+                other, known = seen.setdefault(place, (record.name, {part: value}))
+                if known[part] != value:
+                    raise InputError(
+                        f"the studies {other} and {record.name} have cells of {cell.task} with different {place[0]}: "
+                        "they cannot be compared",
+                        where=store.where,
+                        hint=f"choose one: --study {record.name}",
+                    )
+
+
+def _basis(cell: CellRecord) -> dict[str, object]:
+    """Return what must agree before two cells of a task are compared; an imported cell says its metric alone."""
+    task = cell.manifest.get("task") or {}
+    basis: dict[str, object] = {"metric": cell.metric}
+    if task.get("fingerprint"):
+        basis["data"] = task["fingerprint"]
+        basis["recipe"] = repr([cell.manifest.get(name) for name in ("tuning", "selection", "adjust")])
+    return basis
+
+
+def _specs(records: Iterable[StudyRecord]) -> tuple[ModelSpec, ...]:
+    """Return the models that the studies name, checkpoints expanded; imported scores name none."""
+    found: dict[str, ModelSpec] = {}
+    for study in map(study_of, records):
+        for row in study.rows() if study is not None else ():
+            found.setdefault(row.name, row)
+    return tuple(found.values())
+
+
+def study_of(record: StudyRecord) -> Study | None:
+    """Return a stored study as a Study; None for imported scores, and for a study of another version."""
+    try:
+        return Study.model_validate(dict(record.spec))
+    except ValueError:
+        return None
+
+
+# --- facts and joining -----------------------------------------------------------------------------------------------
+
+
+def _facts_of(evidence: Evidence, given: Iterable[ModelFacts]) -> ModelTable:
+    """Return what is known of models: the shipped facts, then what the studies say, then the user's own file."""
+    known = known_models()
+    told: dict[str, ModelFacts] = {}
+    for study in map(study_of, evidence.studies):
+        if study is not None and study.facts and Path(study.facts).is_file():
+            told.update({model.name: model for model in read_facts(study.facts)})
+    for row in evidence.specs:
+        if any(value is not None for value in (row.family, row.parameters, row.tokens, row.date, row.base_model)):
+            told[row.name] = _told(row, told.get(row.name) or known.find(row.name))
+    mine = tuple(given)
+    return ModelTable((*known, *told.values(), *mine)) if told or mine else known
+
+
+def _told(row: ModelSpec, known: ModelFacts | None) -> ModelFacts:
+    base = known or ModelFacts(row.name, row.series or "", None, None, None, "base", None, None, None)
+    return replace(
+        base,
+        name=row.name,
+        aliases=(),
+        repository=None,
+        family=row.family or base.family,
+        parameters=row.parameters or base.parameters,
+        size=row.parameters or base.size,
+        tokens=row.tokens or base.tokens,
+        compute=None if row.parameters and row.tokens else base.compute,
+        date=row.date[:7] if row.date else base.date,
+        kind=row.kind if row.kind != "auto" else base.kind,
+        base_model=row.base_model or base.base_model,
+    )
+
+
+def _joined(parts: Sequence[Evidence]) -> Evidence:
+    """Join several sources, protocol by protocol; a cell that two of them have is refused."""
+    merged: dict[Protocol, ScoreMatrix] = {}
+    for part in parts:
+        for protocol, matrix in part.scores.items():
+            merged[protocol] = _union(merged[protocol], matrix) if protocol in merged else matrix
+    names = list(dict.fromkeys(part.source for part in parts))
+    return Evidence(
+        source=" + ".join(names),
+        title=" + ".join(dict.fromkeys(part.title for part in parts)),
+        scores={p: merged[p] for p in in_order(merged)},
+        facts=known_models(),
+        studies=tuple(record for part in parts for record in part.studies),
+        specs=tuple({row.name: row for part in reversed(parts) for row in part.specs}.values()),
+        notes=tuple(f"{part.source}: {note}" for part in parts for note in part.notes),
+        stores=tuple(view for part in parts for view in part.stores),
+    )
+
+
+def _union(one: ScoreMatrix, two: ScoreMatrix) -> ScoreMatrix:
+    models, tasks = tuple(dict.fromkeys(one.models + two.models)), tuple(dict.fromkeys(one.tasks + two.tasks))
+    up: dict[str, bool] = dict(zip(one.tasks, one.higher_is_better, strict=True))
+    metrics: dict[str, str] = dict(zip(one.tasks, one.metrics, strict=True))
+    for task, direction, metric in zip(two.tasks, two.higher_is_better, two.metrics, strict=True):
+        if up.setdefault(task, direction) != direction:
+            raise InputError(f"{task} is higher-is-better in one source and lower-is-better in another")
+        known = metrics.get(task)
+        if known and metric and known != metric:
+            raise InputError(f"{task} is scored by {known} in one source and by {metric} in another",
+                             hint=f"choose one metric for all: --metric {metric}")  # fmt: skip
+        metrics[task] = known or metric
+    tables = []
+    row, column = {m: i for i, m in enumerate(models)}, {t: j for j, t in enumerate(tasks)}
+    for name in ("values", "stderr", "n"):
+        table = np.full((len(models), len(tasks)), np.nan)
+        for part in (one, two):
+            grid = np.ix_([row[m] for m in part.models], [column[t] for t in part.tasks])
+            new = getattr(part, name)
+            if name == "values" and (twice := np.argwhere(np.isfinite(table[grid]) & np.isfinite(new))).size:
+                i, j = twice[0]
+                raise InputError(
+                    f"two sources have a {one.protocol} score of {part.models[i]} on {part.tasks[j]}",
+                    hint="leave one of the sources out",
+                )
+            table[grid] = np.where(np.isfinite(new), new, table[grid])
+        tables.append(table)
+    return ScoreMatrix(
+        one.protocol,
+        models,
+        tasks,
+        tables[0],
+        tables[1],
+        tables[2],
+        tuple(up[t] for t in tasks),
+        tuple(metrics[t] for t in tasks),
+    )

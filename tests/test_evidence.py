@@ -1,0 +1,206 @@
+"""Evidence: one door to scores, outcomes, facts and studies, and the same findings whoever asks."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from typer.testing import CliRunner
+
+from potentia.analysis.rankings import find_rankings
+from potentia.analysis.test_task import find_test_task
+from potentia.errors import InputError
+from potentia.evidence import Evidence, read
+from potentia.report import make_report
+from potentia.scores import ItemOutcome, Score, ScoreMatrix
+from potentia.store import CellRecord, Store, write_scores
+from potentia.study import make_study
+
+MODELS = [f"m{k}" for k in range(12)]
+TASKS = ["arc_easy", "boolq", "mmlu"]
+N = 40
+
+
+def fill(
+    path: Path,
+    *,
+    name: str = "first",
+    protocols: tuple[str, ...] = ("direct", "adjust", "adjust@5"),
+    models: list[str] | None = None,
+    data: str = "d0",
+    recipe: str = "r0",
+    shift: float = 0.0,
+) -> Path:
+    """Commit a study whose models carry their facts, as a run would leave it."""
+    stream = np.random.default_rng(0)
+    specs = [
+        {
+            "name": model,
+            "family": f"f{k % 4}",
+            "parameters": 1e8 * 2**k,
+            "tokens": 1e11,
+            "date": "2024-01" if k % 3 == 0 else "2022-01",
+        }
+        for k, model in enumerate(MODELS)
+        if models is None or model in models
+    ]
+    study = make_study(
+        {
+            "name": name,
+            "models": specs,
+            "tasks": TASKS,
+            "protocols": [p for p in protocols if "@" not in p],
+            "adjust": {"data": "aux", "at_steps": [5], "tuning": {"batch": 16}},
+        }
+    )
+    with Store.open(path) as store:
+        key = f"{name:x<32}"[:32]
+        store.study(name, key, study.model_dump(mode="json"))
+        for spec in specs:
+            skill = 0.3 + 0.05 * MODELS.index(spec["name"]) + shift
+            for task in TASKS:
+                for protocol in protocols:
+                    right = stream.random(N) < skill + (0.1 if protocol != "direct" else 0)
+                    value = float(right.mean())
+                    manifest: dict[str, Any] = {"task": {"fingerprint": f"{task} {data}"}, "versions": {"python": "3"}}
+                    if protocol != "direct":
+                        manifest["adjust"] = {"tuning": recipe}
+                    store.commit_cell(
+                        CellRecord(
+                            key=f"{name}-{spec['name']}-{task}-{protocol}-{data}-{recipe}".replace("@", "-"),
+                            study=key,
+                            model=spec["name"],
+                            task=task,
+                            protocol=protocol,
+                            scores={"acc": Score(value, math.sqrt(value * (1 - value) / N), N, "acc")},
+                            metric="acc",
+                            manifest=manifest,
+                        ),
+                        items=[ItemOutcome(d, float(r), "a", "a", {}) for d, r in enumerate(right)],
+                    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fill(tmp_path_factory.mktemp("evidence") / "s.db")
+
+
+def said(*arguments: str) -> dict[str, Any]:
+    from potentia.cli.app import app
+
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    assert result.exit_code == 0, (result.output, result.exception)
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def plain(value: Any) -> Any:
+    return json.loads(json.dumps(value))
+
+
+def test_terminal_report_board_and_python_find_the_same(store: Path) -> None:
+    """Facts that only the study tells, and scores on the way, once made two answers of one store."""
+    from potentia.web import create_app
+
+    evidence = read(store)
+    ours = find_rankings(evidence).named() | find_test_task(evidence).named()
+    assert {"arc_easy-adjustment", "arc_easy-emergence", "ranking adjust", "paired direct"} <= set(ours)
+    assert not any("@5" in name for name in ours)
+    terminal = said("analyze", "rankings", str(store)) | said("analyze", "test-task", str(store))
+    report = make_report(evidence, items=0).named()
+    assert list(terminal) == list(report) == list(ours)
+    with TestClient(create_app(str(store)), base_url="http://127.0.0.1") as board:
+        assert board.get("/api/studies/first/findings").json()["names"] == list(ours)
+        for name, finding in ours.items():
+            expected = plain(finding.to_dict())
+            assert terminal[name] == expected, name
+            assert plain(report[name].to_dict()) == expected, name
+            assert board.get(f"/api/studies/first/findings/{name}").json() == expected, name
+
+
+def test_examples_are_steps_of_the_studys_own_batch(store: Path) -> None:
+    found = find_test_task(read(store))
+    assert found.tasks["mmlu"].emergence.examples == (0, 80)
+
+
+def test_what_needs_no_division_survives_without_one(tmp_path: Path) -> None:
+    scores = {p: read(fill(tmp_path / "s.db")).scores[p] for p in ("direct", "adjust", "adjust@5")}
+    write_scores(scores, tmp_path / "s.csv")
+    facts = tmp_path / "facts.csv"
+    rows = [f"{m},f{k % 3},{k + 1},300" for k, m in enumerate(MODELS)]
+    facts.write_text("\n".join(["model,family,params_b,tokens_b", *rows]))
+    found = find_test_task(read(tmp_path / "s.csv", facts=facts))
+    assert set(found.tasks["mmlu"].named()) == {"ranks", "families", "emergence"}
+    assert any("no training date" in problem for problem in found.problems)
+
+
+def test_outcomes_and_facts_come_with_the_scores(store: Path) -> None:
+    evidence = read(store, tasks=["boolq"], models=["m3", "m1"])
+    assert list(evidence.scores) == ["direct", "adjust@5", "adjust"]
+    assert evidence.scores["direct"].models == ("m3", "m1")
+    assert set(evidence.outcomes["direct"]) == {"boolq"}
+    assert set(evidence.outcomes["direct"]["boolq"]) == {"m1", "m3"}
+    assert len(evidence.outcomes["direct"]["boolq"]["m3"]) == N
+    assert evidence.facts.find("m3").flops == 6 * 8e8 * 1e11
+    assert (evidence.title, evidence.source) == ("first", "s.db")
+
+
+def test_the_users_facts_win_over_the_studys(store: Path, tmp_path: Path) -> None:
+    facts = tmp_path / "facts.csv"
+    facts.write_text("model,family,params_b,tokens_b\nm3,mine,2,100\n")
+    evidence = read(store, facts=facts)
+    assert evidence.background.families["m3"] == "mine"
+    assert evidence.background.families["m2"] == "f2"
+
+
+def test_of_several_studies_the_last_opened_counts_and_is_named(tmp_path: Path) -> None:
+    path = fill(tmp_path / "s.db", name="old")
+    fill(path, name="new", recipe="r1", shift=0.1)
+    evidence = read(path)
+    assert [record.name for record in evidence.studies] == ["new"]
+    assert "the study new, opened last" in evidence.notes[0]
+    assert "old" in evidence.notes[0]
+    assert read(path, study="old").title == "old"
+    assert not read(path, study="old").notes
+    with pytest.raises(InputError, match="no study 'other'"):
+        read(path, study="other")
+
+
+@pytest.mark.parametrize(
+    ("change", "what"), [({"data": "d1"}, "different data"), ({"recipe": "r1"}, "different recipe of adjust")]
+)
+def test_cells_of_other_data_or_recipe_are_not_compared(tmp_path: Path, change: dict[str, str], what: str) -> None:
+    path = fill(tmp_path / "s.db", name="one", models=MODELS[:6])
+    fill(path, name="two", models=MODELS[6:], **change)
+    with pytest.raises(InputError, match=what) as error:
+        read(path, study="all")
+    assert "--study two" in str(error.value.hint) or "--study one" in str(error.value.hint)
+
+
+def test_studies_that_agree_are_joined(tmp_path: Path) -> None:
+    path = fill(tmp_path / "s.db", name="one", models=MODELS[:6])
+    fill(path, name="two", models=MODELS[6:])
+    for chosen in ("all", ["one", "two"]):
+        evidence = read(path, study=chosen)
+        assert sorted(evidence.scores["adjust"].models) == sorted(MODELS)
+        assert len(evidence.cells()) == 2 * 6 * 3 * 3
+
+
+@pytest.mark.parametrize("make", [lambda m: m, lambda m: {"direct": m}])
+def test_matrices_of_ones_own_are_evidence(make: Callable[[ScoreMatrix], Any]) -> None:
+    evidence = Evidence.of(make(ScoreMatrix.build(["a", "b"], ["x", "y"], [[1, 2], [3, 4]])))
+    assert evidence.main == "direct"
+    assert find_rankings(evidence).overall["direct"].models == ("b", "a")
+    assert evidence.cells() == evidence.failures() == []
+
+
+def test_no_source_is_an_error() -> None:
+    with pytest.raises(InputError, match="no scores are given"):
+        read()
