@@ -93,7 +93,7 @@ def test_the_stop_text_ends_an_answer_where_the_next_problem_would_begin(base_mo
 
 def test_forms_are_scored_end_to_end_with_both_judges(base_model, data_dir):
     from potentia.engine.scoring import Scorer
-    from potentia.protocols.ask import Ask, evaluate
+    from potentia.protocols import Ask, evaluate
     from potentia.tasks import load
 
     names = ("gsm8k:light", "gsm8k:iclip:1", "gsm8k:instruct")

@@ -65,11 +65,11 @@ def test_tuning_teaches_and_the_curve_is_kept(finished: Study):
         assert cell.selection["validation"] == best
 
 
-def test_a_chat_model_tries_both_forms_and_says_which(finished: Study):
+def test_a_chat_model_is_asked_both_ways_and_says_which(finished: Study):
     with Store.open(finished.store) as store:
         cell = store.cells(protocol="direct", task="colours", model="chat")[0]
         assert set(cell.selection["validation"]) == {"plain", "chat"}
-        assert cell.manifest["forms"] == ["plain", "chat"]
+        assert cell.manifest["styles"] == ["plain", "chat"]
         tuned = store.cells(protocol="train_before_test", task="colours", model="chat")[0]
         assert len(store.lanes(cell=tuned.key)) == 4
 

@@ -127,7 +127,7 @@ def test_a_failure_lasts_until_the_cell_is_committed(store: Store, make_cell: Ma
 
 def test_lanes_keep_their_curves(store: Store, make_cell: MakeCell) -> None:
     points = (EpochRecord(0, None, 0.25, 0.1), EpochRecord(1, 2.5, 0.5, 0.1, 3.5, 4096))
-    lane = LaneRecord("l1", "s1", "m", "t", 2e-5, form="cloze", seed=1, cell="k1", epochs=points)
+    lane = LaneRecord("l1", "s1", "m", "t", 2e-5, style="chat", seed=1, cell="k1", epochs=points)
     store.save_lane(lane)
     store.save_lane(LaneRecord("l0", "s1", "m", "t", 1e-5))
     assert store.lanes(cell="k1") == [lane]

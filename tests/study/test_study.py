@@ -78,7 +78,10 @@ def test_adjust_needs_data():
         make_study({**SMALL, "protocols": ["adjust"]})
 
 
-def test_the_named_recipe_depends_on_size():
+def test_the_named_recipe_is_the_papers_and_depends_on_size():
+    recipe = recipe_test_task(1e9)
+    assert (recipe.method, recipe.epochs, recipe.batch, recipe.betas) == ("full", 3, 64, (0.9, 0.95))
+    assert (recipe.decay, recipe.floor, recipe.warmup_steps, recipe.max_tokens) == ("cosine", 0.1, 50, 600)
     assert recipe_test_task(7e9).learning_rates == (2e-5,)
     assert recipe_test_task(12e9).learning_rates == (2e-6,)
 

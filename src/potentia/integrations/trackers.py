@@ -36,7 +36,7 @@ def send(store: Store, study: str, *, to: str, folder: Path) -> dict[str, int]:
         with _OPENERS[to](study, model, folder) as run:
             sent = 0
             for lane in (lane for lane in lanes if lane.model == model):
-                name = f"{lane.task}/lr {lane.learning_rate:g} {lane.form} seed {lane.seed}"
+                name = f"{lane.task}/lr {lane.learning_rate:g} {lane.style} seed {lane.seed}"
                 for point in lane.epochs:
                     for kind, value in (("validation", point.value), ("train loss", point.train_loss)):
                         if value is not None:

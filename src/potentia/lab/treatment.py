@@ -80,7 +80,7 @@ def _treat(source: Path, target: Path, seed: int) -> None:
 
     from potentia.engine import load
     from potentia.engine.tuning import FullTrainer, encode_examples
-    from potentia.protocols.train_before_test import schedule
+    from potentia.protocols import schedule
     from potentia.requests import Example
     from potentia.zoo.benchmarks import BENCHMARK, items
     from potentia.zoo.tokenizer import write_tokenizer

@@ -1,4 +1,4 @@
-"""Choosing the checkpoint: validation alone decides; ties go to the earlier epoch and the smaller learning rate."""
+"""Choosing the state to test: validation alone decides; ties go to the earlier epoch and the smaller learning rate."""
 
 from __future__ import annotations
 
@@ -6,25 +6,42 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from potentia.protocols.ask import Form
+from potentia.protocols.ask import Style
+
+
+@dataclass(frozen=True)
+class LanePlan:
+    """One fine-tuning to make: what it learns from, plain or as chat, its learning rate and its seed."""
+
+    key: str
+    data: str
+    style: Style
+    learning_rate: float
+    seed: int
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model state that could be tested: epoch 0 without a learning rate is the untuned model."""
+    """A state of the model as validated on a task: a lane after an epoch, or the untuned model at epoch 0."""
 
-    form: Form
+    style: Style
     epoch: int
-    learning_rate: float | None
-    seed: int
     value: float
     stderr: float
-    lane: str | None = None
+    lane: LanePlan | None = None
+    loss: float | None = None  # in training, over the epoch
+    tokens: int = 0  # learned from in the epoch
+    seconds: float = 0.0
 
     @property
     def tuned(self) -> bool:
         """Whether any fine-tuning lies behind it."""
         return self.lane is not None
+
+    @property
+    def learning_rate(self) -> float | None:
+        """The lane's learning rate; None for the untuned model."""
+        return self.lane.learning_rate if self.lane is not None else None
 
 
 def select(candidates: Sequence[Candidate], *, higher_is_better: bool) -> Candidate:
@@ -37,7 +54,7 @@ def select(candidates: Sequence[Candidate], *, higher_is_better: bool) -> Candid
             -worth if not math.isnan(worth) else 0.0,
             candidate.epoch,
             candidate.learning_rate or 0.0,
-            candidate.form == "chat",
+            candidate.style == "chat",
         )
 
     return min(candidates, key=order)

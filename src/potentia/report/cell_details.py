@@ -54,7 +54,7 @@ def lane_payload(lane: LaneRecord) -> dict[str, Any]:
         "key": lane.key,
         "task": lane.task,
         "learning_rate": lane.learning_rate,
-        "form": lane.form,
+        "style": lane.style,
         "seed": lane.seed,
         "status": lane.status,
         "selected": lane.selected,

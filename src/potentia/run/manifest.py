@@ -43,7 +43,7 @@ def manifest(row: RowRun, cell: CellPlan) -> dict[str, Any]:
         },
         "task": {"fingerprint": row.plan.prints[cell.task], "splits": task.plan.to_dict(), "metric": task.metric},
         "seed": row.study.seed,
-        "forms": list(row.forms),
+        "styles": list(row.styles),
         "scorer": dict(row.scorer.notes),
     }
     if cell.protocol.kind == "train_before_test":

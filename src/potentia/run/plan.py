@@ -176,7 +176,25 @@ def cell_key(study: Study, model: str, task: str, protocol: Protocol, *, auxilia
             "tuning": study.tuning,
             "selection": study.selection,
         }
-    return content_key(**parts)
+    return content_key(**parts, **_since_0_2(study, protocol))
+
+
+def _since_0_2(study: Study, protocol: Protocol) -> dict[str, Any]:
+    """Tell apart what version 0.1 computed otherwise under the same settings; all other keys are as they were."""
+    parts: dict[str, Any] = {}
+    if protocol == TRAIN_BEFORE_TEST and study.tuning.method == "full":
+        parts["full"] = True  # adapters were tuned nevertheless
+    if protocol == ADJUST and study.adjust is not None:
+        tuning = study.adjust.recipe_for(0) or study.tuning
+        if study.seeds > 1:
+            parts["seeds"] = study.seeds  # one seed was tuned
+        if tuning.race:
+            parts["race"] = True  # no rate was dropped
+        if study.adjust.at_steps and len(tuning.learning_rates) > 1:
+            parts["on_the_way"] = "chosen"  # the first rate's scores were kept, whichever was chosen
+    if protocol.tuned and study.selection == "paper":
+        parts["paper"] = "bare"  # the direct score could be taken with another task's adapter in place
+    return parts
 
 
 def step_key(key: str, step: int) -> str:

@@ -11,16 +11,17 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potentia.errors import ModelError, PotentiaError, StoreError
 from potentia.protocol import ADJUST, DIRECT, TRAIN_BEFORE_TEST
-from potentia.protocols import direct
-from potentia.protocols.ask import Evaluation, Form
+from potentia.protocols import Evaluation, Style, direct
 from potentia.run.board import Board, Interrupted
 from potentia.run.manifest import manifest
 from potentia.run.plan import CellPlan, LoadedTasks, RowPlan, cell_key, renamed, seen, take_over
+from potentia.run.tuned import tune_row
 
 if TYPE_CHECKING:
     from potentia.engine import LoadedModel
@@ -54,7 +55,7 @@ class RowRun:
     loaded: LoadedModel = field(init=False)
     scorer: Scorer = field(init=False)
     chat: ChatTemplate | None = field(init=False, default=None)
-    forms: tuple[Form, ...] = field(init=False, default=("plain",))
+    styles: tuple[Style, ...] = field(init=False, default=("plain",))
     outcome: RowOutcome = field(init=False, default_factory=RowOutcome)
 
     def __post_init__(self) -> None:
@@ -88,10 +89,10 @@ class RowRun:
             for cell in self.plan.pending:
                 if not cell.protocol.tuned:
                     self._guarded([cell], self._direct)
-            for kind, compute in ((TRAIN_BEFORE_TEST, self._tune), (ADJUST, self._adjust)):
+            for kind in (TRAIN_BEFORE_TEST, ADJUST):
                 cells = [cell for cell in self.plan.pending if cell.protocol.kind == kind]
                 if cells:
-                    self._guarded(cells, compute)
+                    self._guarded(cells, partial(tune_row, self, kind))
         finally:
             self.loaded.close()
         self.board.finish("failed" if self.outcome.failed else "done")
@@ -123,41 +124,31 @@ class RowRun:
         template = engine.chat_template(self.loaded.tokenizer)
         if template is not None and self.study.chat != "never" and model.kind != "base":
             self.chat = template
-            self.forms = ("chat",) if self.study.chat == "always" else ("plain", "chat")
+            self.styles = ("chat",) if self.study.chat == "always" else ("plain", "chat")
 
     def _direct(self, cells: list[CellPlan]) -> None:
         (cell,) = cells
         task = self.tasks.benchmarks[cell.task]
         total = len(task.documents("test")) + (
-            len(self.forms) * len(task.documents("validation")) if len(self.forms) > 1 else 0
+            len(self.styles) * len(task.documents("validation")) if len(self.styles) > 1 else 0
         )
         self.board.phase(f"{cell.protocol} {cell.task}", total=total)
         began = time.monotonic()
         result = direct(
             self.scorer,
             task,
-            forms=self.forms,
+            styles=self.styles,
             chat=self.chat,
             shots=cell.protocol.shots,
             seed=self.study.seed,
-            progress=self._progress,
+            progress=self.progress,
         )
         self.commit(
             cell,
             result.test,
             seconds=time.monotonic() - began,
-            selection={"form": result.form, "validation": result.validation},
+            selection={"style": result.style, "validation": result.validation},
         )
-
-    def _tune(self, cells: list[CellPlan]) -> None:
-        from potentia.run.tuning import tune_row
-
-        tune_row(self, cells)
-
-    def _adjust(self, cells: list[CellPlan]) -> None:
-        from potentia.run.tuning import adjust_row
-
-        adjust_row(self, cells)
 
     # --- committing and failing -----------------------------------------------------------------------------------
 
@@ -199,16 +190,20 @@ class RowRun:
         self.outcome.done += 1
         self.board.event("cell", task=cell.task, protocol=cell.protocol, value=test.main.value, stderr=test.main.stderr)
 
-    def direct_evaluation(self, task: str) -> Evaluation | None:
-        """Return the direct test evaluation of a task: the committed cell's, or computed here where there is none."""
+    def direct_evaluation(self, task: str, ready: Callable[[], None]) -> Evaluation | None:
+        """Return the direct test evaluation of a task: the committed cell's, or computed here where there is none.
+
+        ``ready`` is called before the model is asked: a tuning may have changed it.
+        """
         key = cell_key(self.study, self.plan.weights, self.plan.prints[task], DIRECT)
         cell = self.store.cell(key)
         if cell is not None:
             return Evaluation(outcomes=self.store.items(key), scores=dict(cell.scores), metric=cell.metric)
         if any(failure.key == key for failure in self.store.failures(study=self.plan.study_key)):
             return None
+        ready()
         asked = self.tasks.benchmarks[task]
-        return direct(self.scorer, asked, forms=self.forms, chat=self.chat, seed=self.study.seed).test
+        return direct(self.scorer, asked, styles=self.styles, chat=self.chat, seed=self.study.seed).test
 
     def _guarded(self, cells: list[CellPlan], compute: Callable[[list[CellPlan]], None]) -> None:
         """Compute; on an error, record each cell that is still missing as failed, and go on."""
@@ -246,7 +241,8 @@ class RowRun:
         self.board.finish("failed")
         return self.outcome
 
-    def _progress(self, amount: int) -> None:
+    def progress(self, amount: int) -> None:
+        """Move the board's phase on, or stop."""
         if self.stop():
             raise Interrupted
         self.board.advance(amount)

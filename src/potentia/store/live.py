@@ -145,8 +145,9 @@ class LiveStore:
                 key = self._study_key(connection, study)
                 adopted = sa.select(s.cells.c.key).join_from(s.cells, s.study_cells).where(s.study_cells.c.study == key)
                 wanted.append(sa.or_(s.lanes.c.study == key, s.lanes.c.cell.in_(adopted)))
-            order = (s.lanes.c.model, s.lanes.c.task, s.lanes.c.learning_rate, s.lanes.c.form, s.lanes.c.seed)
-            rows = connection.execute(sa.select(s.lanes).where(*wanted).order_by(*order)).mappings().all()
+            order = (s.lanes.c.model, s.lanes.c.task, s.lanes.c.learning_rate, s.lanes.c.style, s.lanes.c.seed)
+            every = sa.select(*(column.label(column.key) for column in s.lanes.c))
+            rows = connection.execute(every.where(*wanted).order_by(*order)).mappings().all()
             keys = sa.select(s.lanes.c.key).where(*wanted)
             curve = sa.select(s.epochs).where(s.epochs.c.lane.in_(keys)).order_by(s.epochs.c.epoch)
             curves: dict[str, list[EpochRecord]] = {}

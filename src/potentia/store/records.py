@@ -30,8 +30,8 @@ class CellRecord:
     """One model × task × protocol, finished. ``study`` is the key (or name) of the study that computed it.
 
     ``scores`` maps a metric's name to its score and ``metric`` names the main one. ``manifest`` says how the score came
-    about (versions, seeds, BOS policy, prompt form, prompt samples), ``selection`` what validation chose (learning
-    rate, epoch, form). ``direct_value`` and ``gain`` are there when the protocol is ``train_before_test``.
+    about (versions, seeds, BOS policy, styles, prompt samples), ``selection`` what validation chose (learning rate,
+    epoch, style). ``direct_value`` and ``gain`` are there when the model was tuned.
     """
 
     key: str
@@ -56,7 +56,10 @@ class CellRecord:
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """One point of a lane's curve. Epoch 0 is the model before tuning."""
+    """One point of a lane's curve. Epoch 0 is the model before tuning.
+
+    ``tokens`` were learned from in ``seconds``, which other lanes may have shared.
+    """
 
     epoch: int
     train_loss: float | None = None
@@ -68,16 +71,19 @@ class EpochRecord:
 
 @dataclass(frozen=True)
 class LaneRecord:
-    """One fine-tuning job: what it trains, where it stands (running, done, failed, stopped) and its curve so far."""
+    """One fine-tuning job: what it trains, where it stands and its curve so far.
+
+    ``status`` is ``training``, ``done``, ``dropped`` (by the race), ``failed`` (``note`` says why) or ``interrupted``.
+    """
 
     key: str
     study: str
     model: str
     task: str
     learning_rate: float
-    form: str = ""
+    style: str = ""
     seed: int = 0
-    status: str = "running"
+    status: str = "training"
     cell: str | None = None
     epochs: tuple[EpochRecord, ...] = ()
     selected: bool = False

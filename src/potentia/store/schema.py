@@ -104,7 +104,7 @@ lanes = Table(
     Column("model", Text, nullable=False),
     Column("task", Text, nullable=False),
     Column("learning_rate", Double, nullable=False),
-    Column("form", Text, nullable=False),
+    Column("form", Text, nullable=False, key="style"),  # plain or chat; the column keeps its first name
     Column("seed", BigInteger, nullable=False),
     Column("status", Text, nullable=False),
     Column("selected", Boolean(create_constraint=False), nullable=False),

@@ -278,7 +278,7 @@ class Store(LiveStore):
                 manifest=json.loads(r["manifest"]),
                 created=r["created"],
                 seconds=r["seconds"],
-                selection=json.loads(r["selection"]),
+                selection=_selection(r["selection"]),
                 direct_value=r["direct_value"],
                 gain=r["gain"],
             )
@@ -393,6 +393,11 @@ def _score_rows(number: int, cell: CellRecord) -> list[dict[str, Any]]:
         }
         for name, score in cell.scores.items()
     ]
+
+
+def _selection(text: str) -> Any:
+    """Read what was chosen; stores of version 0.1 call the style of a prompt (plain or chat) its form."""
+    return json.loads(text, object_hook=lambda found: {"style" if k == "form" else k: v for k, v in found.items()})
 
 
 def _null(value: float) -> float | None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lane_models import examples, tiny
-from potentia.engine.tuning.full import TEST_TASK_RECIPE, FullTrainer
+from potentia.engine.tuning.full import FullTrainer
 from potentia.engine.tuning.schedule import LaneSpec, Schedule, data_order
 from potentia.errors import TuningError
 
@@ -100,13 +100,12 @@ def test_half_precision_learns_through_masters() -> None:
     assert steps[-1].loss < steps[0].loss - 0.1
 
 
-def test_divergence_is_an_error_and_the_recipe_is_the_papers() -> None:
+def test_divergence_is_an_error_and_the_weights_come_back() -> None:
     model = tiny("llama")
     before = weights(model)
     with FullTrainer(model) as trainer, pytest.raises(TuningError, match="diverged"):
         trainer.train(examples(32), Schedule(learning_rate=1e30, decay="constant"))
     assert largest(weights(model), before) == 0
-    assert (TEST_TASK_RECIPE.batch, TEST_TASK_RECIPE.betas, TEST_TASK_RECIPE.floor) == (64, (0.9, 0.95), 0.1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

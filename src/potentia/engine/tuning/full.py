@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,31 +32,22 @@ from potentia.engine.tuning.schedule import LaneSpec, Schedule, data_order
 from potentia.engine.tuning.sealed import Snapshots
 from potentia.errors import TuningError
 
-TEST_TASK_RECIPE = Schedule(
-    epochs=3,
-    batch=64,
-    learning_rate=2e-5,
-    weight_decay=0.1,
-    betas=(0.9, 0.95),
-    clip=1.0,
-    decay="cosine",
-    warmup_steps=50,
-    floor=0.1,
-    max_tokens=600,
-)
-
-
 MOST_BYTES = 16 << 30
 SNAPSHOT_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
 class FullStep:
-    """One update: its number (from 1), its loss and its gradient's norm before clipping."""
+    """One update: its number (from 1), its loss, its gradient's norm before clipping, the tokens learned from."""
 
     step: int
     loss: float
     norm: float
+    tokens: int = 0
+
+
+class DivergedError(TuningError):
+    """The loss or its gradient is no number any more."""
 
 
 class FullTrainer:
@@ -69,6 +60,7 @@ class FullTrainer:
         self.token_budget, self.workspace = token_budget, workspace
         self.fingerprint: str = getattr(loaded, "fingerprint", "")
         self.plan: PassPlan | None = None
+        self.steps: list[FullStep] = []  # of the job under way
         self._parameters = list(self.model.parameters())  # a tied weight appears once
         self._originals = [parameter.detach().to("cpu", copy=True) for parameter in self._parameters]
         self._flags = [parameter.requires_grad for parameter in self._parameters]
@@ -83,12 +75,21 @@ class FullTrainer:
 
     def close(self) -> None:
         """Put the original weights back."""
-        with torch.no_grad():
-            for parameter, original, flag in zip(self._parameters, self._originals, self._flags, strict=True):
-                parameter.copy_(original)
-                parameter.requires_grad_(flag)
-                parameter.grad = None
+        self.put(self._originals)
+        for parameter, flag in zip(self._parameters, self._flags, strict=True):
+            parameter.requires_grad_(flag)
         self.model.train(self._was_training)
+
+    def weights(self) -> list[Tensor]:
+        """Return the weights as they are now; they change with the next step."""
+        return [parameter.detach() for parameter in self._parameters]
+
+    @torch.no_grad()
+    def put(self, weights: Sequence[Tensor] | None = None) -> None:
+        """Put these weights into the model, the original ones by default."""
+        for parameter, value in zip(self._parameters, weights or self._originals, strict=True):
+            parameter.copy_(value)
+            parameter.grad = None
 
     def save(self, folder: Path) -> None:
         """Write the weights as they are now, in the model's own format."""
@@ -97,7 +98,7 @@ class FullTrainer:
     def train(
         self,
         examples: TokenisedExamples,
-        schedule: Schedule = TEST_TASK_RECIPE,
+        schedule: Schedule,
         *,
         seed: int = 0,
         checkpoints: Collection[int] = (),
@@ -114,25 +115,27 @@ class FullTrainer:
         masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self._parameters]
         optimizer = _adamw(masters, schedule)
         saved = self._saved(spec, masters, optimizer)
-        done = saved.restore() if saved is not None else []
+        done = self.steps = saved.restore() if saved is not None else []
         self._put(masters)
         while len(done) < spec.total_steps:
             if stop is not None and stop():
                 break
             step = len(done)
-            loss = self._gradients(self._rows(spec, step))
+            rows = self._rows(spec, step)
+            loss = self._gradients(rows)
             for master, parameter in zip(masters, self._parameters, strict=True):
                 if master is not parameter and parameter.grad is not None:
                     master.grad, parameter.grad = parameter.grad.float(), None
             norm = float(nn.utils.clip_grad_norm_(masters, schedule.clip if schedule.clip > 0 else math.inf))
             if not math.isfinite(norm) or not math.isfinite(loss):
-                raise TuningError(f"full tuning diverged at step {step + 1}: loss {loss:.3g}, gradient norm {norm:.3g}")
+                told = f"full tuning diverged at step {step + 1}: loss {loss:.3g}, gradient norm {norm:.3g}"
+                raise DivergedError(told)
             for group in optimizer.param_groups:
                 group["lr"] = schedule.learning_rate * schedule.factor(step, spec.total_steps)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             self._put(masters)
-            done.append(FullStep(step + 1, loss, norm))
+            done.append(FullStep(step + 1, loss, norm, sum(len(row.ids) for row in rows)))
             if on_step is not None:
                 on_step(done[-1])
             if on_checkpoint is not None and step + 1 in checkpoints:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
@@ -23,12 +24,17 @@ KEEP, DROP = Decision.KEEP, Decision.DROP
 
 @dataclass
 class LaneEpoch:
-    """The end of one epoch of one lane. ``notes`` is the caller's (plain values) and is kept across a resume."""
+    """The end of one epoch of one lane. ``notes`` is the caller's (plain values) and is kept across a resume.
+
+    ``tokens`` were learned from in ``seconds``, which other lanes may have shared; a resumed epoch counts from there.
+    """
 
     key: str
     epoch: int
     step: int
     loss: float
+    tokens: int = 0
+    seconds: float = field(default=0.0, compare=False)
     notes: dict[str, Any] = field(default_factory=dict)
 
 
@@ -70,6 +76,8 @@ class Lane:
     status: str = "waiting"
     reason: str | None = None
     checked: bool = False
+    tokens: int = 0  # of the epoch under way
+    began: float = field(default_factory=time.monotonic)  # that epoch, here
     epochs: list[LaneEpoch] = field(default_factory=list)
     order: tuple[int, Any] = (-1, None)
 
@@ -91,6 +99,7 @@ class Lane:
             self.order = (epoch, data_order(spec.seed, epoch, len(spec.examples)))
         chosen = self.order[1][at * spec.schedule.batch : (at + 1) * spec.schedule.batch]
         texts = [spec.text(int(i), limit) for i in chosen]
+        self.tokens += sum(len(ids) for ids, _ in texts)
         weight = 1.0 / max(1, sum(len(ids) - first for ids, first in texts))
         assert self.slot is not None
         return [
@@ -106,18 +115,20 @@ class Lane:
             "status": self.status,
             "reason": self.reason,
             "checked": self.checked,
+            "tokens": self.tokens,
             "epochs": [asdict(epoch) for epoch in self.epochs],
         }
 
     def recall(self, record: Mapping[str, Any]) -> None:
         """Take up a snapshot's values."""
         self.step, self.slot, self.status = record["step"], record["slot"], record["status"]
-        self.reason, self.checked = record["reason"], record["checked"]
+        self.reason, self.checked, self.tokens = record["reason"], record["checked"], record.get("tokens", 0)
         self.epochs = [LaneEpoch(**epoch) for epoch in record["epochs"]]
 
     def reset(self) -> None:
         """Start over."""
         self.step, self.slot, self.status, self.reason, self.checked, self.epochs = 0, None, "waiting", None, False, []
+        self.tokens = 0
 
 
 OnEpoch = Callable[[list[LaneEpoch]], Mapping[str, Decision] | None]

@@ -43,10 +43,11 @@ class LaneRun:
         specs: Sequence[LaneSpec],
         on_epoch: OnEpoch | None,
         on_step: Callable[[StepInfo], None] | None,
+        on_recall: Callable[[list[LaneEpoch]], None] | None,
         stop: Callable[[], bool] | None,
     ) -> None:
         self.trainer, self.lora = trainer, lora
-        self.on_epoch, self.on_step, self.stop = on_epoch, on_step, stop
+        self.on_epoch, self.on_step, self.on_recall, self.stop = on_epoch, on_step, on_recall, stop
         # the longest lanes first: what is left for the end is short; ties keep the given order
         ordered = sorted(specs, key=lambda spec: -spec.total_steps)
         self.lanes = {spec.key: Lane(spec) for spec in ordered}
@@ -76,6 +77,8 @@ class LaneRun:
         self.bank.grads.zero_()
         if found:
             self._take_up(*found)
+            if self.on_recall is not None:
+                self.on_recall([epoch for lane in self.lanes.values() for epoch in lane.epochs])
         while self._fill():
             if self.stop is not None and self.stop():
                 self._snapshot(now=True)
@@ -120,7 +123,7 @@ class LaneRun:
         free = sorted(set(range(self.plan.slots)) - {lane.slot for lane in active})
         waiting = [lane for lane in self.lanes.values() if lane.status == "waiting"]
         for slot, lane in zip(free, waiting, strict=False):
-            lane.slot, lane.status = slot, "training"
+            lane.slot, lane.status, lane.began = slot, "training", time.monotonic()
             self.bank.weights[slot].copy_(self.bank.fresh(lane.spec.seed))
             self.optimizer.reset(slot)
             self.loss_sums[slot] = 0.0
@@ -218,7 +221,9 @@ class LaneRun:
             assert slot is not None
             loss = sums[slot] / spec.steps_per_epoch
             self.loss_sums[slot] = 0.0
-            epoch = LaneEpoch(spec.key, lane.step // spec.steps_per_epoch, lane.step, loss)
+            seconds = time.monotonic() - lane.began
+            epoch = LaneEpoch(spec.key, lane.step // spec.steps_per_epoch, lane.step, loss, lane.tokens, seconds)
+            lane.tokens = 0
             if loss > 2 * max(blind, starts[slot]):
                 reason = f"diverged: mean loss {loss:.3g} in epoch {epoch.epoch}, {starts[slot]:.3g} at the first step"
                 self._end(lane, "failed", reason)
@@ -230,6 +235,7 @@ class LaneRun:
         self.bank.route(None)
         for key in ended:
             lane = self.lanes[key]
+            lane.began = time.monotonic()  # scoring took its time too
             if lane.step >= lane.spec.total_steps:
                 self._end(lane, "done")
             elif decisions.get(key, Decision.KEEP) is Decision.DROP:

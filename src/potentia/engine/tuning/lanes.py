@@ -15,7 +15,7 @@ list of lanes, so resume with the same list.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from potentia.engine.split import SplitModel
 from potentia.engine.tuning.adapters import AdapterBank
 from potentia.engine.tuning.fast import FastPasses
-from potentia.engine.tuning.lane import LaneResult, OnEpoch, StepInfo
+from potentia.engine.tuning.lane import LaneEpoch, LaneResult, OnEpoch, StepInfo
 from potentia.engine.tuning.lane_run import LaneRun
 from potentia.engine.tuning.planner import PassPlan
 from potentia.engine.tuning.schedule import LaneSpec, LoraConfig
@@ -80,12 +80,14 @@ class LaneTrainer:
         *,
         on_epoch: OnEpoch | None = None,
         on_step: Callable[[StepInfo], None] | None = None,
+        on_recall: Callable[[list[LaneEpoch]], None] | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> dict[str, LaneResult]:
         """Train every lane to its end; lanes with the same adapter shape share passes, other shapes take their turn.
 
         ``on_epoch`` gets the lanes whose epoch ended at this step, with their adapters in their slots, and may score
-        through :attr:`router`; it answers with a decision per key (none means keep). ``stop`` is asked before a step.
+        through :attr:`router`; it answers with a decision per key (none means keep). A run that is resumed tells
+        ``on_recall`` the epochs it found, before its first step. ``stop`` is asked before a step.
         """
         keys = [spec.key for spec in specs]
         if len(set(keys)) != len(keys):
@@ -95,7 +97,7 @@ class LaneTrainer:
             groups.setdefault(spec.lora, []).append(spec)
         results: dict[str, LaneResult] = {}
         for lora, group in groups.items():
-            run = LaneRun(self, lora, group, on_epoch, on_step, stop)
+            run = LaneRun(self, lora, group, on_epoch, on_step, on_recall, stop)
             for spec in group:
                 self._specs[spec.key], self._shelves[spec.key] = spec, run.shelf
             results |= run.go()
@@ -167,6 +169,13 @@ class LaneTrainer:
             base_model_name_or_path=getattr(self.model.config, "_name_or_path", None) or None,
         ).save_pretrained(str(folder))
         save_file(bank.state(row), str(folder / "adapter_model.safetensors"), metadata={"format": "pt"})
+
+    def hold(self, states: Collection[tuple[str, int]]) -> None:
+        """Say which lanes' epochs may still be asked for; adapters are small, and all of them are kept."""
+
+    def bare(self) -> None:
+        """Let the untuned model be scored, also by those who know nothing of adapters."""
+        self.router.route(None)
 
     def restore(self, lane_key: str, epoch: int) -> int:
         """Put a lane's adapter of an epoch into a free slot for scoring; returns the slot."""

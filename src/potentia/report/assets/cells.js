@@ -9,7 +9,7 @@
     : value && typeof value === "object" ? Object.entries(value).map(([k, v]) => `${k} ${P.show(v)}`).join(", ")
     : typeof value === "number" && !Number.isInteger(value) ? String(Number(value.toPrecision(4))) : value);
 
-  const laneName = (lane) => [`lr ${lane.learning_rate}`, lane.form && lane.form !== "plain" ? lane.form : "", lane.seed ? `seed ${lane.seed}` : ""].filter(Boolean).join(", ");
+  const laneName = (lane) => [`lr ${lane.learning_rate}`, lane.style && lane.style !== "plain" ? lane.style : "", lane.seed ? `seed ${lane.seed}` : ""].filter(Boolean).join(", ");
   P.curves = (lanes, metric) => {
     const lines = (values) => lanes.map((lane, k) => ({
       type: "scatter", mode: "lines+markers", name: laneName(lane), x: lane.epoch, y: lane[values],

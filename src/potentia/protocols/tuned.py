@@ -1,0 +1,262 @@
+"""The tuned protocols: the same fine-tuning for every model, selection on validation, then the test split once.
+
+A tuning is a lane: (data, style, learning rate, seed). **Train-before-test** gives every benchmark lanes on its own
+train split and validates them by the benchmark's metric after each epoch (section 3.1, appendix A.2 of the paper).
+**Adjust** has one set of lanes on auxiliary data for all benchmarks (section 2.1 of "Training on the test task"),
+validated at its end; the benchmarks can also be scored at given optimizer steps, which shows emergence against the
+amount of training (figure 8). The candidates of a benchmark are its lanes' states and the untuned model. Nothing of
+the test split enters the choice.
+
+Adapters of all benchmarks train together, as lanes that share passes. Lanes of all weights, and those on auxiliary
+data, take turns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from potentia.errors import TuningError
+from potentia.protocols.ask import Ask, Evaluation, Style, evaluate
+from potentia.protocols.selection import Candidate, LanePlan, select
+from potentia.protocols.training import OnTheWay, Training, TunedResult
+from potentia.study import Selection, Tuning, content_key
+
+if TYPE_CHECKING:
+    from potentia.engine import LoadedModel
+    from potentia.engine.scoring import Scorer
+    from potentia.engine.tuning import FullLanes, LaneResult, LaneTrainer, StepInfo
+    from potentia.tasks import ChatTemplate, Task
+
+
+class Host(Protocol):
+    """Whom the tuning serves: it says what is asked for, hears of progress, takes the results, and may stop it."""
+
+    def asked(self, task: str, step: int | None) -> bool:
+        """Say whether this score is wanted: after some steps, or (None) of the chosen state."""
+
+    def direct(self, task: str, ready: Callable[[], None]) -> Evaluation | None:
+        """Return the direct test evaluation, for the gain; ``ready`` is called before the untuned model is asked."""
+
+    def commit(self, task: str, step: int | None, result: TunedResult) -> None:
+        """Take a result."""
+
+    def fail(self, task: str, error: Exception) -> None:
+        """A benchmark has no result."""
+
+    def lane(
+        self,
+        lane: LanePlan,
+        task: str,
+        curve: Sequence[Candidate],
+        status: str,
+        *,
+        note: str = "",
+        selected: bool = False,
+    ) -> None:
+        """A lane moved on or ended; ``curve`` is what it is worth on one task, from the untuned model on."""
+
+    def phase(self, name: str, total: int, unit: str = "docs") -> None:
+        """A new phase begins, with this much work."""
+
+    def progress(self, amount: int) -> None:
+        """Some of the phase's work is done."""
+
+    def step(self, info: StepInfo) -> None:
+        """A training step of all active lanes was made."""
+
+    def stop(self) -> bool:
+        """Say whether to stop now."""
+
+
+@dataclass
+class Tuned:
+    """The tunings of one row: train-before-test, or adjust where there is ``auxiliary`` data."""
+
+    loaded: LoadedModel
+    benchmarks: Mapping[str, Task]
+    tuning: Tuning
+    host: Host
+    auxiliary: Task | None = None
+    styles: tuple[Style, ...] = ("plain",)
+    chat: ChatTemplate | None = None
+    seed: int = 0
+    seeds: int = 1
+    choice: Selection = "validation"
+    at_steps: tuple[int, ...] = ()
+    token_budget: int | None = None
+    workspace: Path | None = None
+    untuned: dict[tuple[str, Style], Candidate] = field(default_factory=dict)
+    curves: dict[tuple[str, str], list[Candidate]] = field(default_factory=dict)  # by lane and task
+    on_the_way: OnTheWay = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.on_the_way = OnTheWay(self.workspace / "on-the-way" if self.workspace else None)
+
+    @property
+    def together(self) -> bool:
+        """Whether all lanes train in shared passes."""
+        return self.auxiliary is None and self.tuning.method == "lora"
+
+    def run(self, wanted: Sequence[str]) -> None:
+        """Make every tuning and hand the wanted benchmarks' results to the host, each as soon as it is tested."""
+        alone = self.tuning.method == "full" and self.auxiliary is None
+        for names in [[name] for name in wanted] if alone else [list(self.benchmarks)]:
+            self._tune(names, [name for name in wanted if name in names])
+
+    def _tune(self, names: Sequence[str], wanted: Sequence[str]) -> None:
+        from potentia.engine.scoring import Scorer
+        from potentia.engine.tuning import FullLanes, LaneTrainer
+
+        self._validate_untuned(names, Scorer(self.loaded, token_budget=self.token_budget))
+        lanes = {lane.key: lane for lane in self._lanes(names)}
+        trainers = FullLanes if self.tuning.method == "full" else LaneTrainer
+        with trainers(self.loaded, token_budget=self.token_budget, workspace=self.workspace) as trainer:
+            scorer = Scorer(self.loaded, token_budget=self.token_budget, router=trainer.router)
+            results = Training(self, trainer, scorer, lanes).go()
+            for name in wanted:
+                try:
+                    self._finish(name, lanes, results, trainer, scorer)
+                except TuningError as error:
+                    self.host.fail(name, error)
+
+    # --- before: validation of the untuned model, the lanes --------------------------------------------------------
+
+    def _validate_untuned(self, names: Sequence[str], scorer: Scorer) -> None:
+        asks = [(name, Ask(self.benchmarks[name], "validation", style)) for name in names for style in self.styles]
+        self.host.phase("validating untuned", sum(len(ask.task.documents("validation")) for _, ask in asks))
+        for name, ask in asks:
+            value = stderr = math.nan
+            if ask.task.documents("validation"):
+                (made,) = evaluate(scorer, [ask], chat=self.chat, progress=self.host.progress)
+                value, stderr = made.main.value, made.main.stderr
+            self.untuned[name, ask.style] = Candidate(ask.style, 0, value, stderr)
+
+    def _lanes(self, names: Sequence[str]) -> Iterator[LanePlan]:
+        for name, data in (
+            [(n, self.benchmarks[n]) for n in names] if self.auxiliary is None else [("", self.auxiliary)]
+        ):
+            content = {"task" if name else "adjust": data.fingerprint}
+            for style in self.styles:
+                for rate in self.tuning.learning_rates:
+                    for seed in range(self.seed, self.seed + self.seeds):
+                        model, tuning = self.loaded.fingerprint, self.tuning
+                        key = content_key(model=model, form=style, rate=rate, seed=seed, tuning=tuning, **content)
+                        yield LanePlan(key, name or data.name, style, rate, seed)
+
+    def served(self, lane: LanePlan) -> Sequence[str]:
+        """Return the benchmarks that a lane is for."""
+        return (lane.data,) if self.auxiliary is None else tuple(self.benchmarks)
+
+    # --- after: selection, then the test split once ------------------------------------------------------------------
+
+    def states(self, name: str, lanes: Mapping[str, LanePlan]) -> list[Candidate]:
+        """Return the tuned states that may be chosen for a benchmark, so far."""
+        known = [c for key in lanes for c in self.curves.get((key, name), ()) if c.tuned]
+        return known if self.auxiliary is None else [c for c in known if c.epoch == self.tuning.epochs]
+
+    def best(self, name: str, candidates: Sequence[Candidate]) -> Candidate:
+        """Return the best candidate on validation."""
+        return select(candidates, higher_is_better=self.benchmarks[name].higher_is_better)
+
+    def _finish(
+        self,
+        name: str,
+        lanes: Mapping[str, LanePlan],
+        results: Mapping[str, LaneResult],
+        trainer: LaneTrainer | FullLanes,
+        scorer: Scorer,
+    ) -> None:
+        task = self.benchmarks[name]
+        mine = {key: lane for key, lane in lanes.items() if name in self.served(lane)}
+        failures = [
+            f"{lane.learning_rate:g} {lane.style}: {results[key].reason}"
+            for key, lane in mine.items()
+            if results[key].reason
+        ]
+        tuned = self.states(name, mine)
+        if not tuned:
+            raise TuningError(f"every lane of {name} failed: {'; '.join(failures)}")
+        untuned = [self.untuned[name, style] for style in self.styles]
+        blind = not task.documents("validation")  # nothing to choose by (as in MMLU): the tuned model stands
+        chosen, on_the_way = [], []
+        for seed in range(self.seed, self.seed + self.seeds):
+            own = [c for c in tuned if c.lane is not None and c.lane.seed == seed]
+            forced = own and (blind or self.choice != "validation")
+            chosen.append(self.best(name, own if forced else [*untuned, *own]))
+            on_the_way += [self.best(name, own)] if own else []
+        self._publish_steps(name, on_the_way)
+        if not self.host.asked(name, None):
+            return
+        tests = []
+        for best in chosen:
+            if best.lane is None:
+                trainer.bare()
+            owner = trainer.restore(best.lane.key, best.epoch) if best.lane is not None else None
+            self.host.phase(f"testing {name}", len(task.documents("test")))
+            ask = Ask(task, "test", best.style, owner=owner)
+            tests += evaluate(scorer, [ask], chat=self.chat, progress=self.host.progress)
+            if best.lane is not None:
+                self.tell(best.lane, name, results[best.lane.key].status, selected=True)
+        direct = self.host.direct(name, trainer.bare)
+        test, kept_direct = Evaluation.mean(tests), False
+        if self.choice == "paper" and direct is not None and not _improves(test, direct, task):
+            test, kept_direct = direct, True
+        ended = [results[key] for key in mine]
+        selection = _told(chosen, tests) | {
+            "tuned": chosen[0].tuned and not kept_direct,
+            "kept_direct": kept_direct,
+            "epochs_saved_by_race": sum(self.tuning.epochs - len(r.epochs) for r in ended if r.status == "dropped"),
+            "target_modules": list(ended[0].targets),
+            "failed_lanes": failures,
+        }
+        self.host.commit(name, None, TunedResult(test, selection, direct.main.value if direct is not None else None))
+
+    def _publish_steps(self, name: str, chosen: Sequence[Candidate]) -> None:
+        """Hand over the scores on the way of the lanes that were chosen in the end."""
+        for step in self.at_steps:
+            if self.host.asked(name, step):
+                tests = [self.on_the_way.get(c.lane.key, step, name) for c in chosen if c.lane is not None]
+                selection = _told(chosen, tests) | {"step": step}
+                del selection["epoch"]  # the end of the tuning, where the lane was chosen
+                self.host.commit(name, step, TunedResult(Evaluation.mean(tests), selection))
+
+    def tell(self, lane: LanePlan, name: str, status: str, *, note: str = "", selected: bool = False) -> None:
+        """Tell the host what a lane is worth on a benchmark; one lane on auxiliary data has a curve for each."""
+        curve = self.curves[lane.key, name]
+        if any(not math.isnan(candidate.value) for candidate in curve):
+            key = lane.key if self.auxiliary is None else content_key(lane=lane.key, task=name)
+            self.host.lane(replace(lane, key=key), name, curve, status, note=note, selected=selected)
+
+
+def trainable(task: Task) -> bool:
+    """Say whether a task has documents to train on and to validate with."""
+    return bool(task.documents("train") and task.documents("validation"))
+
+
+def _told(chosen: Sequence[Candidate], tests: Sequence[Evaluation]) -> dict[str, Any]:
+    """Return what was chosen, seed by seed, and how far the seeds' scores lie apart."""
+    values = [test.main.value for test in tests]
+    mean = sum(values) / len(values)
+    spread = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1)) if len(values) > 1 else None
+    return {
+        "style": chosen[0].style,
+        "learning_rate": chosen[0].learning_rate,
+        "epoch": chosen[0].epoch,
+        "validation": chosen[0].value,
+        "validation_stderr": chosen[0].stderr,
+        "seeds": [
+            {"value": v, "learning_rate": c.learning_rate, "epoch": c.epoch, "style": c.style, "validation": c.value}
+            for v, c in zip(values, chosen, strict=True)
+        ],
+        "spread": spread,
+    }
+
+
+def _improves(test: Evaluation, direct: Evaluation, task: Task) -> bool:
+    """Say whether the tuned test score beats the direct one (the question of ``selection: paper``)."""
+    gain = test.main.value - direct.main.value
+    return gain > 0 if task.higher_is_better else gain < 0

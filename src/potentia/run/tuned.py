@@ -1,0 +1,180 @@
+"""The tuned cells of a row: what the store and the board hear of them, and what a resumed row needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from potentia.errors import ModelError
+from potentia.protocol import ADJUST, TRAIN_BEFORE_TEST, Protocol
+from potentia.protocols import Candidate, Evaluation, LanePlan, Stopped, Tuned, TunedResult, trainable
+from potentia.run.board import Interrupted
+from potentia.run.plan import CellPlan
+from potentia.study import content_key
+
+if TYPE_CHECKING:
+    from potentia.engine.tuning import StepInfo
+    from potentia.run.row import RowRun
+
+
+def tune_row(row: RowRun, kind: Protocol, cells: Sequence[CellPlan]) -> None:
+    """Compute the cells of one tuned protocol; each is committed as soon as it is tested."""
+    study, tasks = row.study, row.tasks.benchmarks
+    every = {cell.task: cell.key for cell in row.plan.cells if cell.protocol == kind}
+    pending = list(dict.fromkeys(cell.task for cell in cells))
+    host = RowHost(row, cells, every)
+    if kind == TRAIN_BEFORE_TEST:
+        for name in [name for name in pending if not trainable(tasks[name])]:
+            told = f"{name} has no documents to train on; use the protocol adjust with auxiliary data"
+            host.fail(name, told)
+            pending.remove(name)
+        if not pending:
+            return
+    folder = row.workspace / content_key(cells=sorted(every.values()))
+    size = sum(parameter.numel() for parameter in row.loaded.model.parameters())
+    adjusted = study.adjust if kind == ADJUST else None
+    tuning = (adjusted and adjusted.recipe_for(size)) or study.tuning
+    waved = kind == TRAIN_BEFORE_TEST and tuning.method == "lora"
+    begun = _wave(folder, list(every), pending) if waved else pending
+    tuned = Tuned(
+        loaded=row.loaded,
+        benchmarks={name: tasks[name] for name in begun},
+        tuning=tuning,
+        host=host,
+        auxiliary=row.tasks.auxiliary if adjusted else None,
+        styles=row.styles if adjusted is None else row.styles[:1],  # one tuning for all benchmarks: in one style
+        chat=row.chat,
+        seed=study.seed,
+        seeds=study.seeds,
+        choice=study.selection,
+        at_steps=tuple(sorted(set(adjusted.at_steps))) if adjusted else (),
+        token_budget=study.token_budget,
+        workspace=folder,
+    )
+    try:
+        tuned.run(pending)
+    except Stopped:
+        raise Interrupted from None
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _wave(folder: Path, every: Sequence[str], pending: Sequence[str]) -> list[str]:
+    """Return the tasks whose lanes train together: those that were begun with here, if they cover what is pending.
+
+    The trainer's packing, and with it the last bits of every number, follows from the list of lanes. Cells are
+    committed one by one, so what is still missing shrinks; the folder remembers the whole list until all is done.
+    """
+    note = folder / "wave.json"
+    try:
+        begun = json.loads(note.read_text())["tasks"]
+    except (OSError, ValueError, KeyError, TypeError):
+        begun = None
+    if begun is not None and set(pending) <= set(begun) <= set(every):
+        return list(begun)
+    folder.mkdir(parents=True, exist_ok=True)
+    aside = folder / f".wave.{os.getpid()}"
+    aside.write_text(json.dumps({"tasks": list(pending)}))
+    aside.replace(note)
+    return list(pending)
+
+
+class RowHost:
+    """Serves the tuning of a row: writes lanes and cells to the store, progress to the board, passes on the stop."""
+
+    def __init__(self, row: RowRun, cells: Sequence[CellPlan], every: dict[str, str]) -> None:
+        self.row = row
+        self.cells = {(cell.task, cell.protocol.step): cell for cell in cells}
+        self.every = every  # the keys of all cells of the protocol, by task
+        self.began = self.committed = time.monotonic()
+        self.tokens = 0
+        self.best: dict[str, float] = {}
+
+    # --- what is asked for, what is found --------------------------------------------------------------------------
+
+    def asked(self, task: str, step: int | None) -> bool:
+        """Say whether a cell is still to compute."""
+        return (task, step) in self.cells
+
+    def direct(self, task: str, ready: Callable[[], None]) -> Evaluation | None:
+        """Return the direct evaluation: the committed cell's, or computed now."""
+        return self.row.direct_evaluation(task, ready)
+
+    def commit(self, task: str, step: int | None, result: TunedResult) -> None:
+        """Commit a cell; a score that is no number fails it alone."""
+        cell, now = self.cells.pop((task, step)), time.monotonic()
+        try:
+            self.row.commit(
+                cell,
+                result.test,
+                seconds=now - self.committed,
+                selection=result.selection,
+                direct_value=result.direct_value,
+            )
+        except ModelError as error:
+            self.row.fail(cell, error)
+        self.committed = now
+
+    def fail(self, task: str, error: Exception | str) -> None:
+        """Record the missing cells of a task as failed."""
+        for place in [place for place in self.cells if place[0] == task]:
+            self.row.fail(self.cells.pop(place), error)
+
+    # --- progress ----------------------------------------------------------------------------------------------------
+
+    def phase(self, name: str, total: int, unit: str = "docs") -> None:
+        """Begin a phase on the board."""
+        self.began, self.tokens = time.monotonic(), 0
+        self.row.board.phase(name, total=total, unit=unit, tokens_per_second=None)
+
+    def progress(self, amount: int) -> None:
+        """Move the phase on, or stop."""
+        self.row.progress(amount)
+
+    def step(self, info: StepInfo) -> None:
+        """Report a training step."""
+        self.tokens += info.tokens
+        rate = self.tokens / max(time.monotonic() - self.began, 1e-9)
+        facts = {"lanes_active": info.active, "lanes_waiting": info.waiting, "tokens_per_second": rate}
+        self.row.board.reach(info.done, before=info.before, **facts)
+
+    def lane(
+        self,
+        lane: LanePlan,
+        task: str,
+        curve: Sequence[Candidate],
+        status: str,
+        *,
+        note: str = "",
+        selected: bool = False,
+    ) -> None:
+        """Write the lane's curve to the store and the best validation so far to the board."""
+        from potentia.store import EpochRecord, LaneRecord
+
+        row = self.row
+        record = LaneRecord(
+            key=lane.key,
+            study=row.plan.study_key,
+            model=row.plan.model.name,
+            task=task,
+            learning_rate=lane.learning_rate,
+            style=lane.style,
+            seed=lane.seed,
+            status=status,
+            cell=self.every[task],
+            epochs=tuple(EpochRecord(c.epoch, c.loss, c.value, c.stderr, c.seconds, c.tokens) for c in curve),
+            selected=selected,
+            note=note,
+        )
+        row.store.save_lane(record)
+        best = max if row.tasks.benchmarks[task].higher_is_better else min
+        self.best[task] = best([*(c.value for c in curve), *([self.best[task]] if task in self.best else [])])
+        row.board.note(validation=f"{task} {self.best[task]:.3f}", best=dict(self.best))
+
+    def stop(self) -> bool:
+        """Say whether the row is to stop."""
+        return self.row.stop()
