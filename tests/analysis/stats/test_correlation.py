@@ -130,3 +130,31 @@ def test_a_stack_with_ties_agrees_with_scipy(data):
     stack = np.stack([data.draw(arrays(np.float64, (6, 3), elements=st.integers(0, 3).map(float))) for _ in range(3)])
     for k, tau in enumerate(kendall_matrix(stack)):
         np.testing.assert_allclose(tau, by_pairs(kendall_matrix, stack[k], stack[k]), atol=1e-12)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("models", [2, 3, 65, 130])  # pairs that fill a word, and that do not
+def test_a_stack_agrees_with_one_at_a_time(models, tied):
+    rng = np.random.default_rng(models)
+    stack = rng.normal(size=(7, models, 5))
+    if tied:
+        stack = np.round(stack, 1)
+    slow = np.stack([by_pairs(kendall_matrix, one, one) for one in stack])
+    np.testing.assert_allclose(kendall_matrix(stack), slow, atol=1e-12)
+
+
+def test_the_same_question_is_answered_once(monkeypatch):
+    calls = []
+    true = module._tau_of_one
+    monkeypatch.setattr(module, "_tau_of_one", lambda *a: calls.append(a) or true(*a))
+    rng = np.random.default_rng(5)
+    x, weights = rng.normal(size=(40, 12)), rng.integers(0, 3, size=(300, 40)).astype(float)
+    kendall_matrix.forget()
+    first, again = kendall_matrix(x, weights=weights), kendall_matrix(x.copy(), weights=weights.copy())
+    assert len(calls) == 1
+    assert first is again
+    with pytest.raises(ValueError, match="read-only"):
+        again[0, 0, 0] = 2.0  # it is shared, so nobody may change it
+    other = kendall_matrix(x[:, ::-1], weights=weights)
+    assert len(calls) == 2
+    np.testing.assert_array_equal(other[:, ::-1, ::-1], first)

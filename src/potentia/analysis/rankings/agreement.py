@@ -30,6 +30,7 @@ from potentia.findings import Bars, Cell, Chart, Finding, Heatmap, Interval, Tab
 from potentia.protocol import Protocol
 from potentia.scores import Floats, ScoreMatrix
 
+NOISE_BLOCK = 1 << 22  # scores drawn at once
 NAMES = {"kendall": "Kendall's τ", "spearman": "Spearman's ρ", "pearson": "Pearson's r"}
 
 
@@ -317,7 +318,9 @@ def _resample(
         if items:
             noise = correlate(item_values(matrix, items, resamples, rng))
         elif np.isfinite(matrix.stderr).any():
-            noise = correlate(noisy_values(matrix, resamples, rng))
+            block = max(1, NOISE_BLOCK // max(1, models * tasks))
+            parts = [min(block, resamples - start) for start in range(0, resamples, block)]
+            noise = np.concatenate([correlate(noisy_values(matrix, part, rng)) for part in parts])
         values = matrix.oriented()
         found.append(_Resamples(correlate(values), correlate(values, weights=model_draws), noise, task_draws))
     return found

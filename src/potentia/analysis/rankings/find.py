@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from potentia.analysis.rankings.aggregate import Aggregate, aggregate_ranks
 from potentia.analysis.rankings.agreement import NAMES, Agreement, AgreementChange, compare_agreement, measure_agreement
@@ -162,8 +163,16 @@ def rank_scores(
     Texts to predict (bits per byte) are compared with the tasks; the rest are tasks. ``items`` are stored outcomes by
     protocol; where they are there, they give paired tests and the noise of scores.
     """
-    items = items or {}
-    options = options or Options()
+    with threadpool_limits(1, user_api="blas"):  # many small products: threads that wait for each other cost more
+        return _rank_scores(scores, background, options or Options(), items or {})
+
+
+def _rank_scores(
+    scores: Mapping[Protocol, ScoreMatrix],
+    background: Background | None,
+    options: Options,
+    items: Mapping[Protocol, Outcomes],
+) -> Rankings:
     matrices = [scores[p].benchmarks() for p in in_order(scores)]
     matrices = [m for m in matrices if m.shape[0] > 1 and m.shape[1] > 0]
     if not matrices:

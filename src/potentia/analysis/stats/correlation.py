@@ -14,6 +14,7 @@ from potentia.analysis.stats.kendall import kendall_matrix, three_axes
 from potentia.scores import Floats
 
 Correlate = Callable[..., Floats]
+_BLOCK = 1 << 20  # scores weighed at once
 
 
 def spearman_matrix(
@@ -56,8 +57,13 @@ def _correlate(
     draws = np.ones((1, x.shape[1])) if weights is None else np.atleast_2d(np.asarray(weights, dtype=np.float64))
     single = np.ndim(values) == 2 and (weights is None or np.ndim(weights) == 1)
     if len(x) == 1 and np.isfinite(x).all() and np.isfinite(y).all():
-        left, right = (_midranks(x[0], draws), _midranks(y[0], draws)) if ranks else (x, y)
-        result = _pearson_of_whole(left, right, draws)
+        parts = []
+        for part in np.array_split(draws, -(-len(draws) * x[0].size // _BLOCK)):
+            left, right = (
+                (_midranks(x[0], part), None if others is None else _midranks(y[0], part)) if ranks else (x, y)
+            )
+            parts.append(_pearson_of_whole(left, left if right is None else right, part))
+        result = np.concatenate(parts)
     else:
         one = _spearman if ranks else _pearson
         resamples = max(len(x), len(draws))
@@ -69,8 +75,10 @@ def _pearson_of_whole(x: Floats, y: Floats, weight: Floats) -> Floats:
     """Weighted r without gaps, all resamples at once: x and y are (1 or R, models, tasks), weight (R, models)."""
     with np.errstate(invalid="ignore", divide="ignore"):
         share = (weight / weight.sum(axis=1, keepdims=True))[:, None, :]  # (R, 1, models)
-        left, right = x - share @ x, y - share @ y
-        spread_x, spread_y = (_spread(share @ d**2, share @ v**2) for d, v in ((left, x), (right, y)))
+        left = x - share @ x
+        spread_x = _spread(share @ left**2, share @ x**2)
+        right = left if y is x else y - share @ y
+        spread_y = spread_x if y is x else _spread(share @ right**2, share @ y**2)
         together = (left * share.transpose(0, 2, 1)).transpose(0, 2, 1) @ right
         r = together / np.sqrt(spread_x).transpose(0, 2, 1) / np.sqrt(spread_y)
     return np.asarray(np.clip(r, -1.0, 1.0))

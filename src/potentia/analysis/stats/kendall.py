@@ -15,15 +15,17 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from potentia.analysis.stats.remember import remembered
 from potentia.errors import InputError
 from potentia.scores import Floats
 
 _BLOCK = 1 << 22  # entries of a working block: small enough for the cache to help, large enough for BLAS
-_STACK = 1 << 16  # the same for a stack of matrices, whose products are many and small
+_STACK = 1 << 23  # bytes of a working block of signs for a stack of matrices
 _MANY_MODELS = 1_000
 _EXACT = 1 << 24  # integers up to here are exact in float32
 
 
+@remembered
 def kendall_matrix(
     values: npt.ArrayLike, others: npt.ArrayLike | None = None, *, weights: npt.ArrayLike | None = None
 ) -> Floats:
@@ -66,7 +68,7 @@ def kendall_of_signs(
     models = _models_of_pairs(s.shape[0])
     draws = _draws(weights, models)
     a, b = np.triu_indices(models, 1)
-    v = None if known is None else np.asarray(known, dtype=np.float32)
+    v = None if known is None or np.all(known) else np.asarray(known, dtype=np.float32)
     totals = _Totals(s.shape[1], None, 1 if draws is None else len(draws), gaps=v is not None)
     for part in _slices(len(a), totals.width):
         pair = None if draws is None else draws[:, a[part]] * draws[:, b[part]]
@@ -156,29 +158,54 @@ def _tau_of_one(x: Floats, y: Floats | None, draws: npt.NDArray[np.floating] | N
 
 
 def _tau_of_stack(x: Floats) -> Floats:
-    """Tau-b of each of a stack of whole matrices, by batched products on small integers."""
-    a, b = np.triu_indices(x.shape[1], 1)
-    places = _dense_ranks(x)
-    tau = np.empty((len(x), x.shape[2], x.shape[2]))
-    step = max(1, _STACK // max(1, len(a) * x.shape[2]))
-    for start in range(0, len(x), step):
-        part = places[start : start + step]
-        s = np.sign(part[:, a] - part[:, b]).astype(np.float32)  # (resamples, pairs, tasks)
-        totals = _Totals(x.shape[2], None, len(part), gaps=False)
-        totals.concordance += s.transpose(0, 2, 1) @ s
-        tau[start : start + step] = totals.tau()
+    """Tau-b of each of a stack of whole matrices."""
+    resamples, models, tasks = x.shape
+    tau = np.empty((resamples, tasks, tasks))
+    step = max(1, _STACK // max(1, models * (models - 1) // 2 * tasks))
+    for start in range(0, resamples, step):
+        places, tied = _dense_ranks(x[start : start + step])
+        tau[start : start + step] = _tau_of_signs(places) if tied else _tau_of_bits(places)
     return tau
 
 
-def _dense_ranks(x: Floats) -> npt.NDArray[np.int16]:
-    """Return integers in the order of the models, equal where the scores are equal, for each resample and task."""
-    order = np.argsort(x, axis=1)
-    ascending = np.take_along_axis(x, order, axis=1)
-    steps = np.zeros(x.shape, dtype=np.int16)
-    steps[:, 1:] = np.cumsum(ascending[:, 1:] != ascending[:, :-1], axis=1)
+def _tau_of_signs(places: npt.NDArray[np.int16]) -> Floats:
+    """Tau-b from places with ties, by batched products of small integers."""
+    a, b = np.triu_indices(places.shape[2], 1)
+    totals = _Totals(places.shape[1], None, len(places), gaps=False)
+    for k, part in enumerate(places):  # (tasks, models)
+        s = np.sign(part[:, a] - part[:, b]).astype(np.float32)  # (tasks, pairs)
+        totals.concordance[k] = s @ s.T
+    return totals.tau()
+
+
+def _tau_of_bits(places: npt.NDArray[np.int16]) -> Floats:
+    """Tau from places without ties: a sign is one bit, and the discordant pairs of two tasks are where bits part."""
+    resamples, tasks, models = places.shape
+    pairs = models * (models - 1) // 2
+    above = np.zeros((resamples, tasks, -(-pairs // 64) * 64), dtype=bool)  # padded to whole words
+    end = 0
+    for m in range(models - 1):
+        end, begin = end + models - 1 - m, end
+        np.greater(places[:, :, m : m + 1], places[:, :, m + 1 :], out=above[:, :, begin:end])
+    words = np.packbits(above, axis=2).view(np.uint64)
+    totals = _Totals(tasks, None, resamples, gaps=False)
+    for j in range(tasks):
+        apart = np.bitwise_count(words[:, j : j + 1] ^ words[:, j:]).sum(axis=2, dtype=np.int64)
+        totals.concordance[:, j, j:] = totals.concordance[:, j:, j] = pairs - 2 * apart
+    return totals.tau()
+
+
+def _dense_ranks(x: Floats) -> tuple[npt.NDArray[np.int16], bool]:
+    """Return integers in the order of the models, equal for equal scores, as (resamples, tasks, models); any ties."""
+    scores = np.ascontiguousarray(x.transpose(0, 2, 1))
+    order = np.argsort(scores, axis=2)
+    ascending = np.take_along_axis(scores, order, axis=2)
+    new = ascending[:, :, 1:] != ascending[:, :, :-1]
+    steps = np.zeros(scores.shape, dtype=np.int16)
+    np.cumsum(new, axis=2, out=steps[:, :, 1:])
     places = np.empty_like(steps)
-    np.put_along_axis(places, order, steps, axis=1)
-    return places
+    np.put_along_axis(places, order, steps, axis=2)
+    return places, not bool(new.all())
 
 
 def _tau_by_sorting(x: Floats, y: Floats | None) -> Floats:
