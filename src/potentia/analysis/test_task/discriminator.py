@@ -51,7 +51,7 @@ def balanced_accuracy(features: Floats, labels: npt.NDArray[np.bool_], *, seed: 
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.metrics import balanced_accuracy_score
     from sklearn.model_selection import LeaveOneOut, cross_val_predict
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+    from threadpoolctl import threadpool_limits
 
     if min(labels.sum(), (~labels).sum()) < 2:
         raise InputError("both groups need two models at least to be told apart")
