@@ -72,6 +72,12 @@ def run(
     made = read_study(study, flags)
     with errors.status("reading tasks and models …"):
         plan = plan_study(made)
+    if plan.outdated:
+        errors.print(
+            f"{len(plan.outdated)} cells of this study were made by another version of Potentia, or of files that have"
+            " changed since; they are computed anew.",
+            soft_wrap=True,
+        )
     if dry_run:
         show_plan(plan, as_json=as_json)
         return

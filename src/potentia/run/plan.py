@@ -78,12 +78,17 @@ class LoadedTasks(NamedTuple):
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """Every row of a study, with its tasks loaded."""
+    """Every row of a study, with its tasks loaded.
+
+    ``outdated`` are cells that the study has in its store and does not ask for any more: made by another version of
+    Potentia, or of files that have changed since. They are computed anew.
+    """
 
     study: Study
     key: str
     rows: tuple[RowPlan, ...]
     tasks: LoadedTasks
+    outdated: tuple[str, ...] = ()
 
     def cells(self) -> Iterator[CellPlan]:
         """Go through the cells of all rows."""
@@ -219,11 +224,15 @@ def plan_study(study: Study) -> StudyPlan:
     key, tasks = study_key(study), load_tasks(study)
     _check_steps(study, tasks.auxiliary)
     rows = [_plan_row(study, key, tasks, model) for model in study.rows()]
+    outdated: list[str] = []
     store = Store.find(study.store)
     if store is not None:
         with store:
             rows = seen(rows, store)
-    return StudyPlan(study, key, tuple(rows), tasks)
+            wanted = {cell.key for row in rows for cell in row.cells}
+            readable = {row.model.name for row in rows if not row.problem}
+            outdated = [k for k, model in store.linked(key).items() if model in readable and k not in wanted]
+    return StudyPlan(study, key, tuple(rows), tasks, tuple(outdated))
 
 
 def _plan_row(study: Study, key: str, tasks: LoadedTasks, model: ModelSpec) -> RowPlan:

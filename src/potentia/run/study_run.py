@@ -75,6 +75,8 @@ def _register(plan: StudyPlan) -> None:
 
     with Store.open(plan.study.store) as store:
         store.study(plan.study.name, plan.key, plan.study.model_dump(mode="json"))
+        if plan.outdated:
+            store.release(plan.key, plan.outdated)
         for row in plan.rows:
             take_over(row, store)
 

@@ -156,6 +156,20 @@ class Store(LiveStore):
         with self._writing() as connection:
             return self._put(connection, cells, {})
 
+    def linked(self, study: str) -> dict[str, str]:
+        """Return the keys of the cells that a study has, each with its model; none where the study is not known."""
+        c, linked = s.cells.c, s.study_cells.c
+        query = sa.select(c.key, c.model).join_from(s.study_cells, s.cells).where(linked.study == study)
+        with self._reading() as connection:
+            return dict(connection.execute(query).tuples().all())
+
+    def release(self, study: str, cell_keys: Sequence[str]) -> None:
+        """Take cells out of a study that does not ask for them any more; they stay in the store."""
+        with self._writing() as connection:
+            for number in self._numbers(connection, cell_keys).values():
+                here = sa.and_(s.study_cells.c.study == study, s.study_cells.c.cell == number)
+                connection.execute(s.study_cells.delete().where(here))
+
     def adopt(self, study: str, cell_keys: Iterable[str]) -> int:
         """Add committed cells of other studies to this one, which asks for the same keys; returns how many it has."""
         keys = list(dict.fromkeys(cell_keys))

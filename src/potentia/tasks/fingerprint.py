@@ -34,9 +34,12 @@ def canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=str)
 
 
+_FILES = {"data_files", "data_dir"}  # where a definition names its files: a folder may be moved
+
+
 def _described(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): _described(inner) for key, inner in value.items()}
+        return {str(key): _described(inner) for key, inner in value.items() if key not in _FILES}
     if isinstance(value, (list, tuple)):
         return [_described(inner) for inner in value]
     if callable(value):
