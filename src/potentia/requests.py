@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +24,40 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Continue ``context`` greedily until one of the ``stop`` strings, the end token, or ``max_tokens``."""
+    """Continue ``context`` greedily until one of the ``stop`` strings, the end token, or ``max_tokens``.
+
+    ``options`` are further settings of the choice, by transformers' names: ``(("repetition_penalty", 1.1),)``.
+    """
 
     context: str
     stop: tuple[str, ...] = ()
     max_tokens: int = 256
+    options: tuple[tuple[str, Any], ...] = ()
+
+
+_ELSEWHERE = {"until", "max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"}
+_SAMPLING = {
+    "do_sample",
+    "temperature",
+    "top_k",
+    "top_p",
+    "top_h",
+    "min_p",
+    "typical_p",
+    "epsilon_cutoff",
+    "eta_cutoff",
+    "use_cache",
+}
+
+
+def decoding_options(settings: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """Return those of a task's generation settings that change a text written without sampling."""
+    kept = settings.keys() - _ELSEWHERE - _SAMPLING
+    return tuple((name, _frozen(settings[name])) for name in sorted(kept) if settings[name] is not None)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from potentia.engine.admission import admit, refuse_encoder_decoder, why_not_loaded
 from potentia.engine.identity import fingerprint, memory_fingerprint
 from potentia.engine.tokens import BosPolicy, Encoder
-from potentia.errors import InputError, MissingExtraError, ModelError
+from potentia.errors import InputError, MissingExtraError, PotentiaError
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +48,7 @@ class LoadedModel:
             tokenizer=tokenizer,
             device=weight.device,
             dtype=weight.dtype,
-            max_length=context_length(config, tokenizer),
+            max_length=context_length(config, tokenizer, model),
             bos=BosPolicy.of(tokenizer, config),
             fingerprint=fingerprint or memory_fingerprint(model, tokenizer),
             target_architecture=str(getattr(config, "model_type", type(model).__name__)),
@@ -82,7 +83,9 @@ def load(
 
     ``auto`` means: the first CUDA device in bfloat16, or else the CPU in float32.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    from potentia.engine.memory import out_of_memory
 
     place = pick_device(device)
     kind = pick_dtype(dtype, place)
@@ -98,21 +101,25 @@ def load(
         _need_gguf()
         options["gguf_file"] = gguf_file
     try:
+        if gguf_file is None:
+            refuse_encoder_decoder(AutoConfig.from_pretrained(name_or_path, **options))
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, **options)
         model: Any = AutoModelForCausalLM.from_pretrained(name_or_path, dtype=kind, **options)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise ModelError(
-            f"cannot load {name_or_path}: {error}",
-            hint="give a Hub name, a folder with config.json and safetensors, or a .gguf file",
-        ) from error
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        if isinstance(error, PotentiaError) or out_of_memory(error):
+            raise
+        raise why_not_loaded(name_or_path, error) from error
     if gguf_file is not None:
         _plain_weights(model)
         _declare_bos(tokenizer, name_or_path, gguf_file, revision)
     model.eval()
     model.requires_grad_(False)
     model.to(place)
+    admit(model, tokenizer)
     content = fingerprint(name_or_path, revision=revision, gguf_file=gguf_file)
-    return LoadedModel.of(model, tokenizer, fingerprint=content)
+    loaded = LoadedModel.of(model, tokenizer, fingerprint=content)
+    loaded.checked["predictions"] = "agrees"
+    return loaded
 
 
 def pick_device(name: str) -> torch.device:
@@ -144,15 +151,27 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     return kind
 
 
-def context_length(config: Any, tokenizer: Any) -> int:
-    """Find how many tokens the model reads at once, from the same sources and in the same order as lm-eval."""
+def context_length(config: Any, tokenizer: Any, model: Any = None) -> int:
+    """Find how many tokens the model reads at once, from the same sources and in the same order as lm-eval.
+
+    Of RoBERTa-type models' positions, those up to the padding token's are never used: these fit fewer.
+    """
     config = getattr(config, "text_config", None) or config
     for name in ("n_positions", "max_position_embeddings", "n_ctx"):
         value = getattr(config, name, None)
         if value is not None:
-            return int(value)
+            return int(value) - _unused_positions(model, int(value))
     limit = getattr(tokenizer, "model_max_length", None)
     return int(limit) if limit is not None and limit < UNLIMITED else DEFAULT_MAX_LENGTH
+
+
+def _unused_positions(model: Any, positions: int) -> int:
+    from torch import nn
+
+    for name, module in model.named_modules() if model is not None else ():
+        if isinstance(module, nn.Embedding) and module.num_embeddings == positions and "position" in name:
+            return 0 if module.padding_idx is None else module.padding_idx + 1
+    return 0
 
 
 def _need_gguf() -> None:

@@ -20,7 +20,7 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, po
 from potentia.engine import Ids, LoadedModel, load, write_chat
 from potentia.engine.scoring import Scorer
 from potentia.errors import InputError
-from potentia.requests import Continuation, Document, Generation
+from potentia.requests import Continuation, Document, Generation, decoding_options
 
 DEFAULT_NEW_TOKENS = 256
 
@@ -135,7 +135,8 @@ class PotentiaLM(TemplateLM):  # type: ignore[misc]
                     hint="set do_sample=false in --gen_kwargs, or use --model hf",
                 )
             stop = handle_stop_sequences(settings.get("until"), eos=self.tokenizer.eos_token)
-            wanted.append(Generation(context, tuple(text for text in stop if text), settings["max_gen_toks"]))
+            stops = tuple(text for text in stop if text)
+            wanted.append(Generation(context, stops, settings["max_gen_toks"], decoding_options(settings)))
         with _bar(len(requests), "generate_until", disable_tqdm) as bar:
             texts = self.scorer.generate(wanted, progress=bar.update)
         if self.think_end_token:

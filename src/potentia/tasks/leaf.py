@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from potentia.errors import TaskError
-from potentia.requests import Continuation, Document, Example, Generation, Request
+from potentia.requests import Continuation, Document, Example, Generation, Request, decoding_options
 from potentia.tasks import metrics
 from potentia.tasks.data import quiet
 from potentia.tasks.fewshot import Lender, stream
@@ -179,7 +179,7 @@ class Leaf:
             stop = options.get("until") or []
             longest = options.get("max_gen_toks") or options.get("max_new_tokens") or options.get("max_tokens")
             stops = (stop,) if isinstance(stop, str) else tuple(stop)
-            return Generation(context, tuple(s for s in stops if s), int(longest or 256))
+            return Generation(context, tuple(s for s in stops if s), int(longest or 256), decoding_options(options))
         context, continuation = instance.args[:2]
         return Continuation(context, continuation)
 

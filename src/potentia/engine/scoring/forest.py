@@ -42,8 +42,9 @@ class Forest:
 class _Planter:
     """Grow one row at a time from sequences in lexicographic order, so that neighbours share the most."""
 
-    def __init__(self, row_tokens: int, *, share: bool) -> None:
+    def __init__(self, row_tokens: int, *, share: bool, most: int | None = None) -> None:
         self.row_tokens = row_tokens
+        self.most = most
         self.share = share
         self.rows: list[Forest] = []
         self.row: Forest | None = None
@@ -84,6 +85,8 @@ class _Planter:
         if shared > fresh:
             limit = max(limit, 2 * length)
             limit += limit // OVERHANG
+        if self.most is not None:
+            limit = min(limit, self.most)
         return len(row.tokens) + fresh <= limit
 
     def _seal(self, row: Forest, keep: int) -> None:
@@ -106,19 +109,25 @@ class _Planter:
 
 
 def plant(
-    strands: Sequence[Strand], row_tokens: int, *, share: bool, longest_shared: int | None = None
+    strands: Sequence[Strand],
+    row_tokens: int,
+    *,
+    share: bool,
+    longest_shared: int | None = None,
+    most: int | None = None,
 ) -> list[Forest]:
     """Pack sequences into rows of about ``row_tokens`` tokens.
 
     Without ``share``, and for sequences longer than ``longest_shared``, a row holds a single sequence (and its
-    duplicates), so that it needs no mask of its own. A row never mixes owners.
+    duplicates), so that it needs no mask of its own. Rows that are shared hold ``most`` tokens at most. A row never
+    mixes owners.
     """
     cut = longest_shared if share and longest_shared is not None else None
     together = [s for s in strands if cut is None or len(s.ids) <= cut]
     apart = [s for s in strands if cut is not None and len(s.ids) > cut]
     rows: list[Forest] = []
     for group, sharing in ((together, share), (apart, False)):
-        planter = _Planter(row_tokens, share=sharing)
+        planter = _Planter(row_tokens, share=sharing, most=most)
         for strand in sorted(group, key=lambda s: (s.owner, s.ids)):
             planter.add(strand)
         rows += planter.finish()

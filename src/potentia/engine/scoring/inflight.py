@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from potentia.engine.admission import not_a_number
 from potentia.engine.scoring.forest import Forest, Strand
 from potentia.engine.scoring.network import Outcome
 
@@ -75,6 +76,8 @@ class Tally:
         """(log-probability, greedy, tokens) of every request."""
         if self._progress is not None and (empty := int((self._tokens == 0).sum())):
             self._progress(empty)
+        if (wrong := int(np.isnan(self._sums).sum())) > 0:
+            raise not_a_number(f"for {wrong} of {len(self._sums)} requests")
         return list(zip(self._sums.tolist(), self._greedy.tolist(), self._tokens.tolist(), strict=True))
 
     def _open_parcel(self, parcel: _Parcel) -> None:

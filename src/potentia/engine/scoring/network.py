@@ -79,13 +79,18 @@ class Network:
             known = any(owner >= 0 for owner in owners)
             self.router.route(torch.tensor(list(owners), device=self.device) if known else None)
 
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens the model knows."""
+        return self._split.vocabulary
+
     def cache_room(self) -> int:
         """How many tokens' keys and values may be kept: a third of the free memory of a GPU, 2 GiB on a CPU."""
         config = self.config
-        heads = getattr(config, "num_attention_heads", None) or 1
-        width = getattr(config, "head_dim", None) or (getattr(config, "hidden_size", None) or 1024) // heads
-        kept = getattr(config, "num_key_value_heads", None) or heads
-        layers = getattr(config, "num_hidden_layers", None) or 1
+        heads = size_of(config, "num_attention_heads", 1)
+        width = size_of(config, "head_dim", size_of(config, "hidden_size", 1024) // heads)
+        kept = size_of(config, "num_key_value_heads", heads)
+        layers = size_of(config, "num_hidden_layers", 1)
         size = 2 * layers * kept * width * self.dtype.itemsize
         free = torch.cuda.mem_get_info(self.device)[0] // 3 if self.device.type == "cuda" else CPU_CACHE_BYTES
         return int(free // size)
@@ -169,6 +174,17 @@ class Network:
         if self.device.type == "cuda":
             return tensor.pin_memory().to(self.device, non_blocking=True)
         return tensor
+
+
+def size_of(config: Any, name: str, otherwise: int) -> int:
+    """Read a size from a config; the largest where it varies over layers."""
+    try:
+        value = getattr(config, name, None)
+    except Exception:  # transformers refuses to name one where layers differ
+        value = [getattr(layer, name, None) for layer in config.per_layer_config]
+    if isinstance(value, list | tuple):
+        value = max((entry for entry in value if isinstance(entry, int)), default=None)
+    return value if isinstance(value, int) and value > 0 else otherwise
 
 
 def log_softmax(logits: torch.Tensor) -> torch.Tensor:

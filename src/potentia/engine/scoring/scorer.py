@@ -13,8 +13,9 @@ from potentia.engine.memory import out_of_memory
 from potentia.engine.scoring.forest import Forest, Strand, batches, plant
 from potentia.engine.scoring.inflight import Tally
 from potentia.engine.scoring.network import Network, Router
-from potentia.engine.scoring.reference import agrees, reference_likelihood
+from potentia.engine.scoring.reference import reference_likelihood
 from potentia.engine.scoring.rolling import rolling_windows
+from potentia.engine.scoring.trial import Trials
 from potentia.engine.tokens import Ids
 from potentia.errors import ModelError
 from potentia.requests import Continuation, Document, Generation
@@ -30,9 +31,8 @@ PORTION = 2048  # requests tokenised and packed at a time
 ROW_TOKENS = {"cuda": 512, "cpu": 256}
 LONGEST_SHARED = {"cuda": 8192, "cpu": 4096}  # beyond this a mask costs more than a shared prefix saves
 MASK_CELLS = {"cuda": 1 << 28, "cpu": 1 << 24}
-CHECKED_STRANDS = 4
-CHECKED_TOKENS = 512
 SAMPLES = 3
+PATHS = ("tree", "plain", "single")  # from fast to slow: shared beginnings, padded rows, one row at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,8 @@ class Scorer:
     """Score requests with one loaded model.
 
     Requests that begin alike share one pass over what they share (see ``forest``); rows are filled up to a token budget
-    that halves when memory runs out; logits exist only where a prediction is read. On the first batch of a model the
-    result is compared with the plain reference path, and a path that disagrees is not used. ``owners[i]`` names the
+    that halves when memory runs out; logits exist only where a prediction is read. A path is taken after a trial in
+    which it gave the numbers of the plain reference path (see ``trial``). ``owners[i]`` names the
     adapter that request i is to be scored with: it is handed to ``router`` row by row.
     """
 
@@ -65,6 +65,7 @@ class Scorer:
         self.encoder = loaded.encoder
         self.network = Network(loaded, router)
         self.reference = reference
+        self.trials = Trials(self.network, loaded)
         self.token_budget = token_budget or default_budget(self.network)
         self._truncated = 0
         self._windowed = 0
@@ -73,6 +74,7 @@ class Scorer:
         self._rows: dict[str, int] = {}
         self._warnings: list[str] = []
         self._samples: list[list[int]] = []
+        self._ways: set[str] = set()
 
     @property
     def notes(self) -> dict[str, Any]:
@@ -86,6 +88,7 @@ class Scorer:
             "tokens_requested": self._asked,
             "tokens_processed": self._fed,
             "rows_by_path": dict(self._rows),
+            "writing": sorted(self._ways),
             "fallbacks": list(self._warnings),
             "prompt_samples": [list(ids) for ids in self._samples],
         }
@@ -145,9 +148,12 @@ class Scorer:
         """Continue contexts greedily; each text ends before its first stop string."""
         from potentia.engine.scoring.generate import Writer
 
-        writer = Writer(self.network, self.encoder, self.token_budget)
+        writer = Writer(self.network, self.encoder, self.token_budget, self.trials)
         with self.network.evaluating():
             texts = writer.write(requests, owners, progress)
+        for message in self.trials.failures():
+            self._warn(message)
+        self._ways |= writer.ways
         self._truncated += writer.truncated
         self.token_budget = writer.token_budget
         for prompt in writer.samples:
@@ -182,34 +188,52 @@ class Scorer:
         with self.network.evaluating():
             for strands in portions:
                 tally.expect(strands)
-                tokens = sum(len(strand.ids) - 1 for strand in strands)
-                self._asked += tokens
-                path = self._choose_path(strands)
-                if path == "reference":
-                    for strand in strands:
-                        tally.add(strand, *reference_likelihood(self.network, strand))
-                    self._count("reference", len(strands), tokens)
-                else:
-                    self._run(self._plant(strands, path), tally)
+                self._asked += sum(len(strand.ids) - 1 for strand in strands)
+                left: list[Strand] = list(strands)
+                if not self.reference:
+                    for path in PATHS:
+                        rows, left = self._rows_for(path, left)
+                        self._run(rows, tally, path)
+                for strand in left:
+                    tally.add(strand, *reference_likelihood(self.network, strand))
+                    self._count("reference", 1, len(strand.ids) - 1)
+                for message in self.trials.failures():
+                    self._warn(message)
             tally.drain()
         return [Likelihood(*entry) for entry in tally.totals()]
 
-    def _plant(self, strands: Sequence[Strand], path: str) -> list[Forest]:
+    def _rows_for(self, path: str, strands: list[Strand]) -> tuple[list[Forest], list[Strand]]:
+        """Pack what may go down a path into rows; returns them, and the strands that are left for the next path."""
+        if not strands:
+            return [], []
+        rows = self._plant(strands, path)
+        if path == "tree":  # rows that branch nowhere need no mask, and are the next path's
+            rows = [row for row in rows if row.branches]
+        longest = max((len(row) for row in rows), default=0)
+        limit = self.trials.limit(path, longest, strands) if rows else 0
+        if limit < longest:
+            short = [strand for strand in strands if len(strand.ids) - 1 <= limit]
+            rows = self._plant(short, path, limit) if short else []
+            rows = [row for row in rows if row.branches] if path == "tree" else rows
+        taken = {id(strand) for row in rows for strand, _ in row.reads}
+        return rows, [strand for strand in strands if id(strand) not in taken]
+
+    def _plant(self, strands: Sequence[Strand], path: str, most: int | None = None) -> list[Forest]:
         kind = self.loaded.device.type
         row_tokens, longest = ROW_TOKENS.get(kind, 256), LONGEST_SHARED.get(kind, 4096)
-        return plant(strands, row_tokens, share=path == "tree", longest_shared=longest)
+        return plant(strands, row_tokens, share=path == "tree", longest_shared=longest, most=most)
 
-    def _run(self, rows: list[Forest], tally: Tally) -> None:
+    def _run(self, rows: list[Forest], tally: Tally, path: str) -> None:
         """Score rows batch by batch; when memory runs out, halve the budget and go on with what is left."""
         cells = MASK_CELLS.get(self.loaded.device.type, 1 << 24)
         left = list(rows)
         while left:
             done: list[Forest] = []
             try:
-                for batch in batches(left, self.token_budget, cells):
+                for batch in batches(left, 1 if path == "single" else self.token_budget, cells):
                     tally.collect(self.network.score(batch), batch)
                     done += batch
-                    path = "tree" if batch[0].branches else "plain"
+                    path = path if path == "single" else "tree" if batch[0].branches else "plain"
                     self._count(path, len(batch), len(batch) * max(len(row) for row in batch))
                 break
             except (torch.OutOfMemoryError, RuntimeError) as error:
@@ -234,48 +258,6 @@ class Scorer:
             )
         log.warning("out of memory: going on with at most %d tokens a batch", self.token_budget)
         return left
-
-    def _choose_path(self, strands: Sequence[Strand]) -> str:
-        """Return the fastest path that agrees with the reference path on this model."""
-        if self.reference or not strands:
-            return "reference"
-        checked = self.loaded.checked
-        obstacle = self.network.tree_obstacle
-        if obstacle is not None and "tree" not in checked:
-            checked["tree"] = obstacle
-        for path in ("tree", "plain"):
-            if path not in checked:
-                checked[path] = self._compare(strands, path)
-            if checked[path] == "agrees":
-                return path
-            self._warn(f"the {path} path is not used: {checked[path]}")
-        return "reference"
-
-    def _compare(self, strands: Sequence[Strand], path: str) -> str:
-        """Score a few short requests on this path and on the reference path; say ``agrees`` or what is wrong."""
-        brief = sorted(strands, key=lambda strand: len(strand.ids))[: max(len(strands) // 2, CHECKED_STRANDS)]
-        middle = sorted(brief[-4 * CHECKED_STRANDS :], key=lambda strand: (strand.owner, strand.ids))
-        if path == "plain":  # nothing branches, so that the beginnings of long texts tell enough
-            middle = [Strand(0, s.ids[:CHECKED_TOKENS], min(s.scored, CHECKED_TOKENS - 1), s.owner) for s in middle]
-        while len(middle) > 2 and sum(len(strand.ids) for strand in middle) > 4 * CHECKED_TOKENS:
-            middle = middle[len(middle) // 2 :]
-        chosen = [Strand(i, s.ids, min(s.scored, len(s.ids) - 1), s.owner) for i, s in enumerate(middle)]
-        tally = Tally(len(chosen))
-        tally.expect(chosen)
-        try:
-            rows = self._plant(chosen, path)
-            for batch in batches(rows, self.token_budget, 1 << 24):
-                tally.collect(self.network.score(batch), batch)
-            tally.drain()
-        except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError) as error:
-            if out_of_memory(error):
-                raise
-            return f"the model refuses it ({type(error).__name__}: {str(error)[:200]})"
-        for strand, (fast, _, _) in list(zip(chosen, tally.totals(), strict=True))[-CHECKED_STRANDS:]:
-            slow, _ = reference_likelihood(self.network, strand)
-            if not agrees(fast, slow, self.loaded.dtype):
-                return f"log-likelihood {fast:.4f} where the reference path gives {slow:.4f}"
-        return "agrees"
 
     def _warn(self, message: str) -> None:
         if message not in self._warnings:

@@ -1,0 +1,83 @@
+"""What is refused at the door: models that are no causal language models, or whose predictions are not numbers.
+
+A model that reads ahead gives likelihoods that mean nothing, and so does one whose weights are damaged; both would
+look like scores. Found by trying: the predictions for the beginning of a text must not change with what follows it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from potentia.errors import ModelError
+
+if TYPE_CHECKING:
+    from potentia.engine.tokens import Ids
+
+TEXT = "The quick brown fox jumps over the lazy dog, and then it sleeps."
+LONGEST_REASON = 300
+NOTICEABLE = {"float32": 1e-3, "float64": 1e-3}  # of the logits' spread
+NOTICEABLE_HALF = 0.05
+
+
+def admit(model: Any, tokenizer: Any) -> None:
+    """Refuse a model that reads ahead or computes no numbers."""
+    import torch
+
+    ids: Ids = list(tokenizer(TEXT)["input_ids"])[:12]
+    if len(ids) < 4:
+        return
+    half = len(ids) // 2
+    place = next(model.parameters()).device
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            alone, within = (
+                model(input_ids=torch.tensor([text], device=place), use_cache=False).logits[0, :half].float()
+                for text in (ids[:half], ids)
+            )
+    finally:
+        model.train(training)
+    if bool(alone.isnan().any()):
+        raise not_a_number("on a plain sentence")
+    noticeable = NOTICEABLE.get(str(next(model.parameters()).dtype).removeprefix("torch."), NOTICEABLE_HALF)
+    if float((alone - within).abs().max()) > noticeable * max(float(alone.std()), 1e-6):
+        raise ModelError(
+            f"{type(model).__name__} reads ahead: its prediction of a token changes with what follows it",
+            hint="scoring needs a causal model; a BERT-type model is one with is_decoder: true in its config.json",
+        )
+
+
+def refuse_encoder_decoder(config: Any) -> None:
+    """Refuse a model that reads one text and writes another."""
+    if getattr(config, "is_encoder_decoder", False):
+        names = getattr(config, "architectures", None) or [type(config).__name__]
+        raise ModelError(
+            f"{names[0]} is an encoder-decoder model: it reads one text and writes another",
+            hint="give a causal (decoder-only) language model instead",
+        )
+
+
+def why_not_loaded(source: str, error: Exception) -> ModelError:
+    """Say in two lines why a model cannot be loaded, whatever its library said."""
+    text = " ".join(str(error).split())
+    if "Unrecognized configuration class" in text:
+        name = text.partition("configuration_")[2].partition("'")[0].rpartition(".")[2] or "its config"
+        return ModelError(
+            f"cannot load {source}: {name} belongs to no causal language model",
+            hint="encoder-decoder models, encoders and classifiers cannot be scored: give a decoder-only model",
+        )
+    if len(text) > LONGEST_REASON:
+        text = text[:LONGEST_REASON] + " …"
+    return ModelError(
+        f"cannot load {source}: {text}",
+        hint="give a Hub name, a folder with config.json and safetensors, or a .gguf file",
+    )
+
+
+def not_a_number(where: str) -> ModelError:
+    """Make the error for a model whose predictions are not numbers."""
+    return ModelError(
+        f"the model's predictions are not numbers (NaN) {where}",
+        hint="its weights may be damaged, or too large for this dtype: try dtype: float32",
+    )

@@ -1,0 +1,138 @@
+"""How the next token is chosen: greedily, after penalties, or by what the model's own ``generate`` can do.
+
+The model's generation config counts, as it does in lm-eval, and a request's own options go before it. What samples is
+switched off; a repetition penalty is simple enough for the fast loop; anything else is left to ``generate``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import StoppingCriteria, StoppingCriteriaList
+
+from potentia.engine.tokens import Ids
+from potentia.errors import InputError
+
+# settings that change a text written without sampling, and the values that leave it alone
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "bad_words_ids": ([], ()),
+    "begin_suppress_tokens": ([],),
+    "constraints": ([],),
+    "diversity_penalty": (0.0,),
+    "dola_layers": (),
+    "encoder_no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1.0,),
+    "exponential_decay_length_penalty": (),
+    "force_words_ids": ([],),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "guidance_scale": (1.0,),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "no_repeat_ngram_size": (0,),
+    "num_beam_groups": (1,),
+    "num_beams": (1,),
+    "penalty_alpha": (0.0,),
+    "repetition_penalty": (1.0,),
+    "sequence_bias": ({},),
+    "stop_strings": ([],),
+    "suppress_tokens": ([],),
+    "token_healing": (False,),
+    "watermarking_config": (),
+}
+_ALONGSIDE = ("length_penalty", "early_stopping")  # of beams
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """What changes a greedy text: a repetition penalty, and settings for the model's own ``generate``."""
+
+    penalty: float = 1.0
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, model: Any, options: Sequence[tuple[str, Any]] = ()) -> Decoding:
+        """Read the settings of the model and of a request."""
+        asked = dict(options)
+        unknown = asked.keys() - _NEUTRAL.keys() - set(_ALONGSIDE)
+        if unknown:
+            raise InputError(
+                f"the setting {', '.join(sorted(unknown))} of generation is not known here",
+                hint=f"known are until, max_gen_toks, {', '.join([*_NEUTRAL, *_ALONGSIDE])}",
+            )
+        own = getattr(model, "generation_config", None)
+        settings: dict[str, Any] = {}
+        for name, neutral in _NEUTRAL.items():
+            value = asked[name] if name in asked else getattr(own, name, None)
+            if value is not None and value not in neutral:
+                settings[name] = _thawed(value)
+        settings |= {name: asked[name] for name in _ALONGSIDE if name in asked}
+        return cls(float(settings.get("repetition_penalty", 1.0)), settings)
+
+    @property
+    def beyond_greedy(self) -> bool:
+        """Whether the fast loop cannot do it."""
+        return bool(self.settings.keys() - {"repetition_penalty", *_ALONGSIDE})
+
+    @property
+    def beams(self) -> int:
+        """How many versions of each text are kept at a time."""
+        return int(self.settings.get("num_beams", 1))
+
+    def choose(self, logits: torch.Tensor, seen: torch.Tensor | None) -> torch.Tensor:
+        """Return the token to write in each row, or −1 where the logits are not numbers; ``seen`` is penalised."""
+        scores = logits
+        if seen is not None:
+            scores = logits.float()
+            scores = torch.where(seen, torch.where(scores < 0, scores * self.penalty, scores / self.penalty), scores)
+        return torch.where(scores.isnan().any(dim=-1), -1, scores.argmax(dim=-1))
+
+
+def _thawed(value: Any) -> Any:
+    return list(map(_thawed, value)) if isinstance(value, tuple) else value
+
+
+def seen_tokens(prompts: Sequence[Ids], like: torch.Tensor) -> torch.Tensor:
+    """Mark the tokens of each row's prompt: (rows, vocabulary), true where a token was read."""
+    seen = torch.zeros(like.shape, dtype=torch.bool, device=like.device)
+    for row, prompt in zip(seen, prompts, strict=True):
+        row[torch.tensor(prompt, device=like.device)] = True
+    return seen
+
+
+def generate_themselves(
+    model: Any,
+    prompts: Sequence[Ids],
+    room: int,
+    decoding: Decoding,
+    stopped: Callable[[list[Ids]], list[bool]] | None,
+    *,
+    pad: int | None,
+) -> list[Ids]:
+    """Let the model's own ``generate`` continue prompts of one length; ``stopped`` says which rows are done."""
+    ids = torch.tensor(prompts, device=next(model.parameters()).device)
+    criteria = StoppingCriteriaList([] if stopped is None else [_Stop(ids.shape[1], stopped)])
+    out = model.generate(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=room,
+        do_sample=False,
+        use_cache=True,
+        stopping_criteria=criteria,
+        pad_token_id=0 if pad is None else pad,
+        **decoding.settings,
+    )
+    return [row[ids.shape[1] :].tolist() for row in out]
+
+
+class _Stop(StoppingCriteria):
+    """Ask, after every token, which rows are done."""
+
+    def __init__(self, start: int, stopped: Callable[[list[Ids]], list[bool]]) -> None:
+        self.start, self.stopped = start, stopped
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        return torch.tensor(self.stopped(input_ids[:, self.start :].tolist()), device=input_ids.device)
