@@ -175,17 +175,19 @@ def read(
     protocols: Sequence[str] | None = None,
     tasks: Sequence[str] | None = None,
     models: Sequence[str] | None = None,
+    columns: Mapping[str, str] | None = None,
 ) -> Evidence:
     """Read stores, score tables, lm-eval results or published files, several joined into one.
 
     ``study`` names one or more studies of a store (``all`` for all of them); without it the one opened last counts.
     ``metric`` picks a metric where a benchmark has several, ``subtasks`` the members of groups such as MMLU, ``facts``
     is a CSV of what is known of the models, and ``protocols``, ``tasks`` and ``models`` narrow what is read.
+    ``columns`` says which column of a table is which field, where its names do not: ``{"score": "Accuracy"}``.
     """
     if not sources:
         raise InputError("no scores are given", hint="name a store, a table or a folder of lm-eval results")
     wanted = (study,) if isinstance(study, str) else tuple(study or ())
-    parts = [_read_one(source, wanted, metric, subtasks) for source in sources]
+    parts = [_read_one(source, wanted, metric, subtasks, columns) for source in sources]
     found = parts[0] if len(parts) == 1 else _joined(parts)
     table = _facts_of(found, read_facts(facts) if facts is not None else ())
     return replace(found, facts=table).narrowed(protocols=protocols, tasks=tasks, models=models)
@@ -202,12 +204,19 @@ def is_store(source: str | Path) -> bool:
         return False
 
 
-def _read_one(source: str | Path, studies: tuple[str, ...], metric: str | None, subtasks: bool) -> Evidence:
+def _read_one(
+    source: str | Path,
+    studies: tuple[str, ...],
+    metric: str | None,
+    subtasks: bool,
+    columns: Mapping[str, str] | None,
+) -> Evidence:
     if is_store(source):
         return _from_store(str(source), studies, metric)
     path = Path(source).expanduser()
-    scores = read_files(path, metric=metric, subtasks=subtasks)
-    return Evidence(path.name, path.name, {p: scores[p] for p in in_order(scores)}, known_models())
+    found = read_files(path, metric=metric, subtasks=subtasks, columns=columns)
+    scores = {p: found.scores[p] for p in in_order(found.scores)}
+    return Evidence(path.name, path.name, scores, known_models(), notes=found.notes)
 
 
 # --- stores ----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,17 @@ from typing import Annotated
 import typer
 
 from potentia.cli.app import analyze
-from potentia.cli.output import Figures, Formats, Study, draw_figures, print_findings, print_notes
+from potentia.cli.output import (
+    Figures,
+    Formats,
+    Map,
+    Metric,
+    Study,
+    columns_of,
+    draw_figures,
+    print_findings,
+    print_notes,
+)
 from potentia.errors import InputError
 
 
@@ -24,6 +34,8 @@ def checkpoints(
         float, typer.Option(min=0.5, max=1.0, help="Share of pairs that a resolved gap tells apart.")
     ] = 0.8,
     study: Study = None,
+    columns: Map = None,
+    metric: Metric = None,
     figures: Figures = None,
     format: Formats = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the finding as JSON.")] = False,
@@ -40,7 +52,7 @@ def checkpoints(
     from potentia.analysis.base_models import find_stability, read_checkpoints
     from potentia.evidence import read
 
-    evidence = read(scores, study=study, protocols=protocols, tasks=tasks)
+    evidence = read(scores, study=study, protocols=protocols, tasks=tasks, columns=columns_of(columns), metric=metric)
     print_notes(evidence)
     given = None
     if steps is not None:

@@ -8,7 +8,17 @@ from typing import Annotated
 import typer
 
 from potentia.cli.app import analyze
-from potentia.cli.output import Figures, Formats, Study, draw_figures, print_findings, print_notes
+from potentia.cli.output import (
+    Figures,
+    Formats,
+    Map,
+    Metric,
+    Study,
+    columns_of,
+    draw_figures,
+    print_findings,
+    print_notes,
+)
 
 
 @analyze.command()
@@ -27,6 +37,8 @@ def consistency(
     protocols: Annotated[list[str] | None, typer.Option(help="Only these protocols.")] = None,
     tolerance: Annotated[float, typer.Option(help="Gap that still counts as near best in the ablation.")] = 0.01,
     study: Study = None,
+    columns: Map = None,
+    metric: Metric = None,
     figures: Figures = None,
     format: Formats = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
@@ -41,7 +53,9 @@ def consistency(
     from potentia.analysis.base_models import find_consistency, read_pairs
     from potentia.evidence import read
 
-    evidence = read(scores, study=study, protocols=protocols, tasks=tasks, facts=facts)
+    evidence = read(
+        scores, study=study, protocols=protocols, tasks=tasks, facts=facts, columns=columns_of(columns), metric=metric
+    )
     print_notes(evidence)
     found = find_consistency(
         evidence,

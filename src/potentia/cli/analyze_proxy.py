@@ -8,7 +8,17 @@ from typing import Annotated
 import typer
 
 from potentia.cli.app import analyze
-from potentia.cli.output import Figures, Formats, Study, draw_figures, errors, print_findings, print_notes
+from potentia.cli.output import (
+    Figures,
+    Formats,
+    Map,
+    Study,
+    columns_of,
+    draw_figures,
+    errors,
+    print_findings,
+    print_notes,
+)
 
 
 @analyze.command()
@@ -48,6 +58,7 @@ def proxy(
     splits: Annotated[int, typer.Option(min=2, help="Random halves of the models.")] = 200,
     facts: Annotated[Path | None, typer.Option(help="CSV of model facts beside the built-in ones.")] = None,
     study: Study = None,
+    columns: Map = None,
     figures: Figures = None,
     format: Formats = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
@@ -62,7 +73,7 @@ def proxy(
     from potentia.analysis.proxy import Options, find_proxies
     from potentia.evidence import read
 
-    evidence = read(scores, study=study, facts=facts)
+    evidence = read(scores, study=study, facts=facts, columns=columns_of(columns))
     print_notes(evidence)
     options = Options(
         target=target,

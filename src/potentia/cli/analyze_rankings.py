@@ -8,7 +8,18 @@ from typing import Annotated
 import typer
 
 from potentia.cli.app import analyze
-from potentia.cli.output import Figures, Formats, Study, check_formats, draw_figures, print_findings, print_notes
+from potentia.cli.output import (
+    Figures,
+    Formats,
+    Map,
+    Metric,
+    Study,
+    check_formats,
+    columns_of,
+    draw_figures,
+    print_findings,
+    print_notes,
+)
 from potentia.errors import InputError
 
 
@@ -42,6 +53,8 @@ def rankings(
     level: Annotated[float, typer.Option(min=0.5, max=0.999, help="Confidence level.")] = 0.95,
     seed: Annotated[int, typer.Option(help="Seed of the resamples.")] = 0,
     study: Study = None,
+    columns: Map = None,
+    metric: Metric = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Say how far the tasks rank the models alike, which differences are real, and who is best.
@@ -59,7 +72,16 @@ def rankings(
     if gaps not in GAPS:
         raise InputError(f"no treatment of gaps {gaps!r}", hint=f"--gaps is one of: {', '.join(GAPS)}")
     check_formats(format)
-    evidence = read(*sources, study=study, facts=facts, protocols=protocol, tasks=tasks, models=models)
+    evidence = read(
+        *sources,
+        study=study,
+        facts=facts,
+        protocols=protocol,
+        tasks=tasks,
+        models=models,
+        columns=columns_of(columns),
+        metric=metric,
+    )
     print_notes(evidence)
     options = Options(
         resamples=resamples,

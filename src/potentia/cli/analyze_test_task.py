@@ -11,8 +11,11 @@ from potentia.cli.app import analyze
 from potentia.cli.output import (
     Figures,
     Formats,
+    Map,
+    Metric,
     Study,
     check_formats,
+    columns_of,
     draw_figures,
     errors,
     print_findings,
@@ -50,6 +53,8 @@ def training_on_the_test_task(
     draws: Annotated[int, typer.Option(min=0, help="Wild cluster bootstrap samples; 0 for none.")] = 1999,
     seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
     study: Study = None,
+    columns: Map = None,
+    metric: Metric = None,
     figures: Figures = None,
     format: Formats = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
@@ -67,7 +72,7 @@ def training_on_the_test_task(
     from potentia.evidence import read
 
     check_formats(format)
-    evidence = read(scores, study=study, facts=facts, tasks=tasks)
+    evidence = read(scores, study=study, facts=facts, tasks=tasks, columns=columns_of(columns), metric=metric)
     print_notes(evidence)
     options = Options(
         before=before,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from potentia.cli.app import app
-from potentia.cli.output import Study, console, print_json, print_notes, print_table
+from potentia.cli.output import Map, Metric, Study, columns_of, console, print_json, print_notes, print_table
 from potentia.findings import Table
 
 
@@ -17,7 +17,8 @@ def import_command(
     sources: Annotated[list[str], typer.Argument(metavar="SCORES...", help="Score files, folders of lm-eval results.")],
     store: Annotated[str, typer.Option(help="SQLite file or database URL.")] = "potentia.db",
     name: Annotated[str | None, typer.Option(help="The study they become; the file's name by default.")] = None,
-    metric: Annotated[str | None, typer.Option(help="The metric to take where a benchmark has several.")] = None,
+    metric: Metric = None,
+    columns: Map = None,
     subtasks: Annotated[bool, typer.Option("--subtasks", help="Take the members of groups such as MMLU.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -29,7 +30,10 @@ def import_command(
     from potentia.evidence import read as read_evidence
     from potentia.store import Store, import_scores
 
-    read = [(source, read_evidence(source, metric=metric, subtasks=subtasks).scores) for source in sources]
+    named = columns_of(columns)
+    read = [
+        (source, read_evidence(source, metric=metric, subtasks=subtasks, columns=named).scores) for source in sources
+    ]
     with Store.open(store) as opened:
         brought = [(source, import_scores(opened, scores, source=source, name=name)) for source, scores in read]
     if as_json:
@@ -47,7 +51,8 @@ def export(
         str | None, typer.Option(help="csv, parquet, lm-eval, markdown or latex; by default from the file's name.")
     ] = None,
     study: Study = None,
-    metric: Annotated[str | None, typer.Option(help="Another metric than the main one.")] = None,
+    metric: Metric = None,
+    columns: Map = None,
     protocol: Annotated[
         list[str] | None, typer.Option("--protocol", "--protocols", help="Only these protocols.")
     ] = None,
@@ -63,7 +68,7 @@ def export(
     from potentia.evidence import read
     from potentia.store import write_scores
 
-    evidence = read(source, study=study, metric=metric, protocols=protocol)
+    evidence = read(source, study=study, metric=metric, protocols=protocol, columns=columns_of(columns))
     print_notes(evidence)
     matrices = evidence.scores
     written = write_scores(matrices, output, format)

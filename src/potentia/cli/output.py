@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 Study = Annotated[
     list[str] | None, typer.Option(help="Studies of the store, by name or key, or all; else the one opened last.")
 ]
+Metric = Annotated[str | None, typer.Option(help="The metric to take where a benchmark has several.")]
+Map = Annotated[
+    list[str] | None,
+    typer.Option("--map", metavar="FIELD=COLUMN", help="Say which column of a table is what, as score=Accuracy."),
+]
 Figures = Annotated[Path | None, typer.Option(help="Draw the figures into this folder.")]
 Formats = Annotated[list[str] | None, typer.Option(help="pdf, png, svg, html; several may be given.")]
 
@@ -77,6 +82,15 @@ def print_notes(evidence: Evidence) -> None:
     """Say what a reader must know of the evidence: which study it is, what was left out."""
     for note in evidence.notes:
         errors.print(note, style="dim", markup=False, soft_wrap=True)
+
+
+def columns_of(pairs: list[str] | None) -> dict[str, str]:
+    """Read what ``--map`` says: field=column, once for each field."""
+    split = [pair.partition("=") for pair in pairs or ()]
+    wrong = next((field for field, sign, column in split if not (field and sign and column)), None)
+    if wrong is not None:
+        raise InputError(f"--map takes field=column, not {wrong!r}", hint=f"such as --map {wrong or 'score'}=COLUMN")
+    return {field.strip(): column for field, _, column in split}
 
 
 def check_formats(formats: list[str] | None) -> list[str]:

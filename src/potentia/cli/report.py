@@ -8,7 +8,18 @@ from typing import Annotated
 import typer
 
 from potentia.cli.app import app
-from potentia.cli.output import Formats, Study, check_formats, console, errors, print_json, print_notes
+from potentia.cli.output import (
+    Formats,
+    Map,
+    Metric,
+    Study,
+    check_formats,
+    columns_of,
+    console,
+    errors,
+    print_json,
+    print_notes,
+)
 
 
 @app.command()
@@ -16,6 +27,8 @@ def report(
     source: Annotated[str, typer.Argument(metavar="STORE_OR_SCORES", help="A store, or any file of scores.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file.")] = Path("report.html"),
     study: Study = None,
+    columns: Map = None,
+    metric: Metric = None,
     items: Annotated[
         int | None, typer.Option(min=0, help="Items of each cell to show, half of them wrong; by default up to 40.")
     ] = None,
@@ -33,11 +46,13 @@ def report(
 
       potentia report scores.csv -o report.html --figures figures --format pdf
     """
-    from potentia.report import draw_all, read_report, save_report
+    from potentia.evidence import read
+    from potentia.report import draw_all, make_report, save_report
 
     formats = check_formats(format)
     with errors.status("reading scores, computing findings …"):
-        data = read_report(source, study=study, items=items, facts=facts)
+        evidence = read(source, study=study, facts=facts, columns=columns_of(columns), metric=metric)
+        data = make_report(evidence, items=items)
         path = save_report(data, output)
     print_notes(data.evidence)
     drawn: list[Path] = []

@@ -105,7 +105,7 @@ def test_a_faulty_row_is_named(tmp_path: Path, body: str, words: str) -> None:
     [
         ("", "the file is empty"),
         ("model,benchmark\na,x\n", "the column score is missing"),
-        ("model,benchmark,score,value\na,x,1,2\n", "the column score is there twice"),
+        ("model,benchmark,score,value\na,x,1,2\n", "score and value could each be the score"),
         ("model,benchmark,score,higher_is_better\na,x,1,maybe\n", "neither true nor false"),
         (
             "model,benchmark,score,higher_is_better\na,x,1,true\nb,x,2,false\n",
@@ -164,7 +164,7 @@ def test_the_papers_layout_is_read(tmp_path: Path) -> None:
         ({"direct_eval": 3}, "direct_eval is no object"),
         ({"x_stderr": {}}, "no score file"),
         ({}, "no score file"),
-        ([1, 2], "the top is no object"),
+        ([1, 2], "no list of objects"),
         ({"direct_eval": {}, "other_stderr": {}}, "'other_stderr' without scores"),
         ({"direct_eval": {}}, "there are no scores in it"),
         ('{"direct_eval": {"mnli": {"a": 0.5, "a": 0.6}}}', "the key 'a' is there twice"),

@@ -135,7 +135,7 @@ def _size(content: dict[str, Any], where: str, name: str) -> float:
     """Return the number of documents; of a group, the sum over the tasks in it."""
     sizes = section(content, "n-samples", where)
     known = [sizes[task].get("effective") for task in (name, *_below(content, where, name)) if _is_object(sizes, task)]
-    if known and all(isinstance(size, int) and 0 < size < 2**40 for size in known):
+    if known and all(isinstance(size, int) and 0 < size <= 2**53 for size in known):
         return float(sum(known))
     return math.nan
 

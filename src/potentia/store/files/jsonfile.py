@@ -16,18 +16,6 @@ _STDERR = "_stderr"
 _PROTOCOLS = {"direct_eval": "direct", "direct_evaluation": "direct"}
 
 
-def read_json(path: Path, *, metric: str | None, subtasks: bool) -> list[Entry]:
-    """Read a JSON file of scores: lm-eval results, or the paper's layout."""
-    from potentia.store.files.harness import harness_entries
-
-    content = load_json(path)
-    if not isinstance(content, dict):
-        raise DataError("this is no score file: the top is no object", where=str(path), hint=_HINT)
-    if "results" in content:
-        return list(harness_entries(content, path, metric=metric, subtasks=subtasks))
-    return list(_paper_entries(content, str(path)))
-
-
 _HINT = 'scores are lm-eval results ({"results": …}) or {"train_before_test": {task: {model: value}}, …}'
 
 
@@ -67,7 +55,8 @@ def section(content: dict[str, Any], name: str, where: str) -> dict[str, Any]:
     return value
 
 
-def _paper_entries(content: dict[str, Any], where: str) -> Iterator[Entry]:
+def paper_entries(content: dict[str, Any], where: str) -> Iterator[Entry]:
+    """Give the scores of the layout in which the train-before-test paper publishes them."""
     protocols = [name for name in content if not name.endswith(_STDERR)]
     if not protocols:
         raise DataError("this is no score file", where=where, hint=_HINT)

@@ -1,91 +1,23 @@
-"""Tidy tables of scores, CSV or Parquet: one row per score.
+"""Tidy scores, one row each: every row is checked, and of several metrics the wanted or main one is taken.
 
-Columns ``protocol, model, benchmark, score, stderr``; ``n``, ``metric`` and ``higher_is_better`` may follow. A cell
+Fields are ``protocol, model, benchmark, score, stderr``; ``n``, ``metric`` and ``higher_is_better`` may follow. A cell
 that was not measured is left out; a standard error that is not known is left empty.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from potentia.errors import DataError
 from potentia.store.files.assemble import Entry
+from potentia.store.files.layout import Row
 from potentia.store.files.metrics import higher_is_better, main_metric
 
 COLUMNS = ("protocol", "model", "benchmark", "score", "stderr", "n", "metric", "higher_is_better")
-_REQUIRED = ("model", "benchmark", "score")
-_SYNONYMS = {"task": "benchmark", "value": "score"}
 _UNKNOWN = frozenset({"", "n/a", "na", "nan", "none", "null"})
 _TRUE = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-
-Row = tuple[str, Mapping[str, Any]]  # where it stands ("line 7"), and its values by column
-
-
-def read_csv(path: Path, *, metric: str | None) -> list[Entry]:
-    """Read a tidy CSV."""
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"byte {error.start} is no UTF-8 text", where=str(path), hint="save it as UTF-8") from None
-    return list(entries(_csv_rows(path, text), where=str(path), metric=metric))
-
-
-def _csv_rows(path: Path, text: str) -> Iterator[Row]:
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    try:
-        header = next(reader, None)
-        if header is None:
-            raise DataError("the file is empty", where=str(path))
-        names = _header(header, str(path))
-        for fields in reader:
-            if not fields:
-                continue
-            place = f"line {reader.line_num}"
-            if len(fields) != len(names):
-                message = f"{len(fields)} fields where the header has {len(names)}"
-                raise DataError(message, where=f"{path}, {place}")
-            yield place, dict(zip(names, fields, strict=True))
-    except csv.Error as error:
-        raise DataError(f"this is no CSV: {error}", where=f"{path}, line {reader.line_num}") from None
-
-
-def read_parquet(path: Path, *, metric: str | None) -> list[Entry]:
-    """Read a Parquet file of the tidy layout."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.ParquetFile(path).read()
-        names = _header(table.column_names, str(path))
-        records = table.rename_columns(names).to_pylist()
-    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-        if isinstance(error, DataError):
-            raise
-        reason = (str(error).splitlines() or ["unreadable"])[0]
-        raise DataError(f"this is no whole Parquet file: {reason}", where=str(path)) from None
-    rows = ((f"row {i}", record) for i, record in enumerate(records, 1))
-    return list(entries(rows, where=str(path), metric=metric))
-
-
-def _header(header: Iterable[Any], where: str) -> list[str]:
-    names = [str(name).strip().casefold() for name in header]
-    names = [_SYNONYMS.get(name, name) for name in names]
-    missing = [name for name in _REQUIRED if name not in names]
-    if missing:
-        raise DataError(
-            f"the column {', '.join(missing)} is missing",
-            where=where,
-            hint=f"a score table has the columns {', '.join(COLUMNS[:5])}",
-        )
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise DataError(f"the column {', '.join(twice)} is there twice", where=where)
-    return names
 
 
 def entries(rows: Iterable[Row], *, where: str, metric: str | None) -> Iterator[Entry]:
