@@ -87,7 +87,7 @@ def test_no_name_means_two_models() -> None:
 def test_base_models_exist_and_agree() -> None:
     table = models()
     for model in table:
-        if model.kind == "instruct":
+        if model.kind == "instruct" and model.note != "its base model is not public":
             assert model.base_model is not None
             base = table.find(model.base_model)
             assert base is not None
@@ -128,6 +128,24 @@ def test_a_user_adds_and_replaces_facts(tmp_path: Path) -> None:
     assert table.find("gemma-2b").tokens == 2e12
     assert len(table) == len(models()) + 1
     assert models().find("gemma-2b").tokens == 3e12
+
+
+def test_checkpoints_know_the_tokens_seen_so_far() -> None:
+    table = models()
+    early = table.find("EleutherAI/pythia-160m@step1000")
+    assert early is not None
+    assert (early.tokens, early.family, early.parameters) == (1000 * 2_097_152, "pythia", 0.16e9)
+    assert table.find("EleutherAI/pythia-160m@143000").tokens == pytest.approx(300e9, rel=1e-3)
+    assert table.find("google/gemma-2-2b@500").tokens is None
+    assert table.find("nobody/knows@5") is None
+
+
+def test_a_part_of_a_name_finds_models_and_what_lacks_is_said() -> None:
+    table = models()
+    assert "HuggingFaceTB/SmolLM2-135M" in [m.repository for m in table.search("smollm")]
+    assert table.missing("gpt2") == ("tokens",)
+    assert table.missing("nobody/knows") == ("parameters", "tokens")
+    assert table.missing("HuggingFaceTB/SmolLM2-135M") == ()
 
 
 def test_the_papers_columns_and_ones_own_are_read_too(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from potentia.findings import Table
 
 @app.command()
 def models(
-    name: Annotated[str | None, typer.Argument(help="One model, by any of its names.")] = None,
+    name: Annotated[str | None, typer.Argument(help="A model by any of its names, or a part of a name.")] = None,
     family: Annotated[str | None, typer.Option(help="Only this family, such as qwen.")] = None,
     kind: Annotated[str | None, typer.Option(help="Only base or only instruct models.")] = None,
     facts: Annotated[Path | None, typer.Option(help="A CSV of the same columns that adds or replaces facts.")] = None,
@@ -25,6 +25,8 @@ def models(
 
     Examples:
       potentia models --family qwen
+
+      potentia models smollm2
 
       potentia models gemma-2-2b --json
     """
@@ -36,11 +38,11 @@ def models(
     chosen = list(table)
     if name is not None:
         found = table.find(name)
-        if found is None:
+        chosen = [found] if found is not None else table.search(name)
+        if not chosen:
             near = get_close_matches(name, [alias for model in table for alias in model.names], n=3)
             hint = f"did you mean {', '.join(near)}?" if near else "add it with --facts FILE.csv"
             raise InputError(f"no facts about a model {name!r}", hint=hint)
-        chosen = [found]
     if family is not None:
         chosen = [model for model in chosen if model.family == family.strip().casefold()]
         if not chosen:

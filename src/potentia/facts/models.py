@@ -12,7 +12,7 @@ import io
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -21,10 +21,11 @@ from potentia.errors import DataError
 
 COLUMNS = (
     "name", "family", "kind", "parameters_b", "size_b", "tokens_b", "compute", "date", "base_model", "repository",
-    "language", "aliases", "sources", "note", "exposure",
+    "language", "aliases", "sources", "note", "exposure", "step_tokens",
 )  # fmt: skip
 SYNONYMS = {"model": "name", "params_b": "parameters_b", "trained": "date", "released": "date", "flops": "compute"}
 KINDS = ("base", "instruct")
+_CHECKPOINT = re.compile(r"(?P<run>.+)@(?:step)?(?P<step>\d+)")
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class ModelFacts:
     note: str = ""
     exposure: tuple[str, ...] = ()  # benchmarks whose form or data were in its training, where that is known
     compute: float | None = None  # pretraining FLOPs, where they are given as such
+    step_tokens: float | None = None  # tokens of one pretraining step, where its checkpoints are public
     extra: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
@@ -93,12 +95,36 @@ class ModelTable:
         wanted = name.strip().rstrip("/").casefold()
         if wanted in self._names:
             return self._names[wanted]
+        if (point := _CHECKPOINT.fullmatch(name.strip())) is not None:
+            return self._checkpoint(point["run"], float(point["step"]), name)
         organisation, slash, last = wanted.rpartition("/")
         found = self._names.get(last)
         if not slash or found is None:
             return None
         is_path = "/" in organisation or organisation in ("", ".", "..", "~") or Path(name).exists()
         return found if is_path or found.repository is None else None
+
+    def _checkpoint(self, run: str, step: float, name: str) -> ModelFacts | None:
+        """Return what is known of a run after so many steps: the tokens seen by then, where a step's are known."""
+        whole = self.find(run)
+        if whole is None:
+            return None
+        seen = None if whole.step_tokens is None else step * whole.step_tokens
+        return replace(whole, name=name, tokens=seen, compute=None, aliases=(), repository=None)
+
+    def search(self, text: str) -> list[ModelFacts]:
+        """Return the models one of whose names holds this text, in any case."""
+        wanted = text.strip().casefold()
+        return [model for model in self if any(wanted in name.casefold() for name in model.names)]
+
+    def missing(self, name: str) -> tuple[str, ...]:
+        """Return which facts lack before a model's pretraining compute is known."""
+        facts = self.find(name)
+        if facts is None:
+            return ("parameters", "tokens")
+        if facts.flops is not None:
+            return ()
+        return tuple(fact for fact in ("parameters", "tokens") if getattr(facts, fact) is None)
 
     def family(self, name: str) -> list[ModelFacts]:
         """Return the models of one family."""
@@ -198,6 +224,7 @@ def _facts(row: dict[str, str], place: str) -> ModelFacts:
         note=row.get("note", ""),
         exposure=_split(row.get("exposure", "")),
         compute=_number(row, "compute", place, 1.0),
+        step_tokens=_number(row, "step_tokens", place, 1.0),
         extra={column: value for column, value in row.items() if column not in COLUMNS},
     )
 
