@@ -227,7 +227,8 @@ def test_fingerprints_tell_forms_apart_and_are_the_same_everywhere(
     assert len({*prints, loaded("arc_easy").fingerprint}) == 4
     code = (
         "from pathlib import Path; from potentia.tasks import Caps, load; "
-        f"print(load({names[1]!r}, data_dir=Path({str(benchmarks)!r}), caps=Caps(60, 40, 120)).fingerprint)"
+        f"print(load({names[1]!r}, data_dir=Path({str(benchmarks)!r}), "
+        "caps=Caps(train=60, validation=40, test=120)).fingerprint)"
     )
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert output.strip() == prints[1]

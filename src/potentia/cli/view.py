@@ -14,22 +14,11 @@ from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from potentia.findings import clock
 from potentia.run import StudyPlan
 from potentia.store import Store
 
 SHOWN = 18  # rows of the live table; the rest are counted
-
-
-def clock(seconds: float | None) -> str:
-    """Write a duration as people do: 42 s, 3:05, 2:10:00."""
-    if seconds is None:
-        return ""
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 class View:
@@ -103,7 +92,7 @@ class View:
             ProgressBar(total=total, completed=min(done, total), width=16) if total else "",
             f"{state['tokens_per_second']:,.0f} tokens/s" if state.get("tokens_per_second") else
             (f"{rate:,.0f} {unit}/s" if rate else ""),
-            clock(state.get("left")),
+            clock(state["left"]) if state.get("left") is not None else "",
             escape(str(state.get("validation", ""))),
         )  # fmt: skip
 

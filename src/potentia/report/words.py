@@ -31,16 +31,6 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f}\u00a0%"
 
 
-def clock(seconds: float) -> str:
-    """Write a duration as people do: 42 s, 3:05 min, 2:10 h."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d} h" if hours else f"{minutes}:{rest:02d} min"
-
-
 def setting(value: object) -> str:
     """Write one field of a recipe: yes or no, 32 instead of 32.0, lists in a row, and default where nothing was set."""
     if value is None:

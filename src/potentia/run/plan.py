@@ -151,7 +151,7 @@ def _load_task(study: Study, source: str) -> Task:
     return tasks.load(
         source,
         data_dir=Path(study.data_dir) if study.data_dir else None,
-        caps=tasks.Caps(**study.caps.model_dump()),
+        caps=study.caps,
         seed=study.seed,
         carve=study.carve,
         drop_overlap=study.drop_overlap,

@@ -2,30 +2,4 @@
 
 from potentia.study.file import make_study, read_study
 from potentia.study.keys import canonical, content_key
-from potentia.study.schema import (
-    Adjust,
-    Caps,
-    Checkpoint,
-    ModelSpec,
-    Selection,
-    Study,
-    TaskSpec,
-    Tuning,
-    recipe_test_task,
-)
-
-__all__ = [
-    "Adjust",
-    "Caps",
-    "Checkpoint",
-    "ModelSpec",
-    "Selection",
-    "Study",
-    "TaskSpec",
-    "Tuning",
-    "canonical",
-    "content_key",
-    "make_study",
-    "read_study",
-    "recipe_test_task",
-]
+from potentia.study.schema import Adjust, Caps, ModelSpec, Selection, Study, TaskSpec, Tuning, recipe_test_task

@@ -10,8 +10,6 @@ from potentia.protocol import ADJUST, DIRECT, TRAIN_BEFORE_TEST, Protocol
 
 Positive = Annotated[int, Field(gt=0)]
 Selection = Literal["validation", "tuned", "paper"]
-"""Which state of a model is tested: the best on validation, the untuned model among them; the best tuned one, whatever
-the untuned model scores; or the papers' rule, the better of the best tuned one and the untuned model on the test."""
 
 
 class Strict(BaseModel):
@@ -20,16 +18,16 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Checkpoint(Strict):
-    """One point of a pretraining run: a hub revision or a folder, with the step (or tokens) it stands at."""
+class CheckpointSpec(Strict):
+    """One point of a pretraining run: a hub revision or a folder."""
 
-    step: Annotated[int, Field(ge=0)]
-    revision: str | None = None
-    path: str | None = None
-    tokens: float | None = None
+    step: int = Field(ge=0, description="the optimizer step it stands at; its row is called `name@step`")
+    revision: str | None = Field(None, description="the hub revision that holds it")
+    path: str | None = Field(None, description="the folder that holds it")
+    tokens: float | None = Field(None, description="tokens seen so far")
 
     @model_validator(mode="after")
-    def _somewhere(self) -> Checkpoint:
+    def _somewhere(self) -> CheckpointSpec:
         if self.revision is None and self.path is None:
             raise ValueError("a checkpoint needs a revision (on the hub) or a path (a folder)")
         return self
@@ -38,20 +36,22 @@ class Checkpoint(Strict):
 class ModelSpec(Strict):
     """A causal language model: where it is, and the facts that the built-in table does not know."""
 
-    name: str
-    path: str | None = Field(None, description="hub name or folder; the name itself where absent")
-    revision: str | None = None
-    gguf_file: str | None = None
-    kind: Literal["auto", "base", "instruct"] = "auto"
-    family: str | None = None
+    name: str = Field(description="what it is called in tables; also its hub name where there is no path")
+    path: str | None = Field(None, description="hub name, folder or GGUF file")
+    revision: str | None = Field(None, description="hub branch, tag or commit")
+    gguf_file: str | None = Field(None, description="the GGUF file to load from a folder or repository of several")
+    kind: Literal["auto", "base", "instruct"] = Field(
+        "auto", description="`base` is never asked through a chat template; `auto` goes by the tokenizer"
+    )
+    family: str | None = Field(None, description="for comparisons within and between families")
     parameters: float | None = Field(None, gt=0, description="number of parameters")
-    tokens: float | None = Field(None, gt=0, description="pretraining tokens")
-    date: str | None = None
-    base_model: str | None = None
-    checkpoints: tuple[Checkpoint, ...] = ()
-    series: str | None = None
-    step: int | None = None
-    trust_remote_code: bool = False
+    tokens: float | None = Field(None, gt=0, description="pretraining tokens; with the parameters, the compute")
+    date: str | None = Field(None, description="when it came out: 2024-11 or 2024-11-30")
+    base_model: str | None = Field(None, description="the base model that an instruct model was made from")
+    checkpoints: tuple[CheckpointSpec, ...] = Field((), description="points of its pretraining, each a row of its own")
+    series: str | None = Field(None, description="the pretraining run it is a checkpoint of; set by `checkpoints`")
+    step: int | None = Field(None, description="where in that run; set by `checkpoints`")
+    trust_remote_code: bool = Field(False, description="run the model's own code; only for those you trust")
 
     @property
     def source(self) -> str:
@@ -85,8 +85,10 @@ def _named(value: Any) -> Any:
 class TaskSpec(Strict):
     """A benchmark: a harness task (``arc_easy``), one in another form (``arc_easy:choice``), or the user's file."""
 
-    name: str
-    file: str | None = Field(None, description="a jsonl, csv, parquet or text file, or a folder of split files")
+    name: str = Field(description="what it is called in tables; also the harness task where there is no file")
+    file: str | None = Field(
+        None, description="your own: a jsonl, csv, parquet or text file, a folder of split files, a harness task file"
+    )
 
     @property
     def source(self) -> str:
@@ -97,30 +99,34 @@ class TaskSpec(Strict):
 class Caps(Strict):
     """How many documents of each split are used at most."""
 
-    train: Positive = 50_000
-    validation: Positive = 1_000
-    test: Positive = 10_000
+    train: Positive = Field(50_000, description="documents to train on")
+    validation: Positive = Field(1_000, description="documents to choose by")
+    test: Positive = Field(10_000, description="documents to test on")
 
 
 class Tuning(Strict):
     """The fine-tuning that every model receives."""
 
-    method: Literal["lora", "full"] = "lora"
-    rank: Positive = 8
-    alpha: float = Field(32, gt=0)
-    dropout: float = Field(0.1, ge=0, lt=1)
-    targets: tuple[str, ...] | None = Field(None, description="module names; PEFT's own defaults where absent")
-    epochs: Positive = 5
-    learning_rates: tuple[Annotated[float, Field(gt=0)], ...] = Field((1e-5, 2e-5, 5e-5), min_length=1)
-    batch: Positive = 8
-    weight_decay: float = Field(0.01, ge=0)
-    betas: tuple[float, float] = (0.9, 0.999)
-    clip: float = Field(1.0, gt=0)
-    decay: Literal["linear", "cosine", "constant"] = "linear"
+    method: Literal["lora", "full"] = Field("lora", description="train adapters, or all weights")
+    rank: Positive = Field(8, description="rank of the adapters")
+    alpha: float = Field(32, gt=0, description="the adapters' output is scaled by alpha / rank")
+    dropout: float = Field(0.1, ge=0, lt=1, description="dropout on the adapters' input")
+    targets: tuple[str, ...] | None = Field(
+        None, description="names of the adapted modules, or `[all-linear]`; PEFT's own defaults where absent"
+    )
+    epochs: Positive = Field(5, description="passes over the training documents")
+    learning_rates: tuple[Annotated[float, Field(gt=0)], ...] = Field(
+        (1e-5, 2e-5, 5e-5), min_length=1, description="the grid; validation chooses from it"
+    )
+    batch: Positive = Field(8, description="examples per update, the same on every device")
+    weight_decay: float = Field(0.01, ge=0, description="AdamW's")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's")
+    clip: float = Field(1.0, gt=0, description="largest norm of a gradient")
+    decay: Literal["linear", "cosine", "constant"] = Field("linear", description="how the learning rate falls")
     floor: float = Field(0.0, ge=0, le=1, description="where the decay ends, as a share of the learning rate")
-    warmup_steps: int = Field(0, ge=0)
-    max_tokens: Positive = 1_024
-    loss: Literal["text", "completion"] = "text"
+    warmup_steps: int = Field(0, ge=0, description="updates over which the learning rate rises from zero")
+    max_tokens: Positive = Field(1_024, description="longer examples are cut")
+    loss: Literal["text", "completion"] = Field("text", description="learn the whole text, or the answer alone")
     race: bool = Field(False, description="drop learning rates that fall behind beyond noise")
 
 
@@ -145,9 +151,19 @@ class Adjust(Strict):
     """Tune every model on the same auxiliary data, then score the study's tasks."""
 
     data: str = Field(description="a task or file whose train split every model is tuned on")
-    recipe: Literal["test_task"] | None = Field(None, description="the named recipe; `tuning` where absent")
-    tuning: Tuning | None = None
-    at_steps: tuple[Positive, ...] = Field((), description="score also at these optimizer steps")
+    recipe: Literal["test_task"] | None = Field(
+        None, description='the recipe of "Training on the test task", appendix B.2: full, its rate by size'
+    )
+    tuning: Tuning | None = Field(None, description="a recipe of its own; the study's `tuning` where absent")
+    at_steps: tuple[Positive, ...] = Field(
+        (), description="score also after these updates, as `adjust@N`; none may lie beyond the end"
+    )
+
+    @model_validator(mode="after")
+    def _one_recipe(self) -> Adjust:
+        if self.recipe is not None and self.tuning is not None:
+            raise ValueError("give a `recipe` by name or a `tuning` of its own, not both")
+        return self
 
     def recipe_for(self, parameters: float) -> Tuning | None:
         """Return the tuning of a model of this size; None where the study's own counts."""
@@ -163,24 +179,40 @@ def _once(kind: str, names: list[str]) -> None:
 class Study(Strict):
     """What a user asks for: models, tasks, protocols, the tuning recipe and the budget."""
 
-    name: str = "study"
-    models: tuple[Annotated[ModelSpec, BeforeValidator(_named)], ...] = Field(min_length=1)
-    tasks: tuple[Annotated[TaskSpec, BeforeValidator(_named)], ...] = Field(min_length=1)
-    protocols: tuple[Protocol, ...] = (DIRECT, TRAIN_BEFORE_TEST)
-    data_dir: str | None = Field(None, description="folder of benchmark splits; the hub where absent")
-    caps: Caps = Caps()
-    carve: float = Field(0.2, gt=0, lt=1, description="share of train carved out as validation")
+    name: str = Field("study", description="what it is called in the store")
+    models: tuple[Annotated[ModelSpec, BeforeValidator(_named)], ...] = Field(
+        min_length=1, description="hub names and folders, or records"
+    )
+    tasks: tuple[Annotated[TaskSpec, BeforeValidator(_named)], ...] = Field(
+        min_length=1, description="harness tasks, also in another form (`arc_easy:cloze`), files, or records"
+    )
+    protocols: tuple[Protocol, ...] = Field(
+        (DIRECT, TRAIN_BEFORE_TEST), description="`direct`, `few_shot:K`, `train_before_test`, `adjust`"
+    )
+    data_dir: str | None = Field(
+        None, description="folder of benchmark splits, `<dataset>/<config>/<split>.parquet`; the hub where absent"
+    )
+    caps: Caps = Field(Caps(), description="the most documents of each split")
+    carve: float = Field(0.2, gt=0, lt=1, description="share of train carved out where validation is the test split")
     drop_overlap: bool = Field(False, description="drop training documents that overlap the test split")
-    tuning: Tuning = Tuning()
-    selection: Selection = "validation"
-    chat: Literal["auto", "never", "always"] = Field("auto", description="chat template of instruct models")
-    adjust: Adjust | None = None
-    seed: int = 0
-    seeds: Positive = Field(1, description="fine-tuning seeds per cell")
-    device: str = "auto"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    tuning: Tuning = Field(Tuning(), description="the fine-tuning that every model receives")
+    selection: Selection = Field(
+        "validation",
+        description="what is tested: the best on validation, the untuned model among them; `tuned`: the best tuned"
+        " state; `paper`: the better of that and the untuned model, by the test",
+    )
+    chat: Literal["auto", "never", "always"] = Field(
+        "auto", description="chat template of instruct models; `auto` lets validation choose"
+    )
+    adjust: Adjust | None = Field(None, description="the auxiliary data of the protocol `adjust`")
+    seed: int = Field(0, description="seed of splits, orders and examples, and the first of the fine-tuning seeds")
+    seeds: Positive = Field(1, description="fine-tuning seeds per cell; the score is their mean")
+    device: str = Field("auto", description="`auto`, `cpu`, `cuda`, `cuda:1` …")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="of the weights; `auto` is bfloat16 on a GPU, else float32"
+    )
     token_budget: Positive | None = Field(None, description="tokens per forward pass; found by itself where absent")
-    store: str = "potentia.db"
+    store: str = Field("potentia.db", description="SQLite file, or a PostgreSQL URL")
     facts: str | None = Field(None, description="a CSV of model facts, beside the built-in ones")
 
     @field_validator("protocols")

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from potentia.errors import TaskError
 from potentia.facts import benchmark
+from potentia.study import Caps
 from potentia.tasks import forms
 from potentia.tasks.contamination import overlap
 from potentia.tasks.data import load_splits
 from potentia.tasks.harness import config_from_file, group_from_config, leaf_configs
 from potentia.tasks.index import index
 from potentia.tasks.leaf import Leaf
-from potentia.tasks.splits import Caps
 from potentia.tasks.task import Task
 
 if TYPE_CHECKING:

@@ -9,26 +9,13 @@ from typing import Any, Literal
 import numpy as np
 
 from potentia.errors import TaskError
+from potentia.study import Caps
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, Split, Split] = ("train", "validation", "test")
 
 # Separate streams of one seed, so that a change of one cap does not move the others.
 _CARVE, _CAP = 1, 2
-
-
-@dataclass(frozen=True, slots=True)
-class Caps:
-    """The most documents of each split that are used; the defaults are those of train-before-test (section 3.1)."""
-
-    train: int = 50_000
-    validation: int = 1_000
-    test: int = 10_000
-
-    def __post_init__(self) -> None:
-        for split in SPLITS:
-            if getattr(self, split) < 1:
-                raise TaskError(f"the cap on {split} documents is {getattr(self, split)}; it must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +41,7 @@ class SplitPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain JSON values."""
-        return asdict(self)
+        return asdict(self) | {"caps": self.caps.model_dump()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,11 @@ import numpy as np
 from potentia.errors import TaskError
 from potentia.requests import Document, Example, Request
 from potentia.scores import ItemOutcome, Score
+from potentia.study import Caps
 from potentia.tasks import metrics
 from potentia.tasks.fingerprint import fingerprint
 from potentia.tasks.leaf import Answer, ChatTemplate, Leaf
-from potentia.tasks.splits import SPLITS, Caps, Part, Rows, Split, SplitPlan, cap, divide
+from potentia.tasks.splits import SPLITS, Part, Rows, Split, SplitPlan, cap, divide
 
 Kind = Literal["choice", "generation", "corpus"]
 

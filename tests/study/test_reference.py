@@ -1,0 +1,44 @@
+"""The reference of the study file: every field is described, and the page in the docs is the schema's."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import BaseModel
+
+import study_reference
+from potentia.study import Study
+
+
+def records() -> dict[type[BaseModel], str]:
+    found: dict[type[BaseModel], str] = {}
+    study_reference._collect(Study, "study", found)
+    return found
+
+
+def test_every_field_is_described():
+    assert len(records()) == 7
+    bare = [
+        f"{record.__name__}.{name}"
+        for record in records()
+        for name, field in record.model_fields.items()
+        if not field.description
+    ]
+    assert not bare
+
+
+def test_the_page_is_up_to_date():
+    assert study_reference.PAGE.read_text("utf-8") == study_reference.page(), "run python tools/study_reference.py"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "| `models` | list of records | needed | hub names and folders, or records |",
+        "| `epochs` | whole number > 0 | `5` | passes over the training documents |",
+        "| `learning_rates` | list of numbers > 0 | `[1e-05, 2e-05, 5e-05]` | the grid; validation chooses from it |",
+        "| `dropout` | number ≥ 0, < 1 | `0.1` | dropout on the adapters' input |",
+        "| `method` | `lora` or `full` | `lora` | train adapters, or all weights |",
+    ],
+)
+def test_a_line_says_what_a_key_takes(line: str):
+    assert line in study_reference.page().splitlines()
