@@ -6,13 +6,16 @@ import json
 
 import numpy as np
 import pytest
+import typer
 
-from potentia.cli.app import app, expand_many
+from potentia.cli.app import app
+from potentia.cli.many import expand_many
 from potentia.errors import InputError
 
 
 def call(capsys, *arguments: str) -> str:
-    app(args=expand_many(list(arguments)), standalone_mode=False)
+    command = typer.main.get_command(app)
+    command(args=expand_many(command, list(arguments)), standalone_mode=False)
     return capsys.readouterr().out
 
 

@@ -9,6 +9,7 @@ import sys
 
 import typer
 
+from potentia.cli.many import expand_many
 from potentia.cli.output import errors, print_error
 from potentia.errors import InputError, PotentiaError
 
@@ -26,37 +27,12 @@ reproduce = typer.Typer(help="Print a paper's numbers beside ours.", no_args_is_
 app.add_typer(analyze, name="analyze")
 app.add_typer(reproduce, name="reproduce")
 
-# Options that take several values after one flag: ``--models A B`` means ``--models A --models B``.
-MANY = frozenset(
-    {"--models", "--tasks", "--protocols", "--candidates", "--learning-rates", "--format", "--study"}
-    | {"--corpora", "--data-group", "--seed-group", "--early", "--families"}
-)
-
-
-def expand_many(arguments: list[str]) -> list[str]:
-    """Repeat the flag before each of several values, the form that the parser knows."""
-    expanded: list[str] = []
-    flag: str | None = None
-    fresh = False
-    for argument in arguments:
-        if argument.startswith("-") and argument != "-":
-            flag = argument if argument in MANY else None
-            fresh = True
-            expanded.append(argument)
-        elif flag is not None:
-            if not fresh:
-                expanded.append(flag)
-            expanded.append(argument)
-            fresh = False
-        else:
-            expanded.append(argument)
-    return expanded
-
 
 def run() -> None:
     """Run the command line and exit with Potentia's codes."""
     try:
-        app(args=expand_many(sys.argv[1:]), standalone_mode=True)
+        command = typer.main.get_command(app)
+        command(args=expand_many(command, sys.argv[1:]), standalone_mode=True)
     except InputError as error:
         print_error(error)
         sys.exit(2)

@@ -1,0 +1,134 @@
+"""Several values after one flag, and sources wherever they stand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import typer
+
+from potentia.cli.app import app
+from potentia.cli.many import expand_many
+
+RANKINGS = ["analyze", "rankings"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("scores.csv", "more.csv", "study.yaml", "q.jsonl", "own.yaml", "potentia.db"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "boolq").mkdir()  # a folder with a benchmark's name
+    monkeypatch.chdir(tmp_path)
+
+
+def parsed(arguments: str | list[str]) -> tuple[list[str], dict[str, object]]:
+    """The command's own arguments and its options, as click reads them."""
+    root = typer.main.get_command(app)
+    rest = expand_many(root, arguments.split() if isinstance(arguments, str) else arguments)
+    command = root
+    while hasattr(command, "commands"):
+        command, rest = command.commands[rest[0]], rest[1:]
+    context = command.make_context("x", rest, resilient_parsing=True)
+    own = next(p.name for p in command.params if p.param_type_name == "argument")
+    given = {name: list(v) if isinstance(v, (list, tuple)) else v for name, v in context.params.items()}
+    sources = given[own] if isinstance(given[own], list) else [given[own]]
+    return [str(source) for source in sources if source is not None], given
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "analyze rankings scores.csv --tasks x y",
+        "analyze rankings --tasks x y scores.csv",
+        "analyze rankings --tasks x y --json scores.csv",
+        "analyze rankings --tasks x y scores.csv --json",
+        "analyze rankings --tasks x --tasks y scores.csv",
+        "analyze rankings --tasks x y -- scores.csv",
+        "analyze rankings --seed 1 --tasks x y scores.csv",
+    ],
+)
+def test_a_source_stands_where_one_likes(line: str):
+    sources, given = parsed(line)
+    assert sources == ["scores.csv"]
+    assert given["tasks"] == ["x", "y"]
+
+
+@pytest.mark.parametrize("flag", ["--protocol", "--protocols"])
+def test_every_name_of_an_option_takes_several(flag: str):
+    sources, given = parsed(f"analyze rankings {flag} direct adjust scores.csv")
+    assert (sources, next(given[k] for k in given if k.startswith("protocol"))) == (
+        ["scores.csv"],
+        ["direct", "adjust"],
+    )
+    sources, given = parsed(f"analyze rankings scores.csv {flag} direct adjust")
+    assert (sources, next(given[k] for k in given if k.startswith("protocol"))) == (
+        ["scores.csv"],
+        ["direct", "adjust"],
+    )
+
+
+def test_several_sources_may_come_last():
+    sources, given = parsed("analyze rankings --tasks x boolq scores.csv more.csv")
+    assert (sources, given["tasks"]) == (["scores.csv", "more.csv"], ["x", "boolq"])
+    sources, _ = parsed("analyze rankings --tasks x postgresql+psycopg://me@host/name")
+    assert sources == ["postgresql+psycopg://me@host/name"]
+
+
+def test_after_a_source_all_values_are_the_flags():
+    """A benchmark stays one, although a folder has its name."""
+    sources, given = parsed("analyze rankings scores.csv --tasks x boolq")
+    assert (sources, given["tasks"]) == (["scores.csv"], ["x", "boolq"])
+
+
+def test_a_source_that_is_not_there_is_told_by_its_name():
+    sources, given = parsed("analyze rankings --tasks x y nowhere.csv")
+    assert (sources, given["tasks"]) == (["nowhere.csv"], ["x", "y"])
+
+
+def test_a_flag_keeps_at_least_one_value():
+    sources, given = parsed("analyze rankings --tasks scores.csv")
+    assert (sources, given["tasks"]) == ([], ["scores.csv"])
+
+
+@pytest.mark.parametrize(
+    ("line", "study", "tasks"),
+    [
+        ("run --models ./m --tasks q.jsonl own.yaml", [], ["q.jsonl", "own.yaml"]),
+        ("run study.yaml --tasks q.jsonl own.yaml", ["study.yaml"], ["q.jsonl", "own.yaml"]),
+        ("run --tasks q.jsonl --protocols direct adjust study.yaml", ["study.yaml"], ["q.jsonl"]),
+        ("run --tasks q.jsonl own.yaml -- study.yaml", ["study.yaml"], ["q.jsonl", "own.yaml"]),
+        ("run --tasks q.jsonl --learning-rates 1e-3 3e-3 study.yaml", ["study.yaml"], ["q.jsonl"]),
+    ],
+)
+def test_models_and_tasks_of_a_run_may_be_files(line: str, study: list[str], tasks: list[str]):
+    sources, given = parsed(line)
+    assert (sources, given["tasks"]) == (study, tasks)
+
+
+def test_every_option_of_several_values_takes_them():
+    """Whatever the command: two values after the flag, then its own arguments."""
+    root = typer.main.get_command(app)
+
+    def walk(command, path):
+        for name, inner in getattr(command, "commands", {}).items():
+            yield from walk(inner, [*path, name])
+        if not hasattr(command, "commands"):
+            yield path, command
+
+    tried = 0
+    for path, command in walk(root, []):
+        if not any(p.param_type_name == "argument" for p in command.params):
+            continue
+        for option in (p for p in command.params if getattr(p, "multiple", False)):
+            for flag in option.opts:
+                values = ["0.5", "0.25"] if option.name == "learning_rates" else ["one", "two"]
+                for arguments in (["scores.csv", flag, *values], [flag, *values, "scores.csv"]):
+                    if "run" in path and arguments[-1] == "scores.csv" and flag in ("--models", "--tasks"):
+                        continue  # their own values may be files
+                    sources, given = parsed([*path, *arguments])
+                    assert (sources, [str(v) for v in given[option.name]]) == (["scores.csv"], values), (
+                        path,
+                        arguments,
+                    )
+                    tried += 1
+    assert tried > 30
