@@ -14,6 +14,7 @@ from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
 from potentia.analysis.rankings import find_rankings
+from potentia.analysis.test_task import Options as TestTaskOptions
 from potentia.analysis.test_task import find_test_task
 from potentia.errors import InputError
 from potentia.evidence import Evidence, read
@@ -36,6 +37,7 @@ def fill(
     data: str = "d0",
     recipe: str = "r0",
     shift: float = 0.0,
+    batch: int = 16,
 ) -> Path:
     """Commit a study whose models carry their facts, as a run would leave it."""
     stream = np.random.default_rng(0)
@@ -56,7 +58,7 @@ def fill(
             "models": specs,
             "tasks": TASKS,
             "protocols": [p for p in protocols if "@" not in p],
-            "adjust": {"data": "aux", "at_steps": [5], "tuning": {"batch": 16}},
+            "adjust": {"data": "aux", "at_steps": [5], "tuning": {"batch": batch}},
         }
     )
     with Store.open(path) as store:
@@ -78,7 +80,10 @@ def fill(
                             model=spec["name"],
                             task=task,
                             protocol=protocol,
-                            scores={"acc": Score(value, math.sqrt(value * (1 - value) / N), N, "acc")},
+                            scores={
+                                "acc": Score(value, math.sqrt(value * (1 - value) / N), N, "acc"),
+                                "brier_score": Score(0.9 - value / 2, 0.01, N, "brier_score", higher_is_better=False),
+                            },
                             metric="acc",
                             manifest=manifest,
                         ),
@@ -130,6 +135,52 @@ def test_examples_are_steps_of_the_studys_own_batch(store: Path) -> None:
     assert found.tasks["mmlu"].emergence.examples == (0, 80)
 
 
+def test_batches_that_differ_make_no_common_axis(tmp_path: Path) -> None:
+    path = fill(tmp_path / "s.db", name="one", models=MODELS[:6])
+    fill(path, name="two", models=MODELS[6:], batch=32)
+    with pytest.raises(InputError, match="batches of 16 and 32 examples"):
+        find_test_task(read(path, study="all"))
+    chosen = TestTaskOptions(batch=16)
+    assert find_test_task(read(path, study="all"), chosen).tasks["mmlu"].emergence.examples == (0, 80)
+
+
+def test_another_metric_leaves_the_items_of_the_main_one_alone(store: Path) -> None:
+    """Accuracies of items were once paired under a matrix of Brier scores."""
+    evidence = read(store, metric="brier_score")
+    assert set(evidence.scores["direct"].metrics) == {"brier_score"}
+    assert evidence.outcomes["direct"] == {}
+    assert "paired direct" not in find_rankings(evidence).named()
+    assert read(store, metric="acc").outcomes["direct"].keys() == set(TASKS)
+    found = find_test_task(evidence).tasks["mmlu"].adjustment
+    assert found.before.fit.chance == 0.75  # of a guess among four, by the Brier score
+    assert found.before.fit.slope.value < 0
+    with pytest.raises(InputError, match="no direct cells with the metric 'f1'"):
+        read(store, metric="f1")
+
+
+def test_every_analysis_takes_a_metric(store: Path) -> None:
+    told = said("analyze", "test-task", str(store), "--metric", "brier_score")
+    assert told["mmlu-adjustment"]["before"]["fit"]["chance"] == 0.75
+    for command in ("rankings", "test-task", "checkpoints", "consistency", "proxy"):
+        from potentia.cli.app import app
+
+        assert "--metric" in CliRunner().invoke(app, ["analyze", command, "--help"], terminal_width=200).output
+
+
+def test_chance_is_one_per_task_and_a_number_is_for_the_unknown_alone(store: Path, tmp_path: Path) -> None:
+    """One number for all once put the floor of a two-way task at a quarter."""
+    told = said("analyze", "test-task", str(store), "--chance", "0.1")
+    assert {t: told[f"{t}-adjustment"]["before"]["fit"]["chance"] for t in TASKS} == {
+        "arc_easy": 0.25,
+        "boolq": 0.5,
+        "mmlu": 0.25,
+    }
+    facts = tmp_path / "tasks.csv"
+    facts.write_text("task,chance\nboolq,0.4\n")
+    told = said("analyze", "test-task", str(store), "--task-facts", str(facts))
+    assert told["boolq-adjustment"]["before"]["fit"]["chance"] == 0.4
+
+
 def test_what_needs_no_division_survives_without_one(tmp_path: Path) -> None:
     scores = {p: read(fill(tmp_path / "s.db")).scores[p] for p in ("direct", "adjust", "adjust@5")}
     write_scores(scores, tmp_path / "s.csv")
@@ -137,7 +188,8 @@ def test_what_needs_no_division_survives_without_one(tmp_path: Path) -> None:
     rows = [f"{m},f{k % 3},{k + 1},300" for k, m in enumerate(MODELS)]
     facts.write_text("\n".join(["model,family,params_b,tokens_b", *rows]))
     found = find_test_task(read(tmp_path / "s.csv", facts=facts))
-    assert set(found.tasks["mmlu"].named()) == {"ranks", "families", "emergence"}
+    assert set(found.tasks["mmlu"].named()) == {"gain", "ranks", "families", "emergence"}
+    assert [row[0] for row in found.tasks["mmlu"].gain.tables()[0].rows] == ["all models"]
     assert any("no training date" in problem for problem in found.problems)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
@@ -17,7 +17,7 @@ from typing import TypeVar
 import numpy as np
 
 from potentia.errors import DataError, InputError, PotentiaError, StoreError
-from potentia.facts import Background, ModelFacts, ModelTable, read_facts
+from potentia.facts import Background, Benchmark, ModelFacts, ModelTable, read_benchmarks, read_facts
 from potentia.facts import models as known_models
 from potentia.protocol import Protocol, in_order
 from potentia.scores import ItemOutcome, Outcomes, ScoreMatrix
@@ -55,6 +55,8 @@ class Evidence:
     specs: tuple[ModelSpec, ...] = ()  # the models of the studies, checkpoints expanded
     notes: tuple[str, ...] = ()  # what a reader must know: which study this is, what was left out
     stores: tuple[StoreView, ...] = ()
+    task_facts: tuple[Benchmark, ...] = ()  # of the user's file; what the studies tell of their tasks comes before
+    without_items: Mapping[Protocol, frozenset[str]] = field(default_factory=dict)  # tasks scored by another metric
 
     @classmethod
     def of(cls, scores: Mapping[str, ScoreMatrix] | ScoreMatrix, *, title: str = "scores") -> Evidence:
@@ -89,7 +91,8 @@ class Evidence:
     @cached_property
     def background(self) -> Background:
         """What is known of the models and tasks, as the analyses take it."""
-        return Background.of(self.models, table=self.facts)
+        told = (fact for view in self.stores for fact in _tasks_of(view))
+        return Background.of(self.models, table=self.facts, tasks=(*told, *self.task_facts))
 
     @cached_property
     def outcomes(self) -> dict[Protocol, Outcomes]:
@@ -101,7 +104,7 @@ class Evidence:
                     found.setdefault(Protocol(protocol), {}).setdefault(task, {})[model] = values
         kept: dict[Protocol, Outcomes] = {}
         for protocol, matrix in self.scores.items():
-            models, tasks = set(matrix.models), set(matrix.tasks)
+            models, tasks = set(matrix.models), set(matrix.tasks) - self.without_items.get(protocol, frozenset())
             kept[protocol] = {
                 task: {m: v for m, v in by.items() if m in models}
                 for task, by in found.get(protocol, {}).items()
@@ -172,6 +175,7 @@ def read(
     metric: str | None = None,
     subtasks: bool = False,
     facts: str | Path | None = None,
+    task_facts: str | Path | None = None,
     protocols: Sequence[str] | None = None,
     tasks: Sequence[str] | None = None,
     models: Sequence[str] | None = None,
@@ -181,7 +185,8 @@ def read(
 
     ``study`` names one or more studies of a store (``all`` for all of them); without it the one opened last counts.
     ``metric`` picks a metric where a benchmark has several, ``subtasks`` the members of groups such as MMLU, ``facts``
-    is a CSV of what is known of the models, and ``protocols``, ``tasks`` and ``models`` narrow what is read.
+    is a CSV of what is known of the models, ``task_facts`` one of the tasks (category, train_size, chance), and
+    ``protocols``, ``tasks`` and ``models`` narrow what is read.
     ``columns`` says which column of a table is which field, where its names do not: ``{"score": "Accuracy"}``.
     """
     if not sources:
@@ -190,7 +195,9 @@ def read(
     parts = [_read_one(source, wanted, metric, subtasks, columns) for source in sources]
     found = parts[0] if len(parts) == 1 else _joined(parts)
     table = _facts_of(found, read_facts(facts) if facts is not None else ())
-    return replace(found, facts=table).narrowed(protocols=protocols, tasks=tasks, models=models)
+    own = read_benchmarks(task_facts) if task_facts is not None else ()
+    whole = replace(found, facts=table, task_facts=own)
+    return whole.narrowed(protocols=protocols, tasks=tasks, models=models)
 
 
 def is_store(source: str | Path) -> bool:
@@ -216,6 +223,8 @@ def _read_one(
     path = Path(source).expanduser()
     found = read_files(path, metric=metric, subtasks=subtasks, columns=columns)
     scores = {p: found.scores[p] for p in in_order(found.scores)}
+    if metric is not None and not any(name for matrix in scores.values() for name in matrix.metrics):
+        raise DataError(f"it does not say which scores are by {metric}", where=str(path), hint="leave out --metric")
     return Evidence(path.name, path.name, scores, known_models(), notes=found.notes)
 
 
@@ -249,7 +258,7 @@ def _of_store(store: Store, where: str, wanted: tuple[str, ...], metric: str | N
     protocols = in_order({p for key in keys for p in store.protocols(study=key)})
     if not protocols and not any(store.failures(study=key) for key in keys):
         raise DataError("the store holds no scores yet", where=store.where, hint="run a study, or import scores")
-    scores = {p: store.matrix(p, study=keys, metric=metric) for p in protocols}
+    scores, without = _by_metric(store, protocols, keys, metric)
     name = Path(where).name if "://" not in where else store.where
     return Evidence(
         source=name,
@@ -260,7 +269,30 @@ def _of_store(store: Store, where: str, wanted: tuple[str, ...], metric: str | N
         specs=_specs(chosen),
         notes=tuple(notes),
         stores=(StoreView(where, keys),),
+        without_items=without,
     )
+
+
+def _by_metric(
+    store: Store, protocols: Sequence[Protocol], studies: tuple[str, ...], metric: str | None
+) -> tuple[dict[Protocol, ScoreMatrix], dict[Protocol, frozenset[str]]]:
+    """Return the scores by one metric where one is asked for, and the tasks whose items are of another one."""
+    main = {p: store.matrix(p, study=studies) for p in protocols}
+    if metric is None:
+        return main, {}
+    scores: dict[Protocol, ScoreMatrix] = {}
+    without: dict[Protocol, frozenset[str]] = {}
+    problem: InputError | None = None
+    for protocol, usual in main.items():
+        try:
+            scores[protocol] = store.matrix(protocol, study=studies, metric=metric)
+        except InputError as error:  # no cell of this protocol has it, as with texts
+            problem = problem or error
+            continue
+        without[protocol] = frozenset(t for t, name in zip(usual.tasks, usual.metrics, strict=True) if name != metric)
+    if not scores and problem is not None:
+        raise problem
+    return scores, without
 
 
 def _chosen(records: Sequence[StudyRecord], wanted: tuple[str, ...], where: str) -> list[StudyRecord]:
@@ -341,6 +373,20 @@ def _facts_of(evidence: Evidence, given: Iterable[ModelFacts]) -> ModelTable:
     return ModelTable((*known, *told.values(), *mine)) if told or mine else known
 
 
+def _tasks_of(view: StoreView) -> Iterator[Benchmark]:
+    """Return what the studies tell of their tasks: the size of the train split before carving, the score of a guess."""
+    with view.open() as store:
+        manifests = store.manifests_by_task(study=view.studies)
+    for task, manifest in manifests.items():
+        told = manifest.get("task") or {}
+        splits = told.get("splits") or {}
+        train, validation = splits.get("train") or {}, splits.get("validation") or {}
+        size = train.get("available")
+        if size is not None and validation.get("origin", "validation") not in ("validation", "none"):
+            size += validation.get("available", 0)  # carved out of train
+        yield Benchmark(task, train_size=size, chance=told.get("chance"))
+
+
 def _told(row: ModelSpec, known: ModelFacts | None) -> ModelFacts:
     base = known or ModelFacts(row.name, row.series or "", None, None, None, "base", None, None, None)
     return replace(
@@ -375,6 +421,9 @@ def _joined(parts: Sequence[Evidence]) -> Evidence:
         specs=tuple({row.name: row for part in reversed(parts) for row in part.specs}.values()),
         notes=tuple(f"{part.source}: {note}" for part in parts for note in part.notes),
         stores=tuple(view for part in parts for view in part.stores),
+        without_items={
+            p: frozenset(t for part in parts for t in part.without_items.get(p, ())) for p in in_order(merged)
+        },
     )
 
 

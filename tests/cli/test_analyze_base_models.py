@@ -131,7 +131,7 @@ def test_proxy_with_groups_and_early_models(capsys, world):
         "near1",
         "near2",
         "far1",
-        "--metric",
+        "--correlation",
         "auto",
         "--top",
         "2",
@@ -151,8 +151,8 @@ def test_proxy_with_groups_and_early_models(capsys, world):
 def test_proxy_refuses_what_it_does_not_know(capsys, world):
     with pytest.raises(InputError, match="no task 'gsm8k'"):
         call(capsys, "analyze", "proxy", world, "--target", "gsm8k")
-    with pytest.raises(InputError, match="no metric 'cosine'"):
-        call(capsys, "analyze", "proxy", world, "--target", "goal", "--metric", "cosine")
+    with pytest.raises(InputError, match="no correlation 'cosine'"):
+        call(capsys, "analyze", "proxy", world, "--target", "goal", "--correlation", "cosine")
     with pytest.raises(InputError, match="no pairs"):
         call(capsys, "analyze", "proxy", world, "--target", "goal", "--pairs")
 

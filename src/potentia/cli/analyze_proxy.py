@@ -12,6 +12,7 @@ from potentia.cli.output import (
     Figures,
     Formats,
     Map,
+    Metric,
     Study,
     columns_of,
     draw_figures,
@@ -31,7 +32,7 @@ def proxy(
         list[str] | None,
         typer.Option(help="Corpora whose perplexity is the rival; else all tasks where lower is better."),
     ] = None,
-    metric: Annotated[
+    correlation: Annotated[
         str, typer.Option(help="kendall, spearman, pearson, or auto: what algorithm 1 chooses.")
     ] = "kendall",
     normalise: Annotated[str, typer.Option(help="both (tasks, then models), feature (tasks only), or none.")] = "both",
@@ -59,6 +60,7 @@ def proxy(
     facts: Annotated[Path | None, typer.Option(help="CSV of model facts beside the built-in ones.")] = None,
     study: Study = None,
     columns: Map = None,
+    metric: Metric = None,
     figures: Figures = None,
     format: Formats = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
@@ -73,14 +75,14 @@ def proxy(
     from potentia.analysis.proxy import Options, find_proxies
     from potentia.evidence import read
 
-    evidence = read(scores, study=study, facts=facts, columns=columns_of(columns))
+    evidence = read(scores, study=study, facts=facts, columns=columns_of(columns), metric=metric)
     print_notes(evidence)
     options = Options(
         target=target,
         candidates=candidates,
         protocol=protocol,
         corpora=corpora,
-        metric=metric,
+        correlation=correlation,
         normalise=normalise,
         top=top,
         keep=keep,

@@ -14,6 +14,7 @@ from potentia.cli.output import (
     Map,
     Metric,
     Study,
+    TaskFacts,
     check_formats,
     columns_of,
     draw_figures,
@@ -49,6 +50,7 @@ def rankings(
     figures: Figures = None,
     format: Formats = None,
     facts: Annotated[Path | None, typer.Option(help="A CSV of facts on models of your own.")] = None,
+    task_facts: TaskFacts = None,
     resamples: Annotated[int, typer.Option(min=20, help="Bootstrap resamples.")] = 1000,
     level: Annotated[float, typer.Option(min=0.5, max=0.999, help="Confidence level.")] = 0.95,
     seed: Annotated[int, typer.Option(help="Seed of the resamples.")] = 0,
@@ -81,6 +83,7 @@ def rankings(
         models=models,
         columns=columns_of(columns),
         metric=metric,
+        task_facts=task_facts,
     )
     print_notes(evidence)
     options = Options(

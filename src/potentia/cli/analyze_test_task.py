@@ -14,6 +14,7 @@ from potentia.cli.output import (
     Map,
     Metric,
     Study,
+    TaskFacts,
     check_formats,
     columns_of,
     draw_figures,
@@ -40,7 +41,10 @@ def training_on_the_test_task(
     ] = False,
     tasks: Annotated[list[str] | None, typer.Option(help="Only these tasks.")] = None,
     families: Annotated[list[str] | None, typer.Option(help="Families to compare; else all with three models.")] = None,
-    chance: Annotated[float | None, typer.Option(help="Score of guessing, where it is not known by the task.")] = None,
+    task_facts: TaskFacts = None,
+    chance: Annotated[
+        float | None, typer.Option(help="Score of guessing on the tasks for which nothing else tells it.")
+    ] = None,
     steps: Annotated[
         str | None, typer.Option(help="Stage of intermediate steps; else those of --after (adjust@STEP).")
     ] = None,
@@ -66,13 +70,23 @@ def training_on_the_test_task(
 
       potentia analyze test-task scores.csv --facts models.csv --column language --value en+cn --json
 
+      potentia analyze test-task potentia.db --metric brier_score --figures figures
+
       potentia analyze test-task lab/potentia.db --facts lab/facts.csv --exposed --chance 0.25
     """
     from potentia.analysis.test_task import SINCE, Options, find_test_task
     from potentia.evidence import read
 
     check_formats(format)
-    evidence = read(scores, study=study, facts=facts, tasks=tasks, columns=columns_of(columns), metric=metric)
+    evidence = read(
+        scores,
+        study=study,
+        facts=facts,
+        task_facts=task_facts,
+        tasks=tasks,
+        columns=columns_of(columns),
+        metric=metric,
+    )
     print_notes(evidence)
     options = Options(
         before=before,
@@ -93,7 +107,7 @@ def training_on_the_test_task(
     found = made.named()
     divided = any(by.adjustment is not None for by in made.tasks.values())
     if not found or ((since or column) and not divided):  # what was asked for in so many words is not there
-        hint = "give what is missing with --facts, --chance, --since or --column"
+        hint = "give what is missing with --facts, --task-facts, --chance, --since or --column"
         raise InputError("; ".join(made.problems), where=evidence.source, hint=hint)
     for problem in made.problems:
         errors.print(problem, markup=False, soft_wrap=True)

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 Study = Annotated[
     list[str] | None, typer.Option(help="Studies of the store, by name or key, or all; else the one opened last.")
 ]
-Metric = Annotated[str | None, typer.Option(help="The metric to take where a benchmark has several.")]
+Metric = Annotated[
+    str | None, typer.Option(help="The metric of the scores, such as acc or brier_score; else each task's own.")
+]
+TaskFacts = Annotated[Path | None, typer.Option(help="A CSV of facts on tasks: task, category, train_size, chance.")]
 Map = Annotated[
     list[str] | None,
     typer.Option("--map", metavar="FIELD=COLUMN", help="Say which column of a table is what, as score=Accuracy."),

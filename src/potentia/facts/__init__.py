@@ -1,5 +1,6 @@
 """What is publicly known of models and benchmarks."""
 
 from potentia.facts.background import Background
-from potentia.facts.benchmarks import CATEGORIES, Benchmark, benchmark, benchmarks
+from potentia.facts.benchmarks import CATEGORIES, Benchmark, benchmark, benchmarks, read_benchmarks
+from potentia.facts.chance import chance
 from potentia.facts.models import ModelFacts, ModelTable, models, read_facts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from potentia.facts.benchmarks import benchmarks
+from potentia.facts.benchmarks import Benchmark, benchmarks
 from potentia.facts.models import ModelTable
 from potentia.facts.models import models as known_models
 
@@ -19,18 +19,24 @@ class Background:
     billions: dict[str, float] = field(default_factory=dict)  # parameters, as the name carries them
     flops: dict[str, float] = field(default_factory=dict)  # of pretraining
     categories: dict[str, str] = field(default_factory=dict)
-    train_examples: dict[str, float] = field(default_factory=dict)
+    train_examples: dict[str, float] = field(default_factory=dict)  # of the public split, before carving and caps
+    chance: dict[str, float] = field(default_factory=dict)  # accuracy of a guess, where studies or the user say it
 
     @classmethod
-    def of(cls, models: Iterable[str], *, table: ModelTable | None = None) -> Background:
-        """Look the models up in the shipped facts (or ``table``); tasks are those of the shipped facts."""
+    def of(
+        cls, models: Iterable[str], *, table: ModelTable | None = None, tasks: Iterable[Benchmark] = ()
+    ) -> Background:
+        """Look the models up in the shipped facts (or ``table``); ``tasks`` add to the shipped facts, the last wins."""
         table = table or known_models()
+        given = tuple(tasks)
+        every = (*benchmarks(), *given)
         found = {m: f for m in models if (f := table.find(m)) is not None}
         return cls(
             families={m: f.family for m, f in found.items() if f.family},
             kinds={m: f.kind for m, f in found.items()},
             billions={m: f.size / 1e9 for m, f in found.items() if f.size},
             flops={m: f.flops for m, f in found.items() if f.flops},
-            categories={b.task: b.category for b in benchmarks() if b.category},
-            train_examples={b.task: float(b.train_size) for b in benchmarks() if b.train_size is not None},
+            categories={b.task: b.category for b in every if b.category},
+            train_examples={b.task: float(b.train_size) for b in every if b.train_size is not None},
+            chance={b.task: b.chance for b in given if b.chance is not None},
         )

@@ -16,7 +16,7 @@ from potentia.analysis.test_task.adjustment import (
     scale_groups,
 )
 from potentia.analysis.test_task.cohort import Cohort
-from potentia.analysis.test_task.discriminator import Discrimination, discriminate
+from potentia.analysis.test_task.discriminator import TREES, Discrimination, discriminate
 from potentia.analysis.test_task.emergence import EmergenceCurve, trace_emergence
 from potentia.analysis.test_task.families import FamilyComparison, compare_families
 from potentia.analysis.test_task.frontier import FrontierShift, frontier_shift
@@ -260,9 +260,12 @@ def _lines(paper: TaskTrainingPaper) -> Iterator[Line]:
                 place, f"{name} θ after, {split.before.group}", split.after.effect.value, "n.s.", _verdict(split.after)
             )
         d = part.discrimination
-        note = f"{d.n} models, scikit-learn's trees for XGBoost's"
-        yield Line("table 5", f"{name} older against newer", d.before, apart, note)
-        yield Line("table 5", f"{name} tuned older against newer", d.after, tuned_apart, note)
+        for what, value, around, said in (
+            ("older against newer", d.before, d.before_interval, apart),
+            ("tuned older against newer", d.after, d.after_interval, tuned_apart),
+        ):
+            note = f"{d.n} models, {TREES[d.trees]}; 95 % {around.low:.2f} to {around.high:.2f}"
+            yield Line("table 5", f"{name} {what}", value, said, note)
         if name == "mmlu":
             yield Line("figure 17", f"{name} mean shift of ranks", part.ranks.mean, "4.8", "the paper ranks 56 models")
             yield Line("figure 17", f"{name} largest shift of ranks", part.ranks.largest, "16")

@@ -337,6 +337,14 @@ class Store(LiveStore):
             query = sa.select(s.cells.c.protocol).distinct().where(*self._wanted(connection, study=study))
             return sorted(connection.execute(query).scalars().all())
 
+    def manifests_by_task(self, *, study: Studies = None) -> dict[str, dict[str, Any]]:
+        """Return the manifest of the first cell of every task: how its documents were divided is the same in all."""
+        c = s.cells.c
+        with self._reading() as connection:
+            first = sa.select(sa.func.min(c.id)).where(*self._wanted(connection, study=study)).group_by(c.task)
+            query = sa.select(c.task, s.manifests.c.manifest).join_from(s.cells, s.manifests).where(c.id.in_(first))
+            return {task: json.loads(text) for task, text in connection.execute(query)}
+
     def outcomes(self, *, study: Studies = None) -> Iterator[tuple[str, str, str, dict[int, float]]]:
         """Give (protocol, task, model, value by document) of every cell with items, the newest of several last.
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from potentia.analysis.test_task.adjustment import compare_groups, favour_group
-from potentia.analysis.test_task.chance import chance
 from potentia.analysis.test_task.cohort import Cohort, Split
-from potentia.analysis.test_task.discriminator import balanced_accuracy
+from potentia.analysis.test_task.discriminator import discriminate
 from potentia.analysis.test_task.emergence import trace_emergence
 from potentia.analysis.test_task.families import compare_families
 from potentia.analysis.test_task.find import analyze_pair
@@ -21,7 +21,7 @@ from potentia.analysis.test_task.pair import Pair, best_of, pair_up
 from potentia.analysis.test_task.rank_shift import shift_of_ranks
 from potentia.analysis.test_task.treatment import assign_half, compare_copies
 from potentia.errors import DataError, InputError
-from potentia.facts import models, read_facts
+from potentia.facts import benchmarks, chance, models, read_facts
 from potentia.scores import ScoreMatrix
 
 
@@ -184,10 +184,33 @@ def test_favouring_a_group_gives_it_the_best_of_the_sweep() -> None:
 
 def test_discriminator_tells_separable_groups_apart_and_others_not() -> None:
     rng = np.random.default_rng(0)
+    cohort = _cohort(30)
     labels = np.arange(30) % 2 == 0
-    x = rng.uniform(20, 24, 30)
-    assert balanced_accuracy(np.column_stack([x, labels + rng.normal(scale=0.1, size=30)]), labels) > 0.9
-    assert balanced_accuracy(np.column_stack([x, rng.normal(size=30)]), labels) < 0.75
+    pair = Pair("t", cohort, labels + rng.normal(scale=0.1, size=30), rng.normal(size=30), chance=0.25)
+    mixed = replace(pair, after=np.where(labels, pair.before, labels[::-1] + rng.normal(scale=0.1, size=30)))
+    for trees in ("xgboost", "scikit-learn"):
+        found = discriminate(mixed, Split("even", labels), trees=trees)
+        assert found.before > 0.9
+        assert found.after < 0.75
+        assert found.trees == trees
+        assert found.before_interval.low <= found.before <= found.before_interval.high
+        # fifteen on each side: one model weighs a thirtieth, and the interval is at least that wide
+        assert found.after_interval.high - found.after_interval.low > 1 / 30
+        assert "0.033" in found.tables()[0].note
+    assert found.after_interval.low < 0.5 < found.after_interval.high
+
+
+def test_the_trees_are_those_of_xgboost_with_its_defaults() -> None:
+    from sklearn.metrics import balanced_accuracy_score
+    from xgboost import XGBClassifier
+
+    pair, split = _planted(3)
+    x, y = np.column_stack([pair.cohort.log_compute, pair.before]), split.members.astype(int)
+    others = [np.arange(len(y)) != i for i in range(len(y))]
+    guesses = [int(XGBClassifier().fit(x[keep], y[keep]).predict(x[~keep])[0]) for keep in others]
+    found = discriminate(pair, split)
+    assert found.trees == "xgboost"
+    assert found.before == pytest.approx(balanced_accuracy_score(y, guesses))
 
 
 def test_pairs_keep_models_with_both_scores_and_known_compute() -> None:
@@ -243,6 +266,38 @@ def test_chance_of_known_tasks() -> None:
     assert chance("gsm8k") == 0.0
     with pytest.raises(InputError, match="--chance"):
         chance("my_own_task")
+
+
+def test_chance_goes_by_the_metric() -> None:
+    assert chance("cola") == chance("cola", metric="mcc") == 0.0  # its scores are Matthews correlations
+    assert chance("cola", metric="acc") == 0.5
+    assert chance("mmlu", metric="brier_score", higher_is_better=False) == 0.75
+    with pytest.raises(InputError, match="mrpc by f1 is not known"):
+        chance("mrpc", metric="f1")
+    assert chance("own", known={"own": 0.2}) == chance("own:cloze", known={"own": 0.2}) == 0.2
+    assert chance("own", metric="brier_score", higher_is_better=False, known={"own": 0.2}) == 0.8
+
+
+def test_chance_of_every_benchmark_that_the_facts_ship() -> None:
+    """The five of the leaderboard's second version too; their options are those of the harness's own files."""
+    known = {b.task: chance(b.task) for b in benchmarks()}
+    v2 = {task: share for task, share in known.items() if task.startswith("leaderboard_")}
+    assert v2.pop("leaderboard_bbh") == pytest.approx(0.2917, abs=1e-4)
+    assert v2.pop("leaderboard_musr") == pytest.approx((1 / 2 + 1 / 5 + 1 / 3) / 3)
+    assert v2 == {"leaderboard_mmlu_pro": 0.1, "leaderboard_gpqa": 0.25, "leaderboard_math_hard": 0.0}
+
+
+def test_the_options_of_bbh_are_those_of_its_members() -> None:
+    import lm_eval
+    import yaml
+
+    folder = Path(lm_eval.__file__).parent / "tasks" / "leaderboard" / "bbh_mc"
+    loader = type("Loader", (yaml.SafeLoader,), {})
+    loader.add_multi_constructor("!", lambda loader, suffix, node: None)
+    configs = [yaml.load(path.read_text(), loader) for path in sorted(folder.glob("*.yaml"))]
+    options = [len(c["doc_to_choice"]) for c in configs if "doc_to_choice" in c]
+    assert len(options) == 24
+    assert chance("leaderboard_bbh") == pytest.approx(np.mean([1 / k for k in options]))
 
 
 def test_whole_analysis_answers_every_question() -> None:

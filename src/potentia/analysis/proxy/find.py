@@ -32,7 +32,7 @@ class Options:
     candidates: Sequence[str] | None = None  # all other benchmarks where absent
     protocol: str = "direct"
     corpora: Sequence[str] | None = None  # rivals; all texts to predict where absent
-    metric: str = "kendall"  # or auto: what algorithm 1 chooses
+    correlation: str = "kendall"  # or auto: what algorithm 1 chooses
     normalise: str = "both"
     top: int = 5
     keep: int | None = None
@@ -81,8 +81,8 @@ def find_proxies(evidence: Evidence, options: Options, truth: Evidence | None = 
 
     ``truth`` holds later scores of the early models under the same names.
     """
-    if options.metric not in (*METRICS, "auto"):
-        raise InputError(f"no metric {options.metric!r}", hint=f"choose one of: {', '.join(METRICS)}, auto")
+    if options.correlation not in (*METRICS, "auto"):
+        raise InputError(f"no correlation {options.correlation!r}", hint=f"choose one of: {', '.join(METRICS)}, auto")
     if options.normalise not in ("both", "feature", "none"):
         raise InputError(f"no normalisation {options.normalise!r}", hint="choose both, feature or none")
     how, target, protocol = cast("Normalise", options.normalise), options.target, Protocol(options.protocol)
@@ -92,7 +92,7 @@ def find_proxies(evidence: Evidence, options: Options, truth: Evidence | None = 
     small = {*options.data_group, *options.seed_group, *options.early}
     reference = whole.select(models=[model for model in whole.models if model not in small])
     sampled = _sampling(reference, options, wanted, how)
-    chosen = sampled.chosen if sampled is not None and options.metric == "auto" else options.metric
+    chosen = sampled.chosen if sampled is not None and options.correlation == "auto" else options.correlation
     metric: Metric = next((m for m in METRICS if m == chosen), "kendall")
     robust = None
     if options.data_group or options.seed_group:

@@ -24,6 +24,7 @@ class EmergenceCurve(Finding):
     hinges: tuple[HingeFit, ...]
     lines: tuple[LogLinearFit, ...]
     span: tuple[float, float]  # log₁₀ FLOPs of the smallest and the largest model
+    batch: int | None = None  # examples per optimizer step, where amounts come from steps
 
     def tables(self) -> Sequence[Table]:
         """Return one row per amount of training."""
@@ -42,6 +43,8 @@ class EmergenceCurve(Finding):
         )
         columns = ("examples", "models", "c_e", "c_e 95 %", "FLOPs", "α", "R² hinge", "R² log-linear")
         note = "c_e: log₁₀ of the FLOPs from which models rise above chance; a log-linear R² near 1 means no emergence."
+        if self.batch is not None:
+            note += f" Examples: optimizer steps × {self.batch}, the batch."
         return (Table(f"{self.task}: emergence by amount of test-task training", columns, rows, note),)
 
     def charts(self) -> Sequence[Chart]:
@@ -95,6 +98,7 @@ def trace_emergence(
     *,
     chance: float = 0.0,
     higher_is_better: bool = True,
+    batch: int | None = None,
     least: int = LEAST_MODELS,
 ) -> EmergenceCurve:
     """Fit both curves at each amount of training: ``stages`` maps examples seen to model → score.
@@ -117,7 +121,7 @@ def trace_emergence(
     if not examples:
         raise InputError(f"no stage of {task} has {least} models of known compute")
     span = (float(cohort.log_compute.min()), float(cohort.log_compute.max()))
-    return EmergenceCurve(task, tuple(examples), tuple(hinges), tuple(lines), span)
+    return EmergenceCurve(task, tuple(examples), tuple(hinges), tuple(lines), span, batch)
 
 
 def _finite(hinge: HingeFit, end: str) -> float:

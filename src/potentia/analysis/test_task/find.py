@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from potentia.analysis.test_task.adjustment import TaskAdjustment, compare_groups
-from potentia.analysis.test_task.chance import chance
 from potentia.analysis.test_task.cohort import Cohort, Split
 from potentia.analysis.test_task.discriminator import Discrimination, discriminate
 from potentia.analysis.test_task.emergence import LEAST_MODELS, EmergenceCurve, trace_emergence
@@ -21,6 +20,7 @@ from potentia.analysis.test_task.mediation import Mediation, mediate
 from potentia.analysis.test_task.pair import Pair, best_of, pair_up
 from potentia.analysis.test_task.rank_shift import RankShift, shift_of_ranks
 from potentia.errors import InputError
+from potentia.facts import chance
 from potentia.findings import Chart, Finding, Table, slug
 from potentia.protocol import Protocol
 from potentia.scores import ScoreMatrix
@@ -37,6 +37,8 @@ SMALLEST_GROUP = 5  # models of each group, to tell the groups apart by their sc
 class Options:
     """What to compare: the two protocols, and what divides the models."""
 
+    __test__ = False  # no test of ours
+
     before: str | None = None  # direct where absent
     after: str | None = None  # adjust, else train_before_test
     since: str = SINCE
@@ -44,7 +46,7 @@ class Options:
     value: str | None = None
     exposed: bool = False  # divide each task by who saw its form
     families: tuple[str, ...] | None = None
-    chance: Mapping[str, float] | float | None = None  # the score of guessing, where it is not known by the task
+    chance: Mapping[str, float] | float | None = None  # of guessing: by task, or a number for those not known
     steps: str | None = None  # stage of intermediate steps; those of ``after`` where absent
     batch: int | None = None  # examples per step; the study's own where absent
     best: bool = False  # the better of both scores after adjustment, as the document does
@@ -126,8 +128,8 @@ def find_test_task(evidence: Evidence, options: Options | None = None) -> TestTa
     problems: list[str] = []
     for task in (task for task in first.tasks if task in second.tasks):
         try:
-            up = first.higher_is_better[first.tasks.index(task)]
-            pairs += pair_up(first, later, cohort, tasks=[task], chance=_chance(task, up, options))
+            guessing = _chance(first, task, evidence.background.chance, options)
+            pairs += pair_up(first, later, cohort, tasks=[task], chance=guessing)
         except InputError as error:
             problems.append(f"{task}: {error.message}")
     if not pairs and not problems:
@@ -137,8 +139,9 @@ def find_test_task(evidence: Evidence, options: Options | None = None) -> TestTa
         pairs, unseen = _divided(pairs)
         problems += unseen
         exposure = measure_exposure(pairs, draws=options.draws, seed=options.seed) if pairs else None
-    steps = _steps(evidence, Protocol(options.steps) if options.steps else after)
-    batch = options.batch or _batch(evidence)
+    stage = Protocol(options.steps) if options.steps else after
+    steps = _steps(evidence, stage)
+    batch = options.batch or (_batch(evidence, stage) if steps else BATCH)
     tasks: dict[str, TaskFindings] = {}
     for pair in pairs:
         tasks[pair.task], problem = _of_task(pair, options, steps, batch)
@@ -181,7 +184,9 @@ def _of_task(pair: Pair, options: Options, steps: Mapping[int, ScoreMatrix], bat
         problem = ""
         outside = [name for name, inside in zip(pair.cohort.models, parts.members, strict=True) if not inside]
     except InputError as error:
-        found = TaskFindings(ranks=shift_of_ranks(pair), families=_families(pair, options.families))
+        found = TaskFindings(
+            gain=measure_gain(pair), ranks=shift_of_ranks(pair), families=_families(pair, options.families)
+        )
         problem = error.message
     return replace(found, emergence=_emergence(pair, outside, steps, batch)), problem
 
@@ -196,11 +201,17 @@ def _pick(evidence: Evidence, name: str | None, usual: Sequence[str]) -> Protoco
     return chosen
 
 
-def _chance(task: str, up: bool, options: Options) -> float:
-    given = options.chance
-    if isinstance(given, (int, float)):
-        return float(given)
-    return given[task] if given is not None and task in given else chance(task, higher_is_better=up)
+def _chance(matrix: ScoreMatrix, task: str, known: Mapping[str, float], options: Options) -> float:
+    """Return the score of guessing: as given for the task, as known of it, else the number given for the others."""
+    place, given = matrix.tasks.index(task), options.chance
+    if isinstance(given, Mapping) and task in given:
+        return given[task]
+    try:
+        return chance(task, metric=matrix.metrics[place], higher_is_better=matrix.higher_is_better[place], known=known)
+    except InputError:
+        if isinstance(given, (int, float)):
+            return float(given)
+        raise
 
 
 def _divided(pairs: Sequence[Pair]) -> tuple[list[Pair], list[str]]:
@@ -226,15 +237,21 @@ def _steps(evidence: Evidence, stage: Protocol) -> dict[int, ScoreMatrix]:
     return {p.step: m for p, m in evidence.scores.items() if p.step is not None and p.base == stage}
 
 
-def _batch(evidence: Evidence) -> int:
-    """Return the examples per step of the studies' own adjustment; the document's where none is known."""
+def _batch(evidence: Evidence, stage: Protocol) -> int:
+    """Return the examples per step of the studies' own tuning; the document's where no study is known."""
     from potentia.evidence import study_of
 
+    found = set()
     for study in map(study_of, evidence.studies):
-        if study is not None and study.adjust is not None:
-            recipe = study.adjust.recipe_for(0.0) or study.tuning
-            return int(recipe.batch)
-    return BATCH
+        if study is not None and stage in study.protocols:
+            adjusting = study.adjust if stage.kind == "adjust" else None
+            recipe = (adjusting.recipe_for(0.0) if adjusting is not None else None) or study.tuning
+            found.add(int(recipe.batch))
+    if len(found) > 1:
+        sizes = " and ".join(map(str, sorted(found)))
+        message = f"the studies have batches of {sizes} examples: their steps do not compare"
+        raise InputError(message, hint="choose one: --study NAME")
+    return found.pop() if found else BATCH
 
 
 def _emergence(
@@ -254,4 +271,5 @@ def _emergence(
         pair.cohort.select(models),
         chance=pair.chance,
         higher_is_better=pair.higher_is_better,
+        batch=batch,
     )

@@ -1,4 +1,4 @@
-"""How much each model gains by adjustment, against its pretraining compute (figure 2)."""
+"""How much each model gains by adjustment, against its pretraining compute (figure 2); a division is not needed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from potentia.analysis.test_task.cohort import Split
+from potentia.analysis.test_task.cohort import Flags, Split
 from potentia.analysis.test_task.pair import Pair
 from potentia.findings import Chart, Finding, Plot, Points, Table
 from potentia.scores import Floats
@@ -31,11 +31,15 @@ class Gain(Finding):
         inside = np.asarray(self.members)
         return float(self.gains[inside].mean()), float(self.gains[~inside].mean())
 
+    def _sides(self) -> list[tuple[str, Flags]]:
+        """Return the two sides with their members; one where the models are not divided."""
+        inside = np.asarray(self.members, dtype=bool)
+        return [(name, mask) for name, mask in ((self.group, inside), (self.others, ~inside)) if mask.any()]
+
     def tables(self) -> Sequence[Table]:
         """Return mean, median and largest gain of both sides."""
-        inside = np.asarray(self.members)
         rows = []
-        for name, mask in ((self.group, inside), (self.others, ~inside)):
+        for name, mask in self._sides():
             part = self.gains[mask]
             top = [m for m, keep in zip(self.models, mask, strict=True) if keep][int(np.argmax(part))]
             rows.append((name, len(part), float(part.mean()), float(np.median(part)), float(part.max()), top))
@@ -44,7 +48,6 @@ class Gain(Finding):
 
     def charts(self) -> Sequence[Chart]:
         """Return gain against compute."""
-        inside = np.asarray(self.members)
         points = tuple(
             Points(
                 name,
@@ -52,7 +55,7 @@ class Gain(Finding):
                 tuple(self.gains[mask]),
                 tuple(m for m, keep in zip(self.models, mask, strict=True) if keep),
             )
-            for name, mask in ((self.others, ~inside), (self.group, inside))
+            for name, mask in reversed(self._sides())
         )
         return (
             Plot(
@@ -67,15 +70,16 @@ class Gain(Finding):
         )
 
 
-def measure_gain(pair: Pair, split: Split) -> Gain:
+def measure_gain(pair: Pair, split: Split | None = None) -> Gain:
     """Subtract the score before from the score after, oriented so that a gain is positive."""
     before, after = pair.oriented()
+    parts = split or Split("", np.zeros(len(before), dtype=bool), "all models")
     return Gain(
         pair.task,
-        split.label,
-        split.others,
+        parts.label,
+        parts.others,
         pair.cohort.models,
         pair.cohort.compute,
-        tuple(bool(m) for m in split.members),
+        tuple(bool(m) for m in parts.members),
         after - before,
     )
