@@ -19,7 +19,7 @@ import numpy as np
 from potentia.errors import DataError, InputError, PotentiaError, StoreError
 from potentia.facts import Background, Benchmark, ModelFacts, ModelTable, read_benchmarks, read_facts
 from potentia.facts import models as known_models
-from potentia.protocol import Protocol, in_order
+from potentia.protocol import Protocol, in_order, main_protocol
 from potentia.scores import ItemOutcome, Outcomes, ScoreMatrix
 from potentia.store import CellRecord, FailureRecord, LaneRecord, Store, StudyRecord
 from potentia.store.files import read_files
@@ -82,11 +82,7 @@ class Evidence:
     @property
     def main(self) -> Protocol | None:
         """The protocol to rank by: train-before-test, else adjust, else the first."""
-        for kind in ("train_before_test", "adjust"):
-            for protocol in self.planned:
-                if protocol.kind == kind:
-                    return protocol
-        return next(iter(self.planned), None)
+        return main_protocol(self.planned)
 
     @cached_property
     def background(self) -> Background:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,6 +44,21 @@ class Finding:
     def to_dict(self) -> dict[str, Any]:
         """Return every field as JSON-ready values; NaN becomes None."""
         return {f.name: jsonable(getattr(self, f.name)) for f in dataclasses.fields(self)}
+
+
+def telling(table: Table) -> Table | None:
+    """Return the table without the columns that say nothing; None where nothing but names is left."""
+    kept = [k for k in range(len(table.columns)) if any(_says(row[k]) for row in table.rows)]
+    if len(kept) == len(table.columns):
+        return table
+    if len(kept) < 2:
+        return None
+    rows = tuple(tuple(row[k] for k in kept) for row in table.rows)
+    return dataclasses.replace(table, columns=tuple(table.columns[k] for k in kept), rows=rows)
+
+
+def _says(cell: Cell) -> bool:
+    return cell not in (None, "", "–") and not (isinstance(cell, float) and math.isnan(cell))
 
 
 def mean_in_words(value: float) -> str:
@@ -83,6 +99,14 @@ def slug(text: str) -> str:
     return re.sub("-{2,}", "-", kept).strip("-") or "figure"
 
 
+def short_names(names: Sequence[str]) -> list[str]:
+    """Leave out the organisation of ``organisation/model`` where the rest still tells the names apart."""
+    short = [name.rpartition("/")[2] or name for name in names]
+    times = Counter(short)
+    given = Counter(names)
+    return [s if times[s] == 1 or given[n] > 1 else n for s, n in zip(short, names, strict=True)]
+
+
 @dataclass(frozen=True)
 class Interval:
     """An estimate with a confidence interval."""
@@ -107,6 +131,11 @@ class Chart:
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", slug(self.name))
 
+    @property
+    def tells(self) -> bool:
+        """Whether there is anything to see: a picture of one number, or of none, is not drawn."""
+        return True
+
 
 @dataclass(frozen=True)
 class Heatmap(Chart):
@@ -122,6 +151,11 @@ class Heatmap(Chart):
     digits: int | None = 2
     unit: str = ""
 
+    @property
+    def tells(self) -> bool:
+        """Whether two squares at least have a number."""
+        return sum(_says(float(x)) for row in self.values for x in row) > 1
+
 
 @dataclass(frozen=True)
 class Bars(Chart):
@@ -133,6 +167,11 @@ class Bars(Chart):
     high: dict[str, tuple[float, ...]] = field(default_factory=dict)
     y_label: str = ""
     horizontal: bool = False
+
+    @property
+    def tells(self) -> bool:
+        """Whether there are two bars to compare."""
+        return sum(_says(float(x)) for values in self.series.values() for x in values) > 1
 
 
 @dataclass(frozen=True)
@@ -161,7 +200,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Plot(Chart):
-    """Points and lines on common axes."""
+    """Points and lines on common axes; ``joined`` ties the points of one label to each other, as a dumbbell."""
 
     points: tuple[Points, ...] = ()
     lines: tuple[Line, ...] = ()
@@ -169,6 +208,12 @@ class Plot(Chart):
     y_label: str = ""
     log_x: bool = False
     log_y: bool = False
+    joined: bool = False
+
+    @property
+    def tells(self) -> bool:
+        """Whether there are two points to compare, or a line."""
+        return bool(self.lines) or sum(_says(float(y)) for points in self.points for y in points.y) > 1
 
 
 @dataclass(frozen=True)
@@ -179,3 +224,8 @@ class Bump(Chart):
     columns: tuple[str, ...]
     ranks: Any  # (models, columns), 1 is best
     groups: tuple[str, ...] = ()
+
+    @property
+    def tells(self) -> bool:
+        """Whether there are two models to order."""
+        return len(self.models) > 1

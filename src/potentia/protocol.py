@@ -97,6 +97,16 @@ class Protocol(str):
 DIRECT, TRAIN_BEFORE_TEST, ADJUST = Protocol("direct"), Protocol("train_before_test"), Protocol("adjust")
 
 
+def main_protocol(protocols: Iterable[str]) -> Protocol | None:
+    """Return the protocol to rank by: train-before-test, else adjust, else the one with the least preparation."""
+    planned = [protocol for protocol in in_order(protocols) if protocol.step is None]
+    for kind in ("train_before_test", "adjust"):
+        for protocol in planned:
+            if protocol.kind == kind:
+                return protocol
+    return next(iter(planned), None)
+
+
 def in_order(protocols: Iterable[str]) -> list[Protocol]:
     """Protocols from the least to the most preparation."""
     return sorted(map(Protocol, protocols), key=lambda protocol: protocol.order)

@@ -42,7 +42,7 @@ def test_analyze_rankings_prints_findings_as_json(table):
 
 def test_analyze_rankings_prints_tables_and_draws(table, tmp_path):
     done = call(
-        "analyze", "rankings", table, "--protocols", "direct", "--resamples", 30, "--align", "boolq", "gsm8k",
+        "analyze", "rankings", table, "--protocols", "direct", "--resamples", 30, "--align", "boolq", "gsm8k", "--all",
         "--figures", tmp_path / "figures", "--format", "svg", "html",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -50,6 +50,22 @@ def test_analyze_rankings_prints_tables_and_draws(table, tmp_path):
     assert "train_before_test" not in done.stdout
     drawn = {p.name for p in (tmp_path / "figures").iterdir()}
     assert {"alignment-direct-boolq-gsm8k.svg", "agreement-direct-kendall.html"} <= drawn
+
+
+def test_it_is_short_unless_all_is_asked_for(table):
+    short, whole = (call("analyze", "rankings", table, "--resamples", 30, *more).stdout for more in ([], ["--all"]))
+    assert short.splitlines()[0] == whole.splitlines()[0] == "Mean score over 3 tasks"
+    assert short.splitlines()[1].split() == ["rank", "model", "direct", "train-before-test", "gain"]
+    assert len(short.splitlines()) < 40 < len(whole.splitlines())
+    assert "What the tasks say together" in short
+    assert "Aggregate ranking" not in short
+
+
+def test_no_line_of_a_piped_table_is_broken(table):
+    text = call("analyze", "rankings", table, "--resamples", 30, "--all").stdout
+    assert max(map(len, text.splitlines())) > 120  # the width of a terminal that is not there cuts nothing
+    head = next(line for line in text.splitlines() if line.startswith("model") and "rank by PC1" in line)
+    assert "rank by mean rank" in head
 
 
 @pytest.mark.parametrize(

@@ -82,12 +82,31 @@ def test_every_command_shows_a_runnable_example():
 def test_run_status_export(folder: Path):
     done = potentia("run", "--models", "./m0", "--tasks", "q.jsonl", "--protocols", "direct", "--json", cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["computed"] == 1
+    told = json.loads(done.stdout)
+    assert told["computed"] == 1
+    (score,) = told["scores"]
+    assert (score["protocol"], score["model"], score["task"]) == ("direct", "./m0", "q.jsonl")
+    assert told["scoreboard"]["standings"][0]["scores"][0]["value"] == score["value"]
+    again = potentia("run", "--models", "./m0", "--tasks", "q.jsonl", "--protocols", "direct", cwd=folder)
+    assert f"m0     {score['value']:.3f} ±" in again.stdout
+    assert "1 found" in again.stdout
     state = json.loads(potentia("status", "potentia.db", "--json", cwd=folder).stdout)
     assert state["studies"][0]["done"] == state["studies"][0]["asked"] == 1
     exported = potentia("export", "potentia.db", "-o", "scores.csv", cwd=folder)
     assert exported.returncode == 0, exported.stderr
     assert "q.jsonl" in (folder / "scores.csv").read_text()
+
+
+def test_a_finished_run_ends_with_the_score_table(folder: Path):
+    tiny.save_model(folder / "m1", seed=1)
+    done = potentia("run", "--models", "./m0", "./m1", "--tasks", "q.jsonl", "--epochs", "1",
+                    "--learning-rates", "1e-3", "--store", "two.db", cwd=folder)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[1].split() == ["rank", "model", "direct", "train-before-test", "gain"]
+    assert {lines[2].split()[2], lines[3].split()[2]} == {"m0", "m1"}
+    assert any("first of 2 models" in line or "most potential of 2 models" in line for line in lines)
+    assert not any("other tasks" in line or "choice of tasks" in line for line in lines)
 
 
 def test_dry_run_runs_nothing(folder: Path):

@@ -9,10 +9,10 @@ import plotly.graph_objects
 import pytest
 
 from potentia.errors import InputError
-from potentia.findings import Bars, Bump, Chart, Heatmap, Line, Plot, Points
+from potentia.findings import Bars, Bump, Chart, Heatmap, Line, Plot, Points, short_names
 from potentia.report import draw, draw_all, interactive
 from potentia.report import matplotlib_figures as paper
-from potentia.report.palette import COLOURS, by_position, short_names
+from potentia.report.palette import COLOURS, by_position
 
 MODELS = tuple(f"organisation/A-Rather-Long-Name-{i}-Instruct" for i in range(61))
 RNG = np.random.default_rng(0)

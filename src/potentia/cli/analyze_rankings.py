@@ -17,11 +17,17 @@ from potentia.cli.output import (
     TaskFacts,
     check_formats,
     columns_of,
+    console,
     draw_figures,
     print_findings,
     print_notes,
+    print_scoreboard,
+    print_table,
 )
 from potentia.errors import InputError
+from potentia.findings import telling
+
+SHOWN = 20  # models of the score table
 
 
 @analyze.command()
@@ -57,18 +63,21 @@ def rankings(
     study: Study = None,
     columns: Map = None,
     metric: Metric = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Print every table of every finding; else the scores and a summary.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Say how far the tasks rank the models alike, which differences are real, and who is best.
+    """Say who is best and how sure that is, how far the tasks rank the models alike, and which differences are real.
 
     Examples:
       potentia analyze rankings potentia.db
 
-      potentia analyze rankings scores.csv --figures figures --format pdf html
+      potentia analyze rankings scores.csv --all --figures figures --format pdf html
 
       potentia analyze rankings scores.csv --protocols direct train_before_test --exclude-flagged --json
     """
-    from potentia.analysis.rankings import GAPS, Options, find_rankings
+    from potentia.analysis.rankings import GAPS, Options, find_rankings, summarise
     from potentia.evidence import read
 
     if gaps not in GAPS:
@@ -96,6 +105,16 @@ def rankings(
         align=align,
         use_items=use_items,
     )
-    found = find_rankings(evidence, options).named()
-    print_findings(found, as_json=as_json)
-    draw_figures(found.values(), figures, format)
+    found = find_rankings(evidence, options)
+    named = found.named()
+    if not as_json:
+        print_scoreboard(found.scoreboard, most=None if everything else SHOWN)
+    if as_json or everything:
+        print_findings(named if as_json else {n: f for n, f in named.items() if n != "scoreboard"}, as_json=as_json)
+    else:
+        console.print()
+        for table in filter(None, map(telling, summarise(found))):
+            print_table(table)
+        tables = sum(len(finding.tables()) for finding in named.values())
+        console.print(f"All {tables} tables: --all. As a page: potentia report {sources[0]}", style="dim", markup=False)
+    draw_figures(named.values(), figures, format)

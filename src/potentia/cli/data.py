@@ -28,19 +28,23 @@ def import_command(
       potentia import results/ scores.csv --store potentia.db
     """
     from potentia.evidence import read as read_evidence
-    from potentia.store import Store, import_scores
+    from potentia.store import Store, import_scores, without_password
 
     named = columns_of(columns)
     read = [
         (source, read_evidence(source, metric=metric, subtasks=subtasks, columns=named).scores) for source in sources
     ]
     with Store.open(store) as opened:
-        brought = [(source, import_scores(opened, scores, source=source, name=name)) for source, scores in read]
+        brought = []
+        for source, scores in read:
+            shown = without_password(source)
+            brought.append((shown, import_scores(opened, scores, source=shown, name=name)))
+    where = without_password(store)
     if as_json:
-        print_json({"store": store, "imported": [{"source": source, **vars(done)} for source, done in brought]})
+        print_json({"store": where, "imported": [{"source": source, **vars(done)} for source, done in brought]})
         return
     rows = tuple((source, done.study, done.new, done.known) for source, done in brought)
-    print_table(Table(title=f"into {store}", columns=("source", "study", "new cells", "known before"), rows=rows))
+    print_table(Table(title=f"into {where}", columns=("source", "study", "new cells", "known before"), rows=rows))
 
 
 @app.command()

@@ -6,18 +6,21 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
 from potentia.errors import InputError, PotentiaError
-from potentia.findings import Cell, Finding, Table, jsonable
+from potentia.findings import Cell, Finding, Table, jsonable, telling
 
 if TYPE_CHECKING:
+    from potentia.analysis.rankings import Scoreboard
     from potentia.evidence import Evidence
 
 # What several commands take in the same words.
@@ -35,8 +38,19 @@ Map = Annotated[
 Figures = Annotated[Path | None, typer.Option(help="Draw the figures into this folder.")]
 Formats = Annotated[list[str] | None, typer.Option(help="pdf, png, svg, html; several may be given.")]
 
-console = Console(highlight=False)
-errors = Console(stderr=True, highlight=False)
+
+class Voice(Console):
+    """A console that breaks lines on a terminal alone: in a pipe or a file a line stays as long as it is."""
+
+    def print(self, *objects: Any, **how: Any) -> None:
+        """Print as Rich does."""
+        if not self.is_terminal:
+            how.setdefault("soft_wrap", True)
+        super().print(*objects, **how)
+
+
+console = Voice(highlight=False)
+errors = Voice(stderr=True, highlight=False)
 
 
 def print_json(value: Any) -> None:
@@ -45,19 +59,34 @@ def print_json(value: Any) -> None:
 
 
 def print_table(table: Table) -> None:
-    """Print one table; numbers are right-aligned, missing values shown as a dash."""
-    drawn = RichTable(
-        title=escape(table.title), title_justify="left", title_style="bold", header_style="bold", box=None
-    )
-    for place, name in enumerate(table.columns):
-        numeric = any(isinstance(row[place], (int, float)) for row in table.rows)
-        drawn.add_column(escape(name), justify="right" if numeric else "left", overflow="fold")
-    for row in table.rows:
-        drawn.add_row(*(escape(show(cell, table.digits)) for cell in row))
-    console.print(drawn)
-    if table.note:
-        console.print(f"[dim]{escape(table.note)}[/dim]")
+    """Print one table; numbers are right-aligned, missing values shown as a dash. In a pipe no line is broken."""
+    numeric = [any(isinstance(row[k], (int, float)) for row in table.rows) for k in range(len(table.columns))]
+    rows = [[show(cell, table.digits) for cell in row] for row in table.rows]
+    if not console.is_terminal:
+        for line in (table.title, *_lines(list(table.columns), rows, numeric), *([table.note] if table.note else [])):
+            console.print(line, markup=False)
+    else:
+        drawn = RichTable(
+            title=escape(table.title), title_justify="left", title_style="bold", header_style="bold", box=None
+        )
+        for name, right in zip(table.columns, numeric, strict=True):
+            drawn.add_column(escape(name), justify="right" if right else "left", overflow="fold")
+        for row in rows:
+            drawn.add_row(*map(escape, row))
+        console.print(drawn)
+        if table.note:
+            console.print(f"[dim]{escape(table.note)}[/dim]")
     console.print()
+
+
+def _lines(columns: list[str], rows: list[list[str]], right: list[bool]) -> list[str]:
+    """Lay out a table as plain text, as wide as it is: another program reads it, or a file keeps it."""
+    widths = [max(map(cell_len, column)) for column in zip(columns, *rows, strict=True)]
+    lines = []
+    for row in (columns, *rows):
+        gaps = [" " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(gap + c if r else c + gap for c, gap, r in zip(row, gaps, right, strict=True)).rstrip())
+    return lines
 
 
 def show(cell: Cell, digits: int) -> str:
@@ -77,8 +106,20 @@ def print_findings(findings: Mapping[str, Finding], *, as_json: bool) -> None:
         print_json({name: finding.to_dict() for name, finding in findings.items()})
         return
     for finding in findings.values():
-        for table in finding.tables():
+        for table in filter(None, map(telling, finding.tables())):
             print_table(table)
+
+
+def print_scoreboard(board: Scoreboard, *, most: int | None = None, hint: str = "--all") -> None:
+    """Print the score table, then who is first and how sure that is; ``hint`` says where the rest of a long one is."""
+    for table in board.tables():
+        rest = 0 if most is None else len(table.rows) - most
+        more = f"… and {rest} more models ({hint}). "
+        print_table(replace(table, rows=table.rows[:most], note=more + table.note) if rest > 0 else table)
+    if len(board.standings) > 1:
+        console.print(board.headline(), style="bold", markup=False)
+        for sentence in board.certainty():
+            console.print(sentence, markup=False)
 
 
 def print_notes(evidence: Evidence) -> None:
@@ -113,7 +154,8 @@ def draw_figures(findings: Iterable[Finding], folder: Path | None, formats: list
         return []
     from potentia.report import draw_all
 
-    written = draw_all((chart for finding in findings for chart in finding.charts()), folder, check_formats(formats))
+    charts = (chart for finding in findings for chart in finding.charts() if chart.tells)
+    written = draw_all(charts, folder, check_formats(formats))
     errors.print(f"{len(written)} figures in {folder}", markup=False, soft_wrap=True)
     return written
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from potentia.cli.app import app
-from potentia.cli.output import console, errors, print_json, print_table
+from potentia.cli.output import console, errors, print_json, print_scoreboard, print_table
+
+if TYPE_CHECKING:
+    from potentia.analysis.rankings import Scoreboard
+    from potentia.evidence import Evidence
+
+SHOWN = 20  # models of the final table
 
 
 @app.command()
@@ -47,6 +53,7 @@ def run(
     from potentia.cli.view import watch
     from potentia.errors import StudyError
     from potentia.run import plan_study, run_study
+    from potentia.store import without_password
     from potentia.study import read_study
 
     if study is None and not (models and tasks):
@@ -87,11 +94,41 @@ def run(
         executor=executor,  # type: ignore[arg-type]
         watch=watch,
     )
+    found = None if result.interrupted else scores_of(made.store, result.study)
+    place = without_password(made.store)
     if as_json:
-        print_json({**vars(result), "store": made.store})
+        scores = {} if found is None else {"scoreboard": found[1].to_dict(), "scores": score_rows(found[0])}
+        print_json({**vars(result), "store": place, **scores})
     else:
-        report_result(result, made.store, again=" ".join(_command()))
+        if found is not None:
+            print_scoreboard(found[1], most=SHOWN, hint=f"potentia analyze rankings {place} --all")
+        report_result(result, place, again=" ".join(_command()))
     raise typer.Exit(result.exit_code)
+
+
+def scores_of(store: str, study: str) -> tuple[Evidence, Scoreboard] | None:
+    """Return a study's scores and their scoreboard; None where there is no score to show."""
+    from potentia.analysis.rankings import find_scoreboard
+    from potentia.errors import InputError
+    from potentia.evidence import read
+
+    try:
+        evidence = read(store, study=study)
+        return evidence, find_scoreboard(evidence)
+    except InputError:  # every cell failed; the reasons are told
+        return None
+
+
+def score_rows(evidence: Evidence) -> list[dict[str, Any]]:
+    """Return every score as one record, as ``potentia export`` writes it."""
+    return [
+        {"protocol": protocol, "model": model, "task": task, "metric": matrix.metrics[j] or None,
+         "value": matrix.values[i, j], "stderr": matrix.stderr[i, j], "n": matrix.n[i, j]}
+        for protocol, matrix in evidence.scores.items()
+        for i, model in enumerate(matrix.models)
+        for j, task in enumerate(matrix.tasks)
+        if matrix.values[i, j] == matrix.values[i, j]
+    ]  # fmt: skip
 
 
 def default_workers(device: str) -> int:
@@ -141,21 +178,24 @@ def report_result(result: Any, store: str, *, again: str) -> None:
         errors.print(f"To go on: [bold]{escape(again)}[/bold]", soft_wrap=True)  # one line: it is there to be pasted
         return
     console.print(
-        f"[bold]{result.computed}[/bold] cells computed, {result.reused} found in {store}, "
+        f"\n[bold]{result.computed}[/bold] cells computed, {result.reused} found in {escape(store)}, "
         + (f"[red]{result.failed} failed[/red]" if result.failed else "none failed")
     )
     for reason in result.reasons[:10]:
-        errors.print(f"  [red]failed[/red] {reason}", markup=True, soft_wrap=True)
+        errors.print(f"  [red]failed[/red] {escape(reason)}", soft_wrap=True)
     if len(result.reasons) > 10:
-        errors.print(f"  … and {len(result.reasons) - 10} more: potentia status {store}")
-    console.print(f"Next: [bold]potentia analyze rankings {store}[/bold] or [bold]potentia report {store}[/bold]")
+        errors.print(f"  … and {len(result.reasons) - 10} more: potentia status {escape(store)}")
+    shown = escape(store)
+    console.print(f"Next: [bold]potentia report {shown}[/bold] or [bold]potentia analyze rankings {shown}[/bold]")
 
 
 def _command() -> list[str]:
     import shlex
     import sys
 
-    return ["potentia", *(shlex.quote(a) for a in sys.argv[1:])]
+    from potentia.store import without_password
+
+    return ["potentia", *(shlex.quote(without_password(a)) for a in sys.argv[1:])]
 
 
 @app.command()
@@ -177,7 +217,7 @@ def status(
         return
     print_table(
         Table(
-            title=f"Studies in {store}",
+            title=f"Studies in {state['store']}",
             columns=("study", "key", "models", "tasks", "cells done", "asked", "failed", "running"),
             rows=tuple(
                 (s["name"], s["key"][:8], s["models"], s["tasks"], s["done"], s["asked"], s["failed"], s["running"])

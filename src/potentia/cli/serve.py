@@ -35,7 +35,7 @@ def serve(
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise MissingExtraError("the live board needs FastAPI", hint="pip install 'potentia[web]'") from error
-    from potentia.store import Store
+    from potentia.store import Store, without_password
     from potentia.web.server import address, bind, choose_token
     from potentia.web.server import serve as run_server
 
@@ -43,7 +43,9 @@ def serve(
     asked = choose_token(host, token)
     listener = bind(host, port)
     place = address(host, listener.getsockname()[1], asked)
-    console.print(f"the board of {store} is at {place}", soft_wrap=True, markup=False)
+    shown = address(host, listener.getsockname()[1], None) if token is not None else place  # a given one is known
+    given = " (it asks for the token you gave)" if token is not None else ""
+    console.print(f"the board of {without_password(store)} is at {shown}{given}", soft_wrap=True, markup=False)
     console.print("it only reads; Ctrl-C stops it", style="dim")
     if open_browser:
         typer.launch(place)

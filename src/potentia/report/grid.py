@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from potentia.findings import short_names
 from potentia.protocol import Protocol, in_order
 from potentia.report.answer import Answer
-from potentia.report.palette import short_names
 from potentia.report.source import ReportData
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from potentia.errors import InputError
-from potentia.findings import Bars, Bump, Chart, Heatmap, Line, Plot, Points
-from potentia.report.palette import DIVERGING, SEQUENTIAL, by_position, colour, round_of, short_names
+from potentia.findings import Bars, Bump, Chart, Heatmap, Line, Plot, Points, short_names
+from potentia.report.palette import DIVERGING, SEQUENTIAL, by_position, colour, round_of
 
 FONT = 7.0  # points
 LINE = 0.145  # inches that one line of text takes
@@ -219,8 +219,12 @@ def _dots(chart: Plot, first: Points) -> Any:
     """Points in a row, one per name: drawn lying, so that every name has its own line of text."""
     labels = short_names(first.labels)
     figure, axes = _canvas(chart, 4.0, max(1.2, LINE * len(labels)))
+    if chart.joined:
+        ends = np.array([points.y for points in chart.points], dtype=np.float64)
+        axes.hlines(first.x, ends.min(axis=0), ends.max(axis=0), color="#bbbbbb", linewidth=1.0, zorder=1)
     for place, points in enumerate(chart.points):
-        at = np.asarray(points.x, dtype=np.float64) + 0.25 * (place - (len(chart.points) - 1) / 2)
+        apart = 0.0 if chart.joined else 0.25 * (place - (len(chart.points) - 1) / 2)
+        at = np.asarray(points.x, dtype=np.float64) + apart
         if points.low and points.high:
             error = _whiskers(np.asarray(points.y, dtype=np.float64), points.low, points.high)
             axes.errorbar(points.y, at, xerr=error, fmt="none", ecolor=colour(place), elinewidth=0.9, alpha=0.6)

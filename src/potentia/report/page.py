@@ -7,11 +7,10 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from potentia.findings import Bars, Bump, Chart, Heatmap, Plot, Table, clock, jsonable, slug
+from potentia.findings import Bars, Bump, Chart, Heatmap, Plot, Table, clock, jsonable, short_names, slug
 from potentia.protocol import Protocol
 from potentia.report.chart_tables import chart_table
 from potentia.report.draw import interactive
-from potentia.report.palette import short_names
 from potentia.report.words import count, number, setting
 
 SCRIPTS = ("theme.js", "tables.js", "charts.js", "matrix.js", "bumps.js", "evidence.js", "cells.js", "live.js")

@@ -22,12 +22,6 @@ def round_of(place: int) -> int:
     return place // len(COLOURS)
 
 
-def short_names(names: Sequence[str]) -> list[str]:
-    """Leave out the organisation of ``organisation/model`` where the rest still tells the names apart."""
-    short = [name.rpartition("/")[2] or name for name in names]
-    return [s if short.count(s) == 1 or names.count(n) > 1 else n for s, n in zip(short, names, strict=True)]
-
-
 def by_position(x: Sequence[float], labels: Sequence[str]) -> bool:
     """Say whether labelled points merely stand in a row (x is 1, 2, … n), so that the labels belong on the axis."""
     return len(labels) == len(x) > 0 and all(value == place for place, value in enumerate(x, 1))

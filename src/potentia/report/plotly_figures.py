@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from potentia.errors import InputError
-from potentia.findings import Bars, Bump, Chart, Heatmap, Line, Plot, Points, jsonable
-from potentia.report.palette import DASHES, MARKERS, by_position, colour, round_of, short_names
+from potentia.findings import Bars, Bump, Chart, Heatmap, Line, Plot, Points, jsonable, short_names
+from potentia.report.palette import DASHES, MARKERS, by_position, colour, round_of
 
 Trace = dict[str, Any]
 LINE = 17  # pixels that one line of text takes
@@ -224,7 +224,12 @@ def _scatter(points: Points, place: int) -> Trace:
 
 def _dots(chart: Plot, first: Points) -> tuple[list[Trace], dict[str, Any]]:
     """Points in a row, one per name: lying, so that every name has a line of its own."""
-    traces = []
+    traces: list[Trace] = []
+    if chart.joined:
+        across = [value for k in range(len(first.x)) for value in (*(p.y[k] for p in chart.points), None)]
+        traces.append({"type": "scatter", "mode": "lines", "x": across, "hoverinfo": "skip", "showlegend": False,
+                       "y": [value for at in first.x for value in (*(at for _ in chart.points), None)],
+                       "line": {"color": "#8a8f98", "width": 1.5}})  # fmt: skip
     for place, points in enumerate(chart.points):
         trace = _scatter(points, place)
         trace |= {"x": list(points.y), "y": list(points.x), "hovertemplate": "%{text}<br>%{x:.4g}<extra></extra>"}

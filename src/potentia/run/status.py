@@ -16,7 +16,7 @@ ALIVE_SECONDS = 60.0  # a running row writes its state about once a second
 
 def store_status(where: str, study: str | None = None) -> dict[str, Any]:
     """Return studies with their counts, the failed cells with reasons, and the rows that run now."""
-    from potentia.store import Store
+    from potentia.store import Store, without_password
 
     with Store.open(where, readonly=True) as store:
         records = [r for r in store.studies() if study in (None, r.name, r.key)]
@@ -41,7 +41,7 @@ def store_status(where: str, study: str | None = None) -> dict[str, Any]:
                     "rows": progress,
                 }
             )
-    return {"store": where, "studies": studies, "failures": failures}
+    return {"store": without_password(where), "studies": studies, "failures": failures}
 
 
 def is_running(state: dict[str, Any]) -> bool:

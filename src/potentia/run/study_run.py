@@ -71,10 +71,11 @@ def run_study(
 
 def _register(plan: StudyPlan) -> None:
     """Make the study known to its store, which is created where there is none, with the cells that are done."""
-    from potentia.store import Store
+    from potentia.store import Store, without_password
 
+    spec = plan.study.model_dump(mode="json") | {"store": without_password(plan.study.store)}
     with Store.open(plan.study.store) as store:
-        store.study(plan.study.name, plan.key, plan.study.model_dump(mode="json"))
+        store.study(plan.study.name, plan.key, spec)
         if plan.outdated:
             store.release(plan.key, plan.outdated)
         for row in plan.rows:

@@ -1,5 +1,6 @@
 """Results: the store (SQLite or PostgreSQL, items as Parquet), and scores read from and written to files."""
 
+from potentia.store.database import without_password
 from potentia.store.files import StagedScores, read_files, write_scores
 from potentia.store.records import CellRecord, EpochRecord, EventRecord, FailureRecord, LaneRecord, StudyRecord
 from potentia.store.store import Store

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,9 +30,9 @@ def locate(where: str | Path) -> tuple[URL, Path | None, Path]:
         return URL.create("sqlite", database=str(path)), path, path.with_name(path.name + ".items")
     try:
         url = make_url(text)
-    except exc.ArgumentError as error:
+    except (exc.ArgumentError, ValueError) as error:
         example = "for example potentia.db or postgresql+psycopg://user@host/name"
-        raise NoStoreError("this is no database URL", where=text, hint=example) from error
+        raise NoStoreError("this is no database URL", where=without_password(text), hint=example) from error
     items = url.query.get("items")
     url = url.difference_update_query(["items"])
     if url.drivername in ("postgresql", "postgres"):
@@ -45,9 +46,24 @@ def locate(where: str | Path) -> tuple[URL, Path | None, Path]:
     if url.get_backend_name() != "postgresql":
         raise NoStoreError(
             f"stores live in SQLite or PostgreSQL, not in {url.get_backend_name()}",
-            where=url.render_as_string(hide_password=True),
+            where=without_password(text),
         )
     return url, None, Path(str(items)) if items else Path("potentia.items").absolute()
+
+
+def without_password(where: str) -> str:
+    """Return a store's place as it may be shown: the password of a database URL, wherever it stands, left out."""
+    if "://" not in where:
+        return where
+    try:
+        url = make_url(where)
+    except (exc.ArgumentError, ValueError):
+        return _SECRET.sub(r"\1***", where)
+    secret = [name for name in url.query if "password" in name.lower()]
+    return url.difference_update_query(secret).render_as_string(hide_password=True)
+
+
+_SECRET = re.compile(r"(://[^:/@]*:|password=)[^@&\s]*", re.IGNORECASE)
 
 
 def connect(url: URL, path: Path | None, *, readonly: bool) -> sa.Engine:

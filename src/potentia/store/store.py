@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from potentia.errors import EmptyStoreError, InputError, NoStoreError, StoreError
 from potentia.scores import ItemOutcome, Score, ScoreMatrix
 from potentia.store import schema as s
-from potentia.store.database import WRITE, connect, locate, speaking
+from potentia.store.database import WRITE, connect, locate, speaking, without_password
 from potentia.store.items import dumps, load, load_values, publish, stage
 from potentia.store.live import LiveStore
 from potentia.store.matrix import Grid
@@ -40,7 +40,7 @@ class Store(LiveStore):
         ``./potentia.items``. ``readonly`` neither creates nor changes anything.
         """
         url, path, folder = locate(where)
-        name = str(path) if path is not None else url.render_as_string(hide_password=True)
+        name = str(path) if path is not None else without_password(url.render_as_string(hide_password=False))
         folder = Path(items).absolute() if items is not None else folder
         if path is not None and path.is_dir():
             raise NoStoreError("this is a folder", where=name, hint="give a file, for example potentia.db")

@@ -26,6 +26,7 @@ from potentia.analysis.rankings.groups import (
 from potentia.analysis.rankings.overall import Ranking, rank_overall
 from potentia.analysis.rankings.perplexity import PerplexityAgreement, compare_perplexity
 from potentia.analysis.rankings.ranks import RankIntervals, rank_intervals
+from potentia.analysis.rankings.scoreboard import Scoreboard, make_scoreboard
 from potentia.analysis.rankings.screening import Screening, screen
 from potentia.analysis.stats.bootstrap import LEVEL, RESAMPLES, interval, pair_mean, row_draws
 from potentia.analysis.stats.correlation import METHODS
@@ -34,7 +35,7 @@ from potentia.analysis.stats.significance import Significance, measure_significa
 from potentia.errors import InputError
 from potentia.facts import Background
 from potentia.findings import Cell, Chart, Finding, Interval, Table
-from potentia.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol, in_order
+from potentia.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol, in_order, main_protocol
 from potentia.scores import ScoreMatrix
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ class Options:
 class Rankings(Finding):
     """Every ranking finding, by what it is about; what the scores have no evidence for is absent."""
 
+    scoreboard: Scoreboard
     overall: dict[Protocol, Ranking]
     screening: Screening
     agreement: dict[Protocol, Agreement] = field(default_factory=dict)
@@ -112,7 +114,8 @@ class Rankings(Finding):
 
     def named(self) -> dict[str, Finding]:
         """Return every finding under a name of its own, in reading order."""
-        found: dict[str, Finding] = {f"ranking {p}": f for p, f in self.overall.items()}
+        found: dict[str, Finding] = {"scoreboard": self.scoreboard}
+        found |= {f"ranking {p}": f for p, f in self.overall.items()}
         found["screening"] = self.screening
         found |= {f"agreement {p}": f for p, f in self.agreement.items()}
         if self.measures is not None:
@@ -190,16 +193,11 @@ def _rank_scores(
         matrices = [m.select(tasks=[t for t in m.tasks if t not in flagged]) for m in matrices]
         if not all(m.tasks for m in matrices):
             raise InputError("every task is flagged; nothing is left to rank", hint="drop --exclude-flagged")
-    aggregate, components = {}, {}
-    for m in matrices:
-        aggregate[m.protocol] = aggregate_ranks(
-            m, resamples=min(options.resamples, 200), level=options.level, seed=options.seed
-        )
-        if len(m.tasks) > 1 and without_gaps(m, options.gaps).shape[0] > 2:
-            components[m.protocol] = find_components(m, gaps=options.gaps, **options.sampling())
+    overall, aggregate, components = _overall(matrices, options)
     agreement = _agreement(matrices, background, options, items)
     return Rankings(
-        overall=rank_overall(aggregate, components),
+        scoreboard=_scoreboard(matrices, overall, components, items),
+        overall=overall,
         screening=screening,
         agreement=agreement,
         measures=_measures([m for m in matrices if m.protocol in agreement], options) if agreement else None,
@@ -216,6 +214,52 @@ def _rank_scores(
         perplexity_by_kind=_perplexity_by_kind(scores, matrices, background, options),
         alignment=_alignment(matrices, agreement, background, options),
     )
+
+
+def find_scoreboard(evidence: Evidence, options: Options | None = None) -> Scoreboard:
+    """Return the scoreboard alone, as ``find_rankings`` has it; also of one model, and of texts where there is no task.
+
+    This is what a run ends with: it needs the overall ranking and none of the rest.
+    """
+    options = options or Options()
+    every = [evidence.planned[p] for p in in_order(evidence.planned)]
+    matrices = [m for m in (matrix.benchmarks() for matrix in every) if m.models and m.tasks]
+    if not matrices:
+        texts = [matrix.corpora() for matrix in every]
+        matrices = [m.select(models=[n for n, row in zip(m.models, np.isfinite(m.values), strict=True) if row.any()])
+                    for m in texts if m.tasks]  # fmt: skip
+        matrices = [m for m in matrices if m.models]
+    if not matrices:
+        raise InputError("there is no score yet")
+    several = [m for m in matrices if m.shape[0] > 1]
+    with threadpool_limits(1, user_api="blas"):
+        overall, _, components = _overall(several or matrices, options)
+    return _scoreboard(several or matrices, overall, components, evidence.outcomes if options.use_items else {})
+
+
+def _overall(
+    matrices: Sequence[ScoreMatrix], options: Options
+) -> tuple[dict[Protocol, Ranking], dict[Protocol, Aggregate], dict[Protocol, Components]]:
+    aggregate, components = {}, {}
+    for m in matrices:
+        aggregate[m.protocol] = aggregate_ranks(
+            m, resamples=min(options.resamples, 200), level=options.level, seed=options.seed
+        )
+        if len(m.tasks) > 1 and without_gaps(m, options.gaps).shape[0] > 2:
+            components[m.protocol] = find_components(m, gaps=options.gaps, **options.sampling())
+    return rank_overall(aggregate, components, level=options.level), aggregate, components
+
+
+def _scoreboard(
+    matrices: Sequence[ScoreMatrix],
+    overall: Mapping[Protocol, Ranking],
+    components: Mapping[Protocol, Components],
+    items: Mapping[Protocol, Outcomes],
+) -> Scoreboard:
+    by_protocol = {m.protocol: m for m in matrices}
+    main = main_protocol(by_protocol)
+    assert main is not None
+    return make_scoreboard(by_protocol, overall, components, main, items)
 
 
 def _agreement(

@@ -14,6 +14,7 @@ import numpy as np
 
 from potentia.analysis.rankings.aggregate import Aggregate
 from potentia.analysis.rankings.components import Components
+from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.findings import Cell, Finding, Table
 from potentia.protocol import Protocol
 from potentia.scores import Floats
@@ -35,7 +36,7 @@ class Ranking(Finding):
     ranks: Floats
     low: Floats  # best rank within the interval over noise and tasks
     high: Floats
-    level: float = 0.95
+    level: float = LEVEL
 
     @property
     def rivals(self) -> tuple[str, ...]:
@@ -64,11 +65,11 @@ class Ranking(Finding):
 
 
 def rank_overall(
-    aggregates: Mapping[Protocol, Aggregate], components: Mapping[Protocol, Components]
+    aggregates: Mapping[Protocol, Aggregate], components: Mapping[Protocol, Components], *, level: float = LEVEL
 ) -> dict[Protocol, Ranking]:
     """Rank the models under every protocol by the one method that fits all of them."""
     method, reason = choose_method(aggregates, components)
-    return {protocol: _ranking(found, method, reason) for protocol, found in aggregates.items()}
+    return {protocol: _ranking(found, method, reason, level) for protocol, found in aggregates.items()}
 
 
 def choose_method(
@@ -90,7 +91,7 @@ def choose_method(
     return "PC1", "every task loads on it with the same sign, and every model has all scores"
 
 
-def _ranking(found: Aggregate, method: str, reason: str) -> Ranking:
+def _ranking(found: Aggregate, method: str, reason: str, level: float) -> Ranking:
     column = found.methods.index(method)
     ranks = found.ranks[:, column]
     order = [int(k) for k in np.argsort(ranks, kind="stable") if np.isfinite(ranks[k])]
@@ -104,4 +105,5 @@ def _ranking(found: Aggregate, method: str, reason: str) -> Ranking:
         ranks=ranks[order],
         low=found.low[order, column],
         high=found.high[order, column],
+        level=level,
     )

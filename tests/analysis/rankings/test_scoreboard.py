@@ -1,0 +1,189 @@
+"""The scoreboard: scores, gains, ranks, whether the first is certain, and what would make it so."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from potentia.analysis.rankings import find_rankings, find_scoreboard, summarise
+from potentia.analysis.rankings.certainty import what_is_missing
+from potentia.errors import InputError
+from potentia.evidence import Evidence
+from potentia.findings import Bars, Heatmap, Table, telling
+from potentia.scores import ScoreMatrix
+
+
+def matrix(values, protocol="train_before_test", stderr=0.01, **more) -> ScoreMatrix:
+    values = np.asarray(values, dtype=float)
+    return ScoreMatrix.build(
+        [f"org/m{k}" for k in range(len(values))],
+        [f"t{k}" for k in range(values.shape[1])],
+        values,
+        stderr=np.broadcast_to(stderr, values.shape),
+        protocol=protocol,
+        **more,
+    )
+
+
+def both(before, after, **more) -> Evidence:
+    return Evidence.of({"direct": matrix(before, "direct", **more), "train_before_test": matrix(after, **more)})
+
+
+SPREAD = np.linspace(0.8, 0.3, 6)[:, None] - np.linspace(0, 0.1, 4)[None, :]
+
+
+def test_scores_and_gains_are_means_with_their_intervals():
+    board = find_scoreboard(both(SPREAD - 0.2, SPREAD))
+    top = board.standings[0]
+    assert top.model == "org/m0"
+    assert [s.value for s in top.scores] == pytest.approx([SPREAD[0].mean() - 0.2, SPREAD[0].mean()])
+    half = 1.959964 * 0.01 / math.sqrt(4)
+    assert top.scores[1].high - top.scores[1].value == pytest.approx(half, rel=1e-5)
+    assert top.gain.value == pytest.approx(0.2)
+    assert top.gain.high - top.gain.value == pytest.approx(half * math.sqrt(2), rel=1e-5)
+    assert board.certain
+    assert board.headline().startswith("m0 has the most potential of 6 models")  # without the organisation
+    (table,) = board.tables()
+    assert table.columns == ("rank", "model", "direct", "train-before-test", "gain")
+    assert table.rows[0] == ("1 (1–1)", "m0", "0.550 ± 0.010", "0.750 ± 0.010", "+0.200 ± 0.014")
+
+
+def test_the_command_and_the_report_have_the_same_scoreboard():
+    evidence = both(SPREAD - 0.2, SPREAD)
+    assert find_rankings(evidence).scoreboard.to_dict() == find_scoreboard(evidence).to_dict()
+    assert next(iter(find_rankings(evidence).named())) == "scoreboard"
+
+
+def outcomes(stream, before, after, n):
+    """Items whose two runs part on a few documents alone."""
+    first = (stream.random(n) < before).astype(float)
+    second = np.where(stream.random(n) < (after - before) / (1 - before), 1.0, first)
+    return dict(enumerate(first)), dict(enumerate(second))
+
+
+def test_a_gain_is_paired_where_items_are_stored():
+    from dataclasses import replace
+
+    stream, n = np.random.default_rng(1), 400
+    one, two = outcomes(stream, 0.5, 0.6, n)
+    means = [[np.mean(list(one.values()))], [0.3]], [[np.mean(list(two.values()))], [0.35]]
+    error = np.sqrt(0.25 / n)
+    plain = both(*means, stderr=error)
+    stored = replace(plain)
+    stored.__dict__["outcomes"] = {"direct": {"t0": {"org/m0": one}}, "train_before_test": {"t0": {"org/m0": two}}}
+    wide, narrow = (find_scoreboard(e).standings[0].gain for e in (plain, stored))
+    differences = np.array([two[d] - one[d] for d in one])
+    assert narrow.value == pytest.approx(wide.value)
+    assert narrow.high - narrow.value == pytest.approx(1.959964 * differences.std(ddof=1) / math.sqrt(n), rel=1e-5)
+    assert narrow.high - narrow.low < 0.7 * (wide.high - wide.low)
+    stored.__dict__["outcomes"]["direct"]["t0"]["org/m0"] = dict.fromkeys(one, 1.0)  # f1, say: not the items' mean
+    assert find_scoreboard(stored).standings[0].gain == wide
+
+
+def test_only_tasks_that_all_models_have_enter_the_mean_and_it_says_so():
+    values = SPREAD.copy()
+    values[2, 1] = np.nan
+    board = find_scoreboard(both(SPREAD - 0.1, values))
+    assert board.tasks == ("t0", "t2", "t3")
+    assert "Means over the 3 of 4 tasks that all models have" in board.tables()[0].note
+    values[2, :3] = np.nan  # a model with a quarter of the tasks does not take them from the others
+    board = find_scoreboard(both(SPREAD - 0.1, values))
+    assert board.tasks == ("t0", "t1", "t2", "t3")
+    (poor,) = [s for s in board.standings if s.model == "org/m2"]
+    assert poor.scores[1] is None
+    assert poor.gain is None
+
+
+def test_losses_do_not_enter_a_mean_of_scores():
+    evidence = Evidence.of(matrix(SPREAD, higher_is_better=[True, True, True, False], metrics=["acc"] * 3 + ["brier"]))
+    board = find_scoreboard(evidence)
+    assert board.tasks == ("t0", "t1", "t2")
+    assert board.metric == "acc"
+    assert len(board.ranked_on) == 4
+
+
+def test_texts_alone_are_ranked_by_bits():
+    bits = Evidence.of({"direct": matrix(2 - SPREAD, "direct", higher_is_better=False, metrics=["bits_per_byte"] * 4)})
+    board = find_scoreboard(bits)
+    assert board.first == "org/m0"
+    assert board.standings[0].scores[0].value == pytest.approx((2 - SPREAD)[0].mean())
+    with pytest.raises(InputError):
+        find_rankings(bits)
+
+
+def test_one_model_has_scores_and_no_rank():
+    board = find_scoreboard(both(SPREAD[:1] - 0.2, SPREAD[:1]))
+    (table,) = board.tables()
+    assert table.columns == ("model", "direct", "train-before-test", "gain")
+    assert board.certainty() == []
+
+
+def test_scores_without_errors_have_no_interval():
+    board = find_scoreboard(both(SPREAD - 0.2, SPREAD, stderr=np.nan))
+    assert board.tables()[0].rows[0][2:] == ("0.550", "0.750", "+0.200")
+    assert board.missing is None
+
+
+# --- what is missing ---
+
+
+def test_as_many_documents_as_it_says_find_the_difference_four_times_in_five():
+    n, p = 600, (0.62, 0.60)
+    error = np.sqrt([[v * (1 - v) / n] for v in p])
+    board = find_scoreboard(Evidence.of(matrix([[p[0]], [p[1]]], stderr=error, n=[[n], [n]])))
+    assert not board.certain
+    missing = board.missing
+    assert missing.rival == "org/m1"
+    assert missing.documents == pytest.approx((missing.times - 1) * n, rel=0.1)
+    size = n + missing.documents
+    stream = np.random.default_rng(0)
+    drawn = stream.binomial(size, p, size=(4000, 2)) / size
+    z = (drawn[:, 0] - drawn[:, 1]) / np.sqrt((drawn * (1 - drawn)).sum(axis=1) / size)
+    assert np.mean(z > norm.ppf(0.975)) == pytest.approx(0.8, abs=0.03)
+    assert f"About {missing.documents:,} more test documents a task" in board.certainty()[-1]
+    assert "other tasks" not in " ".join(board.certainty())
+
+
+def test_where_tasks_disagree_documents_alone_would_not_do():
+    values = np.array([[0.7, 0.5, 0.7, 0.5, 0.62], [0.5, 0.7, 0.5, 0.7, 0.6], [0.1, 0.1, 0.1, 0.1, 0.1]])
+    board = find_scoreboard(Evidence.of(matrix(values, stderr=0.001)))
+    assert board.missing.times == math.inf
+    assert board.missing.documents is None
+    assert "documents" not in board.certainty()[-1] or "alone would not" in board.certainty()[-1]
+    assert "On these tasks alone m0 is ahead of m1 beyond test noise: by 0.004 ± 0.001." in board.certainty()
+
+
+def test_more_documents_are_asked_for_the_closer_two_models_are():
+    weights = np.array([1.0])
+    sizes = {"t0": 100.0}
+    asked = [
+        what_is_missing(matrix([[0.5 + gap], [0.5]], stderr=0.05), weights, "org/m0", ("org/m1",), sizes, level=0.95)
+        for gap in (0.1, 0.05, 0.02)
+    ]
+    assert [m.documents for m in asked] == sorted(m.documents for m in asked)
+    equal = what_is_missing(matrix([[0.5], [0.5]], stderr=0.05), weights, "org/m0", ("org/m1",), sizes, level=0.95)
+    assert "as good as equal" in equal.sentence("m0", "m1")
+
+
+# --- what is not worth showing ---
+
+
+def test_tables_of_dashes_and_pictures_of_one_number_say_nothing():
+    table = Table("x", ("task", "a", "b"), (("t0", float("nan"), 1.0), ("t1", None, 2.0)))
+    assert telling(table).columns == ("task", "b")
+    assert telling(Table("x", ("task", "a"), (("t0", float("nan")), ("t1", None)))) is None
+    assert telling(Table("x", ("task", "a"), ())) is None
+    assert telling(Table("x", ("a",), ((1.0,),))) is not None
+    assert not Heatmap("h", "h", "", ("t0",), ("t0",), np.array([[1.0]])).tells
+    assert not Bars("b", "b", "", ("t0",), {"s": (0.5,)}).tells
+    assert Bars("b", "b", "", ("t0",), {"s": (0.5,), "u": (0.6,)}).tells
+
+
+def test_the_summary_of_one_task_has_no_dashes():
+    found = find_rankings(both(SPREAD[:, :1] - 0.2, SPREAD[:, :1]))
+    cells = [cell for table in summarise(found) for row in table.rows for cell in row]
+    assert cells
+    assert None not in cells
