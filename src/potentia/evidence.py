@@ -363,7 +363,10 @@ def _facts_of(evidence: Evidence, given: Iterable[ModelFacts]) -> ModelTable:
         if study is not None and study.facts and Path(study.facts).is_file():
             told.update({model.name: model for model in read_facts(study.facts)})
     for row in evidence.specs:
-        if any(value is not None for value in (row.family, row.parameters, row.tokens, row.date, row.base_model)):
+        if (
+            any(value is not None for value in (row.family, row.parameters, row.tokens, row.date, row.base_model))
+            or row.exposure
+        ):
             told[row.name] = _told(row, told.get(row.name) or known.find(row.name))
     mine = tuple(given)
     return ModelTable((*known, *told.values(), *mine)) if told or mine else known
@@ -398,6 +401,7 @@ def _told(row: ModelSpec, known: ModelFacts | None) -> ModelFacts:
         date=row.date[:7] if row.date else base.date,
         kind=row.kind if row.kind != "auto" else base.kind,
         base_model=row.base_model or base.base_model,
+        exposure=row.exposure or base.exposure,
     )
 
 

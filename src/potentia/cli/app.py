@@ -47,6 +47,7 @@ def run() -> None:
 
 
 # The command groups register themselves on import; each is light until its command runs.
+from potentia.cli import adapters as _adapters  # noqa: E402, F401
 from potentia.cli import analyze_checkpoints as _analyze_checkpoints  # noqa: E402, F401
 from potentia.cli import analyze_consistency as _analyze_consistency  # noqa: E402, F401
 from potentia.cli import analyze_proxy as _analyze_proxy  # noqa: E402, F401

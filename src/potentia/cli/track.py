@@ -26,7 +26,7 @@ def track(
     Example: potentia track potentia.db --to tensorboard -o tracks
     """
     from potentia.errors import InputError
-    from potentia.integrations.trackers import send
+    from potentia.integrations import send
     from potentia.store import Store
 
     with Store.open(store, readonly=True) as opened:

@@ -11,11 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from potentia.engine.adapted import WEIGHTS, check_adapter
 from potentia.errors import ModelError
 
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf")
@@ -47,8 +48,17 @@ CODE_FILES = ("*.py",)  # where the config says that the model brings its own
 REMEMBER_ABOVE = 8 * 2**20  # smaller files are hashed faster than they are looked up
 
 
-def fingerprint(source: str, *, revision: str | None = None, gguf_file: str | None = None) -> str:
-    """Name the content of the model at ``source``: a folder, a GGUF file, or a Hub repository."""
+def fingerprint(
+    source: str, *, revision: str | None = None, gguf_file: str | None = None, adapters: Sequence[str] = ()
+) -> str:
+    """Name the content of the model at ``source``: a folder, a GGUF file, or a Hub repository; with its adapters."""
+    if adapters:
+        *before, last = adapters
+        folder = Path(last).expanduser()
+        base = fingerprint(source, revision=revision, gguf_file=gguf_file, adapters=before)
+        check_adapter(folder, base, source)
+        files = [folder / "adapter_config.json", *(folder / name for name in WEIGHTS if (folder / name).is_file())]
+        return _join([base, *(_digest(file) for file in files)])
     path = Path(source).expanduser()
     if path.is_file():
         path, gguf_file = path.parent, path.name

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from potentia.engine.adapted import merge_adapter
 from potentia.engine.admission import admit, refuse_encoder_decoder, why_not_loaded
 from potentia.engine.identity import fingerprint, memory_fingerprint
 from potentia.engine.tokens import BosPolicy, Encoder
@@ -78,8 +80,9 @@ def load(
     revision: str | None = None,
     gguf_file: str | None = None,
     trust_remote_code: bool = False,
+    adapters: Sequence[str] = (),
 ) -> LoadedModel:
-    """Load a causal LM from the Hub, a folder, or a GGUF file.
+    """Load a causal LM from the Hub, a folder, or a GGUF file, with PEFT adapters merged into it one after another.
 
     ``auto`` means: the first CUDA device in bfloat16, or else the CPU in float32.
     """
@@ -100,6 +103,8 @@ def load(
     if gguf_file is not None:
         _need_gguf()
         options["gguf_file"] = gguf_file
+    if adapters:  # before the weights are read: an adapter of another model is refused by its note
+        fingerprint(name_or_path, revision=revision, gguf_file=gguf_file, adapters=adapters)
     try:
         if gguf_file is None:
             refuse_encoder_decoder(AutoConfig.from_pretrained(name_or_path, **options))
@@ -112,11 +117,13 @@ def load(
     if gguf_file is not None:
         _plain_weights(model)
         _declare_bos(tokenizer, name_or_path, gguf_file, revision)
+    for adapter in adapters:
+        model = merge_adapter(model, Path(adapter).expanduser())
     model.eval()
     model.requires_grad_(False)
     model.to(place)
     admit(model, tokenizer)
-    content = fingerprint(name_or_path, revision=revision, gguf_file=gguf_file)
+    content = fingerprint(name_or_path, revision=revision, gguf_file=gguf_file, adapters=adapters)
     loaded = LoadedModel.of(model, tokenizer, fingerprint=content)
     loaded.checked["predictions"] = "agrees"
     return loaded

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -43,6 +44,9 @@ class Host(Protocol):
 
     def commit(self, task: str, step: int | None, result: TunedResult) -> None:
         """Take a result."""
+
+    def keep(self, task: str, save: Callable[[Path], None]) -> None:
+        """Take the chosen adapter of a benchmark, which ``save`` writes into a folder; called before its commit."""
 
     def fail(self, task: str, error: Exception) -> None:
         """A benchmark has no result."""
@@ -213,6 +217,9 @@ class Tuned:
             "target_modules": list(ended[0].targets),
             "failed_lanes": failures,
         }
+        save = getattr(trainer, "save_peft", None)  # adapters can be taken away; all weights of a model are not kept
+        if save is not None and chosen[0].lane is not None and not kept_direct:
+            self.host.keep(name, partial(save, chosen[0].lane.key, epoch=chosen[0].epoch))
         self.host.commit(name, None, TunedResult(test, selection, direct.main.value if direct is not None else None))
 
     def _publish_steps(self, name: str, chosen: Sequence[Candidate]) -> None:

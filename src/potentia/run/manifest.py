@@ -37,6 +37,9 @@ def manifest(row: RowRun, cell: CellPlan) -> dict[str, Any]:
         "model": {
             "source": model.source,
             "revision": model.revision,
+            **({"gguf_file": model.gguf_file} if model.gguf_file else {}),
+            **({"adapter": model.adapter} if model.adapter else {}),
+            **({"copy_of": model.copy_of, "shown": list(row.tasks.shown)} if model.copy_of else {}),
             "fingerprint": row.loaded.fingerprint,
             "dtype": str(row.loaded.dtype).removeprefix("torch."),
             "device": str(row.loaded.device),

@@ -27,12 +27,12 @@ CHARACTERS_PER_TOKEN = 4.0  # a rough reading of English text, used for the cost
 
 
 # Fields that say where and how fast to compute, but not what.
-_ELSEWHERE = {"store", "device", "token_budget", "name", "data_dir"}
+_ELSEWHERE = {"store", "device", "token_budget", "name", "data_dir", "keep_adapters"}
 
 
 def study_key(study: Study) -> str:
     """Name the study by its content and its name; where it runs does not matter."""
-    return content_key(name=study.name, study=study.model_dump(mode="json", exclude=_ELSEWHERE))
+    return content_key(name=study.name, study=study.model_dump(mode="json", exclude=_ELSEWHERE, exclude_defaults=True))
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,8 @@ class RowPlan:
     study_key: str
     model: ModelSpec
     cells: tuple[CellPlan, ...]
-    weights: str  # fingerprint of the model's files
+    weights: str  # fingerprint of the model: its files, or what a treated copy is made of
+    original: str  # fingerprint of the files that are loaded first
     prints: Mapping[str, str]  # fingerprints of the tasks
     problem: str | None = None
 
@@ -70,10 +71,11 @@ class RowPlan:
 
 
 class LoadedTasks(NamedTuple):
-    """The benchmarks of a study by name, and the auxiliary data that the protocol adjust tunes on."""
+    """The benchmarks of a study by name, the auxiliary data of adjust, and what treated copies are shown."""
 
     benchmarks: Mapping[str, Task]
     auxiliary: Task | None
+    shown: Mapping[str, Task]
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,12 @@ def load_tasks(study: Study) -> LoadedTasks:
     if problems:
         raise InputError(f"{len(problems)} tasks cannot be used\n" + "\n".join(f"  {p}" for p in problems))
     auxiliary = _load_task(study, study.adjust.data) if study.adjust and ADJUST in study.protocols else None
-    return LoadedTasks(loaded, auxiliary)
+    wanted = study.treat.data if study.treat is not None else ()
+    shown = {name: loaded[name] if name in loaded else _load_task(study, name) for name in wanted}
+    for name, task in shown.items():
+        if not task.documents("train"):
+            raise InputError(f"treat.data: {name} has no documents to train on")
+    return LoadedTasks(loaded, auxiliary, shown)
 
 
 def _load_task(study: Study, source: str) -> Task:
@@ -238,12 +245,17 @@ def plan_study(study: Study) -> StudyPlan:
 def _plan_row(study: Study, key: str, tasks: LoadedTasks, model: ModelSpec) -> RowPlan:
     """Plan one row; a model that cannot be read becomes a row with a problem, not an error."""
     from potentia.engine import fingerprint
+    from potentia.run.treated import treated_fingerprint
 
-    weights, problem = "", None
+    original, problem = "", None
     try:
-        weights = fingerprint(model.source, revision=model.revision, gguf_file=model.gguf_file)
+        original = fingerprint(
+            model.source, revision=model.revision, gguf_file=model.gguf_file, adapters=model.adapters
+        )
     except (PotentiaError, OSError) as error:
         problem = str(error)
+    treated = model.copy_of is not None and not problem
+    weights = treated_fingerprint(study, original, tasks.shown) if treated else original
     prints = {name: task.fingerprint for name, task in tasks.benchmarks.items()}
     auxiliary = tasks.auxiliary.fingerprint if tasks.auxiliary else None
     steps = sorted(set(study.adjust.at_steps)) if study.adjust else []
@@ -256,7 +268,7 @@ def _plan_row(study: Study, key: str, tasks: LoadedTasks, model: ModelSpec) -> R
             if protocol == ADJUST:
                 cells += [CellPlan(name, protocol.at(step), own and step_key(own, step)) for step in steps]
             cells.append(CellPlan(name, protocol, own))
-    return RowPlan(study, key, model, tuple(cells), weights, prints, problem)
+    return RowPlan(study, key, model, tuple(cells), weights, original, prints, problem)
 
 
 def seen(rows: Sequence[RowPlan], store: Store) -> list[RowPlan]:

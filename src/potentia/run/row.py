@@ -109,14 +109,12 @@ class RowRun:
         logging.disable_progress_bar()  # the board shows progress; bars of other libraries would tear it
         model = self.plan.model
         self.board.phase(f"loading {model.name}")
-        self.loaded = engine.load(
-            model.source,
-            device=self.device,
-            dtype=self.study.dtype,
-            revision=model.revision,
-            gguf_file=model.gguf_file,
-            trust_remote_code=model.trust_remote_code,
-        )
+        if model.copy_of is not None:
+            from potentia.run.treated import load_treated
+
+            self.loaded = load_treated(self)
+        else:
+            self.loaded = self.load_model()
         if self.loaded.fingerprint != self.plan.weights:
             self.loaded.close()
             raise ModelError("its files changed since the study was planned", hint="run the same command again")
@@ -125,6 +123,22 @@ class RowRun:
         if template is not None and self.study.chat != "never" and model.kind != "base":
             self.chat = template
             self.styles = ("chat",) if self.study.chat == "always" else ("plain", "chat")
+
+    def load_model(self, *, source: str | None = None, more: str | None = None) -> LoadedModel:
+        """Load the row's model, or the one at ``source``, with one more adapter than its own where one is given."""
+        from potentia import engine
+
+        model = self.plan.model
+        elsewhere = source is not None
+        return engine.load(
+            source or model.source,
+            device=self.device,
+            dtype=self.study.dtype,
+            revision=None if elsewhere else model.revision,
+            gguf_file=None if elsewhere else model.gguf_file,
+            trust_remote_code=model.trust_remote_code,
+            adapters=() if elsewhere else (*model.adapters, *([more] if more else [])),
+        )
 
     def _direct(self, cells: list[CellPlan]) -> None:
         (cell,) = cells

@@ -119,6 +119,12 @@ class RowHost:
             self.row.fail(cell, error)
         self.committed = now
 
+    def keep(self, task: str, save: Callable[[Path], None]) -> None:
+        """Keep the chosen adapter beside the store, where the study wants it."""
+        if self.row.study.keep_adapters and (task, None) in self.cells:
+            base = {"fingerprint": self.row.plan.weights, "source": self.row.plan.model.source}
+            self.row.store.keep_adapter(self.cells[task, None].key, save, {"base": base})
+
     def fail(self, task: str, error: Exception | str) -> None:
         """Record the missing cells of a task as failed."""
         for place in [place for place in self.cells if place[0] == task]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +25,7 @@ from potentia.store.records import CellRecord, StudyRecord, now
 _LOCK = 0x706F74656E740001  # guards the creation of the tables on PostgreSQL
 _Key = TypeVar("_Key", str, int)
 Studies = str | Sequence[str] | None  # one or several studies, by key or name
+ADAPTER_NOTE = "potentia.json"
 _CHUNK = 500  # keys per statement, well under SQLite's limit of parameters
 
 
@@ -330,6 +333,44 @@ class Store(LiveStore):
         if row is None:
             raise StoreError(f"no cell {cell_key!r} in this store", where=self.where)
         return [] if row[0] is None else load(self.items_folder, cell_key)
+
+    # --- adapters ---------------------------------------------------------------------------------------------------
+
+    @property
+    def adapters_folder(self) -> Path:
+        """The folder of tuned adapters: beside the items."""
+        return self.items_folder.with_name(self.items_folder.name.removesuffix(".items") + ".adapters")
+
+    def adapter(self, cell_key: str) -> Path | None:
+        """Return the folder of a cell's tuned adapter, in PEFT's form; None where none was kept."""
+        folder = self.adapters_folder / cell_key
+        return folder if (folder / ADAPTER_NOTE).is_file() else None
+
+    def keep_adapter(self, key: str, save: Callable[[Path], None], note: Mapping[str, Any]) -> Path:
+        """Keep what ``save`` writes, wholly or not at all; ``note`` says what it was made for."""
+        folder = self.adapters_folder / key
+        aside = folder.with_name(f".{key}.{os.getpid()}.tmp")
+        with speaking(self.where):
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir(parents=True)
+            try:
+                save(aside)
+                (aside / ADAPTER_NOTE).write_text(dumps(dict(note)), encoding="utf-8")
+                shutil.rmtree(folder, ignore_errors=True)
+                aside.replace(folder)
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)
+        return folder
+
+    def drop_adapter(self, cell_key: str) -> int:
+        """Remove a kept adapter; returns the bytes set free."""
+        folder = self.adapter(cell_key)
+        if folder is None:
+            return 0
+        size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        with speaking(self.where):
+            shutil.rmtree(folder)
+        return size
 
     def protocols(self, *, study: Studies = None) -> list[str]:
         """Return the protocols that have cells."""

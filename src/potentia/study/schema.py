@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
@@ -52,11 +53,19 @@ class ModelSpec(Strict):
     series: str | None = Field(None, description="the pretraining run it is a checkpoint of; set by `checkpoints`")
     step: int | None = Field(None, description="where in that run; set by `checkpoints`")
     trust_remote_code: bool = Field(False, description="run the model's own code; only for those you trust")
+    adapter: str | None = Field(None, description="folder of a PEFT adapter, merged into the model when it loads")
+    exposure: tuple[str, ...] = Field((), description="tasks whose form or data were in its training, where known")
+    copy_of: str | None = Field(None, description="the model that this one is a treated copy of; set by `treat`")
 
     @property
     def source(self) -> str:
         """The hub name or folder to load from."""
         return self.path or self.name
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The adapters to merge, none or one."""
+        return () if self.adapter is None else (self.adapter,)
 
     def expand(self) -> tuple[ModelSpec, ...]:
         """Return the model itself, or one model per checkpoint of its series."""
@@ -170,10 +179,40 @@ class Adjust(Strict):
         return recipe_test_task(parameters) if self.recipe == "test_task" else self.tuning
 
 
+class Treat(Strict):
+    """Expose some models to test tasks on purpose, before the study (section 3.1 of "Training on the test task").
+
+    Every model gets a copy, or a random half of the models is replaced by one, that is first tuned on the training data
+    of some tasks; the study then scores originals and copies by all protocols.
+    """
+
+    data: tuple[str, ...] = Field(min_length=1, description="tasks of the study, or files, whose train split is shown")
+    who: Literal["copies", "half"] = Field("copies", description="a copy of each model, or a random half of the models")
+    tuning: Tuning | None = Field(None, description="how copies are tuned, by the largest rate; `tuning` where absent")
+    seed: int = Field(0, description="of the choice of a half, and of the tuning")
+
+    def recipe(self, tuning: Tuning) -> Tuning:
+        """Return the tuning of the copies: its own, or the study's with its largest learning rate alone."""
+        chosen = self.tuning or tuning
+        return chosen.model_copy(update={"learning_rates": (max(chosen.learning_rates),)})
+
+
+EXPOSED = "+exposed"  # follows the name of a model that `treat` tunes
+
+
 def _once(kind: str, names: list[str]) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ValueError(f"{kind} named twice: {', '.join(twice)}")
+
+
+def _half(rows: tuple[ModelSpec, ...], seed: int) -> set[str]:
+    """Choose one of each two models next to each other in compute (or in size, or as listed), by a seeded coin."""
+    order = sorted(rows, key=lambda row: (row.parameters or 0.0) * (row.tokens or 1.0))
+    coin = random.Random(seed)
+    pairs = (order[first : first + 2] for first in range(0, len(order), 2))
+    tossed = ((pair, coin.randrange(2)) for pair in pairs)
+    return {pair[side].name for pair, side in tossed if side < len(pair)}
 
 
 class Study(Strict):
@@ -205,6 +244,7 @@ class Study(Strict):
         "auto", description="chat template of instruct models; `auto` lets validation choose"
     )
     adjust: Adjust | None = Field(None, description="the auxiliary data of the protocol `adjust`")
+    treat: Treat | None = Field(None, description="show some models test tasks before the study, on purpose")
     seed: int = Field(0, description="seed of splits, orders and examples, and the first of the fine-tuning seeds")
     seeds: Positive = Field(1, description="fine-tuning seeds per cell; the score is their mean")
     device: str = Field("auto", description="`auto`, `cpu`, `cuda`, `cuda:1` …")
@@ -213,6 +253,7 @@ class Study(Strict):
     )
     token_budget: Positive | None = Field(None, description="tokens per forward pass; found by itself where absent")
     store: str = Field("potentia.db", description="SQLite file, or a PostgreSQL URL")
+    keep_adapters: bool = Field(True, description="keep the chosen adapter of every tuned cell beside the store")
     facts: str | None = Field(None, description="a CSV of model facts, beside the built-in ones")
 
     @field_validator("protocols")
@@ -241,5 +282,20 @@ class Study(Strict):
         return self
 
     def rows(self) -> tuple[ModelSpec, ...]:
-        """Return every model of the study, checkpoint series expanded: one row each."""
-        return tuple(row for model in self.models for row in model.expand())
+        """Return every model of the study, checkpoint series expanded and treated copies added: one row each."""
+        plain = tuple(row for model in self.models for row in model.expand())
+        if self.treat is None:
+            return plain
+        seen = tuple(name for name in self.treat.data if name in {task.name for task in self.tasks})
+        copies = {
+            row.name: row.model_copy(
+                update={"name": row.name + EXPOSED, "copy_of": row.name, "exposure": (*row.exposure, *seen)}
+            )
+            for row in plain
+        }
+        if self.treat.who == "copies":
+            return (*plain, *(copies[row.name].model_copy(update={"path": row.source}) for row in plain))
+        half = _half(plain, self.treat.seed)
+        return tuple(
+            copies[row.name].model_copy(update={"path": row.source}) if row.name in half else row for row in plain
+        )

@@ -1,0 +1,158 @@
+"""``potentia adapters``: the tuned adapters that a store keeps; list them, take one away, drop them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from potentia.cli.app import app
+from potentia.cli.output import Study, console, print_json, print_notes, print_table
+from potentia.errors import InputError
+from potentia.findings import Table
+
+if TYPE_CHECKING:
+    from potentia.evidence import Evidence
+    from potentia.store import CellRecord, Store
+
+adapters = typer.Typer(help="Tuned adapters: list, export, drop.", no_args_is_help=True, rich_markup_mode="rich")
+app.add_typer(adapters, name="adapters")
+
+StorePath = Annotated[str, typer.Argument(metavar="STORE", help="The store: a file or a database URL.")]
+Model = Annotated[str | None, typer.Option(help="Only of this model.")]
+Task = Annotated[str | None, typer.Option(help="Only of this task.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@adapters.command("list")
+def list_command(
+    store: StorePath, study: Study = None, model: Model = None, task: Task = None, as_json: Json = False
+) -> None:
+    """List the kept adapters with what validation chose and the disk they take.
+
+    Example:
+      potentia adapters list potentia.db
+    """
+    from potentia.store import Store
+
+    with Store.open(store, readonly=True) as opened:
+        found = [(cell, size_of(opened, cell)) for cell in kept(opened, store, study, model, task)]
+    if as_json:
+        rows = [{**_facts(cell), "bytes": size, "key": cell.key} for cell, size in found]
+        print_json({"store": store, "adapters": rows, "bytes": sum(size for _, size in found)})
+        return
+    print_table(
+        Table(
+            f"Adapters in {store}",
+            ("model", "task", "protocol", "learning rate", "epoch", "validation", "test", "MB"),
+            tuple((*_facts(cell).values(), round(size / 1e6, 2)) for cell, size in found),
+            note=f"{len(found)} adapters, {sum(size for _, size in found) / 1e6:,.1f} MB. "
+            "Take one away: potentia adapters export. Set the disk free: potentia adapters drop.",
+        )
+    )
+
+
+@adapters.command()
+def export(
+    store: StorePath,
+    model: Annotated[str, typer.Option(help="Whose adapter.")],
+    task: Annotated[str, typer.Option(help="The task it was tuned for.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write; it must not hold anything yet.")],
+    study: Study = None,
+    protocol: Annotated[str, typer.Option(help="train_before_test or adjust.")] = "train_before_test",
+    as_json: Json = False,
+) -> None:
+    """Write the tuned adapter of a cell in PEFT's form, with a model card: base, data, recipe, scores.
+
+    Example:
+      potentia adapters export potentia.db --model HuggingFaceTB/SmolLM2-135M --task arc_easy -o my-adapter
+    """
+    from potentia.integrations import export_adapter
+    from potentia.store import Store
+
+    with Store.open(store, readonly=True) as opened:
+        cells = [c for c in kept(opened, store, study, model, task) if c.protocol == protocol]
+        if not cells:
+            raise InputError(_why_none(opened, store, study, model, task, protocol), where=store,
+                             hint=f"potentia adapters list {store}")  # fmt: skip
+        written = export_adapter(opened, cells[-1], output)
+    if as_json:
+        print_json({"folder": str(written.folder), "base": written.base, "load": written.lines})
+        return
+    console.print(f"{written.folder}: the adapter of {model} on {task}, with its card", markup=False, soft_wrap=True)
+    console.print("To use it:", style="dim")
+    for line in written.lines:
+        console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+@adapters.command()
+def drop(
+    store: StorePath,
+    study: Study = None,
+    model: Model = None,
+    task: Task = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Remove kept adapters, of all cells or of some; the scores stay.
+
+    Example:
+      potentia adapters drop potentia.db --model HuggingFaceTB/SmolLM2-135M
+    """
+    from potentia.store import Store
+
+    with Store.open(store, readonly=True) as opened:
+        cells = kept(opened, store, study, model, task)
+        total = sum(size_of(opened, cell) for cell in cells)
+        if cells and not yes and not as_json:
+            typer.confirm(f"Remove {len(cells)} adapters ({total / 1e6:,.1f} MB)?", abort=True)
+        freed = sum(opened.drop_adapter(cell.key) for cell in cells)
+    if as_json:
+        print_json({"dropped": len(cells), "bytes": freed})
+    else:
+        console.print(f"{len(cells)} adapters removed, {freed / 1e6:,.1f} MB set free")
+
+
+def kept(store: Store, where: str, study: list[str] | None, model: str | None, task: str | None) -> list[CellRecord]:
+    """Return the cells whose adapter is kept, of one study or several."""
+    evidence = _evidence(where, study)
+    wanted = (c for c in evidence.cells() if model in (None, c.model) and task in (None, c.task))
+    return [cell for cell in wanted if store.adapter(cell.key) is not None]
+
+
+def size_of(store: Store, cell: CellRecord) -> int:
+    """Return the bytes that a cell's adapter takes."""
+    folder = store.adapter(cell.key)
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) if folder else 0
+
+
+def _evidence(where: str, study: list[str] | None) -> Evidence:
+    from potentia.evidence import read
+
+    evidence = read(where, study=study)
+    print_notes(evidence)
+    return evidence
+
+
+def _facts(cell: CellRecord) -> dict[str, str | float | int | None]:
+    chosen = cell.selection
+    return {
+        "model": cell.model,
+        "task": cell.task,
+        "protocol": cell.protocol,
+        "learning_rate": f"{chosen['learning_rate']:g}" if chosen.get("learning_rate") else None,
+        "epoch": chosen.get("epoch"),
+        "validation": chosen.get("validation"),
+        "test": cell.score.value,
+    }
+
+
+def _why_none(store: Store, where: str, study: list[str] | None, model: str, task: str, protocol: str) -> str:
+    """Say why a cell has no adapter to export."""
+    cells = [c for c in _evidence(where, study).cells() if (c.model, c.task, c.protocol) == (model, task, protocol)]
+    if not cells:
+        return f"no {protocol} cell of {model} on {task}"
+    if not cells[-1].selection.get("tuned", True):
+        return f"validation kept the untuned model for {model} on {task}: there is no adapter"
+    return f"the adapter of {model} on {task} was not kept (keep_adapters, full tuning, or it was dropped)"
