@@ -1,6 +1,6 @@
 """What ``import potentia`` offers, in one list."""
 
-from potentia.analysis.base_models import find_consistency, find_stability, read_checkpoints, read_pairs
+from potentia.analysis.base_models import find_ablation, find_consistency, find_stability, read_checkpoints, read_pairs
 from potentia.analysis.proxy import Options as ProxyOptions
 from potentia.analysis.proxy import find_proxies
 from potentia.analysis.rankings import Options as RankingOptions
@@ -12,7 +12,7 @@ from potentia.evidence import Evidence, read
 from potentia.findings import Finding
 from potentia.papers import reproduce_task_training, reproduce_train_before_test
 from potentia.protocol import Protocol
-from potentia.report import draw, make_report, write_report
+from potentia.report import ReportOptions, draw, make_report, write_report
 from potentia.run import plan_study, run_study
 from potentia.scores import ItemOutcome, Score, ScoreMatrix
 from potentia.store import Store, write_scores

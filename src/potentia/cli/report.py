@@ -13,6 +13,7 @@ from potentia.cli.output import (
     Map,
     Metric,
     Study,
+    TaskFacts,
     check_formats,
     columns_of,
     console,
@@ -33,6 +34,19 @@ def report(
         int | None, typer.Option(min=0, help="Items of each cell to show, half of them wrong; by default up to 40.")
     ] = None,
     facts: Annotated[Path | None, typer.Option(help="A CSV of facts on models of your own.")] = None,
+    task_facts: TaskFacts = None,
+    since: Annotated[
+        str | None, typer.Option(help="Test task: models trained in this month or later are the newer ones.")
+    ] = None,
+    column: Annotated[str | None, typer.Option(help="Test task: divide by this column of the facts instead …")] = None,
+    value: Annotated[str | None, typer.Option(help="… where it has this value.")] = None,
+    exposed: Annotated[
+        bool, typer.Option("--exposed", help="Test task: divide each task by who saw its form.")
+    ] = False,
+    target: Annotated[str | None, typer.Option(help="Proxy tasks: the task to predict.")] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="Stability and consistency: compare every method with this one.")
+    ] = None,
     figures: Annotated[Path | None, typer.Option(help="Draw the figures for a paper into this folder, too.")] = None,
     format: Formats = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
@@ -45,14 +59,29 @@ def report(
       potentia report potentia.db -o report.html
 
       potentia report scores.csv -o report.html --figures figures --format pdf
+
+      potentia report scores.csv --facts models.csv --column language --value en+cn --target gsm8k
     """
+    from potentia.analysis.proxy import Options as ProxyOptions
+    from potentia.analysis.test_task import SINCE
+    from potentia.analysis.test_task import Options as TestTaskOptions
     from potentia.evidence import read
-    from potentia.report import draw_all, make_report, save_report
+    from potentia.report import ReportOptions, draw_all, make_report, save_report
 
     formats = check_formats(format)
     with errors.status("reading scores, computing findings …"):
-        evidence = read(source, study=study, facts=facts, columns=columns_of(columns), metric=metric)
-        data = make_report(evidence, items=items)
+        evidence = read(
+            source, study=study, facts=facts, task_facts=task_facts, columns=columns_of(columns), metric=metric
+        )
+        divided = since or column or value or exposed
+        options = ReportOptions(
+            test_task=TestTaskOptions(since=since or SINCE, column=column, value=value, exposed=exposed)
+            if divided
+            else None,
+            proxies=ProxyOptions(target, protocol=evidence.main or "direct") if target else None,
+            baseline=baseline,
+        )
+        data = make_report(evidence, items=items, options=options)
         path = save_report(data, output)
     print_notes(data.evidence)
     drawn: list[Path] = []

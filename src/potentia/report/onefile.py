@@ -11,7 +11,7 @@ from pathlib import Path
 from potentia.errors import InputError
 from potentia.report.page import SCRIPTS, asset, plotly_source, render
 from potentia.report.sections import build_sections
-from potentia.report.source import ReportData, read_report
+from potentia.report.source import ReportData, ReportOptions, read_report
 
 
 def write_report(
@@ -21,9 +21,10 @@ def write_report(
     study: str | None = None,
     items: int | None = None,
     facts: Path | None = None,
+    options: ReportOptions | None = None,
 ) -> Path:
     """Write the report of a store or of any file of scores into one HTML file, and return the file."""
-    return save_report(read_report(source, study=study, items=items, facts=facts), out)
+    return save_report(read_report(source, study=study, items=items, facts=facts, options=options), out)
 
 
 def save_report(data: ReportData, out: Path) -> Path:

@@ -171,8 +171,35 @@ def test_task_section(data: ReportData, live: str) -> str:
     return _plain(live, "test-task", "Training on the test task", TEST_TASK, parts, found.problems)
 
 
+def stability_section(data: ReportData, live: str) -> str:
+    """Section 9: whether scores grow over the checkpoints of a run."""
+    found = [] if data.stability is None else [data.stability]
+    return _plain(live, "stability", "Stability", STABILITY, found, most=MOST)
+
+
+def consistency_section(data: ReportData, live: str) -> str:
+    """Section 10: base models against their instruct versions."""
+    found = [] if data.consistency is None else [data.consistency.consistency]
+    return _plain(live, "consistency", "Consistency", CONSISTENCY, found, most=MOST)
+
+
+def ablation_section(data: ReportData, live: str) -> str:
+    """Section 11: every model by every method, and which method ranks best."""
+    paired = data.consistency.ablation if data.consistency is not None else None
+    found = [finding for finding in (paired, data.ablation) if finding is not None]
+    return _plain(live, "ablation", "Methods", ABLATION, found)
+
+
+def proxies_section(data: ReportData, live: str) -> str:
+    """Section 12: tasks that stand in for one which early models cannot do yet."""
+    if data.proxies is None:
+        return ""
+    found = list(data.proxies.named().values())
+    return _plain(live, "proxies", "Proxy tasks", PROXIES, found, data.proxies.problems)
+
+
 def cells_section(data: ReportData, live: str) -> str:
-    """Section 9: one cell at a time: curves, prompts, items."""
+    """Section 13: one cell at a time: curves, prompts, items."""
     if not has_details(data):
         return ""
     lanes: dict[str | None, list[Any]] = {}
@@ -184,7 +211,7 @@ def cells_section(data: ReportData, live: str) -> str:
 
 
 def how_section(data: ReportData, live: str) -> str:
-    """Section 10: the study, versions, seeds, recipe, fingerprints and cost."""
+    """Section 14: the study, versions, seeds, recipe, fingerprints and cost."""
     return render("how.html", **how_context(data), live=live)
 
 
@@ -200,8 +227,26 @@ PERPLEXITY = (
     "Whether bits per byte on plain text rank the models as the tasks do; agreement is signed so that 1 means alike."
 )
 TEST_TASK = (
-    "What newer models have more at equal pretraining compute (θ), before and after every model was tuned on the same "
-    "task data; and the compute c_e from which scores rise above guessing."
+    "What a group of models (the newer ones, where no other was asked for) has more at equal pretraining compute (θ), "
+    "before and after every model was tuned on the same task data: an advantage that vanishes was one of preparation. "
+    "Emergence is the compute c_e from which scores rise above guessing; it falls as models train on the task."
+)
+MOST = 9  # figures of stability and consistency: there is one for every task
+STABILITY = (
+    "Whether a benchmark's score grows with pretraining: Kendall's τ between scores and steps, 1 where every later "
+    "checkpoint scores higher, 0 where scores jump about; and the smallest gap that the benchmark tells apart."
+)
+CONSISTENCY = (
+    "Whether the base model that scores better becomes the better instruct model: Kendall's τ over pairs, 1 where both "
+    "are in the same order. Choose base models by the method with the higher τ."
+)
+ABLATION = (
+    "The same models and benchmarks by every method (protocol and prompt form), and the mean rank of each method over "
+    "these cells: 1 would be best everywhere."
+)
+PROXIES = (
+    "Tasks that early models can already do and that tell who will be good at the target: their relevance, robustness "
+    "and weight. Trust them as far as they predict models that had no part in the choice, beside perplexity."
 )
 
 SECTIONS: tuple[tuple[str, str, Callable[[ReportData, str], str]], ...] = (
@@ -213,18 +258,30 @@ SECTIONS: tuple[tuple[str, str, Callable[[ReportData, str], str]], ...] = (
     ("structure", "Structure", structure_section),
     ("perplexity", "Perplexity", perplexity_section),
     ("test-task", "Test task", test_task_section),
+    ("stability", "Stability", stability_section),
+    ("consistency", "Consistency", consistency_section),
+    ("ablation", "Methods", ablation_section),
+    ("proxies", "Proxies", proxies_section),
     ("cells", "Cells", cells_section),
     ("how", "How", how_section),
 )
 
 
 def _plain(
-    live: str, name: str, title: str, lead: str, found: Sequence[Finding], problems: tuple[str, ...] = ()
+    live: str,
+    name: str,
+    title: str,
+    lead: str,
+    found: Sequence[Finding],
+    problems: tuple[str, ...] = (),
+    most: int = 99,
 ) -> str:
+    """Show findings one after the other; of more figures than ``most`` the rest are folded away."""
     if not found and not problems:
         return ""
-    return render("findings.html", id=name, title=title, lead=lead, figures=_figures(found), tables=_tables(found),
-                  problems=problems, live=live)  # fmt: skip
+    figures = _figures(found)
+    return render("findings.html", id=name, title=title, lead=lead, figures=figures[:most], more=figures[most:],
+                  more_title="More figures", tables=_tables(found), problems=problems, live=live)  # fmt: skip
 
 
 def _at(found: Mapping[Protocol, Finding], protocol: Protocol) -> list[Finding]:

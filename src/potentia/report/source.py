@@ -7,9 +7,20 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from potentia.analysis.base_models import (
+    Ablation,
+    ConsistencyFindings,
+    Stability,
+    find_ablation,
+    find_consistency,
+    find_stability,
+)
+from potentia.analysis.proxy import Options as ProxyOptions
+from potentia.analysis.proxy import Proxies, find_proxies
 from potentia.analysis.rankings import Rankings, find_rankings
+from potentia.analysis.test_task import Options as TestTaskOptions
 from potentia.analysis.test_task import TestTask, find_test_task
-from potentia.errors import PotentiaError
+from potentia.errors import InputError, PotentiaError
 from potentia.evidence import Evidence, read
 from potentia.findings import Chart, Finding
 from potentia.protocol import Protocol
@@ -31,6 +42,15 @@ class ItemSample:
 
 
 @dataclass(frozen=True)
+class ReportOptions:
+    """What a report is asked beyond its scores; what is not asked is shown where the evidence is there by itself."""
+
+    test_task: TestTaskOptions | None = None  # else newer models against older ones, where models were adjusted
+    proxies: ProxyOptions | None = None  # which task to predict
+    baseline: str | None = None  # the method that stability and consistency are compared with
+
+
+@dataclass(frozen=True)
 class ReportData:
     """Everything that the sections are made of. A file of scores has no studies, cells, lanes or items."""
 
@@ -39,6 +59,10 @@ class ReportData:
     rankings: Rankings | None
     problem: str = ""  # why there is no ranking
     test_task: TestTask | None = None
+    stability: Stability | None = None
+    consistency: ConsistencyFindings | None = None
+    ablation: Ablation | None = None  # of prompt forms, where no pairs of base and instruct models are known
+    proxies: Proxies | None = None
     cells: tuple[CellRecord, ...] = ()
     failures: tuple[FailureRecord, ...] = ()
     lanes: tuple[LaneRecord, ...] = ()
@@ -57,8 +81,10 @@ class ReportData:
 
     def named(self) -> dict[str, Finding]:
         """Return every finding under the name that the command line and the board's API give it."""
-        parts = [found.named() for found in (self.rankings, self.test_task) if found is not None]
-        return {name: finding for part in parts for name, finding in part.items()}
+        several = (self.rankings, self.test_task, self.consistency, self.proxies)
+        found = {name: f for part in several if part is not None for name, f in part.named().items()}
+        single = {"stability": self.stability, "ablation": self.ablation}
+        return found | {name: f for name, f in single.items() if f is not None}
 
     def charts(self) -> list[Chart]:
         """Return every chart, in reading order."""
@@ -71,18 +97,21 @@ def read_report(
     study: str | Sequence[str] | None = None,
     items: int | None = None,
     facts: str | Path | None = None,
+    options: ReportOptions | None = None,
 ) -> ReportData:
     """Read a store or any file of scores and compute its findings."""
-    return make_report(read(source, study=study, facts=facts), items=items)
+    return make_report(read(source, study=study, facts=facts), items=items, options=options)
 
 
-def make_report(evidence: Evidence, *, items: int | None = None) -> ReportData:
+def make_report(evidence: Evidence, *, items: int | None = None, options: ReportOptions | None = None) -> ReportData:
     """Compute the findings of evidence and gather what the pages show.
 
     ``items`` is how many items of each cell to take (half of them wrong); None means 40, or fewer where the cells are
     so many that one file could not hold them; 0 means none.
     """
+    options = options or ReportOptions()
     rankings, problem = _rankings(evidence)
+    consistency = _consistency(evidence, options.baseline)
     cells = tuple(evidence.cells())
     share = items if items is not None else min(ITEMS, ITEM_BUDGET // max(1, len(cells)))
     return ReportData(
@@ -90,7 +119,11 @@ def make_report(evidence: Evidence, *, items: int | None = None) -> ReportData:
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         rankings=rankings,
         problem=problem,
-        test_task=_test_task(evidence),
+        test_task=_test_task(evidence, options.test_task),
+        stability=_stability(evidence, options.baseline),
+        consistency=consistency,
+        ablation=_ablation(evidence) if consistency is None else None,
+        proxies=find_proxies(evidence, options.proxies) if options.proxies is not None else None,
         cells=cells,
         failures=tuple(evidence.failures()),
         lanes=tuple(evidence.lanes()),
@@ -106,8 +139,10 @@ def _rankings(evidence: Evidence) -> tuple[Rankings | None, str]:
         return None, error.message
 
 
-def _test_task(evidence: Evidence) -> TestTask | None:
-    """Look for training on the test task where models were adjusted."""
+def _test_task(evidence: Evidence, options: TestTaskOptions | None) -> TestTask | None:
+    """Look for training on the test task where it is asked for, or where models were adjusted."""
+    if options is not None:
+        return find_test_task(evidence, options)
     if not any(protocol.kind == "adjust" for protocol in evidence.planned):
         return None
     try:
@@ -115,6 +150,34 @@ def _test_task(evidence: Evidence) -> TestTask | None:
     except PotentiaError as error:
         first, last = next(iter(evidence.planned)), next(reversed(evidence.planned))
         return TestTask(first, last, problems=(error.message,))
+
+
+def _stability(evidence: Evidence, baseline: str | None) -> Stability | None:
+    """Measure stability where three checkpoints of a series are known."""
+    try:
+        plain = find_stability(evidence)
+    except InputError:
+        return None
+    return plain if baseline is None else find_stability(evidence, baseline=baseline)
+
+
+def _consistency(evidence: Evidence, baseline: str | None) -> ConsistencyFindings | None:
+    """Compare base models with their instruct versions where three pairs are known."""
+    try:
+        plain = find_consistency(evidence)
+    except InputError:
+        return None
+    return plain if baseline is None else find_consistency(evidence, baseline=baseline)
+
+
+def _ablation(evidence: Evidence) -> Ablation | None:
+    """Rank the prompt forms where some task has several."""
+    if not any(":" in task for matrix in evidence.planned.values() for task in matrix.tasks):
+        return None
+    try:
+        return find_ablation(evidence)
+    except InputError:
+        return None
 
 
 def _samples(evidence: Evidence, cells: tuple[CellRecord, ...], share: int) -> dict[str, ItemSample]:

@@ -1,7 +1,7 @@
 """Base models in training: stability over checkpoints, consistency with instruct versions, ablation of methods."""
 
-from potentia.analysis.base_models.ablation import compare_methods
+from potentia.analysis.base_models.ablation import Ablation, compare_methods
 from potentia.analysis.base_models.consistency import Consistency, measure_consistency
-from potentia.analysis.base_models.find import ConsistencyFindings, find_consistency, find_stability
+from potentia.analysis.base_models.find import ConsistencyFindings, find_ablation, find_consistency, find_stability
 from potentia.analysis.base_models.lineage import read_checkpoints, read_pairs
 from potentia.analysis.base_models.stability import Checkpoint, Stability, measure_stability

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import rankdata
 
-from potentia.analysis.base_models.methods import columns
+from potentia.analysis.base_models.methods import Column, columns
 from potentia.errors import InputError
 from potentia.findings import Bars, Cell, Chart, Finding, Interval, Table
 from potentia.protocol import Protocol
@@ -99,12 +99,13 @@ def compare_methods(
 ) -> Ablation:
     """Rank the methods in every cell of model and benchmark and average the ranks.
 
-    ``tolerance`` is the gap that still counts as near best: one point of accuracy, as in the paper. A model or
-    benchmark that no two methods share is left out.
+    ``tolerance`` is the gap that still counts as near best: one point of accuracy, as in the paper. Without ``methods``
+    those are compared that share the most cells: multiple-choice tasks and open ones have other forms. A model or
+    benchmark that not all of them scored is left out.
     """
     found = columns(scores)
-    names = tuple(methods) if methods else tuple(dict.fromkeys(c.method for c in found))
     rows = tuple(models) if models else tuple(dict.fromkeys(model for c in found for model in c.models))
+    names = tuple(methods) if methods else _sharing(found, rows)
     benchmarks = tuple(dict.fromkeys(c.task for c in found if c.method in names))
     cube = np.full((len(rows), len(names), len(benchmarks)), np.nan)
     for column in found:
@@ -135,6 +136,26 @@ def compare_methods(
         cells=int(whole.sum()),
         tolerance=tolerance,
     )
+
+
+def _sharing(found: Sequence[Column], models: Sequence[str]) -> tuple[str, ...]:
+    """Return the methods of some benchmark that together have the most cells; of equal sets the larger."""
+    scored = {(c.task, c.method): np.isfinite(c.at(models)[0]) for c in found}
+    by_task: dict[str, list[str]] = {}
+    for task, method in scored:
+        by_task.setdefault(task, []).append(method)
+
+    def cells(methods: Sequence[str]) -> tuple[int, int]:
+        whole = [
+            np.all([scored[task, m] for m in methods], axis=0).sum()
+            for task, there in by_task.items()
+            if set(methods) <= set(there)
+        ]
+        return int(sum(whole)), len(methods)
+
+    sets = [methods for methods in by_task.values() if len(methods) > 1]
+    best: list[str] = max(sets, key=cells) if sets else []
+    return tuple(best)
 
 
 def _mean_ranks(ranks: Floats, level: float, draws: int, seed: int) -> tuple[Interval, ...]:

@@ -74,7 +74,7 @@ class Consistency(Finding):
         return found
 
     def charts(self) -> Sequence[Chart]:
-        """Return base against instruct scores for each benchmark, and tau as a heat map."""
+        """Return tau as a heat map, and base against instruct scores for each benchmark."""
         tasks = tuple(dict.fromkeys(k.task for k in self.links))
         taus = {(k.task, k.method): k.tau.value for k in self.links}
         drawn: list[Chart] = [
@@ -90,6 +90,8 @@ class Consistency(Finding):
                 diverging=True,
             )
         ]
+        if self.improvements:
+            drawn.append(improvement_chart("consistency-improvement", "Improvement in consistency", self.improvements))
         for task in tasks:
             drawn.append(
                 Plot(
@@ -110,8 +112,6 @@ class Consistency(Finding):
                     y_label="instruct version's score",
                 )
             )
-        if self.improvements:
-            drawn.append(improvement_chart("consistency-improvement", "Improvement in consistency", self.improvements))
         return drawn
 
     def _mean_row(self, method: str) -> tuple[str, int, float]:

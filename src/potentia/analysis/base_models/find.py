@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from potentia.analysis.base_models.ablation import Ablation, compare_methods
 from potentia.analysis.base_models.consistency import Consistency, measure_consistency
 from potentia.analysis.base_models.lineage import known_pairs, named_checkpoints
-from potentia.analysis.base_models.methods import columns
 from potentia.analysis.base_models.stability import Checkpoint, Stability, measure_stability
 from potentia.errors import InputError
 from potentia.findings import Finding
@@ -72,6 +71,21 @@ def find_consistency(
     found = dict(pairs) if pairs is not None else known_pairs(evidence)
     scores = evidence.planned
     consistency = measure_consistency(scores, found, reference=instruct_by, baseline=baseline)
-    several = len({column.method for column in columns(scores)}) > 1
-    ablation = compare_methods(scores, models=list(found), tolerance=tolerance) if several else None
+    try:
+        ablation = compare_methods(scores, models=list(found), tolerance=tolerance)
+    except InputError:  # no task was scored by two methods
+        ablation = None
     return ConsistencyFindings(consistency, ablation)
+
+
+def find_ablation(
+    evidence: Evidence,
+    models: Sequence[str] | None = None,
+    *,
+    methods: Sequence[str] | None = None,
+    tolerance: float = 0.01,
+) -> Ablation:
+    """Rank the methods (protocols and prompt forms) on the models given, else on all that are not known as instruct."""
+    kinds = evidence.background.kinds
+    base = [model for model in evidence.models if kinds.get(model) != "instruct"]
+    return compare_methods(evidence.planned, models=models or base, methods=methods, tolerance=tolerance)

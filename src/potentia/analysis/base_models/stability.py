@@ -87,8 +87,24 @@ class Stability(Finding):
         return found
 
     def charts(self) -> Sequence[Chart]:
-        """Return scores against steps for each benchmark and series, and tau as a heat map."""
-        drawn: list[Chart] = []
+        """Return tau as a heat map, and scores against steps for each benchmark and series."""
+        labels = tuple(dict.fromkeys(_label(c) for c in self.curves))
+        taus = {(_label(c), c.method): c.tau.value for c in self.curves}
+        drawn: list[Chart] = [
+            Heatmap(
+                "stability",
+                "Stability by method",
+                f"Kendall's tau between scores and {self.unit}; 1 means that every later checkpoint scores higher.",
+                rows=labels,
+                columns=self.methods,
+                values=np.array([[taus.get((row, method), np.nan) for method in self.methods] for row in labels]),
+                low=-1,
+                high=1,
+                diverging=True,
+            )
+        ]
+        if self.improvements:
+            drawn.append(improvement_chart("stability-improvement", "Improvement in stability", self.improvements))
         for series, task in dict.fromkeys((c.series, c.task) for c in self.curves):
             chosen = [c for c in self.curves if (c.series, c.task) == (series, task)]
             drawn.append(
@@ -103,23 +119,6 @@ class Stability(Finding):
                     y_label="score",
                 )
             )
-        labels = tuple(dict.fromkeys(_label(c) for c in self.curves))
-        taus = {(_label(c), c.method): c.tau.value for c in self.curves}
-        drawn.append(
-            Heatmap(
-                "stability",
-                "Stability by method",
-                f"Kendall's tau between scores and {self.unit}; 1 means that every later checkpoint scores higher.",
-                rows=labels,
-                columns=self.methods,
-                values=np.array([[taus.get((row, method), np.nan) for method in self.methods] for row in labels]),
-                low=-1,
-                high=1,
-                diverging=True,
-            )
-        )
-        if self.improvements:
-            drawn.append(improvement_chart("stability-improvement", "Improvement in stability", self.improvements))
         return drawn
 
     def _mean_row(self, method: str) -> tuple[str, int, float, int]:
