@@ -23,7 +23,7 @@ from potentia.protocol import Protocol, in_order, main_protocol
 from potentia.scores import ItemOutcome, Outcomes, ScoreMatrix
 from potentia.store import CellRecord, FailureRecord, LaneRecord, Store, StudyRecord
 from potentia.store.files import read_files
-from potentia.study import ModelSpec, Study
+from potentia.study import EXPOSED, ModelSpec, Study
 
 T = TypeVar("T")
 ALL = "all"  # every study of a store
@@ -83,6 +83,14 @@ class Evidence:
     def main(self) -> Protocol | None:
         """The protocol to rank by: train-before-test, else adjust, else the first."""
         return main_protocol(self.planned)
+
+    @cached_property
+    def copies(self) -> dict[str, str]:
+        """Treated copies and their originals, both with scores: told by a study, else by the copy's name."""
+        there = set(self.models)
+        told = {row.name: row.copy_of for row in self.specs if row.copy_of is not None}
+        named = {m: m.removesuffix(EXPOSED) for m in self.models if m.endswith(EXPOSED)}
+        return {copy: original for copy, original in (named | told).items() if {copy, original} <= there}
 
     @cached_property
     def background(self) -> Background:
@@ -190,10 +198,22 @@ def read(
     wanted = (study,) if isinstance(study, str) else tuple(study or ())
     parts = [_read_one(source, wanted, metric, subtasks, columns) for source in sources]
     found = parts[0] if len(parts) == 1 else _joined(parts)
+    if facts is None and (beside := _facts_beside(sources)) is not None:
+        facts = beside
+        found = replace(found, notes=(*found.notes, f"facts of the models: {beside.name}"))
     table = _facts_of(found, read_facts(facts) if facts is not None else ())
     own = read_benchmarks(task_facts) if task_facts is not None else ()
     whole = replace(found, facts=table, task_facts=own)
     return whole.narrowed(protocols=protocols, tasks=tasks, models=models)
+
+
+def _facts_beside(sources: Sequence[str | Path]) -> Path | None:
+    """Return ``scores.facts.csv`` where it lies beside the one table ``scores.csv``."""
+    if len(sources) != 1 or is_store(sources[0]):
+        return None
+    path = Path(sources[0]).expanduser()
+    beside = path.with_name(f"{path.stem}.facts.csv")
+    return beside if beside != path and beside.is_file() else None
 
 
 def is_store(source: str | Path) -> bool:

@@ -140,10 +140,10 @@ def _rankings(evidence: Evidence) -> tuple[Rankings | None, str]:
 
 
 def _test_task(evidence: Evidence, options: TestTaskOptions | None) -> TestTask | None:
-    """Look for training on the test task where it is asked for, or where models were adjusted."""
+    """Look for training on the test task where it is asked for, and where models were adjusted or treated."""
     if options is not None:
         return find_test_task(evidence, options)
-    if not any(protocol.kind == "adjust" for protocol in evidence.planned):
+    if not evidence.copies and not any(protocol.kind == "adjust" for protocol in evidence.planned):
         return None
     try:
         return find_test_task(evidence)

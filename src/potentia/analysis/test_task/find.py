@@ -10,6 +10,7 @@ import numpy as np
 
 from potentia.analysis.test_task.adjustment import TaskAdjustment, compare_groups
 from potentia.analysis.test_task.cohort import Cohort, Split
+from potentia.analysis.test_task.copies import Copies, measure_copies
 from potentia.analysis.test_task.discriminator import Discrimination, discriminate
 from potentia.analysis.test_task.emergence import LEAST_MODELS, EmergenceCurve, trace_emergence
 from potentia.analysis.test_task.exposure import ExposureEffect, measure_exposure
@@ -94,11 +95,14 @@ class TestTask(Finding):
     after: Protocol
     tasks: dict[str, TaskFindings] = field(default_factory=dict)
     exposure: ExposureEffect | None = None
+    copies: Copies | None = None
     problems: tuple[str, ...] = ()
 
     def named(self) -> dict[str, Finding]:
         """Return every finding under a name of its own, in reading order."""
-        found: dict[str, Finding] = {} if self.exposure is None else {"exposure": self.exposure}
+        found: dict[str, Finding] = {} if self.copies is None else {"copies": self.copies}
+        if self.exposure is not None:
+            found["exposure"] = self.exposure
         return found | {
             f"{slug(task)}-{name}": finding for task, by in self.tasks.items() for name, finding in by.named().items()
         }
@@ -132,7 +136,8 @@ def find_test_task(evidence: Evidence, options: Options | None = None) -> TestTa
             pairs += pair_up(first, later, cohort, tasks=[task], chance=guessing)
         except InputError as error:
             problems.append(f"{task}: {error.message}")
-    if not pairs and not problems:
+    copies = measure_copies(evidence.planned, evidence.copies, _shown(evidence))
+    if not pairs and not problems and copies is None:
         pair_up(first, later, cohort)  # says what is missing
     exposure = None
     if options.exposed:
@@ -147,7 +152,13 @@ def find_test_task(evidence: Evidence, options: Options | None = None) -> TestTa
         tasks[pair.task], problem = _of_task(pair, options, steps, batch)
         if problem:
             problems.append(f"{pair.task}: {problem}")
-    return TestTask(before, after, tasks, exposure, tuple(problems))
+    return TestTask(before, after, tasks, exposure, copies, tuple(problems))
+
+
+def _shown(evidence: Evidence) -> dict[str, tuple[str, ...]]:
+    """Return which tasks every treated copy was shown, by the facts."""
+    known = {copy: evidence.facts.find(copy) for copy in evidence.copies}
+    return {copy: facts.exposure for copy, facts in known.items() if facts is not None}
 
 
 def analyze_pair(

@@ -1,0 +1,78 @@
+"""Copies that were shown a test, against their originals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.stats import ttest_rel
+
+from potentia.analysis.test_task.copies import measure_copies
+from potentia.analysis.test_task.find import find_test_task
+from potentia.evidence import read
+from potentia.protocol import Protocol
+from potentia.scores import ScoreMatrix
+from potentia.store import write_scores
+
+MODELS = [f"m{k}" for k in range(6)]
+COPIES = {f"{m}+exposed": m for m in MODELS}
+TASKS = ["arc_easy", "boolq", "piqa"]
+SHOWN = dict.fromkeys(COPIES, ("arc_easy", "boolq"))
+
+
+def scores(protocol: str, advantage: float, seed: int = 0) -> ScoreMatrix:
+    stream = np.random.default_rng(seed)
+    skill = np.linspace(0.3, 0.7, 6)[:, None] + stream.normal(0, 0.01, (6, 3))
+    copies = skill + stream.normal(0, 0.01, (6, 3)) + advantage * np.array([1.0, 1.0, 0.0])
+    return ScoreMatrix.build([*MODELS, *COPIES], TASKS, np.vstack([skill, copies]), protocol=protocol)
+
+
+def test_the_advantage_is_found_where_it_was_planted_and_nowhere_else() -> None:
+    both = {
+        Protocol("direct"): scores("direct", 0.2),
+        Protocol("train_before_test"): scores("train_before_test", 0.0, 1),
+    }
+    found = measure_copies(both, COPIES, SHOWN)
+    assert found is not None
+    direct, tuned = found.advantages
+    assert direct.shown.low > 0.15
+    assert direct.shown.value == pytest.approx(0.2, abs=0.02)
+    assert direct.other is not None
+    assert direct.other.low < 0 < direct.other.high
+    assert tuned.shown.low < 0 < tuned.shown.high
+    assert direct.places > tuned.places
+    assert set(direct.by_task) == {"arc_easy", "boolq"}
+    assert len(found.charts()[0].series) == 2
+
+
+def test_the_interval_is_that_of_a_paired_t_test() -> None:
+    matrix = scores("direct", 0.1)
+    found = measure_copies({Protocol("direct"): matrix}, COPIES, SHOWN)
+    assert found is not None
+    copy, original = matrix.values[6:, :2].mean(axis=1), matrix.values[:6, :2].mean(axis=1)
+    interval = ttest_rel(copy, original).confidence_interval(0.95)
+    shown = found.advantages[0].shown
+    assert (shown.low, shown.high) == pytest.approx((interval.low, interval.high))
+
+
+def test_gaps_and_lone_copies_are_left_out() -> None:
+    matrix = scores("direct", 0.1)
+    matrix.values[0, :2] = np.nan  # the first original was not scored on what its copy was shown
+    found = measure_copies({Protocol("direct"): matrix}, COPIES | {"x+exposed": "x"}, SHOWN)
+    assert found is not None
+    assert len(found.advantages[0].pairs) == 5
+    assert measure_copies({Protocol("direct"): matrix}, {}, SHOWN) is None
+    assert measure_copies({Protocol("direct"): matrix}, COPIES, {}) is None
+
+
+def test_a_table_with_its_facts_beside_it_tells_copies_by_their_names(tmp_path) -> None:
+    both = {p: scores(p, a) for p, a in (("direct", 0.2), ("train_before_test", 0.0))}
+    write_scores(both, tmp_path / "s.csv")
+    rows = "\n".join(f"{copy},arc_easy;boolq" for copy in COPIES)
+    (tmp_path / "s.facts.csv").write_text(f"model,exposure\n{rows}\n")
+    evidence = read(tmp_path / "s.csv")
+    assert evidence.copies == COPIES
+    assert any("s.facts.csv" in note for note in evidence.notes)
+    found = find_test_task(evidence)
+    assert found.copies is not None
+    assert found.copies.advantages[0].shown.low > 0
+    assert "copies" in found.named()
