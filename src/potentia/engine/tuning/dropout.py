@@ -32,12 +32,32 @@ def token_keys(
 
     The first three have one entry per row and ``tokens`` any shape that they broadcast against.
     """
+    return keys_within(row_keys(seeds, steps, rows), tokens)
+
+
+def row_keys(
+    seeds: np.ndarray[Any, Any], steps: np.ndarray[Any, Any], rows: np.ndarray[Any, Any]
+) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """Make the part of a key that the tokens of a row share."""
     with np.errstate(over="ignore"):
         key = _mix64(seeds.astype(np.uint64) + np.uint64(_STEP))
         key = _mix64(key ^ (steps.astype(np.uint64) + np.uint64(0x51ED2701)))
-        key = _mix64(key ^ (rows.astype(np.uint64) + np.uint64(0xA5A5A5A5)))
-        key = _mix64(key ^ (tokens.astype(np.uint64) + np.uint64(0x3C6EF372)))
+        return _mix64(key ^ (rows.astype(np.uint64) + np.uint64(0xA5A5A5A5)))
+
+
+def keys_within(
+    row: np.ndarray[Any, np.dtype[np.uint64]], tokens: np.ndarray[Any, Any]
+) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Make the keys of tokens at these places of their rows."""
+    with np.errstate(over="ignore"):
+        key = _mix64(row ^ (tokens.astype(np.uint64) + np.uint64(0x3C6EF372)))
     return (key & np.uint64(0x7FFFFFFF)).astype(np.int32)
+
+
+def layer_mix(layer: int) -> int:
+    """Return what a layer adds to the tokens' keys, as a signed 32-bit number."""
+    value = (layer * _STEP) & 0xFFFFFFFF
+    return _signed(value)
 
 
 def _signed(value: int) -> int:
@@ -49,7 +69,7 @@ def keep_mask(keys: Tensor, layer: int, width: int, p: float) -> Tensor:
     if width % 2:
         return keep_mask(keys, layer, width + 1, p)[..., :width]
     h = torch.arange(width // 2, dtype=torch.int32, device=keys.device)
-    h = torch.bitwise_xor(h, (keys * 2 + _signed((layer * _STEP) & 0xFFFFFFFF)).unsqueeze(-1))
+    h = torch.bitwise_xor(h, (keys * 2 + layer_mix(layer)).unsqueeze(-1))
     h.bitwise_xor_((h >> 16).bitwise_and_(0xFFFF))
     h.mul_(_signed(0x85EBCA6B))
     h.bitwise_xor_((h >> 13).bitwise_and_(0x7FFFF))

@@ -1,0 +1,181 @@
+"""The operations of a static pass in plain tensor operations: what ``kernels`` must equal, and what a processor runs.
+
+Every function here has a namesake there. They work on tokens of one long row (N, …), compute no gradient of a base
+weight, and leave nothing to autograd: forward and backward are two functions.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from potentia.engine.tuning.dropout import keep_mask
+
+if TYPE_CHECKING:
+    from potentia.engine.tuning.thin import Route, ThinGroup
+
+
+def norm(x: Tensor, gain: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """Return the norm of rows (N, d) times the gain, and each row's factor."""
+    wide = x.float()
+    scale = torch.rsqrt(wide.square().mean(dim=-1) + epsilon)
+    return (wide * scale.unsqueeze(1) * gain.float()).to(x.dtype), scale
+
+
+def add_norm(x: Tensor, add: Tensor, gain: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return x + add, its norm and its factors."""
+    total = x + add
+    return total, *norm(total, gain, epsilon)
+
+
+def norm_back(dy: Tensor, x: Tensor, gain: Tensor, scale: Tensor, add: Tensor | None) -> Tensor:
+    """Return the gradient at a norm's input, plus ``add`` where given."""
+    slope, factor = dy.float() * gain.float(), scale.unsqueeze(1)
+    unit = x.float() * factor
+    dx = (slope - unit * (slope * unit).mean(dim=-1, keepdim=True)) * factor
+    return (dx if add is None else dx + add.float()).to(x.dtype)
+
+
+def rotate_(x: Tensor, heads: int, head: int, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor:
+    """Turn the first ``heads`` heads of ``x`` (N, …) by the tokens' angles (N, head), or back by them."""
+    half = head // 2
+    both = x[:, : heads * head].view(x.shape[0], heads, 2, half)
+    c, s = cos[:, None, :half].float(), sin[:, None, :half].float() * (-1.0 if back else 1.0)
+    one, two = both[:, :, 0].float(), both[:, :, 1].float()
+    both[:, :, 0], both[:, :, 1] = (one * c - two * s).to(x.dtype), (two * c + one * s).to(x.dtype)
+    return x
+
+
+def gate(both: Tensor) -> Tensor:
+    """Return silu(g) · u (N, f) of ``both`` (N, 2f), g in its first half and u in its second."""
+    g, u = both.float().chunk(2, dim=1)
+    return (torch.nn.functional.silu(g) * u).to(both.dtype)
+
+
+def gate_back_(both: Tensor, slope: Tensor) -> Tensor:
+    """Replace ``both`` by its gradient, given the product's."""
+    g, u = both.float().chunk(2, dim=1)
+    wide = slope.float()
+    opened = torch.sigmoid(g)
+    silu = g * opened
+    return both.copy_(torch.cat([wide * u * (opened + silu * (1 - opened)), wide * silu], dim=1))
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, first: Tensor, last: Tensor, scale: float, window: int | None
+) -> tuple[Tensor, Tensor]:
+    """Return the answers (N, H, d) to queries (N, H, d) on keys and values (N, K, d), and their log-sums (H, N)."""
+    group = q.shape[1] // k.shape[1]
+    scores = _scores(q, k.repeat_interleave(group, dim=1), first, scale, window)
+    lse = torch.logsumexp(scores, dim=-1)
+    shares = torch.exp(scores - lse.unsqueeze(-1))
+    out = torch.einsum("hmn,nhd->mhd", shares, v.repeat_interleave(group, dim=1).float())
+    return out.to(q.dtype), lse
+
+
+def attend_back(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    first: Tensor,
+    last: Tensor,
+    scale: float,
+    window: int | None,
+    into: tuple[Tensor, Tensor, Tensor],
+) -> None:
+    """Write the gradients of queries, keys and values ``into`` three tensors of their shapes."""
+    tokens, heads, head = q.shape
+    group = heads // k.shape[1]
+    keys, values = k.repeat_interleave(group, dim=1).float(), v.repeat_interleave(group, dim=1).float()
+    shares = torch.exp(_scores(q, keys, first, scale, window) - lse.unsqueeze(-1))
+    slope = dout.float()
+    delta = (slope * out.float()).sum(dim=-1).t()  # (H, N)
+    ds = shares * (torch.einsum("mhd,nhd->hmn", slope, values) - delta.unsqueeze(-1)) * scale
+    dq, dk, dv = into
+    dq.copy_(torch.einsum("hmn,nhd->mhd", ds, keys))
+    dk.copy_(torch.einsum("hmn,mhd->nhd", ds, q.float()).view(tokens, -1, group, head).sum(dim=2))
+    dv.copy_(torch.einsum("hmn,mhd->nhd", shares, slope).view(tokens, -1, group, head).sum(dim=2))
+
+
+def _scores(q: Tensor, k: Tensor, first: Tensor, scale: float, window: int | None) -> Tensor:
+    """Scaled products (H, N, N), −∞ where a token does not see another."""
+    at = torch.arange(q.shape[0], device=q.device)
+    sees = (at <= at[:, None]) & (at >= first[:, None])
+    if window is not None:
+        sees &= at > at[:, None] - window
+    return (torch.einsum("mhd,nhd->hmn", q.float(), k.float()) * scale).masked_fill(~sees, float("-inf"))
+
+
+def thin(x: Tensor, y: Tensor, group: ThinGroup, route: Route) -> Tensor:
+    """Add every site's adapter product to its columns of ``y`` (N, …), in place; returns the inner values (S, N, r)."""
+    h = x.new_empty(len(group.sites), x.shape[0], route.rank)
+    lines = x.view(-1, route.stretch, x.shape[1])  # (stretches, 16, d)
+    for number, (site, columns) in enumerate(group.parts()):
+        a, b = (part.index_select(0, route.owners) for part in route.views(route.work, site))
+        kept = _kept(x, site.index, route).view_as(lines)
+        h[number] = torch.bmm(kept, a).view(-1, route.rank)
+        y[:, columns] += torch.bmm(h[number].view(lines.shape[0], route.stretch, -1), b).view(x.shape[0], -1)
+    return h
+
+
+def thin_back(x: Tensor, dy: Tensor, dx: Tensor | None, h: Tensor, group: ThinGroup, route: Route) -> None:
+    """Add the adapters' share to ``dx`` (where given) in place, and their own gradients to the lanes' sums."""
+    spans = route.spans.tolist()
+    for number, (site, columns) in enumerate(group.parts()):
+        a, b = (part.index_select(0, route.owners) for part in route.views(route.work, site))
+        slope = dy[:, columns].reshape(a.shape[0], route.stretch, -1)
+        dh = torch.bmm(slope, b.transpose(1, 2))
+        kept = _kept(x, site.index, route)
+        sums_a, sums_b = route.views(route.grads, site)
+        for slot, (begin, end) in enumerate(spans):
+            if begin < end:
+                mine = dh.view(x.shape[0], -1)[begin:end]
+                sums_a[slot] += (kept[begin:end].t() @ mine).float() * route.scale
+                sums_b[slot] += (h[number, begin:end].t() @ dy[begin:end, columns]).float()
+        if dx is not None:
+            dx += _kept(torch.bmm(dh, a.transpose(1, 2)).view_as(x), site.index, route)
+
+
+def _kept(x: Tensor, layer: int, route: Route) -> Tensor:
+    if route.keys is None:
+        return x
+    return x * keep_mask(route.keys, layer, x.shape[1], route.dropout).to(x.dtype).mul_(1.0 / (1.0 - route.dropout))
+
+
+def loss(logits: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return cross-entropies (N,) of logits (N, V) at the targets, and the gradient of their weighted sum."""
+    slope = torch.log_softmax(logits.float(), dim=-1)
+    wanted = targets.long().unsqueeze(1)
+    values = -slope.gather(1, wanted).squeeze(1)
+    slope.exp_().scatter_add_(1, wanted, slope.new_full(wanted.shape, -1.0)).mul_(weights.unsqueeze(1))
+    return values, slope.to(logits.dtype)
+
+
+def update_(
+    weights: Tensor,
+    first: Tensor,
+    second: Tensor,
+    grads: Tensor,
+    work: Tensor,
+    factors: Tensor,
+    settings: Tensor,
+    norms: Tensor,
+    active: Tensor,
+) -> None:
+    """Update the rows that are active and sound, with their working copies, and clear all gradients (n rows)."""
+    _, keep, one_b1, b2, one_b2, size, root, eps, clip = settings.unsqueeze(2).unbind(1)
+    n = first.shape[0]
+    norm = norms.unsqueeze(1)
+    moving = (active != 0).unsqueeze(1) & torch.isfinite(norm)
+    g = torch.where(moving, grads[:n] * (clip / (norm + 1e-6)).clamp_(max=1.0), 0.0)
+    m = torch.where(moving, first + (g - first) * one_b1, first)
+    v = torch.where(moving, second * b2 + g * g * one_b2, second)
+    w = torch.where(moving, weights[:n] * keep - size * (m / (v.sqrt() / root + eps)), weights[:n])
+    for part, new in ((first, m), (second, v), (weights[:n], w), (work[:n], w * factors)):
+        part.copy_(new)
+    grads[:n].zero_()
