@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-import os
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
-CUDA = torch.cuda.is_available()
-if not CUDA:
-    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
-
-pytest.importorskip("triton")
-
 from lane_models import tiny
-from potentia.engine.tuning import kernels, plain
+from potentia.engine.tuning import plain
 from potentia.engine.tuning.adapters import AdapterBank
+from potentia.engine.tuning.layout import _tiles
 from potentia.engine.tuning.schedule import LoraConfig
 from potentia.engine.tuning.thin import Route, ThinGroup
 
+CUDA = torch.cuda.is_available()
+with pytest.MonkeyPatch.context() as patch:
+    if not CUDA:
+        patch.setenv("TRITON_INTERPRET", "1")  # read when functions are defined, Triton's own among them
+    pytest.importorskip("triton")
+    from potentia.engine.tuning import kernels
+
 DEVICE = torch.device("cuda" if CUDA else "cpu")
+
+
+@pytest.fixture(autouse=True)
+def _interpreting(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not CUDA:
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -34,14 +42,21 @@ def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     assert float(theirs.norm()) > 0
 
 
-def rows_of(lengths: list[int], tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """First token and end of every token's row; what is left over stands alone."""
+class Rows(NamedTuple):
+    first: torch.Tensor
+    last: torch.Tensor
+    tiles: torch.Tensor
+
+
+def rows_of(lengths: list[int], tokens: int, ends: list[int]) -> Rows:
+    """First token and end of every token's row (what is left over stands alone), and tiles of lanes with these ends."""
     first, last = np.arange(tokens), np.arange(tokens) + 1
     at = 0
     for length in lengths:
         first[at : at + length], last[at : at + length] = at, at + length
         at += length
-    return (torch.from_numpy(part).to(DEVICE, torch.int32) for part in (first, last))
+    tiles = np.concatenate([_tiles(ends), np.zeros(4, np.int32)])  # the last two have nothing to do
+    return Rows(*(torch.from_numpy(part).to(DEVICE, torch.int32) for part in (first, last, tiles.reshape(-1, 2))))
 
 
 @pytest.mark.parametrize("width", [36, 64])
@@ -84,22 +99,22 @@ def test_rotations(heads: int, head: int) -> None:
 @pytest.mark.parametrize(("heads", "kept", "head"), [(2, 2, 16), (4, 2, 24)])
 def test_attention_within_rows(heads: int, kept: int, head: int, window: int | None) -> None:
     tokens = 128
-    first, last = rows_of([5, 70, 1, 12, 30], tokens)
+    rows = rows_of([5, 70, 1, 12, 30], tokens, [76, 128])
     both = draw(tokens, (heads + 2 * kept) * head)
     q, k, v = (part.unflatten(1, (-1, head)) for part in both.split([heads * head, kept * head, kept * head], dim=1))
-    out, lse = kernels.attend(q, k, v, first, last, 0.3, window)
-    wanted, sums = plain.attend(q, k, v, first, last, 0.3, window)
+    out, lse = kernels.attend(q, k, v, rows, 0.3, window)
+    wanted, sums = plain.attend(q, k, v, rows, 0.3, window)
     close(out, wanted)
     dout = draw(tokens, heads, head, seed=1)
     found, right = [], []
     for module, answer, logs, into in ((kernels, out, lse, found), (plain, wanted, sums, right)):
         into += [torch.full_like(part, float("nan")).contiguous() for part in (q, k, v)]
-        module.attend_back(dout, q, k, v, answer, logs, first, last, 0.3, window, tuple(into))
+        module.attend_back(dout, q, k, v, answer, logs, rows, 0.3, window, tuple(into))
     parts = [part.detach().clone().requires_grad_() for part in (q, k, v)]
     group = heads // kept
     keys, values = (part.repeat_interleave(group, dim=1).transpose(0, 1) for part in parts[1:])
     at = torch.arange(tokens, device=DEVICE)
-    sees = (at <= at[:, None]) & (at >= first[:, None]) & (at > at[:, None] - (window or tokens))
+    sees = (at <= at[:, None]) & (at >= rows.first[:, None]) & (at > at[:, None] - (window or tokens))
     answer = torch.nn.functional.scaled_dot_product_attention(
         parts[0].transpose(0, 1), keys, values, attn_mask=sees, scale=0.3
     )
@@ -107,6 +122,30 @@ def test_attention_within_rows(heads: int, kept: int, head: int, window: int | N
     for ours, theirs, part in zip(found, right, parts, strict=True):
         close(theirs, part.grad)
         close(ours, part.grad)
+
+
+@pytest.mark.parametrize("module", [kernels, plain])
+def test_what_is_not_finite_spoils_its_own_row_alone(module) -> None:
+    tokens = 64
+    rows = rows_of([20, 20, 20], tokens, [20, 40, 64])
+    dout = draw(tokens, 2, 16, seed=4)
+    for spoiled in range(3):
+        parts = [draw(tokens, 2, 16, seed=seed) for seed in range(3)]
+        results = []
+        for value in (1.0, float("inf"), float("nan")):
+            parts[spoiled][20, 0, 3] = value  # the first token of the second row
+            slope = dout.clone()
+            slope[20:40] *= value  # as it would come back
+            out, lse = module.attend(*parts, rows, 0.3, None)
+            into = tuple(torch.empty_like(part) for part in parts)
+            module.attend_back(slope, *parts, out, lse, rows, 0.3, None, into)
+            results.append((out, *into))
+        sound, *others = results
+        for found in others:
+            assert not bool(torch.isfinite(found[0][20:40, 0]).all()), (spoiled, found is others[0])
+            for whole, part in zip(sound, found, strict=True):
+                for span in (slice(0, 20), slice(40, tokens)):
+                    assert torch.equal(whole[span], part[span])
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
@@ -168,11 +207,11 @@ def test_updates() -> None:
         before = [part.clone() for part in parts]
         factors = draw(width, seed=5)
         work = parts[0] * factors
-        settings = draw(n, 9, seed=6).abs()
+        settings = draw(n, 11, seed=6).abs()
         settings[0, 8] = float("inf")
-        active = torch.tensor([1, 1, 1, 0], dtype=torch.int32, device=DEVICE)
+        settings[:, 9] = torch.tensor([1.0, 1.0, 1.0, 0.0])
         norms = torch.linalg.vector_norm(parts[3][:n], dim=1)
-        module.update_(*parts, work, factors, settings, norms, active)
+        module.update_(*parts, work, factors, settings, norms)
         assert bool((parts[3][:n] == 0).all())
         for part, old in zip(parts[:3], before[:3], strict=True):
             assert torch.equal(part[2:4], old[2:4])

@@ -10,7 +10,7 @@ adapters' gradients, row by row in order, straight into a second (K + 1, P) matr
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -83,6 +83,7 @@ class Routing:
         self.keys: Tensor | None = None
         self.gathered: Tensor | None = None  # (R, P): the rows' adapters, gathered once for all layers of a pass
         self.single = False
+        self.long_row: Callable[[Tensor, Site, Tensor, Tensor | None], Tensor] | None = None  # static passes' products
 
 
 class AdapterBank:
@@ -105,9 +106,9 @@ class AdapterBank:
         self.weights = torch.zeros(slots + 1, offset, dtype=torch.float32, device=self.device)
         self.grads = torch.zeros_like(self.weights)
         self.work = torch.zeros_like(self.weights, dtype=self.dtype)
-        self._factors = torch.ones(offset, device=self.device)
+        self.factors = torch.ones(offset, device=self.device)
         for site in self.sites:
-            self._factors[site.offset : site.offset + site.fan_in * lora.r] = lora.scale
+            self.factors[site.offset : site.offset + site.fan_in * lora.r] = lora.scale
         self.anchor = torch.zeros((), requires_grad=True, device=self.device)
         self.routing = Routing()
         self._layers = [module for _, module in layers]
@@ -130,7 +131,7 @@ class AdapterBank:
 
     def refresh(self) -> None:
         """Bring the copy that passes multiply with up to date: in the base's dtype, A already scaled by α/r."""
-        self.work.copy_(self.weights * self._factors)
+        self.work.copy_(self.weights * self.factors)
 
     def views(self, flat: Tensor, site: Site) -> tuple[Tensor, Tensor]:
         """View one layer's A (K + 1, d, r) and B (K + 1, r, o) inside a flat (K + 1, P) matrix."""
@@ -224,6 +225,8 @@ class _LaneForward:
 
     def __call__(self, x: Tensor) -> Tensor:
         routing = self.bank.routing
+        if routing.long_row is not None:
+            return routing.long_row(x, self.site, self.weight, self.bias)
         if routing.owners is None:
             return self.own(x)  # type: ignore[no-any-return]
         rows = routing.owners.shape[0]  # of the batch, or, in a packed pass, stretches of equal length of its one row

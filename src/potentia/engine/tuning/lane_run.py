@@ -19,10 +19,11 @@ from potentia.engine.tuning.adapters import AdapterBank
 from potentia.engine.tuning.lane import Decision, Lane, LaneEpoch, LaneResult, OnEpoch, StepInfo
 from potentia.engine.tuning.optimizer import LaneAdamW, settings_row
 from potentia.engine.tuning.packed import can_pack
-from potentia.engine.tuning.passes import Lesson, effect_of_adapters, run_step, to_device
+from potentia.engine.tuning.passes import Lesson, effect_of_adapters
 from potentia.engine.tuning.planner import PassPlan, make_plan, token_bytes
 from potentia.engine.tuning.schedule import LaneSpec, LoraConfig
 from potentia.engine.tuning.sealed import AdapterShelf, Snapshots
+from potentia.engine.tuning.steps import COLUMNS, Standing, Steps, choose_steps
 from potentia.errors import TuningError
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class LaneRun:
         self.shelf = AdapterShelf(folder)
         self.snapshots = Snapshots(folder) if folder is not None else None
         self.step = 0
+        self.steps: Steps | None = None
         self._saved_at, self._save_took = time.monotonic(), 0.0
         self._before = 0  # steps that a snapshot brought
 
@@ -71,9 +73,7 @@ class LaneRun:
         self.trainer.plan = self.plan
         self.bank: AdapterBank = self.trainer.bank(self.lora, self.plan.slots)
         self.optimizer = LaneAdamW(self.plan.slots, self.bank.width, self.bank.device)
-        self.loss_sums = torch.zeros(self.plan.slots + 1, device=self.bank.device)
-        self.first_losses = torch.zeros_like(self.loss_sums)
-        self.unsound = torch.zeros(self.plan.slots + 1, dtype=torch.bool, device=self.bank.device)
+        self.standing = Standing.of(self.plan.slots, self.bank.device)
         self.bank.grads.zero_()
         if found:
             self._take_up(*found)
@@ -86,6 +86,8 @@ class LaneRun:
             self._one_step()
         else:
             self._snapshot(now=True)
+        if self.steps is not None:
+            self.steps.release()
         self.trainer.occupy({})
         return {key: lane.result(self.bank.targets) for key, lane in self.lanes.items()}
 
@@ -126,10 +128,11 @@ class LaneRun:
             lane.slot, lane.status, lane.began = slot, "training", time.monotonic()
             self.bank.weights[slot].copy_(self.bank.fresh(lane.spec.seed))
             self.optimizer.reset(slot)
-            self.loss_sums[slot] = 0.0
-            self.unsound[slot] = False
+            self.standing.loss_sums[slot] = 0.0
+            self.standing.unsound[slot] = False
             active.append(lane)
-        self.bank.refresh()
+        if free and waiting:
+            self.bank.refresh()
         self.trainer.occupy({lane.spec.key: lane.slot for lane in active if lane.slot is not None})
         return self._active()
 
@@ -141,21 +144,20 @@ class LaneRun:
     def _one_step(self) -> None:
         active = self._active()
         rows = [row for lane in active for row in lane.batch(self.trainer.limit)]
-        losses = self._gradients(rows)
-        index = to_device(np.array([lane.slot for lane in active], np.int64), self.bank.device)
-        settings = [settings_row(lane.spec.schedule, lane.step, lane.spec.total_steps) for lane in active]
-        table = to_device(np.array(settings, np.float32), self.bank.device)
-        norms = self.optimizer.step(self.bank.weights, self.bank.grads, index, table)
-        self.unsound[index] |= ~torch.isfinite(norms) | ~torch.isfinite(losses[index])
-        self.loss_sums += losses
+        if self.steps is None:
+            longest = min(self.trainer.limit or 1 << 30, max(lane.spec.longest for lane in self.lanes.values()))
+            self.steps = choose_steps(self.trainer, self.bank, self.optimizer, self.standing, rows, longest)
+        self._gradients(self.steps, rows)
+        table = np.zeros((self.plan.slots, COLUMNS), np.float32)
         for lane in active:
-            if lane.step == 0:
-                self.first_losses[lane.slot] = losses[lane.slot]
-        self.bank.refresh()
+            table[lane.slot] = (
+                *settings_row(lane.spec.schedule, lane.step, lane.spec.total_steps), 1.0, float(lane.step == 0)
+            )  # fmt: skip
+        self.steps.update(table)
         for lane in active:
             lane.step += 1
         self.step += 1
-        self._check_effect(rows, [lane for lane, row in zip(active, settings, strict=True) if row[0] > 0])
+        self._check_effect(rows, [lane for lane in active if table[lane.slot, 0] > 0])
         due = [lane for lane in active if lane.step % lane.spec.steps_per_epoch == 0]
         if due or self.step % LOOK_EVERY == 0:
             self._fail_unsound(active)
@@ -168,11 +170,11 @@ class LaneRun:
         if due:
             self._end_epochs(due)
 
-    def _gradients(self, rows: list[Lesson]) -> Tensor:
+    def _gradients(self, steps: Steps, rows: list[Lesson]) -> None:
         """Add up the step's gradients, in smaller passes where memory runs out; effective batches stay as they are."""
         while True:
             try:
-                return run_step(self.trainer.split, self.bank, rows, self.plan, self.trainer.fast)
+                return steps.gradients(rows, self.plan)
             except (torch.OutOfMemoryError, RuntimeError) as error:
                 if not out_of_memory(error):
                     raise
@@ -184,7 +186,8 @@ class LaneRun:
                         hint="lower max_tokens, or tune on a device with more memory",
                     ) from error
             self.plan = self.trainer.plan = smaller
-            self.bank.grads.zero_()
+            steps.clear()
+            steps.release()
             if self.bank.device.type == "cuda":
                 torch.cuda.empty_cache()
 
@@ -205,7 +208,7 @@ class LaneRun:
             )
 
     def _fail_unsound(self, active: list[Lane]) -> None:
-        flags = self.unsound.tolist()
+        flags = self.standing.unsound.tolist()
         for lane in active:
             if lane.slot is not None and flags[lane.slot]:
                 self._end(lane, "failed", f"the loss or its gradient was not finite within {lane.step} steps")
@@ -213,14 +216,14 @@ class LaneRun:
     # ---- ends of epochs -------------------------------------------------------------------------------------------
 
     def _end_epochs(self, due: list[Lane]) -> None:
-        sums = self.loss_sums.tolist()
-        starts, blind = self.first_losses.tolist(), math.log(self.trainer.split.vocabulary)
+        sums = self.standing.loss_sums.tolist()
+        starts, blind = self.standing.first_losses.tolist(), math.log(self.trainer.split.vocabulary)
         ended: dict[str, LaneEpoch] = {}
         for lane in due:
             spec, slot = lane.spec, lane.slot
             assert slot is not None
             loss = sums[slot] / spec.steps_per_epoch
-            self.loss_sums[slot] = 0.0
+            self.standing.loss_sums[slot] = 0.0
             seconds = time.monotonic() - lane.began
             epoch = LaneEpoch(spec.key, lane.step // spec.steps_per_epoch, lane.step, loss, lane.tokens, seconds)
             lane.tokens = 0
@@ -256,9 +259,9 @@ class LaneRun:
             "weights": self.bank.weights[:n],
             "first": self.optimizer.first,
             "second": self.optimizer.second,
-            "loss_sums": self.loss_sums,
-            "first_losses": self.first_losses,
-            "unsound": self.unsound,
+            "loss_sums": self.standing.loss_sums,
+            "first_losses": self.standing.first_losses,
+            "unsound": self.standing.unsound,
         }
         lanes = {key: lane.record() for key, lane in self.lanes.items()}
         self.snapshots.save(tensors, {"plan": asdict(self.plan), "step": self.step, "lanes": lanes})
@@ -270,9 +273,9 @@ class LaneRun:
         self.bank.weights[:n].copy_(tensors["weights"])
         self.optimizer.first.copy_(tensors["first"])
         self.optimizer.second.copy_(tensors["second"])
-        self.loss_sums.copy_(tensors["loss_sums"])
-        self.first_losses.copy_(tensors["first_losses"])
-        self.unsound.copy_(tensors["unsound"])
+        self.standing.loss_sums.copy_(tensors["loss_sums"])
+        self.standing.first_losses.copy_(tensors["first_losses"])
+        self.standing.unsound.copy_(tensors["unsound"])
         records = facts["lanes"]
         assert isinstance(records, dict)
         self.step = int(facts["step"])  # type: ignore[call-overload]

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from potentia.engine.split import SplitModel
 from potentia.engine.tuning.adapters import AdapterBank
+from potentia.engine.tuning.block import Blocks
 from potentia.engine.tuning.fast import FastPasses
 from potentia.engine.tuning.lane import LaneEpoch, LaneResult, OnEpoch, StepInfo
 from potentia.engine.tuning.lane_run import LaneRun
@@ -36,17 +37,28 @@ class LaneTrainer:
     """Trains lanes on a loaded model, and afterwards puts any lane's adapter of any epoch back for scoring.
 
     ``token_budget`` bounds the padded tokens of one pass (chosen from the model's size otherwise). ``workspace`` is
-    where adapters and snapshots go; without one they stay in memory and an interrupted run starts over. Use as a
-    context manager, or call :meth:`close`, to take the adapters off the model.
+    where adapters and snapshots go; without one they stay in memory and an interrupted run starts over. ``static``
+    asks for passes of static sizes, captured as graphs where that pays: by default on a GPU. Use as a context manager,
+    or call :meth:`close`, to take the adapters off the model.
     """
 
-    def __init__(self, loaded: Any, *, token_budget: int | None = None, workspace: Path | None = None) -> None:
+    def __init__(
+        self,
+        loaded: Any,
+        *,
+        token_budget: int | None = None,
+        workspace: Path | None = None,
+        static: bool | None = None,
+    ) -> None:
         self.model: nn.Module = loaded if isinstance(loaded, nn.Module) else loaded.model
         self.split = SplitModel(self.model)
         self.fast = FastPasses(self.model)
+        self.static = static if static is not None else next(self.model.parameters()).device.type == "cuda"
+        self.blocks = Blocks.of(self.model) if self.static else None
         self.token_budget, self.workspace = token_budget, workspace
         self.router = _Router(self)
         self.plan: PassPlan | None = None
+        self.run_under_way: LaneRun | None = None
         self.limit: int | None = getattr(loaded, "max_length", None) or _positions(self.model)
         self.fingerprint: str = getattr(loaded, "fingerprint", "")
         self._bank: AdapterBank | None = None
@@ -97,7 +109,7 @@ class LaneTrainer:
             groups.setdefault(spec.lora, []).append(spec)
         results: dict[str, LaneResult] = {}
         for lora, group in groups.items():
-            run = LaneRun(self, lora, group, on_epoch, on_step, on_recall, stop)
+            run = self.run_under_way = LaneRun(self, lora, group, on_epoch, on_step, on_recall, stop)
             for spec in group:
                 self._specs[spec.key], self._shelves[spec.key] = spec, run.shelf
             results |= run.go()

@@ -22,7 +22,8 @@ from potentia.engine.tuning.passes import Lesson
 from potentia.engine.tuning.thin import STRETCH
 
 Ints32 = npt.NDArray[np.int32]
-GRAIN = 128  # buckets are multiples of this many tokens: whole tiles of attention
+GRAIN = 128  # buckets are multiples of this many tokens
+TILE = 64  # tokens that attention treats at a time; a tile holds tokens of one lane
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,12 @@ class Bucket:
             "first": n,
             "last": n,
             "owners": n // STRETCH,
-            "spans": 2 * self.slots,
             "positions": t,
             "targets": t,
             "target_owners": t,
             "weights": t,  # float32 in 32 bits
+            "spans": 2 * self.slots,
+            "tiles": 2 * (n // TILE + self.slots + 1),
         }
 
     @property
@@ -71,6 +73,12 @@ def _least(count: int, grain: int, few: bool) -> int:
     return -(-count // grain) * grain
 
 
+def _tiles(ends: Sequence[int]) -> Ints32:
+    """Return first token and lane's end of every tile, for lanes that end at these places."""
+    tiles = [(start, end) for begin, end in zip([0, *ends], ends, strict=False) for start in range(begin, end, TILE)]
+    return np.array(tiles, np.int32).ravel()
+
+
 @dataclass(frozen=True)
 class LongRow:
     """Rows of lanes laid end to end, before they are put into a bucket."""
@@ -81,7 +89,8 @@ class LongRow:
     first: Ints32
     last: Ints32
     owners: Ints32  # (n / 16,)
-    spans: dict[int, tuple[int, int]]
+    spans: dict[int, tuple[int, int]]  # of each slot's own tokens
+    ends: npt.NDArray[np.int64]  # of each lane, filling included
     positions: Ints32  # (t,) tokens whose next one is a target
     targets: Ints32
     target_owners: Ints32
@@ -103,6 +112,7 @@ class LongRow:
             "last": (self.last, alone + 1),
             "owners": (self.owners, bucket.slots),
             "spans": (spans.ravel(), 0),
+            "tiles": (_tiles([*self.ends.tolist(), bucket.tokens]), 0),
             "positions": (self.positions, end),
             "targets": (self.targets, 0),
             "target_owners": (self.target_owners, bucket.slots),
@@ -114,7 +124,8 @@ class LongRow:
             buffer[begin : begin + len(values)] = values
             buffer[begin + len(values) : begin + length] = rest
             begin += length
-        assert n < bucket.tokens and t < bucket.targets
+        assert n < bucket.tokens
+        assert t < bucket.targets
 
 
 def lay(rows: Sequence[Lesson]) -> LongRow:
@@ -159,6 +170,7 @@ def lay(rows: Sequence[Lesson]) -> LongRow:
             int(slots[row]): (int(start), int(start + size))
             for row, start, size in zip(begins, lane_starts, per_lane, strict=False)
         },
+        ends=lane_starts[1:],
         positions=(at[wanted] - 1).astype(np.int32),
         targets=ids[wanted].astype(np.int32),
         target_owners=slots[who].astype(np.int32),
@@ -183,12 +195,14 @@ class StaticInputs:
     targets: Tensor
     target_owners: Tensor
     weights: Tensor
+    tiles: Tensor
 
     @classmethod
     def on(cls, device: torch.device, bucket: Bucket) -> StaticInputs:
         """Make room for a bucket on the device."""
         buffer = torch.zeros(bucket.size, dtype=torch.int32, device=device)
-        views = dict(zip(bucket.fields, buffer.split(list(bucket.fields.values())), strict=True))
+        views = dict(zip(bucket.fields, torch.split(buffer, list(bucket.fields.values())), strict=True))
         views["spans"] = views["spans"].view(bucket.slots, 2)
+        views["tiles"] = views["tiles"].view(-1, 2)
         views["weights"] = views["weights"].view(torch.float32)
         return cls(bucket, buffer, **views)

@@ -140,7 +140,7 @@ def run_step(split: SplitModel, bank: AdapterBank, rows: Sequence[Lesson], plan:
     losses = torch.zeros(bank.slots + 1, device=bank.device)
     dropout = bank.lora.dropout > 0
     with fast.active(), recomputing(split.model, plan.checkpointing):
-        for chosen, length in _cut(rows, plan):
+        for chosen, length in cut(rows, plan):
             if length is None:
                 batch = assemble_packed(chosen, bank.device, dropout)
             else:
@@ -154,7 +154,7 @@ def run_step(split: SplitModel, bank: AdapterBank, rows: Sequence[Lesson], plan:
 Cut = tuple[list[Lesson], int | None]  # rows of a pass, and the length they are padded to; None: laid end to end
 
 
-def _cut(rows: Sequence[Lesson], plan: PassPlan) -> list[Cut]:
+def cut(rows: Sequence[Lesson], plan: PassPlan) -> list[Cut]:
     """Divide the rows of a step into passes."""
     lengths = np.array([len(row.ids) for row in rows])
     if not plan.packed:

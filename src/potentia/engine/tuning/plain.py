@@ -14,6 +14,7 @@ from torch import Tensor
 from potentia.engine.tuning.dropout import keep_mask
 
 if TYPE_CHECKING:
+    from potentia.engine.tuning.layout import StaticInputs
     from potentia.engine.tuning.thin import Route, ThinGroup
 
 
@@ -64,15 +65,20 @@ def gate_back_(both: Tensor, slope: Tensor) -> Tensor:
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, first: Tensor, last: Tensor, scale: float, window: int | None
+    q: Tensor, k: Tensor, v: Tensor, rows: StaticInputs, scale: float, window: int | None
 ) -> tuple[Tensor, Tensor]:
     """Return the answers (N, H, d) to queries (N, H, d) on keys and values (N, K, d), and their log-sums (H, N)."""
     group = q.shape[1] // k.shape[1]
-    scores = _scores(q, k.repeat_interleave(group, dim=1), first, scale, window)
+    scores, unseen = _scores(q, k.repeat_interleave(group, dim=1), rows.first, scale, window)
+    values = v.repeat_interleave(group, dim=1).float()
     lse = torch.logsumexp(scores, dim=-1)
-    shares = torch.exp(scores - lse.unsqueeze(-1))
-    out = torch.einsum("hmn,nhd->mhd", shares, v.repeat_interleave(group, dim=1).float())
-    return out.to(q.dtype), lse
+    shares = torch.exp(scores - lse.unsqueeze(-1)).masked_fill(unseen, 0.0)
+    # what is not finite spoils its own row, and zero times it must not spoil the others
+    bad = (~torch.isfinite(values)).any(dim=2).t()  # (H, N)
+    spoiled = (~unseen & bad.unsqueeze(1)).any(dim=2).t()
+    out = torch.einsum("hmn,nhd->mhd", shares, _clean(values))
+    out = out.masked_fill(spoiled.unsqueeze(2), float("nan"))
+    return out.to(q.dtype).contiguous(), lse
 
 
 def attend_back(
@@ -82,8 +88,7 @@ def attend_back(
     v: Tensor,
     out: Tensor,
     lse: Tensor,
-    first: Tensor,
-    last: Tensor,
+    rows: StaticInputs,
     scale: float,
     window: int | None,
     into: tuple[Tensor, Tensor, Tensor],
@@ -92,23 +97,30 @@ def attend_back(
     tokens, heads, head = q.shape
     group = heads // k.shape[1]
     keys, values = k.repeat_interleave(group, dim=1).float(), v.repeat_interleave(group, dim=1).float()
-    shares = torch.exp(_scores(q, keys, first, scale, window) - lse.unsqueeze(-1))
+    scores, unseen = _scores(q, keys, rows.first, scale, window)
+    shares = torch.exp(scores - lse.unsqueeze(-1)).masked_fill(unseen, 0.0)
     slope = dout.float()
     delta = (slope * out.float()).sum(dim=-1).t()  # (H, N)
     ds = shares * (torch.einsum("mhd,nhd->hmn", slope, values) - delta.unsqueeze(-1)) * scale
+    ds = ds.masked_fill(unseen, 0.0)
     dq, dk, dv = into
-    dq.copy_(torch.einsum("hmn,nhd->mhd", ds, keys))
-    dk.copy_(torch.einsum("hmn,mhd->nhd", ds, q.float()).view(tokens, -1, group, head).sum(dim=2))
-    dv.copy_(torch.einsum("hmn,mhd->nhd", shares, slope).view(tokens, -1, group, head).sum(dim=2))
+    dq.copy_(torch.einsum("hmn,nhd->mhd", ds, _clean(keys)))
+    dk.copy_(torch.einsum("hmn,mhd->nhd", ds, _clean(q.float())).view(tokens, -1, group, head).sum(dim=2))
+    dv.copy_(torch.einsum("hmn,mhd->nhd", shares, _clean(slope)).view(tokens, -1, group, head).sum(dim=2))
 
 
-def _scores(q: Tensor, k: Tensor, first: Tensor, scale: float, window: int | None) -> Tensor:
-    """Scaled products (H, N, N), −∞ where a token does not see another."""
+def _clean(x: Tensor) -> Tensor:
+    return torch.where(torch.isfinite(x), x, 0.0)
+
+
+def _scores(q: Tensor, k: Tensor, first: Tensor, scale: float, window: int | None) -> tuple[Tensor, Tensor]:
+    """Return scaled products (H, N, N), −∞ where a token does not see another, and where that is (N, N)."""
     at = torch.arange(q.shape[0], device=q.device)
-    sees = (at <= at[:, None]) & (at >= first[:, None])
+    unseen = (at > at[:, None]) | (at < first[:, None])
     if window is not None:
-        sees &= at > at[:, None] - window
-    return (torch.einsum("mhd,nhd->hmn", q.float(), k.float()) * scale).masked_fill(~sees, float("-inf"))
+        unseen |= at <= at[:, None] - window
+    products = torch.einsum("mhd,nhd->hmn", q.float(), k.float()) * scale
+    return products.masked_fill(unseen, float("-inf")), unseen
 
 
 def thin(x: Tensor, y: Tensor, group: ThinGroup, route: Route) -> Tensor:
@@ -165,13 +177,16 @@ def update_(
     factors: Tensor,
     settings: Tensor,
     norms: Tensor,
-    active: Tensor,
 ) -> None:
-    """Update the rows that are active and sound, with their working copies, and clear all gradients (n rows)."""
-    _, keep, one_b1, b2, one_b2, size, root, eps, clip = settings.unsqueeze(2).unbind(1)
+    """Update the rows that are active and sound, with their working copies, and clear all gradients (n rows).
+
+    ``settings`` (n, 10 or more): the nine numbers of :func:`~potentia.engine.tuning.optimizer.settings_row`, and
+    whether the lane takes part in this step.
+    """
+    _, keep, one_b1, b2, one_b2, size, root, eps, clip, active = settings[:, :10].unsqueeze(2).unbind(1)
     n = first.shape[0]
     norm = norms.unsqueeze(1)
-    moving = (active != 0).unsqueeze(1) & torch.isfinite(norm)
+    moving = (active != 0) & torch.isfinite(norm)
     g = torch.where(moving, grads[:n] * (clip / (norm + 1e-6)).clamp_(max=1.0), 0.0)
     m = torch.where(moving, first + (g - first) * one_b1, first)
     v = torch.where(moving, second * b2 + g * g * one_b2, second)

@@ -109,6 +109,11 @@ class LaneSpec:
         """Updates of one epoch."""
         return self.schedule.steps_per_epoch(len(self.examples))
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest example as trained on, where the model sets no limit."""
+        return min(self.schedule.max_tokens, int(self.examples.lengths.max()))
+
     def text(self, index: int, limit: int | None = None) -> tuple[Ints, int]:
         """Return the ids of one example as trained on, and the first position that is a target."""
         most = min(self.schedule.max_tokens, limit) if limit else self.schedule.max_tokens

@@ -27,9 +27,7 @@ def _norm(x_ptr, add_ptr, gain_ptr, sum_ptr, out_ptr, scale_ptr, width, eps, ADD
 
 
 @triton.jit
-def _norm_back(
-    dy_ptr, x_ptr, gain_ptr, scale_ptr, add_ptr, out_ptr, width, ADD: tl.constexpr, BLOCK: tl.constexpr
-):
+def _norm_back(dy_ptr, x_ptr, gain_ptr, scale_ptr, add_ptr, out_ptr, width, ADD: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < width

@@ -1,9 +1,10 @@
 """Causal attention within the rows of one long row: token i sees tokens ``first[i]`` … i, and no table of rows exists.
 
-Tiles cover the long row from end to end, whatever rows they hold: short rows share a tile, and a tile looks no further
-back than the first token of its first row. So rows of fifty tokens cost what they need, where kernels that give every
-row tiles of 128 tokens of its own spend most of their time on nothing. No sum runs across programs: results do not
-depend on timing.
+Tiles of 64 tokens cover a lane from end to end, whatever rows they hold: short rows share a tile, and a tile looks no
+further back than the first token of its first row. So rows of fifty tokens cost what they need, where kernels that give
+every row tiles of 128 tokens of its own spend most of their time on nothing. A tile never reads beyond its lane: zero
+times infinity is not zero, and what is not finite in one lane must not spoil another. No sum runs across programs:
+results do not depend on timing.
 """
 
 # mypy: ignore-errors
@@ -14,122 +15,131 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from potentia.engine.tuning.layout import TILE
+
 _LOG2E = 1.4426950408889634
 
 
 @triton.jit
-def _tile(ptr, tokens, stride, d, HEAD: tl.constexpr, WIDE: tl.constexpr):
+def _tile(ptr, tokens, stop, stride, d, HEAD: tl.constexpr):
     at = ptr + tokens[:, None].to(tl.int64) * stride + d[None, :]
-    if HEAD == WIDE:
-        return tl.load(at)
-    return tl.load(at, mask=(d < HEAD)[None, :], other=0.0)
+    return tl.load(at, mask=(tokens < stop)[:, None] & (d < HEAD)[None, :], other=0.0)
 
 
 @triton.jit
-def _keep(ptr, value, tokens, stride, d, HEAD: tl.constexpr, WIDE: tl.constexpr):
+def _keep(ptr, value, tokens, stop, stride, d, HEAD: tl.constexpr):
     at = ptr + tokens[:, None].to(tl.int64) * stride + d[None, :]
-    if HEAD == WIDE:
-        tl.store(at, value.to(ptr.dtype.element_ty))
-    else:
-        tl.store(at, value.to(ptr.dtype.element_ty), mask=(d < HEAD)[None, :])
+    tl.store(at, value.to(ptr.dtype.element_ty), mask=(tokens < stop)[:, None] & (d < HEAD)[None, :])
+
+
+@triton.jit
+def _place(tiles_ptr, BLOCK: tl.constexpr, TILE: tl.constexpr):
+    """Return this program's first token and its lane's end."""
+    part = tl.program_id(0) % (TILE // BLOCK)
+    tile = tl.program_id(0) // (TILE // BLOCK)
+    return tl.load(tiles_ptr + 2 * tile) + part * BLOCK, tl.load(tiles_ptr + 2 * tile + 1)
 
 
 @triton.jit
 def _forward(
-    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, first_ptr, qn, qh, kn, kh, vn, vh, on, oh, tokens, group, scale, window,
-    HEAD: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, first_ptr, tiles_ptr, qn, qh, kn, kh, vn, vh, on, oh, tokens, group, scale,
+    window, HEAD: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
-    tile = tl.program_id(0)
-    head = tl.program_id(1)
-    d = tl.arange(0, WIDE)
-    m = tile * BLOCK + tl.arange(0, BLOCK)
-    begin = tl.maximum(tl.load(first_ptr + m), m - window)
-    low = tl.min(begin, axis=0) // BLOCK * BLOCK
-    q = _tile(q_ptr + head * qh, m, qn, d, HEAD, WIDE)
-    most = tl.full((BLOCK,), -1e30, tl.float32)
-    total = tl.zeros((BLOCK,), tl.float32)
-    out = tl.zeros((BLOCK, WIDE), tl.float32)
-    for start in range(low, (tile + 1) * BLOCK, BLOCK):
-        n = start + tl.arange(0, BLOCK)
-        k = _tile(k_ptr + (head // group) * kh, n, kn, d, HEAD, WIDE)
-        v = _tile(v_ptr + (head // group) * vh, n, vn, d, HEAD, WIDE)
-        s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-        s = tl.where((n[None, :] <= m[:, None]) & (n[None, :] >= begin[:, None]), s, -1e30)
-        new = tl.maximum(most, tl.max(s, axis=1))
-        p = tl.exp2(s - new[:, None])
-        shrink = tl.exp2(most - new)
-        total = total * shrink + tl.sum(p, axis=1)
-        out = tl.dot(p.to(v.dtype), v, out * shrink[:, None], input_precision=PRECISION)
-        most = new
-    _keep(out_ptr + head * oh, out / total[:, None], m, on, d, HEAD, WIDE)
-    tl.store(lse_ptr + head * tokens + m, most + tl.log2(total))
+    start, stop = _place(tiles_ptr, BLOCK, TILE)
+    if start < stop:
+        head = tl.program_id(1)
+        d = tl.arange(0, WIDE)
+        m = start + tl.arange(0, BLOCK)
+        begin = tl.maximum(tl.load(first_ptr + m, mask=m < stop, other=stop), m - window)
+        q = _tile(q_ptr + head * qh, m, stop, qn, d, HEAD)
+        most = tl.full((BLOCK,), -1e30, tl.float32)
+        total = tl.zeros((BLOCK,), tl.float32)
+        out = tl.zeros((BLOCK, WIDE), tl.float32)
+        for at in range(tl.min(begin, axis=0), tl.minimum(start + BLOCK, stop), BLOCK):
+            n = at + tl.arange(0, BLOCK)
+            k = _tile(k_ptr + (head // group) * kh, n, stop, kn, d, HEAD)
+            v = _tile(v_ptr + (head // group) * vh, n, stop, vn, d, HEAD)
+            s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+            s = tl.where((n[None, :] <= m[:, None]) & (n[None, :] >= begin[:, None]), s, -1e30)
+            new = tl.maximum(most, tl.max(s, axis=1))
+            p = tl.exp2(s - new[:, None])
+            shrink = tl.exp2(most - new)
+            total = total * shrink + tl.sum(p, axis=1)
+            out = tl.dot(p.to(v.dtype), v, out * shrink[:, None], input_precision=PRECISION)
+            most = new
+        # every token sees itself: one whose scores are all −∞ is not sound, and must not look so
+        out = tl.where((most > -1e29)[:, None], out / total[:, None], float("nan"))
+        _keep(out_ptr + head * oh, out, m, stop, on, d, HEAD)
+        tl.store(lse_ptr + head * tokens + m, most + tl.log2(total), mask=m < stop)
 
 
 @triton.jit
 def _back_queries(
-    q_ptr, k_ptr, v_ptr, out_ptr, dout_ptr, lse_ptr, delta_ptr, dq_ptr, first_ptr,
+    q_ptr, k_ptr, v_ptr, out_ptr, dout_ptr, lse_ptr, delta_ptr, dq_ptr, first_ptr, tiles_ptr,
     qn, qh, kn, kh, vn, vh, on, oh, gn, gh, dn, dh, tokens, group, scale, factor, window,
-    HEAD: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr
+    HEAD: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
-    tile = tl.program_id(0)
-    head = tl.program_id(1)
-    d = tl.arange(0, WIDE)
-    m = tile * BLOCK + tl.arange(0, BLOCK)
-    begin = tl.maximum(tl.load(first_ptr + m), m - window)
-    low = tl.min(begin, axis=0) // BLOCK * BLOCK
-    q = _tile(q_ptr + head * qh, m, qn, d, HEAD, WIDE)
-    dout = _tile(dout_ptr + head * gh, m, gn, d, HEAD, WIDE)
-    out = _tile(out_ptr + head * oh, m, on, d, HEAD, WIDE)
-    lse = tl.load(lse_ptr + head * tokens + m)
-    delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), axis=1)
-    tl.store(delta_ptr + head * tokens + m, delta)
-    dq = tl.zeros((BLOCK, WIDE), tl.float32)
-    for start in range(low, (tile + 1) * BLOCK, BLOCK):
-        n = start + tl.arange(0, BLOCK)
-        k = _tile(k_ptr + (head // group) * kh, n, kn, d, HEAD, WIDE)
-        v = _tile(v_ptr + (head // group) * vh, n, vn, d, HEAD, WIDE)
-        s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-        sees = (n[None, :] <= m[:, None]) & (n[None, :] >= begin[:, None])
-        p = tl.where(sees, tl.exp2(s - lse[:, None]), 0.0)
-        dp = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
-        ds = p * (dp - delta[:, None])
-        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
-    _keep(dq_ptr + head * dh, dq * factor, m, dn, d, HEAD, WIDE)
+    start, stop = _place(tiles_ptr, BLOCK, TILE)
+    if start < stop:
+        head = tl.program_id(1)
+        d = tl.arange(0, WIDE)
+        m = start + tl.arange(0, BLOCK)
+        begin = tl.maximum(tl.load(first_ptr + m, mask=m < stop, other=stop), m - window)
+        q = _tile(q_ptr + head * qh, m, stop, qn, d, HEAD)
+        dout = _tile(dout_ptr + head * gh, m, stop, gn, d, HEAD)
+        out = _tile(out_ptr + head * oh, m, stop, on, d, HEAD)
+        lse = tl.load(lse_ptr + head * tokens + m, mask=m < stop, other=0.0)
+        delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), axis=1)
+        tl.store(delta_ptr + head * tokens + m, delta, mask=m < stop)
+        dq = tl.zeros((BLOCK, WIDE), tl.float32)
+        for at in range(tl.min(begin, axis=0), tl.minimum(start + BLOCK, stop), BLOCK):
+            n = at + tl.arange(0, BLOCK)
+            k = _tile(k_ptr + (head // group) * kh, n, stop, kn, d, HEAD)
+            v = _tile(v_ptr + (head // group) * vh, n, stop, vn, d, HEAD)
+            s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+            sees = (n[None, :] <= m[:, None]) & (n[None, :] >= begin[:, None])
+            p = tl.where(sees, tl.exp2(s - lse[:, None]), 0.0)
+            dp = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
+            ds = p * (dp - delta[:, None])
+            dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+        _keep(dq_ptr + head * dh, dq * factor, m, stop, dn, d, HEAD)
 
 
 @triton.jit
 def _back_keys(
-    q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, first_ptr, last_ptr,
+    q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, first_ptr, last_ptr, tiles_ptr,
     qn, qh, kn, kh, vn, vh, gn, gh, dkn, dkh, dvn, dvh, tokens, group, scale, factor, window,
-    HEAD: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr
+    HEAD: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
-    tile = tl.program_id(0)
-    kept = tl.program_id(1)
-    d = tl.arange(0, WIDE)
-    n = tile * BLOCK + tl.arange(0, BLOCK)
-    k = _tile(k_ptr + kept * kh, n, kn, d, HEAD, WIDE)
-    v = _tile(v_ptr + kept * vh, n, vn, d, HEAD, WIDE)
-    end = tl.max(tl.minimum(tl.load(last_ptr + n), n + window + 1), axis=0)
-    dk = tl.zeros((BLOCK, WIDE), tl.float32)
-    dv = tl.zeros((BLOCK, WIDE), tl.float32)
-    for member in range(0, group):
-        head = kept * group + member
-        for start in range(tile * BLOCK, end, BLOCK):
-            m = start + tl.arange(0, BLOCK)
-            begin = tl.maximum(tl.load(first_ptr + m), m - window)
-            q = _tile(q_ptr + head * qh, m, qn, d, HEAD, WIDE)
-            dout = _tile(dout_ptr + head * gh, m, gn, d, HEAD, WIDE)
-            lse = tl.load(lse_ptr + head * tokens + m)
-            delta = tl.load(delta_ptr + head * tokens + m)
-            s = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale  # (keys, queries)
-            sees = (n[:, None] <= m[None, :]) & (n[:, None] >= begin[None, :])
-            p = tl.where(sees, tl.exp2(s - lse[None, :]), 0.0)
-            dv = tl.dot(p.to(dout.dtype), dout, dv, input_precision=PRECISION)
-            dp = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
-            ds = p * (dp - delta[None, :])
-            dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
-    _keep(dk_ptr + kept * dkh, dk * factor, n, dkn, d, HEAD, WIDE)
-    _keep(dv_ptr + kept * dvh, dv, n, dvn, d, HEAD, WIDE)
+    start, stop = _place(tiles_ptr, BLOCK, TILE)
+    if start < stop:
+        kept = tl.program_id(1)
+        d = tl.arange(0, WIDE)
+        n = start + tl.arange(0, BLOCK)
+        k = _tile(k_ptr + kept * kh, n, stop, kn, d, HEAD)
+        v = _tile(v_ptr + kept * vh, n, stop, vn, d, HEAD)
+        far = tl.max(tl.minimum(tl.load(last_ptr + n, mask=n < stop, other=0), n + window + 1), axis=0)
+        far = tl.minimum(far, stop)
+        dk = tl.zeros((BLOCK, WIDE), tl.float32)
+        dv = tl.zeros((BLOCK, WIDE), tl.float32)
+        for member in range(0, group):
+            head = kept * group + member
+            for at in range(start, far, BLOCK):
+                m = at + tl.arange(0, BLOCK)
+                begin = tl.maximum(tl.load(first_ptr + m, mask=m < stop, other=stop), m - window)
+                q = _tile(q_ptr + head * qh, m, stop, qn, d, HEAD)
+                dout = _tile(dout_ptr + head * gh, m, stop, gn, d, HEAD)
+                lse = tl.load(lse_ptr + head * tokens + m, mask=m < stop, other=0.0)
+                delta = tl.load(delta_ptr + head * tokens + m, mask=m < stop, other=0.0)
+                s = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale  # (keys, queries)
+                sees = (n[:, None] <= m[None, :]) & (n[:, None] >= begin[None, :])
+                p = tl.where(sees, tl.exp2(s - lse[None, :]), 0.0)
+                dv = tl.dot(p.to(dout.dtype), dout, dv, input_precision=PRECISION)
+                dp = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
+                ds = p * (dp - delta[None, :])
+                dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
+        _keep(dk_ptr + kept * dkh, dk * factor, n, stop, dkn, d, HEAD)
+        _keep(dv_ptr + kept * dvh, dv, n, stop, dvn, d, HEAD)
 
 
 def _sizes(q: Tensor) -> dict[str, object]:
@@ -142,6 +152,7 @@ def _sizes(q: Tensor) -> dict[str, object]:
         "HEAD": head,
         "WIDE": wide,
         "BLOCK": block,
+        "TILE": TILE,
         "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
         "num_warps": 4 if wide <= 64 else 8,
         "num_stages": 2,
@@ -154,37 +165,36 @@ def _strides(*parts: Tensor) -> list[int]:
     return [step for part in parts for step in part.stride()[:2]]
 
 
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, first: Tensor, last: Tensor, scale: float, window: int | None
-) -> tuple[Tensor, Tensor]:
+def attend(q: Tensor, k: Tensor, v: Tensor, rows, scale: float, window: int | None) -> tuple[Tensor, Tensor]:
     """Return the answers (N, H, d) to queries (N, H, d) on keys and values (N, K, d), and their log-sums (H, N)."""
     tokens, heads, head = q.shape
     out = torch.empty(tokens, heads, head, dtype=q.dtype, device=q.device)
     lse = torch.empty(heads, tokens, dtype=torch.float32, device=q.device)
     sizes = _sizes(q)
-    _forward[(tokens // sizes["BLOCK"], heads)](
-        q, k, v, out, lse, first, *_strides(q, k, v, out), tokens, heads // k.shape[1], scale * _LOG2E,
-        tokens if window is None else window - 1, **sizes,
+    _forward[(rows.tiles.shape[0] * (TILE // sizes["BLOCK"]), heads)](
+        q, k, v, out, lse, rows.first, rows.tiles, *_strides(q, k, v, out), tokens, heads // k.shape[1],
+        scale * _LOG2E, tokens if window is None else window - 1, **sizes,
     )  # fmt: skip
     return out, lse
 
 
 def attend_back(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, first: Tensor, last: Tensor,
-    scale: float, window: int | None, into: tuple[Tensor, Tensor, Tensor],
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, rows, scale: float, window: int | None,
+    into: tuple[Tensor, Tensor, Tensor],
 ) -> None:  # fmt: skip
     """Write the gradients of queries, keys and values ``into`` three tensors of their shapes."""
     dq, dk, dv = into
     tokens, heads, _ = q.shape
     kept = k.shape[1]
     sizes = _sizes(q)
+    programs = rows.tiles.shape[0] * (TILE // sizes["BLOCK"])
     far = tokens if window is None else window - 1
     delta = torch.empty_like(lse)
-    _back_queries[(tokens // sizes["BLOCK"], heads)](
-        q, k, v, out, dout, lse, delta, dq, first, *_strides(q, k, v, out, dout, dq), tokens, heads // kept,
-        scale * _LOG2E, scale, far, **sizes,
+    _back_queries[(programs, heads)](
+        q, k, v, out, dout, lse, delta, dq, rows.first, rows.tiles, *_strides(q, k, v, out, dout, dq), tokens,
+        heads // kept, scale * _LOG2E, scale, far, **sizes,
     )  # fmt: skip
-    _back_keys[(tokens // sizes["BLOCK"], kept)](
-        q, k, v, dout, lse, delta, dk, dv, first, last, *_strides(q, k, v, dout, dk, dv), tokens, heads // kept,
-        scale * _LOG2E, scale, far, **sizes,
+    _back_keys[(programs, kept)](
+        q, k, v, dout, lse, delta, dk, dv, rows.first, rows.last, rows.tiles, *_strides(q, k, v, dout, dk, dv),
+        tokens, heads // kept, scale * _LOG2E, scale, far, **sizes,
     )  # fmt: skip

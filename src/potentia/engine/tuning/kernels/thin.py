@@ -56,13 +56,17 @@ def _down_up(
         x = tl.load(x_ptr + lines * x_stride + at[None, :], mask=(at < width)[None, :], other=0.0)
         if DROP:
             x = _kept(x, keys, at, threshold, factor).to(x_ptr.dtype.element_ty)
-        a = tl.load(mine + a_at + at[:, None] * R + r[None, :], mask=(at < width)[:, None] & (r < R)[None, :], other=0.0)
+        a = tl.load(
+            mine + a_at + at[:, None] * R + r[None, :], mask=(at < width)[:, None] & (r < R)[None, :], other=0.0
+        )
         low = tl.dot(x, a, low, input_precision=PRECISION)
     h = low.to(h_ptr.dtype.element_ty)
     tl.store(h_ptr + (site * tokens + lines) * R + r[None, :], h, mask=(r < R)[None, :])
     for begin in range(0, wide, WIDE):
         at = begin + tl.arange(0, WIDE)
-        b = tl.load(mine + b_at + r[:, None] * wide + at[None, :], mask=(r < R)[:, None] & (at < wide)[None, :], other=0.0)
+        b = tl.load(
+            mine + b_at + r[:, None] * wide + at[None, :], mask=(r < R)[:, None] & (at < wide)[None, :], other=0.0
+        )
         spot = y_ptr + lines * y_stride + column + at[None, :]
         y = tl.load(spot, mask=(at < wide)[None, :], other=0.0).to(tl.float32)
         y = tl.dot(h, b, y, input_precision=PRECISION)
@@ -113,13 +117,19 @@ def _back(
     t = block * BLOCK + tl.arange(0, BLOCK)
     lines = t[:, None].to(tl.int64)
     r = tl.arange(0, RANK)
-    one = _up_back(dy_ptr, dh_ptr, work_ptr, table_ptr, 0, lines, lane, dy_stride, tokens, r, R, RANK, BLOCK, WIDE, PRECISION)
+    one = _up_back(
+        dy_ptr, dh_ptr, work_ptr, table_ptr, 0, lines, lane, dy_stride, tokens, r, R, RANK, BLOCK, WIDE, PRECISION
+    )
     two = one
     three = one
     if SITES > 1:
-        two = _up_back(dy_ptr, dh_ptr, work_ptr, table_ptr, 1, lines, lane, dy_stride, tokens, r, R, RANK, BLOCK, WIDE, PRECISION)
+        two = _up_back(
+            dy_ptr, dh_ptr, work_ptr, table_ptr, 1, lines, lane, dy_stride, tokens, r, R, RANK, BLOCK, WIDE, PRECISION
+        )
     if SITES > 2:
-        three = _up_back(dy_ptr, dh_ptr, work_ptr, table_ptr, 2, lines, lane, dy_stride, tokens, r, R, RANK, BLOCK, WIDE, PRECISION)
+        three = _up_back(
+            dy_ptr, dh_ptr, work_ptr, table_ptr, 2, lines, lane, dy_stride, tokens, r, R, RANK, BLOCK, WIDE, PRECISION
+        )
     if INPUT:
         keys_one = _mixed(keys_ptr, t, tl.load(table_ptr + 4), t < tokens) if DROP else t.to(tl.uint32)
         keys_two, keys_three = keys_one, keys_one
@@ -131,11 +141,17 @@ def _back(
             at = begin + tl.arange(0, WIDE)
             spot = dx_ptr + lines * dx_stride + at[None, :]
             dx = tl.load(spot, mask=(at < width)[None, :], other=0.0).to(tl.float32)
-            dx += _down_back(one, keys_one, work_ptr, table_ptr, 0, lane, at, width, threshold, factor, r, R, DROP, PRECISION)
+            dx += _down_back(
+                one, keys_one, work_ptr, table_ptr, 0, lane, at, width, threshold, factor, r, R, DROP, PRECISION
+            )
             if SITES > 1:
-                dx += _down_back(two, keys_two, work_ptr, table_ptr, 1, lane, at, width, threshold, factor, r, R, DROP, PRECISION)
+                dx += _down_back(
+                    two, keys_two, work_ptr, table_ptr, 1, lane, at, width, threshold, factor, r, R, DROP, PRECISION
+                )
             if SITES > 2:
-                dx += _down_back(three, keys_three, work_ptr, table_ptr, 2, lane, at, width, threshold, factor, r, R, DROP, PRECISION)
+                dx += _down_back(
+                    three, keys_three, work_ptr, table_ptr, 2, lane, at, width, threshold, factor, r, R, DROP, PRECISION
+                )
             tl.store(spot, dx.to(dx_ptr.dtype.element_ty), mask=(at < width)[None, :])
 
 

@@ -12,7 +12,7 @@ BLOCK = 1024
 
 @triton.jit
 def _update(
-    weights_ptr, first_ptr, second_ptr, grads_ptr, work_ptr, factors_ptr, settings_ptr, norms_ptr, active_ptr, width,
+    weights_ptr, first_ptr, second_ptr, grads_ptr, work_ptr, factors_ptr, settings_ptr, norms_ptr, width, columns,
     BLOCK: tl.constexpr
 ):  # fmt: skip
     lane = tl.program_id(0)
@@ -23,11 +23,12 @@ def _update(
     g = tl.load(grads_ptr + spot, mask=inside, other=0.0)
     tl.store(grads_ptr + spot, tl.zeros((BLOCK,), tl.float32), mask=inside)
     sound = (norm - norm) == 0.0  # not so for infinities and NaN
-    if (tl.load(active_ptr + lane) != 0) & sound:
-        keep, one_b1 = tl.load(settings_ptr + lane * 9 + 1), tl.load(settings_ptr + lane * 9 + 2)
-        b2, one_b2 = tl.load(settings_ptr + lane * 9 + 3), tl.load(settings_ptr + lane * 9 + 4)
-        size, root = tl.load(settings_ptr + lane * 9 + 5), tl.load(settings_ptr + lane * 9 + 6)
-        eps, clip = tl.load(settings_ptr + lane * 9 + 7), tl.load(settings_ptr + lane * 9 + 8)
+    mine = settings_ptr + lane * columns
+    if (tl.load(mine + 9) != 0.0) & sound:
+        keep, one_b1 = tl.load(mine + 1), tl.load(mine + 2)
+        b2, one_b2 = tl.load(mine + 3), tl.load(mine + 4)
+        size, root = tl.load(mine + 5), tl.load(mine + 6)
+        eps, clip = tl.load(mine + 7), tl.load(mine + 8)
         g = g * tl.minimum(clip / (norm + 1e-6), 1.0)
         m = tl.load(first_ptr + spot, mask=inside, other=0.0)
         v = tl.load(second_ptr + spot, mask=inside, other=0.0)
@@ -44,10 +45,14 @@ def _update(
 
 def update_(
     weights: Tensor, first: Tensor, second: Tensor, grads: Tensor, work: Tensor, factors: Tensor, settings: Tensor,
-    norms: Tensor, active: Tensor,
+    norms: Tensor,
 ) -> None:  # fmt: skip
-    """Update the rows that are active and sound, with their working copies, and clear all gradients (n rows)."""
+    """Update the rows that are active and sound, with their working copies, and clear all gradients (n rows).
+
+    ``settings`` (n, 10 or more): the nine numbers of :func:`~potentia.engine.tuning.optimizer.settings_row`, and
+    whether the lane takes part in this step.
+    """
     rows, width = first.shape
     _update[(rows, triton.cdiv(width, BLOCK))](
-        weights, first, second, grads, work, factors, settings, norms, active, width, BLOCK=BLOCK
+        weights, first, second, grads, work, factors, settings, norms, width, settings.stride(0), BLOCK=BLOCK
     )
