@@ -107,10 +107,12 @@ def trainer_with_peft(model, lane, initial: dict[str, torch.Tensor], folder: Pat
 
 
 @pytest.mark.parametrize("loss", ["text", "completion"])
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "neox"])
-def test_a_lane_equals_peft_under_the_trainer(kind: str, loss: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "static"), [("llama", False), ("gpt2", False), ("neox", False), ("llama", True), ("neox", True)]
+)
+def test_a_lane_equals_peft_under_the_trainer(kind: str, static: bool, loss: str, tmp_path: Path) -> None:
     lane = spec("mine", loss=loss, clip=0.5)
-    with LaneTrainer(tiny(kind)) as trainer:
+    with LaneTrainer(tiny(kind), static=static) as trainer:
         trainer.train([*neighbours(3), lane])
         ours = trainer.adapter_state("mine")
         bank = trainer._bank

@@ -6,6 +6,7 @@ weight, and leave nothing to autograd: forward and backward are two functions.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import torch
@@ -69,16 +70,13 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """Return the answers (N, H, d) to queries (N, H, d) on keys and values (N, K, d), and their log-sums (H, N)."""
     group = q.shape[1] // k.shape[1]
-    scores, unseen = _scores(q, k.repeat_interleave(group, dim=1), rows.first, scale, window)
-    values = v.repeat_interleave(group, dim=1).float()
-    lse = torch.logsumexp(scores, dim=-1)
-    shares = torch.exp(scores - lse.unsqueeze(-1)).masked_fill(unseen, 0.0)
-    # what is not finite spoils its own row, and zero times it must not spoil the others
-    bad = (~torch.isfinite(values)).any(dim=2).t()  # (H, N)
-    spoiled = (~unseen & bad.unsqueeze(1)).any(dim=2).t()
-    out = torch.einsum("hmn,nhd->mhd", shares, _clean(values))
-    out = out.masked_fill(spoiled.unsqueeze(2), float("nan"))
-    return out.to(q.dtype).contiguous(), lse
+    out, lse = torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(q.shape[1], q.shape[0]).float()
+    for span in _lanes(rows):
+        scores, unseen = _scores(q, k, rows.first, span, scale, window)
+        lse[:, span] = torch.logsumexp(scores, dim=-1)
+        shares = torch.exp(scores - lse[:, span].unsqueeze(-1)).masked_fill(unseen, 0.0)
+        out[span] = torch.einsum("hmn,nhd->mhd", shares, v[span].repeat_interleave(group, dim=1).float()).to(q.dtype)
+    return out, lse
 
 
 def attend_back(
@@ -94,32 +92,39 @@ def attend_back(
     into: tuple[Tensor, Tensor, Tensor],
 ) -> None:
     """Write the gradients of queries, keys and values ``into`` three tensors of their shapes."""
-    tokens, heads, head = q.shape
-    group = heads // k.shape[1]
-    keys, values = k.repeat_interleave(group, dim=1).float(), v.repeat_interleave(group, dim=1).float()
-    scores, unseen = _scores(q, keys, rows.first, scale, window)
-    shares = torch.exp(scores - lse.unsqueeze(-1)).masked_fill(unseen, 0.0)
-    slope = dout.float()
-    delta = (slope * out.float()).sum(dim=-1).t()  # (H, N)
-    ds = shares * (torch.einsum("mhd,nhd->hmn", slope, values) - delta.unsqueeze(-1)) * scale
-    ds = ds.masked_fill(unseen, 0.0)
     dq, dk, dv = into
-    dq.copy_(torch.einsum("hmn,nhd->mhd", ds, _clean(keys)))
-    dk.copy_(torch.einsum("hmn,mhd->nhd", ds, _clean(q.float())).view(tokens, -1, group, head).sum(dim=2))
-    dv.copy_(torch.einsum("hmn,mhd->nhd", shares, _clean(slope)).view(tokens, -1, group, head).sum(dim=2))
+    group, head = q.shape[1] // k.shape[1], q.shape[2]
+    for span in _lanes(rows):
+        scores, unseen = _scores(q, k, rows.first, span, scale, window)
+        shares = torch.exp(scores - lse[:, span].unsqueeze(-1)).masked_fill(unseen, 0.0)
+        slope = dout[span].float()
+        keys, values = (part[span].repeat_interleave(group, dim=1).float() for part in (k, v))
+        delta = (slope * out[span].float()).sum(dim=-1).t()  # (H, n)
+        ds = shares * (torch.einsum("mhd,nhd->hmn", slope, values) - delta.unsqueeze(-1)) * scale
+        dq[span] = torch.einsum("hmn,nhd->mhd", ds, keys).to(q.dtype)
+        for into_part, sums in (
+            (dk, torch.einsum("hmn,mhd->nhd", ds, q[span].float())),
+            (dv, torch.einsum("hmn,mhd->nhd", shares, slope)),
+        ):
+            into_part[span] = sums.view(len(slope), -1, group, head).sum(dim=2).to(q.dtype)
 
 
-def _clean(x: Tensor) -> Tensor:
-    return torch.where(torch.isfinite(x), x, 0.0)
+def _lanes(rows: StaticInputs) -> list[slice]:
+    """The stretches of tokens that tiles never look beyond."""
+    ends = sorted({stop for _, stop in rows.tiles.tolist()} | {0})
+    return [slice(begin, end) for begin, end in itertools.pairwise(ends)]
 
 
-def _scores(q: Tensor, k: Tensor, first: Tensor, scale: float, window: int | None) -> tuple[Tensor, Tensor]:
-    """Return scaled products (H, N, N), −∞ where a token does not see another, and where that is (N, N)."""
-    at = torch.arange(q.shape[0], device=q.device)
-    unseen = (at > at[:, None]) | (at < first[:, None])
+def _scores(
+    q: Tensor, k: Tensor, first: Tensor, span: slice, scale: float, window: int | None
+) -> tuple[Tensor, Tensor]:
+    """Return scaled products (H, n, n) in a lane, −∞ where a token does not see another, and where that is (n, n)."""
+    at = torch.arange(span.start, span.stop, device=q.device)
+    unseen = (at > at[:, None]) | (at < first[span, None])
     if window is not None:
         unseen |= at <= at[:, None] - window
-    products = torch.einsum("mhd,nhd->hmn", q.float(), k.float()) * scale
+    keys = k[span].repeat_interleave(q.shape[1] // k.shape[1], dim=1).float()
+    products = torch.einsum("mhd,nhd->hmn", q[span].float(), keys) * scale
     return products.masked_fill(unseen, float("-inf")), unseen
 
 
