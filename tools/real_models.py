@@ -90,9 +90,9 @@ def largest_member(archive: Path, out: Any) -> None:
         return
     with tarfile.open(archive) as packed:
         biggest = max((entry for entry in packed if entry.isfile()), key=lambda entry: entry.size)
-        member = packed.extractfile(biggest)
-        assert member is not None
-        shutil.copyfileobj(member, out)
+        weights = packed.extractfile(biggest)
+        assert weights is not None
+        shutil.copyfileobj(weights, out)
 
 
 def keep_gguf(joined: Path, target: Path) -> None:

@@ -10,6 +10,7 @@ from potentia.analysis.test_task import find_test_task
 from potentia.errors import InputError, PotentiaError
 from potentia.evidence import Evidence, read
 from potentia.findings import Finding
+from potentia.notebook import Result, evaluate
 from potentia.papers import reproduce_task_training, reproduce_train_before_test
 from potentia.protocol import Protocol
 from potentia.report import ReportOptions, draw, make_report, write_report

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from potentia.scores import ItemOutcome, Outcomes, ScoreMatrix
 from potentia.store import CellRecord, FailureRecord, LaneRecord, Store, StudyRecord
 from potentia.store.files import read_files
 from potentia.study import EXPOSED, ModelSpec, Study
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 T = TypeVar("T")
 ALL = "all"  # every study of a store
@@ -115,6 +118,20 @@ class Evidence:
                 if task in tasks
             }
         return kept
+
+    def frame(self) -> pd.DataFrame:
+        """Return one row per score: protocol, model, task, metric, score, stderr, n, higher_is_better."""
+        import pandas as pd
+
+        rows = [
+            (str(p), model, task, m.metrics[j], m.values[i, j], m.stderr[i, j], m.n[i, j], m.higher_is_better[j])
+            for p, m in self.scores.items()
+            for i, model in enumerate(m.models)
+            for j, task in enumerate(m.tasks)
+            if np.isfinite(m.values[i, j])
+        ]
+        columns = ["protocol", "model", "task", "metric", "score", "stderr", "n", "higher_is_better"]
+        return pd.DataFrame(rows, columns=columns)
 
     def cells(self) -> list[CellRecord]:
         """Return the committed cells, in the order of their making."""

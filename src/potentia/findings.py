@@ -28,6 +28,28 @@ class Table:
     note: str = ""
     digits: int = 3
 
+    def _repr_html_(self) -> str:
+        """Return the table as a notebook shows it."""
+        from html import escape
+
+        head = "".join(f"<th>{escape(name)}</th>" for name in self.columns)
+        rows = "".join(
+            "<tr>" + "".join(f"<td>{escape(written(cell, self.digits))}</td>" for cell in row) + "</tr>"
+            for row in self.rows
+        )
+        note = f"<p><small>{escape(self.note)}</small></p>" if self.note else ""
+        caption = f"<caption>{escape(self.title)}</caption>"
+        return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{note}"
+
+
+def written(cell: Cell, digits: int = 3) -> str:
+    """Write one cell as a person reads it: a dash where nothing is known."""
+    if cell is None or (isinstance(cell, float) and math.isnan(cell)):
+        return "–"
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    return f"{cell:.{digits}f}" if isinstance(cell, float) else str(cell)
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -44,6 +66,23 @@ class Finding:
     def to_dict(self) -> dict[str, Any]:
         """Return every field as JSON-ready values; NaN becomes None."""
         return {f.name: jsonable(getattr(self, f.name)) for f in dataclasses.fields(self)}
+
+    def plot(self, chart: int | str = 0) -> Any:
+        """Return one of the charts, by number or name, as a plotly figure, which a notebook shows by itself."""
+        import plotly.graph_objects as go
+
+        from potentia.report import interactive  # the drawing lies above; a finding only asks for it
+
+        charts = list(self.charts())
+        known = [c.name for c in charts]
+        place = known.index(chart) if chart in known else chart
+        if not isinstance(place, int) or place >= len(charts):
+            raise LookupError(f"no chart {chart!r}; there are: {', '.join(known) or 'none'}")
+        return go.Figure(interactive(charts[place]))
+
+    def _repr_html_(self) -> str:
+        """Return the tables as a notebook shows them."""
+        return "".join(table._repr_html_() for table in self.tables())
 
 
 def telling(table: Table) -> Table | None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from potentia.errors import InputError
 from potentia.protocol import Protocol
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Floats = npt.NDArray[np.float64]
 Outcomes = Mapping[str, Mapping[str, Mapping[int, float]]]  # task → model → document → value of the item
@@ -106,6 +109,20 @@ class ScoreMatrix:
     def shape(self) -> tuple[int, int]:
         """(number of models, number of tasks)."""
         return len(self.models), len(self.tasks)
+
+    def frame(self) -> pd.DataFrame:
+        """Return the scores as a pandas table, models × tasks."""
+        import pandas as pd
+
+        return pd.DataFrame(self.values, index=pd.Index(self.models, name="model"), columns=list(self.tasks))
+
+    @classmethod
+    def of_frame(cls, frame: pd.DataFrame, **options: Any) -> ScoreMatrix:
+        """Make a matrix of a pandas table, models × tasks; options are those of ``build``."""
+        return cls.build([str(m) for m in frame.index], [str(t) for t in frame.columns], frame.to_numpy(), **options)
+
+    def _repr_html_(self) -> str:
+        return str(self.frame().to_html())
 
     def oriented(self) -> Floats:
         """Values with the sign flipped where lower is better, so that higher always means better."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -17,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from potentia.errors import InputError, PotentiaError
-from potentia.findings import Cell, Finding, Table, jsonable, telling
+from potentia.findings import Finding, Table, jsonable, telling, written
 
 if TYPE_CHECKING:
     from potentia.analysis.rankings import Scoreboard
@@ -61,7 +60,7 @@ def print_json(value: Any) -> None:
 def print_table(table: Table) -> None:
     """Print one table; numbers are right-aligned, missing values shown as a dash. In a pipe no line is broken."""
     numeric = [any(isinstance(row[k], (int, float)) for row in table.rows) for k in range(len(table.columns))]
-    rows = [[show(cell, table.digits) for cell in row] for row in table.rows]
+    rows = [[written(cell, table.digits) for cell in row] for row in table.rows]
     if not console.is_terminal:
         for line in (table.title, *_lines(list(table.columns), rows, numeric), *([table.note] if table.note else [])):
             console.print(line, markup=False)
@@ -87,17 +86,6 @@ def _lines(columns: list[str], rows: list[list[str]], right: list[bool]) -> list
         gaps = [" " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)]
         lines.append("  ".join(gap + c if r else c + gap for c, gap, r in zip(row, gaps, right, strict=True)).rstrip())
     return lines
-
-
-def show(cell: Cell, digits: int) -> str:
-    """Write one cell as a person reads it."""
-    if cell is None or (isinstance(cell, float) and math.isnan(cell)):
-        return "–"
-    if isinstance(cell, bool):
-        return "yes" if cell else "no"
-    if isinstance(cell, float):
-        return f"{cell:.{digits}f}"
-    return str(cell)
 
 
 def print_findings(findings: Mapping[str, Finding], *, as_json: bool) -> None:

@@ -1,0 +1,133 @@
+"""Potentia in a notebook or a script: one call that runs a study and holds what it found.
+
+``evaluate`` is ``potentia run`` from Python: the same study, store, resume and numbers, with a progress bar that suits
+the place it is called from.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from potentia.analysis.rankings import Rankings, Scoreboard, find_rankings
+from potentia.errors import PotentiaError
+from potentia.evidence import Evidence, read
+from potentia.report import make_report, save_report
+from potentia.run import RunResult, StudyPlan, plan_study, run_study
+from potentia.study import Study, read_study
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What a study gave: its scores as a table, its findings, and its report."""
+
+    study: Study
+    run: RunResult
+
+    @cached_property
+    def evidence(self) -> Evidence:
+        """Everything that the study's store holds of it."""
+        return read(self.study.store, study=self.run.study)
+
+    @property
+    def scores(self) -> pd.DataFrame:
+        """One row per score: protocol, model, task, metric, score, stderr, n."""
+        return self.evidence.frame()
+
+    @cached_property
+    def rankings(self) -> Rankings:
+        """Every ranking finding, as ``potentia analyze rankings`` makes them."""
+        return find_rankings(self.evidence)
+
+    @property
+    def scoreboard(self) -> Scoreboard:
+        """The answer: scores, gains, ranks, and whether the first is sure."""
+        return self.rankings.scoreboard
+
+    def report(self, path: str | Path = "report.html") -> Path:
+        """Write the report, one HTML file that needs no network."""
+        return save_report(make_report(self.evidence), Path(path))
+
+    def _repr_html_(self) -> str:
+        try:
+            return self.scoreboard._repr_html_()
+        except PotentiaError as error:
+            return f"<p>{error.message}</p>"
+
+
+def evaluate(
+    study: str | Path | Study | None = None,
+    *,
+    models: Sequence[str | dict[str, Any]] | None = None,
+    tasks: Sequence[str | dict[str, Any]] | None = None,
+    protocols: Sequence[str] | None = None,
+    workers: int = 1,
+    progress: bool = True,
+    **fields: Any,
+) -> Result:
+    """Run a study, from a file or from what is named here, and return what it found; run again, it resumes.
+
+    Every field of the study file is a keyword (``caps={"train": 500}``, ``store="my.db"``); they go over the file's.
+    """
+    if isinstance(study, Study):
+        made = study
+    else:
+        given = {"models": models, "tasks": tasks, "protocols": protocols, **fields}
+        made = read_study(study, {name: value for name, value in given.items() if value is not None})
+    plan = plan_study(made)
+    done = run_study(plan, workers=workers, watch=_bar if progress else None)
+    if done.failed:
+        import warnings
+
+        more = f" and {done.failed - 1} more" if done.failed > 1 else ""
+        warnings.warn(f"{done.reasons[0]}{more}; see potentia status {made.store}", stacklevel=2)
+    return Result(made, done)
+
+
+@contextmanager
+def _bar(plan: StudyPlan) -> Iterator[None]:
+    """Show the cells that end as a bar: a widget in a notebook, text elsewhere."""
+    from tqdm.auto import tqdm
+
+    from potentia.store import Store
+
+    over = threading.Event()
+    todo = sum(len(row.pending) for row in plan.rows)
+
+    def follow(store: Store, bar: Any, seen: int) -> int:
+        for event in store.events(plan.key, after_id=seen):
+            seen = event.id
+            if event.kind in ("cell", "failure"):
+                bar.update(1)
+                facts = event.payload
+                bar.set_postfix_str(f"{facts['row']} × {facts['task']} × {facts['protocol']}")
+            elif event.kind == "found":
+                bar.update(event.payload["cells"])
+        return seen
+
+    with Store.open(plan.study.store) as store, tqdm(total=todo, unit="cell", desc=plan.study.name) as bar:
+        seen = 0
+        while past := store.events(plan.key, after_id=seen):
+            seen = past[-1].id
+
+        def watch() -> None:
+            nonlocal seen
+            while not over.wait(0.5):
+                seen = follow(store, bar, seen)
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+            follow(store, bar, seen)
