@@ -153,7 +153,7 @@ class PotentiaLM(TemplateLM):  # type: ignore[misc]
 
 
 def _bar(total: int, what: str, hidden: bool) -> Any:
-    from tqdm import tqdm  # type: ignore[import-untyped]
+    from tqdm import tqdm
 
     return tqdm(total=total, desc=f"potentia: {what}", disable=hidden)
 
