@@ -25,7 +25,7 @@ demo: $(STAMP) ## run the embedded study: real fine-tuning of tiny models, then 
 lint: $(STAMP) ## style, types and import contracts
 	@echo "== ruff" && $(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@echo "== mypy" && $(BIN)/mypy
-	@echo "== import contracts" && $(BIN)/lint-imports
+	@echo "== import contracts" && $(BIN)/lint-imports && $(BIN)/python tools/house.py --check
 
 test: lint ## lint, then all tests
 	@echo "== tests"

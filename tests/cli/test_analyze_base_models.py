@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import typer
 
-from potentia.cli.app import app
-from potentia.cli.many import expand_many
+from potentia.cli.app import app, expand_many
 from potentia.errors import InputError
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from potentia.cli.app import app
-from potentia.cli.many import expand_many
+from potentia.cli.app import app, expand_many
 
 RANKINGS = ["analyze", "rankings"]
 

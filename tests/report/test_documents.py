@@ -12,8 +12,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from potentia.cli.app import app
-from potentia.cli.many import expand_many
+from potentia.cli.app import app, expand_many
 from potentia.errors import InputError
 from potentia.evidence import read
 from potentia.report import ReportOptions, build_sections, make_report

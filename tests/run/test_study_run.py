@@ -6,8 +6,7 @@ import pytest
 
 import tiny
 from potentia.errors import InputError
-from potentia.run import plan_study, run_study
-from potentia.run.status import store_status
+from potentia.run import plan_study, run_study, store_status
 from potentia.store import Store
 from potentia.study import Study, make_study
 
@@ -135,7 +134,7 @@ def test_a_broken_model_fails_its_own_cells_alone(world: Path, tmp_path: Path):
 def test_a_lost_worker_costs_its_row_alone(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     made = study(world, tmp_path / "s.db", protocols=["direct"])
     monkeypatch.setenv("POTENTIA_TEST_KILL_ROW", "base")
-    monkeypatch.setattr("potentia.run.local._worker", _suicidal_worker)
+    monkeypatch.setattr("potentia.run.execute._worker", _suicidal_worker)
     result = run_study(made, workers=2)
     assert (result.computed, result.failed) == (2, 2)
     assert all("SIGKILL" in reason for reason in result.reasons)
@@ -145,7 +144,7 @@ def _suicidal_worker(pipe, halt, number, workers):  # module level, so that spaw
     import os
     import signal
 
-    from potentia.run.local import work_row
+    from potentia.run.execute import work_row
 
     while True:
         row = pipe.recv()

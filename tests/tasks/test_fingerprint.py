@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from potentia import tasks
-from potentia.tasks.fingerprint import fingerprint
+from potentia.tasks.harness import fingerprint
 from potentia.tasks.userfiles import same_text
 
 CONFIG: dict[str, Any] = {

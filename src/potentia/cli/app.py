@@ -6,10 +6,12 @@ Exit codes: 0 all is well, 1 some cells failed, 2 bad input, 130 interrupted.
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import typer
 
-from potentia.cli.many import expand_many
 from potentia.cli.output import errors, print_error
 from potentia.errors import InputError, PotentiaError
 
@@ -44,6 +46,108 @@ def run() -> None:
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(0)
+
+
+# --- several values after one flag ------------------------------------------------------------------------------------
+
+# Options whose own values may be files: what follows them is theirs.
+OWN_FILES = {"run": frozenset({"--models", "--tasks"})}
+
+
+@dataclass
+class _Flag:
+    """A flag with its values; an argument without a flag is a value of none."""
+
+    name: str | None
+    values: list[str]
+    many: bool = False
+
+    def written(self) -> list[str]:
+        if self.name is None:
+            return self.values
+        return (
+            [part for value in self.values for part in (self.name, value)] if self.many else [self.name, *self.values]
+        )
+
+
+def expand_many(command: Any, arguments: list[str]) -> list[str]:
+    """Repeat the flag before each of several values: ``--models A B`` means ``--models A --models B``.
+
+    Click knows the second way alone; which options take several is the command's to say. A source of scores may stand
+    before or after them: ``analyze rankings --tasks x y scores.csv``. Where one stands by itself, all values after a
+    flag are the flag's; else those at the end of a flag's values that are files, folders or database URLs are sources.
+    ``--`` ends the values of a flag in any case.
+    """
+    name, leaf, rest = _resolve(command, arguments)
+    start = arguments[: len(arguments) - len(rest)]
+    end = rest[rest.index("--") :] if "--" in rest else []
+    flags = _flags(leaf, rest[: len(rest) - len(end)])
+    if not end[1:] and all(flag.name is not None for flag in flags):
+        _give_back(leaf, [flag for flag in flags if flag.many and flag.name not in OWN_FILES.get(name, ())], end)
+    return [*start, *(part for flag in flags for part in flag.written()), *end]
+
+
+def _flags(command: Any, arguments: list[str]) -> list[_Flag]:
+    options = {flag: option for option in command.params for flag in option.opts if flag.startswith("-")}
+    found: list[_Flag] = []
+    place = 0
+    while place < len(arguments):
+        argument, option = arguments[place], options.get(arguments[place])
+        place += 1
+        many = option is not None and option.multiple
+        if option is None or option.is_flag or option.count:
+            bare = not argument.startswith("-") or argument == "-"
+            found.append(_Flag(None, [argument]) if bare else _Flag(argument, []))
+            continue
+        values = _values(arguments[place:]) if many else arguments[place : place + option.nargs]
+        place += len(values)
+        found.append(_Flag(argument, values, many and bool(values)))
+    return found
+
+
+def _give_back(command: Any, flags: list[_Flag], end: list[str]) -> None:
+    """Take what are the command's own arguments from the end of a flag's values, the last such flag first."""
+    wanted = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
+    if not wanted:
+        return
+    most = 10**9 if any(argument.nargs < 0 for argument in wanted) else len(wanted)
+    for flag in reversed(flags):
+        taken = 0
+        while taken < min(most, len(flag.values) - 1) and _is_source(flag.values[-1 - taken], last=taken == 0):
+            taken += 1
+        if taken:
+            end[:0] = [] if end else ["--"]
+            end += flag.values[-taken:]
+            del flag.values[-taken:]
+            return
+    several = [flag for flag in flags if len(flag.values) > 1]
+    if several and wanted[0].required:  # it is not there, and is told so by its name
+        end += [*([] if end else ["--"]), several[-1].values.pop()]
+
+
+def _resolve(command: Any, arguments: list[str]) -> tuple[str, Any, list[str]]:
+    """Return the command that the arguments name, and those after its name."""
+    name, rest = "", arguments
+    while rest and rest[0] in getattr(command, "commands", {}):
+        name, command, rest = rest[0], command.commands[rest[0]], rest[1:]
+    return name, command, rest
+
+
+def _values(arguments: list[str]) -> list[str]:
+    """Return the arguments up to the next flag."""
+    flag = next((k for k, a in enumerate(arguments) if a.startswith("-") and a != "-"), len(arguments))
+    return arguments[:flag]
+
+
+def _is_source(value: str, *, last: bool) -> bool:
+    """Say whether a value is a file, a folder or a URL; the name of a task may be a folder's too unless it is last."""
+    if "://" in value:
+        return True
+    try:
+        there = Path(value).expanduser().exists()
+    except (OSError, ValueError):
+        return False
+    return there and (last or "/" in value or bool(Path(value).suffix))
 
 
 # The command groups register themselves on import; each is light until its command runs.

@@ -209,7 +209,7 @@ def status(
     Example: potentia status potentia.db
     """
     from potentia.findings import Table
-    from potentia.run.status import store_status
+    from potentia.run import store_status
 
     state = store_status(store, study)
     if as_json:

@@ -59,9 +59,9 @@ def listing(
 
 
 def _list_all(as_json: bool) -> None:
-    from potentia.tasks.index import index
+    from potentia.tasks import task_index
 
-    names = index()
+    names = task_index()
     if as_json:
         print_json({name: {"kind": entry.kind, "file": entry.path} for name, entry in sorted(names.items())})
         return

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from potentia import zoo
-from potentia.analysis.test_task.cohort import Cohort
-from potentia.analysis.test_task.treatment import assign_half
+from potentia.analysis.test_task import Cohort, assign_half
 from potentia.lab.laboratory import model_spec, studies, write_study
 from potentia.study import Tuning
 
@@ -82,11 +81,9 @@ def _treat(source: Path, target: Path, seed: int) -> None:
     from potentia.engine.tuning import FullTrainer, encode_examples
     from potentia.protocols import schedule
     from potentia.requests import Example
-    from potentia.zoo.benchmarks import BENCHMARK, items
-    from potentia.zoo.tokenizer import write_tokenizer
 
     logging.disable_progress_bar()
-    asked = items(zoo.make_world(), BENCHMARK[TASK], "exposure")
+    asked = zoo.items(zoo.make_world(), zoo.BENCHMARK[TASK], "exposure")
     examples = [Example(item.prompt, f" {item.answer}") for item in asked]
     loaded = load(str(source), device="cpu")
     try:
@@ -97,7 +94,7 @@ def _treat(source: Path, target: Path, seed: int) -> None:
             trainer.save(target)
     finally:
         loaded.close()
-    write_tokenizer(target)
+    zoo.write_tokenizer(target)
 
 
 def _write_facts(path: Path, facts: list[tuple[str, zoo.ZooModel, str]]) -> Path:

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from potentia.errors import TuningError
 from potentia.protocols.ask import Ask, Evaluation, Style, evaluate
-from potentia.protocols.selection import Candidate, LanePlan, select
-from potentia.protocols.training import OnTheWay, Training, TunedResult
+from potentia.protocols.training import Candidate, LanePlan, OnTheWay, Training, TunedResult, select
 from potentia.study import Selection, Tuning, content_key
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from potentia.errors import InputError, MissingExtraError
-from potentia.run.board import Interrupted
-from potentia.run.local import give_up_row, work_row
+from potentia.protocols import Stopped
+from potentia.run.execute import give_up_row, work_row
 from potentia.run.plan import LoadedTasks, RowPlan
 from potentia.run.row import RowOutcome
 
@@ -48,7 +48,7 @@ def run_rows_on_ray(rows: Sequence[RowPlan], tasks: LoadedTasks, *, stop: Callab
             for reference in pending:
                 ray.cancel(reference)
             ray.wait(list(pending), num_returns=len(pending), timeout=STOP_SECONDS)
-            raise Interrupted
+            raise Stopped
     return ended
 
 

@@ -153,9 +153,9 @@ def load_tasks(study: Study) -> LoadedTasks:
 
 def _load_task(study: Study, source: str) -> Task:
     """Load one task with the study's splits, caps and seed."""
-    from potentia import tasks
+    from potentia.tasks import load
 
-    return tasks.load(
+    return load(
         source,
         data_dir=Path(study.data_dir) if study.data_dir else None,
         caps=study.caps,

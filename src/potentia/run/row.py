@@ -7,20 +7,20 @@ on. The row stops between steps when asked to, with everything finished saved.
 from __future__ import annotations
 
 import math
+import platform
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potentia.errors import ModelError, PotentiaError, StoreError
 from potentia.protocol import ADJUST, DIRECT, TRAIN_BEFORE_TEST
-from potentia.protocols import Evaluation, Style, direct
-from potentia.run.board import Board, Interrupted
-from potentia.run.manifest import manifest
-from potentia.run.plan import CellPlan, LoadedTasks, RowPlan, cell_key, renamed, seen, take_over
+from potentia.protocols import Evaluation, Stopped, Style, direct
+from potentia.run.plan import SCORING_VERSION, CellPlan, LoadedTasks, RowPlan, cell_key, renamed, seen, take_over
 from potentia.run.tuned import tune_row
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class RowRun:
     def _load(self) -> None:
         from transformers.utils import logging
 
-        from potentia import engine
+        from potentia.engine import chat_template
         from potentia.engine.scoring import Scorer
 
         logging.disable_progress_bar()  # the board shows progress; bars of other libraries would tear it
@@ -119,18 +119,18 @@ class RowRun:
             self.loaded.close()
             raise ModelError("its files changed since the study was planned", hint="run the same command again")
         self.scorer = Scorer(self.loaded, token_budget=self.study.token_budget)
-        template = engine.chat_template(self.loaded.tokenizer)
+        template = chat_template(self.loaded.tokenizer)
         if template is not None and self.study.chat != "never" and model.kind != "base":
             self.chat = template
             self.styles = ("chat",) if self.study.chat == "always" else ("plain", "chat")
 
     def load_model(self, *, source: str | None = None, more: str | None = None) -> LoadedModel:
         """Load the row's model, or the one at ``source``, with one more adapter than its own where one is given."""
-        from potentia import engine
+        from potentia.engine import load
 
         model = self.plan.model
         elsewhere = source is not None
-        return engine.load(
+        return load(
             source or model.source,
             device=self.device,
             dtype=self.study.dtype,
@@ -188,7 +188,7 @@ class RowRun:
             protocol=cell.protocol,
             scores=test.scores,
             metric=test.metric,
-            manifest=manifest(self, cell),
+            manifest=self.manifest(cell),
             seconds=seconds,
             selection=selection,
             direct_value=direct_value,
@@ -203,6 +203,35 @@ class RowRun:
             self.store.copy_cell(cell.key, own, study=record.study, model=record.model, task=record.task)
         self.outcome.done += 1
         self.board.event("cell", task=cell.task, protocol=cell.protocol, value=test.main.value, stderr=test.main.stderr)
+
+    def manifest(self, cell: CellPlan) -> dict[str, Any]:
+        """Say how a cell's score came about, in enough detail to explain or repeat it."""
+        task = self.tasks.benchmarks[cell.task]
+        model = self.plan.model
+        made: dict[str, Any] = {
+            "scoring_version": SCORING_VERSION,
+            "versions": versions(),
+            "model": {
+                "source": model.source,
+                "revision": model.revision,
+                **({"gguf_file": model.gguf_file} if model.gguf_file else {}),
+                **({"adapter": model.adapter} if model.adapter else {}),
+                **({"copy_of": model.copy_of, "shown": list(self.tasks.shown)} if model.copy_of else {}),
+                "fingerprint": self.loaded.fingerprint,
+                "dtype": str(self.loaded.dtype).removeprefix("torch."),
+                "device": str(self.loaded.device),
+            },
+            "task": {"fingerprint": self.plan.prints[cell.task], "splits": task.plan.to_dict(), "metric": task.metric},
+            "seed": self.study.seed,
+            "styles": list(self.styles),
+            "scorer": dict(self.scorer.notes),
+        }
+        if cell.protocol.kind == "train_before_test":
+            made["tuning"] = self.study.tuning.model_dump(mode="json")
+            made["selection"] = self.study.selection
+        if cell.protocol.kind == "adjust" and self.study.adjust is not None:
+            made["adjust"] = self.study.adjust.model_dump(mode="json")
+        return made
 
     def direct_evaluation(self, task: str, ready: Callable[[], None]) -> Evaluation | None:
         """Return the direct test evaluation of a task: the committed cell's, or computed here where there is none.
@@ -223,7 +252,7 @@ class RowRun:
         """Compute; on an error, record each cell that is still missing as failed, and go on."""
         try:
             compute(cells)
-        except (Interrupted, KeyboardInterrupt, StoreError):
+        except (Stopped, KeyboardInterrupt, StoreError):
             raise
         except Exception as error:
             for cell in cells:
@@ -258,7 +287,7 @@ class RowRun:
     def progress(self, amount: int) -> None:
         """Move the board's phase on, or stop."""
         if self.stop():
-            raise Interrupted
+            raise Stopped
         self.board.advance(amount)
 
 
@@ -266,3 +295,76 @@ def _reason(error: Exception) -> str:
     if isinstance(error, PotentiaError):
         return error.message
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+
+
+PARTS = ("potentia", "torch", "transformers", "peft", "lm-eval", "tokenizers", "datasets", "numpy")
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Return the versions of everything that takes part in a score."""
+    found = {"python": platform.python_version()}
+    for part in PARTS:
+        try:
+            found[part] = version(part)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+class Board:
+    """What a running row tells the world: its latest state and a log of events, through the store.
+
+    Every executor, the terminal view and the live board read the same records, so a row reports the same way whether it
+    runs in this process, in a worker or on another machine.
+    """
+
+    def __init__(self, store: Store, study: str, row: str, *, every: float = 1.0) -> None:
+        self._store = store
+        self._study = study
+        self._row = row
+        self._every = every
+        self._written = 0.0
+        self._began = time.time()
+        self._state: dict[str, Any] = {"phase": "waiting", "done": 0, "total": 0, "began": self._began}
+        self._began = time.monotonic()
+
+    def phase(self, name: str, *, total: int = 0, **facts: Any) -> None:
+        """Enter a phase of the row (load, direct arc_easy, tune, test …) with a known amount of work."""
+        self._state.update({"phase": name, "done": 0, "total": total, "rate": None, "left": None, **facts})
+        self._began = time.monotonic()
+        self._write(force=True)
+
+    def advance(self, amount: int = 1) -> None:
+        """Say that some of the phase's work is done."""
+        self.reach(self._state["done"] + amount)
+
+    def reach(self, done: int, *, before: int = 0, **facts: Any) -> None:
+        """Say how much of the phase's work is done in all, and how much of that an earlier run had done."""
+        spent = time.monotonic() - self._began
+        rate = (done - before) / spent if spent > 0 else None
+        total = self._state["total"]
+        left = (total - done) / rate if rate and total else None
+        self._state.update({"done": done, "rate": rate, "left": left, **facts})
+        self._write()
+
+    def note(self, **facts: Any) -> None:
+        """Add facts to the row's state without moving its progress."""
+        self._state.update(facts)
+        self._write()
+
+    def event(self, kind: str, **payload: Any) -> None:
+        """Append to the study's log."""
+        self._store.event(self._study, kind, {"row": self._row, **payload})
+
+    def finish(self, phase: str) -> None:
+        """Close the row's record."""
+        self._state.update({"phase": phase, "left": 0.0, "ended": time.time()})
+        self._write(force=True)
+
+    def _write(self, *, force: bool = False) -> None:
+        now = time.monotonic()
+        if force or now - self._written >= self._every:
+            self._written = now
+            self._state["at"] = time.time()
+            self._store.put_progress(self._study, self._row, dict(self._state))

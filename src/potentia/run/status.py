@@ -6,6 +6,7 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from potentia.protocol import ADJUST
 from potentia.study import Study
 
 if TYPE_CHECKING:
@@ -58,12 +59,12 @@ def asked_cells(store: Store, record: StudyRecord) -> int | None:
     study = _study(record)
     if study is None:
         return None
-    shots = sum(protocol.startswith("few_shot:") for protocol in study.protocols)
+    shots = sum(protocol.kind == "few_shot" for protocol in study.protocols)
     texts = 0
     if shots:
         samples = (store.cells(study=record.key, task=task.name, limit=1) for task in study.tasks)
         texts = sum(not cells[0].score.higher_is_better for cells in samples if cells)
-    steps = len(study.adjust.at_steps) if study.adjust and "adjust" in study.protocols else 0
+    steps = len(set(study.adjust.at_steps)) if study.adjust and ADJUST in study.protocols else 0
     return len(study.rows()) * (len(study.tasks) * (len(study.protocols) + steps) - shots * texts)
 
 

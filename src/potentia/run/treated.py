@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from potentia.errors import TuningError
-from potentia.protocols import schedule
-from potentia.run.board import Interrupted
+from potentia.protocols import Stopped, schedule
 from potentia.study import Study, content_key
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ def _make(row: RowRun, name: str) -> Path:
                     stop=row.stop,
                 )
                 if len(made) < plan.total_steps(len(examples)):
-                    raise Interrupted
+                    raise Stopped
 
                 def save(folder: Path) -> None:
                     trainer.save(folder)
@@ -87,7 +86,7 @@ def _make(row: RowRun, name: str) -> Path:
             step = row.board.reach
             result = lanes.train([lane], on_step=lambda i: step(i.done, before=i.before), stop=row.stop)[name]
             if result.status == "interrupted":
-                raise Interrupted
+                raise Stopped
             if result.status == "failed":
                 raise TuningError(f"showing {', '.join(shown)} failed: {result.reason}")
             return row.store.keep_adapter(name, lambda folder: lanes.save_peft(name, folder), note)

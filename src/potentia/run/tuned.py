@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from potentia.errors import ModelError
 from potentia.protocol import ADJUST, TRAIN_BEFORE_TEST, Protocol
-from potentia.protocols import Candidate, Evaluation, LanePlan, Stopped, Tuned, TunedResult, trainable
-from potentia.run.board import Interrupted
+from potentia.protocols import Candidate, Evaluation, LanePlan, Tuned, TunedResult, trainable
 from potentia.run.plan import CellPlan
 from potentia.study import content_key
 
@@ -56,10 +55,7 @@ def tune_row(row: RowRun, kind: Protocol, cells: Sequence[CellPlan]) -> None:
         token_budget=study.token_budget,
         workspace=folder,
     )
-    try:
-        tuned.run(pending)
-    except Stopped:
-        raise Interrupted from None
+    tuned.run(pending)
     shutil.rmtree(folder, ignore_errors=True)
 
 

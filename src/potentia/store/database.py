@@ -1,4 +1,4 @@
-"""Connections: SQLite in WAL mode by path, PostgreSQL by URL, and database errors turned into words."""
+"""Opening: SQLite in WAL mode by path, PostgreSQL by URL; versions and migrations; errors turned into words."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,16 @@ import sqlalchemy as sa
 from sqlalchemy import event, exc
 from sqlalchemy.engine import URL, make_url
 
-from potentia.errors import MissingExtraError, NoStoreError, StoreError
+from potentia.errors import EmptyStoreError, MissingExtraError, NoStoreError, StoreError
+from potentia.store import schema as s
 
 BUSY_SECONDS = 30
 WRITE = "potentia_write"  # execution option: this transaction will write
+
+
+def now() -> str:
+    """Return this moment in UTC, as ISO 8601 text that sorts by time."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
 def locate(where: str | Path) -> tuple[URL, Path | None, Path]:
@@ -154,3 +161,45 @@ def _in_words(message: str, where: str) -> StoreError:
     first = message.strip().splitlines()[0] if message.strip() else "the database failed"
     hint = next((hint for sign, hint in _HINTS if sign in message.lower()), None)
     return StoreError(first, where=where, hint=hint)
+
+
+# --- versions --------------------------------------------------------------------------------------------------------
+
+
+def prepare(connection: sa.Connection, where: str) -> None:
+    """Create the tables in an empty database, or bring an older store to this version, inside the open transaction."""
+    if not sa.inspect(connection).get_table_names():
+        s.metadata.create_all(connection)
+        connection.execute(s.schema_version.insert().values(version=s.SCHEMA_VERSION))
+        return
+    version = check_version(connection, where)
+    while version < s.SCHEMA_VERSION:
+        step = s.MIGRATIONS.get(version)
+        if step is None:
+            raise StoreError(f"no way from schema version {version} to {s.SCHEMA_VERSION}", where=where)
+        step(connection)
+        version += 1
+        connection.execute(s.schema_version.update().values(version=version))
+
+
+def check_version(connection: sa.Connection, where: str) -> int:
+    """Return the version of a store; refuse an empty database, one of something else, and one from the future."""
+    present = set(sa.inspect(connection).get_table_names())
+    if not present:
+        raise EmptyStoreError("nothing was stored here yet", where=where, hint="check the path, or run a study first")
+    if s.schema_version.name not in present:
+        raise NoStoreError(
+            "this database holds other tables and is not a Potentia store",
+            where=where,
+            hint="give another file or database with --store",
+        )
+    version = connection.execute(sa.select(s.schema_version.c.version)).scalar_one_or_none()
+    if version is None:
+        raise StoreError("the store has no schema version", where=where, hint="restore it from a copy")
+    if version > s.SCHEMA_VERSION:
+        raise StoreError(
+            f"the store has schema version {version}, this Potentia knows up to {s.SCHEMA_VERSION}",
+            where=where,
+            hint="upgrade Potentia: pip install --upgrade potentia",
+        )
+    return int(version)

@@ -13,9 +13,9 @@ import sqlalchemy as sa
 
 from potentia.errors import StoreError
 from potentia.store import schema as s
-from potentia.store.database import WRITE, speaking
+from potentia.store.database import WRITE, now, speaking
 from potentia.store.items import dumps
-from potentia.store.records import EpochRecord, EventRecord, FailureRecord, LaneRecord, now
+from potentia.store.records import EpochRecord, EventRecord, FailureRecord, LaneRecord
 
 _EVENT_LOCK = 0x706F74656E746961  # any fixed number: all writers of events wait for one another on PostgreSQL
 

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 from potentia.scores import Score
-
-
-def now() -> str:
-    """Return this moment in UTC, as ISO 8601 text that sorts by time."""
-    return datetime.now(UTC).isoformat(timespec="microseconds")
+from potentia.store.database import now
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,6 @@ from collections.abc import Callable
 import sqlalchemy as sa
 from sqlalchemy import BigInteger, Boolean, Column, Double, ForeignKey, Index, Integer, Table, Text
 
-from potentia.errors import EmptyStoreError, NoStoreError, StoreError
-
 SCHEMA_VERSION = 1
 
 metadata = sa.MetaData()
@@ -147,43 +145,3 @@ progress = Table(
 
 # From version v to v + 1. A release that changes the tables raises SCHEMA_VERSION and adds its step here.
 MIGRATIONS: dict[int, Callable[[sa.Connection], None]] = {}
-
-
-def prepare(connection: sa.Connection, where: str) -> None:
-    """Create the tables in an empty database, or bring an older store to this version, inside the open transaction."""
-    try:
-        version = check_version(connection, where)
-    except EmptyStoreError:
-        metadata.create_all(connection)
-        connection.execute(schema_version.insert().values(version=SCHEMA_VERSION))
-        return
-    while version < SCHEMA_VERSION:
-        step = MIGRATIONS.get(version)
-        if step is None:
-            raise StoreError(f"no way from schema version {version} to {SCHEMA_VERSION}", where=where)
-        step(connection)
-        version += 1
-        connection.execute(schema_version.update().values(version=version))
-
-
-def check_version(connection: sa.Connection, where: str) -> int:
-    """Return the version of a store; refuse an empty database, one of something else, and one from the future."""
-    present = set(sa.inspect(connection).get_table_names())
-    if not present:
-        raise EmptyStoreError("nothing was stored here yet", where=where, hint="check the path, or run a study first")
-    if schema_version.name not in present:
-        raise NoStoreError(
-            "this database holds other tables and is not a Potentia store",
-            where=where,
-            hint="give another file or database with --store",
-        )
-    version = connection.execute(sa.select(schema_version.c.version)).scalar_one_or_none()
-    if version is None:
-        raise StoreError("the store has no schema version", where=where, hint="restore it from a copy")
-    if version > SCHEMA_VERSION:
-        raise StoreError(
-            f"the store has schema version {version}, this Potentia knows up to {SCHEMA_VERSION}",
-            where=where,
-            hint="upgrade Potentia: pip install --upgrade potentia",
-        )
-    return int(version)

@@ -16,11 +16,11 @@ import sqlalchemy as sa
 from potentia.errors import EmptyStoreError, InputError, NoStoreError, StoreError
 from potentia.scores import ItemOutcome, Score, ScoreMatrix
 from potentia.store import schema as s
-from potentia.store.database import WRITE, connect, locate, speaking, without_password
+from potentia.store.database import WRITE, check_version, connect, locate, now, prepare, speaking, without_password
 from potentia.store.items import dumps, load, load_values, publish, stage
 from potentia.store.live import LiveStore
 from potentia.store.matrix import Grid
-from potentia.store.records import CellRecord, StudyRecord, now
+from potentia.store.records import CellRecord, StudyRecord
 
 _LOCK = 0x706F74656E740001  # guards the creation of the tables on PostgreSQL
 _Key = TypeVar("_Key", str, int)
@@ -57,11 +57,11 @@ class Store(LiveStore):
                 connection = plain.execution_options(**{WRITE: not readonly})
                 with connection.begin():
                     if readonly:
-                        s.check_version(connection, name)
+                        check_version(connection, name)
                     else:
                         if engine.dialect.name == "postgresql":
                             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
-                        s.prepare(connection, name)
+                        prepare(connection, name)
         store = cls(engine, name, folder)
         store._opened = (str(where), items, readonly)
         return store

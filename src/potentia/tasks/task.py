@@ -15,7 +15,7 @@ from potentia.requests import Document, Example, Request
 from potentia.scores import ItemOutcome, Score
 from potentia.study import Caps
 from potentia.tasks import metrics
-from potentia.tasks.fingerprint import fingerprint
+from potentia.tasks.harness import fingerprint
 from potentia.tasks.leaf import Answer, ChatTemplate, Leaf
 from potentia.tasks.splits import SPLITS, Part, Rows, Split, SplitPlan, cap, divide
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from potentia.findings import jsonable
 from potentia.report import lane_payload
-from potentia.run.status import asked_cells, is_running
+from potentia.run import asked_cells, is_running
 from potentia.store import Store, StudyRecord
 
 EVERY = 1.0  # seconds between two looks at the store

@@ -4,18 +4,7 @@
 ``task_folder(cache)`` writes the benchmarks. ``tools/zoo_builder`` rebuilds the weights.
 """
 
-from potentia.zoo.benchmarks import BENCHMARKS, Benchmark
+from potentia.zoo.benchmarks import BENCHMARK, BENCHMARKS, Benchmark, items
 from potentia.zoo.library import ZooModel, model, model_folders, models, task_folder
+from potentia.zoo.tokenizer import write_tokenizer
 from potentia.zoo.world import World, make_world
-
-__all__ = [
-    "BENCHMARKS",
-    "Benchmark",
-    "World",
-    "ZooModel",
-    "make_world",
-    "model",
-    "model_folders",
-    "models",
-    "task_folder",
-]

@@ -1,0 +1,41 @@
+"""The house: its measures are taken rightly, and nobody goes past a room's door."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import house
+
+
+def test_nobody_goes_past_a_door():
+    assert house.past_doors() == []
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two rooms, a helper beside them, and every way to import."""
+    files = {
+        "potentia/__init__.py": "",
+        "potentia/errors.py": "",
+        "potentia/one/__init__.py": "from potentia.one.door import open_door, door\n",
+        "potentia/one/door.py": "from potentia.one.hinge import x\ndef open_door(): ...\ndef door(): ...\n",
+        "potentia/one/hinge.py": "import potentia.errors\n",
+        "potentia/two/__init__.py": "",
+        "potentia/two/good.py": "from potentia.one import open_door, door\n",
+        "potentia/two/late.py": "def f():\n    from potentia.one.hinge import x\n",
+        "potentia/two/typed.py": "if TYPE_CHECKING:\n    from potentia.one import hinge\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(house, "SOURCE", tmp_path)
+    monkeypatch.setattr(house, "PACKAGE", tmp_path / "potentia")
+    return tmp_path
+
+
+def test_the_measures_count_what_they_say(small: Path):
+    chain = ["potentia.two.good", "potentia.one", "potentia.one.door", "potentia.one.hinge", "potentia.errors"]
+    assert house.longest_chain() == chain, "the name `door` is what the room gives, not the module"
+    assert house.past_doors() == ["potentia.two.late reaches past potentia.one for potentia.one.hinge"]

@@ -1,0 +1,216 @@
+"""Measures of the house: how deep imports go, how much of it a run wakes, how long it is, who reaches past a door.
+
+python tools/house.py            # prints them, with the chain and the modules by name
+python tools/house.py --check    # says whether every measure holds; part of `make lint`
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src"
+PACKAGE = SOURCE / "potentia"
+MOST_CHAIN = 15
+MOST_RUN = 25
+# Rooms that may go past another's door, each for a reason.
+EXCEPTIONS = {
+    ("potentia.papers", "potentia.analysis"): "the papers' tables are made of the analyses' parts, one by one",
+    ("potentia.papers", "potentia.store"): "the papers' own layouts of scores",
+    ("potentia.cli", "potentia.web"): "FastAPI is loaded by the command that serves, and by no other",
+}
+
+
+def modules() -> dict[str, Path]:
+    """Return every module of the wheel by its name; a package by its ``__init__``."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+# --- imports ---------------------------------------------------------------------------------------------------------
+
+
+def imports(name: str, path: Path, known: dict[str, Path], *, lazy: bool) -> set[str]:
+    """Return our modules that a module imports when it is loaded; with ``lazy`` also those inside its functions.
+
+    Imports under ``if TYPE_CHECKING`` do not count, nor does the package that a named module lies in. ``from package
+    import name`` is the module of that name, unless the package's ``__init__`` itself gives the name: then the package.
+    """
+    found: set[str] = set()
+
+    def visit(body: list[ast.stmt]) -> None:
+        for node in body:
+            if isinstance(node, ast.Import):
+                found.update(alias.name for alias in node.names if alias.name in known)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                for alias in node.names:
+                    inner = f"{node.module}.{alias.name}"
+                    is_module = inner in known and alias.name not in _given(known[node.module])
+                    found.update(one for one in [inner if is_module else node.module] if one in known)
+            elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+                visit(node.orelse)
+            elif lazy or not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                for field in ("body", "orelse", "finalbody"):
+                    visit(getattr(node, field, []))
+                for handler in getattr(node, "handlers", []):
+                    visit(handler.body)
+
+    visit(ast.parse(path.read_text("utf-8")).body)
+    return found - {name}
+
+
+@cache
+def _given(path: Path) -> frozenset[str]:
+    """Return the names that an ``__init__`` imports or defines."""
+    given: set[str] = set()
+    for node in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(node, ast.ImportFrom):
+            given.update(alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            given.add(node.name)
+    return frozenset(given)
+
+
+def longest_chain(*, lazy: bool = False) -> list[str]:
+    """Return the longest way from module to module by imports, no module twice; cycles are cut."""
+    known = modules()
+    graph = {name: imports(name, path, known, lazy=lazy) for name, path in known.items()}
+    sys.setrecursionlimit(10_000)
+    on_the_way: list[str] = []
+
+    @cache
+    def longest(name: str) -> list[str]:
+        on_the_way.append(name)
+        ways = [longest(other) for other in sorted(graph[name]) if other not in on_the_way]
+        on_the_way.pop()
+        return [name, *max(ways, key=lambda way: len(way), default=[])]
+
+    return max((longest(name) for name in known), key=lambda way: len(way))
+
+
+def past_doors() -> list[str]:
+    """Return every import that goes past another room's ``__init__``, at load time or later.
+
+    A room is a package right below ``potentia``; a package inside it is a door of its own (``engine.scoring``). The
+    modules beside the rooms (scores, errors …) have no door.
+    """
+    known = modules()
+    packages = {name for name, path in known.items() if path.name == "__init__.py"}
+
+    def room(name: str) -> str:
+        return ".".join(name.split(".")[:2])
+
+    told = []
+    for name, path in known.items():
+        for other in sorted(imports(name, path, known, lazy=True)):
+            beyond = room(other) in packages and room(other) != room(name) and other not in packages
+            if beyond and (room(name), room(other)) not in EXCEPTIONS:
+                told.append(f"{name} reaches past {room(other)} for {other}")
+    return told
+
+
+# --- a run -----------------------------------------------------------------------------------------------------------
+
+_TRACED = """
+import sys, threading
+source, out = sys.argv[1], sys.argv[2]
+seen = set()
+
+def look(frame, event, _):
+    code = frame.f_code
+    if event != "call" or not code.co_filename.startswith(source) or code.co_name == "<module>" or code in known:
+        return
+    above = frame.f_back
+    while above is not None:  # what runs while a module is loaded is no part of the run
+        if above.f_code.co_name == "<module>" and above.f_code.co_filename.startswith(source):
+            return
+        above = above.f_back
+    known.add(code)
+    seen.add(code.co_filename)
+
+known = set()
+threading.setprofile(look)
+sys.setprofile(look)
+sys.argv = ["potentia", *sys.argv[3:]]
+try:
+    from potentia.cli import main
+    main()
+except SystemExit as ended:
+    code = ended.code
+sys.setprofile(None)
+import json
+open(out, "w").write(json.dumps(sorted(seen)))
+sys.exit(code)
+"""
+
+
+def run_modules() -> list[str]:
+    """Return our modules whose functions a small real run executes: two zoo models, a file of questions, two protocols.
+
+    Counted are functions called after their module was loaded; generated methods of dataclasses lie in no file.
+    """
+    from potentia import zoo
+
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        models = zoo.model_folders(folder / "models", ["aster-71k", "birch-71k"])
+        zoo.task_folder(folder / "tasks")
+        lines = [
+            (folder / "tasks" / "ask" / f"{split}.jsonl").read_text().splitlines()[:40] for split in ("train", "test")
+        ]
+        (folder / "ask.jsonl").write_text("\n".join(line for part in lines for line in part) + "\n")
+        out = folder / "seen.json"
+        arguments = [
+            "run",
+            "--models",
+            *map(str, models.values()),
+            "--tasks",
+            str(folder / "ask.jsonl"),
+            "--device",
+            "cpu",
+        ]
+        arguments += ["--epochs", "1", "--learning-rates", "1e-3", "--store", str(folder / "s.db")]
+        command = [sys.executable, "-c", _TRACED, str(PACKAGE), str(out), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit(f"the traced run failed:\n{done.stderr[-2000:]}")
+        names = {str(path): name for name, path in modules().items()}
+        return [names[file] for file in json.loads(out.read_text())]
+
+
+def main() -> None:
+    """Print the measures, or check them."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--check", action="store_true", help="fail where a room is entered past its door")
+    reaching = past_doors()
+    if options.parse_args().check:
+        sys.exit("\n".join(reaching) or 0)
+    lines = sum(len(path.read_text("utf-8").splitlines()) for path in modules().values())
+    print(f"Python in the wheel: {lines:,} lines in {len(modules())} modules")
+    for kind, lazy in (("when loaded", False), ("with those inside functions", True)):
+        chain = longest_chain(lazy=lazy)
+        print(f"longest import chain, {kind}: {len(chain)} modules ({MOST_CHAIN} asked)")
+        print("  " + " → ".join(name.removeprefix("potentia.") for name in chain))
+    print(f"imports past another room's door: {len(reaching)}, beside {len(EXCEPTIONS)} pairs of rooms that may")
+    print("".join(f"  {line}\n" for line in reaching), end="")
+    found = run_modules()
+    rooms = Counter(name.split(".")[1] if "." in name else "potentia" for name in found)
+    outside = [name for name in found if not name.startswith("potentia.engine")]
+    print(f"modules that a run executes: {len(found)}, of which {len(outside)} outside the engine ({MOST_RUN} asked)")
+    print("  " + ", ".join(f"{room} {count}" for room, count in sorted(rooms.items())))
+    print("  " + ", ".join(name.removeprefix("potentia.") for name in outside))
+
+
+if __name__ == "__main__":
+    main()
