@@ -76,6 +76,8 @@ def test_its_study_is_found_done(old: Path):
     assert plan.outdated == ()
     result = run_study(plan)
     assert (result.computed, result.reused, result.failed) == (0, 22, 0)
+    with Store.open(study.store) as store:
+        assert sorted(record.name for record in store.studies()) == ["before", "full"], "it is the same study"
 
 
 def test_a_cell_that_is_missing_is_computed_among_the_others(old: Path):

@@ -228,18 +228,32 @@ def plan_study(study: Study) -> StudyPlan:
 
     for model in study.rows():
         check_source(model)
-    key, tasks = study_key(study), load_tasks(study)
+    tasks = load_tasks(study)
     _check_steps(study, tasks.auxiliary)
-    rows = [_plan_row(study, key, tasks, model) for model in study.rows()]
-    outdated: list[str] = []
     store = Store.find(study.store)
-    if store is not None:
-        with store:
-            rows = seen(rows, store)
-            wanted = {cell.key for row in rows for cell in row.cells}
-            readable = {row.model.name for row in rows if not row.problem}
-            outdated = [k for k, model in store.linked(key).items() if model in readable and k not in wanted]
+    if store is None:
+        key = study_key(study)
+        return StudyPlan(study, key, tuple(_plan_row(study, key, tasks, model) for model in study.rows()), tasks)
+    with store:
+        key = _known_as(study, store)
+        rows = seen([_plan_row(study, key, tasks, model) for model in study.rows()], store)
+        wanted = {cell.key for row in rows for cell in row.cells}
+        readable = {row.model.name for row in rows if not row.problem}
+        outdated = [k for k, model in store.linked(key).items() if model in readable and k not in wanted]
     return StudyPlan(study, key, tuple(rows), tasks, tuple(outdated))
+
+
+def _known_as(study: Study, store: Store) -> str:
+    """Return the study's key; one that an older version named otherwise goes on under the name it has."""
+    key = study_key(study)
+    named = [record for record in store.studies() if record.name == study.name]
+    for record in named if key not in {record.key for record in named} else ():
+        try:
+            if study_key(Study.model_validate(dict(record.spec))) == key:
+                return record.key
+        except ValueError:  # imported scores, or fields that are no more
+            continue
+    return key
 
 
 def _plan_row(study: Study, key: str, tasks: LoadedTasks, model: ModelSpec) -> RowPlan:
