@@ -36,6 +36,6 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_measures_count_what_they_say(small: Path):
-    chain = ["potentia.two.good", "potentia.one", "potentia.one.door", "potentia.one.hinge", "potentia.errors"]
-    assert house.longest_chain() == chain, "the name `door` is what the room gives, not the module"
+    chain = ["potentia.two.good", "potentia.one.door", "potentia.one.hinge", "potentia.errors"]
+    assert house.longest_chain() == chain, "through the door, to where the names are made"
     assert house.past_doors() == ["potentia.two.late reaches past potentia.one for potentia.one.hinge"]

@@ -41,11 +41,12 @@ def modules() -> dict[str, Path]:
 # --- imports ---------------------------------------------------------------------------------------------------------
 
 
-def imports(name: str, path: Path, known: dict[str, Path], *, lazy: bool) -> set[str]:
+def imports(name: str, path: Path, known: dict[str, Path], *, lazy: bool, through: bool = False) -> set[str]:
     """Return our modules that a module imports when it is loaded; with ``lazy`` also those inside its functions.
 
     Imports under ``if TYPE_CHECKING`` do not count, nor does the package that a named module lies in. ``from package
-    import name`` is the module of that name, unless the package's ``__init__`` itself gives the name: then the package.
+    import name`` is the package where its ``__init__`` gives the name, else the module of that name; ``through`` looks
+    behind the door, at the module that the name comes from.
     """
     found: set[str] = set()
 
@@ -53,11 +54,8 @@ def imports(name: str, path: Path, known: dict[str, Path], *, lazy: bool) -> set
         for node in body:
             if isinstance(node, ast.Import):
                 found.update(alias.name for alias in node.names if alias.name in known)
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                for alias in node.names:
-                    inner = f"{node.module}.{alias.name}"
-                    is_module = inner in known and alias.name not in _given(known[node.module])
-                    found.update(one for one in [inner if is_module else node.module] if one in known)
+            elif isinstance(node, ast.ImportFrom) and node.module in known:
+                found.update(_home(node.module, alias.name, known, through=through) for alias in node.names)
             elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
                 visit(node.orelse)
             elif lazy or not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -70,23 +68,40 @@ def imports(name: str, path: Path, known: dict[str, Path], *, lazy: bool) -> set
     return found - {name}
 
 
+def _home(module: str, name: str, known: dict[str, Path], *, through: bool) -> str:
+    given = _given(known[module])
+    if name in given:
+        origin, original = given[name] or (module, name)
+        return (
+            _home(origin, original, known, through=True) if through and origin in known and origin != module else module
+        )
+    return inner if (inner := f"{module}.{name}") in known else module
+
+
 @cache
-def _given(path: Path) -> frozenset[str]:
-    """Return the names that an ``__init__`` imports or defines."""
-    given: set[str] = set()
+def _given(path: Path) -> dict[str, tuple[str, str] | None]:
+    """Return the names that a module imports, with where they come from, and those it defines."""
+    given: dict[str, tuple[str, str] | None] = {}
     for node in ast.parse(path.read_text("utf-8")).body:
-        if isinstance(node, ast.ImportFrom):
-            given.update(alias.asname or alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom) and node.module:
+            given |= {alias.asname or alias.name: (node.module, alias.name) for alias in node.names}
         elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            given.add(node.name)
-    return frozenset(given)
+            given[node.name] = None
+    return given
 
 
 def longest_chain(*, lazy: bool = False) -> list[str]:
-    """Return the longest way from module to module by imports, no module twice; cycles are cut."""
+    """Return the longest way from module to module by imports, no module twice; cycles are cut.
+
+    Doors do not count: a name that comes through a room's ``__init__`` is an import of the module it is made in.
+    """
     known = modules()
-    graph = {name: imports(name, path, known, lazy=lazy) for name, path in known.items()}
-    sys.setrecursionlimit(10_000)
+    rooms = {name for name, path in known.items() if path.name == "__init__.py"}
+    graph = {
+        name: imports(name, path, known, lazy=lazy, through=True) - rooms
+        for name, path in known.items()
+        if name not in rooms
+    }
     on_the_way: list[str] = []
 
     @cache
@@ -96,7 +111,7 @@ def longest_chain(*, lazy: bool = False) -> list[str]:
         on_the_way.pop()
         return [name, *max(ways, key=lambda way: len(way), default=[])]
 
-    return max((longest(name) for name in known), key=lambda way: len(way))
+    return max((longest(name) for name in graph), key=lambda way: len(way))
 
 
 def past_doors() -> list[str]:
@@ -142,23 +157,23 @@ def look(frame, event, _):
 known = set()
 threading.setprofile(look)
 sys.setprofile(look)
-sys.argv = ["potentia", *sys.argv[3:]]
-try:
-    from potentia.cli import main
-    main()
-except SystemExit as ended:
-    code = ended.code
+from potentia.cli.view import watch
+from potentia.run import run_study
+from potentia.study import read_study
+result = run_study(read_study(sys.argv[3]), watch=watch)
 sys.setprofile(None)
 import json
 open(out, "w").write(json.dumps(sorted(seen)))
-sys.exit(code)
+sys.exit(result.exit_code)
 """
 
 
 def run_modules() -> list[str]:
     """Return our modules whose functions a small real run executes: two zoo models, a file of questions, two protocols.
 
-    Counted are functions called after their module was loaded; generated methods of dataclasses lie in no file.
+    Counted are functions called after their module was loaded, from reading the study file to the last cell, with the
+    terminal's view of it; generated methods of dataclasses lie in no file. The ranking that ``potentia run`` ends with
+    is an analysis, and no part of it.
     """
     from potentia import zoo
 
@@ -170,18 +185,19 @@ def run_modules() -> list[str]:
             (folder / "tasks" / "ask" / f"{split}.jsonl").read_text().splitlines()[:40] for split in ("train", "test")
         ]
         (folder / "ask.jsonl").write_text("\n".join(line for part in lines for line in part) + "\n")
+        (folder / "study.yaml").write_text(
+            json.dumps(  # JSON is YAML
+                {
+                    "models": [{"name": name, "path": str(path)} for name, path in models.items()],
+                    "tasks": ["ask.jsonl"],
+                    "tuning": {"epochs": 1, "learning_rates": [1e-3]},
+                    "device": "cpu",
+                    "store": str(folder / "s.db"),
+                }
+            )
+        )
         out = folder / "seen.json"
-        arguments = [
-            "run",
-            "--models",
-            *map(str, models.values()),
-            "--tasks",
-            str(folder / "ask.jsonl"),
-            "--device",
-            "cpu",
-        ]
-        arguments += ["--epochs", "1", "--learning-rates", "1e-3", "--store", str(folder / "s.db")]
-        command = [sys.executable, "-c", _TRACED, str(PACKAGE), str(out), *arguments]
+        command = [sys.executable, "-c", _TRACED, str(PACKAGE), str(out), str(folder / "study.yaml")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             sys.exit(f"the traced run failed:\n{done.stderr[-2000:]}")
