@@ -196,7 +196,11 @@ class Training:
             self.tuned.curves[lane.key, name] = curve
 
     def _hold(self) -> None:
-        """Let the trainer keep the states that lead, for each benchmark and seed."""
+        """Let the trainer keep the states that lead, for each benchmark and seed; adapters are all kept."""
+        from potentia.engine.tuning import FullLanes
+
+        if not isinstance(self.trainer, FullLanes):
+            return
         leaders = set()
         for name in self.tuned.benchmarks:
             by_seed: dict[int, list[Candidate]] = {}

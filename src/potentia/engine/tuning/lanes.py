@@ -15,7 +15,7 @@ list of lanes, so resume with the same list.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -181,9 +181,6 @@ class LaneTrainer:
             base_model_name_or_path=getattr(self.model.config, "_name_or_path", None) or None,
         ).save_pretrained(str(folder))
         save_file(bank.state(row), str(folder / "adapter_model.safetensors"), metadata={"format": "pt"})
-
-    def hold(self, states: Collection[tuple[str, int]]) -> None:
-        """Say which lanes' epochs may still be asked for; adapters are small, and all of them are kept."""
 
     def bare(self) -> None:
         """Let the untuned model be scored, also by those who know nothing of adapters."""
