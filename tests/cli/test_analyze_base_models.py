@@ -147,6 +147,34 @@ def test_proxy_with_groups_and_early_models(capsys, world):
     assert out["proxies"]["models"] == 11
 
 
+def test_proxy_joins_base_and_chat_models_by_a_file_and_keeps_families_together(capsys, tmp_path):
+    rng = np.random.default_rng(0)
+    rows, pairs, facts = [], ["base,instruct"], ["model,family"]
+    for i in range(12):
+        ability = rng.normal()
+        pairs.append(f"b{i},c{i}")
+        facts += [f"b{i},f{i % 4}", f"c{i},f{i % 4}"]
+        rows += [("direct", f"b{i}", t, sign * ability, 0.01, "true") for t, sign in (("near", 1), ("far", -1))]
+        rows.append(("direct", f"b{i}", "other", rng.normal(), 0.01, "true"))
+        rows.append(("direct", f"c{i}", "tools", ability, 0.01, "true"))
+    (tmp_path / "pairs.csv").write_text("\n".join(pairs))
+    (tmp_path / "facts.csv").write_text("\n".join(facts))
+    scores = table(tmp_path / "scores.csv", rows)
+    usual = ["analyze", "proxy", scores, "--target", "tools", "--normalise", "feature", "--on", "base"]
+    with pytest.raises(InputError, match="no pairs of base and instruct"):
+        call(capsys, *usual)
+    usual += ["--pair-file", str(tmp_path / "pairs.csv"), "--facts", str(tmp_path / "facts.csv"), "--json"]
+    made = json.loads(call(capsys, *usual, "--families", "--top", "1", "--sampled", "5", "--rounds", "4"))
+    assert made["proxies"]["proxies"][0]["task"] == "near"
+    assert made["proxies"]["proxies"][0]["relevance"] == pytest.approx(1.0)
+    assert [(i["n"], i["k"]) for i in made["sampling"]["indices"]] == [(5, 4)] * 3
+    assert made["validation"]["unit"] == "pairs"
+    one = [line.replace("f1", "f0").replace("f2", "f0").replace("f3", "f0") for line in facts]
+    (tmp_path / "facts.csv").write_text("\n".join(one))
+    with pytest.raises(InputError, match="a family holds 12 of the 12 pairs"):
+        call(capsys, *usual, "--families")
+
+
 def test_proxy_refuses_what_it_does_not_know(capsys, world):
     with pytest.raises(InputError, match="no task 'gsm8k'"):
         call(capsys, "analyze", "proxy", world, "--target", "gsm8k")

@@ -36,7 +36,16 @@ def proxy(
         str, typer.Option(help="kendall, spearman, pearson, or auto: what algorithm 1 chooses.")
     ] = "kendall",
     normalise: Annotated[str, typer.Option(help="both (tasks, then models), feature (tasks only), or none.")] = "both",
-    top: Annotated[int, typer.Option(min=1, help="Top tasks that algorithm 1 compares.")] = 5,
+    top: Annotated[
+        int | None,
+        typer.Option(min=1, help="t of algorithm 1, top tasks compared; 10, or half of the candidates."),
+    ] = None,
+    sampled: Annotated[
+        list[int] | None, typer.Option(min=3, help="n of algorithm 1, models in a sample; else the paper's 6, 8, 10.")
+    ] = None,
+    rounds: Annotated[
+        list[int] | None, typer.Option(min=2, help="k of algorithm 1, samples; else the paper's 25 (and 15, 35).")
+    ] = None,
     keep: Annotated[int | None, typer.Option(min=1, help="Keep at most this many proxies.")] = None,
     data_group: Annotated[list[str] | None, typer.Option(help="Small models trained on different data.")] = None,
     seed_group: Annotated[list[str] | None, typer.Option(help="Small models that differ in their seed only.")] = None,
@@ -50,6 +59,13 @@ def proxy(
     ] = 1.0,
     weigh: Annotated[str, typer.Option(help="f(R): sigmoid, log, or none.")] = "sigmoid",
     steepness: Annotated[float, typer.Option(min=0.0, help="k of the sigmoid 1/(1+exp(-kR)).")] = 1.0,
+    on: Annotated[
+        str,
+        typer.Option(help="base: candidates on base models, target on their chat versions; chat: both on these; same."),
+    ] = "same",
+    pair_file: Annotated[
+        Path | None, typer.Option(help="CSV with the columns base and instruct; else by studies and facts.")
+    ] = None,
     pairs: Annotated[
         bool, typer.Option("--pairs/--no-pairs", help="Compare choosing and scoring on base and chat models.")
     ] = False,
@@ -71,7 +87,10 @@ def proxy(
       potentia analyze proxy scores.csv --target gsm8k --protocol train_before_test
 
       potentia analyze proxy potentia.db --target gsm8k --candidates arc_easy boolq --early run@1000 run@2000
+
+      potentia analyze proxy potentia.db --target t_eval --on base --pair-file pairs.csv --families
     """
+    from potentia.analysis.base_models import read_pairs
     from potentia.analysis.proxy import Options, find_proxies
     from potentia.evidence import read
 
@@ -85,6 +104,8 @@ def proxy(
         correlation=correlation,
         normalise=normalise,
         top=top,
+        sampled=sampled or (),
+        rounds=rounds or (),
         keep=keep,
         data_group=data_group or (),
         seed_group=seed_group or (),
@@ -93,7 +114,8 @@ def proxy(
         min_robustness=min_robustness,
         weigh=weigh,
         steepness=steepness,
-        pairs=pairs,
+        on=on,
+        pairs=read_pairs(pair_file) if pair_file is not None else pairs,
         families=families,
         splits=splits,
     )

@@ -1,13 +1,18 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.stats import kendalltau
 
+from potentia.analysis.proxy import Options, find_proxies
 from potentia.analysis.proxy.forecast import by_perplexity, make_forecast, reversed_pairs
 from potentia.analysis.proxy.proxies import choose_proxies, ignore_robustness, log_ratio, predict, sigmoid
 from potentia.analysis.proxy.robustness import Robustness, variance_ratio
+from potentia.analysis.proxy.sampling import PAPER_CONFIGURATIONS
 from potentia.analysis.proxy.validation import _halves, validate
 from potentia.errors import InputError
+from potentia.evidence import Evidence
 from potentia.scores import ScoreMatrix
 
 
@@ -170,3 +175,98 @@ def test_strategies_on_pairs_of_base_and_chat_models():
 def test_too_few_models_are_named():
     with pytest.raises(InputError, match="6 models have all scores"):
         validate(world(6), "target", CANDIDATES)
+
+
+def chats(models=12, *, seed=0):
+    """Base models with candidates and no target, chat versions with the target alone, as with tool use."""
+    rng = np.random.default_rng(seed)
+    ability = rng.normal(size=models)
+    tasks = ["tool_use", "near", "far", "other", "corpus"]
+    values = np.full((2 * models, 5), np.nan)
+    values[:models, 1] = ability + rng.normal(scale=0.1, size=models)
+    values[:models, 2] = -ability + rng.normal(scale=0.1, size=models)
+    values[:models, 3] = rng.normal(size=models)
+    values[:models, 4] = 2 - 0.1 * rng.normal(size=models)
+    values[models:, 0] = ability
+    names = [*(f"b{i}" for i in range(models)), *(f"c{i}" for i in range(models))]
+    matrix = ScoreMatrix.build(names, tasks, values, higher_is_better=[True] * 4 + [False])
+    return matrix, {f"b{i}": f"c{i}" for i in range(models)}
+
+
+def test_relevance_choice_and_forecast_join_base_and_chat_models(tmp_path):
+    """Once only the validation did, and only where base models had the target too, which is what they cannot have."""
+    matrix, pairs = chats()
+    evidence = Evidence.of(matrix)
+    with pytest.raises(InputError, match="only 0 models have a score"):
+        find_proxies(evidence, Options("tool_use", normalise="feature"))
+    options = Options("tool_use", normalise="feature", on="base", pairs=pairs, top=1, min_relevance=0.5)
+    found = find_proxies(evidence, options)
+    assert found.proxies.models == 12
+    best = found.proxies.proxies[0]
+    base, chat = matrix.select(models=list(pairs), tasks=["near"]), matrix.select(models=list(pairs.values()))
+    assert best.task == "near"
+    assert best.relevance == pytest.approx(kendalltau(base.values[:, 0], chat.values[:, 0]).statistic)
+    assert found.sampling is not None
+    assert found.validation.unit == "pairs"
+    assert found.validation.trials[0].name == "proxies chosen and scored on base models"
+    assert found.validation.trials[0].tau.value > 0.7
+    assert not any("chat" in t.name for t in found.validation.trials)  # chat models have no candidates here
+    with pytest.raises(InputError, match="lack a score on some candidate"):
+        find_proxies(evidence, replace(options, on="chat"))
+    # early base models are judged by what their chat versions score later
+    early = replace(options, early=("b0", "b1", "b2"))
+    forecast = find_proxies(evidence, early, evidence).forecast
+    assert forecast.truth.tolist() == chat.values[:3, 0].tolist()
+    assert forecast.reversed_by_proxy == 0
+
+
+def test_robustness_goes_through_the_validation_end_to_end():
+    """S = C · f(R): the task that seeds move more than data is left out of every half, and so is its weight."""
+    rng = np.random.default_rng(3)
+    plain = world(20)
+    small = rng.normal(scale=0.01, size=(9, 7))
+    small[:5, 1:4] += np.array([[3.0], [-3.0], [2.0], [-2.0], [0.5]])  # data moves near1 to near3 …
+    small[5:, 3] += np.array([20.0, -20.0, 30.0, -30.0])  # … but seeds move near3 more
+    names = [*plain.models, *(f"d{i}" for i in range(5)), *(f"s{i}" for i in range(4))]
+    values = np.vstack([plain.values, small])
+    matrix = ScoreMatrix.build(names, plain.tasks, values, higher_is_better=plain.higher_is_better)
+    options = Options(
+        "target",
+        candidates=CANDIDATES,
+        data_group=[f"d{i}" for i in range(5)],
+        seed_group=[f"s{i}" for i in range(4)],
+        normalise="feature",
+        splits=20,
+    )
+    found = find_proxies(Evidence.of(matrix), options)
+    assert found.robustness is not None
+    assert "near3" not in found.proxies.weights
+    assert found.validation.chosen["near3"] == 0.0
+    assert found.validation.chosen["near1"] == 1.0
+    without = find_proxies(Evidence.of(matrix), replace(options, min_robustness=0.0, weigh="none"))
+    assert without.validation.chosen["near3"] == 1.0
+    steep = find_proxies(Evidence.of(matrix), replace(options, min_robustness=0.0, weigh="log"))
+    assert steep.validation.trials[0].tau.value != without.validation.trials[0].tau.value
+    nothing = find_proxies(Evidence.of(matrix), replace(options, min_robustness=1e9))
+    assert "In no half did a task pass" in nothing.validation.verdict
+    assert nothing.validation.trials[0].wins is None
+
+
+def test_n_k_and_t_of_algorithm_1_can_be_set():
+    evidence = Evidence.of(world(24))
+    usual = find_proxies(evidence, Options("target", candidates=CANDIDATES)).sampling
+    assert (usual.top, [(i.n, i.k) for i in usual.indices][::3]) == (2, list(PAPER_CONFIGURATIONS))
+    asked = Options("target", candidates=CANDIDATES, top=3, sampled=(5, 7), rounds=(4,))
+    found = find_proxies(evidence, asked).sampling
+    assert (found.top, [(i.n, i.k) for i in found.indices][::3]) == (3, [(5, 4), (7, 4)])
+    with pytest.raises(InputError, match="cannot draw 25 samples of 99 models"):
+        find_proxies(evidence, Options("target", candidates=CANDIDATES, sampled=(99,)))
+
+
+def test_spreads_are_not_called_intervals():
+    found = validate(world(), "target", CANDIDATES, corpora=["corpus"], splits=20)
+    (table,) = found.tables()
+    assert "2.5 % of halves" in table.columns
+    assert not {"low", "tau low", "gain low"} & set(table.columns)
+    assert "no confidence interval" in table.note
+    assert found.to_dict()["trials"][0]["tau"].keys() == {"value", "low", "high", "share"}

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+import numpy as np
+
 from potentia.analysis.base_models.lineage import known_pairs
 from potentia.analysis.proxy.forecast import Forecast, make_forecast
+from potentia.analysis.proxy.joined import join_pairs
 from potentia.analysis.proxy.proxies import ProxyTasks, Transform, choose_proxies, ignore_robustness, log_ratio, sigmoid
 from potentia.analysis.proxy.relevance import METRICS, Metric, Normalise
 from potentia.analysis.proxy.robustness import Robustness, measure_robustness
-from potentia.analysis.proxy.sampling import PAPER_CONFIGURATIONS, SamplingConsistency, measure_sampling
+from potentia.analysis.proxy.sampling import (
+    PAPER_CONFIGURATIONS,
+    PAPER_ROUNDS,
+    PAPER_SAMPLED,
+    SamplingConsistency,
+    measure_sampling,
+)
 from potentia.analysis.proxy.validation import Validation, validate
 from potentia.errors import InputError
 from potentia.findings import Finding
@@ -22,6 +31,8 @@ if TYPE_CHECKING:
     from potentia.evidence import Evidence
 
 LEAST_MODELS = 8  # to halve them and still choose and judge
+TOP = 10  # t of the paper's algorithm 1
+VIEWS = ("same", "base", "chat")
 
 
 @dataclass(frozen=True)
@@ -34,7 +45,9 @@ class Options:
     corpora: Sequence[str] | None = None  # rivals; all texts to predict where absent
     correlation: str = "kendall"  # or auto: what algorithm 1 chooses
     normalise: str = "both"
-    top: int = 5
+    top: int | None = None  # t of algorithm 1; 10, or half of the candidates where that is fewer
+    sampled: Sequence[int] = ()  # n of algorithm 1, models in a sample; the paper's (n, k) where absent
+    rounds: Sequence[int] = ()  # k of algorithm 1, samples
     keep: int | None = None
     data_group: Sequence[str] = ()
     seed_group: Sequence[str] = ()
@@ -43,9 +56,16 @@ class Options:
     min_robustness: float = 1.0
     weigh: str = "sigmoid"  # f(R): sigmoid, log or none
     steepness: float = 1.0
-    pairs: bool = False
+    on: str = "same"  # base: candidates on base models, target on their chat versions; chat: both on these
+    pairs: bool | Mapping[str, str] = False  # base → chat; True for those that studies and facts tell
     families: bool = False
     splits: int = 200
+
+    def configurations(self) -> Sequence[tuple[int, int]]:
+        """Return the (n, k) of algorithm 1."""
+        if not self.sampled and not self.rounds:
+            return PAPER_CONFIGURATIONS
+        return [(n, k) for n in self.sampled or PAPER_SAMPLED for k in self.rounds or PAPER_ROUNDS]
 
     def transform(self) -> Transform:
         """Return f(R) of S = C · f(R)."""
@@ -79,18 +99,26 @@ class Proxies:
 def find_proxies(evidence: Evidence, options: Options, truth: Evidence | None = None) -> Proxies:
     """Choose proxy tasks for a target, weigh them, predict the early models, and test the choice against perplexity.
 
-    ``truth`` holds later scores of the early models under the same names.
+    ``truth`` holds later scores of the early models under the same names, or of their chat versions. With ``on``, the
+    target is what chat models score, and the candidates what their base models do (or they themselves).
     """
     if options.correlation not in (*METRICS, "auto"):
         raise InputError(f"no correlation {options.correlation!r}", hint=f"choose one of: {', '.join(METRICS)}, auto")
     if options.normalise not in ("both", "feature", "none"):
         raise InputError(f"no normalisation {options.normalise!r}", hint="choose both, feature or none")
+    if options.on not in VIEWS:
+        raise InputError(f"no kind of model {options.on!r}", hint=f"--on is one of: {', '.join(VIEWS)}")
     how, target, protocol = cast("Normalise", options.normalise), options.target, Protocol(options.protocol)
     whole = evidence.narrowed(protocols=[protocol]).scores[protocol]
     rivals = list(options.corpora) if options.corpora is not None else list(whole.corpora().tasks)
     wanted = list(options.candidates or (t for t in whole.tasks if t != target and t not in rivals))
     small = {*options.data_group, *options.seed_group, *options.early}
-    reference = whole.select(models=[model for model in whole.models if model not in small])
+    others = whole.select(models=[model for model in whole.models if model not in small])
+    couples = _couples(evidence, options)
+    reference = others
+    if options.on != "same":
+        joined = join_pairs(others, couples, target, wanted)
+        reference = joined.matrix(options.on, [task for task in wanted if task != target])
     sampled = _sampling(reference, options, wanted, how)
     chosen = sampled.chosen if sampled is not None and options.correlation == "auto" else options.correlation
     metric: Metric = next((m for m in METRICS if m == chosen), "kendall")
@@ -113,11 +141,24 @@ def find_proxies(evidence: Evidence, options: Options, truth: Evidence | None = 
     if not proxies.weights:
         problems.append("no task passed the thresholds: lower --min-relevance or --min-robustness to predict")
     elif options.early:
-        known = _later(truth, options) if truth is not None else None
+        known = _later(truth, options, couples) if truth is not None else None
         early = whole.select(models=options.early)
         forecast = make_forecast(proxies.weights, early, target, truth=known, corpora=rivals)
-    judged = _validation(evidence, reference, options, wanted, rivals, metric)
+    judged = _validation(evidence, others, options, wanted, rivals, metric, couples, robust)
     return Proxies(proxies, sampled, robust, forecast, judged, tuple(problems))
+
+
+def _couples(evidence: Evidence, options: Options) -> dict[str, str]:
+    """Return base → chat: as given, else by what studies and facts tell; none where nothing asks for pairs."""
+    if options.on == "same" and not options.pairs:
+        return {}
+    if not isinstance(options.pairs, bool):
+        return dict(options.pairs)
+    there = set(evidence.models)
+    found = {base: chat for base, chat in known_pairs(evidence).items() if {base, chat} <= there}
+    if not found:
+        raise InputError("no pairs of base and instruct models are known here", hint="name them with --pair-file")
+    return found
 
 
 def _sampling(
@@ -125,19 +166,23 @@ def _sampling(
 ) -> SamplingConsistency | None:
     """Run algorithm 1, unless the top is all candidates: that is the same in every sample."""
     usable = reference.select(tasks=[options.target, *(t for t in wanted if t != options.target)]).complete()
-    sizes = [(n, k) for n, k in PAPER_CONFIGURATIONS if n <= len(usable.models)]
-    if not sizes or options.top >= len(usable.tasks) - 1:
+    asked = options.configurations()
+    sizes = asked if options.sampled else [(n, k) for n, k in asked if n <= len(usable.models)]
+    candidates = len(usable.tasks) - 1
+    top = options.top or min(TOP, candidates // 2)
+    if not sizes or not 0 < top < candidates:
         return None
-    return measure_sampling(usable, options.target, list(wanted), top=options.top, configurations=sizes, how=how)
+    return measure_sampling(usable, options.target, list(wanted), top=top, configurations=sizes, how=how)
 
 
-def _later(truth: Evidence, options: Options) -> dict[str, float]:
-    """Return the later scores of the early models; of one protocol alone where the source has one only."""
+def _later(truth: Evidence, options: Options, couples: Mapping[str, str]) -> dict[str, float]:
+    """Return the later scores of the early models, or of their chat versions; of the source's only protocol."""
     scores = truth.scores
     matrix = next((m for p, m in scores.items() if p == options.protocol), next(iter(scores.values())))
     column = matrix.select(tasks=[options.target])
-    early = set(options.early)
-    return {m: float(v) for m, v in zip(column.models, column.oriented()[:, 0], strict=True) if m in early}
+    known = {m: float(v) for m, v in zip(column.models, column.oriented()[:, 0], strict=True) if np.isfinite(v)}
+    names = {m: next((n for n in (couples.get(m), m) if n in known), None) for m in options.early}
+    return {m: known[n] for m, n in names.items() if n is not None}
 
 
 def _validation(
@@ -147,17 +192,16 @@ def _validation(
     wanted: Sequence[str],
     rivals: Sequence[str],
     metric: Metric,
+    couples: Mapping[str, str],
+    robust: Robustness | None,
 ) -> Validation | None:
     """Judge the choice on models that it was not made on; None where there are too few."""
-    couples = None
-    if options.pairs:
-        there = set(reference.models)
-        couples = {base: chat for base, chat in known_pairs(evidence).items() if {base, chat} <= there}
-        if not couples:
-            raise InputError("no pairs of base and instruct models are known here", hint="leave out --pairs")
-    target = options.target
-    needed = reference.select(tasks=[target, *(t for t in wanted if t != target), *rivals]).complete()
-    if len(needed.models) < LEAST_MODELS:
+    target, others = options.target, [t for t in wanted if t != options.target]
+    if couples:
+        units = len(join_pairs(reference, couples, target, others, rivals).models)
+    else:
+        units = len(reference.select(tasks=[target, *others, *rivals]).complete().models)
+    if units < LEAST_MODELS:
         return None
     families = evidence.background.families
     return validate(
@@ -165,11 +209,14 @@ def _validation(
         target,
         list(wanted),
         corpora=list(rivals),
-        pairs=couples,
+        pairs=couples or None,
         groups={m: families[m] for m in reference.models if m in families} if options.families else None,
         metric=metric,
         how=cast("Normalise", options.normalise),
+        robust=robust,
         min_relevance=options.min_relevance,
+        min_robustness=options.min_robustness,
+        transform=options.transform(),
         top=options.keep,
         splits=options.splits,
     )

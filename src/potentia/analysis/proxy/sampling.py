@@ -17,27 +17,28 @@ from scipy.stats import rankdata
 
 from potentia.analysis.proxy.relevance import METRICS, Metric, Normalise, correlate_target, normalise, performance
 from potentia.analysis.stats.correlation import pearson_matrix
-from potentia.analysis.stats.uncertainty import three
+from potentia.analysis.stats.uncertainty import Spread, spread_of, three
 from potentia.errors import InputError
-from potentia.findings import Bars, Chart, Finding, Interval, Table
+from potentia.findings import Bars, Chart, Finding, Table
 from potentia.scores import Floats, ScoreMatrix
 
 # The paper's (n, k): models per sample and number of samples, in table 3's order.
 PAPER_CONFIGURATIONS: tuple[tuple[int, int], ...] = ((6, 25), (8, 25), (10, 25), (10, 15), (10, 35))
+PAPER_SAMPLED, PAPER_ROUNDS = (6, 8, 10), (25,)
 
 
 @dataclass(frozen=True)
 class Indices:
     """Baseline and sampling consistency of one metric for one choice of n and k.
 
-    The values are means over repetitions of the whole algorithm; the intervals say where a single run of it falls.
+    The values are means over repetitions of the whole algorithm; the spreads say where a single run of it falls.
     """
 
     metric: Metric
     n: int
     k: int
-    baseline: Interval  # s
-    sampling: Interval  # r
+    baseline: Spread  # s
+    sampling: Spread  # r
     leads: float  # share of repetitions in which the metric has both the highest s and the highest r
 
 
@@ -54,7 +55,7 @@ class SamplingConsistency(Finding):
     chosen: Metric | None  # the metric with the highest mean s and r in most configurations, where one has both
 
     def tables(self) -> Sequence[Table]:
-        """Return table 3's layout with intervals."""
+        """Return table 3's layout, with the spread of single runs."""
         rows = tuple((i.n, i.k, i.metric, *three(i.baseline), *three(i.sampling), i.leads) for i in self.indices)
         verdict = (
             f"{self.chosen} has the highest s and r in most configurations."
@@ -65,10 +66,11 @@ class SamplingConsistency(Finding):
             Table(
                 f"Algorithm 1: consistency of the top {self.top} tasks for {self.target} "
                 f"({self.models} models, {self.candidates} candidates)",
-                ("n", "k", "metric", "s", "s low", "s high", "r", "r low", "r high", "leads"),
+                ("n", "k", "metric", "s", "2.5 % of runs", "97.5 %", "r", "2.5 % of runs ", "97.5 % ", "leads"),
                 rows,
-                note=f"{verdict} Means over {self.repetitions} runs of the algorithm; low and high hold 95 % of single "
-                "runs. leads: share of runs in which the metric has both the highest s and the highest r.",
+                note=f"{verdict} Means over {self.repetitions} runs of the algorithm; a single run falls between the "
+                "percentiles in 95 % of them. leads: share of runs in which the metric has both the highest s and the "
+                "highest r.",
             ),
         )
 
@@ -86,7 +88,7 @@ class SamplingConsistency(Finding):
             return Bars(
                 f"sampling-{kind}",
                 title,
-                "Higher means that other models would have named the same tasks.",
+                "Higher means that other models would have named the same tasks; the bars hold 95 % of single runs.",
                 labels=labels,
                 series=pick("value"),
                 low=pick("low"),
@@ -131,8 +133,8 @@ def measure_sampling(
                     metric=metric,
                     n=n,
                     k=k,
-                    baseline=_spread(s, level),
-                    sampling=_spread(r, level),
+                    baseline=spread_of(s, level),
+                    sampling=spread_of(r, level),
                     leads=float(np.mean((s >= best_s) & (r >= best_r))),
                 )
             )
@@ -169,12 +171,6 @@ def _sampled(vectors: Floats, draws: npt.NDArray[np.int64], metric: Metric) -> F
     weights = np.zeros((len(draws), len(vectors)))
     np.put_along_axis(weights, draws, 1.0, axis=1)
     return correlate_target(vectors, metric, weights=weights)
-
-
-def _spread(values: Floats, level: float) -> Interval:
-    tail = 100 * (1 - level) / 2
-    low, high = np.percentile(values, [tail, 100 - tail])
-    return Interval(float(values.mean()), float(low), float(high), level)
 
 
 def _choose(found: Sequence[Indices]) -> Metric | None:

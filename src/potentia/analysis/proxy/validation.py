@@ -7,17 +7,21 @@ models are compared (proxy-task paper, section 4.3).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from potentia.analysis.proxy.forecast import by_perplexity, reversed_pairs
-from potentia.analysis.proxy.proxies import choose_proxies, predict
+from potentia.analysis.proxy.joined import Joined, join_pairs
+from potentia.analysis.proxy.proxies import Transform, choose_proxies, predict
 from potentia.analysis.proxy.relevance import Metric, Normalise
-from potentia.analysis.stats.uncertainty import tau_rows, three
+from potentia.analysis.proxy.robustness import Robustness
+from potentia.analysis.stats.correlation import nan_mean
+from potentia.analysis.stats.uncertainty import Spread, spread_of, tau_rows, three
 from potentia.errors import InputError
-from potentia.findings import Bars, Chart, Finding, Interval, Table
+from potentia.findings import Bars, Chart, Finding, Table
 from potentia.scores import Floats, ScoreMatrix
 
 
@@ -26,9 +30,9 @@ class Trial:
     """One way to predict, over all splits: Kendall's tau with the truth, and the share of reversed pairs."""
 
     name: str
-    tau: Interval
+    tau: Spread  # over halves
     reversed_share: float
-    gain: Interval | None  # tau less perplexity's, split by split
+    gain: Spread | None  # tau less perplexity's, half by half
     wins: float | None  # share of splits in which its tau is above perplexity's
 
 
@@ -47,7 +51,9 @@ class Validation(Finding):
     def verdict(self) -> str:
         """One sentence that says whether proxies beat perplexity."""
         first = self.trials[0]
-        if first.gain is None:
+        if not math.isfinite(first.tau.value):
+            return "In no half did a task pass the thresholds: there is nothing to judge."
+        if first.gain is None or first.wins is None:
             return "No perplexity to compare with: name corpora that were scored."
         if first.gain.low > 0:
             return f"Proxy tasks beat perplexity on {self.target} (won {first.wins:.0%} of the splits)."
@@ -69,18 +75,19 @@ class Validation(Finding):
                 f"Predicting {self.target} for the half of the {self.units} {self.unit} not used to choose proxies",
                 (
                     "predict by",
-                    "tau",
-                    "tau low",
-                    "tau high",
+                    "mean tau",
+                    "2.5 % of halves",
+                    "97.5 %",
                     "reversed",
-                    "gain over perplexity",
-                    "gain low",
-                    "gain high",
+                    "mean gain over perplexity",
+                    "2.5 % of halves ",
+                    "97.5 % ",
                     "wins",
                 ),
                 rows,
-                note=f"{self.verdict} {self.splits} random halves; low and high hold 95 % of them. "
-                "reversed: share of pairs in the reverse of the true order.",
+                note=f"{self.verdict} {self.splits} random halves: between the percentiles lie 95 % of them, which is "
+                "no confidence interval, as halves share models. reversed: share of pairs in the reverse of the true "
+                "order.",
             ),
         )
 
@@ -91,7 +98,8 @@ class Validation(Finding):
             Bars(
                 "proxy-validation",
                 f"Predicting {self.target}",
-                "Kendall's tau between prediction and truth on models that had no part in choosing the proxies.",
+                "Kendall's tau between prediction and truth on models that had no part in choosing the proxies; "
+                "the bars hold 95 % of the random halves.",
                 labels=tuple(t.name for t in self.trials),
                 series={"tau": tuple(t.tau.value for t in self.trials)},
                 low={"tau": tuple(t.tau.low for t in self.trials)},
@@ -120,7 +128,10 @@ def validate(
     groups: Mapping[str, str] | None = None,
     metric: Metric = "kendall",
     how: Normalise = "both",
+    robust: Robustness | None = None,
     min_relevance: float = 0.0,
+    min_robustness: float = 1.0,
+    transform: Transform | None = None,
     top: int | None = None,
     splits: int = 200,
     seed: int = 0,
@@ -129,20 +140,23 @@ def validate(
 
     ``corpora`` are the tasks whose perplexity is the rival. With ``pairs`` (base → chat) the units are pairs: the
     target is the chat model's score and the strategies are proxies chosen and scored on chat models, on base models,
-    or chosen on chat and scored on base models. ``groups`` (model → family) keeps a family on one side of the split.
+    or chosen on chat and scored on base models (on base models alone where the chat models lack the candidates).
+    ``groups`` (model → family) keeps a family on one side of the split. Proxies are weighed as ``choose_proxies`` does,
+    with ``robust`` measured on small models that take no part in the splits.
     """
     wanted = [task for task in (candidates or scores.tasks) if task != target and task not in set(corpora)]
-    chat, base, strategies = _views(scores, target, [*dict.fromkeys(wanted)], list(corpora), pairs)
-    units = len(chat.models)
+    joined, strategies = _views(scores, target, [*dict.fromkeys(wanted)], list(corpora), pairs)
+    units = len(joined.models)
     if units < 8:
         raise InputError(
             f"{units} {'pairs' if pairs else 'models'} have all scores; halves of at least four are needed",
             hint="leave out tasks or corpora that few models were scored on",
         )
-    truth = chat.select(tasks=[target]).oriented()[:, 0]
-    rivals = {"chat": by_perplexity(chat, corpora), "base": by_perplexity(base, corpora)}
+    truth = joined.truth
+    rivals = {kind: by_perplexity(view, corpora) for kind, view in joined.views.items()}
     rng = np.random.default_rng(seed)
-    labels = [groups.get(model, model) for model in chat.models] if groups else list(chat.models)
+    known = groups or {}
+    labels = [known.get(c, known.get(b, c)) for b, c in zip(joined.models, joined.chats, strict=True)]
     taus: dict[str, list[float]] = {}
     wrong: dict[str, list[float]] = {}
     counts: dict[str, int] = dict.fromkeys(wanted, 0)
@@ -155,10 +169,19 @@ def validate(
                 hint="split by model instead of by family",
             )
         for place, (name, choose_on, score_on) in enumerate(strategies):
-            view = {"chat": chat, "base": base}
-            train = _with_target(view[choose_on], chat, target, first, wanted)
-            found = choose_proxies(train, target, metric=metric, how=how, min_relevance=min_relevance, top=top)
-            test = view[score_on].select(models=[view[score_on].models[i] for i in second])
+            found = choose_proxies(
+                joined.matrix(choose_on, wanted, first),
+                target,
+                metric=metric,
+                how=how,
+                robust=robust,
+                min_relevance=min_relevance,
+                min_robustness=min_robustness,
+                transform=transform,
+                top=top,
+            )
+            view = joined.views[score_on]
+            test = view.select(models=[view.models[i] for i in second])
             _record(taus, wrong, name, predict(found.weights, test) if found.weights else None, truth[second])
             if place == 0:
                 for task in found.weights:
@@ -174,39 +197,20 @@ def validate(
 
 def _views(
     scores: ScoreMatrix, target: str, tasks: list[str], corpora: list[str], pairs: Mapping[str, str] | None
-) -> tuple[ScoreMatrix, ScoreMatrix, tuple[tuple[str, str, str], ...]]:
-    """Return aligned chat and base matrices, and the strategies as (name, chosen on, scored on)."""
-    needed = scores.select(tasks=[target, *tasks, *corpora])
+) -> tuple[Joined, tuple[tuple[str, str, str], ...]]:
+    """Return the models to judge, pairs joined, and the strategies as (name, chosen on, scored on)."""
     if not pairs:
-        whole = needed.complete()
-        return whole, whole, (("proxy tasks", "chat", "chat"),)
-    whole_set = set(needed.complete().models)
-    kept = [(b, c) for b, c in pairs.items() if b in whole_set and c in whole_set]
-    base, chat = needed.select(models=[b for b, _ in kept]), needed.select(models=[c for _, c in kept])
-    return (
-        chat,
-        base,
-        (
-            ("proxies chosen and scored on base models", "base", "base"),
+        whole = scores.select(tasks=[target, *tasks, *corpora]).complete()
+        truth = whole.select(tasks=[target]).oriented()[:, 0]
+        return Joined(target, truth, {"base": whole}), (("proxy tasks", "base", "base"),)
+    joined = join_pairs(scores, pairs, target, tasks, corpora)
+    strategies: tuple[tuple[str, str, str], ...] = (("proxies chosen and scored on base models", "base", "base"),)
+    if "chat" in joined.views:
+        strategies += (
             ("proxies chosen and scored on chat models", "chat", "chat"),
             ("proxies chosen on chat, scored on base models", "chat", "base"),
-        ),
-    )
-
-
-def _with_target(
-    view: ScoreMatrix, chat: ScoreMatrix, target: str, rows: Sequence[int], tasks: Sequence[str]
-) -> ScoreMatrix:
-    """Put the candidates as this kind of model scores them beside the target as the chat model scores it."""
-    candidates = view.select(models=[view.models[i] for i in rows], tasks=tasks)
-    goal = chat.select(models=[chat.models[i] for i in rows], tasks=[target])
-    return ScoreMatrix.build(
-        candidates.models,
-        (target, *candidates.tasks),
-        np.column_stack([goal.values, candidates.values]),
-        higher_is_better=(*goal.higher_is_better, *candidates.higher_is_better),
-        protocol=view.protocol,
-    )
+        )
+    return joined, strategies
 
 
 def _halves(labels: Sequence[str], rng: np.random.Generator) -> tuple[list[int], list[int]]:
@@ -242,13 +246,10 @@ def _trial(name: str, taus: Mapping[str, list[float]], wrong: Mapping[str, list[
     gain = wins = None
     if rival is not None:
         difference = own - np.array(taus[rival])
-        gain, wins = _held(difference), float(np.mean(difference[np.isfinite(difference)] > 0))
-    return Trial(name, _held(own), float(np.nanmean(wrong[name])), gain, wins)
+        known = difference[np.isfinite(difference)]
+        gain, wins = spread_of(known), float(np.mean(known > 0)) if len(known) else None
+    return Trial(name, _held(own), float(nan_mean(wrong[name])), gain, wins)
 
 
-def _held(values: Floats) -> Interval:
-    known = values[np.isfinite(values)]
-    if not len(known):
-        return Interval(float("nan"), float("nan"), float("nan"))
-    low, high = np.percentile(known, [2.5, 97.5])
-    return Interval(float(known.mean()), float(low), float(high))
+def _held(values: Floats) -> Spread:
+    return spread_of(values[np.isfinite(values)])

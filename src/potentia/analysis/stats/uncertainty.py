@@ -8,6 +8,8 @@ spread around *their* mean and puts it around the observed value, and reaches as
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
@@ -15,7 +17,26 @@ from potentia.findings import Interval
 from potentia.scores import Floats
 
 
-def three(interval: Interval) -> tuple[float, float, float]:
+@dataclass(frozen=True)
+class Spread:
+    """A mean over repetitions and the range that holds a share of them; what single runs do, no confidence interval."""
+
+    value: float
+    low: float
+    high: float
+    share: float = 0.95
+
+
+def spread_of(values: Floats, share: float = 0.95) -> Spread:
+    """Return the mean and the middle share of some repetitions; NaN where there is none."""
+    if not len(values):
+        return Spread(float("nan"), float("nan"), float("nan"), share)
+    tail = 100 * (1 - share) / 2
+    low, high = np.percentile(values, [tail, 100 - tail])
+    return Spread(float(values.mean()), float(low), float(high), share)
+
+
+def three(interval: Interval | Spread) -> tuple[float, float, float]:
     """Return value, low and high, the three cells that an interval takes in a table."""
     return interval.value, interval.low, interval.high
 
