@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import pytest
 import torch
 
 from lane_models import tiny
-from potentia.engine.tuning import plain
+from potentia.engine.operations import plain
+from potentia.engine.operations.tiles import Rows, tile
 from potentia.engine.tuning.adapters import AdapterBank
-from potentia.engine.tuning.layout import _tiles
 from potentia.engine.tuning.schedule import LoraConfig
 from potentia.engine.tuning.thin import Route, ThinGroup
 
@@ -20,7 +18,7 @@ with pytest.MonkeyPatch.context() as patch:
     if not CUDA:
         patch.setenv("TRITON_INTERPRET", "1")  # read when functions are defined, Triton's own among them
     pytest.importorskip("triton")
-    from potentia.engine.tuning import kernels
+    from potentia.engine.operations import kernels
 
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 
@@ -42,12 +40,6 @@ def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     assert float(theirs.norm()) > 0
 
 
-class Rows(NamedTuple):
-    first: torch.Tensor
-    last: torch.Tensor
-    tiles: torch.Tensor
-
-
 def rows_of(lengths: list[int], tokens: int, ends: list[int]) -> Rows:
     """First token and end of every token's row (what is left over stands alone), and tiles of lanes with these ends."""
     first, last = np.arange(tokens), np.arange(tokens) + 1
@@ -55,7 +47,7 @@ def rows_of(lengths: list[int], tokens: int, ends: list[int]) -> Rows:
     for length in lengths:
         first[at : at + length], last[at : at + length] = at, at + length
         at += length
-    tiles = np.concatenate([_tiles(ends), np.zeros(4, np.int32)])  # the last two have nothing to do
+    tiles = np.concatenate([tile(ends), np.zeros(4, np.int32)])  # the last two have nothing to do
     return Rows(*(torch.from_numpy(part).to(DEVICE, torch.int32) for part in (first, last, tiles.reshape(-1, 2))))
 
 
@@ -122,6 +114,24 @@ def test_attention_within_rows(heads: int, kept: int, head: int, window: int | N
     for ours, theirs, part in zip(found, right, parts, strict=True):
         close(theirs, part.grad)
         close(ours, part.grad)
+
+
+@pytest.mark.parametrize("window", [None, 30])
+@pytest.mark.parametrize(("heads", "kept", "head"), [(2, 2, 16), (6, 2, 24)])
+def test_attention_to_what_was_kept(heads: int, kept: int, head: int, window: int | None) -> None:
+    seats, room = 3, 100
+    q, k, v = (
+        draw(seats, heads, head),
+        draw(seats * room + 1, kept, head, seed=1),
+        draw(seats * room + 1, kept, head, seed=2),
+    )
+    lengths = torch.tensor([1, 100, 70], dtype=torch.int32, device=DEVICE)
+    wanted = plain.attend_cached(q, k, v, lengths, room, 0.3, window)
+    close(kernels.attend_cached(q, k, v, lengths, room, 0.3, window), wanted)
+    part = slice(2 * room + max(0, 70 - (window or 70)), 2 * room + 70)
+    keys, values = (x[part].repeat_interleave(heads // kept, dim=1).transpose(0, 1) for x in (k, v))
+    alone = torch.nn.functional.scaled_dot_product_attention(q[2][:, None], keys, values, scale=0.3)
+    close(wanted[2], alone[:, 0])
 
 
 @pytest.mark.parametrize("module", [kernels, plain])

@@ -1,8 +1,8 @@
-"""Greedy generation in batches: one prefill, then one token a step for the rows that are still writing."""
+"""Greedy generation: in seats that texts take one after another, or in batches that shrink as texts end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +10,10 @@ import torch
 
 from potentia.engine.admission import not_a_number
 from potentia.engine.memory import out_of_memory
+from potentia.engine.scoring.continuous import ContinuousLoop
 from potentia.engine.scoring.decoding import Decoding, generate_themselves, seen_tokens
 from potentia.engine.scoring.network import Network, log_softmax
+from potentia.engine.scoring.stops import StopTables
 from potentia.engine.tokens import Encoder, Ids
 from potentia.errors import ModelError
 from potentia.requests import Generation
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 LOOKBACK = 2  # as lm-eval: a stop string may be written in up to two tokens more than it takes by itself
 PREFILL_BUDGETS = 4  # a prefill keeps no logits, so it may be larger than a scoring batch
 MOST_ROWS = {"cuda": 256, "cpu": 16}
+MOST_SEATS = {"cuda": 1024, "cpu": 16}
 
 
 @dataclass(slots=True)
@@ -47,7 +50,16 @@ class Writer:
     own ``generate`` writes, on prompts of one length at a time, so that nothing is padded.
     """
 
-    def __init__(self, network: Network, encoder: Encoder, token_budget: int, trials: Trials) -> None:
+    def __init__(
+        self,
+        network: Network,
+        encoder: Encoder,
+        token_budget: int,
+        trials: Trials,
+        *,
+        tables: StopTables | None = None,
+        continuous: bool | None = None,
+    ) -> None:
         self.network = network
         self.encoder = encoder
         self.token_budget = token_budget
@@ -56,6 +68,8 @@ class Writer:
         self.samples: list[Ids] = []
         self.ways: set[str] = set()
         self.tokenizer = encoder.tokenizer
+        self.tables = tables or StopTables(self.tokenizer, network.vocabulary)
+        self.continuous = network.device.type == "cuda" if continuous is None else continuous
         self.ends = _end_tokens(network.model, self.tokenizer)
         self._end_text = self.tokenizer.eos_token
         self._lengths: dict[str, int] = {}
@@ -75,6 +89,13 @@ class Writer:
             decoding = Decoding.of(self.network.model, options)
             queue = [draft for draft in drafts if draft.options == options]
             own = decoding.beyond_greedy or not self._fast(queue)
+            if not own and decoding.penalty == 1.0 and self._may_seat(queue):
+                self.ways.add("continuous loop")
+                for draft in self._seated(queue):
+                    texts[draft.index] = self._finish(draft)
+                    if progress is not None:
+                        progress(1)
+                continue
             queue.sort(key=lambda draft: (len(draft.prompt) + draft.room, len(draft.prompt)), reverse=True)
             self.ways.add("the model's own generate" if own else "greedy loop")
             while queue:
@@ -101,6 +122,49 @@ class Writer:
             return True
         longest = max(len(draft.prompt) + draft.room for draft in live)
         return self.trials.may_write(longest, live, lambda batch: self._loop(batch, Decoding(), record=True))
+
+    def _may_seat(self, queue: list[Draft]) -> bool:
+        """Say whether texts may be written in seats: where that is wanted, and gives the reference's numbers."""
+        live = [draft for draft in queue if draft.room > 0]
+        if not self.continuous or not live:
+            return False
+
+        def write(batch: list[Draft]) -> list[list[float]]:
+            loop = self._loop_of_seats(max(2, len(batch) // 2), record=True)
+            for _ in loop.write(batch):
+                pass
+            return [loop.logprobs[draft.index] for draft in batch]
+
+        longest = max(len(draft.prompt) + draft.room for draft in live)
+        return self.trials.may_write(longest, live, write, "writing in seats")
+
+    def _loop_of_seats(self, seats: int, *, record: bool = False) -> ContinuousLoop:
+        return ContinuousLoop(
+            self.network,
+            self.tokenizer,
+            self.tables,
+            self.ends,
+            seats=seats,
+            prefill=PREFILL_BUDGETS * self.token_budget,
+            record=record,
+        )
+
+    def _seated(self, queue: list[Draft]) -> Iterator[Draft]:
+        """Write texts in seats; with half as many where memory runs out."""
+        longest = max(len(draft.prompt) + draft.room for draft in queue)
+        seats = max(1, min(MOST_SEATS.get(self.network.device.type, 16), self.network.cache_room() // longest))
+        left = {draft.index: draft for draft in queue}
+        while left:
+            try:
+                for draft in self._loop_of_seats(seats).write(list(left.values())):
+                    del left[draft.index]
+                    yield draft
+            except (torch.OutOfMemoryError, RuntimeError) as error:
+                if not self._halve(error, seats):
+                    raise
+                seats = max(1, seats // 2)
+                for draft in left.values():
+                    draft.written.clear()
 
     def _rows(self, longest: Draft) -> int:
         """How many texts to write at once: the prompts' activations and the finished texts' cache must both fit."""

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -17,6 +18,7 @@ from potentia.engine.split import SplitModel
 
 if TYPE_CHECKING:
     from potentia.engine.loading import LoadedModel
+    from potentia.engine.tuning.fast import FastPasses
 
 HEAD_BYTES = {"cuda": 1 << 29, "cpu": 1 << 28}  # of float32 logits at a time
 CPU_CACHE_BYTES = 1 << 31
@@ -61,15 +63,24 @@ class Network:
         if getattr(config, "use_sliding_window", True) is False:
             self._window = None
 
+    @cached_property
+    def fast(self) -> FastPasses:
+        """Parts of the model in forms that move less memory; for passes that are made many times."""
+        from potentia.engine.tuning.fast import FastPasses
+
+        return FastPasses(self.model)
+
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Switch the model to evaluation without gradients, and back to what it was."""
+        """Switch the model to evaluation without gradients, and back to what it was, with no adapter on."""
         training = self.model.training
         self.model.eval()
         try:
             with torch.no_grad():
                 yield
         finally:
+            if self.router is not None:
+                self.router.route(None)
             if training:
                 self.model.train()
 

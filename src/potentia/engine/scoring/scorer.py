@@ -15,6 +15,7 @@ from potentia.engine.scoring.inflight import Tally
 from potentia.engine.scoring.network import Network, Router
 from potentia.engine.scoring.reference import reference_likelihood
 from potentia.engine.scoring.rolling import rolling_windows
+from potentia.engine.scoring.stops import StopTables
 from potentia.engine.scoring.trial import Trials
 from potentia.engine.tokens import Ids
 from potentia.errors import ModelError
@@ -50,7 +51,8 @@ class Scorer:
     Requests that begin alike share one pass over what they share (see ``forest``); rows are filled up to a token budget
     that halves when memory runs out; logits exist only where a prediction is read. A path is taken after a trial in
     which it gave the numbers of the plain reference path (see ``trial``). ``owners[i]`` names the
-    adapter that request i is to be scored with: it is handed to ``router`` row by row.
+    adapter that request i is to be scored with: it is handed to ``router`` row by row. ``continuous`` asks for texts to
+    be written in seats (see ``continuous``): by default on a GPU.
     """
 
     def __init__(
@@ -60,11 +62,14 @@ class Scorer:
         token_budget: int | None = None,
         reference: bool = False,
         router: Router | None = None,
+        continuous: bool | None = None,
     ) -> None:
         self.loaded = loaded
         self.encoder = loaded.encoder
         self.network = Network(loaded, router)
         self.reference = reference
+        self.continuous = continuous
+        self._tables: StopTables | None = None
         self.trials = Trials(self.network, loaded)
         self.token_budget = token_budget or default_budget(self.network)
         self._truncated = 0
@@ -148,7 +153,11 @@ class Scorer:
         """Continue contexts greedily; each text ends before its first stop string."""
         from potentia.engine.scoring.generate import Writer
 
-        writer = Writer(self.network, self.encoder, self.token_budget, self.trials)
+        if self._tables is None:
+            self._tables = StopTables(self.encoder.tokenizer, self.network.vocabulary)
+        writer = Writer(
+            self.network, self.encoder, self.token_budget, self.trials, tables=self._tables, continuous=self.continuous
+        )
         with self.network.evaluating():
             texts = writer.write(requests, owners, progress)
         for message in self.trials.failures():

@@ -74,13 +74,19 @@ class Trials:
                 return horizon
         return UNBOUNDED
 
-    def may_write(self, longest: int, like: Sequence[Draft], write: Callable[[list[Draft]], list[list[float]]]) -> bool:
-        """Say whether the fast loop may write texts of ``longest`` tokens, prompt and answer together."""
+    def may_write(
+        self,
+        longest: int,
+        like: Sequence[Draft],
+        write: Callable[[list[Draft]], list[list[float]]],
+        way: str = "writing",
+    ) -> bool:
+        """Say whether a loop may write texts of ``longest`` tokens, prompt and answer together."""
         self._sound()
         for horizon in self.horizons:
             if longest <= horizon:
                 break
-            name = "writing" if horizon == 0 else f"writing beyond {horizon} tokens"
+            name = way if horizon == 0 else f"{way} beyond {horizon} tokens"
             if name not in self.checked:
                 self.checked[name] = self._guarded(partial(self._try_writing, horizon, like, write))
             if self.checked[name] != "agrees":

@@ -17,13 +17,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from potentia.engine.operations.tiles import TILE, tile
 from potentia.engine.tuning.dropout import keys_within, row_keys
 from potentia.engine.tuning.passes import Lesson
 from potentia.engine.tuning.thin import STRETCH
 
 Ints32 = npt.NDArray[np.int32]
 GRAIN = 128  # buckets are multiples of this many tokens
-TILE = 64  # tokens that attention treats at a time; a tile holds tokens of one lane
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,6 @@ def _least(count: int, grain: int, few: bool) -> int:
     return -(-count // grain) * grain
 
 
-def _tiles(ends: Sequence[int]) -> Ints32:
-    """Return first token and lane's end of every tile, for lanes that end at these places."""
-    tiles = [(start, end) for begin, end in zip([0, *ends], ends, strict=False) for start in range(begin, end, TILE)]
-    return np.array(tiles, np.int32).ravel()
-
-
 @dataclass(frozen=True)
 class LongRow:
     """Rows of lanes laid end to end, before they are put into a bucket."""
@@ -112,7 +106,7 @@ class LongRow:
             "last": (self.last, alone + 1),
             "owners": (self.owners, bucket.slots),
             "spans": (spans.ravel(), 0),
-            "tiles": (_tiles([*self.ends.tolist(), bucket.tokens]), 0),
+            "tiles": (tile([*self.ends.tolist(), bucket.tokens]), 0),
             "positions": (self.positions, end),
             "targets": (self.targets, 0),
             "target_owners": (self.target_owners, bucket.slots),

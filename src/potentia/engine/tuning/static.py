@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from potentia.engine.operations import operations
 from potentia.engine.split import SplitModel
 from potentia.engine.tuning.adapters import AdapterBank, Site
 from potentia.engine.tuning.block import Blocks, StaticRun
 from potentia.engine.tuning.fast import FastPasses
 from potentia.engine.tuning.layout import Bucket, LongRow, StaticInputs, lay
-from potentia.engine.tuning.operations import operations
 from potentia.engine.tuning.passes import Lesson, recomputing, run_step
 from potentia.engine.tuning.planner import PassPlan
 from potentia.engine.tuning.thin import Route, ThinGroup

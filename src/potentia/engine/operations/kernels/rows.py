@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from potentia.engine.tuning.layout import TILE
+from potentia.engine.operations.tiles import TILE, LongRows
 
 _LOG2E = 1.4426950408889634
 
@@ -165,7 +165,7 @@ def _strides(*parts: Tensor) -> list[int]:
     return [step for part in parts for step in part.stride()[:2]]
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, rows, scale: float, window: int | None) -> tuple[Tensor, Tensor]:
+def attend(q: Tensor, k: Tensor, v: Tensor, rows: LongRows, scale: float, window: int | None) -> tuple[Tensor, Tensor]:
     """Return the answers (N, H, d) to queries (N, H, d) on keys and values (N, K, d), and their log-sums (H, N)."""
     tokens, heads, head = q.shape
     out = torch.empty(tokens, heads, head, dtype=q.dtype, device=q.device)
@@ -179,7 +179,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, rows, scale: float, window: int | No
 
 
 def attend_back(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, rows, scale: float, window: int | None,
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, rows: LongRows, scale: float,
+    window: int | None,
     into: tuple[Tensor, Tensor, Tensor],
 ) -> None:  # fmt: skip
     """Write the gradients of queries, keys and values ``into`` three tensors of their shapes."""

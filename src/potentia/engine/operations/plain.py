@@ -15,7 +15,7 @@ from torch import Tensor
 from potentia.engine.tuning.dropout import keep_mask
 
 if TYPE_CHECKING:
-    from potentia.engine.tuning.layout import StaticInputs
+    from potentia.engine.operations.tiles import LongRows
     from potentia.engine.tuning.thin import Route, ThinGroup
 
 
@@ -65,9 +65,7 @@ def gate_back_(both: Tensor, slope: Tensor) -> Tensor:
     return both.copy_(torch.cat([wide * u * (opened + silu * (1 - opened)), wide * silu], dim=1))
 
 
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, rows: StaticInputs, scale: float, window: int | None
-) -> tuple[Tensor, Tensor]:
+def attend(q: Tensor, k: Tensor, v: Tensor, rows: LongRows, scale: float, window: int | None) -> tuple[Tensor, Tensor]:
     """Return the answers (N, H, d) to queries (N, H, d) on keys and values (N, K, d), and their log-sums (H, N)."""
     group = q.shape[1] // k.shape[1]
     out, lse = torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(q.shape[1], q.shape[0]).float()
@@ -86,7 +84,7 @@ def attend_back(
     v: Tensor,
     out: Tensor,
     lse: Tensor,
-    rows: StaticInputs,
+    rows: LongRows,
     scale: float,
     window: int | None,
     into: tuple[Tensor, Tensor, Tensor],
@@ -109,7 +107,7 @@ def attend_back(
             into_part[span] = sums.view(len(slope), -1, group, head).sum(dim=2).to(q.dtype)
 
 
-def _lanes(rows: StaticInputs) -> list[slice]:
+def _lanes(rows: LongRows) -> list[slice]:
     """The stretches of tokens that tiles never look beyond."""
     ends = sorted({stop for _, stop in rows.tiles.tolist()} | {0})
     return [slice(begin, end) for begin, end in itertools.pairwise(ends)]
@@ -126,6 +124,28 @@ def _scores(
     keys = k[span].repeat_interleave(q.shape[1] // k.shape[1], dim=1).float()
     products = torch.einsum("mhd,nhd->hmn", q[span].float(), keys) * scale
     return products.masked_fill(unseen, float("-inf")), unseen
+
+
+def attend_cached(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, room: int, scale: float, window: int | None
+) -> Tensor:
+    """Return the answers (R, H, d) of one token a seat to the seat's first ``lengths`` tokens.
+
+    Keys and values (R · room, K, d) hold the seats one after the other, ``room`` tokens each.
+    """
+    seats, heads, _ = q.shape
+    group = heads // k.shape[1]
+    keys, values = (
+        part[: seats * room].view(seats, room, *part.shape[1:]).repeat_interleave(group, dim=2).float()
+        for part in (k, v)
+    )
+    at = torch.arange(room, device=q.device)
+    unseen = at >= lengths[:, None]
+    if window is not None:
+        unseen |= at < lengths[:, None] - window
+    scores = torch.einsum("rhd,rnhd->rhn", q.float(), keys) * scale
+    shares = torch.softmax(scores.masked_fill(unseen[:, None], float("-inf")), dim=-1)
+    return torch.einsum("rhn,rnhd->rhd", shares, values.masked_fill(unseen[:, :, None, None], 0.0)).to(q.dtype)
 
 
 def thin(x: Tensor, y: Tensor, group: ThinGroup, route: Route) -> Tensor:

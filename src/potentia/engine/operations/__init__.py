@@ -10,7 +10,7 @@ import torch
 
 def operations(device: torch.device) -> Any:
     """Return the module with the operations for a device (see ``plain`` and ``kernels``)."""
-    from potentia.engine.tuning import plain
+    from potentia.engine.operations import plain
 
     found = _kernels() if device.type == "cuda" else None
     return plain if found is None else found
@@ -20,7 +20,7 @@ def operations(device: torch.device) -> Any:
 def _kernels() -> Any:
     """Return the kernels, or None where Triton is not installed."""
     try:
-        from potentia.engine.tuning import kernels
+        from potentia.engine.operations import kernels
     except ImportError:
         return None
     return kernels
