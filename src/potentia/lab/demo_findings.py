@@ -10,6 +10,7 @@ import numpy as np
 from potentia import zoo
 from potentia.analysis.rankings import find_rankings
 from potentia.analysis.stats import kendall_matrix
+from potentia.errors import PotentiaError
 from potentia.evidence import read
 from potentia.findings import Finding, Interval, Table
 from potentia.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol
@@ -76,6 +77,12 @@ class DemoFinding(Finding):
 def demo_findings(study: Study) -> DemoFinding:
     """Take the demo's numbers from the findings that the report and ``analyze rankings`` show."""
     found = find_rankings(read(study.store, study=study.name))
+    if WAYS not in found.changes:
+        raise PotentiaError(
+            "too many cells failed: there is nothing to compare",
+            where=study.store,
+            hint=f"potentia status {study.store} says why; run the demo again to try them once more",
+        )
     change = found.changes[WAYS]
     ranked = {way: found.overall[way] for way in WAYS}
     models = tuple(sorted(set(ranked[DIRECT].models) & set(ranked[TRAIN_BEFORE_TEST].models)))
