@@ -80,6 +80,9 @@ def test_a_remembered_digest_is_forgotten_when_the_file_changes(
     monkeypatch.setenv("POTENTIA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(identity, "REMEMBER_ABOVE", 0)
     before = fingerprint(str(folder))
+    assert not any((tmp_path / "cache").rglob("*")), "these files changed a moment ago"
+    monkeypatch.setattr(identity, "SETTLED", 0)
+    before = fingerprint(str(folder))
     assert any((tmp_path / "cache").rglob("*"))
     assert fingerprint(str(folder)) == before
     (folder / "model.safetensors").write_bytes(b"WEIGHTS")
@@ -90,6 +93,7 @@ def test_a_model_copied_over_another_is_the_other_model(folder: Path, tmp_path: 
     # as `cp -a other/. model/` does: same path, inode, size and modification time, another content
     monkeypatch.setenv("POTENTIA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(identity, "REMEMBER_ABOVE", 0)
+    monkeypatch.setattr(identity, "SETTLED", 0)
     other = tmp_path / "other"
     shutil.copytree(folder, other)
     (other / "model.safetensors").write_bytes(b"WEIGHTS")

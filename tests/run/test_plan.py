@@ -118,3 +118,17 @@ def test_a_model_replaced_since_the_plan_is_not_scored_under_its_name(world: Pat
     assert (result.computed, result.failed) == (0, 1)
     assert "changed since the study was planned" in result.reasons[0]
     assert run_study(made).computed == 1
+
+
+def test_a_gpu_and_a_cpu_name_their_cells_apart(world: Path, tmp_path: Path):
+    """``dtype: auto`` is another dtype on each, so another score."""
+
+    def keys(**changes: object) -> list[str]:
+        return [cell.key for cell in plan_study(study(world, tmp_path / "s.db", **changes)).cells()]
+
+    here, there = keys(device="cpu"), keys(device="cuda")
+    assert not set(here) & set(there)
+    assert here == keys(device="cpu", dtype="float32") == keys(device="cuda", dtype="float32")
+    assert there in (keys(dtype="bfloat16"), keys(dtype="float16"))
+    treat = {"data": ["colours"]}
+    assert not set(keys(device="cpu", treat=treat)) & set(keys(device="cuda", treat=treat))

@@ -80,6 +80,19 @@ def test_its_study_is_found_done(old: Path):
         assert sorted(record.name for record in store.studies()) == ["before", "full"], "it is the same study"
 
 
+def test_a_cell_of_another_dtype_is_not_this_study_s(old: Path):
+    """Version 0.1 gave a cell computed on a GPU and one computed on a CPU the same key under ``dtype: auto``."""
+    import sqlite3
+
+    with sqlite3.connect("potentia.db") as raw:
+        raw.execute("""UPDATE manifests SET manifest = replace(manifest, '"float32"', '"bfloat16"')""")
+    plan = plan_study(read_study("study.yaml", {"device": "cpu"}))
+    assert not any(cell.done for cell in plan.cells())
+    assert len(plan.outdated) == 22
+    on_a_gpu = plan_study(read_study("study.yaml", {"device": "cuda"}))
+    assert all(cell.done for cell in on_a_gpu.cells())
+
+
 def test_a_cell_that_is_missing_is_computed_among_the_others(old: Path):
     """The rest of the row stays; what is computed is what was there."""
     study = read_study("study.yaml")

@@ -5,5 +5,5 @@ This room itself imports no torch until a model is loaded, so that a plan can na
 
 from potentia.engine.chat import chat_template, write_chat
 from potentia.engine.identity import fingerprint
-from potentia.engine.loading import LoadedModel, context_length, load, pick_device, pick_dtype
+from potentia.engine.loading import LoadedModel, context_length, load, pick_device, pick_dtype, planned_dtype
 from potentia.engine.tokens import BosPolicy, Encoder, Ids

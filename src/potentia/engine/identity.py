@@ -3,7 +3,8 @@
 A folder is named by its weights, settings and tokenizer files, a Hub model by its repository and commit, which fix
 the content of every file, and a model made in memory by its tensors, configs and tokenizer. Digests of large files
 are remembered by path, inode, size and both times of change, so that a study of many models resumes at once: a file
-put over another can keep the modification time, never the time of its status change.
+put over another can keep the modification time, never the time of its status change. A file that changed a moment ago
+is not remembered: another change within the clock's step would leave no trace.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -46,6 +48,7 @@ SETTING_FILES = (
 )
 CODE_FILES = ("*.py",)  # where the config says that the model brings its own
 REMEMBER_ABOVE = 8 * 2**20  # smaller files are hashed faster than they are looked up
+SETTLED = 2 * 10**9  # nanoseconds since the last change, beyond the step of any file system's clock
 
 
 def fingerprint(
@@ -160,7 +163,10 @@ def _digest(file: Path) -> str:
         return str(json.loads(note.read_text())["digest"])
     except (OSError, ValueError, KeyError):
         digest = _hash_file(file)
-        _remember(note, digest)
+        after = file.stat()
+        same = facts == (after.st_ino, after.st_size, after.st_mtime_ns, after.st_ctime_ns)
+        if same and time.time_ns() - after.st_ctime_ns > SETTLED:
+            _remember(note, digest)
         return digest
 
 

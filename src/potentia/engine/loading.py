@@ -158,6 +158,17 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     return kind
 
 
+def planned_dtype(name: str, device: str) -> str:
+    """Return the dtype that a model will be loaded in; a GPU that is named but not here is taken to have bfloat16."""
+    import torch
+
+    if name != "auto":
+        return name
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        return "bfloat16"
+    return str(pick_dtype(name, pick_device(device))).removeprefix("torch.")
+
+
 def context_length(config: Any, tokenizer: Any, model: Any = None) -> int:
     """Find how many tokens the model reads at once, from the same sources and in the same order as lm-eval.
 

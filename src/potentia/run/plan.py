@@ -49,13 +49,14 @@ class CellPlan:
     key: str
     done: bool = False
     copy_of: str | None = None
+    formerly: str | None = None  # the key before `auto` was settled: a cell of that dtype under it is this cell
 
 
 @dataclass(frozen=True)
 class RowPlan:
     """All cells of one model. A model that cannot be read has a problem and no keys."""
 
-    study: Study
+    study: Study  # with its dtype settled
     study_key: str
     model: ModelSpec
     cells: tuple[CellPlan, ...]
@@ -258,9 +259,11 @@ def _known_as(study: Study, store: Store) -> str:
 
 def _plan_row(study: Study, key: str, tasks: LoadedTasks, model: ModelSpec) -> RowPlan:
     """Plan one row; a model that cannot be read becomes a row with a problem, not an error."""
-    from potentia.engine import fingerprint
+    from potentia.engine import fingerprint, planned_dtype
     from potentia.run.treated import treated_fingerprint
 
+    asked = study
+    study = study.model_copy(update={"dtype": planned_dtype(study.dtype, study.device)})
     original, problem = "", None
     try:
         original = fingerprint(
@@ -278,17 +281,42 @@ def _plan_row(study: Study, key: str, tasks: LoadedTasks, model: ModelSpec) -> R
         for name, task in tasks.benchmarks.items():
             if protocol.kind == "few_shot" and task.kind == "corpus":
                 continue  # a text to predict has no examples before it
-            own = "" if problem else cell_key(study, weights, prints[name], protocol, auxiliary=auxiliary)
+            content = (weights, prints[name], protocol)
+            own = "" if problem else cell_key(study, *content, auxiliary=auxiliary)
+            old = None if problem or asked == study else cell_key(asked, *content, auxiliary=auxiliary)
             if protocol == ADJUST:
-                cells += [CellPlan(name, protocol.at(step), own and step_key(own, step)) for step in steps]
-            cells.append(CellPlan(name, protocol, own))
+                for step in steps:
+                    before = old and step_key(old, step)
+                    cells.append(CellPlan(name, protocol.at(step), own and step_key(own, step), formerly=before))
+            cells.append(CellPlan(name, protocol, own, formerly=old))
     return RowPlan(study, key, model, tuple(cells), weights, original, prints, problem)
 
 
 def seen(rows: Sequence[RowPlan], store: Store) -> list[RowPlan]:
     """Return the rows with what the store has by now, under these names or others."""
+    rows = _settled(rows, store)
     found = store.names([cell.key for row in rows for cell in row.pending])
     return [replace(row, cells=tuple(_seen(cell, row, found) for cell in row.cells)) for row in rows]
+
+
+def _settled(rows: Sequence[RowPlan], store: Store) -> list[RowPlan]:
+    """Return the rows with the keys of cells stored before ``auto`` was settled, where the dtype is theirs."""
+    old = [cell.formerly for row in rows for cell in row.pending if cell.formerly is not None]
+    computed = store.dtypes(old) if old else {}
+    return [
+        replace(
+            row,
+            cells=tuple(
+                replace(cell, key=cell.formerly)
+                if cell.formerly is not None and computed.get(cell.formerly) == row.study.dtype
+                else cell
+                for cell in row.cells
+            ),
+        )
+        if old
+        else row
+        for row in rows
+    ]
 
 
 def _seen(cell: CellPlan, row: RowPlan, found: Mapping[str, tuple[str, str]]) -> CellPlan:

@@ -238,7 +238,8 @@ class RowRun:
 
         ``ready`` is called before the model is asked: a tuning may have changed it.
         """
-        key = cell_key(self.study, self.plan.weights, self.plan.prints[task], DIRECT)
+        planned = (c.copy_of or c.key for c in self.plan.cells if (c.task, c.protocol) == (task, DIRECT))
+        key = next(planned, None) or cell_key(self.study, self.plan.weights, self.plan.prints[task], DIRECT)
         cell = self.store.cell(key)
         if cell is not None:
             return Evaluation(outcomes=self.store.items(key), scores=dict(cell.scores), metric=cell.metric)

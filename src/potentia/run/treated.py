@@ -29,6 +29,7 @@ def treated_fingerprint(study: Study, original: str, shown: Mapping[str, Task]) 
         data=[task.fingerprint for task in shown.values()],
         tuning=study.treat.recipe(study.tuning),
         seed=study.treat.seed,
+        dtype=study.dtype,
     )
 
 
