@@ -11,7 +11,7 @@ import dataclasses
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -161,11 +161,15 @@ class Interval:
 
 @dataclass(frozen=True)
 class Chart:
-    """The base of every chart: a title, a caption that says what to see, and a name fit for files and addresses."""
+    """The base of every chart: a title, a caption that says what to see, and a name fit for files and addresses.
+
+    Charts of one ``group`` are there to be compared: they stand side by side, on one scale (``on_one_scale``).
+    """
 
     name: str
     title: str
     caption: str
+    group: str = field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", slug(self.name))
@@ -178,7 +182,10 @@ class Chart:
 
 @dataclass(frozen=True)
 class Heatmap(Chart):
-    """A matrix of numbers. ``diverging`` centres the colours on ``centre``; ``digits`` writes values into cells."""
+    """A matrix of numbers: the more, the darker; of ranks, the ``fewer``.
+
+    ``diverging`` centres the colours on ``centre``; ``digits`` writes values into cells.
+    """
 
     rows: tuple[str, ...]
     columns: tuple[str, ...]
@@ -189,6 +196,7 @@ class Heatmap(Chart):
     centre: float = 0.0
     digits: int | None = 2
     unit: str = ""
+    fewer: bool = False
 
     @property
     def tells(self) -> bool:
@@ -206,6 +214,7 @@ class Bars(Chart):
     high: dict[str, tuple[float, ...]] = field(default_factory=dict)
     y_label: str = ""
     horizontal: bool = False
+    y_range: tuple[float, float] | None = None
 
     @property
     def tells(self) -> bool:
@@ -248,6 +257,8 @@ class Plot(Chart):
     log_x: bool = False
     log_y: bool = False
     joined: bool = False
+    x_range: tuple[float, float] | None = None
+    y_range: tuple[float, float] | None = None
 
     @property
     def tells(self) -> bool:
@@ -268,3 +279,48 @@ class Bump(Chart):
     def tells(self) -> bool:
         """Whether there are two models to order."""
         return len(self.models) > 1
+
+
+def on_one_scale(charts: Iterable[Chart]) -> list[Chart]:
+    """Give the charts of each group the same colours and axes, so that what looks the same is the same."""
+    every = list(charts)
+    groups: dict[tuple[type[Chart], str], list[Chart]] = {}
+    for chart in every:
+        groups.setdefault((type(chart), chart.group), []).append(chart)
+    scales = {key: _scale(members) for key, members in groups.items() if key[1] and len(members) > 1}
+    return [dataclasses.replace(chart, **scales.get((type(chart), chart.group), {})) for chart in every]
+
+
+def _scale(charts: Sequence[Chart]) -> dict[str, Any]:
+    if isinstance(charts[0], Heatmap):
+        maps = [chart for chart in charts if isinstance(chart, Heatmap)]
+        lows = [x for m in maps for x in ([m.low] if m.low is not None else _numbers(m.values))]
+        highs = [x for m in maps for x in ([m.high] if m.high is not None else _numbers(m.values))]
+        return {"low": min(lows), "high": max(highs)} if lows and highs else {}
+    if isinstance(charts[0], Bars):
+        bars = [chart for chart in charts if isinstance(chart, Bars)]
+        parts = [list(values) for b in bars for part in (b.series, b.low, b.high) for values in part.values()]
+        return _range("y_range", [0.0, *_numbers(parts)], False)
+    if isinstance(charts[0], Plot):
+        plots = [chart for chart in charts if isinstance(chart, Plot)]
+        drawn: list[Points | Line] = []
+        for plot in plots:
+            drawn += [*plot.points, *plot.lines]
+        across = _numbers([part.x for part in drawn])
+        up = _numbers([values for part in drawn for values in (part.y, part.low, part.high)])
+        return _range("x_range", across, plots[0].log_x) | _range("y_range", up, plots[0].log_y)
+    return {}
+
+
+def _range(name: str, values: Sequence[float], logarithmic: bool) -> dict[str, Any]:
+    """Return a range with a little room at its ends."""
+    if not values or (logarithmic and min(values) <= 0):
+        return {}
+    low, high = (math.log10(f(values)) if logarithmic else f(values) for f in (min, max))
+    room = 0.06 * ((high - low) or 1.0)
+    low, high = (low - room if low else low), high + room
+    return {name: (10**low, 10**high) if logarithmic else (low, high)}
+
+
+def _numbers(rows: Any) -> list[float]:
+    return [float(x) for row in rows for x in row if _says(float(x))]

@@ -173,19 +173,18 @@ def test_hover_highlights_one_model(page, report: str):
     page.goto(report)
     settle(page, "ranks")
     page.locator("[data-bump-model]").select_option("org/beta-7b")
-    faint = page.locator("#ranks .bump:not([hidden]) .scatterlayer .trace").evaluate_all(
-        "nodes => nodes.map(n => n.style.opacity)"
-    )
+    faint = page.locator("#fig-bump .scatterlayer .trace").evaluate_all("nodes => nodes.map(n => n.style.opacity)")
     assert faint.count("1") == 1 or faint.count("1") == 2  # the model, and the unseen trace that carries the names
     assert faint.count("0.12") >= 3
     page.locator("[data-bump-model]").select_option("")
-    box = page.locator("#ranks .bump:not([hidden]) .scatterlayer .trace .point").first
+    box = page.locator("#fig-bump .scatterlayer .trace .point").first
     box.scroll_into_view_if_needed()
     place = box.bounding_box()
     page.mouse.move(place["x"] + place["width"] / 2, place["y"] + place["height"] / 2)
-    until(page, "document.querySelector('#ranks .bump:not([hidden]) figure').dataset.highlighted")
+    until(page, "document.getElementById('fig-bump').dataset.highlighted")
     page.locator("[data-bump-choice]").select_option(index=1)
-    page.wait_for_selector("#ranks [data-bump]:nth-of-type(3) .plot[data-drawn]")
+    until(page, "document.getElementById('fig-bump').dataset.shown === '1'")
+    assert "arc_easy" in page.locator("#fig-bump h3").inner_text()
 
 
 def test_evidence_by_task_and_pair(page, report: str):
@@ -291,7 +290,7 @@ def test_the_published_scores_load_quickly_and_fit(any_page, shared_data: Path, 
     assert no_sideways_scroll(page)
     assert page.locator("#matrix tbody tr").count() == 61
     overlaps = page.evaluate(
-        """() => [...document.querySelectorAll('#fig-evidence .ytick text, #ranks .bump:not([hidden]) .ytick text')]
+        """() => [...document.querySelectorAll('#fig-evidence .ytick text, #fig-bump .ytick text')]
             .map(t => t.getBoundingClientRect()).filter((b, k, all) => k && b.top < all[k - 1].bottom - 2
                 && b.bottom > all[k - 1].top + 2).length"""
     )

@@ -8,6 +8,7 @@ import json
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -25,13 +26,22 @@ from potentia.web.snapshot import Snapshots
 SECTIONS = ("answer", "scores", "ranks", "agreement", "evidence", "structure", "cells", "how")
 
 
+def handlers(page: str) -> list[str]:
+    """The event handlers that a browser would see in a page."""
+    found: list[str] = []
+    reader = HTMLParser()
+    reader.handle_starttag = lambda tag, attrs: found.extend(name for name, _ in attrs if name.startswith("on"))  # type: ignore[method-assign]
+    reader.feed(page)
+    return found
+
+
 @pytest.mark.parametrize("path", ["/", f"/studies/{STUDY}", *(f"/studies/{STUDY}/{name}" for name in SECTIONS)])
 def test_every_page_opens_and_escapes(board: TestClient, path: str):
     answer = board.get(path)
     assert answer.status_code == 200
     assert EVIL not in answer.text
     assert "<script>" not in answer.text
-    assert not re.search(r"<[^>]*\sonerror=", answer.text)
+    assert not handlers(answer.text)
 
 
 def test_pages_show_what_the_report_shows(board: TestClient, store: Path):
@@ -117,7 +127,7 @@ def test_no_inline_script_or_handler_in_any_page(board: TestClient):
         text = board.get(f"/studies/{STUDY}{name}").text
         for tag in re.findall(r"<script[^>]*>", text):
             assert "src=" in tag or 'type="application/json"' in tag, tag
-        assert not re.search(r"<[^>]+\son\w+=", text)
+        assert not handlers(text)
 
 
 def test_assets_are_packed_and_kept(board: TestClient):

@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from potentia.errors import InputError, PotentiaError
-from potentia.findings import Finding, Table, jsonable, telling, written
+from potentia.findings import Finding, Table, jsonable, on_one_scale, telling, written
 
 if TYPE_CHECKING:
     from potentia.analysis.rankings import Scoreboard
@@ -143,7 +143,7 @@ def draw_figures(findings: Iterable[Finding], folder: Path | None, formats: list
     from potentia.report import draw_all
 
     charts = (chart for finding in findings for chart in finding.charts() if chart.tells)
-    written = draw_all(charts, folder, check_formats(formats))
+    written = draw_all(on_one_scale(charts), folder, check_formats(formats))
     errors.print(f"{len(written)} figures in {folder}", markup=False, soft_wrap=True)
     return written
 

@@ -6,25 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from potentia.analysis.rankings import Ranking, Rankings
+from potentia.analysis.rankings import Rankings, Scoreboard, Standing
+from potentia.analysis.rankings.overall import NAMES
 from potentia.report.source import ReportData
-from potentia.report.words import count, listing, percent, span
-
-PREPARED = {
-    "train_before_test": "after the same fine-tuning for all",
-    "adjust": "after tuning all on the same data",
-}
-
-
-@dataclass(frozen=True)
-class Standing:
-    """One model of the ranking: its rank with the interval, and its rank by the first protocol."""
-
-    model: str
-    rank: float
-    low: float
-    high: float
-    before: float | None
+from potentia.report.words import count, percent, span, unbroken
 
 
 @dataclass(frozen=True)
@@ -43,78 +28,29 @@ class Answer:
     headline: str
     sentences: tuple[str, ...]
     tiles: tuple[Tile, ...]
-    standings: tuple[Standing, ...]
-    method: str
-    reason: str  # why this method
-    protocol: str
-    before: str
+    board: Scoreboard | None = None
+
+    @property
+    def standings(self) -> tuple[Standing, ...]:
+        """Every ranked model, best first."""
+        return () if self.board is None else self.board.standings
+
+    @property
+    def method(self) -> str:
+        """What ranks the models."""
+        return "" if self.board is None else self.board.method
 
 
 def answer(data: ReportData) -> Answer:
     """Put the findings into words; nothing is said that an interval does not hold."""
-    found = data.rankings
-    ranking = found.overall.get(data.main) if found is not None else None
-    if found is None or ranking is None:
+    found, board = data.rankings, data.board
+    if board is None:
         reason = data.problem or "there are too few scores"
-        return Answer(f"No ranking yet: {reason}.", (), _tiles(data), (), "", "", data.main, "")
-    sentences = [*_who_else(ranking), *_agreement(data, found), *_resolution(data, found)]
-    earlier = found.overall.get(data.first) if data.first != data.main else None
-    return Answer(
-        _headline(ranking),
-        tuple(sentence.replace(" %", "\u00a0%") for sentence in sentences),
-        _tiles(data),
-        _standings(ranking, earlier),
-        ranking.method,
-        ranking.reason,
-        data.main,
-        "" if earlier is None else data.first,
-    )
-
-
-def _standings(ranking: Ranking, earlier: Ranking | None) -> tuple[Standing, ...]:
-    """Return every ranked model, best first, with its rank under the first protocol beside it."""
-    return tuple(
-        Standing(
-            model,
-            float(ranking.ranks[k]),
-            float(ranking.low[k]),
-            float(ranking.high[k]),
-            None if earlier is None else earlier.rank(model),
-        )
-        for k, model in enumerate(ranking.models)
-    )
-
-
-def _headline(ranking: Ranking) -> str:
-    where = f"over {count(len(ranking.tasks), 'task')}"
-    kind, first, models = ranking.protocol.kind, ranking.models[0], len(ranking.models)
-    how = PREPARED.get(kind, f"by {ranking.protocol.label}")
-    if models < 2:
-        return f"Only {first} has scores to rank {how}."
-    if ranking.rivals:
-        named = listing([first, *ranking.rivals], 4)
-        return f"{named} may each be first of {models} models {how}, {where}."
-    verb = "has the most potential of" if kind in PREPARED else "is first of"
-    return f"{first} {verb} {models} models {how}, {where}."
-
-
-def _who_else(ranking: Ranking) -> list[str]:
-    if len(ranking.models) < 2:
-        return []
-    reach = f"rank {ranking.ranks[0]:g}, 95 % interval {ranking.low[0]:.0f} to {ranking.high[0]:.0f}"
-    others = len(ranking.tasks) > 1
-    if not ranking.rivals:
-        again = "on other tasks like these" if others else "on this task"
-        return [f"Its first place ({reach}) holds when the tests are run again with their noise {again}."]
-    cause = "test noise and the choice of tasks" if others else "test noise"
-    if len(ranking.rivals) == 1:
-        rest = f"the interval of one other model reaches first place too: {cause} could put it there."
-    else:
-        rest = (
-            f"the intervals of {len(ranking.rivals)} other models reach first place too: {cause} "
-            "could put any of them there."
-        )
-    return [f"{ranking.models[0]} has the best estimate ({reach}), but {rest}"]
+        return Answer(f"No ranking yet: {reason}.", (), _tiles(data))
+    sentences = board.certainty()
+    if found is not None:
+        sentences += [*_agreement(data, found), *_resolution(data, found)]
+    return Answer(board.headline(), tuple(map(unbroken, sentences)), _tiles(data), board)
 
 
 def _agreement(data: ReportData, found: Rankings) -> list[str]:
@@ -162,7 +98,8 @@ def _tiles(data: ReportData) -> tuple[Tile, ...]:
     found = data.rankings
     ranking = found.overall.get(data.main) if found is not None else None
     if ranking is not None and len(ranking.models) > 1:
-        tiles.append(Tile(str(1 + len(ranking.rivals)), "may be first", f"95 % rank intervals by {ranking.method}"))
+        how = f"95 % rank intervals, by the {NAMES[ranking.method]}"
+        tiles.append(Tile(str(1 + len(ranking.rivals)), "may be first", how))
     change = found.changes.get((data.first, data.main)) if found is not None else None
     alone = found.agreement.get(data.main) if found is not None else None
     if change is not None:

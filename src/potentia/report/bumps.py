@@ -5,66 +5,80 @@ The alignment (appendix C of the train-before-test paper) undoes the crossings t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from potentia.analysis.rankings import Ranking, align
-from potentia.findings import Bump
+from potentia.analysis.rankings.overall import NAMES
+from potentia.findings import Bump, short_names
 from potentia.report.source import ReportData
 from potentia.scores import ScoreMatrix
 
 
-@dataclass(frozen=True)
-class Ascent:
-    """One bump chart: what it compares, in words, and the chart."""
+def bump_payload(data: ReportData) -> dict[str, Any] | None:
+    """Return the models once, and for each chart who is in it and the ranks of its columns; None without a chart."""
+    charts = ascents(data)
+    if not charts:
+        return None
+    models = list(dict.fromkeys(model for chart in charts for model in chart.models))
+    place = {model: k for k, model in enumerate(models)}
+    families = data.evidence.background.families
+    return {
+        "models": models,
+        "names": short_names(models),
+        "groups": [families.get(model, "") for model in models],
+        "charts": [
+            {
+                "name": chart.name,
+                "title": chart.title,
+                "caption": chart.caption,
+                "columns": list(chart.columns),
+                "models": [place[model] for model in chart.models],
+                "ranks": [[float(f"{rank:g}") for rank in column] for column in np.asarray(chart.ranks, float).T],
+            }
+            for chart in charts
+        ],
+    }
 
-    label: str
-    chart: Bump
 
-
-def ascents(data: ReportData) -> list[Ascent]:
+def ascents(data: ReportData) -> list[Bump]:
     """Return direct → tuned over all tasks, on each task, then the task → task alignments of the findings."""
     if data.rankings is None:
         return []
-    found: list[Ascent] = []
+    found: list[Bump] = []
     scores, before, after = data.evidence.planned, data.first, data.main
     if before != after:
         overall = data.rankings.overall
         if before in overall and after in overall and len(overall[after].tasks) > 1:
-            found += _overall(data, overall[before], overall[after])
+            found += _overall(overall[before], overall[after])
         first, second = scores[before].benchmarks(), scores[after].benchmarks()
         models = [m for m in second.models if m in first.models]
         for task in (t for t in second.tasks if t in first.tasks) if len(models) > 1 else ():
-            found += _on_task(data, task, *(m.select(models=models, tasks=[task]) for m in (first, second)))
-    for protocol, aligned in data.rankings.alignment.items():
-        for chart in aligned.charts():
-            assert isinstance(chart, Bump)
-            label = f"{aligned.tasks[0]} → {aligned.tasks[1]} ({protocol.label})"
-            found.append(Ascent(label, replace(chart, title=label)))
-    return found
+            found += _on_task(task, *(m.select(models=models, tasks=[task]) for m in (first, second)))
+    aligned = (chart for finding in data.rankings.alignment.values() for chart in finding.charts())
+    return [*found, *(chart for chart in aligned if isinstance(chart, Bump))]
 
 
-def _overall(data: ReportData, before: Ranking, after: Ranking) -> list[Ascent]:
+def _overall(before: Ranking, after: Ranking) -> list[Bump]:
     """Join the two overall rankings; both are made by the same rule."""
     models = [model for model in after.models if model in before.models]
     if len(models) < 2:
         return []
-    families = data.evidence.background.families
-    label = f"{before.protocol.label} → {after.protocol.label}: all tasks"
-    chart = Bump(
-        name="bump-all-tasks",
-        title=label,
-        caption=f"Ranks over all tasks, as in the answer: by {after.method}, since {after.reason}.",
-        models=tuple(models),
-        columns=(before.protocol.label, after.protocol.label),
-        ranks=np.array([[before.rank(m), after.rank(m)] for m in models], dtype=np.float64),
-        groups=tuple(families.get(m, "") for m in models),
-    )
-    return [Ascent(label, chart)]
+    return [
+        Bump(
+            name="bump-all-tasks",
+            title=f"{before.protocol.label} → {after.protocol.label}: all tasks",
+            caption=f"Ranks over all tasks, as in the answer: by the {NAMES[after.method]}, since {after.reason}.",
+            models=tuple(models),
+            columns=(before.protocol.label, after.protocol.label),
+            ranks=np.array([[before.rank(m), after.rank(m)] for m in models], dtype=np.float64),
+        )
+    ]
 
 
-def _on_task(data: ReportData, task: str, one: ScoreMatrix, two: ScoreMatrix) -> list[Ascent]:
+def _on_task(task: str, one: ScoreMatrix, two: ScoreMatrix) -> list[Bump]:
     """Align the two protocols as if they were two tasks; nothing where a standard error or a pair of models lacks."""
     names = (one.protocol.label, two.protocol.label)
     joined = ScoreMatrix.build(
@@ -77,7 +91,7 @@ def _on_task(data: ReportData, task: str, one: ScoreMatrix, two: ScoreMatrix) ->
     whole = joined.complete()
     if whole.shape[0] < 2 or not np.isfinite(whole.stderr).all():
         return []
-    aligned = align(joined, *names, families=data.evidence.background.families)
+    aligned = align(joined, *names)
     label = f"{names[0]} → {names[1]}: {task}"
     caption = (
         f"{aligned.moved} of {len(aligned.models)} models change rank by more than test noise; Kendall's τ "
@@ -86,4 +100,4 @@ def _on_task(data: ReportData, task: str, one: ScoreMatrix, two: ScoreMatrix) ->
     )
     chart = aligned.charts()[0]
     assert isinstance(chart, Bump)
-    return [Ascent(label, replace(chart, name=f"bump-{task}", title=label, caption=caption))]
+    return [replace(chart, name=f"bump-{task}", title=label, caption=caption)]

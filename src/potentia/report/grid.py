@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from potentia.analysis.rankings.overall import NAMES
 from potentia.findings import short_names
 from potentia.protocol import Protocol, in_order
 from potentia.report.answer import Answer
@@ -26,12 +27,11 @@ def grid(data: ReportData, told: Answer) -> dict[str, Any]:
     }
     tasks.sort(key=lambda task: not up.get(task, True))  # texts to predict come after the tasks
     ranks = {s.model: [round(s.rank, 1), round(s.low), round(s.high)] for s in told.standings}
-    keys = {(c.model, c.task, c.protocol): c.key for c in data.cells}
     reasons = {(f.model, f.task, f.protocol): f.reason for f in data.failures}
     protocols = in_order({*data.evidence.scores, *(f.protocol for f in data.failures)})
     return {
         "main": data.main,
-        "method": told.method,
+        "method": NAMES.get(told.method, told.method),
         "protocols": [{"name": name, "label": name.label} for name in protocols],
         "models": [
             {
@@ -46,9 +46,7 @@ def grid(data: ReportData, told: Answer) -> dict[str, Any]:
         ],
         "tasks": [{"name": t, "category": known.categories.get(t, ""), "up": up.get(t, True)} for t in tasks],
         "scores": {name: _block(data, name, models, tasks) for name in protocols},
-        "keys": {name: [[keys.get((m, t, name)) for t in tasks] for m in models] for name in protocols}
-        if has_details(data)
-        else {},
+        "details": has_details(data),
         "failed": [[m, t, p, reason] for (m, t, p), reason in reasons.items()],
     }
 
@@ -56,6 +54,20 @@ def grid(data: ReportData, told: Answer) -> dict[str, Any]:
 def has_details(data: ReportData) -> bool:
     """Say whether some cell has more to show than its score: lanes, items, or a manifest."""
     return bool(data.lanes) or bool(data.items) or any(cell.manifest.get("task") for cell in data.cells)
+
+
+def cell_index(data: ReportData) -> dict[str, Any]:
+    """Return which cells there are: for every protocol and model a row of noughts and ones over the tasks."""
+    models, tasks = names_of(data)
+    there = {(c.protocol, c.model, c.task) for c in data.cells}
+    protocols = in_order({c.protocol for c in data.cells})
+    return {
+        "models": models,
+        "tasks": tasks,
+        "protocols": [{"name": p, "label": p.label} for p in protocols],
+        "there": {p: ["".join("01"[(p, m, t) in there] for t in tasks) for m in models] for p in protocols},
+        "main": data.main,
+    }
 
 
 def names_of(data: ReportData) -> tuple[list[str], list[str]]:

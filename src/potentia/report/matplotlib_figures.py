@@ -83,7 +83,7 @@ def _heatmap(chart: Heatmap) -> Any:
     low, high = _limits(chart, values)
     axes.set_facecolor("#eeeeee")
     image = axes.imshow(
-        np.ma.masked_invalid(values), cmap=DIVERGING if chart.diverging else SEQUENTIAL, vmin=low, vmax=high,
+        np.ma.masked_invalid(values), cmap=_colours(chart), vmin=low, vmax=high,
         aspect="auto", interpolation="nearest",
     )  # fmt: skip
     axes.set_yticks(range(len(rows)), rows)
@@ -104,6 +104,10 @@ def _heatmap(chart: Heatmap) -> Any:
     bar.set_label(chart.unit)
     bar.outline.set_visible(False)
     return figure
+
+
+def _colours(chart: Heatmap) -> str:
+    return DIVERGING if chart.diverging else SEQUENTIAL + ("_r" if chart.fewer else "")
 
 
 def _beside(figure: Any, axes: Any) -> Any:
@@ -164,6 +168,8 @@ def _bars(chart: Bars) -> Any:
         axes.set_xlim(-0.5, count - 0.5)
         axes.set_ylabel(chart.y_label)
         axes.axhline(0, color="#333333", linewidth=0.6)
+    if chart.y_range is not None:
+        (axes.set_xlim if chart.horizontal else axes.set_ylim)(*chart.y_range)
     if len(series) > 1:
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     return figure
@@ -187,6 +193,10 @@ def _plot(chart: Plot) -> Any:
         axes.set_xscale("log")
     if chart.log_y:
         axes.set_yscale("log")
+    if chart.x_range is not None:
+        axes.set_xlim(*chart.x_range)
+    if chart.y_range is not None:
+        axes.set_ylim(*chart.y_range)
     for place, points in enumerate(chart.points):
         marker = MARKERS[round_of(place) % len(MARKERS)]
         if points.low and points.high:
@@ -232,6 +242,8 @@ def _dots(chart: Plot, first: Points) -> Any:
     axes.set_yticks(range(1, len(labels) + 1), labels)
     axes.set_ylim(len(labels) + 0.7, 0.3)
     axes.set_xlabel(chart.y_label)
+    if chart.y_range is not None:
+        axes.set_xlim(*chart.y_range)
     axes.grid(axis="x", linewidth=0.3, color="#cccccc")
     if len(chart.points) > 1:
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)

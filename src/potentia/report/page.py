@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
+import re
+from collections.abc import Iterable
 from functools import cache
 from importlib import resources
 from typing import Any
 
-from potentia.findings import Bars, Bump, Chart, Heatmap, Plot, Table, clock, jsonable, short_names, slug
+from potentia.findings import Bars, Bump, Chart, Heatmap, Plot, Table, clock, slug
 from potentia.protocol import Protocol
 from potentia.report.chart_tables import chart_table
 from potentia.report.draw import interactive
+from potentia.report.parts import harmless, to_json
+from potentia.report.plotly_figures import LETTER, TALL
 from potentia.report.words import count, number, setting
 
 SCRIPTS = ("theme.js", "tables.js", "charts.js", "matrix.js", "bumps.js", "evidence.js", "cells.js", "live.js")
@@ -31,10 +34,28 @@ def environment() -> Any:
         lstrip_blocks=True,
     )
     made.filters.update(
-        number=number, clock=clock, protocol=lambda name: Protocol(name).label, embed=embed, setting=setting
+        number=number,
+        clock=clock,
+        protocol=lambda name: Protocol(name).label,
+        embed=embed,
+        setting=setting,
+        whole=whole,
     )
     made.globals.update(count=count, is_number=lambda value: isinstance(value, (int, float)))
     return made
+
+
+def whole(text: str, names: Iterable[str]) -> Any:
+    """Write a sentence so that no model's name is broken between two lines."""
+    from markupsafe import Markup, escape
+
+    known = sorted(set(names), key=len, reverse=True)
+    if not known:
+        return escape(text)
+    parts = re.split("(" + "|".join(map(re.escape, known)) + ")", text)
+    return Markup("").join(
+        Markup('<span class="whole">{}</span>').format(part) if k % 2 else escape(part) for k, part in enumerate(parts)
+    )
 
 
 def render(template: str, **context: Any) -> str:
@@ -48,16 +69,10 @@ def _label(protocol: str) -> str:
 
 
 def embed(value: Any) -> Any:
-    """Write a value as JSON that is safe inside a ``script`` element: no ``<`` survives, so no tag can end it."""
+    """Write a value as JSON that is safe inside a ``script`` element."""
     from markupsafe import Markup
 
-    try:
-        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    except (TypeError, ValueError):  # an array, a dataclass or a NaN inside
-        text = json.dumps(jsonable(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)
+    return Markup(harmless(to_json(value)))
 
 
 @cache
@@ -79,9 +94,15 @@ def figure(chart: Chart, *, name: str | None = None, wide: bool = False) -> dict
     """Return what the figure template needs: words, the plotly figure, and the table behind it."""
     drawn = interactive(chart)
     layout = drawn["layout"]
-    if isinstance(chart, Heatmap) and len(chart.columns) > WRITTEN:
+    if isinstance(chart, Heatmap):
         for trace in drawn["data"]:
-            trace.pop("texttemplate", None)
+            if len(chart.columns) > WRITTEN:
+                trace.pop("texttemplate", None)
+            trace["showscale"] = "texttemplate" not in trace and len(chart.rows) <= TALL  # numbers need no scale
+            layout["height"] -= 0 if trace["showscale"] else 50
+    if isinstance(chart, Bars) and wide and not chart.horizontal and LETTER * sum(map(len, chart.labels)) < 900:
+        layout["xaxis"]["tickangle"] = 0
+        layout["height"] = min(layout["height"], 380)
     layout.pop("title", None)  # the page has the title and the caption in text
     layout.pop("template", None)  # and the colours of its theme
     layout["margin"] = {"t": 30, "r": 16, "l": 48, "b": 40}
@@ -94,14 +115,13 @@ def figure(chart: Chart, *, name: str | None = None, wide: bool = False) -> dict
         "minWidth": _least_width(chart),
         "table": table_payload(chart_table(chart)),
     }
-    if isinstance(chart, Bump):
-        data |= {"models": list(chart.models), "names": short_names(chart.models)}
     return {
         "id": slug(name or chart.name),
         "name": slug(name or chart.name),
         "title": chart.title,
         "caption": chart.caption,
-        "wide": wide or _is_wide(chart),
+        "wide": wide,
+        "long": False,
         "height": layout["height"],
         "data": data,
     }
@@ -122,17 +142,11 @@ def _six(cell: Any) -> Any:
     return float(f"{cell:.6g}") if isinstance(cell, float) and cell == cell and abs(cell) != float("inf") else cell
 
 
-def _is_wide(chart: Chart) -> bool:
-    if isinstance(chart, Heatmap):
-        return len(chart.columns) > 30
-    return isinstance(chart, Bars) and len(chart.labels) > 14 and not chart.horizontal
-
-
 def _least_width(chart: Chart) -> int:
     """Return the pixels below which labels would collide; a narrower screen scrolls the figure in its box."""
     if isinstance(chart, Heatmap):
         written = chart.digits is not None and len(chart.columns) <= WRITTEN
-        return 190 + (32 if written else 12) * len(chart.columns)
+        return 150 + (32 if written else 12) * len(chart.columns)
     if isinstance(chart, Bars) and not chart.horizontal:
         return max(300, 60 + 20 * len(chart.labels))
     if isinstance(chart, Bump):

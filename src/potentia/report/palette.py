@@ -8,7 +8,8 @@ from collections.abc import Sequence
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#7F7F7F", "#F0E442")
 DASHES = ("solid", "dash", "dot", "dashdot")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "x")
-SEQUENTIAL = "cividis"
+SEQUENTIAL = "Blues"  # one hue: the more, the darker
+SEQUENTIAL_STOPS = ((0, "#f1f5fa"), (0.25, "#c3d8ef"), (0.5, "#86b3de"), (0.75, "#3f82c4"), (1, "#0b4a8f"))
 DIVERGING = "PuOr"
 
 

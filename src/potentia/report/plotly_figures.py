@@ -10,11 +10,13 @@ import numpy as np
 
 from potentia.errors import InputError
 from potentia.findings import Bars, Bump, Chart, Heatmap, Line, Plot, Points, jsonable, short_names
-from potentia.report.palette import DASHES, MARKERS, by_position, colour, round_of
+from potentia.report.palette import DASHES, MARKERS, SEQUENTIAL_STOPS, by_position, colour, round_of
 
 Trace = dict[str, Any]
 LINE = 17  # pixels that one line of text takes
 LETTER = 6.4  # pixels that one letter takes, about
+TALL = 30  # rows of a heat map, from which on its columns are named above
+MANY = 16  # names on an axis, from which on they are written small
 
 
 def figure(chart: Chart) -> dict[str, Any]:
@@ -66,6 +68,12 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def _names(names: Sequence[str]) -> dict[str, Any]:
+    """Return an axis of names, in smaller letters where there are many."""
+    small = {"tickfont": {"size": 10}} if len(names) > MANY else {}
+    return {"tickvals": list(range(len(names))), "ticktext": names, "showgrid": False, "zeroline": False, **small}
+
+
 def _room(names: Sequence[str]) -> int:
     return int(LETTER * max(map(len, names), default=0)) + 20
 
@@ -80,8 +88,20 @@ def _heatmap(chart: Heatmap) -> tuple[list[Trace], dict[str, Any]]:
         "y": list(range(len(rows))),
         "customdata": [[[r, c] for c in chart.columns] for r in chart.rows],
         "hovertemplate": "%{customdata[0]}<br>%{customdata[1]}<br>%{z:.3f}<extra></extra>",
-        "colorscale": "PuOr" if chart.diverging else "Cividis",
-        "colorbar": {"title": {"text": chart.unit}, "thickness": 12},
+        "colorscale": "PuOr" if chart.diverging else [list(stop) for stop in SEQUENTIAL_STOPS],
+        "reversescale": chart.fewer,
+        "meta": "diverging" if chart.diverging else "sequential",
+        "colorbar": {
+            "title": {"text": chart.unit, "side": "top"},
+            "thickness": 8,
+            "orientation": "h",
+            "x": 0,
+            "xanchor": "left",
+            "y": 1.0,
+            "yanchor": "bottom",
+            "len": 0.5,
+            "ypad": 4,
+        },
         "xgap": 1,
         "ygap": 1,
         "hoverongaps": False,
@@ -96,15 +116,14 @@ def _heatmap(chart: Heatmap) -> tuple[list[Trace], dict[str, Any]]:
     if chart.digits is not None:
         trace |= {"texttemplate": f"%{{z:.{chart.digits}f}}", "textfont": {"size": 10}}
     layout = {
-        "height": 140 + LINE * 1.3 * len(rows) + _room(columns),
-        "xaxis": {"tickvals": trace["x"], "ticktext": columns, "tickangle": -90, "showgrid": False, "zeroline": False},
-        "yaxis": {
-            "tickvals": trace["y"],
-            "ticktext": rows,
-            "autorange": "reversed",
-            "showgrid": False,
-            "zeroline": False,
+        "height": 190 + (LINE if len(rows) > MANY else 1.3 * LINE) * len(rows) + _room(columns),
+        "xaxis": {
+            **_names(columns),
+            "tickangle": -90,
+            "side": "top" if len(rows) > TALL else "bottom",
+            "showticklabels": len(columns) <= TALL or rows != columns,  # else the rows name them, in the same order
         },
+        "yaxis": {**_names(rows), "autorange": "reversed"},
     }
     return [trace], layout
 
@@ -128,18 +147,18 @@ def _bars(chart: Bars) -> tuple[list[Trace], dict[str, Any]]:
         if name in chart.low and name in chart.high:
             trace[f"error_{along}"] = _whiskers(values, chart.low[name], chart.high[name])
         traces.append(trace)
-    names = {"tickvals": at, "ticktext": labels, "showgrid": False, "zeroline": False}
+    names = _names(labels)
     slanted = len(labels) > 6 or LETTER * sum(len(label) + 3 for label in labels) > 400
     if chart.horizontal:
         layout: dict[str, Any] = {
-            "xaxis": {"title": {"text": chart.y_label}},
+            "xaxis": {"title": {"text": chart.y_label}, **_span(chart.y_range)},
             "yaxis": {**names, "autorange": "reversed"},
             "height": 150 + LINE * max(1.0, 0.7 * len(traces)) * len(labels),
         }
     else:
         layout = {
             "xaxis": {**names, "tickangle": -60 if slanted else 0},
-            "yaxis": {"title": {"text": chart.y_label}},
+            "yaxis": {"title": {"text": chart.y_label}, **_span(chart.y_range)},
             "height": 380 + (_room(labels) if slanted else 0),
         }
     return traces, {**layout, "barmode": "group", "showlegend": len(traces) > 1}
@@ -193,17 +212,31 @@ def _plot(chart: Plot) -> tuple[list[Trace], dict[str, Any]]:
                 "line": {"color": paint, "width": 1.6, "dash": dash},
             }
         )
+    drawn: list[Points | Line] = [*chart.points, *chart.lines]
     return traces, {
         "xaxis": {
             "title": {"text": chart.x_label},
-            **({"type": "log", "exponentformat": "power", "dtick": 1} if chart.log_x else {}),
+            **(_logarithmic([x for part in drawn for x in part.x]) if chart.log_x else {}),
+            **_span(chart.x_range, log=chart.log_x),
         },
         "yaxis": {
             "title": {"text": chart.y_label},
-            **({"type": "log", "exponentformat": "power", "dtick": 1} if chart.log_y else {}),
+            **(_logarithmic([y for part in drawn for y in part.y]) if chart.log_y else {}),
+            **_span(chart.y_range, log=chart.log_y),
         },
         "height": 480,
     }
+
+
+def _span(ends: tuple[float, float] | None, *, log: bool = False) -> dict[str, Any]:
+    return {} if ends is None else {"range": [float(np.log10(x)) if log else x for x in ends], "autorange": False}
+
+
+def _logarithmic(values: Sequence[float]) -> dict[str, Any]:
+    """Return a logarithmic axis; over less than two powers of ten it is marked at 1, 2 and 5."""
+    known = [value for value in values if value > 0]
+    narrow = bool(known) and max(known) < 100 * min(known)
+    return {"type": "log", "exponentformat": "power", "dtick": "D2" if narrow else 1}
 
 
 def _scatter(points: Points, place: int) -> Trace:
@@ -237,8 +270,8 @@ def _dots(chart: Plot, first: Points) -> tuple[list[Trace], dict[str, Any]]:
             trace["error_x"] = trace.pop("error_y")
         traces.append(trace)
     layout = {
-        "xaxis": {"title": {"text": chart.y_label}},
-        "yaxis": {"tickvals": list(first.x), "ticktext": short_names(first.labels), "autorange": "reversed"},
+        "xaxis": {"title": {"text": chart.y_label}, **_span(chart.y_range)},
+        "yaxis": {**_names(short_names(first.labels)), "tickvals": list(first.x), "range": [len(first.x) + 0.7, 0.3]},
         "height": 150 + LINE * len(first.x),
         "showlegend": len(traces) > 1,
     }

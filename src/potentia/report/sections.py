@@ -9,14 +9,18 @@ from typing import Any
 import numpy as np
 
 from potentia.analysis.rankings import EvidenceMap, map_evidence
-from potentia.findings import Finding
+from potentia.analysis.rankings.overall import NAMES
+from potentia.findings import Chart, Finding, telling
 from potentia.protocol import Protocol
 from potentia.report.answer import answer
-from potentia.report.bumps import ascents
+from potentia.report.arrange import arrange
+from potentia.report.bumps import bump_payload
 from potentia.report.cell_details import cell_payload
-from potentia.report.grid import grid, has_details, names_of
+from potentia.report.grid import cell_index, grid, has_details, names_of
 from potentia.report.how import how_context
-from potentia.report.page import figure, render, table_payload
+from potentia.report.ladder import make_ladder
+from potentia.report.page import render, table_payload
+from potentia.report.parts import Parts
 from potentia.report.source import ReportData
 
 
@@ -29,17 +33,27 @@ class Section:
     html: str
 
 
-def build_sections(data: ReportData, *, live: str = "") -> list[Section]:
-    """Build every section that the data has something for; ``live`` is the board's address of this study."""
-    return [Section(name, title, html) for name, title, build in SECTIONS if (html := build(data, live))]
+def build_sections(data: ReportData, parts: Parts | None = None) -> list[Section]:
+    """Build every section that the data has something for; ``parts`` takes their data, for a file or for the board."""
+    parts = parts or Parts()
+    return [Section(name, title, html) for name, title, build in SECTIONS if (html := build(data, parts))]
 
 
-def answer_section(data: ReportData, live: str) -> str:
+def answer_section(data: ReportData, parts: Parts) -> str:
     """Section 1: the answer first."""
-    return render("answer.html", answer=answer(data), live=live)
+    told = answer(data)
+    return render(
+        "answer.html",
+        answer=told,
+        board=told.board,
+        ladder=None if told.board is None else make_ladder(told.board),
+        method="" if told.board is None else NAMES[told.method],
+        names=() if told.board is None else tuple(told.board.names.values()),
+        parts=parts,
+    )
 
 
-def scores_section(data: ReportData, live: str) -> str:
+def scores_section(data: ReportData, parts: Parts) -> str:
     """Section 2: the score matrix, and which tasks to distrust."""
     models, tasks = names_of(data)
     asked = len(models) * len(tasks)
@@ -58,27 +72,26 @@ def scores_section(data: ReportData, live: str) -> str:
         flags=screening[0].flags if screening else (),
         figures=_figures(screening),
         tables=_tables(screening),
-        live=live,
+        parts=parts,
     )
 
 
-def ranks_section(data: ReportData, live: str) -> str:
+def ranks_section(data: ReportData, parts: Parts) -> str:
     """Section 3: rank bump charts, and the aggregate ranking with its intervals."""
     if data.rankings is None:
         return ""
     found = data.rankings.aggregate
-    bumps = [figure(a.chart, name=f"bump-{k}") | {"label": a.label} for k, a in enumerate(ascents(data))]
     return render(
         "ranks.html",
-        bumps=bumps,
-        figures=_figures(_at(found, data.main)),
-        more=_figures(_but(found, data.main)),
+        bumps=bump_payload(data),
+        figures=arrange(_ways(found, data)),
+        more=arrange(chart for finding in _rest(found, data) for chart in finding.charts()[1:]),
         tables=_tables([*data.rankings.overall.values(), *found.values()]),
-        live=live,
+        parts=parts,
     )
 
 
-def agreement_section(data: ReportData, live: str) -> str:
+def agreement_section(data: ReportData, parts: Parts) -> str:
     """Section 4: the mean bars of every task, the heat maps side by side, categories, and groups of models."""
     if data.rankings is None or not data.rankings.agreement:
         return ""
@@ -96,14 +109,14 @@ def agreement_section(data: ReportData, live: str) -> str:
         id="agreement",
         title="Agreement",
         lead=AGREEMENT,
-        figures=[figure(chart) for chart in (*bars, *heat, *by_category, *groups)],
+        figures=arrange((*bars, *heat, *by_category, *groups)),
         tables=_tables([*found.agreement.values(), *measures, *found.changes.values(), *found.groups.values()]),
         problems=(),
-        live=live,
+        parts=parts,
     )
 
 
-def evidence_section(data: ReportData, live: str) -> str:
+def evidence_section(data: ReportData, parts: Parts) -> str:
     """Section 5: model × model evidence, and how much each task resolves."""
     weighed = evidence_maps(data)
     if not weighed or data.rankings is None:
@@ -112,11 +125,11 @@ def evidence_section(data: ReportData, live: str) -> str:
     kinds: tuple[Mapping[Protocol, Finding], ...] = (found.paired, found.significance, found.ranks)
     return render(
         "evidence.html",
-        evidence=[e.payload() | {"label": e.protocol.label} for e in weighed.values()],
-        figures=_figures([f for by in kinds for f in _at(by, data.main)]),
-        more=_figures([f for by in kinds for f in _but(by, data.main)]),
+        evidence=[e.payload() for e in weighed.values()],
+        figures=_figures([f for by in kinds for f in _both(by, data)]),
+        more=_figures([f for by in kinds for f in _rest(by, data)]),
         tables=_tables([f for by in kinds for f in by.values()]),
-        live=live,
+        parts=parts,
     )
 
 
@@ -132,7 +145,7 @@ def evidence_maps(data: ReportData) -> dict[Protocol, EvidenceMap]:
     return weighed
 
 
-def structure_section(data: ReportData, live: str) -> str:
+def structure_section(data: ReportData, parts: Parts) -> str:
     """Section 6: principal components of all protocols, and PC1 against compute; families apart."""
     if data.rankings is None or not data.rankings.components:
         return ""
@@ -146,73 +159,74 @@ def structure_section(data: ReportData, live: str) -> str:
         id="structure",
         title="Structure",
         lead=STRUCTURE,
-        figures=[figure(chart) for chart in (*scree, *compute, *bars)],
+        figures=arrange((*scree, *compute, *bars)),
         more=_figures(families),
         more_title="Each family by itself",
         tables=_tables([*found.components.values(), *found.compute.values(), *families]),
         problems=(),
-        live=live,
+        parts=parts,
     )
 
 
-def perplexity_section(data: ReportData, live: str) -> str:
+def perplexity_section(data: ReportData, parts: Parts) -> str:
     """Section 7: perplexity against tasks."""
-    found = data.rankings
-    parts = [] if found is None else [*found.perplexity.values(), *found.perplexity_by_kind.values()]
-    return _plain(live, "perplexity", "Perplexity", PERPLEXITY, parts)
+    ranked = data.rankings
+    found = [] if ranked is None else [*ranked.perplexity.values(), *ranked.perplexity_by_kind.values()]
+    return _plain(parts, "perplexity", "Perplexity", PERPLEXITY, found)
 
 
-def test_task_section(data: ReportData, live: str) -> str:
+def test_task_section(data: ReportData, parts: Parts) -> str:
     """Section 8: training on the test task."""
-    found = data.test_task
-    if found is None:
+    if data.test_task is None:
         return ""
-    parts = list(found.named().values())
-    return _plain(live, "test-task", "Training on the test task", TEST_TASK, parts, found.problems)
+    found = list(data.test_task.named().values())
+    return _plain(parts, "test-task", "Training on the test task", TEST_TASK, found, data.test_task.problems)
 
 
-def stability_section(data: ReportData, live: str) -> str:
+def stability_section(data: ReportData, parts: Parts) -> str:
     """Section 9: whether scores grow over the checkpoints of a run."""
     found = [] if data.stability is None else [data.stability]
-    return _plain(live, "stability", "Stability", STABILITY, found, most=MOST)
+    return _plain(parts, "stability", "Stability", STABILITY, found, most=MOST)
 
 
-def consistency_section(data: ReportData, live: str) -> str:
+def consistency_section(data: ReportData, parts: Parts) -> str:
     """Section 10: base models against their instruct versions."""
     found = [] if data.consistency is None else [data.consistency.consistency]
-    return _plain(live, "consistency", "Consistency", CONSISTENCY, found, most=MOST)
+    return _plain(parts, "consistency", "Consistency", CONSISTENCY, found, most=MOST)
 
 
-def ablation_section(data: ReportData, live: str) -> str:
+def ablation_section(data: ReportData, parts: Parts) -> str:
     """Section 11: every model by every method, and which method ranks best."""
     paired = data.consistency.ablation if data.consistency is not None else None
     found = [finding for finding in (paired, data.ablation) if finding is not None]
-    return _plain(live, "ablation", "Methods", ABLATION, found)
+    return _plain(parts, "ablation", "Methods", ABLATION, found)
 
 
-def proxies_section(data: ReportData, live: str) -> str:
+def proxies_section(data: ReportData, parts: Parts) -> str:
     """Section 12: tasks that stand in for one which early models cannot do yet."""
     if data.proxies is None:
         return ""
     found = list(data.proxies.named().values())
-    return _plain(live, "proxies", "Proxy tasks", PROXIES, found, data.proxies.problems)
+    return _plain(parts, "proxies", "Proxy tasks", PROXIES, found, data.proxies.problems)
 
 
-def cells_section(data: ReportData, live: str) -> str:
+def cells_section(data: ReportData, parts: Parts) -> str:
     """Section 13: one cell at a time: curves, prompts, items."""
     if not has_details(data):
         return ""
     lanes: dict[str | None, list[Any]] = {}
     for lane in data.lanes:
         lanes.setdefault(lane.cell, []).append(lane)
-    cells = [] if live else [cell_payload(c, lanes.get(c.key, ()), data.items.get(c.key)) for c in data.cells]
-    shown = [{"key": c.key, "model": c.model, "task": c.task, "protocol": c.protocol} for c in data.cells]
-    return render("cells.html", cells=cells, index=shown, per_cell=data.items_per_cell, live=live)
+    by_model: dict[str, list[dict[str, Any]]] = {}
+    for cell in () if parts.live else data.cells:  # the board asks for one when it is looked at
+        made = cell_payload(cell, lanes.get(cell.key, ()), data.items.get(cell.key))
+        by_model.setdefault(cell.model, []).append(made)
+    return render("cells.html", by_model=by_model, index=cell_index(data), per_cell=data.items_per_cell, parts=parts)
 
 
-def how_section(data: ReportData, live: str) -> str:
+def how_section(data: ReportData, parts: Parts) -> str:
     """Section 14: the study, versions, seeds, recipe, fingerprints and cost."""
-    return render("how.html", **how_context(data), live=live)
+    return render("how.html", **how_context(data))
 
 
 AGREEMENT = (
@@ -249,7 +263,7 @@ PROXIES = (
     "and weight. Trust them as far as they predict models that had no part in the choice, beside perplexity."
 )
 
-SECTIONS: tuple[tuple[str, str, Callable[[ReportData, str], str]], ...] = (
+SECTIONS: tuple[tuple[str, str, Callable[[ReportData, Parts], str]], ...] = (
     ("answer", "Answer", answer_section),
     ("scores", "Scores", scores_section),
     ("ranks", "Ranks", ranks_section),
@@ -268,7 +282,7 @@ SECTIONS: tuple[tuple[str, str, Callable[[ReportData, str], str]], ...] = (
 
 
 def _plain(
-    live: str,
+    parts: Parts,
     name: str,
     title: str,
     lead: str,
@@ -281,20 +295,27 @@ def _plain(
         return ""
     figures = _figures(found)
     return render("findings.html", id=name, title=title, lead=lead, figures=figures[:most], more=figures[most:],
-                  more_title="More figures", tables=_tables(found), problems=problems, live=live)  # fmt: skip
+                  more_title="More figures", tables=_tables(found), problems=problems, parts=parts)  # fmt: skip
 
 
-def _at(found: Mapping[Protocol, Finding], protocol: Protocol) -> list[Finding]:
-    return [finding for name, finding in found.items() if name == protocol]
+def _both(found: Mapping[Protocol, Finding], data: ReportData) -> list[Finding]:
+    """Return the findings to compare: of the protocol with the least preparation, and of the one that ranks."""
+    return [finding for name, finding in found.items() if name in (data.first, data.main)]
 
 
-def _but(found: Mapping[Protocol, Finding], protocol: Protocol) -> list[Finding]:
-    return [finding for name, finding in found.items() if name != protocol]
+def _rest(found: Mapping[Protocol, Finding], data: ReportData) -> list[Finding]:
+    return [finding for name, finding in found.items() if name not in (data.first, data.main)]
+
+
+def _ways(found: Mapping[Protocol, Finding], data: ReportData) -> list[Chart]:
+    """Return the ranks by every way of aggregating; the ranks themselves are in the answer."""
+    return [chart for finding in _both(found, data) for chart in finding.charts()[1:]]
 
 
 def _figures(found: Iterable[Finding]) -> list[dict[str, Any]]:
-    return [figure(chart) for finding in found for chart in finding.charts()]
+    return arrange(chart for finding in found for chart in finding.charts())
 
 
 def _tables(found: Iterable[Finding]) -> list[dict[str, Any]]:
-    return [table_payload(table) for finding in found for table in finding.tables()]
+    kept = (telling(table) for finding in found for table in finding.tables())
+    return [table_payload(table) for table in kept if table is not None]

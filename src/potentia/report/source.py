@@ -17,7 +17,7 @@ from potentia.analysis.base_models import (
 )
 from potentia.analysis.proxy import Options as ProxyOptions
 from potentia.analysis.proxy import Proxies, find_proxies
-from potentia.analysis.rankings import Rankings, find_rankings
+from potentia.analysis.rankings import Rankings, Scoreboard, find_rankings, find_scoreboard
 from potentia.analysis.test_task import Options as TestTaskOptions
 from potentia.analysis.test_task import TestTask, find_test_task
 from potentia.errors import InputError, PotentiaError
@@ -57,6 +57,7 @@ class ReportData:
     evidence: Evidence
     made: str
     rankings: Rankings | None
+    board: Scoreboard | None = None  # also of one model, which has no rankings
     problem: str = ""  # why there is no ranking
     test_task: TestTask | None = None
     stability: Stability | None = None
@@ -118,6 +119,7 @@ def make_report(evidence: Evidence, *, items: int | None = None, options: Report
         evidence=evidence,
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         rankings=rankings,
+        board=_board(evidence) if rankings is None else rankings.scoreboard,
         problem=problem,
         test_task=_test_task(evidence, options.test_task),
         stability=_stability(evidence, options.baseline),
@@ -137,6 +139,13 @@ def _rankings(evidence: Evidence) -> tuple[Rankings | None, str]:
         return find_rankings(evidence), ""
     except PotentiaError as error:
         return None, error.message
+
+
+def _board(evidence: Evidence) -> Scoreboard | None:
+    try:
+        return find_scoreboard(evidence)
+    except PotentiaError:
+        return None
 
 
 def _test_task(evidence: Evidence, options: TestTaskOptions | None) -> TestTask | None:

@@ -26,6 +26,11 @@ def span(interval: Interval, digits: int = 2) -> str:
     return f"{interval.low:.{digits}f} to {interval.high:.{digits}f}"
 
 
+def unbroken(sentence: str) -> str:
+    """Keep a number with its sign: 95 %, 0.61 ± 0.02."""
+    return sentence.replace(" %", "\u00a0%").replace(" ± ", "\u00a0±\u00a0")
+
+
 def percent(share: float) -> str:
     """Write a share: 73 %."""
     return f"{100 * share:.0f}\u00a0%"

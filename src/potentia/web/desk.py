@@ -108,6 +108,14 @@ class Desk:
             raise HTTPException(404, "there is no such cell")
         return found
 
+    def cell_of(self, study: str, model: str, task: str, protocol: str) -> CellRecord:
+        """Return the cell of a model, a task and a protocol, or answer 404."""
+        known = not any("\0" in part for part in (model, task, protocol))
+        found = self.store.cells(study=study, model=model, task=task, protocol=protocol, limit=1) if known else []
+        if not found:
+            raise HTTPException(404, "there is no such cell")
+        return found[0]
+
     def _items(self, key: str) -> list[ItemOutcome]:
         try:
             return self.store.items(key)

@@ -75,6 +75,12 @@ def make_pages(desk: Desk) -> APIRouter:
             here="live",
         )
 
+    @pages.get("/studies/{study}/cell")
+    async def cell_of(study: Name, model: str, task: str, protocol: str) -> HTMLResponse:
+        record = await run_in_threadpool(desk.study, study)
+        found = await run_in_threadpool(desk.cell_of, record.key, model, task, protocol)
+        return await cell(study, found.key)
+
     @pages.get("/studies/{study}/{section}")
     async def section(study: Name, section: Name) -> HTMLResponse:
         record = await run_in_threadpool(desk.study, study)
@@ -85,6 +91,14 @@ def make_pages(desk: Desk) -> APIRouter:
         behind = (await run_in_threadpool(desk.stamp, record.key))[0] - made.stamp[0]
         return _page("section.html", title=record.name, section=html, behind=behind, key=record.key,
                      links=_links(made.sections), here=section)  # fmt: skip
+
+    @pages.get("/studies/{study}/data/{name}")
+    async def data(study: Name, name: Name) -> Response:
+        record = await run_in_threadpool(desk.study, study)
+        packed = (await desk.snapshot(record.key)).parts.get(name)
+        if packed is None:
+            raise HTTPException(404, "there is nothing of that name")
+        return Response(packed, media_type="application/json", headers={"content-encoding": "gzip"})
 
     @pages.get("/studies/{study}/cells/{cell}")
     async def cell(study: Name, cell: Name) -> HTMLResponse:

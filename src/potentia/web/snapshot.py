@@ -27,22 +27,24 @@ class Snapshot:
     stamp: tuple[int, int]  # cells and failures it knows
     seconds: float
     sections: tuple[tuple[str, str, str], ...] = ()  # id, title, HTML
+    parts: dict[str, bytes] = field(default_factory=dict)  # name → packed JSON that the pages fetch by need
     problem: str = ""
     answer: dict[str, Any] = field(default_factory=dict)
     findings: dict[str, str] = field(default_factory=dict)  # name → JSON
     scores: dict[str, str] = field(default_factory=dict)  # protocol → JSON
-    evidence: dict[str, str] = field(default_factory=dict)  # protocol → JSON
+    evidence: dict[str, str] = field(default_factory=dict)  # protocol → JSON, as the page has it
 
 
 def make_snapshot(where: str, study: str, stamp: tuple[int, int]) -> Snapshot:
     """Read a study and compute everything; runs in the worker."""
     from potentia.findings import jsonable
-    from potentia.report import answer, build_sections, evidence_maps, read_report
+    from potentia.report import Parts, answer, build_sections, evidence_maps, read_report
 
     began = time.monotonic()
     try:
         data = read_report(where, study=study, items=0)
-        sections = build_sections(data, live=f"/studies/{study}")
+        parts = Parts(f"/studies/{study}")
+        sections = build_sections(data, parts)
     except PotentiaError as error:
         return Snapshot(study, stamp, time.monotonic() - began, problem=error.message)
     return Snapshot(
@@ -50,6 +52,7 @@ def make_snapshot(where: str, study: str, stamp: tuple[int, int]) -> Snapshot:
         stamp=stamp,
         seconds=time.monotonic() - began,
         sections=tuple((s.id, s.title, s.html) for s in sections),
+        parts=parts.kept,
         problem=data.problem,
         answer=jsonable(answer(data)),
         findings={name: json.dumps(finding.to_dict()) for name, finding in data.named().items()},

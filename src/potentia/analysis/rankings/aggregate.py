@@ -99,16 +99,20 @@ class Aggregate(Finding):
                 ),
                 x_label="model, by rank",
                 y_label="rank (1 is best)",
+                group="aggregate",
             ),
             Heatmap(
                 name=f"aggregate-methods-{self.protocol}",
                 title=f"Rank by each way of aggregating: {self.protocol.label}",
-                caption="1 is best.",
+                caption="1 is best. PC1: score on the first principal component; mean z: mean z score over tasks; "
+                "Borda: share of comparisons with other models won; mean rank: over tasks.",
                 rows=tuple(self.models[k] for k in order),
                 columns=self.methods,
                 values=self.ranks[order],
                 digits=0,
                 unit="rank",
+                fewer=True,
+                group="aggregate-methods",
             ),
         ]
 

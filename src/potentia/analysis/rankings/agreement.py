@@ -26,6 +26,7 @@ from potentia.analysis.stats.bootstrap import (
 from potentia.analysis.stats.bootstrap import row_draws as draw_rows
 from potentia.analysis.stats.correlation import METHODS, mean_offdiagonal, nan_mean
 from potentia.errors import InputError
+from potentia.facts import CATEGORIES
 from potentia.findings import Bars, Cell, Chart, Finding, Heatmap, Interval, Table, mean_in_words
 from potentia.protocol import Protocol
 from potentia.scores import Floats, ScoreMatrix
@@ -91,6 +92,7 @@ class Agreement(Finding):
                 low=-1.0 if np.nanmin(self.matrix, initial=0.0) < -0.2 else 0.0,
                 high=1.0,
                 unit=NAMES[self.method],
+                group="agreement",
             )
         ]
         if self.categories:
@@ -98,13 +100,15 @@ class Agreement(Finding):
                 Heatmap(
                     name=f"categories-{self.protocol}-{self.method}",
                     title=f"Agreement by category: {self.protocol.label}",
-                    caption="Mean over the pairs of tasks of two categories; within a category on the diagonal.",
+                    caption="Mean over the pairs of tasks of two categories; within a category on the diagonal."
+                    + _meanings(self.categories),
                     rows=self.categories,
                     columns=self.categories,
                     values=self.by_category,
                     low=0.0,
                     high=1.0,
                     unit=NAMES[self.method],
+                    group="categories",
                 )
             )
         return charts
@@ -177,6 +181,12 @@ class AgreementChange(Finding):
                 y_label=f"mean {NAMES[self.method]}",
             )
         ]
+
+
+def _meanings(categories: Sequence[str]) -> str:
+    """Say what the short names of categories mean."""
+    known = [f"{name}: {CATEGORIES[name]}" for name in categories if CATEGORIES.get(name, name).lower() != name.lower()]
+    return f" {'; '.join(known)}." if known else ""
 
 
 def measure_agreement(

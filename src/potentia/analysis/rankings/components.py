@@ -68,12 +68,13 @@ class Components(Finding):
             Bars(
                 name=f"scree-{name}",
                 title=f"Explained variance: {self.protocol.label}, {self.group}",
-                caption=f"PC1 explains {top[0].value:.0%} of the variance.",
+                caption=f"The first principal component (PC1) explains {top[0].value:.0%} of the variance.",
                 labels=tuple(f"PC{k + 1}" for k in range(len(top))),
                 series={self.protocol.label: tuple(i.value for i in top)},
                 low={self.protocol.label: tuple(i.low for i in top)},
                 high={self.protocol.label: tuple(i.high for i in top)},
                 y_label="share of variance",
+                group=f"scree-{self.group}",
             ),
         ]
         if self.group == ALL:
@@ -81,11 +82,12 @@ class Components(Finding):
                 Bars(
                     name=f"pc1-{name}",
                     title=f"PC1 of each model: {self.protocol.label}",
-                    caption="Scores on the first principal component; higher is better.",
+                    caption="Scores on the first principal component (PC1); higher is better.",
                     labels=tuple(self.models[k] for k in order),
                     series={self.protocol.label: tuple(float(self.scores[k, 0]) for k in order)},
                     y_label="PC1",
                     horizontal=True,
+                    group="pc1",
                 )
             )
         return charts

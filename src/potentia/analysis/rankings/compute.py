@@ -67,7 +67,8 @@ class ComputeFit(Finding):
             Plot(
                 name=f"compute-{self.protocol}",
                 title=f"PC1 against pretraining compute: {self.protocol.label}",
-                caption=f"6·parameters·tokens; R² {self.r_squared:.2f}, Kendall's τ {self.tau.value:.2f}.",
+                caption="First principal component (PC1) against 6·parameters·tokens; the line explains "
+                f"{max(self.r_squared, 0.0):.0%} of the variance (R²), Kendall's τ {self.tau.value:.2f}.",
                 points=tuple(points),
                 lines=(
                     Line(
@@ -80,6 +81,7 @@ class ComputeFit(Finding):
                 x_label="pretraining compute (FLOPs)",
                 y_label="PC1",
                 log_x=True,
+                group="compute",
             )
         ]
 

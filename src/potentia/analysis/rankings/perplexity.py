@@ -74,6 +74,7 @@ class PerplexityAgreement(Finding):
                 low=-1.0 if np.nanmin(values, initial=0.0) < -0.2 else 0.0,
                 high=1.0,
                 unit="Kendall's τ",
+                group="perplexity",
             )
         ]
 

@@ -82,6 +82,7 @@ class RankIntervals(Finding):
                 ),
                 x_label="model, by mean rank",
                 y_label="rank (1 is best)",
+                group="rank-intervals",
             )
         ]
 

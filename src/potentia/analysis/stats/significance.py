@@ -74,13 +74,15 @@ class Significance(Finding):
             Heatmap(
                 name=f"agreement-{self.protocol}-significant",
                 title=f"Agreement with insignificant differences as ties: {self.protocol.label}",
-                caption=f"Kendall's τ-b on significant differences only; {mean_in_words(self.tau_b_mean.value)}.",
+                caption="Kendall's τ with ties (τ-b), on the differences between models that are significant; "
+                f"{mean_in_words(self.tau_b_mean.value)}.",
                 rows=self.tasks,
                 columns=self.tasks,
                 values=self.tau_b,
                 low=-1.0 if np.nanmin(self.tau_b, initial=0.0) < -0.2 else 0.0,
                 high=1.0,
                 unit="Kendall's τ-b",
+                group="agreement-significant",
             ),
             Bars(
                 name=f"resolved-{self.protocol}",
@@ -89,6 +91,7 @@ class Significance(Finding):
                 labels=self.tasks,
                 series={self.protocol.label: share},
                 y_label="share of pairs",
+                group="resolved",
             ),
         ]
 

@@ -131,49 +131,69 @@
 
   const box = document.getElementById("cell-browser");
   if (!box) return;
-  const index = P.read(document.getElementById("cells-index"));
   const part = (name) => box.querySelector(`[data-cell="${name}"]`);
   const live = box.dataset.live;
-  let whole = null;
-  const cells = () => (whole ||= new Map(P.read(document.getElementById("cells-data")).map((cell) => [cell.key, cell])));
-  const distinct = (name, among) => [...new Set(among.map((cell) => cell[name]))];
-  const fill = (name, among) => {
-    const select = part(name);
-    const old = select.value;
-    const values = distinct(name, among);
-    select.replaceChildren(...values.map((value) => P.make("option", { value, text: name === "protocol" ? P.protocol(value) : value })));
-    select.value = values.includes(old) ? old : values[0];
+  const start = async () => {
+    const index = await P.load(document.getElementById("cells-index"));
+    const parts = new Map([...box.querySelectorAll("script.cells-data")].map((node) => [node.dataset.label, node]));
+    const has = (protocol, model, task) => index.there[protocol][index.models.indexOf(model)][index.tasks.indexOf(task)] === "1";
+    const fill = (name, values) => {
+      const select = part(name);
+      const old = select.value;
+      select.replaceChildren(...values.map(([value, text]) => P.make("option", { value, text })));
+      select.value = values.some(([value]) => value === old) ? old : (values[0] || [""])[0];
+    };
+    const names = index.protocols.map((p) => p.name);
+    const narrow = () => {
+      const model = part("model").value;
+      fill("task", index.tasks.filter((task) => names.some((p) => has(p, model, task))).map((task) => [task, task]));
+      const task = part("task").value;
+      fill("protocol", index.protocols.filter((p) => has(p.name, model, task)).map((p) => [p.name, p.label]));
+    };
+    const choose = (model, task, protocol) => {
+      part("model").value = model;
+      narrow();
+      part("task").value = task;
+      narrow();
+      part("protocol").value = protocol;
+    };
+    let turn = 0;
+    const show = async () => {
+      const mine = (turn += 1);
+      narrow();
+      const [model, task, protocol] = ["model", "task", "protocol"].map((name) => part(name).value);
+      const panel = part("detail");
+      if (!protocol) return panel.replaceChildren();
+      if (!live) {
+        const cells = await P.load(parts.get(model));
+        const cell = cells.find((c) => c.task === task && c.protocol === protocol);
+        return mine === turn && P.renderCell(panel, cell);
+      }
+      const asked = new URLSearchParams({ model, task, protocol, size: "1" });
+      const found = await (await fetch(`${live.replace("/studies/", "/api/studies/")}/cells?${asked}`)).json();
+      if (!found.entries.length) return panel.replaceChildren();
+      const address = `/api/cells/${encodeURIComponent(found.entries[0].key)}`;
+      const cell = await (await fetch(address)).json();
+      return mine === turn && P.renderCell(panel, cell, { itemsUrl: `${address}/items` });
+    };
+    const fromHash = () => {
+      const asked = /^#cell=(.+)$/.exec(location.hash);
+      const [model, task, protocol] = asked ? asked[1].split("/").map(decodeURIComponent) : [];
+      if (!names.includes(protocol) || !index.models.includes(model) || !index.tasks.includes(task) || !has(protocol, model, task)) return;
+      choose(model, task, protocol);
+      show();
+      document.getElementById("cells").scrollIntoView();
+      part("model").focus({ preventScroll: true });
+    };
+    fill("model", index.models.filter((m) => names.some((p) => index.there[p][index.models.indexOf(m)].includes("1"))).map((m) => [m, m]));
+    narrow();
+    for (const name of ["model", "task", "protocol"]) part(name).addEventListener("change", show);
+    window.addEventListener("hashchange", fromHash);
+    if (names.includes(index.main) && [...part("protocol").options].some((o) => o.value === index.main)) part("protocol").value = index.main;
+    if (/^#cell=/.test(location.hash)) fromHash(); else show();
   };
-  const chosen = () => {
-    fill("task", index.filter((c) => c.model === part("model").value));
-    fill("protocol", index.filter((c) => c.model === part("model").value && c.task === part("task").value));
-    return index.find((c) => c.model === part("model").value && c.task === part("task").value && c.protocol === part("protocol").value);
-  };
-  const show = async () => {
-    const cell = chosen();
-    const panel = part("detail");
-    if (!cell) return panel.replaceChildren();
-    if (!live) return P.renderCell(panel, cells().get(cell.key));
-    const answer = await fetch(`/api/cells/${encodeURIComponent(cell.key)}`);
-    return answer.ok && P.renderCell(panel, await answer.json(), { itemsUrl: `/api/cells/${encodeURIComponent(cell.key)}/items` });
-  };
-  fill("model", index);
-  for (const name of ["model", "task", "protocol"]) part(name).addEventListener("change", show);
-  const fromHash = () => {
-    const asked = /^#cell=(.+)$/.exec(location.hash);
-    const cell = asked && index.find((c) => c.key === decodeURIComponent(asked[1]));
-    if (!cell) return;
-    part("model").value = cell.model;
-    chosen();
-    part("task").value = cell.task;
-    chosen();
-    part("protocol").value = cell.protocol;
-    show();
-    document.getElementById("cells").scrollIntoView();
-    part("model").focus({ preventScroll: true });
-  };
-  window.addEventListener("hashchange", fromHash);
-  const tuned = index.find((c) => c.protocol === "train_before_test");
-  if (tuned) { part("model").value = tuned.model; chosen(); part("task").value = tuned.task; chosen(); part("protocol").value = tuned.protocol; }
-  if (/^#cell=/.test(location.hash)) fromHash(); else P.whenSeen(box, show);
+  let begun = false;
+  const begin = () => { if (!begun) { begun = true; start(); } };
+  window.addEventListener("hashchange", () => { if (/^#cell=/.test(location.hash)) begin(); });
+  if (/^#cell=/.test(location.hash)) begin(); else P.whenSeen(box, begin);
 })(window.potentia);

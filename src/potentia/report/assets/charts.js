@@ -10,16 +10,12 @@
     document.head.append(script);
     if (!script.src) resolve();
   });
-  const unpack = async (packed) => {
-    const bytes = Uint8Array.from(atob(packed), (c) => c.charCodeAt(0));
-    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
-  };
   P.plotly = () => {
     if (window.Plotly) return Promise.resolve(window.Plotly);
     if (!loading) {
       const inside = document.getElementById("plotly-source");
       const ready = inside
-        ? unpack(inside.textContent).then((text) => load((script) => { script.textContent = text; }))
+        ? P.unpack(inside.textContent).then((text) => load((script) => { script.textContent = text; }))
         : load((script) => { script.src = document.querySelector("meta[name=plotly]").content; });
       loading = ready.then(() => window.Plotly);
     }
@@ -35,8 +31,14 @@
     for (const name of ["xaxis", "yaxis", "yaxis2"]) if (name !== "yaxis2" || layout[name]) made[name] = { ...axis(), ...(layout[name] || {}) };
     return made;
   };
+  const scales = (written) => { /* one hue: the more, the farther from the paper; numbers in it stay readable */
+    if (P.isDark()) return written ? [[0, "#1f2833"], [1, "#2d6396"]] : [[0, "#1f2833"], [0.25, "#274a6e"], [0.5, "#3573ad"], [0.75, "#5f9fdb"], [1, "#b4d8fb"]];
+    return written ? [[0, "#f6f9fc"], [0.5, "#b9d3ee"], [1, "#6ba5dd"]] : [[0, "#f1f5fa"], [0.25, "#c3d8ef"], [0.5, "#86b3de"], [0.75, "#3f82c4"], [1, "#0b4a8f"]];
+  };
   const inked = (traces) => traces.map((trace) => {
     const made = { ...trace };
+    if (made.meta === "sequential") made.colorscale = scales(Boolean(made.texttemplate));
+    if (made.meta === "sequential" && made.texttemplate) made.textfont = { ...made.textfont, color: P.css("--ink") };
     if (made.line && made.line.color === "#333333") made.line = { ...made.line, color: P.css("--ink") };
     for (const error of ["error_x", "error_y"]) {
       if (made[error] && made.type === "bar") made[error] = { ...made[error], color: P.css("--muted") };
@@ -72,18 +74,8 @@
     P.saveUrl(`${name}.${format}`, url);
   };
 
-  const data = (box) => (box.potentia ||= P.read(box.querySelector("script.figure-data")));
-  P.figureData = data;
-  P.drawFigure = (box) => {
-    if (!box.drawing) {
-      const { figure, minWidth } = data(box);
-      box.drawing = P.draw(box.querySelector(".plot"), figure, minWidth).then((plot) => {
-        box.dispatchEvent(new CustomEvent("potentia:drawn", { bubbles: true }));
-        return plot;
-      });
-    }
-    return box.drawing;
-  };
+  const data = (box) => P.load(box.querySelector("script.figure-data"));
+  P.drawFigure = (box) => (box.drawing ||= data(box).then(({ figure, minWidth }) => P.draw(box.querySelector(".plot"), figure, minWidth)));
   P.whenSeen = (box, then) => {
     if (!("IntersectionObserver" in window)) return then();
     const watcher = new IntersectionObserver((entries) => {
@@ -95,14 +87,14 @@
   for (const box of document.querySelectorAll("figure[data-figure]")) {
     P.whenSeen(box, () => P.drawFigure(box));
     const details = box.querySelector("details.data");
-    details.addEventListener("toggle", () => {
+    details.addEventListener("toggle", async () => {
       const place = details.querySelector(".scroll");
-      if (details.open && !place.firstChild) P.table(place, data(box).table);
+      if (details.open && !place.firstChild) P.table(place, (await data(box)).table);
     });
     box.querySelector(".tools").addEventListener("click", async (event) => {
       const format = event.target.dataset && event.target.dataset.download;
       if (!format) return;
-      const { table } = data(box);
+      const { table } = await data(box);
       if (format === "csv") return P.save(`${box.dataset.name}.csv`, P.csv(table.columns, table.rows));
       const plot = await P.drawFigure(box);
       return P.picture(plot, format, box.dataset.name, box.querySelector("h3").textContent);

@@ -1,9 +1,9 @@
 /* The score matrix: protocols, gains, intervals, sorting, filters, and the way into each cell. */
 "use strict";
-(function (P) {
+(async function (P) {
   const box = document.getElementById("matrix");
   if (!box) return;
-  const data = P.read(document.getElementById("matrix-data"));
+  const data = await P.load(document.getElementById("matrix-data"));
   const [head, body] = [box.querySelector("thead"), box.querySelector("tbody")];
   const control = (name) => box.querySelector(`[data-control="${name}"]`);
   const names = data.protocols.map((p) => p.name);
@@ -45,17 +45,22 @@
       columns: data.tasks.map((task, j) => ({ task, j })).filter(({ task }) => !picked("category") || task.category === picked("category")),
     };
   };
-  const spread = (columns) => columns.map(({ j, task }) => {
-    const known = data.models.map((_, i) => cell(i, j).value).filter((v) => v !== null);
-    return { low: Math.min(...known), high: Math.max(...known), up: task.up };
-  });
-  const shade = (value, { low, high, up }) => {
+  const spread = (columns) => columns.map(({ j, task }) => ({
+    known: Float64Array.from(data.models.map((_, i) => cell(i, j).value).filter((v) => v !== null)).sort(), up: task.up,
+  }));
+  /* By the place among the models of the task, and steeper at the top: there the models differ least and matter most. */
+  const below = (known, value) => {
+    let [low, high] = [0, known.length];
+    while (low < high) { const middle = (low + high) >> 1; if (known[middle] < value) low = middle + 1; else high = middle; }
+    return low;
+  };
+  const shade = (value, { known, up }) => {
     if (isGain()) {
-      const reach = Math.max(Math.abs(low), Math.abs(high)) || 1;
+      const reach = Math.max(Math.abs(known[0]), Math.abs(known[known.length - 1])) || 1;
       return { good: value === 0 ? null : (value > 0) === up, share: Math.abs(value) / reach };
     }
-    const share = high > low ? (value - low) / (high - low) : 0.5;
-    return { good: true, share: up ? share : 1 - share };
+    const place = known.length > 1 ? below(known, value) / (known.length - 1) : 0.5;
+    return { good: true, share: (up ? place : 1 - place) ** 1.7 };
   };
 
   const headCell = (key, label, title, attributes = {}) => {
@@ -72,6 +77,9 @@
     });
     return th;
   };
+  const address = (model, task) => (box.dataset.live
+    ? `${box.dataset.live}/cell?${new URLSearchParams({ model: model.name, task: task.name, protocol: protocol() })}`
+    : `#cell=${[model.name, task.name, protocol()].map(encodeURIComponent).join("/")}`);
   const scoreCell = (model, i, task, j, range, withInterval) => {
     const { value, error } = cell(i, j);
     const td = P.make("td", { class: "score" });
@@ -86,9 +94,10 @@
     td.style.setProperty("--share", share.toFixed(3));
     td.classList.add(good === false ? "worse" : "better");
     const told = (isGain() && value > 0 ? "+" : "") + value.toFixed(Math.abs(value) >= 100 ? 1 : 3);
-    const key = !isGain() && data.keys[protocol()] ? data.keys[protocol()][i][j] : null;
-    const number = key
-      ? P.make("a", { href: box.dataset.live ? `${box.dataset.live}/cells/${encodeURIComponent(key)}` : `#cell=${encodeURIComponent(key)}`, text: told })
+    const predicted = !isGain() && data.scores[protocol()].predicted && data.scores[protocol()].predicted[i][j];
+    if (predicted) td.classList.add("predicted"); /* hatched: no test was run */
+    const number = !isGain() && data.details && !predicted
+      ? P.make("a", { href: address(model, task), text: told })
       : P.make("span", { text: told });
     td.append(number);
     if (error !== null) {
@@ -98,6 +107,9 @@
     return td;
   };
 
+  const ROWS = 70; /* built at once; more while one scrolls */
+  let more = () => {};
+  P.onScrollEnd(box.querySelector(".scroll"), () => more());
   function draw() {
     const { rows, columns } = visible();
     const ranges = spread(columns);
@@ -105,16 +117,24 @@
     const ranked = data.models.some((model) => model.rank);
     head.replaceChildren(P.make("tr", {},
       headCell("model", "model", "sort by name", { class: "model" }),
-      ...(ranked ? [headCell("rank", "rank", `rank by ${data.method} over all tasks, with its 95 % interval`, { class: "rank" })] : []),
+      ...(ranked ? [headCell("rank", "rank", `rank by the ${data.method}, with its 95 % interval`, { class: "rank" })] : []),
       ...columns.map(({ task, j }) => headCell(j, task.name, `sort by ${task.name}${task.category ? ` (${task.category})` : ""}`, { class: "task" }))));
     const key = state.sort === "model" ? ({ model }) => model.name
       : state.sort === "rank" ? ({ model }) => (model.rank ? model.rank[0] : null)
       : ({ i }) => cell(i, state.sort).value;
-    body.replaceChildren(...P.sorted(rows, key, state.down).map(({ model, i }) => P.make("tr", {},
-      P.make("th", { scope: "row", class: "model", title: model.name, text: model.short }),
-      ...(ranked ? [P.make("td", { class: "rank" }, ...(model.rank
-        ? [P.make("b", { text: model.rank[0] }), P.make("small", { text: `${model.rank[1]}–${model.rank[2]}` })] : ["–"]))] : []),
-      ...columns.map(({ task, j }, k) => scoreCell(model, i, task, j, ranges[k], withInterval)))));
+    const order = P.sorted(rows, key, state.down);
+    let shown = 0;
+    more = () => {
+      const next = order.slice(shown, shown + ROWS);
+      shown += next.length;
+      body.append(...next.map(({ model, i }) => P.make("tr", {},
+        P.make("th", { scope: "row", class: "model", title: model.name, text: model.short }),
+        ...(ranked ? [P.make("td", { class: "rank" }, ...(model.rank
+          ? [P.make("b", { text: model.rank[0] }), P.make("small", { text: `${model.rank[1]}–${model.rank[2]}` })] : ["–"]))] : []),
+        ...columns.map(({ task, j }, k) => scoreCell(model, i, task, j, ranges[k], withInterval)))));
+    };
+    body.replaceChildren();
+    more();
     box.querySelector("[data-count]").textContent =
       `${rows.length} of ${data.models.length} models, ${columns.length} of ${data.tasks.length} tasks` +
       (isGain() ? `; gain of ${P.protocol(protocol())} over ${P.protocol(before)}` : "");

@@ -27,10 +27,10 @@
     const body = P.make("tbody");
     const numeric = columns.map((_, k) => rows.some((row) => typeof row[k] === "number"));
     let sorted = rows;
-    const fill = () => {
-      body.replaceChildren(...sorted.map((row) => P.make("tr", {}, ...row.map((cell, k) =>
-        P.make("td", { class: numeric[k] ? "num" : null, text: P.show(cell, digits) })))));
-    };
+    let shown = 0;
+    const line = (row) => P.make("tr", {}, ...row.map((cell, k) => P.make("td", { class: numeric[k] ? "num" : null, text: P.show(cell, digits) })));
+    const more = () => { body.append(...sorted.slice(shown, shown + P.ROWS).map(line)); shown = Math.min(sorted.length, shown + P.ROWS); };
+    const fill = () => { shown = 0; body.replaceChildren(); more(); };
     const heads = columns.map((name, k) => {
       const button = P.make("button", { type: "button", text: name || "name" });
       const head = P.make("th", { scope: "col", class: numeric[k] ? "num" : null }, button);
@@ -46,6 +46,13 @@
     fill();
     const table = P.make("table", {}, P.make("thead", {}, P.make("tr", {}, ...heads)), body);
     box.replaceChildren(table, ...(note ? [P.make("p", { class: "caption", text: note })] : []));
+    P.onScrollEnd(box, () => { if (shown < sorted.length) more(); });
+  };
+  /* Long tables grow while one scrolls: nobody waits for rows that nobody sees. */
+  P.ROWS = 200;
+  P.onScrollEnd = (box, then) => {
+    box.addEventListener("scroll", () => { if (box.scrollTop + box.clientHeight > box.scrollHeight - 600) then(); }, { passive: true });
+    window.addEventListener("beforeprint", () => { for (let k = 0; k < 1000; k += 1) then(); });
   };
   P.sorted = (rows, key, down) => [...rows].sort((a, b) => {
     const [x, y] = [key(a), key(b)];
@@ -61,45 +68,26 @@
       if (!box.open) return;
       for (const part of box.querySelectorAll("[data-table]:not([data-built])")) {
         part.dataset.built = "true";
-        P.table(part.querySelector(".scroll"), P.read(part.querySelector("script")));
+        P.load(part.querySelector("script")).then((table) => P.table(part.querySelector(".scroll"), table));
       }
     });
   }
-  document.addEventListener("click", (event) => {
+  document.addEventListener("click", async (event) => {
     const table = event.target.closest("[data-download-table]");
     if (table) {
-      const data = P.read(table.closest("[data-table]").querySelector("script"));
+      const data = await P.load(table.closest("[data-table]").querySelector("script"));
       P.save(`${P.fileName(data.title)}.csv`, P.csv(data.columns, data.rows));
     }
     const text = event.target.closest("[data-save-text]");
     if (text) P.save(text.dataset.saveText, text.closest("details").querySelector("pre").textContent, text.dataset.type);
   });
 
-  /* The ladder of the answer: where each model may stand. */
-  P.ladder = (list) => {
-    const last = Math.max(2, Number(list.dataset.last));
-    const at = (rank) => `${(100 * (Math.min(Math.max(rank, 1), last) - 1)) / (last - 1)}%`;
-    for (const bar of list.querySelectorAll(".bar")) {
-      const { rank, low, high, before } = bar.dataset;
-      const reach = P.make("i", { class: "reach-bar" });
-      reach.style.left = at(Number(low));
-      reach.style.right = `calc(100% - ${at(Number(high))})`;
-      const dot = P.make("i", { class: "dot" });
-      dot.style.left = at(Number(rank));
-      bar.replaceChildren(reach, dot);
-      if (before) {
-        const ring = P.make("i", { class: "ring" });
-        ring.style.left = at(Number(before));
-        bar.append(ring);
-      }
-    }
-  };
-  for (const list of document.querySelectorAll("ol.ladder")) P.ladder(list);
+  /* The ladder of the answer shows its first ten models, and all on demand. */
   for (const button of document.querySelectorAll("[data-show-rest]")) {
     const many = button.textContent;
     button.addEventListener("click", () => {
       const open = button.getAttribute("aria-expanded") !== "true";
-      for (const row of button.parentElement.querySelectorAll("li.rest")) row.hidden = !open;
+      for (const row of button.parentElement.querySelectorAll(".rest")) row.hidden = !open;
       button.setAttribute("aria-expanded", String(open));
       button.textContent = open ? "Show the first ten" : many;
     });

@@ -51,6 +51,20 @@ window.potentia = window.potentia || {};
     return node;
   };
   P.read = (node) => (node ? JSON.parse(node.textContent) : null);
+  P.unpack = async (packed) => {
+    const bytes = Uint8Array.from(atob(packed), (c) => c.charCodeAt(0));
+    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  };
+  /* The value of a data element: in it, packed in it, or at the address it names; read once, when it is needed. */
+  P.load = (node) => {
+    if (!node.potentia) {
+      if (node.dataset.from) node.potentia = fetch(node.dataset.from).then((answer) => answer.json());
+      else if ("packed" in node.dataset) node.potentia = P.unpack(node.textContent).then(JSON.parse);
+      else node.potentia = Promise.resolve(P.read(node));
+    }
+    return node.potentia;
+  };
+  P.plain = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;").replaceAll("%{", "% {"); /* plotly reads a little HTML */
   P.show = (value, digits = 3) => {
     if (value === null || value === undefined || (typeof value === "number" && !Number.isFinite(value))) return "–";
     if (typeof value !== "number") return String(value);
