@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from potentia.analysis.rankings import Rankings, Scoreboard, Standing
-from potentia.analysis.rankings.overall import NAMES
+from potentia.analysis.rankings import NAMES, Rankings, Scoreboard, Standing
 from potentia.report.source import ReportData
 from potentia.report.words import count, percent, span, unbroken
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from potentia.analysis.rankings import Ranking, align
-from potentia.analysis.rankings.overall import NAMES
+from potentia.analysis.rankings import NAMES, Ranking, align
 from potentia.findings import Bump, short_names
 from potentia.report.source import ReportData
 from potentia.scores import ScoreMatrix

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from potentia.analysis.rankings.overall import NAMES
+from potentia.analysis.rankings import NAMES
 from potentia.findings import short_names
 from potentia.protocol import Protocol, in_order
 from potentia.report.answer import Answer

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from potentia.analysis.rankings import EvidenceMap, map_evidence
-from potentia.analysis.rankings.overall import NAMES
+from potentia.analysis.rankings import NAMES, EvidenceMap, map_evidence
 from potentia.findings import Chart, Finding, telling
 from potentia.protocol import Protocol
 from potentia.report.answer import answer
