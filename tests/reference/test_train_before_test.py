@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from potentia.papers.train_before_test import reproduce
@@ -153,3 +154,33 @@ def test_the_published_benchmarks_are_sound(scores):
 
     screening = screen(_tasks(scores["direct"]), _tasks(scores["train_before_test"]))
     assert {f.reason for f in screening.flags} <= {"ceiling"}
+
+
+def test_figures_12_and_13_tau_b_by_task_and_by_category(found):
+    """Figure 13: tuning improves agreement within and between categories in all instances, with ties too."""
+    direct, tuned = (found[f"tau-b {side}"] for side in SIDES)
+    assert direct.categories == tuned.categories
+    assert len(direct.categories) == 6
+    assert (tuned.by_category > direct.by_category)[np.isfinite(direct.by_category)].all()
+    change = found["tau-b change"]
+    assert change.mean_before == pytest.approx(found["significance direct"].tau_b_mean.value)
+    assert all(i.value > 0 for i in change.per_task_difference)
+
+
+def test_families_widen_the_intervals_of_the_published_scores(scores):
+    """61 models of a few families are not independent: the interval by model is about half as wide."""
+    from potentia.analysis.rankings import Options
+    from potentia.analysis.rankings.find import rank_scores
+
+    options = Options(resamples=200)
+    change = rank_scores({p: scores[p] for p in SIDES}, options=options).changes[SIDES]
+    assert change.over == "families"
+    assert change.interval.low > 0
+    by_family, by_model = (i.high - i.low for i in (change.interval, change.difference["models"]))
+    assert by_family > 1.4 * by_model
+    assert (
+        rank_scores({p: scores[p] for p in SIDES}, options=Options(resamples=20, resample="lineages"))
+        .changes[SIDES]
+        .over
+        == "lineages"
+    )

@@ -61,7 +61,7 @@ def test_a_change_that_noise_explains_is_no_change():
         for protocol in ("direct", "train_before_test")
     )
     data = make_report(Evidence.of({"direct": before, "train_before_test": after}))
-    change = data.rankings.changes["direct", "train_before_test"].difference["models"]
+    change = data.rankings.changes["direct", "train_before_test"].interval
     told = answer(data)
     expected = "more" if change.low > 0 else "less" if change.high < 0 else "cannot be told"
     (said,) = [sentence for sentence in told.sentences if "after tuning" in sentence]

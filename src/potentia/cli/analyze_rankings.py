@@ -53,6 +53,9 @@ def rankings(
     use_items: Annotated[
         bool, typer.Option("--items/--no-items", help="Use stored items for paired tests and for the noise of scores.")
     ] = True,
+    resample: Annotated[
+        str, typer.Option(help="What intervals draw: families or lineages of models where known, or models.")
+    ] = "families",
     figures: Figures = None,
     format: Formats = None,
     facts: Annotated[Path | None, typer.Option(help="A CSV of facts on models of your own.")] = None,
@@ -104,6 +107,7 @@ def rankings(
         exclude_flagged=exclude_flagged,
         align=align,
         use_items=use_items,
+        resample=resample,
     )
     found = find_rankings(evidence, options)
     named = found.named()

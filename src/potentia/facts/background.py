@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from potentia.facts.benchmarks import Benchmark, benchmarks
-from potentia.facts.models import ModelTable
+from potentia.facts.models import ModelFacts, ModelTable
 from potentia.facts.models import models as known_models
 
 
@@ -15,6 +15,7 @@ class Background:
     """Facts by model and by task; whatever is unknown is simply absent."""
 
     families: dict[str, str] = field(default_factory=dict)
+    lineages: dict[str, str] = field(default_factory=dict)  # the base model, for itself and what was made from it
     kinds: dict[str, str] = field(default_factory=dict)  # base or instruct
     billions: dict[str, float] = field(default_factory=dict)  # parameters, as the name carries them
     flops: dict[str, float] = field(default_factory=dict)  # of pretraining
@@ -33,6 +34,7 @@ class Background:
         found = {m: f for m in models if (f := table.find(m)) is not None}
         return cls(
             families={m: f.family for m, f in found.items() if f.family},
+            lineages={m: _root(f, table) for m, f in found.items()},
             kinds={m: f.kind for m, f in found.items()},
             billions={m: f.size / 1e9 for m, f in found.items() if f.size},
             flops={m: f.flops for m, f in found.items() if f.flops},
@@ -40,3 +42,12 @@ class Background:
             train_examples={b.task: float(b.train_size) for b in every if b.train_size is not None},
             chance={b.task: b.chance for b in given if b.chance is not None},
         )
+
+
+def _root(facts: ModelFacts, table: ModelTable) -> str:
+    """Return the base model that a model was made from, through as many steps as facts know; else the model itself."""
+    seen = {facts.name}
+    while facts.base_model and (base := table.find(facts.base_model)) is not None and base.name not in seen:
+        seen.add(base.name)
+        facts = base
+    return facts.name if facts.base_model is None or facts.base_model in seen else facts.base_model

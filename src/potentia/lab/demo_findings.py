@@ -93,7 +93,7 @@ def demo_findings(study: Study) -> DemoFinding:
         method=ranked[DIRECT].method,
         reason=ranked[DIRECT].reason,
         tau={DIRECT: change.mean_before, TRAIN_BEFORE_TEST: change.mean_after},
-        tau_gain=change.difference["models"],
+        tau_gain=change.interval,
         pc1={way: found.components[way].explained[0] for way in WAYS},
         truth=tuple(truth),
         truth_tau={way: float(kendall_matrix(np.column_stack([worth[way], truth]))[0, 1]) for way in WAYS},

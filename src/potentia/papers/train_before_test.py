@@ -11,7 +11,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from potentia.analysis.rankings.agreement import Agreement, AgreementChange, compare_agreement, measure_agreement
+from potentia.analysis.rankings.agreement import (
+    SIGNIFICANT,
+    Agreement,
+    AgreementChange,
+    compare_agreement,
+    measure_agreement,
+)
 from potentia.analysis.rankings.alignment import align
 from potentia.analysis.rankings.components import Components, find_components
 from potentia.analysis.rankings.compute import fit_compute
@@ -123,7 +129,11 @@ def reproduce(scores: Mapping[Protocol, ScoreMatrix], *, resamples: int = RESAMP
         found[f"agreement {name}"] = measure_agreement(matrix, categories=categories, resamples=resamples, seed=seed)
         found[f"significance {name}"] = measure_significance(matrix, resamples=resamples, seed=seed)
         found[f"components {name}"] = find_components(matrix, resamples=resamples, seed=seed)
+        found[f"tau-b {name}"] = measure_agreement(
+            matrix, method=SIGNIFICANT, categories=categories, resamples=resamples, seed=seed
+        )
     found["change"] = compare_agreement(*pair, resamples=resamples, seed=seed)
+    found["tau-b change"] = compare_agreement(*pair, method=SIGNIFICANT, resamples=resamples, seed=seed)
     if "few_shot" in tables:
         found["change from few-shot"] = compare_agreement(
             tables["few_shot"], tables[TRAIN_BEFORE_TEST], resamples=resamples, seed=seed

@@ -54,12 +54,12 @@ def answer(data: ReportData) -> Answer:
 
 def _agreement(data: ReportData, found: Rankings) -> list[str]:
     change = found.changes.get((data.first, data.main))
-    if change is not None and "models" in change.difference:
-        gap = change.difference["models"]
+    if change is not None:
+        gap = change.interval
         told = (
             f"the mean Kendall's τ between tasks is {change.mean_before:.2f} by {change.before.label} and "
             f"{change.mean_after:.2f} by {change.after.label} "
-            f"(difference {gap.value:+.2f}, 95 % interval {span(gap)})"
+            f"(difference {gap.value:+.2f}, 95 % interval over {change.over} {span(gap)})"
         )
         if gap.low > 0:
             return [f"The tasks agree more on the ranking after tuning: {told}."]
@@ -67,10 +67,10 @@ def _agreement(data: ReportData, found: Rankings) -> list[str]:
             return [f"The tasks agree less on the ranking after tuning: {told}."]
         return [f"Whether the tasks agree more after tuning cannot be told from these scores: {told}."]
     alone = found.agreement.get(data.main)
-    if alone is not None and "models" in alone.intervals:
+    if alone is not None:
         return [
             f"The tasks agree on the ranking with a mean Kendall's τ of {alone.mean:.2f} "
-            f"(95 % interval over models {span(alone.intervals['models'])}; 1 is perfect agreement, 0 none)."
+            f"(95 % interval over {alone.over} {span(alone.interval)}; 1 is perfect agreement, 0 none)."
         ]
     return []
 

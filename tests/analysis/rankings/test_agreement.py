@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import kendalltau
 
-from potentia.analysis.rankings.agreement import compare_agreement, measure_agreement
+from potentia.analysis.rankings.agreement import SIGNIFICANT, compare_agreement, measure_agreement
 from potentia.analysis.rankings.groups import (
     agreement_by_models,
     agreement_by_tasks,
@@ -18,7 +18,7 @@ from potentia.analysis.rankings.groups import (
     items_per_task,
     size_bins,
 )
-from potentia.analysis.stats.bootstrap import interval, item_values, noisy_values, pair_mean, row_draws
+from potentia.analysis.stats.bootstrap import Units, interval, item_values, noisy_values, pair_mean, row_draws
 from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.errors import InputError
 from potentia.scores import ScoreMatrix
@@ -206,3 +206,48 @@ def test_centred_intervals_keep_their_width():
     assert (centred.low, centred.high) == pytest.approx((0.425, 1.375))
     nothing = interval(0.9, [np.nan])
     assert np.isnan(nothing.low)
+
+
+def copied(copies, *, families=8, tasks=6, seed=0):
+    """Families whose models are alike but for a little: each adds models, and hardly any evidence."""
+    rng = np.random.default_rng(seed)
+    skill = rng.normal(size=(families, 1)) + rng.normal(size=(families, tasks))
+    values = np.repeat(skill, copies, axis=0) + rng.normal(size=(families * copies, tasks)) * 0.01
+    names = [f"f{f}-{c}" for f in range(families) for c in range(copies)]
+    return ScoreMatrix.build(names, [f"t{j}" for j in range(tasks)], values), {n: n.partition("-")[0] for n in names}
+
+
+def test_models_of_one_family_count_as_one_and_the_interval_says_so():
+    def width(found):
+        return found.high - found.low
+
+    alone = measure_agreement(copied(1)[0], resamples=400).interval
+    matrix, families = copied(6)
+    found = measure_agreement(matrix, units=Units("families", families), resamples=400)
+    assert found.over == "families"
+    assert set(found.intervals) == {"families", "models", "tasks"}
+    assert width(found.intervals["models"]) < 0.6 * width(found.interval)  # 48 models feign evidence
+    assert width(found.interval) == pytest.approx(width(alone), rel=0.35)  # there are eight independent ones
+    assert "bootstrap over families" in str(found.tables()[1].note)
+    change = compare_agreement(matrix, matrix, units=Units("families", families), resamples=20)
+    assert change.over == "families"
+    assert change.interval.value == 0
+
+
+@pytest.mark.parametrize("families", [{}, {"m0": "a", "m1": "a"}, dict.fromkeys([f"m{i}" for i in range(20)], "a")])
+def test_where_families_say_nothing_models_are_drawn(families):
+    found = measure_agreement(scores(), units=Units("families", families), resamples=20)
+    assert found.over == ("families" if len(families) == 2 else "models")
+
+
+def test_tau_b_counts_insignificant_differences_as_ties_by_task_and_category():
+    matrix = scores(models=12, tasks=4, stderr=0.6)
+    found = measure_agreement(matrix, method=SIGNIFICANT, categories={"t0": "A", "t1": "A", "t2": "B"}, resamples=20)
+    from potentia.analysis.stats.significance import measure_significance
+
+    whole = measure_significance(matrix, resamples=20)
+    assert found.mean == pytest.approx(whole.tau_b_mean.value)
+    assert found.mean != pytest.approx(whole.tau_mean)
+    assert found.per_task[0].value == pytest.approx(np.delete(whole.tau_b[0], 0).mean())
+    assert found.by_category[0, 0] == pytest.approx(whole.tau_b[0, 1])
+    assert {c.name for c in found.charts()} == {"agreement-direct-tau_b", "categories-direct-tau_b"}

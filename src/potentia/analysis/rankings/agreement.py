@@ -2,8 +2,9 @@
 
 Agreement of two tasks is Kendall's tau between their scores over the models (section 3.2). A task's agreement is its
 mean with every other task, the matrix's agreement the mean over pairs, and a category's the mean over the pairs that
-belong to it (figure 3). Each comes with an interval per source of uncertainty: other models, other tasks, and the noise
-of finite test sets. Two protocols are compared on the same models and tasks, with the same resamples for both.
+belong to it (figure 3). Each comes with an interval per source of uncertainty: other models or families, other tasks,
+and the noise of finite test sets. Two protocols are compared on the same models and tasks, with the same resamples for
+both. With the method ``tau_b``, insignificant differences count as ties (appendix C.2, figures 12 to 15).
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import numpy.typing as npt
 
 from potentia.analysis.stats.bootstrap import (
     LEVEL,
+    MODELS,
     RESAMPLES,
+    Units,
     interval,
     intervals,
     item_values,
@@ -25,6 +28,8 @@ from potentia.analysis.stats.bootstrap import (
 )
 from potentia.analysis.stats.bootstrap import row_draws as draw_rows
 from potentia.analysis.stats.correlation import METHODS, mean_offdiagonal, nan_mean
+from potentia.analysis.stats.kendall import kendall_of_signs
+from potentia.analysis.stats.significance import pair_signs
 from potentia.errors import InputError
 from potentia.facts import CATEGORIES
 from potentia.findings import Bars, Cell, Chart, Finding, Heatmap, Interval, Table, mean_in_words
@@ -32,7 +37,17 @@ from potentia.protocol import Protocol
 from potentia.scores import Floats, ScoreMatrix
 
 NOISE_BLOCK = 1 << 22  # scores drawn at once
-NAMES = {"kendall": "Kendall's τ", "spearman": "Spearman's ρ", "pearson": "Pearson's r"}
+SIGNIFICANT = "tau_b"
+NAMES = {
+    "kendall": "Kendall's τ",
+    "spearman": "Spearman's ρ",
+    "pearson": "Pearson's r",
+    SIGNIFICANT: "Kendall's τ-b on significant differences",
+}
+
+
+def _ties(method: str) -> str:
+    return ", insignificant differences as ties" if method == SIGNIFICANT else ""
 
 
 @dataclass(frozen=True)
@@ -45,12 +60,18 @@ class Agreement(Finding):
     tasks: tuple[str, ...]
     matrix: Floats  # (tasks, tasks)
     mean: float
-    intervals: dict[str, Interval]  # of the mean, by source: models, tasks, noise
-    per_task: tuple[Interval, ...]  # over models
+    intervals: dict[str, Interval]  # of the mean, by source: families, models, tasks, noise
+    per_task: tuple[Interval, ...]  # over ``over``
     categories: tuple[str, ...] = ()
     by_category: Floats = field(default_factory=lambda: np.zeros((0, 0)))
     by_category_low: Floats = field(default_factory=lambda: np.zeros((0, 0)))
     by_category_high: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    over: str = "models"  # what the intervals of tasks and categories draw: models, families or lineages
+
+    @property
+    def interval(self) -> Interval:
+        """The mean with its interval over families where they are known, else over models."""
+        return self.intervals[self.over]
 
     def tables(self) -> Sequence[Table]:
         """Return the mean with its intervals, the mean per task, and the category matrix."""
@@ -65,7 +86,7 @@ class Agreement(Finding):
                 tuple(
                     (self.tasks[k], self.per_task[k].value, self.per_task[k].low, self.per_task[k].high) for k in order
                 ),
-                note="Intervals: bootstrap over models.",
+                note=f"Intervals: bootstrap over {self.over}.",
             ),
         ]
         if self.categories:
@@ -80,11 +101,11 @@ class Agreement(Finding):
         return tables
 
     def charts(self) -> Sequence[Chart]:
-        """Return the task × task heat map (figures 9 and 10) and the category heat map (figure 3)."""
+        """Return the task × task heat map (figures 9, 10, 14, 15) and the categories' (figures 3, 13)."""
         charts: list[Chart] = [
             Heatmap(
                 name=f"agreement-{self.protocol}-{self.method}",
-                title=f"Ranking agreement between tasks: {self.protocol.label}",
+                title=f"Ranking agreement between tasks{_ties(self.method)}: {self.protocol.label}",
                 caption=f"{NAMES[self.method]} of every two tasks, {self.models} models; {mean_in_words(self.mean)}.",
                 rows=self.tasks,
                 columns=self.tasks,
@@ -99,7 +120,7 @@ class Agreement(Finding):
             charts.append(
                 Heatmap(
                     name=f"categories-{self.protocol}-{self.method}",
-                    title=f"Agreement by category: {self.protocol.label}",
+                    title=f"Agreement by category{_ties(self.method)}: {self.protocol.label}",
                     caption="Mean over the pairs of tasks of two categories; within a category on the diagonal."
                     + _meanings(self.categories),
                     rows=self.categories,
@@ -125,12 +146,18 @@ class AgreementChange(Finding):
     tasks: tuple[str, ...]
     mean_before: float
     mean_after: float
-    difference: dict[str, Interval]  # by source: models, tasks, noise
+    difference: dict[str, Interval]  # by source: families, models, tasks, noise
     pairs_improved: int
     pairs: int
     per_task_before: tuple[float, ...]
     per_task_after: tuple[float, ...]
-    per_task_difference: tuple[Interval, ...]  # over models
+    per_task_difference: tuple[Interval, ...]  # over ``over``
+    over: str = "models"
+
+    @property
+    def interval(self) -> Interval:
+        """The change of the mean with its interval over families where they are known, else over models."""
+        return self.difference[self.over]
 
     def tables(self) -> Sequence[Table]:
         """Return the change of the mean, and of each task."""
@@ -161,16 +188,17 @@ class AgreementChange(Finding):
                     )
                     for k in order
                 ),
+                note=f"Intervals: bootstrap over {self.over}.",
             ),
         ]
 
     def charts(self) -> Sequence[Chart]:
-        """Return the bars of figure 2: each task's mean agreement under both protocols."""
+        """Return the bars of figure 2 (and 12): each task's mean agreement under both protocols."""
         order = [int(k) for k in np.argsort(self.per_task_before, kind="stable")]
         return [
             Bars(
                 name=f"agreement-{self.before}-{self.after}-{self.method}",
-                title="Mean ranking agreement of each task with all others",
+                title=f"Mean ranking agreement of each task with all others{_ties(self.method)}",
                 caption=f"{NAMES[self.method]}; mean over pairs {self.mean_before:.2f} ({self.before.label}) and "
                 f"{self.mean_after:.2f} ({self.after.label}); {self.pairs_improved} of {self.pairs} pairs agree more.",
                 labels=tuple(self.tasks[k] for k in order),
@@ -195,18 +223,20 @@ def measure_agreement(
     method: str = "kendall",
     categories: Mapping[str, str] | None = None,
     items: Mapping[str, npt.ArrayLike] | None = None,
+    units: Units = MODELS,
     resamples: int = RESAMPLES,
     level: float = LEVEL,
     seed: int = 0,
 ) -> Agreement:
     """Agreement between all tasks of a matrix, with intervals; ``categories`` maps task to category.
 
-    ``items[task]`` (models, items), where stored, replaces the standard errors as the source of noise.
+    ``items[task]`` (models, items), where stored, replaces the standard errors as the source of noise. ``units`` says
+    what is drawn; the interval of the mean by model stands beside it in any case.
     """
-    draws = _resample([matrix], method, items, resamples, seed)[0]
+    draws = _resample([matrix], method, items, units, resamples, level, seed)[0]
     names = _category_names(matrix.tasks, categories)
     grouped = _by_category(draws.matrix[None], matrix.tasks, categories or {}, names)[0]
-    spread = _by_category(draws.by_models, matrix.tasks, categories or {}, names)
+    spread = _by_category(draws.by_units, matrix.tasks, categories or {}, names)
     return Agreement(
         protocol=matrix.protocol,
         method=method,
@@ -216,12 +246,13 @@ def measure_agreement(
         mean=draws.mean,
         intervals=draws.intervals(level),
         per_task=intervals(
-            mean_offdiagonal(draws.matrix, axis=True), mean_offdiagonal(draws.by_models, axis=True), level=level
+            mean_offdiagonal(draws.matrix, axis=True), mean_offdiagonal(draws.by_units, axis=True), level=level
         ),
         categories=names,
         by_category=grouped,
         by_category_low=_quantile(spread, (1 - level) / 2),
         by_category_high=_quantile(spread, (1 + level) / 2),
+        over=draws.over,
     )
 
 
@@ -230,13 +261,14 @@ def compare_agreement(
     after: ScoreMatrix,
     *,
     method: str = "kendall",
+    units: Units = MODELS,
     resamples: int = RESAMPLES,
     level: float = LEVEL,
     seed: int = 0,
 ) -> AgreementChange:
     """Difference in agreement between two protocols over the models and tasks that both have."""
     one, two = shared(before, after)
-    first, second = _resample([one, two], method, None, resamples, seed)
+    first, second = _resample([one, two], method, None, units, resamples, level, seed)
     i, j = np.triu_indices(len(one.tasks), 1)
     both = np.isfinite(first.matrix[i, j]) & np.isfinite(second.matrix[i, j])
     task_one, task_two = mean_offdiagonal(first.matrix, axis=True), mean_offdiagonal(second.matrix, axis=True)
@@ -255,9 +287,10 @@ def compare_agreement(
         per_task_after=tuple(task_two.tolist()),
         per_task_difference=intervals(
             task_two - task_one,
-            mean_offdiagonal(second.by_models, axis=True) - mean_offdiagonal(first.by_models, axis=True),
+            mean_offdiagonal(second.by_units, axis=True) - mean_offdiagonal(first.by_units, axis=True),
             level=level,
         ),
+        over=first.over,
     )
 
 
@@ -282,6 +315,8 @@ class _Resamples:
 
     matrix: Floats  # (T, T)
     by_models: Floats  # (R, T, T)
+    by_units: Floats  # (R, T, T); the same where models are what is drawn
+    over: str
     by_noise: Floats | None  # (R, T, T); absent where no standard error is known
     task_draws: Floats  # (R, T)
 
@@ -290,7 +325,8 @@ class _Resamples:
         return float(pair_mean(self.matrix))
 
     def means(self) -> dict[str, Floats]:
-        found = {"models": pair_mean(self.by_models), "tasks": pair_mean(self.matrix, self.task_draws)}
+        found = {self.over: pair_mean(self.by_units), "models": pair_mean(self.by_models)}
+        found["tasks"] = pair_mean(self.matrix, self.task_draws)
         if self.by_noise is not None:
             found["noise"] = pair_mean(self.by_noise)
         return found
@@ -313,26 +349,40 @@ class _Resamples:
 
 
 def _resample(
-    matrices: Sequence[ScoreMatrix], method: str, items: Mapping[str, npt.ArrayLike] | None, resamples: int, seed: int
+    matrices: Sequence[ScoreMatrix],
+    method: str,
+    items: Mapping[str, npt.ArrayLike] | None,
+    units: Units,
+    resamples: int,
+    level: float,
+    seed: int,
 ) -> list[_Resamples]:
     """Correlate and resample matrices of the same shape; models and tasks are drawn alike for all of them."""
-    if method not in METHODS:
-        raise InputError(f"no correlation {method!r}", hint=f"one of: {', '.join(METHODS)}")
-    correlate = METHODS[method]
+    if method not in NAMES:
+        raise InputError(f"no correlation {method!r}", hint=f"one of: {', '.join(NAMES)}")
     rng = np.random.default_rng(seed)
     models, tasks = matrices[0].shape
     model_draws, task_draws = draw_rows(models, resamples, rng), draw_rows(tasks, resamples, rng)
+    over = units.over(matrices[0].models)
+    unit_draws = model_draws if over == MODELS.name else units.draws(matrices[0].models, resamples, seed)
     found = []
     for matrix in matrices:
         noise = None
-        if items:
-            noise = correlate(item_values(matrix, items, resamples, rng))
-        elif np.isfinite(matrix.stderr).any():
-            block = max(1, NOISE_BLOCK // max(1, models * tasks))
-            parts = [min(block, resamples - start) for start in range(0, resamples, block)]
-            noise = np.concatenate([correlate(noisy_values(matrix, part, rng)) for part in parts])
-        values = matrix.oriented()
-        found.append(_Resamples(correlate(values), correlate(values, weights=model_draws), noise, task_draws))
+        if method == SIGNIFICANT:
+            signs, known = pair_signs(matrix, level=level)
+            tau = kendall_of_signs(signs, known)
+            by_models, by_units = (kendall_of_signs(signs, known, weights=d) for d in (model_draws, unit_draws))
+        else:
+            correlate, values = METHODS[method], matrix.oriented()
+            if items:
+                noise = correlate(item_values(matrix, items, resamples, rng))
+            elif np.isfinite(matrix.stderr).any():
+                block = max(1, NOISE_BLOCK // max(1, models * tasks))
+                parts = [min(block, resamples - start) for start in range(0, resamples, block)]
+                noise = np.concatenate([correlate(noisy_values(matrix, part, rng)) for part in parts])
+            tau = correlate(values)
+            by_models, by_units = (correlate(values, weights=d) for d in (model_draws, unit_draws))
+        found.append(_Resamples(tau, by_models, by_units, over, noise, task_draws))
     return found
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from potentia.analysis.stats.bootstrap import LEVEL, RESAMPLES, interval, row_draws
+from potentia.analysis.stats.bootstrap import LEVEL, MODELS, RESAMPLES, Units, interval
 from potentia.errors import InputError
 from potentia.findings import Bars, Chart, Finding, Interval, Table
 from potentia.protocol import Protocol
@@ -32,9 +32,10 @@ class Components(Finding):
     gaps: str  # what was done about missing cells
     models: tuple[str, ...]
     tasks: tuple[str, ...]
-    explained: tuple[Interval, ...]  # variance ratios, over models
+    explained: tuple[Interval, ...]  # variance ratios
     loadings: Floats  # (components, tasks)
     scores: Floats  # (models, components)
+    over: str = "models"  # what the intervals draw
 
     @property
     def pc1(self) -> dict[str, float]:
@@ -105,6 +106,7 @@ def find_components(
     *,
     group: str = ALL,
     gaps: str = "models",
+    units: Units = MODELS,
     resamples: int = RESAMPLES,
     level: float = LEVEL,
     seed: int = 0,
@@ -126,7 +128,7 @@ def find_components(
     sign = np.where(loadings.sum(axis=1) < 0, -1.0, 1.0)
     total = (singular**2).sum()
     ratios = singular**2 / total if total > 0 else np.full_like(singular, np.nan)
-    draws = row_draws(whole.shape[0], resamples, np.random.default_rng(seed))
+    draws = units.draws(whole.models, resamples, seed)
     spread = explained_variance(values, draws)
     return Components(
         protocol=matrix.protocol,
@@ -137,6 +139,7 @@ def find_components(
         explained=tuple(interval(float(r), spread[:, k], level=level) for k, r in enumerate(ratios)),
         loadings=loadings * sign[:, None],
         scores=left * singular * sign,
+        over=units.over(whole.models),
     )
 
 

@@ -11,7 +11,14 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from potentia.analysis.rankings.aggregate import Aggregate, aggregate_ranks
-from potentia.analysis.rankings.agreement import NAMES, Agreement, AgreementChange, compare_agreement, measure_agreement
+from potentia.analysis.rankings.agreement import (
+    NAMES,
+    SIGNIFICANT,
+    Agreement,
+    AgreementChange,
+    compare_agreement,
+    measure_agreement,
+)
 from potentia.analysis.rankings.alignment import Alignment, align
 from potentia.analysis.rankings.components import Components, find_components, without_gaps
 from potentia.analysis.rankings.compute import ComputeFit, fit_compute
@@ -28,7 +35,7 @@ from potentia.analysis.rankings.perplexity import PerplexityAgreement, compare_p
 from potentia.analysis.rankings.ranks import RankIntervals, rank_intervals
 from potentia.analysis.rankings.scoreboard import Scoreboard, make_scoreboard
 from potentia.analysis.rankings.screening import Screening, screen
-from potentia.analysis.stats.bootstrap import LEVEL, RESAMPLES, interval, pair_mean, row_draws
+from potentia.analysis.stats.bootstrap import LEVEL, MODELS, RESAMPLES, Units, interval, pair_mean
 from potentia.analysis.stats.correlation import METHODS
 from potentia.analysis.stats.paired import Outcomes, PairedSignificance, compare_all_items, item_tables
 from potentia.analysis.stats.significance import Significance, measure_significance
@@ -43,6 +50,7 @@ if TYPE_CHECKING:
 
 LARGE_TEST = 2_000  # items (appendix B.5)
 SMALLEST_GROUP = 5  # models (appendix B.6)
+RESAMPLED = ("families", "lineages", "models")
 
 
 @dataclass(frozen=True)
@@ -50,7 +58,8 @@ class Measures(Finding):
     """Mean agreement over pairs of tasks by each measure of correlation, one row per protocol."""
 
     protocols: tuple[Protocol, ...]
-    means: dict[str, tuple[Interval, ...]]  # by measure, over models
+    means: dict[str, tuple[Interval, ...]]  # by measure
+    over: str = "models"  # what the intervals draw
 
     def tables(self) -> Sequence[Table]:
         """Return Kendall, Spearman and Pearson side by side."""
@@ -61,7 +70,8 @@ class Measures(Finding):
             (protocol.label, *(x for m in self.means.values() for x in (m[k].value, m[k].low, m[k].high)))
             for k, protocol in enumerate(self.protocols)
         ]
-        return [Table("Mean agreement over pairs of tasks, by measure", tuple(columns), tuple(rows))]
+        note = f"Intervals: bootstrap over {self.over}."
+        return [Table("Mean agreement over pairs of tasks, by measure", tuple(columns), tuple(rows), note)]
 
 
 class Sampling(TypedDict):
@@ -84,10 +94,19 @@ class Options:
     exclude_flagged: bool = False
     align: tuple[str, str] | None = None
     use_items: bool = True
+    resample: str = "families"  # what intervals draw: families or lineages where they are known, or models
 
     def sampling(self) -> Sampling:
         """Return the arguments for intervals."""
         return {"resamples": self.resamples, "level": self.level, "seed": self.seed}
+
+    def units(self, background: Background) -> Units:
+        """Return what intervals draw, with what is known of the models."""
+        known = {"models": MODELS, "families": Units("families", background.families)}
+        known["lineages"] = Units("lineages", background.lineages)
+        if self.resample not in known:
+            raise InputError(f"no unit {self.resample!r} to resample", hint=f"one of: {', '.join(RESAMPLED)}")
+        return known[self.resample]
 
 
 @dataclass(frozen=True)
@@ -100,6 +119,8 @@ class Rankings(Finding):
     agreement: dict[Protocol, Agreement] = field(default_factory=dict)
     measures: Measures | None = None
     changes: dict[tuple[Protocol, Protocol], AgreementChange] = field(default_factory=dict)
+    tau_b: dict[Protocol, Agreement] = field(default_factory=dict)  # insignificant differences as ties
+    tau_b_changes: dict[tuple[Protocol, Protocol], AgreementChange] = field(default_factory=dict)
     groups: dict[str, GroupAgreement] = field(default_factory=dict)  # by size, family, kind, test size
     paired: dict[Protocol, PairedSignificance] = field(default_factory=dict)
     significance: dict[Protocol, Significance] = field(default_factory=dict)
@@ -121,6 +142,8 @@ class Rankings(Finding):
         if self.measures is not None:
             found["measures"] = self.measures
         found |= {f"change {one} {two}": f for (one, two), f in self.changes.items()}
+        found |= {f"tau-b {p}": f for p, f in self.tau_b.items()}
+        found |= {f"tau-b change {one} {two}": f for (one, two), f in self.tau_b_changes.items()}
         found |= {f"by {group}": f for group, f in self.groups.items()}
         for protocol in self.overall:
             for name in ("paired", "significance", "ranks"):
@@ -193,24 +216,28 @@ def _rank_scores(
         matrices = [m.select(tasks=[t for t in m.tasks if t not in flagged]) for m in matrices]
         if not all(m.tasks for m in matrices):
             raise InputError("every task is flagged; nothing is left to rank", hint="drop --exclude-flagged")
-    overall, aggregate, components = _overall(matrices, options)
+    units = options.units(background)
+    overall, aggregate, components = _overall(matrices, options, units)
     agreement = _agreement(matrices, background, options, items)
+    tested = [m for m in map(_tested, matrices) if m.tasks]
     return Rankings(
         scoreboard=_scoreboard(matrices, overall, components, items),
         overall=overall,
         screening=screening,
         agreement=agreement,
-        measures=_measures([m for m in matrices if m.protocol in agreement], options) if agreement else None,
-        changes=_changes(matrices, options),
+        measures=_measures([m for m in matrices if m.protocol in agreement], options, units) if agreement else None,
+        changes=_changes(matrices, options, units),
+        tau_b=_agreement(tested, background, options, {}, SIGNIFICANT),
+        tau_b_changes=_changes(tested, options, units, SIGNIFICANT),
         groups=_groups(matrices, background, options) if agreement else {},
         paired=_paired(matrices, options, items),
-        significance=_significance(matrices, options),
-        ranks=_ranks(matrices, options),
+        significance={m.protocol: measure_significance(m, units=units, **options.sampling()) for m in tested},
+        ranks=_ranks(tested, options),
         aggregate=aggregate,
         components=components,
         family_components=_families(matrices, components, background, options),
         compute=_compute(components, background, options),
-        perplexity=_perplexity(scores, matrices, options),
+        perplexity=_perplexity(scores, matrices, options, units),
         perplexity_by_kind=_perplexity_by_kind(scores, matrices, background, options),
         alignment=_alignment(matrices, agreement, background, options),
     )
@@ -233,12 +260,12 @@ def find_scoreboard(evidence: Evidence, options: Options | None = None) -> Score
         raise InputError("there is no score yet")
     several = [m for m in matrices if m.shape[0] > 1]
     with threadpool_limits(1, user_api="blas"):
-        overall, _, components = _overall(several or matrices, options)
+        overall, _, components = _overall(several or matrices, options, options.units(evidence.background))
     return _scoreboard(several or matrices, overall, components, evidence.outcomes if options.use_items else {})
 
 
 def _overall(
-    matrices: Sequence[ScoreMatrix], options: Options
+    matrices: Sequence[ScoreMatrix], options: Options, units: Units
 ) -> tuple[dict[Protocol, Ranking], dict[Protocol, Aggregate], dict[Protocol, Components]]:
     aggregate, components = {}, {}
     for m in matrices:
@@ -246,7 +273,7 @@ def _overall(
             m, resamples=min(options.resamples, 200), level=options.level, seed=options.seed
         )
         if len(m.tasks) > 1 and without_gaps(m, options.gaps).shape[0] > 2:
-            components[m.protocol] = find_components(m, gaps=options.gaps, **options.sampling())
+            components[m.protocol] = find_components(m, gaps=options.gaps, units=units, **options.sampling())
     return rank_overall(aggregate, components, level=options.level), aggregate, components
 
 
@@ -263,13 +290,19 @@ def _scoreboard(
 
 
 def _agreement(
-    matrices: Sequence[ScoreMatrix], background: Background, options: Options, items: Mapping[Protocol, Outcomes]
+    matrices: Sequence[ScoreMatrix],
+    background: Background,
+    options: Options,
+    items: Mapping[Protocol, Outcomes],
+    method: str = "kendall",
 ) -> dict[Protocol, Agreement]:
     return {
         matrix.protocol: measure_agreement(
             matrix,
+            method=method,
             categories=background.categories,
             items=item_tables(matrix, items.get(matrix.protocol, {})),
+            units=options.units(background),
             **options.sampling(),
         )
         for matrix in matrices
@@ -277,9 +310,13 @@ def _agreement(
     }
 
 
-def _changes(matrices: Sequence[ScoreMatrix], options: Options) -> dict[tuple[Protocol, Protocol], AgreementChange]:
+def _changes(
+    matrices: Sequence[ScoreMatrix], options: Options, units: Units, method: str = "kendall"
+) -> dict[tuple[Protocol, Protocol], AgreementChange]:
     return {
-        (before.protocol, after.protocol): compare_agreement(before, after, **options.sampling())
+        (before.protocol, after.protocol): compare_agreement(
+            before, after, method=method, units=units, **options.sampling()
+        )
         for before, after in itertools.combinations(matrices, 2)
         if len(set(before.tasks) & set(after.tasks)) > 1 and len(set(before.models) & set(after.models)) > 1
     }
@@ -287,7 +324,7 @@ def _changes(matrices: Sequence[ScoreMatrix], options: Options) -> dict[tuple[Pr
 
 def _groups(matrices: Sequence[ScoreMatrix], background: Background, options: Options) -> dict[str, GroupAgreement]:
     """Agreement among models of one size, family or kind, and among tasks with large and small tests."""
-    plain, found = options.sampling(), {}
+    plain, units, found = options.sampling(), options.units(background), {}
     sizes = size_bins(background.billions)
     orders: dict[str, tuple[dict[str, str], list[str] | None]] = {
         "size in billions": (sizes, bin_order(sizes.values())),
@@ -295,7 +332,9 @@ def _groups(matrices: Sequence[ScoreMatrix], background: Background, options: Op
         "kind": (background.kinds, None),
     }
     for by, (groups, order) in orders.items():
-        grouped = agreement_by_models(matrices, groups, by=by, at_least=SMALLEST_GROUP, order=order, **plain)
+        grouped = agreement_by_models(
+            matrices, groups, by=by, at_least=SMALLEST_GROUP, order=order, units=units, **plain
+        )
         if len(grouped.groups) > 2:
             found[by] = grouped
     sizes_of_tests = items_per_task(matrices[0])
@@ -306,23 +345,25 @@ def _groups(matrices: Sequence[ScoreMatrix], background: Background, options: Op
             matrices,
             {f"over {LARGE_TEST:,} items": large, f"up to {LARGE_TEST:,} items": small},
             by="test set size",
+            units=units,
             **plain,
         )
     return found
 
 
-def _measures(matrices: Sequence[ScoreMatrix], options: Options) -> Measures:
+def _measures(matrices: Sequence[ScoreMatrix], options: Options, units: Units) -> Measures:
     means: dict[str, list[Interval]] = {name: [] for name in METHODS}
     for matrix in matrices:
         values = matrix.oriented()
-        draws = row_draws(len(values), options.resamples, np.random.default_rng(options.seed))
+        draws = units.draws(matrix.models, options.resamples, options.seed)
         whole = bool(np.isfinite(values).all())
         for name, correlate in METHODS.items():
             # With gaps, rho and r go pair by pair and resample by resample; a tenth of the resamples will do.
             used = draws if whole or name == "kendall" else draws[: max(20, options.resamples // 10)]
             spread = pair_mean(correlate(values, weights=used))
             means[name].append(interval(float(pair_mean(correlate(values))), spread, level=options.level))
-    return Measures(tuple(m.protocol for m in matrices), {name: tuple(row) for name, row in means.items()})
+    over = units.over(matrices[0].models)
+    return Measures(tuple(m.protocol for m in matrices), {name: tuple(row) for name, row in means.items()}, over)
 
 
 def _paired(
@@ -339,15 +380,9 @@ def _tested(matrix: ScoreMatrix) -> ScoreMatrix:
     return matrix.select(tasks=[t for k, t in enumerate(matrix.tasks) if not bare[:, k].any()])
 
 
-def _significance(matrices: Sequence[ScoreMatrix], options: Options) -> dict[Protocol, Significance]:
-    tested = [_tested(matrix) for matrix in matrices]
-    return {m.protocol: measure_significance(m, **options.sampling()) for m in tested if m.tasks}
-
-
-def _ranks(matrices: Sequence[ScoreMatrix], options: Options) -> dict[Protocol, RankIntervals]:
-    tested = [_tested(matrix) for matrix in matrices]
+def _ranks(tested: Sequence[ScoreMatrix], options: Options) -> dict[Protocol, RankIntervals]:
     plain = {"level": options.level, "simultaneous": options.simultaneous, "seed": options.seed}
-    return {m.protocol: rank_intervals(m, **plain) for m in tested if m.tasks}  # type: ignore[arg-type]
+    return {m.protocol: rank_intervals(m, **plain) for m in tested}  # type: ignore[arg-type]
 
 
 def _compute(
@@ -379,12 +414,12 @@ def _families(
 
 
 def _perplexity(
-    scores: Mapping[Protocol, ScoreMatrix], matrices: Sequence[ScoreMatrix], options: Options
+    scores: Mapping[Protocol, ScoreMatrix], matrices: Sequence[ScoreMatrix], options: Options, units: Units
 ) -> dict[Protocol, PerplexityAgreement]:
     """Perplexity against tasks within each protocol."""
     texts = {m.protocol: scores[m.protocol].corpora() for m in matrices}
     return {
-        m.protocol: compare_perplexity(texts[m.protocol], m, **options.sampling())
+        m.protocol: compare_perplexity(texts[m.protocol], m, units=units, **options.sampling())
         for m in matrices
         if texts[m.protocol].tasks
     }
@@ -403,7 +438,8 @@ def _perplexity_by_kind(
     for kind in ("base", "instruct"):
         members = {m for m in tuned.models if background.kinds.get(m) == kind and m in scored}
         if len(members) > 2:
-            found[kind] = compare_perplexity(bits, tuned, models=members, group=kind, **options.sampling())
+            units, plain = options.units(background), options.sampling()
+            found[kind] = compare_perplexity(bits, tuned, models=members, group=kind, units=units, **plain)
     return found
 
 

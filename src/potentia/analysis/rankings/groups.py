@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from potentia.analysis.stats.bootstrap import LEVEL, RESAMPLES, interval, pair_mean, row_draws
+from potentia.analysis.stats.bootstrap import LEVEL, MODELS, RESAMPLES, Units, interval, pair_mean
 from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.findings import Bars, Cell, Chart, Finding, Interval, Table
 from potentia.protocol import Protocol
@@ -28,17 +28,22 @@ class GroupAgreement(Finding):
     models: tuple[int, ...]
     tasks: tuple[int, ...]
     protocols: tuple[Protocol, ...]
-    means: tuple[tuple[Interval, ...], ...]  # (groups, protocols), over models
+    means: tuple[tuple[Interval, ...], ...]  # (groups, protocols)
+    over: tuple[str, ...] = ()  # per group: what its intervals draw, families where it has three or more, else models
 
     def tables(self) -> Sequence[Table]:
         """Return one row per group: its size, and each protocol's mean agreement with its interval."""
         columns = ["group", "models", "tasks"]
+        drawn = dict(zip(self.groups, self.over, strict=True)) if self.over else {}
+        by = {unit: [name for name in self.groups if drawn.get(name) == unit] for unit in dict.fromkeys(self.over)}
+        told = "; ".join(f"{unit} of {', '.join(names)}" for unit, names in by.items()) if len(by) > 1 else "".join(by)
         for protocol in self.protocols:
             columns += [protocol.label, "low", "high"]
         rows: list[tuple[Cell, ...]] = []
         for name, models, tasks, means in zip(self.groups, self.models, self.tasks, self.means, strict=True):
             rows.append((name, models, tasks, *(x for m in means for x in (m.value, m.low, m.high))))
-        return [Table(f"Mean Kendall's τ over pairs of tasks, by {self.by}", tuple(columns), tuple(rows))]
+        title = f"Mean Kendall's τ over pairs of tasks, by {self.by}"
+        return [Table(title, tuple(columns), tuple(rows), f"Intervals: bootstrap over {told or 'models'}.")]
 
     def charts(self) -> Sequence[Chart]:
         """Return grouped bars with intervals."""
@@ -47,7 +52,7 @@ class GroupAgreement(Finding):
             Bars(
                 name=f"agreement-by-{self.by.replace(' ', '-')}",
                 title=f"Ranking agreement by {self.by}",
-                caption="Mean Kendall's τ over pairs of tasks; intervals by bootstrap over models.",
+                caption="Mean Kendall's τ over pairs of tasks, with bootstrap intervals.",
                 labels=tuple(f"{g} ({n})" for g, n in zip(self.groups, self.models, strict=True)),
                 series=values,
                 low={p.label: tuple(m[k].low for m in self.means) for k, p in enumerate(self.protocols)},
@@ -64,6 +69,7 @@ def agreement_by_models(
     by: str,
     at_least: int = 5,
     order: Sequence[str] | None = None,
+    units: Units = MODELS,
     resamples: int = RESAMPLES,
     level: float = LEVEL,
     seed: int = 0,
@@ -75,7 +81,13 @@ def agreement_by_models(
     kept = {name: rows for name, rows in members.items() if len(rows) >= at_least}
     kept["all"] = models
     return _grouped(
-        [[x.select(models=rows) for x in matrices] for rows in kept.values()], list(kept), by, resamples, level, seed
+        [[x.select(models=rows) for x in matrices] for rows in kept.values()],
+        list(kept),
+        by,
+        units,
+        resamples,
+        level,
+        seed,
     )
 
 
@@ -84,6 +96,7 @@ def agreement_by_tasks(
     groups: Mapping[str, Iterable[str]],
     *,
     by: str,
+    units: Units = MODELS,
     resamples: int = RESAMPLES,
     level: float = LEVEL,
     seed: int = 0,
@@ -97,6 +110,7 @@ def agreement_by_tasks(
         [[x.select(tasks=columns) for x in matrices] for columns in kept.values()],
         list(kept),
         by,
+        units,
         resamples,
         level,
         seed,
@@ -141,11 +155,17 @@ def items_per_task(matrix: ScoreMatrix) -> dict[str, float]:
 
 
 def _grouped(
-    cells: Sequence[Sequence[ScoreMatrix]], names: Sequence[str], by: str, resamples: int, level: float, seed: int
+    cells: Sequence[Sequence[ScoreMatrix]],
+    names: Sequence[str],
+    by: str,
+    units: Units,
+    resamples: int,
+    level: float,
+    seed: int,
 ) -> GroupAgreement:
     means = []
     for group in cells:
-        draws = row_draws(group[0].shape[0], resamples, np.random.default_rng(seed))
+        draws = units.draws(group[0].models, resamples, seed)
         row = []
         for matrix in group:
             values = matrix.oriented()
@@ -159,4 +179,5 @@ def _grouped(
         tasks=tuple(group[0].shape[1] for group in cells),
         protocols=tuple(matrix.protocol for matrix in cells[0]),
         means=tuple(means),
+        over=tuple(units.over(group[0].models) for group in cells),
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from potentia.analysis.stats.bootstrap import LEVEL, RESAMPLES, interval, pair_mean, row_draws
+from potentia.analysis.stats.bootstrap import LEVEL, MODELS, RESAMPLES, Units, interval, pair_mean
 from potentia.analysis.stats.correlation import nan_mean
 from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.errors import InputError
@@ -38,6 +38,7 @@ class PerplexityAgreement(Finding):
     corpora_mean: Interval  # corpora against each other
     per_corpus: tuple[Interval, ...]
     averages: Interval  # average perplexity against average score
+    over: str = "models"  # what the intervals draw
 
     def tables(self) -> Sequence[Table]:
         """Return the means with their intervals."""
@@ -54,7 +55,7 @@ class PerplexityAgreement(Finding):
                 f"{self.group} models ({self.models})",
                 ("agreement", "Kendall's τ", "low", "high"),
                 tuple(rows),
-                note="Intervals: bootstrap over models.",
+                note=f"Intervals: bootstrap over {self.over}.",
             )
         ]
 
@@ -85,6 +86,7 @@ def compare_perplexity(
     *,
     models: Collection[str] | None = None,
     group: str = "all",
+    units: Units = MODELS,
     resamples: int = RESAMPLES,
     level: float = LEVEL,
     seed: int = 0,
@@ -106,7 +108,7 @@ def compare_perplexity(
     x, y = bits.oriented(), task.oriented()
     whole = np.isfinite(x).all(axis=1) & np.isfinite(y).all(axis=1)
     average_x, average_y = x.mean(axis=1)[whole, None], y.mean(axis=1)[whole, None]
-    draws = row_draws(len(kept), resamples, np.random.default_rng(seed))
+    draws = units.draws(kept, resamples, seed)
     matrix, between = kendall_matrix(x, y), kendall_matrix(x)
     spread, between_spread = kendall_matrix(x, y, weights=draws), kendall_matrix(x, weights=draws)
     return PerplexityAgreement(
@@ -128,4 +130,5 @@ def compare_perplexity(
             kendall_matrix(average_x, average_y, weights=draws[:, whole])[:, 0, 0],
             level=level,
         ),
+        over=units.over(kept),
     )

@@ -1,14 +1,17 @@
 """Resampling: how a number would move with other models, other tasks, or another run of the same test.
 
 Three sources, kept apart because they answer different questions. *Models*: rows are drawn with replacement; the
-weights of ``kendall_matrix`` carry them. *Tasks*: columns are drawn with replacement; a task never pairs with its own
-copy, so a mean over pairs weights pair (i, j) by w_i·w_j. *Noise*: every score is drawn again, from a normal with its
-standard error, or, where the items are stored, by drawing the items of each task (the same items for all models).
+weights of ``kendall_matrix`` carry them. Models of one family resemble each other, so where families are known whole
+families are drawn: 61 models of six families are not 61 independent ones, and an interval by model is too narrow.
+*Tasks*: columns are drawn with replacement; a task never pairs with its own copy, so a mean over pairs weights pair
+(i, j) by w_i·w_j. *Noise*: every score is drawn again, from a normal with its standard error, or, where the items are
+stored, by drawing the items of each task (the same items for all models).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +28,32 @@ def row_draws(rows: int, resamples: int, rng: np.random.Generator) -> Floats:
     if rows == 0:
         return np.zeros((resamples, 0))
     return rng.multinomial(rows, np.full(rows, 1.0 / rows), size=resamples).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Units:
+    """What is drawn with replacement: models, or their families or lineages, whose models come and go together."""
+
+    name: str = "models"
+    of: Mapping[str, str] = field(default_factory=dict)  # model → family; a model without one is by itself
+
+    def over(self, models: Sequence[str]) -> str:
+        """Return what is drawn of these models: families where there are at least three of them, else models."""
+        labels = {self.of.get(model, model) for model in models}
+        return self.name if LEAST_UNITS <= len(labels) < len(models) else MODELS.name
+
+    def draws(self, models: Sequence[str], resamples: int, seed: int) -> Floats:
+        """How often each model counts in each resample: (resamples, models)."""
+        rng = np.random.default_rng(seed)
+        if self.over(models) == MODELS.name:
+            return row_draws(len(models), resamples, rng)
+        labels = [self.of.get(model, model) for model in models]
+        place = {label: k for k, label in enumerate(dict.fromkeys(labels))}
+        return row_draws(len(place), resamples, rng)[:, [place[label] for label in labels]]
+
+
+LEAST_UNITS = 3
+MODELS = Units()
 
 
 def noisy_values(matrix: ScoreMatrix, resamples: int, rng: np.random.Generator) -> Floats:

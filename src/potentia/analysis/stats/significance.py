@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import binom, false_discovery_control, norm
 
-from potentia.analysis.stats.bootstrap import LEVEL, RESAMPLES, interval, pair_mean, row_draws
+from potentia.analysis.stats.bootstrap import LEVEL, MODELS, RESAMPLES, Units, interval, pair_mean, row_draws
 from potentia.analysis.stats.kendall import kendall_matrix, kendall_of_signs
 from potentia.errors import InputError
-from potentia.findings import Bars, Cell, Chart, Finding, Heatmap, Interval, Table, mean_in_words
+from potentia.findings import Bars, Cell, Chart, Finding, Interval, Table
 from potentia.protocol import Protocol
 from potentia.scores import Floats, ScoreMatrix
 
@@ -40,7 +40,8 @@ class Significance(Finding):
     tau: Floats  # (tasks, tasks), every difference counted
     tau_b: Floats  # (tasks, tasks), insignificant differences as ties
     tau_mean: float
-    tau_b_mean: Interval  # over models
+    tau_b_mean: Interval
+    over: str = "models"  # what the interval draws
 
     def tables(self) -> Sequence[Table]:
         """Return the resolved pairs per task and both means of agreement."""
@@ -64,26 +65,14 @@ class Significance(Finding):
                     ("Kendall's τ, every difference counts", self.tau_mean, None, None),
                     ("τ-b, insignificant as ties", self.tau_b_mean.value, self.tau_b_mean.low, self.tau_b_mean.high),
                 ),
+                note=f"Interval: bootstrap over {self.over}.",
             ),
         ]
 
     def charts(self) -> Sequence[Chart]:
-        """Return the tau-b heat map (figures 14 and 15) and the resolved share per task."""
+        """Return the resolved share per task; the heat map of tau-b is that of ``measure_agreement``."""
         share = tuple(f / p if p else float("nan") for f, p in zip(self.significant, self.pairs, strict=True))
         return [
-            Heatmap(
-                name=f"agreement-{self.protocol}-significant",
-                title=f"Agreement with insignificant differences as ties: {self.protocol.label}",
-                caption="Kendall's τ with ties (τ-b), on the differences between models that are significant; "
-                f"{mean_in_words(self.tau_b_mean.value)}.",
-                rows=self.tasks,
-                columns=self.tasks,
-                values=self.tau_b,
-                low=-1.0 if np.nanmin(self.tau_b, initial=0.0) < -0.2 else 0.0,
-                high=1.0,
-                unit="Kendall's τ-b",
-                group="agreement-significant",
-            ),
             Bars(
                 name=f"resolved-{self.protocol}",
                 title=f"Share of model pairs that each task resolves: {self.protocol.label}",
@@ -97,13 +86,13 @@ class Significance(Finding):
 
 
 def measure_significance(
-    matrix: ScoreMatrix, *, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
+    matrix: ScoreMatrix, *, units: Units = MODELS, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
 ) -> Significance:
     """Test every pair of models on every task; needs standard errors."""
     p = pair_p_values(matrix)
     signs, known = pair_signs(matrix, level=level)
     kept = benjamini_hochberg(p) <= 1 - level
-    draws = row_draws(matrix.shape[0], resamples, np.random.default_rng(seed))
+    draws = units.draws(matrix.models, resamples, seed)
     tau, tau_b = kendall_matrix(matrix.oriented()), kendall_of_signs(signs, known)
     return Significance(
         protocol=matrix.protocol,
@@ -120,6 +109,7 @@ def measure_significance(
         tau_b_mean=interval(
             float(pair_mean(tau_b)), pair_mean(kendall_of_signs(signs, known, weights=draws)), level=level
         ),
+        over=units.over(matrix.models),
     )
 
 
