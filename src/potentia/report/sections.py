@@ -121,13 +121,13 @@ def evidence_section(data: ReportData, parts: Parts) -> str:
     if not weighed or data.rankings is None:
         return ""
     found = data.rankings
-    kinds: tuple[Mapping[Protocol, Finding], ...] = (found.paired, found.significance, found.ranks)
+    kinds: tuple[Mapping[Protocol, Finding], ...] = (found.paired, found.significance, found.tau_b, found.ranks)
     return render(
         "evidence.html",
         evidence=[e.payload() for e in weighed.values()],
         figures=_figures([f for by in kinds for f in _both(by, data)]),
         more=_figures([f for by in kinds for f in _rest(by, data)]),
-        tables=_tables([f for by in kinds for f in by.values()]),
+        tables=_tables([*(f for by in kinds for f in by.values()), *found.tau_b_changes.values()]),
         parts=parts,
     )
 

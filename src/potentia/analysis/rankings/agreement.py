@@ -113,7 +113,7 @@ class Agreement(Finding):
                 low=-1.0 if np.nanmin(self.matrix, initial=0.0) < -0.2 else 0.0,
                 high=1.0,
                 unit=NAMES[self.method],
-                group="agreement",
+                group=f"agreement-{self.method}",
             )
         ]
         if self.categories:
@@ -129,7 +129,7 @@ class Agreement(Finding):
                     low=0.0,
                     high=1.0,
                     unit=NAMES[self.method],
-                    group="categories",
+                    group=f"categories-{self.method}",
                 )
             )
         return charts
