@@ -26,6 +26,7 @@ from potentia.parent import leave_with_parent
 from potentia.protocols import Stopped
 from potentia.run.plan import LoadedTasks, RowPlan, StudyPlan, load_tasks, plan_study, seen, take_over
 from potentia.run.row import RowOutcome, RowRun
+from potentia.run.sweep import sweep
 
 if TYPE_CHECKING:
     from potentia.study import Study
@@ -73,6 +74,7 @@ def run_study(
                 outcomes = _execute(plan, todo, workers, executor, stop)
             except Stopped:
                 interrupted = True
+    _sweep(plan)
     return RunResult(
         study=plan.key,
         reused=sum(cell.done for cell in plan.cells()) + sum(o.found for o in outcomes.values()),
@@ -94,6 +96,13 @@ def _register(plan: StudyPlan) -> None:
             store.release(plan.key, plan.outdated)
         for row in plan.rows:
             take_over(row, store)
+
+
+def _sweep(plan: StudyPlan) -> None:
+    from potentia.store import Store
+
+    with Store.open(plan.study.store) as store:
+        sweep(plan, store)
 
 
 def _execute(

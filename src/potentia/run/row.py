@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potentia.errors import ModelError, PotentiaError, StoreError
@@ -61,13 +60,6 @@ class RowRun:
     def __post_init__(self) -> None:
         self.board = Board(self.store, self.plan.study_key, self.plan.model.name)
         self.study = self.plan.study
-
-    @property
-    def workspace(self) -> Path:
-        """The folder for what a resumed row needs: beside a store file, else in the current folder."""
-        place = self.study.store
-        beside = Path(place).expanduser() if "://" not in place else Path("potentia")
-        return beside.with_name(beside.name + ".lanes")
 
     def run(self) -> RowOutcome:
         """Compute every cell of the row that the store does not have by now."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from potentia.errors import TuningError
 from potentia.protocols import Stopped, schedule
+from potentia.run.sweep import remove
 from potentia.study import Study, content_key
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def load_treated(row: RowRun) -> LoadedModel:
     folder = row.store.adapter(name)
     if folder is None:
         folder = _make(row, name)
+    remove(row.store.lanes_folder / name)
     treat = row.study.treat
     assert treat is not None
     if treat.recipe(row.study.tuning).method == "full":
@@ -58,7 +60,7 @@ def _make(row: RowRun, name: str) -> Path:
     tuning = study.treat.recipe(study.tuning)
     plan = schedule(tuning, tuning.learning_rates[0])
     note = {"base": {"fingerprint": row.plan.original, "source": row.plan.model.source}, "shown": list(shown)}
-    workspace = row.workspace / name
+    workspace = row.store.lanes_folder / name
     loaded = row.load_model()
     try:
         texts = [text for task in shown.values() for text in task.examples(task.documents("train"))]

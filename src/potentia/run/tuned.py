@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from potentia.errors import ModelError
 from potentia.protocol import ADJUST, TRAIN_BEFORE_TEST, Protocol
 from potentia.protocols import Candidate, Evaluation, LanePlan, Tuned, TunedResult, trainable
 from potentia.run.plan import CellPlan
-from potentia.study import content_key
+from potentia.run.sweep import lanes_name, remove
 
 if TYPE_CHECKING:
     from potentia.engine.tuning import StepInfo
@@ -34,7 +33,7 @@ def tune_row(row: RowRun, kind: Protocol, cells: Sequence[CellPlan]) -> None:
             pending.remove(name)
         if not pending:
             return
-    folder = row.workspace / content_key(cells=sorted(every.values()))
+    folder = row.store.lanes_folder / lanes_name(row.plan, kind)
     size = sum(parameter.numel() for parameter in row.loaded.model.parameters())
     adjusted = study.adjust if kind == ADJUST else None
     tuning = (adjusted and adjusted.recipe_for(size)) or study.tuning
@@ -56,7 +55,7 @@ def tune_row(row: RowRun, kind: Protocol, cells: Sequence[CellPlan]) -> None:
         workspace=folder,
     )
     tuned.run(pending)
-    shutil.rmtree(folder, ignore_errors=True)
+    remove(folder)
 
 
 def _wave(folder: Path, every: Sequence[str], pending: Sequence[str]) -> list[str]:

@@ -351,6 +351,24 @@ class Store(LiveStore):
         """The folder of tuned adapters: beside the items."""
         return self.items_folder.with_name(self.items_folder.name.removesuffix(".items") + ".adapters")
 
+    @property
+    def lanes_folder(self) -> Path:
+        """The folder for what a resumed row needs: beside the items."""
+        return self.items_folder.with_name(self.items_folder.name.removesuffix(".items") + ".lanes")
+
+    def sweep(self) -> None:
+        """Remove what killed writers left half written of cells that have been committed since."""
+        left = [*self.items_folder.glob("*/.*.tmp"), *self.adapters_folder.glob(".*.tmp")]
+        if not left:
+            return
+        cells = {path: path.name[1:].split(".")[0] for path in left}
+        whole = self.names(list(dict.fromkeys(cells.values())))
+        for path in (path for path, key in cells.items() if key in whole):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
     def adapter(self, cell_key: str) -> Path | None:
         """Return the folder of a cell's tuned adapter, in PEFT's form; None where none was kept."""
         folder = self.adapters_folder / cell_key
