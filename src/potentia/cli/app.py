@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -17,17 +17,32 @@ from potentia.errors import InputError, PotentiaError
 
 app = typer.Typer(
     name="potentia",
-    help="Rank language models by what they can become: the same fine-tuning for all, then one test.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 analyze = typer.Typer(help="Turn scores into findings.", no_args_is_help=True, rich_markup_mode="rich")
 reproduce = typer.Typer(help="Print a paper's numbers beside ours.", no_args_is_help=True, rich_markup_mode="rich")
 app.add_typer(analyze, name="analyze")
 app.add_typer(reproduce, name="reproduce")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from potentia import __version__
+
+        typer.echo(f"potentia {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Rank language models by what they can become: the same fine-tuning for all, then one test."""
 
 
 def run() -> None:
@@ -157,6 +172,7 @@ from potentia.cli import analyze_consistency as _analyze_consistency  # noqa: E4
 from potentia.cli import analyze_proxy as _analyze_proxy  # noqa: E402, F401
 from potentia.cli import analyze_rankings as _analyze_rankings  # noqa: E402, F401
 from potentia.cli import analyze_test_task as _analyze_test_task  # noqa: E402, F401
+from potentia.cli import compare as _compare  # noqa: E402, F401
 from potentia.cli import data as _data  # noqa: E402, F401
 from potentia.cli import demo as _demo  # noqa: E402, F401
 from potentia.cli import doctor as _doctor  # noqa: E402, F401
@@ -165,6 +181,7 @@ from potentia.cli import report as _report  # noqa: E402, F401
 from potentia.cli import reproduce as _reproduce  # noqa: E402, F401
 from potentia.cli import run as _run  # noqa: E402, F401
 from potentia.cli import serve as _serve  # noqa: E402, F401
+from potentia.cli import studies as _studies  # noqa: E402, F401
 from potentia.cli import tasks as _tasks  # noqa: E402, F401
 from potentia.cli import track as _track  # noqa: E402, F401
 from potentia.cli import zoo as _zoo  # noqa: E402, F401

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from potentia.cli.app import app
 from potentia.cli.output import Map, Metric, Study, columns_of, console, print_json, print_notes, print_table
+from potentia.errors import InputError
 from potentia.findings import Table
+
+if TYPE_CHECKING:
+    from potentia.protocol import Protocol
+    from potentia.scores import ScoreMatrix
 
 
 @app.command("import")
@@ -50,7 +56,7 @@ def import_command(
 @app.command()
 def export(
     source: Annotated[str, typer.Argument(metavar="STORE", help="A store, or any score file.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file, or a folder for lm-eval.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file, a folder for lm-eval, or - to print.")],
     format: Annotated[
         str | None, typer.Option(help="csv, parquet, lm-eval, markdown or latex; by default from the file's name.")
     ] = None,
@@ -68,6 +74,8 @@ def export(
       potentia export potentia.db -o scores.csv
 
       potentia export potentia.db -o leaderboard.tex --protocol train_before_test
+
+      potentia export potentia.db -o - --format markdown
     """
     from potentia.evidence import read
     from potentia.store import write_scores
@@ -75,6 +83,9 @@ def export(
     evidence = read(source, study=study, metric=metric, protocols=protocol, columns=columns_of(columns))
     print_notes(evidence)
     matrices = evidence.scores
+    if str(output) == "-":
+        _print_file(matrices, format or "csv")
+        return
     written = write_scores(matrices, output, format)
     if as_json:
         sizes = {name: {"models": len(m.models), "tasks": len(m.tasks)} for name, m in matrices.items()}
@@ -83,3 +94,18 @@ def export(
     what = ", ".join(f"{name} ({len(m.models)} models × {len(m.tasks)} tasks)" for name, m in matrices.items())
     where = str(written[0]) if len(written) == 1 else f"{len(written)} files in {output}"
     console.print(f"{what} → {where}", soft_wrap=True, markup=False)
+
+
+def _print_file(matrices: Mapping[Protocol, ScoreMatrix], format: str) -> None:
+    """Write the one file of a format to standard output, byte for byte."""
+    import sys
+    import tempfile
+
+    from potentia.store import write_scores
+
+    if format == "lm-eval":
+        raise InputError("lm-eval results are several files", hint="give a folder: -o results")
+    with tempfile.TemporaryDirectory() as folder:
+        (file,) = write_scores(matrices, Path(folder) / "scores", format)
+        sys.stdout.buffer.write(file.read_bytes())
+        sys.stdout.flush()

@@ -6,8 +6,6 @@ import importlib.util
 import os
 import platform
 import shutil
-import urllib.error
-import urllib.request
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
@@ -115,6 +113,9 @@ def _folder(use: str, path: Path) -> dict[str, Any]:
 
 
 def _hub() -> dict[str, Any]:
+    import urllib.error
+    import urllib.request
+
     from huggingface_hub import constants
 
     endpoint = constants.ENDPOINT

@@ -3,5 +3,6 @@
 from potentia.store.database import without_password
 from potentia.store.files import StagedScores, read_files, write_scores
 from potentia.store.records import CellRecord, EpochRecord, EventRecord, FailureRecord, LaneRecord, StudyRecord
+from potentia.store.shelf import Removed, count_shared, delete_study, find_study, rename_study
 from potentia.store.store import Store
 from potentia.store.transfer import import_scores

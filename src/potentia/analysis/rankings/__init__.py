@@ -7,6 +7,7 @@ from potentia.analysis.rankings.components import GAPS, Components, find_compone
 from potentia.analysis.rankings.evidence_map import EvidenceMap, map_evidence
 from potentia.analysis.rankings.find import Options, Rankings, find_rankings, find_scoreboard, rank_scores
 from potentia.analysis.rankings.overall import MAY_BE_FIRST, NAMES, Ranking
+from potentia.analysis.rankings.pair import Pair, TaskPair, find_pair
 from potentia.analysis.rankings.scoreboard import Scoreboard, Standing
 from potentia.analysis.rankings.screening import Screening, screen
 from potentia.analysis.rankings.summary import summarise

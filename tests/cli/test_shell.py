@@ -1,0 +1,69 @@
+"""At home in a shell: a version, a module, completion, tables and files that a pipe takes whole."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from potentia import __version__
+
+LONG = "an-organisation/a-model-with-a-name-so-long-that-no-terminal-of-eighty-columns-would-show-it-on-one-line"
+
+
+@pytest.fixture
+def scores(tmp_path: Path) -> Path:
+    lines = ["protocol,model,benchmark,score,stderr,n"]
+    for protocol, lift in (("direct", 0.0), ("train_before_test", 0.2)):
+        for k, model in enumerate((LONG, "b", "c")):
+            lines += [f"{protocol},{model},{task},{0.4 + lift + 0.03 * k},0.01,900" for task in ("arc_easy", "boolq")]
+    path = tmp_path / "scores.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_the_version_and_the_module():
+    for command in ([sys.executable, "-m", "potentia"], [str(Path(sys.executable).with_name("potentia"))]):
+        done = subprocess.run([*command, "--version"], capture_output=True, text=True)
+        assert (done.returncode, done.stdout.strip()) == (0, f"potentia {__version__}")
+
+
+def test_a_shell_completes_commands():
+    asked = {"_POTENTIA_COMPLETE": "complete_bash", "COMP_WORDS": "potentia comp", "COMP_CWORD": "1"}
+    command = [str(Path(sys.executable).with_name("potentia"))]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **asked})
+    assert done.stdout.split() == ["compare"]
+
+
+def test_a_piped_table_is_not_broken(potentia, scores):
+    done = potentia("analyze", "rankings", scores)
+    assert done.returncode == 0
+    row = next(line for line in done.stdout.splitlines() if LONG.rpartition("/")[2] in line)
+    assert "0.400 ± " in row
+    assert "+0.200" in row
+
+
+def test_an_export_goes_to_standard_output(potentia, scores):
+    done = potentia("export", scores, "-o", "-")
+    rows = list(csv.DictReader(io.StringIO(done.stdout)))
+    assert len(rows) == 12
+    assert {row["model"] for row in rows} == {LONG, "b", "c"}
+    assert "→" not in done.stdout
+    assert potentia("export", scores, "-o", "-", "--format", "markdown").stdout.startswith("### direct\n")
+    assert potentia("export", scores, "-o", "-", "--format", "lm-eval").returncode == 2
+    assert not Path("-").exists()
+
+
+def test_help_loads_nothing_that_is_slow():
+    """It takes 0.3 s of one core; what would slow it down is an import."""
+    code = (
+        "import sys; from potentia.cli.app import app, typer; typer.main.get_command(app); heavy = {'torch', 'numpy',"
+        " 'pandas', 'transformers', 'sqlalchemy', 'pydantic', 'yaml', 'urllib.request', 'scipy', 'jinja2'};"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"

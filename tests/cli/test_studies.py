@@ -1,0 +1,93 @@
+"""Studies of a store listed, renamed and deleted; what another study uses stays."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+import sqlalchemy as sa
+
+from made_store import MODELS, STUDY, make_store
+from potentia.store import Store, find_study
+from potentia.store import schema as s
+from potentia.store.items import items_path
+
+OTHER = "fedcba9876543210fedcba9876543210"
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Two studies: the second uses the cells of one model of the first, which has lanes and a failure too."""
+    path = make_store(tmp_path / "made.db")
+    with Store.open(path) as opened:
+        opened.study("other", OTHER, {"name": "other"})
+        mine = [cell.key for cell in opened.cells(study=STUDY, model=MODELS[0])]
+        opened.adopt(OTHER, mine)
+    return path
+
+
+def test_they_are_listed(potentia, store):
+    found = json.loads(potentia("studies", "list", store, "--json").stdout)["studies"]
+    assert {f["name"]: (f["own"], f["shared"]) for f in found} == {"other": (0, 6), "made": (16, 6)}
+    assert "cells of its own" in potentia("studies", "list", store).stdout
+
+
+def test_deleting_leaves_what_another_study_uses(potentia, store):
+    with Store.open(store, readonly=True) as opened:
+        kept = {cell.key: cell.score for cell in opened.cells(study=OTHER)}
+        gone = {cell.key for cell in opened.cells(study=STUDY)} - set(kept)
+        curves = {lane.key for lane in opened.lanes() if lane.cell in kept}
+        assert 0 < len(curves) < len(opened.lanes())
+        folder = opened.items_folder
+    done = potentia("studies", "delete", store, "made", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert "with 16 cells; 6 that other studies use" in done.stdout
+    with Store.open(store) as opened:
+        assert [record.name for record in opened.studies()] == ["other"]
+        assert {cell.key: cell.score for cell in opened.cells()} == kept
+        assert all(cell.study == OTHER for cell in opened.cells())
+        assert all(opened.items(key) for key in kept), "their items are there"
+        assert {lane.key for lane in opened.lanes()} == curves, "the curve of a cell that stays, stays"
+        assert opened.failures() == []
+        with opened._reading() as connection:
+            for table in (s.scores, s.manifests, s.study_cells):
+                left = connection.execute(sa.select(sa.func.count(table.c.cell.distinct()))).scalar_one()
+                assert left == len(kept), table.name
+            assert set(connection.execute(sa.select(s.epochs.c.lane)).scalars()) == curves
+            assert connection.execute(sa.select(sa.func.count()).select_from(s.events)).scalar_one() == 0
+    assert not any(items_path(folder, key).exists() for key in gone)
+
+
+def test_the_last_study_takes_all_with_it(potentia, store):
+    for name in ("other", "made"):
+        assert potentia("studies", "delete", store, name, "--yes").returncode == 0
+    with Store.open(store, readonly=True) as opened:
+        assert opened.studies() == []
+        assert opened.cells() == []
+        assert not list(opened.items_folder.rglob("*.parquet"))
+
+
+def test_a_renamed_study_is_found_by_both_its_files(potentia, store):
+    assert potentia("studies", "rename", store, STUDY[:8], "first try").returncode == 0
+    with Store.open(store, readonly=True) as opened:
+        record = find_study(opened, "first try")
+        assert (record.key, record.spec["name"]) == (STUDY, "first try")
+        assert opened.count(study="first try") == 22
+
+
+def test_what_is_not_meant_is_refused(potentia, store, tmp_path):
+    refused = potentia("studies", "delete", store, "made")  # no terminal to ask
+    assert refused.returncode == 2
+    assert "--yes" in refused.stderr
+    assert "there are: other, made" in potentia("studies", "delete", store, "nothing", "--yes").stderr
+    with Store.open(store) as opened:
+        opened.put_progress(STUDY, MODELS[0], {"phase": "direct", "at": time.time()})
+    running = potentia("studies", "delete", store, "made", "--yes")
+    assert running.returncode == 2
+    assert "is running" in running.stderr
+    with Store.open(store) as opened:
+        opened.study("made", "a" * 32, {"name": "made"})
+    assert "2 studies are called 'made'" in potentia("studies", "rename", store, "made", "x").stderr
+    assert potentia("studies", "list", tmp_path / "no.db").returncode == 2
+    assert not (tmp_path / "no.db").exists()
