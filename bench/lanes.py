@@ -51,6 +51,7 @@ LENGTHS = {
 }
 SHAPES: dict[str, dict[str, int]] = {
     "tiny": {"d": 64, "ff": 128, "layers": 3, "heads": 4, "kv": 4, "vocab": 600},  # the zoo's 159k shape
+    "135m": {"d": 576, "ff": 1536, "layers": 30, "heads": 9, "kv": 3, "vocab": 49152, "tied": 1},
     "410m": {"d": 1024, "ff": 2816, "layers": 24, "heads": 16, "kv": 16, "vocab": 50304},
     "8b": {"d": 4096, "ff": 14336, "layers": 32, "heads": 32, "kv": 8, "vocab": 128256},
 }
@@ -72,6 +73,7 @@ def build(shape: str, device: torch.device, dtype: torch.dtype) -> Any:
         num_attention_heads=s["heads"],
         num_key_value_heads=s["kv"],
         max_position_embeddings=2048,
+        tie_word_embeddings=bool(s.get("tied")),
     )
     torch.manual_seed(0)
     with torch.device(device):

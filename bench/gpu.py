@@ -1,0 +1,542 @@
+"""Everything that is claimed of a GPU, checked and measured in a few minutes, in stages that can be chosen.
+
+    python bench/gpu.py --quick                          # right or wrong, and the first row of the table
+    python bench/gpu.py                                  # all of it
+    python bench/gpu.py --only lanes-410m peers          # some of it
+    python bench/gpu.py --device cpu --tiny              # tries the script itself, in half a minute
+
+Random weights of the right shapes, lengths of real questions; ``--carry`` names a folder with ``tokenizer/``,
+``arc_easy.json`` (a list with ``question`` and ``choices.text``), ``gsm8k.json`` (a list of questions) and, where the
+machine lacks packages, ``site/`` with them. ``--pack DATA TOKENIZER`` writes the first three. Each stage runs in a
+process of its own, with a limit of its own, so that one that fails or hangs takes nothing else along; what it finds is
+appended to ``--out`` line by line as JSON. The last lines are a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # so that asking for a GPU spoils no fork
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
+NO_FORK = 77  # the exit status of a stage that finds no GPU in a forked process
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a stage knows: where it runs, how small, where results go."""
+
+    device: str
+    tiny: bool
+    quick: bool
+    carry: Path
+    out: Path
+    stage: str = ""
+
+    def shape(self, name: str) -> str:
+        """Return the shape to build for one that the table names."""
+        return "tiny" if self.tiny else name
+
+    def tell(self, **found: Any) -> None:
+        """Keep a result, and print it."""
+        found = {"stage": self.stage, **found}
+        with self.out.open("a") as lines:
+            lines.write(json.dumps(found, default=str) + "\n")
+        shown = {key: round(value, 5) if isinstance(value, float) else value for key, value in found.items()}
+        print(json.dumps(shown, default=str)[:1500], flush=True)
+
+
+# ---- lanes ----------------------------------------------------------------------------------------------------------
+
+
+def lanes_135m(bench: Bench) -> None:
+    """Rows of 12 lanes, and of 24."""
+    measure_rows(bench, "135m", [12] if bench.quick else [12, 24], warm=40, steps=60)
+
+
+def lanes_410m(bench: Bench) -> None:
+    """Rows of 24 lanes and of 72."""
+    measure_rows(bench, "410m", [24, 72], warm=30, steps=40)
+
+
+def lanes_8b(bench: Bench) -> None:
+    """A row of 72 lanes."""
+    measure_rows(bench, "8b", [72], warm=2, steps=4)
+
+
+def measure_rows(bench: Bench, name: str, counts: list[int], *, warm: int, steps: int) -> None:
+    """Time rows of lanes, and tell where the device's time goes."""
+    import torch
+
+    import lanes
+
+    device = torch.device(bench.device)
+    cuda = device.type == "cuda"
+    if bench.tiny:
+        warm, steps = 3, 4
+    peak = lanes.matmul_rate(device) if cuda else None
+    model = lanes.build(bench.shape(name), device, torch.bfloat16 if cuda else torch.float32)
+    for count in counts:
+        for static in (None, False) if name != "8b" and not bench.quick else (None,):
+            short = static is False
+            w, s = (5, 8) if short and not bench.tiny else (warm, steps)
+            specs = [spec for _, spec in lanes.row_of_lanes(bench.shape(name), count, w + s + 6)]
+            found = time_row(model, specs, device, w, s, static=static, profiled=cuda and not short)
+            if peak is not None:
+                work = lanes.operations(bench.shape(name), found["tokens"])
+                found |= {"matmul_tflops": peak / 1e12, "share": work / found["step_s"] / peak}
+            form = "one operation at a time" if short else "static"
+            bench.tell(what="lanes", model=name, lanes=count, form=form, rate=count / found["step_s"], **found)
+
+
+def time_row(
+    model: Any, specs: list[Any], device: Any, warm: int, steps: int, *, static: bool | None, profiled: bool
+) -> dict[str, Any]:
+    """Time steps of all lanes together, then look at three more with the profiler."""
+    import torch
+
+    import lanes
+    from potentia.engine.tuning import LaneTrainer
+
+    marks: list[float] = []
+    tokens: list[int] = []
+    found: dict[str, Any] = {}
+    profiler: Any = None
+    began = time.perf_counter()
+
+    def on_step(info: Any) -> None:
+        nonlocal profiler
+        if warm <= info.step <= warm + steps:
+            if info.step in (warm, warm + steps):
+                lanes.wait(device)
+                found[f"captured at {info.step}"] = getattr(run().steps, "captured", None)
+            marks.append(time.perf_counter())
+            if info.step > warm:
+                tokens.append(info.tokens)
+        if profiled and info.step == warm + steps:
+            try:
+                profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+                profiler.start()
+            except RuntimeError as error:
+                found["profiler"], profiler = str(error)[:200], None
+            found["profile_s"] = -time.perf_counter()
+        if profiler is not None and info.step == warm + steps + 3:
+            lanes.wait(device)
+            found["profile_s"] += time.perf_counter()
+            profiler.stop()
+
+    with LaneTrainer(model, static=static) as trainer:
+
+        def run() -> Any:
+            return trainer.run_under_way
+
+        last = warm + steps + (3 if profiled else 0)
+        trainer.train(specs, on_step=on_step, stop=lambda: run() is not None and run().step >= last)
+        lanes.wait(device)
+        taken = run().steps
+        plan = trainer.plan
+        assert plan is not None
+        form = getattr(getattr(taken, "static", None), "blocks", None)
+        found |= {
+            "steps": type(taken).__name__,
+            "layers": "by hand" if form is not None else "own",
+            "captured": getattr(taken, "captured", None),
+            "replayed": getattr(taken, "replayed", None),
+            "capturing": getattr(taken, "capturing", None),
+            "budget": plan.token_budget,
+        }
+        if plan.slots < len(specs):
+            found["warning"] = f"only {plan.slots} of {len(specs)} lanes were in flight"
+    gaps = [b - a for a, b in itertools.pairwise(marks)]
+    found |= {
+        "step_s": (marks[-1] - marks[0]) / len(gaps),
+        "longest_gap_s": max(gaps),
+        "median_gap_s": statistics.median(gaps),
+        "tokens": statistics.mean(tokens),
+        "all_s": time.perf_counter() - began,
+    }
+    if device.type == "cuda":
+        found["memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
+    if profiler is not None:
+        found["kernels"], found["busy"] = kernels_of(profiler, found["profile_s"])
+    return found
+
+
+def kernels_of(profiler: Any, seconds: float) -> tuple[list[str], float]:
+    """List the kernels that took longest, in milliseconds, and the share of the time in which one ran."""
+    events = [(getattr(e, "self_device_time_total", 0) / 1000, e.count, e.key) for e in profiler.key_averages()]
+    events = sorted((event for event in events if event[0] > 0), reverse=True)
+    total = sum(event[0] for event in events)
+    return [f"{ms:.2f} ms, {n}×: {key[:90]}" for ms, n, key in events[:28]], total / 1000 / max(seconds, 1e-9)
+
+
+# ---- writing and scoring --------------------------------------------------------------------------------------------
+
+
+def make_loaded(bench: Bench, name: str, dtype: str | None = None) -> Any:
+    """Make a model with random weights that reads and writes with the carried tokenizer."""
+    import torch
+    from transformers import AutoTokenizer
+
+    import lanes
+    from potentia.engine import LoadedModel
+
+    words = AutoTokenizer.from_pretrained(str(bench.carry / "tokenizer"))
+    words.pad_token = words.pad_token or words.eos_token
+    device = torch.device(bench.device)
+    kind = getattr(torch, dtype or ("bfloat16" if device.type == "cuda" else "float32"))
+    shape = bench.shape(name)
+    before = dict(lanes.SHAPES[shape])
+    lanes.SHAPES[shape] = {**before, "vocab": len(words)}
+    try:
+        model = lanes.build(shape, device, kind)
+    finally:
+        lanes.SHAPES[shape] = before
+    with torch.no_grad():  # attention that looks at few tokens: else random weights soon repeat themselves
+        for layer in model.model.layers:
+            layer.self_attn.q_proj.weight.mul_(8)
+            layer.self_attn.k_proj.weight.mul_(8)
+            layer.self_attn.o_proj.weight.mul_(8)
+            layer.mlp.down_proj.weight.mul_(8)
+    model.generation_config.eos_token_id = words.eos_token_id
+    model.generation_config.pad_token_id = words.pad_token_id
+    return LoadedModel.of(model, words, fingerprint=f"random {shape}")
+
+
+def find_stop(words: Any, share: float) -> str:
+    """Return a text that about this share of all tokens contain: with random weights, texts end at that rate."""
+    tokens = words.batch_decode([[i] for i in range(len(words))])
+    counts: dict[str, int] = {}
+    for token in tokens:
+        for piece in {token[i : i + 2] for i in range(len(token) - 1)}:
+            if piece.isalpha() and piece.isascii():
+                counts[piece] = counts.get(piece, 0) + 1
+    return min(sorted(counts), key=lambda piece: abs(counts[piece] - share * len(tokens)))
+
+
+def problems(bench: Bench) -> list[str]:
+    """Return gsm8k's questions as lm-eval asks them."""
+    return [f"Question: {text}\nAnswer:" for text in json.loads((bench.carry / "gsm8k.json").read_text())]
+
+
+def clock(device: str, work: Callable[[], Any]) -> tuple[float, Any]:
+    """Time a piece of work to the device's end of it."""
+    import torch
+
+    import lanes
+
+    lanes.wait(torch.device(device))
+    began = time.perf_counter()
+    result = work()
+    lanes.wait(torch.device(device))
+    return time.perf_counter() - began, result
+
+
+def generation(bench: Bench) -> None:
+    """Write answers to gsm8k's questions, to the limit and with stops, beside HFLM with several batch sizes."""
+    import torch
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    from potentia.engine.scoring import Scorer
+    from potentia.requests import Generation
+
+    loaded = make_loaded(bench, "410m")
+    count, most = (12, 16) if bench.tiny else (1024, 256)
+    texts = problems(bench)
+    asked = [texts[i % len(texts)] for i in range(count)]
+    stop = find_stop(loaded.tokenizer, 1 / 130)
+    scorer = Scorer(loaded, continuous=True)
+    for form, until in (("stops", (stop,)), ("to the limit", ("Question:",))):
+        requests = [Generation(text, until, most) for text in asked]
+        times = []
+        for _ in range(2):
+            seconds, ours = clock(bench.device, lambda r=requests: scorer.generate(r))
+            times.append(seconds)
+        lengths = [len(loaded.tokenizer.encode(text)) for text in ours]
+        bench.tell(
+            what="generation ours", form=form, stop=until[0], seconds=min(times), first_s=times[0], texts=count,
+            mean_tokens=statistics.mean(lengths), per_s=sum(lengths) / min(times), writing=scorer.notes["writing"],
+            fallbacks=scorer.notes["fallbacks"],
+        )  # fmt: skip
+        gc.collect()
+        if bench.device == "cuda":
+            torch.cuda.empty_cache()
+        keywords = {"until": list(until), "max_gen_toks": most, "do_sample": False}
+        sizes = [4, 12] if bench.tiny else [1024, 512, 256] if form == "stops" else [1024]
+        for size in sizes:
+            harness = HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=size)
+            calls = [
+                Instance("generate_until", {}, (text, dict(keywords)), i, ("gsm8k", i, 1))
+                for i, text in enumerate(asked)
+            ]
+            try:
+                seconds, theirs = clock(bench.device, lambda h=harness, c=calls: h.generate_until(c, disable_tqdm=True))
+            except torch.OutOfMemoryError as error:
+                bench.tell(what="generation HFLM", form=form, batch=size, error=str(error)[:200])
+                torch.cuda.empty_cache()
+                continue
+            same = sum(a == b for a, b in zip(ours, theirs, strict=True)) / count
+            bench.tell(
+                what="generation HFLM", form=form, batch=size, seconds=seconds, ratio=seconds / min(times), same=same
+            )
+
+
+def scoring(bench: Bench) -> None:
+    """Score arc_easy beside HFLM with several batch sizes."""
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    from potentia.engine.scoring import Scorer
+    from potentia.requests import Continuation
+    from scoring import answers, questions
+
+    loaded = make_loaded(bench, "410m")
+    items = questions(bench.carry / "arc_easy.json", 40 if bench.tiny else 2000)
+    requests = [Continuation(prompt, choice) for prompt, choices in items for choice in choices]
+    Scorer(loaded).loglikelihood(requests[:64])
+    times = []
+    for _ in range(1 if bench.tiny else 4):
+        loaded.__dict__.pop("encoder", None)  # tokenise anew
+        scorer = Scorer(loaded)
+        seconds, ours = clock(bench.device, lambda s=scorer: s.loglikelihood(requests))
+        times.append(seconds)
+    notes = {name: value for name, value in scorer.notes.items() if name != "prompt_samples"}
+    bench.tell(what="scoring ours", seconds=min(times), all_s=times, documents=len(items), notes=notes)
+    mine = answers(items, [entry.logprob for entry in ours])
+    for size in [8] if bench.tiny else [64, 128, 256, 512]:
+        harness = HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=size)
+        calls = [Instance("loglikelihood", {}, (r.context, r.continuation), i) for i, r in enumerate(requests)]
+        harness.loglikelihood(calls[:64], disable_tqdm=True)
+        seconds, theirs = clock(bench.device, lambda h=harness, c=calls: h.loglikelihood(c, disable_tqdm=True))
+        apart = max(abs(a.logprob - b[0]) for a, b in zip(ours, theirs, strict=True))
+        differ = sum(a != b for a, b in zip(mine, answers(items, [v for v, _ in theirs]), strict=True))
+        bench.tell(
+            what="scoring HFLM", batch=size, seconds=seconds, ratio=seconds / min(times), apart=apart, differ=differ
+        )
+
+
+# ---- stages ---------------------------------------------------------------------------------------------------------
+
+
+def checks(name: str) -> Callable[[Bench], None]:
+    """Return a stage of ``gpu_checks``, which is read when it runs."""
+
+    def stage(bench: Bench) -> None:
+        import gpu_checks
+
+        getattr(gpu_checks, name)(bench)
+
+    return stage
+
+
+def peers(bench: Bench) -> None:
+    """Several PEFT trainings at once, as many as help."""
+    import gpu_peers
+
+    gpu_peers.peers(bench)
+
+
+def tests(bench: Bench) -> None:
+    """Run the repository's own tests of these parts on this device."""
+    files = ["tuning/test_kernels.py", "tuning/test_lanes_cuda.py", "tuning/test_static.py"]
+    names = [str(HERE.parent / "tests" / "engine" / file) for file in files[: 1 if bench.tiny else None]]
+    path = os.pathsep.join([str(HERE.parent / "src"), str(HERE.parent / "tests"), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x" if bench.tiny else "--maxfail=8", "-p", "no:cacheprovider", *names],
+        cwd=HERE.parent, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    bench.tell(what="tests", status=done.returncode, output=(done.stdout + done.stderr)[-6000:])
+
+
+STAGES: dict[str, tuple[Callable[[Bench], None], int]] = {  # and each one's limit in seconds
+    "kernels": (checks("kernels"), 150),
+    "passes": (checks("passes"), 90),
+    "lanes-135m": (lanes_135m, 100),
+    "peft": (checks("peft"), 60),
+    "seats": (checks("seats"), 90),
+    "lanes-410m": (lanes_410m, 110),
+    "lanes-8b": (lanes_8b, 110),
+    "generation": (generation, 200),
+    "scoring": (scoring, 120),
+    "peers": (peers, 260),
+    "tests": (tests, 150),
+}
+UNTOUCHED = {"peers", "tests"}  # stages that leave the GPU to processes of their own
+QUICK = ["kernels", "passes", "lanes-135m", "peft", "seats"]
+
+
+def run_stage(bench: Bench, *, forked: bool) -> None:
+    """Run one stage in this process."""
+    import torch
+
+    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s", force=True)
+    for noisy in ("lm_eval", "httpx", "transformers", "accelerate", "torch", "filelock"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+    if bench.device == "cuda" and bench.stage not in UNTOUCHED:
+        try:
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+        except RuntimeError:
+            if forked:
+                os._exit(NO_FORK)
+            raise
+        torch.backends.cuda.enable_cudnn_sdp(False)  # it compiles a plan for every new shape
+    began = time.perf_counter()
+    try:
+        STAGES[bench.stage][0](bench)
+    except BaseException as error:
+        traceback.print_exc()
+        bench.tell(error=f"{type(error).__name__}: {error}"[:500], trace=traceback.format_exc()[-3000:])
+        sys.stdout.flush()
+        os._exit(1)
+    bench.tell(what="done", seconds=time.perf_counter() - began)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def run_apart(bench: Bench, limit: float) -> str:
+    """Run a stage in a process of its own: a copy of this one, or a fresh one where a copy finds no GPU."""
+
+    def child() -> None:
+        os.setsid()
+        run_stage(bench, forked=True)
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    began = time.monotonic()
+    process.join(limit)
+    if process.is_alive():
+        assert process.pid is not None
+        os.killpg(process.pid, signal.SIGKILL)
+        process.join()
+        return f"stopped at its limit of {limit:.0f} s"
+    if process.exitcode == NO_FORK:
+        options = [*(["--tiny"] if bench.tiny else []), *(["--quick"] if bench.quick else [])]
+        command = [
+            sys.executable, __file__, "--inline", "--only", bench.stage, "--device", bench.device,
+            "--carry", str(bench.carry), "--out", str(bench.out), *options,
+        ]  # fmt: skip
+        with subprocess.Popen(command, start_new_session=True) as fresh:
+            try:
+                fresh.wait(limit - (time.monotonic() - began))
+            except subprocess.TimeoutExpired:
+                os.killpg(fresh.pid, signal.SIGKILL)
+                return f"stopped at its limit of {limit:.0f} s"
+            return "done" if fresh.returncode == 0 else f"failed ({fresh.returncode})"
+    return "done" if process.exitcode == 0 else f"failed ({process.exitcode})"
+
+
+def pack(data: Path, tokenizer: str, carry: Path) -> None:
+    """Write what the stages read: a tokenizer, arc_easy's items, gsm8k's questions."""
+    import pandas as pd
+    from transformers import AutoTokenizer
+
+    carry.mkdir(parents=True, exist_ok=True)
+    options = {"gguf_file": Path(tokenizer).name} if tokenizer.endswith(".gguf") else {}
+    folder = str(Path(tokenizer).parent) if options else tokenizer
+    AutoTokenizer.from_pretrained(folder, **options).save_pretrained(str(carry / "tokenizer"))
+    arc = pd.read_parquet(data / "benchmarks" / "allenai--ai2_arc" / "ARC-Easy" / "test.parquet")
+    items = [
+        {"question": row["question"], "choices": {"text": list(row["choices"]["text"])}}
+        for row in arc.to_dict("records")
+    ]
+    (carry / "arc_easy.json").write_text(json.dumps(items))
+    gsm = pd.read_parquet(data / "benchmarks" / "openai--gsm8k" / "main" / "test.parquet")
+    (carry / "gsm8k.json").write_text(json.dumps(gsm["question"].tolist()))
+
+
+def table(lines: list[dict[str, Any]]) -> None:
+    """Print what the results come to."""
+
+    def some(**wanted: Any) -> list[dict[str, Any]]:
+        return [line for line in lines if all(line.get(key) == value for key, value in wanted.items())]
+
+    print("\n== wrong or missing")
+    for line in lines:
+        if "error" in line or line.get("right") is False:
+            print("  ", json.dumps({k: v for k, v in line.items() if k != "trace"}, default=str)[:400])
+    print("== lanes")
+    for line in some(what="lanes"):
+        share = f", {line['share']:.0%} of the matmul rate" if "share" in line else ""
+        print(
+            f"  {line['model']}, {line['lanes']} lanes, {line['form']} ({line['layers']}): {1000 * line['step_s']:.1f} "
+            f"ms, {line['rate']:.0f} lane-steps/s, {line['tokens'] / line['step_s']:.0f} tokens/s{share}"
+        )
+        rates = [peer["rate"] for peer in some(what="peer", model=line["model"])]
+        if rates and line["form"] == "static":
+            print(f"      {line['rate'] / max(rates):.1f}× the best peer ({max(rates):.1f} lane-steps/s)")
+    for kind in ("generation", "scoring"):
+        for line in some(what=f"{kind} ours"):
+            found = [other for other in some(what=f"{kind} HFLM") if other.get("form") == line.get("form")]
+            best = min((other["seconds"] for other in found if "seconds" in other), default=None)
+            ratio = f", {best / line['seconds']:.1f}× HFLM's best ({best:.1f} s)" if best else ""
+            print(f"  {kind} {line.get('form', '')}: {line['seconds']:.2f} s{ratio}")
+
+
+def main() -> None:
+    """Run the stages asked for, one after the other."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="tiny shapes, to try the script")
+    parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK)}")
+    parser.add_argument("--only", nargs="+", choices=list(STAGES))
+    parser.add_argument("--without", nargs="+", choices=list(STAGES), default=[])
+    parser.add_argument("--seconds", type=float, default=3600.0, help="begin no stage after this, cut the last one")
+    parser.add_argument("--carry", type=Path, default=HERE.parent / "carry")
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out")) / "gpu.jsonl")
+    parser.add_argument("--pack", nargs=2, metavar=("DATA", "TOKENIZER"), help="write what --carry holds, and end")
+    parser.add_argument("--inline", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.pack:
+        pack(Path(options.pack[0]), options.pack[1], options.carry)
+        return
+    began = time.monotonic()
+    sys.path.append(str(options.carry.resolve() / "site"))
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    bench = Bench(options.device, options.tiny, options.quick, options.carry.resolve(), options.out.resolve())
+    names = [n for n in options.only or (QUICK if options.quick else list(STAGES)) if n not in options.without]
+
+    import peft
+    import torch
+    import transformers
+
+    import potentia.engine.scoring
+    import potentia.engine.tuning  # noqa: F401
+
+    if options.inline:
+        run_stage(Bench(**{**vars(bench), "stage": names[0]}), forked=False)
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__, "peft": peft.__version__}
+    bench.tell(what="begun", versions=versions, stages=names, imported_s=time.monotonic() - began)
+    for name in names:
+        left = options.seconds - (time.monotonic() - began)
+        if left < 10:
+            print(f"-- {name}: no time left", flush=True)
+            continue
+        print(f"-- {name}", flush=True)
+        start = time.monotonic()
+        said = run_apart(Bench(**{**vars(bench), "stage": name}), min(left, STAGES[name][1]))
+        print(f"-- {name}: {said}, {time.monotonic() - start:.1f} s", flush=True)
+    table([json.loads(line) for line in bench.out.read_text().splitlines()])
+
+
+if __name__ == "__main__":
+    main()

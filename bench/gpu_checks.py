@@ -1,0 +1,492 @@
+"""The checks of ``gpu.py``: kernels, captured passes, lanes and seats against their plain forms on the device at hand.
+
+A check tells ``right`` true or false and how far off it is, and never stops the next one.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import lanes
+
+if TYPE_CHECKING:
+    from gpu import Bench
+
+BF16_OFF = 2e-2  # relative error allowed between two orders of rounding
+EXACT_OFF = 1e-4
+
+
+def off(ours: Tensor, theirs: Tensor) -> float:
+    """Return ‖ours − theirs‖ / ‖theirs‖, infinite where something is not finite."""
+    if ours.shape != theirs.shape or not bool(torch.isfinite(ours).all()):
+        return float("inf")
+    return float((ours.double() - theirs.double()).norm() / theirs.double().norm().clamp(min=1e-30))
+
+
+def attempt(bench: Bench, name: str, work: Callable[[], dict[str, Any]]) -> None:
+    """Make one check and tell what it found."""
+    began = time.perf_counter()
+    try:
+        found = work()
+    except Exception as error:
+        traceback.print_exc()
+        reason = f"{type(error).__name__}: {error}"[:600]
+        bench.tell(what="check", name=name, right=False, error=reason, trace=traceback.format_exc()[-2500:])
+        return
+    bench.tell(what="check", name=name, seconds=time.perf_counter() - began, **found)
+
+
+# ---- kernels --------------------------------------------------------------------------------------------------------
+
+
+def kernels(bench: Bench) -> None:
+    """Compare every kernel with its plain form at the shapes of real models, and time both."""
+    from potentia.engine.operations import operations
+
+    device = torch.device(bench.device)
+    cases = [("135m", torch.bfloat16), ("410m", torch.bfloat16), ("8b", torch.bfloat16), ("135m", torch.float32)]
+    if bench.tiny:
+        cases = [("tiny", torch.float32)]
+    elif bench.quick:
+        cases = [case for case in cases if case[0] != "8b"]
+    if operations(device).__name__.endswith("plain"):
+        bench.tell(what="check", name="kernels", right=bench.device != "cuda", note="no kernels here: plain forms")
+    for shape, dtype in cases:
+        for name, work in operation_checks(shape, device, dtype):
+            attempt(bench, f"{name}, {shape}, {str(dtype)[6:]}", work)
+
+
+def operation_checks(
+    shape: str, device: torch.device, dtype: torch.dtype
+) -> list[tuple[str, Callable[[], dict[str, Any]]]]:
+    """Make the checks of one shape: each runs an operation both ways on random numbers."""
+    from potentia.engine.operations import operations, plain
+    from potentia.engine.operations.tiles import Rows, tile
+    from potentia.engine.tuning.adapters import AdapterBank
+    from potentia.engine.tuning.schedule import LoraConfig
+    from potentia.engine.tuning.thin import Route, ThinGroup
+
+    ours = operations(device)
+    s = lanes.SHAPES[shape]
+    d, ff, heads, kept = s["d"], s["ff"], s["heads"], s["kv"]
+    head = d // heads
+    lane_count = 4 if shape == "tiny" else 12
+    tokens = lane_count * (64 if shape == "tiny" else 256)
+    per_lane = tokens // lane_count
+    stream = torch.Generator(device=device).manual_seed(1)
+    most = EXACT_OFF if dtype == torch.float32 else BF16_OFF
+
+    def draw(*sizes: int, kind: torch.dtype = dtype) -> Tensor:
+        return torch.randn(*sizes, generator=stream, device=device).to(kind)
+
+    def both(work: Callable[[Any], Any], timed: Callable[[], Any] | None = None) -> dict[str, Any]:
+        one, two = work(ours), work(plain)
+        one, two = (part if isinstance(part, tuple) else (part,) for part in (one, two))
+        errors = [off(a, b) for a, b in zip(one, two, strict=True)]
+        found: dict[str, Any] = {"right": max(errors) < most, "off": errors}
+        if device.type == "cuda":
+            found["ms"] = quickly(timed or (lambda: work(ours)))
+        return found
+
+    rows_first, rows_last = np.arange(tokens), np.arange(tokens) + 1
+    lengths = np.random.default_rng(0).integers(5, 60, tokens)
+    for lane in range(lane_count):
+        at, end = lane * per_lane, (lane + 1) * per_lane - 3
+        while at < end:
+            length = min(int(lengths[at]), end - at)
+            rows_first[at : at + length], rows_last[at : at + length] = at, at + length
+            at += length
+    tiles = np.concatenate([tile([(lane + 1) * per_lane for lane in range(lane_count)]), np.zeros(4, np.int32)])
+    parts = (rows_first, rows_last, tiles.reshape(-1, 2))
+    rows = Rows(*(torch.from_numpy(part).to(device, torch.int32) for part in parts))
+
+    x, add, dy, gain = draw(tokens, d), draw(tokens, d), draw(tokens, d), draw(d)
+    scale = plain.norm(x, gain, 1e-5)[1]
+    gates, slope = draw(tokens, 2 * ff), draw(tokens, ff)
+    qkv = draw(tokens, (heads + 2 * kept) * head)
+    angles = draw(tokens, head // 2, kind=torch.float32).repeat(1, 2)
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    sizes = [heads * head, kept * head, kept * head]
+    q, k, v = (part.unflatten(1, (-1, head)) for part in qkv.split(sizes, dim=1))
+    dout = draw(tokens, heads, head)
+    answer, sums = plain.attend(q, k, v, rows, head**-0.5, None)
+
+    def attend_back(module: Any) -> tuple[Tensor, ...]:
+        into = tuple(torch.full(part.shape, float("nan"), dtype=dtype, device=device) for part in (q, k, v))
+        module.attend_back(dout, q, k, v, answer, sums, rows, head**-0.5, None, into)
+        return into
+
+    seats, room = (4, 70) if shape == "tiny" else (64, 400)
+    new = draw(seats, heads, head)
+    keys, values = draw(seats * room + 1, kept, head), draw(seats * room + 1, kept, head)
+    reach = torch.randint(1, room + 1, (seats,), generator=stream, device=device).to(torch.int32)
+
+    one_layer = {**s, "layers": 1, "vocab": 64}
+    lanes.SHAPES["one layer"] = one_layer
+    bank = AdapterBank(lanes.build("one layer", device, dtype), LoraConfig(dropout=0.1), lane_count)
+    bank.weights[:lane_count] = draw(lane_count, bank.width, kind=torch.float32) * 0.05
+    bank.refresh()
+    owners = torch.arange(lane_count, device=device).repeat_interleave(per_lane // 16).to(torch.int32)
+    begins = torch.arange(lane_count, device=device) * per_lane
+    spans = torch.stack([begins, begins + per_lane - 3], dim=1).to(torch.int32)
+    drops = torch.randint(0, 1 << 31, (tokens,), generator=stream, device=device).to(torch.int32)
+    route = Route(bank, owners, spans, drops)
+    columns = {"q_proj": 0, "k_proj": heads * head, "v_proj": (heads + kept) * head}
+    group = ThinGroup(
+        [(site, columns[site.name.rsplit(".", 1)[-1]]) for site in bank.sites], bank.lora.r, torch.device(device)
+    )
+    dqkv = draw(tokens, qkv.shape[1])
+    beyond = torch.ones(tokens, dtype=torch.bool, device=device)
+    for begin, end in spans.tolist():
+        beyond[begin:end] = False
+    dqkv[beyond] = 0  # as no loss looks at them
+    inner = plain.thin(x, qkv.clone(), group, route)
+
+    def thin_back(module: Any) -> tuple[Tensor, ...]:
+        bank.grads.zero_()
+        dx = dy.clone()
+        module.thin_back(x, dqkv, dx, inner, group, route)
+        return dx, bank.grads[:lane_count].clone()
+
+    def thin(module: Any) -> tuple[Tensor, ...]:
+        y = qkv.clone()
+        h = module.thin(x, y, group, route)
+        return y, h
+
+    vocabulary = 600 if shape == "tiny" else s["vocab"]
+    logits, weights = draw(256, vocabulary), draw(256, kind=torch.float32).abs()
+    wanted = torch.randint(0, vocabulary, (256,), generator=stream, device=device).to(torch.int32)
+
+    width = bank.width
+    moments = [draw(lane_count, width, kind=torch.float32).abs() * 0.01 for _ in range(2)]
+    slopes = draw(lane_count + 1, width, kind=torch.float32)
+    table = torch.tensor([1e-3, 0.99999, 0.1, 0.999, 0.001, 1e-3, 0.9, 1e-8, 1.0, 1.0, 0.0], device=device)
+    table = table.expand(lane_count, 11).contiguous()
+    norms = torch.linalg.vector_norm(slopes[:lane_count], dim=1)
+
+    def update(module: Any) -> tuple[Tensor, ...]:
+        own = bank.weights.clone(), *(part.clone() for part in moments), slopes.clone(), bank.work.clone()
+        module.update_(*own, bank.factors, table, norms)
+        return own[0][:lane_count], own[1], own[2], own[4][:lane_count]
+
+    turned = heads + kept
+    return [
+        ("norm", lambda: both(lambda m: m.norm(x, gain, 1e-5))),
+        ("add_norm", lambda: both(lambda m: m.add_norm(x, add, gain, 1e-5))),
+        ("norm_back", lambda: both(lambda m: m.norm_back(dy, x, gain, scale, add))),
+        ("gate", lambda: both(lambda m: m.gate(gates))),
+        ("gate_back", lambda: both(lambda m: m.gate_back_(gates.clone(), slope))),
+        ("rotate", lambda: both(lambda m: m.rotate_(qkv.clone(), turned, head, cos, sin))),
+        ("rotate back", lambda: both(lambda m: m.rotate_(qkv.clone(), turned, head, cos, sin, back=True))),
+        ("attend", lambda: both(lambda m: m.attend(q, k, v, rows, head**-0.5, None))),
+        ("attend window", lambda: both(lambda m: m.attend(q, k, v, rows, head**-0.5, 9)[0])),
+        ("attend_back", lambda: both(attend_back)),
+        ("attend_cached", lambda: both(lambda m: m.attend_cached(new, keys, values, reach, room, 0.1, None))),
+        ("thin", lambda: both(thin)),
+        ("thin_back", lambda: both(thin_back)),
+        ("loss", lambda: both(lambda m: m.loss(logits, wanted, weights))),
+        ("update", lambda: both(update)),
+    ]
+
+
+def quickly(work: Callable[[], Any]) -> float:
+    """Return the median milliseconds of a piece of work on the device."""
+    times = []
+    for _ in range(13):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        work()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return sorted(times[3:])[5]
+
+
+# ---- passes ---------------------------------------------------------------------------------------------------------
+
+
+def passes(bench: Bench) -> None:
+    """Compare static passes, captured and not, with the plain passes, gradient by gradient."""
+    device = torch.device(bench.device)
+    shapes = ["tiny"] if bench.tiny else ["135m"] if bench.quick else ["135m", "410m"]
+    for shape in shapes:
+        for dtype in (torch.float32, torch.bfloat16):
+            if bench.tiny and dtype != torch.float32:
+                continue
+            attempt(bench, f"passes, {shape}, {str(dtype)[6:]}", lambda s=shape, t=dtype: compare(s, device, t))
+
+
+def compare(shape: str, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """Run the same five steps through plain passes and through static ones, and float32 passes for the truth."""
+    from potentia.engine.split import SplitModel
+    from potentia.engine.tuning.adapters import AdapterBank
+    from potentia.engine.tuning.block import Blocks
+    from potentia.engine.tuning.captured import StaticSteps
+    from potentia.engine.tuning.fast import FastPasses
+    from potentia.engine.tuning.lane import Lane
+    from potentia.engine.tuning.optimizer import LaneAdamW
+    from potentia.engine.tuning.passes import run_step
+    from potentia.engine.tuning.planner import PassPlan
+    from potentia.engine.tuning.schedule import LoraConfig
+    from potentia.engine.tuning.static import find_static, sample
+    from potentia.engine.tuning.steps import Standing
+
+    slots, steps = 6, 5
+    model = lanes.build(shape, device, dtype)
+    exact = copy.deepcopy(model).float() if dtype != torch.float32 else None
+    lora = LoraConfig(dropout=0.1)
+    bank = AdapterBank(model, lora, slots)
+    noise = torch.randn(bank.width, generator=torch.Generator().manual_seed(0)).to(device) * 0.02
+    for slot in range(slots):
+        bank.weights[slot].copy_(bank.fresh(slot).to(device) + noise.roll(slot))
+    bank.refresh()
+    batches = []
+    riders = [Lane(spec) for _, spec in lanes.row_of_lanes(shape, slots, steps)]
+    for slot, rider in enumerate(riders):
+        rider.slot = slot
+    for _ in range(steps):
+        batches.append([row for rider in riders for row in rider.batch(2048)])
+        for rider in riders:
+            rider.step += 1
+    split, fast = SplitModel(model), FastPasses(model)
+    plan = PassPlan(slots=slots, token_budget=1 << 40, pass_price=0, packed=device.type == "cuda")
+
+    def plain_grads(one: SplitModel, own: AdapterBank, quick: FastPasses) -> list[Tensor]:
+        out = []
+        for rows in batches:
+            own.grads.zero_()
+            run_step(one, own, rows, plan, quick)
+            out.append(own.grads[:slots].clone())
+        own.grads.zero_()
+        return out
+
+    wanted = plain_grads(split, bank, fast)
+    found, reason = find_static(split, bank, fast, Blocks.of(model), sample(batches[0], 512))
+    told: dict[str, Any] = {"reason": reason}
+    if found is None:
+        return {**told, "right": False, "form": "none"}
+    told["form"] = "by hand" if found.blocks is not None else "own layers"
+    moving = StaticSteps(found, LaneAdamW(slots, bank.width, device), Standing.of(slots, device))
+    results: list[Tensor] = []
+    for rows in [*batches, *batches]:  # the second time all buckets are known
+        bank.grads.zero_()
+        found.losses.zero_()
+        moving.gradients(rows, plan)
+        results.append(bank.grads[:slots].clone())
+    moving.capturing = False
+    moving.release()
+    eager = []
+    for rows in batches:
+        bank.grads.zero_()
+        moving.gradients(rows, plan)
+        eager.append(bank.grads[:slots].clone())
+    bank.grads.zero_()
+
+    def worst(ours: list[Tensor], theirs: list[Tensor]) -> float:
+        return max(off(a[slot], b[slot]) for a, b in zip(ours, theirs, strict=True) for slot in range(slots))
+
+    told |= {
+        "static_off_plain": worst(eager, wanted),
+        "captured_off_static": worst(results[steps:], eager),
+        "first_run_off_static": worst(results[:steps], eager),
+        "captured": moving.captured,
+        "replayed": moving.replayed,
+    }
+    least = EXACT_OFF * 10 if dtype == torch.float32 else 5e-2
+    told["right"] = told["static_off_plain"] < least and told["captured_off_static"] < least / 10
+    if device.type == "cuda":
+        told["right"] = told["right"] and moving.replayed > 0
+    bank.close()
+    if exact is not None:
+        own = AdapterBank(exact, lora, slots)
+        own.weights.copy_(bank.weights)
+        own.refresh()
+        truth = plain_grads(SplitModel(exact), own, FastPasses(exact))
+        told |= {"plain_off_float32": worst(wanted, truth), "static_off_float32": worst(eager, truth)}
+        told["right"] = told["right"] and told["static_off_float32"] < 1.5 * told["plain_off_float32"] + 1e-3
+    return told
+
+
+# ---- lanes against PEFT ---------------------------------------------------------------------------------------------
+
+
+def peft(bench: Bench) -> None:
+    """Train lanes, and one of them by PEFT in a plain loop: same start, same order of data."""
+    device = torch.device(bench.device)
+    shape = bench.shape("135m")
+    lanes.SHAPES["short"] = {**lanes.SHAPES[shape], "layers": min(4, lanes.SHAPES[shape]["layers"])}
+    kept: dict[str, Any] = {}
+    attempt(bench, "lanes and PEFT, float32", lambda: beside_peft(device, torch.float32, kept))
+    if device.type == "cuda":
+        attempt(bench, "lanes and PEFT, bfloat16", lambda: beside_peft(device, torch.bfloat16, kept))
+
+
+def beside_peft(device: torch.device, dtype: torch.dtype, kept: dict[str, Any]) -> dict[str, Any]:
+    """Return how far a lane's update is from PEFT's, and in bf16 how far both are from float32's."""
+    from potentia.engine.tuning import LaneSpec, LaneTrainer, LoraConfig, Schedule, TokenisedExamples
+
+    vocabulary = lanes.SHAPES["short"]["vocab"]
+    specs = []
+    for n in range(5):
+        stream = np.random.default_rng(n)
+        ids = [stream.integers(3, vocabulary, stream.integers(8, 60)).tolist() for _ in range(32)]
+        schedule = Schedule(epochs=2, batch=8, learning_rate=1e-3)
+        specs.append(LaneSpec(f"l{n}", TokenisedExamples.of(ids), schedule, LoraConfig(dropout=0.0), seed=n))
+    start = lanes.build("short", device, torch.float32).to(dtype)
+    with LaneTrainer(start) as trainer:
+        results = trainer.train(specs)
+        bank = trainer.bank(specs[2].lora, trainer.plan.slots if trainer.plan else 1)
+        initial = bank.state(bank.fresh(specs[2].seed))
+        ours = trainer.adapter_state("l2")
+        way = type(trainer.run_under_way.steps).__name__ if trainer.run_under_way else ""
+    theirs = with_peft(lanes.build("short", device, torch.float32).to(dtype), specs[2], initial)
+    names = sorted(ours)
+
+    def update(state: dict[str, Tensor]) -> Tensor:
+        return torch.cat([(state[name].float().cpu() - initial[name].float().cpu()).flatten() for name in names])
+
+    mine, other = update(ours), update(theirs)
+    told: dict[str, Any] = {
+        "status": sorted({result.status for result in results.values()}),
+        "way": way,
+        "off": off(mine, other),
+        "cosine": float(torch.cosine_similarity(mine, other, dim=0)),
+        "update": float(other.norm()),
+    }
+    if dtype == torch.float32:
+        kept["truth"] = other
+        return {**told, "right": told["off"] < 1e-2}
+    truth = kept.get("truth", other)
+    told["cosine_to_float32"] = float(torch.cosine_similarity(mine, truth, dim=0))
+    told["peft_cosine_to_float32"] = float(torch.cosine_similarity(other, truth, dim=0))
+    return {**told, "right": told["cosine_to_float32"] > told["peft_cosine_to_float32"] - 0.03}
+
+
+def with_peft(model: Any, lane: Any, initial: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Train a lane by PEFT with torch's AdamW."""
+    from peft import LoraConfig as PeftConfig
+    from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+
+    from potentia.engine.tuning.schedule import data_order
+
+    device = next(model.parameters()).device
+    wrapped = get_peft_model(model, PeftConfig(r=8, lora_alpha=32, lora_dropout=0.0, task_type="CAUSAL_LM"))
+    set_peft_model_state_dict(wrapped, initial)
+    schedule = lane.schedule
+    weights = [p for p in wrapped.parameters() if p.requires_grad]
+    adam = torch.optim.AdamW(weights, lr=schedule.learning_rate, weight_decay=schedule.weight_decay)
+    done = 0
+    wrapped.train()
+    for epoch in range(schedule.epochs):
+        order = data_order(lane.seed, epoch, len(lane.examples))
+        for begin in range(0, len(order), schedule.batch):
+            texts = [lane.text(int(i))[0] for i in order[begin : begin + schedule.batch]]
+            width = max(map(len, texts))
+            ids, labels = torch.zeros(len(texts), width, dtype=torch.long), torch.full((len(texts), width), -100)
+            mask = torch.zeros(len(texts), width, dtype=torch.long)
+            for i, text in enumerate(texts):
+                ids[i, : len(text)] = labels[i, : len(text)] = torch.as_tensor(text)
+                mask[i, : len(text)] = 1
+            for settings in adam.param_groups:
+                settings["lr"] = schedule.learning_rate * schedule.factor(done, lane.total_steps)
+            loss = wrapped(input_ids=ids.to(device), labels=labels.to(device), attention_mask=mask.to(device)).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(weights, schedule.clip)
+            adam.step()
+            adam.zero_grad()
+            done += 1
+    return {name: value.detach().float().cpu() for name, value in get_peft_model_state_dict(wrapped).items()}
+
+
+# ---- seats ----------------------------------------------------------------------------------------------------------
+
+
+def seats(bench: Bench) -> None:
+    """Compare texts written in seats with those of the plain loop, with and without adapters."""
+    kinds = ["float32"] if bench.device == "cpu" else ["float32", "bfloat16"]
+    for dtype in kinds:
+        attempt(bench, f"seats, {dtype}", lambda d=dtype: write_both_ways(bench, d))
+    attempt(bench, "seats with adapters, float32", lambda: write_with_adapters(bench))
+
+
+def write_both_ways(bench: Bench, dtype: str) -> dict[str, Any]:
+    """Write some answers both ways."""
+    from gpu import find_stop, make_loaded, problems
+    from potentia.engine.scoring import Scorer
+    from potentia.requests import Generation
+
+    loaded = make_loaded(bench, "135m", dtype)
+    count, most = (6, 8) if bench.tiny else (64, 48)
+    until = (find_stop(loaded.tokenizer, 1 / 40),)
+    requests = [Generation(text, until, most - i % 7) for i, text in enumerate(problems(bench)[:count])]
+    told: dict[str, Any] = {}
+    texts = {}
+    for way in (True, False):
+        scorer = Scorer(loaded, continuous=way)
+        began = time.perf_counter()
+        texts[way] = scorer.generate(requests)
+        told["seats_s" if way else "plain_s"] = time.perf_counter() - began
+        told["writing" if way else "plain_writing"] = scorer.notes["writing"]
+        told |= {"fallbacks": scorer.notes["fallbacks"]} if way else {}
+    same = sum(a == b for a, b in zip(texts[True], texts[False], strict=True)) / count
+    begins = sum(a[:12] == b[:12] for a, b in zip(texts[True], texts[False], strict=True)) / count
+    shortest = min(len(text) for text in texts[False])
+    right = told["writing"] == ["continuous loop"] and (same > 0.95 or dtype != "float32")
+    return {
+        **told,
+        "right": right,
+        "same": same,
+        "begins": begins,
+        "distinct": len(set(texts[False])),
+        "shortest": shortest,
+    }
+
+
+def write_with_adapters(bench: Bench) -> dict[str, Any]:
+    """Write with lanes' adapters, each text its own."""
+    from gpu import make_loaded, problems
+    from potentia.engine.scoring import Scorer
+    from potentia.engine.tuning import LaneSpec, LaneTrainer, LoraConfig, Schedule, TokenisedExamples
+    from potentia.requests import Generation
+
+    loaded = make_loaded(bench, "135m", "float32")
+    stream = np.random.default_rng(0)
+    specs = [
+        LaneSpec(
+            f"l{n}",
+            TokenisedExamples.of([stream.integers(3, 500, 20).tolist() for _ in range(16)]),
+            Schedule(epochs=2, learning_rate=0.02),
+            LoraConfig(),
+            seed=n,
+        )
+        for n in range(3)
+    ]
+    count = 6 if bench.tiny else 32
+    requests = [Generation(text, (), 12) for text in problems(bench)[:count]]
+    with LaneTrainer(loaded) as trainer:
+        results = trainer.train(specs)
+        owners = [*(trainer.restore(spec.key, 2) for spec in specs), -1]
+        asked = [owners[i % 4] for i in range(count)]
+        ways, writing = {}, []
+        for way in (True, False):
+            scorer = Scorer(loaded, router=trainer.router, continuous=way)
+            ways[way] = scorer.generate(requests, owners=asked)
+            writing = writing or scorer.notes["writing"]
+    bare = Scorer(loaded, continuous=False).generate(requests)
+    same = sum(a == b for a, b in zip(ways[True], ways[False], strict=True)) / count
+    moved = sum(a != b for a, b in zip(ways[False], bare, strict=True))
+    return {
+        "right": same == 1.0 and moved > 0 and writing == ["continuous loop"],
+        "same": same,
+        "moved": moved,
+        "writing": writing,
+        "status": sorted({result.status for result in results.values()}),
+    }

@@ -1,0 +1,272 @@
+"""The peers of ``gpu.py``: PEFT trainings in plain loops, several processes at once on one GPU, as many as help.
+
+A savvy user trains several adapters at a time, each in a process of its own, in bf16, without a Trainer's overhead. All
+processes start once; then windows of some seconds are measured in which the first k of them train, each step on the
+task that comes next in its row, and the steps of all are counted. Further windows let the best number lay their rows
+end to end instead of padding them, and use Liger's kernels where they are installed. Where NVIDIA's multi-process
+service starts, the same is measured under it. Beside them, one Trainer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import multiprocessing
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+import traceback
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpu import Bench
+
+LANES = 24
+
+
+def peers(bench: Bench) -> None:
+    """Measure both shapes, without and with the multi-process service."""
+    cuda = bench.device == "cuda"
+    shapes = ["tiny"] if bench.tiny else ["135m", "410m"]
+    counts = [1, 2] if bench.tiny else [1, 4, 8, 14, 20]
+    service = None
+    for shared in (False, True):
+        if shared:
+            service = start_service() if cuda else None
+            if service is None:
+                bench.tell(what="note", note="the multi-process service does not start here")
+                break
+        try:
+            sweep(bench, shapes, counts[-3:] if shared else counts, service)
+        except RuntimeError as error:
+            if not shared:
+                raise
+            bench.tell(what="note", note="no peers under the multi-process service", reason=str(error)[-600:])
+        finally:
+            if service is not None:
+                stop_service(service)
+    bench.tell(what="note", note="Liger is " + ("installed" if liger() else "not installed"))
+    for shape in shapes if cuda else []:
+        one_trainer(bench, shape)
+
+
+def sweep(bench: Bench, shapes: list[str], counts: list[int], service: str | None) -> None:
+    """Let k processes train for a while, for each k until the sum stops growing."""
+    window = 1.0 if bench.tiny else 4.0
+    if service:
+        os.environ["CUDA_MPS_PIPE_DIRECTORY"] = os.environ["CUDA_MPS_LOG_DIRECTORY"] = service
+    pipes, processes = _start(bench, shapes, counts[-1])
+    try:
+        ways = ["end to end", *(["liger"] if liger() else [])]
+        for shape in shapes:
+            best, most = 0.0, 1
+            for count in counts:
+                rate = _window(pipes[:count], shape, "padded", window)
+                _tell(bench, shape, count, "padded", rate, service)
+                grown = rate > 1.05 * best
+                if rate > best:
+                    best, most = rate, count
+                if not grown:
+                    break
+            for way in ways:
+                _tell(bench, shape, most, way, _window(pipes[:most], shape, way, window), service)
+    finally:
+        _end(pipes, processes)
+        for name in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"):
+            os.environ.pop(name, None)
+
+
+def _start(bench: Bench, shapes: list[str], count: int) -> tuple[list[Any], list[Any]]:
+    """Start processes as copies of this one, which has not touched the GPU; as fresh ones where that fails."""
+    said = ""
+    for method in ("fork", "spawn"):
+        context: Any = multiprocessing.get_context(method)
+        pipes, processes = [], []
+        began = time.monotonic()
+        for number in range(count):
+            here, there = context.Pipe()
+            process = context.Process(target=_serve, args=(there, number, shapes, bench.device), daemon=True)
+            process.start()
+            pipes.append(here)
+            processes.append(process)
+        answers = [pipe.recv() if pipe.poll(75) else "no answer" for pipe in pipes]
+        if all(answer == "ready" for answer in answers):
+            bench.tell(what="note", note=f"{count} peers started by {method}", seconds=time.monotonic() - began)
+            return pipes, processes
+        said = next(answer for answer in answers if answer != "ready")
+        bench.tell(what="note", note=f"peers do not start by {method}", reason=said[-600:])
+        _end(pipes, processes)
+    raise RuntimeError(f"a peer did not start: {said}")
+
+
+def _end(pipes: list[Any], processes: list[Any]) -> None:
+    for pipe in pipes:
+        with contextlib.suppress(BrokenPipeError, OSError):
+            pipe.send(None)
+    until = time.monotonic() + 5
+    for process in processes:
+        process.join(max(0.0, until - time.monotonic()))
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+def _tell(bench: Bench, shape: str, count: int, way: str, rate: float, service: str | None) -> None:
+    bench.tell(what="peer", model=shape, processes=count, way=way, service=bool(service), rate=rate)
+
+
+def _window(pipes: list[Any], shape: str, way: str, seconds: float) -> float:
+    """Return the steps per second of all these processes together."""
+    for warm in (True, False):  # the first window readies every kernel
+        for pipe in pipes:
+            pipe.send((shape, way, min(1.5, seconds) if warm else seconds))
+        answers = [pipe.recv() for pipe in pipes]
+        for answer in answers:
+            if isinstance(answer, str):
+                raise RuntimeError(answer)
+    return float(sum(steps / took for steps, took in answers))
+
+
+def _serve(pipe: Any, number: int, shapes: list[str], device: str) -> None:
+    """Be one of the processes: make the models, then train for as long as asked each time."""
+    try:
+        peers_own = {shape: _Peer(shape, device, number) for shape in shapes}
+        pipe.send("ready")
+        while (asked := pipe.recv()) is not None:
+            shape, way, seconds = asked
+            pipe.send(peers_own[shape].train(way, seconds))
+    except EOFError:
+        return
+    except Exception:
+        pipe.send(traceback.format_exc()[-1500:])
+
+
+class _Peer:
+    """One adapter in training, its batches made ahead."""
+
+    def __init__(self, shape: str, device: str, number: int) -> None:
+        import torch
+
+        import lanes
+
+        self.torch, self.device = torch, torch.device(device)
+        torch.set_num_threads(1)
+        cuda = self.device.type == "cuda"
+        if cuda:
+            torch.backends.cuda.enable_cudnn_sdp(False)
+        self.shape, self.dtype = shape, torch.bfloat16 if cuda else torch.float32
+        self.at = number
+        tasks = [task for task, _ in lanes.row_of_lanes(shape, LANES, 1)]
+        self.batches = []
+        for task in tasks:
+            rows = lanes.texts(shape, task, 4 * lanes.BATCH)
+            self.batches.append([rows[i : i + lanes.BATCH] for i in range(0, len(rows), lanes.BATCH)])
+        self.model: Any = None
+        self.way = ""
+        self._make("padded")
+
+    def _make(self, way: str) -> None:
+        from peft import LoraConfig, get_peft_model
+
+        import lanes
+
+        if (way == "liger") == (self.way == "liger") and self.model is not None:
+            self.way = way
+            return
+        model = lanes.build(self.shape, self.device, self.dtype)
+        if way == "liger":
+            from liger_kernel.transformers import _apply_liger_kernel_to_instance
+
+            _apply_liger_kernel_to_instance(model=model)
+        self.model = get_peft_model(model, LoraConfig(r=8, lora_alpha=32, lora_dropout=0.1, task_type="CAUSAL_LM"))
+        self.model.train()
+        self.weights = [p for p in self.model.parameters() if p.requires_grad]
+        fused = self.device.type == "cuda"
+        self.adam = self.torch.optim.AdamW(self.weights, lr=2e-5, weight_decay=0.01, fused=fused)
+        self.way = way
+
+    def train(self, way: str, seconds: float) -> tuple[int, float]:
+        """Train for some seconds; returns the steps and the time they took."""
+        self._make(way)
+        wait = self.torch.cuda.synchronize if self.device.type == "cuda" else (lambda: None)
+        wait()
+        began = time.perf_counter()
+        steps = 0
+        while time.perf_counter() - began < seconds:
+            self._step(way)
+            steps += 1
+            if steps % 4 == 0:
+                wait()  # so that the window ends when it ends
+        wait()
+        return steps, time.perf_counter() - began
+
+    def _step(self, way: str) -> None:
+        torch = self.torch
+        task = self.batches[self.at % len(self.batches)]
+        rows = task[(self.at // len(self.batches)) % len(task)]
+        self.at += 1
+        if way == "end to end":
+            ids = torch.tensor([[token for row in rows for token in row]])
+            labels = torch.tensor([[token if i else -100 for row in rows for i, token in enumerate(row)]])
+            places = torch.tensor([[i for row in rows for i in range(len(row))]])
+            given = {"input_ids": ids, "labels": labels, "position_ids": places}
+        else:
+            width = max(map(len, rows))
+            gaps = [width - len(row) for row in rows]
+            given = {
+                "input_ids": torch.tensor([row + [0] * gap for row, gap in zip(rows, gaps, strict=True)]),
+                "labels": torch.tensor([row + [-100] * gap for row, gap in zip(rows, gaps, strict=True)]),
+                "attention_mask": torch.tensor(
+                    [[1] * len(row) + [0] * gap for row, gap in zip(rows, gaps, strict=True)]
+                ),
+            }
+        given = {name: part.to(self.device, non_blocking=True) for name, part in given.items()}
+        self.model(**given, use_cache=False).loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.weights, 1.0)
+        self.adam.step()
+        self.adam.zero_grad()
+
+
+def one_trainer(bench: Bench, shape: str) -> None:
+    """Time one Trainer with bf16 weights and length grouping, on the first tasks of a row."""
+    import torch
+
+    import lanes
+
+    device = torch.device(bench.device)
+    model = lanes.build(shape, device, torch.bfloat16)
+    times = [
+        lanes.time_peer(model, lanes.texts(shape, task, lanes.BATCH * 13), device, 3, 10, True)
+        for task in list(lanes.LENGTHS)[:4]
+    ]
+    bench.tell(what="peer", model=shape, processes=1, way="Trainer", service=False, rate=len(times) / sum(times))
+
+
+def liger() -> bool:
+    """Say whether Liger's kernels are installed."""
+    return importlib.util.find_spec("liger_kernel") is not None
+
+
+def start_service() -> str | None:
+    """Start NVIDIA's multi-process service for our own processes; None where it does not start."""
+    control = shutil.which("nvidia-cuda-mps-control")
+    if control is None:
+        return None
+    folder = tempfile.mkdtemp(prefix="mps-")
+    places = {**os.environ, "CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+    try:
+        done = subprocess.run([control, "-d"], env=places, timeout=15, capture_output=True, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return folder if done.returncode == 0 else None
+
+
+def stop_service(folder: str) -> None:
+    """Stop the service that was started for us."""
+    places = {**os.environ, "CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+    try:
+        subprocess.run(["nvidia-cuda-mps-control"], input=b"quit\n", env=places, timeout=15, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return
