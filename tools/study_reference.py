@@ -107,6 +107,8 @@ def _kind(annotation: Any, metadata: list[Any]) -> str:
         if args[-1] is Ellipsis:
             return f"list of {_plural(_kind(args[0], []))}"
         return f"list of {len(args)} numbers"
+    if origin is dict:
+        return "mapping"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "record"
     bounds = [f"{sign} {getattr(m, name):g}" for m in metadata for name, sign in BOUNDS.items() if hasattr(m, name)]

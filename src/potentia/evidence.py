@@ -7,6 +7,7 @@ are compared only where task, data, metric and, for tuned cells, the recipe agre
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -108,7 +109,9 @@ class Evidence:
         for view in self.stores:
             with view.open() as store:
                 for protocol, task, model, values in store.outcomes(study=view.studies):
-                    found.setdefault(Protocol(protocol), {}).setdefault(task, {})[model] = values
+                    whole = _FOLD.sub("", task)  # folds test different documents of one task
+                    by = found.setdefault(Protocol(protocol), {}).setdefault(whole, {})
+                    by[model] = {**by.get(model, {}), **values} if whole != task else values
         kept: dict[Protocol, Outcomes] = {}
         for protocol, matrix in self.scores.items():
             models, tasks = set(matrix.models), set(matrix.tasks) - self.without_items.get(protocol, frozenset())
@@ -292,6 +295,7 @@ def _of_store(store: Store, where: str, wanted: tuple[str, ...], metric: str | N
     if not protocols and not any(store.failures(study=key) for key in keys):
         raise DataError("the store holds no scores yet", where=store.where, hint="run a study, or import scores")
     scores, without = _by_metric(store, protocols, keys, metric)
+    scores = {protocol: _unfolded(matrix) for protocol, matrix in scores.items()}
     name = Path(where).name if "://" not in where else store.where
     return Evidence(
         source=name,
@@ -322,10 +326,37 @@ def _by_metric(
         except InputError as error:  # no cell of this protocol has it, as with texts
             problem = problem or error
             continue
-        without[protocol] = frozenset(t for t, name in zip(usual.tasks, usual.metrics, strict=True) if name != metric)
+        named = zip(usual.tasks, usual.metrics, strict=True)
+        without[protocol] = frozenset(_FOLD.sub("", task) for task, name in named if name != metric)
     if not scores and problem is not None:
         raise problem
     return scores, without
+
+
+_FOLD = re.compile(r"#\d+/\d+$")
+
+
+def _unfolded(matrix: ScoreMatrix) -> ScoreMatrix:
+    """Join the folds of a task (``name#1/5`` …) into one column: the mean over all documents, if no fold is missing."""
+    if not any(_FOLD.search(task) for task in matrix.tasks):
+        return matrix
+    groups: dict[str, list[int]] = {}
+    for j, task in enumerate(matrix.tasks):
+        groups.setdefault(_FOLD.sub("", task), []).append(j)
+    columns = []
+    for places in groups.values():
+        n, values, stderr = (part[:, places] for part in (matrix.n, matrix.values, matrix.stderr))
+        if len(places) == 1:
+            columns.append((values[:, 0], stderr[:, 0], n[:, 0]))
+            continue
+        weights = n / n.sum(axis=1, keepdims=True)
+        error = np.sqrt((weights**2 * stderr**2).sum(axis=1))
+        columns.append(((weights * values).sum(axis=1), error, n.sum(axis=1)))
+    values, stderr, n = (np.stack([column[k] for column in columns], axis=1) for k in range(3))
+    firsts = [places[0] for places in groups.values()]
+    up = tuple(matrix.higher_is_better[j] for j in firsts)
+    metrics = tuple(matrix.metrics[j] for j in firsts)
+    return ScoreMatrix(matrix.protocol, matrix.models, tuple(groups), values, stderr, n, up, metrics)
 
 
 def _chosen(records: Sequence[StudyRecord], wanted: tuple[str, ...], where: str) -> list[StudyRecord]:

@@ -162,7 +162,7 @@ def test_other_bad_input(tmp_path: Path) -> None:
         ("bytes.jsonl", "not UTF-8"),
         ("no.parquet", "not a readable parquet"),
         ("sheet.xlsx", "unknown kind of file"),
-        ("empty", "no split file"),
+        ("empty", "no file of documents"),
         ("absent.jsonl", "no file or folder"),
     ):
         with pytest.raises(TaskError, match=says):

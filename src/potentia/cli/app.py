@@ -176,6 +176,7 @@ from potentia.cli import compare as _compare  # noqa: E402, F401
 from potentia.cli import data as _data  # noqa: E402, F401
 from potentia.cli import demo as _demo  # noqa: E402, F401
 from potentia.cli import doctor as _doctor  # noqa: E402, F401
+from potentia.cli import init as _init  # noqa: E402, F401
 from potentia.cli import models as _models  # noqa: E402, F401
 from potentia.cli import report as _report  # noqa: E402, F401
 from potentia.cli import reproduce as _reproduce  # noqa: E402, F401

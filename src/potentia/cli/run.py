@@ -85,6 +85,8 @@ def run(
             " changed since; they are computed anew.",
             soft_wrap=True,
         )
+    for note in plan.notes():
+        errors.print(note, soft_wrap=True, markup=False)
     if dry_run:
         show_plan(plan, as_json=as_json)
         return

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from potentia.errors import InputError, PotentiaError
 from potentia.protocol import ADJUST, TRAIN_BEFORE_TEST, Protocol
-from potentia.study import ModelSpec, Study, content_key
+from potentia.study import ModelSpec, Study, TaskSpec, content_key
 
 if TYPE_CHECKING:
     from potentia.store import Store
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # Raise this when a change of the scoring code can change a score: older cells are then computed anew.
 SCORING_VERSION = 1
 
+SMALL_TEST = 100  # documents; with fewer, few differences between models can be told
 CHARACTERS_PER_TOKEN = 4.0  # a rough reading of English text, used for the cost estimate alone
 
 
@@ -97,6 +98,19 @@ class StudyPlan:
         """Go through the cells of all rows."""
         return (cell for row in self.rows for cell in row.cells)
 
+    def notes(self) -> tuple[str, ...]:
+        """Say which tests are too small to tell models apart, where another division of the data would mend it."""
+        said = []
+        for spec in self.study.benchmarks():
+            if spec.ratios is None and spec.folds is None:
+                plan = self.tasks.benchmarks[spec.name].plan
+                if plan.test.origin.endswith("of the one split") and plan.test.available < SMALL_TEST:
+                    said.append(
+                        f"{spec.name} is tested on {plan.test.available} documents: few to tell models apart."
+                        " In the task's entry, `ratios: [6, 1, 3]` tests on three times as many, `folds: 5` on all."
+                    )
+        return tuple(said)
+
     def cost(self) -> dict[str, float]:
         """Estimate the pending work: cells, lanes, tokens to train and to score, and FLOPs where sizes are known."""
         cells = lanes = 0
@@ -134,9 +148,9 @@ def load_tasks(study: Study) -> LoadedTasks:
     """Load every task of the study; all that cannot be loaded are named in one error."""
     loaded: dict[str, Task] = {}
     problems: list[PotentiaError] = []
-    for spec in study.tasks:
+    for spec in study.benchmarks():
         try:
-            loaded[spec.name] = _load_task(study, spec.source)
+            loaded[spec.name] = _load_task(study, spec)
         except InputError as error:
             problems.append(error)
     if len(problems) == 1:
@@ -152,10 +166,21 @@ def load_tasks(study: Study) -> LoadedTasks:
     return LoadedTasks(loaded, auxiliary, shown)
 
 
-def _load_task(study: Study, source: str) -> Task:
-    """Load one task with the study's splits, caps and seed."""
-    from potentia.tasks import load
+def _load_task(study: Study, spec: TaskSpec | str) -> Task:
+    """Load one task with the study's splits, caps and seed; auxiliary data may be named by its source alone."""
+    from potentia.tasks import Division, OwnData, load
 
+    spec = TaskSpec(name=spec, ratios=(8, 1, 1)) if isinstance(spec, str) else spec
+    source, own = spec.source, None
+    if spec.dataset is not None or spec.columns.given() or spec.prompt is not None or isinstance(spec.file, tuple):
+        files = (spec.file,) if isinstance(spec.file, str) else spec.file or ()
+        form = ""
+        if len(files) == 1 and not Path(files[0]).exists():  # a prompt form may follow the file: own.jsonl:cloze
+            base, _, form = files[0].partition(":")
+            files = (base,)
+        own = OwnData(files, spec.dataset, spec.subset, spec.columns.given(), spec.prompt)
+        source = f"{own.label}:{form}" if form else own.label
+    fold = (spec.fold, spec.folds) if spec.fold is not None and spec.folds is not None else None
     return load(
         source,
         data_dir=Path(study.data_dir) if study.data_dir else None,
@@ -163,6 +188,8 @@ def _load_task(study: Study, source: str) -> Task:
         seed=study.seed,
         carve=study.carve,
         drop_overlap=study.drop_overlap,
+        own=own,
+        division=Division(spec.ratios, fold),
     )
 
 

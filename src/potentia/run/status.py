@@ -62,10 +62,10 @@ def asked_cells(store: Store, record: StudyRecord) -> int | None:
     shots = sum(protocol.kind == "few_shot" for protocol in study.protocols)
     texts = 0
     if shots:
-        samples = (store.cells(study=record.key, task=task.name, limit=1) for task in study.tasks)
+        samples = (store.cells(study=record.key, task=task.name, limit=1) for task in study.benchmarks())
         texts = sum(not cells[0].score.higher_is_better for cells in samples if cells)
     steps = len(set(study.adjust.at_steps)) if study.adjust and ADJUST in study.protocols else 0
-    return len(study.rows()) * (len(study.tasks) * (len(study.protocols) + steps) - shots * texts)
+    return len(study.rows()) * (len(study.benchmarks()) * (len(study.protocols) + steps) - shots * texts)
 
 
 def _study(record: StudyRecord) -> Study | None:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from potentia.protocol import ADJUST, DIRECT, TRAIN_BEFORE_TEST, Protocol
 
 Positive = Annotated[int, Field(gt=0)]
+PositiveShare = Annotated[float, Field(gt=0)]
 Selection = Literal["validation", "tuned", "paper"]
 
 
@@ -93,18 +94,64 @@ def _named(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
+class Columns(Strict):
+    """Which columns of your own data are what, where they are not called so."""
+
+    question: str | None = Field(None, description="what is asked, of a multiple-choice benchmark")
+    choices: str | tuple[str, ...] | None = Field(None, description="a column of lists, or one column per choice")
+    answer: str | None = Field(None, description="the right choice: its text, its number, or its letter")
+    prompt: str | None = Field(None, description="what is asked, of a generation benchmark")
+    completion: str | None = Field(None, description="what is to be written")
+    text: str | None = Field(None, description="a document of a corpus")
+
+    def given(self) -> dict[str, str | tuple[str, ...]]:
+        """Return the fields that have a column named."""
+        return {name: column for name, column in self if column is not None}
+
+
 class TaskSpec(Strict):
     """A benchmark: a harness task (``arc_easy``), one in another form (``arc_easy:choice``), or the user's file."""
 
     name: str = Field(description="what it is called in tables; also the harness task where there is no file")
-    file: str | None = Field(
-        None, description="your own: a jsonl, csv, parquet or text file, a folder of split files, a harness task file"
+    file: str | tuple[str, ...] | None = Field(
+        None,
+        description="your own: a jsonl, csv, parquet or text file, several of them, a folder, or a harness task file",
     )
+    dataset: str | None = Field(None, description="your own on the hub: a dataset's name, as `org/name`")
+    subset: str | None = Field(None, description="the configuration of that dataset")
+    columns: Columns = Field(
+        Columns(), description="your columns: `{question: query, choices: [a, b, c], answer: label}`"
+    )
+    prompt: str | None = Field(None, description="how a question is put, over your columns: `{{context}} Q: {{query}}`")
+    ratios: tuple[PositiveShare, PositiveShare, PositiveShare] | None = Field(
+        None, description="shares of train, validation and test of data in one split; 8:1:1 where absent"
+    )
+    folds: Annotated[int, Field(ge=2, le=20)] | None = Field(
+        None, description="test every document once, in so many folds; for few documents in one split"
+    )
+    fold: int | None = Field(None, description="which of the folds; set by `folds`")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> TaskSpec:
+        if self.file is not None and self.dataset is not None:
+            raise ValueError("a task has a file or a dataset, not both")
+        if (self.columns.given() or self.prompt or self.subset) and self.file is None and self.dataset is None:
+            raise ValueError("columns, prompt and subset are for data of your own: give a file or a dataset")
+        if self.ratios is not None and self.folds is not None:
+            raise ValueError("give ratios or folds, not both")
+        return self
 
     @property
     def source(self) -> str:
         """What the task loader is asked for."""
-        return self.file or self.name
+        return self.file if isinstance(self.file, str) else self.name
+
+    def expand(self) -> tuple[TaskSpec, ...]:
+        """Return the task itself, or one task per fold, as ``name#1/5``."""
+        if self.folds is None or self.fold is not None:
+            return (self,)
+        names = ((k, f"{self.name}#{k}/{self.folds}") for k in range(1, self.folds + 1))
+        return tuple(self.model_copy(update={"name": name, "fold": k}) for k, name in names)
 
 
 class Caps(Strict):
@@ -282,6 +329,18 @@ class Study(Strict):
         if ADJUST in self.protocols and self.adjust is None:
             raise ValueError("protocol adjust needs an `adjust:` section that names its data")
         return self
+
+    @model_validator(mode="after")
+    def _no_folds_shown(self) -> Study:
+        shown = self.treat.data if self.treat is not None else ()
+        folded = [task.name for task in self.tasks if task.folds is not None and task.name in shown]
+        if folded:
+            raise ValueError(f"treat cannot show {folded[0]}, which is tested in folds: every document is in some test")
+        return self
+
+    def benchmarks(self) -> tuple[TaskSpec, ...]:
+        """Return every task of the study, folds expanded."""
+        return tuple(one for task in self.tasks for one in task.expand())
 
     def rows(self) -> tuple[ModelSpec, ...]:
         """Return every model of the study, checkpoint series expanded and treated copies added: one row each."""

@@ -5,5 +5,6 @@ from potentia.tasks.contamination import Overlap, overlap
 from potentia.tasks.index import index as task_index
 from potentia.tasks.leaf import Answer, ChatTemplate
 from potentia.tasks.loading import load
-from potentia.tasks.splits import Part, Split, SplitPlan
+from potentia.tasks.splits import Division, Part, Split, SplitPlan
 from potentia.tasks.task import Doc, Prompt, Task
+from potentia.tasks.userfiles import OwnData, guess_columns

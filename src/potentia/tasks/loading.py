@@ -16,7 +16,9 @@ from potentia.tasks.data import load_splits
 from potentia.tasks.harness import config_from_file, group_from_config, leaf_configs
 from potentia.tasks.index import index
 from potentia.tasks.leaf import Leaf
+from potentia.tasks.splits import Division
 from potentia.tasks.task import Task
+from potentia.tasks.userfiles import OwnData, read
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -30,27 +32,28 @@ def load(
     seed: int = 0,
     carve: float = 0.2,
     drop_overlap: bool = False,
+    own: OwnData | None = None,
+    division: Division | None = None,
 ) -> Task:
     """Load a benchmark.
 
     ``name`` is a task or group of the harness (``arc_easy``, ``mmlu``), the same in another prompt form
     (``arc_easy:choice``), a user's file or folder of split files, a corpus, or a harness task file (``my_task.yaml``).
     ``data_dir`` holds datasets as ``<dataset_path with / as -->/<config>/<split>.parquet``; what is not there comes
-    from the hub. ``drop_overlap`` drops the training documents that the test split repeats.
+    from the hub. ``drop_overlap`` drops the training documents that the test split repeats. ``own`` says more of a
+    user's data than a path does, and ``division`` how data in one split is divided.
     """
     base, _, form = name.partition(":")
-    own = _own_path(base)
+    path = None if own is not None else _own_path(base)
     leaves: list[Leaf]
     weights: Mapping[str, bool] = {}
-    if own is not None and own.suffix in {".yaml", ".yml"}:
-        config = config_from_file(own)
+    if path is not None and path.suffix in {".yaml", ".yml"}:
+        config = config_from_file(path)
         configs, weights = group_from_config(config) if "group" in config else ([config], {})
         leaves = [_leaf(c, data_dir, form) for c in configs]
-        label = str(config.get("group") or config.get("task") or own.stem)
-    elif own is not None:
-        from potentia.tasks.userfiles import read
-
-        config, data = read(own)
+        label = str(config.get("group") or config.get("task") or path.stem)
+    elif own is not None or path is not None:
+        config, data = read(own or OwnData(files=(str(path),)), data_dir)
         leaves = [_formed(config, data, form)]
         label = str(config["task"])
     else:
@@ -61,7 +64,7 @@ def load(
             raise TaskError(f"the group {base} has no tasks")
         leaves = [_leaf(c, data_dir, form) for c in configs]
         label = base
-    facts = benchmark(base) if own is None else None
+    facts = benchmark(base) if own is None and path is None else None
     task = Task(
         f"{label}:{form}" if form else label,
         leaves,
@@ -70,6 +73,7 @@ def load(
         caps=caps,
         seed=seed,
         carve=carve,
+        division=division,
     )
     if drop_overlap:
         task.without(overlap(task).train_ids)

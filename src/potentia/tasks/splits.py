@@ -14,6 +14,8 @@ from potentia.study import Caps
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, Split, Split] = ("train", "validation", "test")
 
+EIGHT_ONE_ONE = (8.0, 1.0, 1.0)
+
 # Separate streams of one seed, so that a change of one cap does not move the others.
 _CARVE, _CAP = 1, 2
 
@@ -53,15 +55,32 @@ class Rows:
     rows: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Division:
+    """How a benchmark with one public split is divided: by shares of train, validation and test, or into folds.
+
+    Of K folds, fold k is the test, and validation is carved out of the others; every document is tested once in all.
+    """
+
+    ratios: tuple[float, float, float] | None = None  # 8:1:1 where neither is given
+    fold: tuple[int, int] | None = None  # (k from 1, K)
+
+
 def divide(
-    sizes: Mapping[str, int | None], *, seed: int, carve: float, source: int = 0
+    sizes: Mapping[str, int | None],
+    *,
+    seed: int,
+    carve: float,
+    source: int = 0,
+    division: Division | None = None,
 ) -> tuple[dict[Split, Rows], dict[Split, str]]:
     """Decide the splits of one benchmark from the public splits it has, before any cap.
 
     A benchmark with both validation and labelled test uses them. One without a labelled test is tested on its public
     validation split. In every other case validation is carved out of train (20 % in the paper). A benchmark that has
-    one public split only is divided 8:1:1.
+    one public split only is divided as its ``division`` says.
     """
+    division = division or Division()
     train, validation, test = (sizes.get(split) or 0 for split in SPLITS)
     if not 0 < carve < 1:
         raise TaskError(f"the fraction of train carved out as validation is {carve}; it must lie between 0 and 1")
@@ -69,12 +88,16 @@ def divide(
         raise TaskError("no split has any document")
     if train and not validation and not test:
         order = np.random.default_rng([seed, _CARVE]).permutation(train)
-        tenth = max(1, round(train / 10)) if train >= 3 else 0
-        held = {"test": order[:tenth], "validation": order[tenth : 2 * tenth], "train": order[2 * tenth :]}
-        if not tenth:
-            raise TaskError(f"only {train} document(s), too few to divide into train, validation and test")
+        held, how = (
+            _folded(order, division.fold, carve) if division.fold else _shared(order, division.ratios or EIGHT_ONE_ONE)
+        )
         rows = {split: Rows(source, "train", _ordered(held[split])) for split in SPLITS}
-        return rows, dict.fromkeys(SPLITS, "8:1:1 of the one split")
+        return rows, dict.fromkeys(SPLITS, f"{how} of the one split")
+    if division.fold is not None or division.ratios is not None:
+        raise TaskError(
+            "ratios and folds are for data in one split; this has its own",
+            hint="leave them out, or give one file",
+        )
     origins: dict[Split, str] = {"train": "train", "validation": "validation", "test": "test"}
     chosen: dict[Split, Rows] = {"test": Rows(source, "test", tuple(range(test)))}
     if not test:
@@ -94,6 +117,36 @@ def divide(
     return chosen, origins
 
 
+Order = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def _shared(order: Order, ratios: tuple[float, float, float]) -> tuple[dict[Split, Order], str]:
+    """Divide documents by shares; every split gets at least one."""
+    if len(order) < 3:
+        raise TaskError(f"only {len(order)} document(s), too few to divide into train, validation and test")
+    whole = sum(ratios)
+    test, validation = (max(1, round(len(order) * ratios[k] / whole)) for k in (2, 1))
+    if test + validation >= len(order):
+        raise TaskError(f"the shares {ratios} leave nothing to train on of {len(order)} documents")
+    parts: dict[Split, Order] = {
+        "test": order[:test],
+        "validation": order[test : test + validation],
+        "train": order[test + validation :],
+    }
+    return parts, ":".join(f"{ratio:g}" for ratio in ratios)
+
+
+def _folded(order: Order, fold: tuple[int, int], carve: float) -> tuple[dict[Split, Order], str]:
+    """Take fold k of K as the test, and carve validation out of the others."""
+    k, folds = fold
+    if len(order) < 2 * folds:
+        raise TaskError(f"only {len(order)} document(s), too few for {folds} folds")
+    pieces = np.array_split(order, folds)
+    rest = np.concatenate([piece for n, piece in enumerate(pieces, 1) if n != k])
+    held = min(len(rest) - 1, max(1, round(len(rest) * carve)))
+    return {"test": pieces[k - 1], "validation": rest[:held], "train": rest[held:]}, f"fold {k} of {folds}"
+
+
 def cap(parts: Sequence[Rows], limit: int, *, seed: int) -> list[Rows]:
     """Keep at most ``limit`` rows of a split that may span several sources: a seeded sample, in the public order."""
     total = sum(len(part.rows) for part in parts)
@@ -110,5 +163,5 @@ def cap(parts: Sequence[Rows], limit: int, *, seed: int) -> list[Rows]:
     return kept
 
 
-def _ordered(rows: np.ndarray[Any, np.dtype[np.int64]]) -> tuple[int, ...]:
+def _ordered(rows: Order) -> tuple[int, ...]:
     return tuple(int(row) for row in np.sort(rows))

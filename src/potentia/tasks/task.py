@@ -17,7 +17,7 @@ from potentia.study import Caps
 from potentia.tasks import metrics
 from potentia.tasks.harness import fingerprint
 from potentia.tasks.leaf import Answer, ChatTemplate, Leaf
-from potentia.tasks.splits import SPLITS, Part, Rows, Split, SplitPlan, cap, divide
+from potentia.tasks.splits import SPLITS, Division, Part, Rows, Split, SplitPlan, cap, divide
 
 Kind = Literal["choice", "generation", "corpus"]
 
@@ -71,6 +71,7 @@ class Task:
         caps: Caps | None = None,
         seed: int = 0,
         carve: float = 0.2,
+        division: Division | None = None,
     ) -> None:
         kinds = {leaf.kind for leaf in leaves}
         if len(kinds) != 1:
@@ -84,7 +85,7 @@ class Task:
         self.higher_is_better = leaves[0].higher_is_better(self.metric)
         self._documents: dict[Split, list[Doc]] = {}
         self._pools: dict[int, Sequence[Mapping[str, Any]]] = {}
-        self.plan, self._rows = self._split(caps or Caps(), seed, carve)
+        self.plan, self._rows = self._split(caps or Caps(), seed, carve, division)
 
     def __repr__(self) -> str:
         used = ", ".join(f"{getattr(self.plan, split).used} {split}" for split in SPLITS)
@@ -114,9 +115,11 @@ class Task:
 
     # Splits
 
-    def _split(self, caps: Caps, seed: int, carve: float) -> tuple[SplitPlan, dict[Split, list[Rows]]]:
+    def _split(
+        self, caps: Caps, seed: int, carve: float, division: Division | None
+    ) -> tuple[SplitPlan, dict[Split, list[Rows]]]:
         sizes = [leaf.sizes() for leaf in self._leaves]
-        divided = [divide(size, seed=seed, carve=carve, source=i) for i, size in enumerate(sizes)]
+        divided = [divide(size, seed=seed, carve=carve, source=i, division=division) for i, size in enumerate(sizes)]
         rows: dict[Split, list[Rows]] = {}
         parts: dict[Split, Part] = {}
         for split in SPLITS:

@@ -1,0 +1,177 @@
+"""A user's own data: any column names, several files, datasets by name, few documents."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tiny
+from potentia import tasks
+from potentia.errors import StudyError, TaskError
+from potentia.evidence import read
+from potentia.run import plan_study, run_study
+from potentia.run.status import store_status
+from potentia.study import make_study
+
+ROWS = [{"query": f"{i} + 1", "a": str(i), "b": str(i + 1), "c": "", "label": 2, "topic": "sums"} for i in range(40)]
+COLUMNS = {"question": "query", "choices": ("a", "b", "c"), "answer": "label"}
+
+
+def jsonl(path: Path, rows: list[dict]) -> str:
+    path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    return str(path)
+
+
+def test_columns_of_any_name_and_answers_that_count_from_one(tmp_path: Path) -> None:
+    own = tasks.OwnData((jsonl(tmp_path / "q.jsonl", ROWS),), columns=COLUMNS)
+    task = tasks.load("q", own=own)
+    prompt = task.prompts(task.documents("test")[:1])[0]
+    number = int(prompt.text.split("Question: ")[1].split(" +")[0])
+    assert prompt.choices == (str(number), str(number + 1))
+    assert prompt.gold == str(number + 1)
+    with pytest.raises(TaskError, match="no column 'x' for answer") as error:
+        tasks.load("q", own=tasks.OwnData(own.files, columns={**COLUMNS, "answer": "x"}))
+    assert "label" in str(error.value.hint)
+    with pytest.raises(TaskError, match="no field 'solution'"):
+        tasks.load("q", own=tasks.OwnData(own.files, columns={"solution": "label"}))
+    with pytest.raises(TaskError, match="make no benchmark") as error:
+        tasks.load(own.files[0])
+    assert "columns: {question: COLUMN" in str(error.value.hint)
+
+
+def test_a_prompt_of_ones_own_over_any_column(tmp_path: Path) -> None:
+    own = tasks.OwnData((jsonl(tmp_path / "q.jsonl", ROWS),), columns=COLUMNS, prompt="[{{topic}}] {{query}} =")
+    task = tasks.load("q", own=own)
+    assert all(p.text.startswith("[sums] ") and p.text.endswith("=") for p in task.prompts(task.documents("test")))
+    plain = tasks.load("q", own=tasks.OwnData(own.files, columns=COLUMNS))
+    assert task.fingerprint != plain.fingerprint
+    texts = jsonl(tmp_path / "t.jsonl", [{"text": f"text {i}"} for i in range(20)])
+    with pytest.raises(TaskError, match="has no prompt"):
+        tasks.load("t", own=tasks.OwnData((texts,), prompt="x"))
+
+
+def test_several_files_are_splits_by_their_names_or_one_pool(tmp_path: Path) -> None:
+    named = tuple(jsonl(tmp_path / f"{n}.jsonl", ROWS[k::4]) for k, n in enumerate(("train", "dev", "test")))
+    task = tasks.load("q", own=tasks.OwnData(named, columns=COLUMNS))
+    assert [len(task.documents(s)) for s in ("train", "validation", "test")] == [10, 10, 10]
+    loose = tuple(jsonl(tmp_path / f"part{k}.jsonl", ROWS[k::2]) for k in range(2))
+    pooled = tasks.load("q", own=tasks.OwnData(loose, columns=COLUMNS))
+    assert sum(len(pooled.documents(s)) for s in ("train", "validation", "test")) == 40
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for k in range(2):
+        jsonl(folder / f"part{k}.jsonl", ROWS[k::2])
+    assert len(tasks.load("q", own=tasks.OwnData((str(folder),), columns=COLUMNS)).documents("test")) == 4
+
+
+def test_a_dataset_by_its_name_from_the_folder_of_datasets(tmp_path: Path) -> None:
+    place = tmp_path / "org--sums" / "easy"
+    place.mkdir(parents=True)
+    jsonl(place / "train.jsonl", ROWS[:30])
+    jsonl(place / "test.jsonl", ROWS[30:])
+    own = tasks.OwnData(dataset="org/sums", subset="easy", columns=COLUMNS)
+    task = tasks.load("sums", own=own, data_dir=tmp_path)
+    assert [len(task.documents(s)) for s in ("train", "validation", "test")] == [24, 6, 10]
+    (place / "odd.jsonl").write_text((place / "test.jsonl").read_text())
+    for name in ("train", "test"):
+        (place / f"{name}.jsonl").unlink()
+    with pytest.raises(TaskError, match="it has: odd"):
+        tasks.load("sums", own=own, data_dir=tmp_path)
+
+
+def test_ones_own_ratios(tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "t.jsonl", [{"text": f"text {i}"} for i in range(300)])
+    assert tasks.OwnData((file,)).documents_in_one_split() == 300
+    for ratios, expected in ((None, [240, 30, 30]), ((6, 1, 3), [180, 30, 90]), ((1, 1, 1), [100, 100, 100])):
+        task = tasks.load(file, division=tasks.Division(ratios=ratios))
+        assert [len(task.documents(s)) for s in ("train", "validation", "test")] == expected
+
+
+def test_a_run_says_when_a_test_is_small(tmp_path: Path) -> None:
+    tiny.save_model(tmp_path / "m")
+    file = jsonl(tmp_path / "t.jsonl", [{"text": f"text {i}"} for i in range(300)])
+
+    def notes(**entry: object) -> tuple[str, ...]:
+        raw = {"models": [str(tmp_path / "m")], "tasks": [{"name": "t", "file": file, **entry}]}
+        return plan_study(make_study(raw | {"store": str(tmp_path / "s.db")})).notes()
+
+    (said,) = notes()
+    assert "t is tested on 30 documents" in said
+    assert "ratios: [6, 1, 3]" in said
+    assert "folds: 5" in said
+    assert notes(folds=5) == notes(ratios=[1, 1, 1]) == ()
+
+
+def test_every_document_is_tested_once_over_the_folds(tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "t.jsonl", [{"text": f"text {i}"} for i in range(53)])
+    seen: list[int] = []
+    for k in range(1, 6):
+        task = tasks.load(file, division=tasks.Division(fold=(k, 5)))
+        parts = {s: {doc.id for doc in task.documents(s)} for s in ("train", "validation", "test")}
+        assert sum(map(len, parts.values())) == 53
+        assert not parts["train"] & parts["test"]
+        assert not parts["validation"] & (parts["test"] | parts["train"])
+        seen += parts["test"]
+    assert sorted(seen) == list(range(53))
+    few = tasks.OwnData((jsonl(tmp_path / "s.jsonl", ROWS[:30]),), columns=COLUMNS)
+    with pytest.raises(TaskError, match="too few for 20 folds"):
+        tasks.load("s", own=few, division=tasks.Division(fold=(1, 20)))
+
+
+def test_folds_of_a_study_become_one_task_with_all_documents(tmp_path: Path) -> None:
+    tiny.save_model(tmp_path / "m")
+    tiny.save_model(tmp_path / "o", seed=1)
+    tiny.save_questions(tmp_path / "q.jsonl", n=60)
+    study = make_study(
+        {
+            "name": "folds",
+            "models": [str(tmp_path / "m"), str(tmp_path / "o")],
+            "tasks": [{"name": "q", "file": str(tmp_path / "q.jsonl"), "folds": 3}],
+            "protocols": ["direct", "train_before_test"],
+            "tuning": {"learning_rates": [3e-3], "epochs": 1, "dropout": 0.0},
+            "device": "cpu",
+            "store": str(tmp_path / "s.db"),
+        }
+    )
+    assert [task.name for task in study.benchmarks()] == ["q#1/3", "q#2/3", "q#3/3"]
+    assert run_study(study).failed == 0
+    (status,) = store_status(study.store)["studies"]
+    assert status["asked"] == status["done"] == 12
+    evidence = read(study.store)
+    matrix = evidence.scores["train_before_test"]
+    assert (matrix.tasks, matrix.n.tolist()) == (("q",), [[60.0], [60.0]])
+    items = evidence.outcomes["train_before_test"]["q"][matrix.models[0]]
+    assert len(items) == 60
+    assert np.mean(list(items.values())) == pytest.approx(matrix.values[0, 0])
+    assert matrix.stderr[0, 0] == pytest.approx(np.std(list(items.values())) / np.sqrt(60), rel=0.15)
+
+
+def test_a_study_says_all_of_it(tmp_path: Path) -> None:
+    jsonl(tmp_path / "q.jsonl", ROWS)
+    tiny.save_model(tmp_path / "m")
+    more = {"columns": COLUMNS, "prompt": "{{query}} =", "ratios": [2, 1, 1]}
+    task = {"name": "q", "file": str(tmp_path / "q.jsonl"), **more}
+    study = make_study({"models": [str(tmp_path / "m")], "tasks": [task], "protocols": ["direct"], "device": "cpu",
+                        "store": str(tmp_path / "s.db")})  # fmt: skip
+    loaded = plan_study(study).tasks.benchmarks["q"]
+    assert [len(loaded.documents(s)) for s in ("train", "validation", "test")] == [20, 10, 10]
+    for wrong, why in (
+        ({"name": "q", "file": "x.jsonl", "dataset": "o/d"}, "not both"),
+        ({"name": "arc_easy", "columns": {"answer": "x"}}, "data of your own"),
+        ({"name": "q", "file": "x.jsonl", "ratios": [1, 1, 1], "folds": 3}, "not both"),
+    ):
+        with pytest.raises(StudyError, match=why):
+            make_study({"models": ["m"], "tasks": [wrong]})
+    with pytest.raises(StudyError, match="tested in folds"):
+        make_study({"models": ["m"], "tasks": [{"name": "q", "file": "x.jsonl", "folds": 3}], "treat": {"data": ["q"]}})
+
+
+def test_ratios_are_for_data_in_one_split(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    for name in ("train", "test"):
+        jsonl(tmp_path / "d" / f"{name}.jsonl", ROWS)
+    with pytest.raises(TaskError, match="for data in one split"):
+        tasks.load("d", own=tasks.OwnData((str(tmp_path / "d"),), columns=COLUMNS), division=tasks.Division((1, 1, 1)))
