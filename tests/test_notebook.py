@@ -80,8 +80,8 @@ def test_matrices_go_to_pandas_and_back() -> None:
 def test_a_failed_cell_is_a_warning_with_the_reason(tmp_path: Path) -> None:
     tiny.save_model(tmp_path / "m")
     tiny.save_questions(tmp_path / "q.jsonl", n=30)
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "config.json").write_text("{}")
+    weights = tiny.save_model(tmp_path / "broken") / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
     with pytest.warns(UserWarning, match="broken"):
         potentia.evaluate(
             models=[str(tmp_path / "m"), str(tmp_path / "broken")],

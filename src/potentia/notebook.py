@@ -113,7 +113,10 @@ def _bar(plan: StudyPlan) -> Iterator[None]:
                 bar.update(event.payload["cells"])
         return seen
 
-    with Store.open(plan.study.store) as store, tqdm(total=todo, unit="cell", desc=plan.study.name) as bar:
+    with (
+        Store.open(plan.study.store) as store,
+        tqdm(total=todo, unit="cell", desc=plan.study.name, disable=False) as bar,
+    ):
         seen = 0
         while past := store.events(plan.key, after_id=seen):
             seen = past[-1].id

@@ -5,6 +5,7 @@ Exit codes: 0 all is well, 1 some cells failed, 2 bad input, 130 interrupted.
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Annotated, Any
 import typer
 
 from potentia.cli.output import errors, print_error
-from potentia.errors import InputError, PotentiaError
+from potentia.errors import InputError, MissingExtraError, PotentiaError
+from potentia.threads import wait_asleep
 
 app = typer.Typer(
     name="potentia",
@@ -47,10 +49,13 @@ def _root(
 
 def run() -> None:
     """Run the command line and exit with Potentia's codes."""
+    wait_asleep()
+    os.environ.setdefault("TQDM_DISABLE", "1")  # commands show their own progress; bars of libraries would tear it
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         command = typer.main.get_command(app)
         command(args=expand_many(command, sys.argv[1:]), standalone_mode=True)
-    except InputError as error:
+    except (InputError, MissingExtraError) as error:
         print_error(error)
         sys.exit(2)
     except PotentiaError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -183,10 +184,12 @@ def report_result(result: Any, store: str, *, again: str) -> None:
         f"\n[bold]{result.computed}[/bold] cells computed, {result.reused} found in {escape(store)}, "
         + (f"[red]{result.failed} failed[/red]" if result.failed else "none failed")
     )
-    for reason in result.reasons[:10]:
+    shown = result.reasons[:10] if errors.is_terminal else []  # elsewhere the lines above have said them
+    for reason in shown:
         errors.print(f"  [red]failed[/red] {escape(reason)}", soft_wrap=True)
-    if len(result.reasons) > 10:
-        errors.print(f"  … and {len(result.reasons) - 10} more: potentia status {escape(store)}")
+    if result.reasons[len(shown) :]:
+        more = f"… and {len(result.reasons) - len(shown)} more" if shown else "why"
+        errors.print(f"  {more}: potentia status {escape(store)}", soft_wrap=True)
     shown = escape(store)
     console.print(f"Next: [bold]potentia report {shown}[/bold] or [bold]potentia analyze rankings {shown}[/bold]")
 
@@ -228,10 +231,13 @@ def status(
         )
     )
     if state["failures"]:
-        print_table(
-            Table(
-                title="Failed cells",
-                columns=("model", "task", "protocol", "reason"),
-                rows=tuple((f["model"], f["task"], f["protocol"], f["reason"]) for f in state["failures"]),
-            )
-        )
+        print_table(Table("Failed cells", ("model", "cells", "reason"), tuple(_in_one(state["failures"]))))
+
+
+def _in_one(failures: list[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
+    """Give one row for each model and reason, however many cells failed for it."""
+    grouped: dict[tuple[str, str], list[str]] = {}
+    for f in failures:
+        grouped.setdefault((f["model"], f["reason"]), []).append(f"{f['task']} × {f['protocol']}")
+    for (model, reason), cells in grouped.items():
+        yield model, cells[0] if len(cells) == 1 else f"{len(cells)} cells", reason

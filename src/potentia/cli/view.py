@@ -19,6 +19,8 @@ from potentia.run import StudyPlan
 from potentia.store import Store
 
 SHOWN = 18  # rows of the live table; the rest are counted
+QUIET_SECONDS = 30.0  # after which a plain line says how far the study is
+HALF_WIDTH = 1.96  # standard errors: ± is the half of a 95 % interval here as everywhere
 
 
 class View:
@@ -28,57 +30,87 @@ class View:
         self.plan = plan
         self.store = store
         self.key = plan.key
-        self.began = time.monotonic()
+        self.began, self.since = time.monotonic(), time.time()
         self.seen_event = 0
         while past := store.events(self.key, after_id=self.seen_event):
             self.seen_event = past[-1].id
-        self.todo = sum(len(row.pending) for row in plan.rows)
+        self.total = sum(len(row.cells) for row in plan.rows)
+        self.before = self.total - sum(len(row.pending) for row in plan.rows)  # done when this run began
         self.done = 0
+        self.found = 0  # by another since then: they took no time of this run
         self.failed = 0
+        self.told: set[tuple[str, str]] = set()
+
+    @property
+    def ended(self) -> int:
+        """The cells that are done or have failed, of all that the study asks for."""
+        return min(self.before + self.done + self.found + self.failed, self.total)
+
+    @property
+    def left(self) -> float | None:
+        """Seconds to go, at the pace of this run; None before its first cell."""
+        paced = self.done + self.failed
+        return (time.monotonic() - self.began) / paced * (self.total - self.ended) if paced else None
 
     def news(self) -> list[str]:
-        """Return one line for each cell that ended since the last call."""
+        """Return one line for each cell that ended since the last call; a model that fails is told once a reason."""
         lines = []
         for event in self.store.events(self.key, after_id=self.seen_event):
             self.seen_event = event.id
             facts = event.payload
             if event.kind == "found":
-                self.done += facts["cells"]
-            if event.kind not in ("cell", "failure"):
-                continue
-            if event.kind == "cell":
+                self.found += facts["cells"]
+            elif event.kind == "cell":
                 self.done += 1
-                told = f"{facts['value']:.4f} ± {facts['stderr'] or 0:.4f}"
-            else:
+                error = f" ± {HALF_WIDTH * facts['stderr']:.4f}" if facts["stderr"] else ""
+                told = f"{facts['row']} × {facts['task']} × {facts['protocol']}: {facts['value']:.4f}{error}"
+                lines.append(f"[{self.ended}/{self.total}] {told}")
+            elif event.kind == "failure":
                 self.failed += 1
-                told = f"failed: {facts['reason']}"
-            count = f"[{self.done + self.failed}/{self.todo}]"
-            lines.append(f"{count} {facts['row']} × {facts['task']} × {facts['protocol']}: {told}")
+                once = (facts["row"], facts["reason"])
+                if once not in self.told:
+                    self.told.add(once)
+                    cell = f"{facts['row']} × {facts['task']} × {facts['protocol']}"
+                    lines.append(f"[{self.ended}/{self.total}] {cell}: failed: {facts['reason']}")
         return lines
+
+    def state(self) -> str:
+        """Say in one line how far the study is."""
+        parts = [f"{self.ended}/{self.total} cells", f"{clock(time.monotonic() - self.began)} spent"]
+        if self.failed:
+            parts.insert(1, f"{self.failed} failed")
+        if (left := self.left) is not None:
+            parts.append(f"about {clock(left)} left")
+        for name, row in [(n, row) for n, row in self._rows().items() if "ended" not in row][:4]:
+            share = f" {min(row['done'], row['total']):,} of {row['total']:,}" if row.get("total") else ""
+            parts.append(f"{name}: {row.get('phase', '')}{share}")
+        return " · ".join(parts)
+
+    def _rows(self) -> dict[str, dict[str, Any]]:
+        """The rows that this run has begun; what an earlier one left behind is no state of theirs."""
+        progress = self.store.get_progress(self.key)
+        names = [row.model.name for row in self.plan.rows if row.pending]
+        return {name: progress[name] for name in names if progress.get(name, {}).get("at", 0.0) >= self.since}
 
     def __rich__(self) -> Group:
         self.news()
-        progress = self.store.get_progress(self.key)
-        ended = self.done + self.failed
-        spent = time.monotonic() - self.began
-        left = spent / ended * (self.todo - ended) if ended else None
+        rows, left = self._rows(), self.left
         head = Table.grid(padding=(0, 2))
         head.add_row(
             f"[bold]{escape(self.plan.study.name)}[/bold]",
-            ProgressBar(total=max(self.todo, 1), completed=ended, width=30),
-            f"{ended}/{self.todo} cells",
+            ProgressBar(total=max(self.total, 1), completed=self.ended, width=30),
+            f"{self.ended}/{self.total} cells",
             f"[red]{self.failed} failed[/red]" if self.failed else "",
-            f"{clock(spent)} spent",
+            f"{clock(time.monotonic() - self.began)} spent",
             f"about {clock(left)} left" if left is not None else "",
         )
         table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
         for name in ("model", "now", "", "rate", "left", "validation so far"):
             table.add_column(name)
-        pending = [row.model.name for row in self.plan.rows if row.pending]
-        active = [name for name in pending if "ended" not in progress.get(name, {}) and name in progress]
-        for name in active[:SHOWN]:
-            table.add_row(*self._row(name, progress[name]))
-        waiting = sum(name not in progress for name in pending)
+        active = [(name, row) for name, row in rows.items() if "ended" not in row]
+        for name, row in active[:SHOWN]:
+            table.add_row(*self._row(name, row))
+        waiting = sum(bool(row.pending) for row in self.plan.rows) - len(rows)
         foot = f"[dim]{waiting} rows wait · Ctrl-C stops and saves[/dim]"
         return Group(head, table, foot)
 
@@ -98,8 +130,8 @@ class View:
 
 
 @contextmanager
-def watch(plan: StudyPlan, console: Console | None = None) -> Iterator[None]:
-    """Show the study while it runs."""
+def watch(plan: StudyPlan, console: Console | None = None, *, quiet: float = QUIET_SECONDS) -> Iterator[None]:
+    """Show the study while it runs; without a terminal a line at least every ``quiet`` seconds."""
     console = console or Console(stderr=True)
     with Store.open(plan.study.store) as store:
         view = View(plan, store)
@@ -109,10 +141,18 @@ def watch(plan: StudyPlan, console: Console | None = None) -> Iterator[None]:
             return
         over = threading.Event()
 
+        def say(line: str) -> None:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
         def speak() -> None:
-            while not over.wait(1.0):
-                for line in view.news():
-                    console.print(line, markup=False, highlight=False, soft_wrap=True)
+            last = time.monotonic()
+            while not over.wait(min(1.0, quiet)):
+                lines = view.news()
+                if not lines and time.monotonic() - last >= quiet:
+                    lines = [view.state()]
+                for line in lines:
+                    say(line)
+                    last = time.monotonic()
 
         thread = threading.Thread(target=speak, daemon=True)
         thread.start()
@@ -122,4 +162,4 @@ def watch(plan: StudyPlan, console: Console | None = None) -> Iterator[None]:
             over.set()
             thread.join()
             for line in view.news():
-                console.print(line, markup=False, highlight=False, soft_wrap=True)
+                say(line)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from potentia.errors import InputError
 from potentia.parent import leave_with_parent
 from potentia.protocols import Stopped
+from potentia.run.before import check_machine
 from potentia.run.plan import LoadedTasks, RowPlan, StudyPlan, load_tasks, plan_study, seen, take_over
 from potentia.run.row import RowOutcome, RowRun
 from potentia.run.sweep import sweep
@@ -64,6 +65,7 @@ def run_study(
     ``watch`` gives a context manager that shows progress while the rows run.
     """
     plan = study if isinstance(study, StudyPlan) else plan_study(study)
+    check_machine(plan.study, executor)
     _register(plan)
     todo = [row for row in plan.rows if row.pending]
     outcomes: dict[str, RowOutcome] = {}
@@ -81,8 +83,13 @@ def run_study(
         computed=sum(o.done for o in outcomes.values()),
         failed=sum(o.failed for o in outcomes.values()),
         interrupted=interrupted,
-        reasons=[reason for o in outcomes.values() for reason in o.reasons],
+        reasons=[in_one(name, cells, reason) for name, o in outcomes.items() for reason, cells in o.reasons.items()],
     )
+
+
+def in_one(model: str, cells: Sequence[str], reason: str) -> str:
+    """Say once why cells of a model failed, however many they are."""
+    return f"{model} × {cells[0]}: {reason}" if len(cells) == 1 else f"{model}, {len(cells)} cells: {reason}"
 
 
 def _register(plan: StudyPlan) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from potentia.errors import InputError, PotentiaError
 from potentia.protocol import ADJUST, TRAIN_BEFORE_TEST, Protocol
+from potentia.run.before import check_source
 from potentia.study import ModelSpec, Study, TaskSpec, content_key
 
 if TYPE_CHECKING:
@@ -381,17 +382,6 @@ def _check_steps(study: Study, auxiliary: Task | None) -> None:
         raise InputError(
             f"adjust.at_steps: {beyond[0]} lies beyond the tuning, which has {last} steps",
             hint="name earlier steps, or raise the epochs",
-        )
-
-
-def check_source(model: ModelSpec) -> None:
-    """Refuse a model that is plainly a path but not there; a hub name is left to the hub."""
-    source = model.source
-    looks_like_path = source.startswith((".", "/", "~")) or source.count("/") > 1 or source.endswith(".gguf")
-    if looks_like_path and not Path(source).expanduser().exists():
-        raise InputError(
-            f"model {model.name!r}: there is no {source}",
-            hint="give a folder with config.json and weights, or a hub name such as org/model",
         )
 
 

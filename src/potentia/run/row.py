@@ -37,7 +37,7 @@ class RowOutcome:
     done: int = 0
     failed: int = 0
     found: int = 0  # finished by another since the study was planned
-    reasons: list[str] = field(default_factory=list)
+    reasons: dict[str, list[str]] = field(default_factory=dict)  # why, and the cells that failed for it
 
 
 @dataclass
@@ -75,6 +75,9 @@ class RowRun:
             return self.outcome
         try:
             self._load()
+        except (Stopped, KeyboardInterrupt):
+            self.board.finish("stopped")
+            raise
         except Exception as error:  # whatever a model's files can do, the other rows go on
             return self.give_up(_reason(error))
         try:
@@ -85,6 +88,9 @@ class RowRun:
                 cells = [cell for cell in self.plan.pending if cell.protocol.kind == kind]
                 if cells:
                     self._guarded(cells, partial(tune_row, self, kind))
+        except (Stopped, KeyboardInterrupt):
+            self.board.finish("stopped")
+            raise
         finally:
             self.loaded.close()
         self.board.finish("failed" if self.outcome.failed else "done")
@@ -266,7 +272,7 @@ class RowRun:
             hint=getattr(error, "hint", None),
         )
         self.outcome.failed += 1
-        self.outcome.reasons.append(f"{self.plan.model.name} × {cell.task} × {cell.protocol}: {reason}")
+        self.outcome.reasons.setdefault(reason, []).append(f"{cell.task} × {cell.protocol}")
         trace = "" if isinstance(error, str) else "".join(traceback.format_exception(error))[-4000:]
         self.board.event("failure", task=cell.task, protocol=cell.protocol, reason=reason, traceback=trace)
 
@@ -335,9 +341,9 @@ class Board:
     def reach(self, done: int, *, before: int = 0, **facts: Any) -> None:
         """Say how much of the phase's work is done in all, and how much of that an earlier run had done."""
         spent = time.monotonic() - self._began
-        rate = (done - before) / spent if spent > 0 else None
+        rate = max(done - before, 0) / spent if spent > 0 else None
         total = self._state["total"]
-        left = (total - done) / rate if rate and total else None
+        left = max(total - done, 0) / rate if rate and rate > 0 and total else None
         self._state.update({"done": done, "rate": rate, "left": left, **facts})
         self._write()
 

@@ -1,0 +1,97 @@
+"""What is refused before a run begins: a device that is not there, a missing package, a folder that is no model.
+
+Each would fail every cell of its row, one after the other and perhaps after hours; said at once it is one sentence.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from potentia.errors import InputError
+
+if TYPE_CHECKING:
+    from potentia.study import ModelSpec, Study
+
+TOKENIZER_FILES = (
+    "tokenizer*", "vocab*", "*vocab.json", "merges.txt", "*.model", "*.spm", "*.tiktoken", "tekken.json", "dict.txt",
+    "*.codes", "*.tokenizer", "spiece*", "bpe*",
+)  # fmt: skip
+
+# Packages that read the weights of a quantisation, any of which will do, and what to install.
+QUANTISED: dict[str, tuple[tuple[str, ...], str]] = {
+    "bitsandbytes": (("bitsandbytes",), "bitsandbytes"),
+    "gptq": (("gptqmodel", "auto_gptq"), "gptqmodel"),
+    "awq": (("gptqmodel", "awq"), "gptqmodel"),
+    "compressed-tensors": (("compressed_tensors",), "compressed-tensors"),
+    "hqq": (("hqq",), "hqq"),
+    "quanto": (("optimum.quanto",), "optimum-quanto"),
+    "torchao": (("torchao",), "torchao"),
+    "aqlm": (("aqlm",), "aqlm"),
+}
+
+
+def check_machine(study: Study, executor: str) -> None:
+    """Refuse a device or an executor that this machine does not have; on Ray the devices are elsewhere."""
+    if executor == "ray":
+        if not _is_there("ray"):
+            raise InputError("Ray is not installed", hint="pip install 'potentia[ray]', or drop --executor ray")
+        return
+    from potentia.engine import pick_device
+
+    device = pick_device(study.device)
+    if device.type == "cuda" and device.index is not None:
+        import torch
+
+        count = torch.cuda.device_count()
+        if device.index >= count:
+            raise InputError(f"there is no {study.device}: this machine has {count} CUDA devices",
+                             hint=f"use {', '.join(f'cuda:{k}' for k in range(count))} or cuda")  # fmt: skip
+
+
+def check_source(model: ModelSpec) -> None:
+    """Refuse a model that is plainly a path but not there, lacks its tokenizer, or needs a package that is missing.
+
+    A hub name is left to the hub, and a folder without a config to the loading, which says what it found.
+    """
+    source, name = model.source, f"model {model.name!r}"
+    path = Path(source).expanduser()
+    looks_like_path = source.startswith((".", "/", "~")) or source.count("/") > 1 or source.endswith(".gguf")
+    if looks_like_path and not path.exists():
+        raise InputError(
+            f"{name}: there is no {source}",
+            hint="give a folder with config.json and weights, or a hub name such as org/model",
+        )
+    if source.endswith(".gguf") or model.gguf_file:
+        if not _is_there("gguf"):
+            raise InputError(f"{name}: reading a GGUF file needs gguf", hint="pip install 'potentia[gguf]'")
+        return
+    if not (path / "config.json").is_file():
+        return
+    _check_quantised(path / "config.json", name)
+    if not model.trust_remote_code and not any(next(path.glob(kind), None) for kind in TOKENIZER_FILES):
+        raise InputError(
+            f"{name}: {source} has no tokenizer",
+            hint="save it into the folder: AutoTokenizer.from_pretrained(BASE).save_pretrained(FOLDER)",
+        )
+
+
+def _check_quantised(config: Path, name: str) -> None:
+    try:
+        said = json.loads(config.read_text(encoding="utf-8")).get("quantization_config") or {}
+        method = str(said.get("quant_method", ""))
+    except (OSError, ValueError, AttributeError):
+        return  # no config at all: the loading says so
+    packages, install = QUANTISED.get(method, ((), ""))
+    if packages and not any(map(_is_there, packages)):
+        raise InputError(f"{name}: its {method} weights need a package that is not installed",
+                         hint=f"pip install {install}, or give the model unquantised")  # fmt: skip
+
+
+def _is_there(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:  # its parent is not there
+        return False
