@@ -15,6 +15,9 @@ appended to ``--out`` line by line as JSON. The last lines are a table.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import faulthandler
+import functools
 import gc
 import itertools
 import json
@@ -27,7 +30,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +53,7 @@ class Bench:
     carry: Path
     out: Path
     stage: str = ""
+    limit: float = 0.0
 
     def shape(self, name: str) -> str:
         """Return the shape to build for one that the table names."""
@@ -69,7 +73,7 @@ class Bench:
 
 def lanes_135m(bench: Bench) -> None:
     """Rows of 12 lanes, and of 24."""
-    measure_rows(bench, "135m", [12] if bench.quick else [12, 24], warm=40, steps=60)
+    measure_rows(bench, "135m", [12, 24], warm=40, steps=60)
 
 
 def lanes_410m(bench: Bench) -> None:
@@ -205,17 +209,19 @@ def make_loaded(bench: Bench, name: str, dtype: str | None = None) -> Any:
     kind = getattr(torch, dtype or ("bfloat16" if device.type == "cuda" else "float32"))
     shape = bench.shape(name)
     before = dict(lanes.SHAPES[shape])
-    lanes.SHAPES[shape] = {**before, "vocab": len(words)}
+    lanes.SHAPES[shape] = {**before, "vocab": len(words), "tied": 0}
     try:
         model = lanes.build(shape, device, kind)
     finally:
         lanes.SHAPES[shape] = before
-    with torch.no_grad():  # attention that looks at few tokens: else random weights soon repeat themselves
+    # tokens that count and attention that chooses among them, else random weights soon repeat themselves; and no more
+    # than that, else they enlarge every rounding, and two right ways to write part after a few tokens
+    with torch.no_grad():
+        sharp = 4 * (576 / model.config.hidden_size) ** 0.5
+        model.model.embed_tokens.weight.mul_(8)
         for layer in model.model.layers:
-            layer.self_attn.q_proj.weight.mul_(8)
-            layer.self_attn.k_proj.weight.mul_(8)
-            layer.self_attn.o_proj.weight.mul_(8)
-            layer.mlp.down_proj.weight.mul_(8)
+            layer.self_attn.q_proj.weight.mul_(sharp)
+            layer.self_attn.k_proj.weight.mul_(sharp)
     model.generation_config.eos_token_id = words.eos_token_id
     model.generation_config.pad_token_id = words.pad_token_id
     return LoadedModel.of(model, words, fingerprint=f"random {shape}")
@@ -235,6 +241,42 @@ def find_stop(words: Any, share: float) -> str:
 def problems(bench: Bench) -> list[str]:
     """Return gsm8k's questions as lm-eval asks them."""
     return [f"Question: {text}\nAnswer:" for text in json.loads((bench.carry / "gsm8k.json").read_text())]
+
+
+@contextlib.contextmanager
+def phases() -> Iterator[dict[str, list[float]]]:
+    """Add up the calls of the parts of writing and the host's seconds in them."""
+    from potentia.engine.scoring import continuous, generate, seats, stops, trial
+
+    parts = [
+        (seats.Seats, "seat"), (seats.Seats, "step"), (seats.Seats, "_step"), (seats.Seats, "_captured"),
+        (seats.Seats, "move"), (continuous.ContinuousLoop, "_send"), (continuous._Sent, "read"),
+        (trial.Trials, "may_write"), (stops.StopTables, "table"), (generate.Writer, "_finish"),
+        (generate.Writer, "_draft"), (generate.Writer, "_write_batch"),
+    ]  # fmt: skip
+    spent: dict[str, list[float]] = {}
+
+    def timed(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(own)
+        def call(*given: Any, **named: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return own(*given, **named)
+            finally:
+                entry = spent.setdefault(name, [0, 0.0])
+                entry[0] += 1
+                entry[1] = round(entry[1] + time.perf_counter() - began, 6)
+
+        return call
+
+    kept = [(home, name, getattr(home, name)) for home, name in parts]
+    try:
+        for home, name, own in kept:
+            setattr(home, name, timed(name, own))
+        yield spent
+    finally:
+        for home, name, own in kept:
+            setattr(home, name, own)
 
 
 def clock(device: str, work: Callable[[], Any]) -> tuple[float, Any]:
@@ -259,45 +301,54 @@ def generation(bench: Bench) -> None:
     from potentia.engine.scoring import Scorer
     from potentia.requests import Generation
 
-    loaded = make_loaded(bench, "410m")
+    seconds, loaded = clock(bench.device, lambda: make_loaded(bench, "410m"))
+    bench.tell(what="note", note="loaded", seconds=seconds)
     count, most = (12, 16) if bench.tiny else (1024, 256)
     texts = problems(bench)
     asked = [texts[i % len(texts)] for i in range(count)]
     stop = find_stop(loaded.tokenizer, 1 / 130)
     scorer = Scorer(loaded, continuous=True)
-    for form, until in (("stops", (stop,)), ("to the limit", ("Question:",))):
+    forms = [("stops", (stop,)), ("to the limit", ("Question:",))]
+    ours: dict[str, tuple[float, list[str]]] = {}
+    for form, until in forms:
         requests = [Generation(text, until, most) for text in asked]
         times = []
         for _ in range(2):
-            seconds, ours = clock(bench.device, lambda r=requests: scorer.generate(r))
+            with phases() as spent:
+                seconds, written = clock(bench.device, lambda r=requests: scorer.generate(r))
             times.append(seconds)
-        lengths = [len(loaded.tokenizer.encode(text)) for text in ours]
+        lengths = [len(loaded.tokenizer.encode(text)) for text in written]
+        ours[form] = min(times), written
         bench.tell(
             what="generation ours", form=form, stop=until[0], seconds=min(times), first_s=times[0], texts=count,
             mean_tokens=statistics.mean(lengths), per_s=sum(lengths) / min(times), writing=scorer.notes["writing"],
-            fallbacks=scorer.notes["fallbacks"],
+            fallbacks=scorer.notes["fallbacks"], distinct=len(set(written)), phases=spent,
         )  # fmt: skip
-        gc.collect()
-        if bench.device == "cuda":
-            torch.cuda.empty_cache()
+    gc.collect()
+    if bench.device == "cuda":
+        torch.cuda.empty_cache()
+    sizes = {"stops": [4, 12] if bench.tiny else [1024, 512, 256], "to the limit": [12] if bench.tiny else [1024, 512]}
+    for size, (form, until) in itertools.product([4, 12] if bench.tiny else [1024, 512, 256], forms):
+        if size not in sizes[form] or (bench.quick and size < 512):
+            continue
         keywords = {"until": list(until), "max_gen_toks": most, "do_sample": False}
-        sizes = [4, 12] if bench.tiny else [1024, 512, 256] if form == "stops" else [1024]
-        for size in sizes:
-            harness = HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=size)
-            calls = [
-                Instance("generate_until", {}, (text, dict(keywords)), i, ("gsm8k", i, 1))
-                for i, text in enumerate(asked)
-            ]
-            try:
-                seconds, theirs = clock(bench.device, lambda h=harness, c=calls: h.generate_until(c, disable_tqdm=True))
-            except torch.OutOfMemoryError as error:
-                bench.tell(what="generation HFLM", form=form, batch=size, error=str(error)[:200])
-                torch.cuda.empty_cache()
-                continue
-            same = sum(a == b for a, b in zip(ours, theirs, strict=True)) / count
-            bench.tell(
-                what="generation HFLM", form=form, batch=size, seconds=seconds, ratio=seconds / min(times), same=same
-            )
+        harness = HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=size)
+        calls = [
+            Instance("generate_until", {}, (text, dict(keywords)), i, ("gsm8k", i, 1)) for i, text in enumerate(asked)
+        ]
+        try:
+            seconds, theirs = clock(bench.device, lambda h=harness, c=calls: h.generate_until(c, disable_tqdm=True))
+        except torch.OutOfMemoryError as error:
+            bench.tell(what="generation HFLM", form=form, batch=size, error=str(error)[:200])
+            torch.cuda.empty_cache()
+            continue
+        took, written = ours[form]
+        same = sum(a == b for a, b in zip(written, theirs, strict=True)) / count
+        begins = sum(a[:24] == b[:24] for a, b in zip(written, theirs, strict=True)) / count
+        bench.tell(
+            what="generation HFLM", form=form, batch=size, seconds=seconds, ratio=seconds / took, same=same,
+            begins=begins,
+        )  # fmt: skip
 
 
 def scoring(bench: Bench) -> None:
@@ -322,7 +373,7 @@ def scoring(bench: Bench) -> None:
     notes = {name: value for name, value in scorer.notes.items() if name != "prompt_samples"}
     bench.tell(what="scoring ours", seconds=min(times), all_s=times, documents=len(items), notes=notes)
     mine = answers(items, [entry.logprob for entry in ours])
-    for size in [8] if bench.tiny else [64, 128, 256, 512]:
+    for size in [8] if bench.tiny else [128, 256] if bench.quick else [64, 128, 256, 512]:
         harness = HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=size)
         calls = [Instance("loglikelihood", {}, (r.context, r.continuation), i) for i, r in enumerate(requests)]
         harness.loglikelihood(calls[:64], disable_tqdm=True)
@@ -368,6 +419,7 @@ def tests(bench: Bench) -> None:
 
 
 STAGES: dict[str, tuple[Callable[[Bench], None], int]] = {  # and each one's limit in seconds
+    "captures": (checks("captures"), 60),
     "kernels": (checks("kernels"), 150),
     "passes": (checks("passes"), 90),
     "lanes-135m": (lanes_135m, 100),
@@ -381,7 +433,7 @@ STAGES: dict[str, tuple[Callable[[Bench], None], int]] = {  # and each one's lim
     "tests": (tests, 150),
 }
 UNTOUCHED = {"peers", "tests"}  # stages that leave the GPU to processes of their own
-QUICK = ["kernels", "passes", "lanes-135m", "peft", "seats"]
+QUICK = ["captures", "kernels", "passes", "lanes-135m", "peft", "seats"]
 
 
 def run_stage(bench: Bench, *, forked: bool) -> None:
@@ -391,6 +443,10 @@ def run_stage(bench: Bench, *, forked: bool) -> None:
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s", force=True)
     for noisy in ("lm_eval", "httpx", "transformers", "accelerate", "torch", "filelock"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
+    for telling in ("tuning.captured", "scoring.seats"):  # why something cannot be captured, to the line
+        logging.getLogger(f"potentia.engine.{telling}").setLevel(logging.DEBUG)
+    if bench.limit > 5:
+        faulthandler.dump_traceback_later(bench.limit - 3, exit=False)  # where it hangs
     if bench.device == "cuda" and bench.stage not in UNTOUCHED:
         try:
             torch.cuda.init()  # type: ignore[no-untyped-call]
@@ -533,7 +589,8 @@ def main() -> None:
             continue
         print(f"-- {name}", flush=True)
         start = time.monotonic()
-        said = run_apart(Bench(**{**vars(bench), "stage": name}), min(left, STAGES[name][1]))
+        limit = min(left, STAGES[name][1])
+        said = run_apart(Bench(**{**vars(bench), "stage": name, "limit": limit}), limit)
         print(f"-- {name}: {said}, {time.monotonic() - start:.1f} s", flush=True)
     table([json.loads(line) for line in bench.out.read_text().splitlines()])
 

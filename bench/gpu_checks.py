@@ -117,9 +117,9 @@ def operation_checks(
     sizes = [heads * head, kept * head, kept * head]
     q, k, v = (part.unflatten(1, (-1, head)) for part in qkv.split(sizes, dim=1))
     dout = draw(tokens, heads, head)
-    answer, sums = plain.attend(q, k, v, rows, head**-0.5, None)
 
     def attend_back(module: Any) -> tuple[Tensor, ...]:
+        answer, sums = module.attend(q, k, v, rows, head**-0.5, None)  # each has log-sums in a base of its own
         into = tuple(torch.full(part.shape, float("nan"), dtype=dtype, device=device) for part in (q, k, v))
         module.attend_back(dout, q, k, v, answer, sums, rows, head**-0.5, None, into)
         return into
@@ -186,7 +186,7 @@ def operation_checks(
         ("gate_back", lambda: both(lambda m: m.gate_back_(gates.clone(), slope))),
         ("rotate", lambda: both(lambda m: m.rotate_(qkv.clone(), turned, head, cos, sin))),
         ("rotate back", lambda: both(lambda m: m.rotate_(qkv.clone(), turned, head, cos, sin, back=True))),
-        ("attend", lambda: both(lambda m: m.attend(q, k, v, rows, head**-0.5, None))),
+        ("attend", lambda: both(lambda m: m.attend(q, k, v, rows, head**-0.5, None)[0])),
         ("attend window", lambda: both(lambda m: m.attend(q, k, v, rows, head**-0.5, 9)[0])),
         ("attend_back", lambda: both(attend_back)),
         ("attend_cached", lambda: both(lambda m: m.attend_cached(new, keys, values, reach, room, 0.1, None))),
@@ -210,6 +210,82 @@ def quickly(work: Callable[[], Any]) -> float:
     return sorted(times[3:])[5]
 
 
+# ---- what can be captured -------------------------------------------------------------------------------------------
+
+
+def captures(bench: Bench) -> None:
+    """Capture a step of lanes part by part, and tell which part cannot be captured and at which line."""
+    from potentia.engine.split import SplitModel
+    from potentia.engine.tuning.adapters import AdapterBank
+    from potentia.engine.tuning.block import Blocks, StaticRun
+    from potentia.engine.tuning.captured import StaticSteps
+    from potentia.engine.tuning.fast import FastPasses
+    from potentia.engine.tuning.lane import Lane
+    from potentia.engine.tuning.layout import lay
+    from potentia.engine.tuning.optimizer import LaneAdamW
+    from potentia.engine.tuning.schedule import LoraConfig
+    from potentia.engine.tuning.static import StaticPass, _within_rows, place
+    from potentia.engine.tuning.steps import COLUMNS, Standing
+    from potentia.engine.tuning.thin import Route
+
+    device, slots = torch.device(bench.device), 6
+    shape = bench.shape("135m")
+    lanes.SHAPES["short"] = {**lanes.SHAPES[shape], "layers": min(4, lanes.SHAPES[shape]["layers"])}
+    model = lanes.build("short", device, torch.bfloat16 if device.type == "cuda" else torch.float32)
+    bank = AdapterBank(model, LoraConfig(dropout=0.1), slots)
+    for slot in range(slots):
+        bank.weights[slot].copy_(bank.fresh(slot))
+    bank.refresh()
+    riders = [Lane(spec) for _, spec in lanes.row_of_lanes("short", slots, 1)]
+    for slot, rider in enumerate(riders):
+        rider.slot = slot
+    inputs = place(lay([row for rider in riders for row in rider.batch(2048)]), bank, few=True)
+    ours = StaticPass(SplitModel(model), bank, FastPasses(model), Blocks.of(model))
+    steps = StaticSteps(ours, LaneAdamW(slots, bank.width, device), Standing.of(slots, device))
+    steps.update(np.ones((slots, COLUMNS), np.float32))
+    states = torch.randn(inputs.bucket.targets, model.config.hidden_size, device=device).to(bank.dtype)
+    group = ours._groups[0]
+    x = torch.randn(inputs.bucket.tokens, group.sites[0].fan_in, device=device).to(bank.dtype)
+    y = torch.zeros(inputs.bucket.tokens, group.sites[0].fan_out, device=device, dtype=bank.dtype)
+    route = Route(bank, inputs.owners, inputs.spans, inputs.keys)
+
+    def forward() -> None:
+        with torch.no_grad(), _within_rows(ours._configs, run), ours.fast.active(), ours.blocks.active(run):
+            ours.split.hidden(inputs.ids.long().unsqueeze(0), inputs.places.long().unsqueeze(0))
+
+    run = StaticRun(ours.operations, inputs, route)
+    parts: list[tuple[str, Callable[[], Any]]] = [
+        ("a product", lambda: x @ x.t()),
+        ("a kernel", lambda: ours.operations.thin(x, y, group, route)),
+        ("the forward pass", forward),
+        ("the head and its gradient", lambda: ours._head(states, inputs)),
+        ("a whole pass", lambda: ours(inputs)),
+        ("the update", steps._update),
+    ]
+    for name, work in parts:
+        attempt(bench, f"captures, {name}", lambda w=work: capture(w, device))
+    bank.close()
+
+
+def capture(work: Callable[[], Any], device: torch.device) -> dict[str, Any]:
+    """Capture a piece of work after two runs of it, and time it both ways."""
+    for _ in range(2):
+        work()
+    if device.type != "cuda":
+        return {"right": True, "note": "nothing is captured here"}
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    work()
+    torch.cuda.synchronize()
+    eager = time.perf_counter() - began
+    graph = torch.cuda.CUDAGraph()
+    began = time.perf_counter()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        work()
+    taken = time.perf_counter() - began
+    return {"right": True, "eager_ms": 1000 * eager, "replay_ms": quickly(graph.replay), "capture_s": taken}
+
+
 # ---- passes ---------------------------------------------------------------------------------------------------------
 
 
@@ -219,7 +295,7 @@ def passes(bench: Bench) -> None:
     shapes = ["tiny"] if bench.tiny else ["135m"] if bench.quick else ["135m", "410m"]
     for shape in shapes:
         for dtype in (torch.float32, torch.bfloat16):
-            if bench.tiny and dtype != torch.float32:
+            if dtype != torch.float32 if bench.tiny else bench.quick and dtype == torch.float32:
                 continue
             attempt(bench, f"passes, {shape}, {str(dtype)[6:]}", lambda s=shape, t=dtype: compare(s, device, t))
 

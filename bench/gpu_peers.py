@@ -30,7 +30,7 @@ def peers(bench: Bench) -> None:
     """Measure both shapes, without and with the multi-process service."""
     cuda = bench.device == "cuda"
     shapes = ["tiny"] if bench.tiny else ["135m", "410m"]
-    counts = [1, 2] if bench.tiny else [1, 4, 8, 14, 20]
+    counts = [1, 2] if bench.tiny else [14, 20] if bench.quick else [1, 4, 8, 14, 20]
     service = None
     for shared in (False, True):
         if shared:
@@ -39,7 +39,7 @@ def peers(bench: Bench) -> None:
                 bench.tell(what="note", note="the multi-process service does not start here")
                 break
         try:
-            sweep(bench, shapes, counts[-3:] if shared else counts, service)
+            sweep(bench, shapes, counts[:1] if shared and bench.quick else counts[-3:] if shared else counts, service)
         except RuntimeError as error:
             if not shared:
                 raise
@@ -48,13 +48,13 @@ def peers(bench: Bench) -> None:
             if service is not None:
                 stop_service(service)
     bench.tell(what="note", note="Liger is " + ("installed" if liger() else "not installed"))
-    for shape in shapes if cuda else []:
+    for shape in shapes if cuda and not bench.quick else []:
         one_trainer(bench, shape)
 
 
 def sweep(bench: Bench, shapes: list[str], counts: list[int], service: str | None) -> None:
     """Let k processes train for a while, for each k until the sum stops growing."""
-    window = 1.0 if bench.tiny else 4.0
+    window = 1.0 if bench.tiny else 3.0 if bench.quick else 4.0
     if service:
         os.environ["CUDA_MPS_PIPE_DIRECTORY"] = os.environ["CUDA_MPS_LOG_DIRECTORY"] = service
     pipes, processes = _start(bench, shapes, counts[-1])

@@ -10,9 +10,11 @@ import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
+from capture_audit import Audit
 from lane_models import examples, spec
 from potentia.engine import LoadedModel
 from potentia.engine.scoring import Scorer, continuous, generate, seats
+from potentia.engine.scoring.network import Network
 from potentia.engine.scoring.stops import StopTables
 from potentia.engine.tuning import LaneTrainer
 from potentia.requests import Generation
@@ -58,6 +60,19 @@ def test_most_models_write_in_seats() -> None:
         scorer.generate([Generation("plants", (), 3)])
         seated += [kind] if scorer.notes["writing"] == ["continuous loop"] else []
     assert {"llama", "gpt2", "gpt_neox"} & set(ARCHITECTURES) <= set(seated)
+
+
+def test_a_step_in_seats_can_be_captured() -> None:
+    """Nothing is sent from the host, and nothing read by it."""
+    network = Network(tiny("llama"))
+    side_by_side = seats.Seats(network, 5, 40, capture=False)
+    with network.evaluating():
+        side_by_side.seat(range(5), [[3, 4, 5], [7], [9, 8], [5] * 20, [6, 7]], [-1] * 5)
+        side_by_side.step(5, routed=False)
+        with Audit(1 << 40) as audit:
+            side_by_side._step(5, routed=False, record=False)
+    assert audit.count > 50
+    assert audit.found == []
 
 
 def test_rooms_of_all_sizes_through_few_seats(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from capture_audit import Audit
 from lane_models import VOCAB, examples, gap, spec, tiny
 from potentia.engine.split import SplitModel
 from potentia.engine.tuning import static as static_module
@@ -19,10 +20,11 @@ from potentia.engine.tuning.fast import FastPasses
 from potentia.engine.tuning.lane import Lane
 from potentia.engine.tuning.lanes import LaneTrainer
 from potentia.engine.tuning.layout import Bucket, StaticInputs, lay
+from potentia.engine.tuning.optimizer import LaneAdamW
 from potentia.engine.tuning.passes import Lesson
 from potentia.engine.tuning.schedule import LoraConfig
 from potentia.engine.tuning.static import find_static, place, sample
-from potentia.engine.tuning.steps import PlainSteps
+from potentia.engine.tuning.steps import COLUMNS, PlainSteps, Standing
 from potentia.engine.tuning.thin import STRETCH
 
 # which form a model's layers take: by hand, its own, or none
@@ -113,6 +115,23 @@ def test_the_form_of_a_model_is_found_by_trying(kind: str, targets: tuple[str, .
     assert torch.equal(bank.weights, before)
     assert float(bank.grads.abs().sum()) == 0
     assert all("forward" not in layer.__dict__ for layer in model.modules() if hasattr(layer, "self_attn"))
+
+
+@pytest.mark.parametrize("kind", ["llama", "neox", "gpt2"])
+def test_a_pass_and_an_update_can_be_captured(kind: str) -> None:
+    """Nothing is sent from the host or read by it, and no mask of tokens × tokens is made."""
+    model = tiny(kind)
+    bank = AdapterBank(model, LoraConfig(dropout=0.1, targets=("all-linear",)), 4)
+    found, reason = find_static(SplitModel(model), bank, FastPasses(model), Blocks.of(model), lessons((0, 1)))
+    assert found is not None, reason
+    inputs = place(lay(lessons((0, 1, 3), dropout=0.1)), bank, few=True)
+    steps = StaticSteps(found, LaneAdamW(4, bank.width, bank.device), Standing.of(4, bank.device))
+    steps.update(np.ones((4, COLUMNS), np.float32))
+    with Audit(inputs.bucket.tokens**2) as audit:
+        found(inputs)
+        steps._update()
+    assert audit.count > 100
+    assert audit.found == []
 
 
 def test_a_wrong_form_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

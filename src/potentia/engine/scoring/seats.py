@@ -145,6 +145,7 @@ class Seats:
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 self._step(count, routed, record=False)
         except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+            log.debug("what could not be captured", exc_info=error)
             self._capture = False
             torch.cuda.synchronize(self.network.device)
             reason = "no memory" if out_of_memory(error) else str(error)[:200]

@@ -12,7 +12,8 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from potentia.engine.tuning.adapters import AdapterBank
+from potentia.engine.tuning.adapters import AdapterBank, Site
 from potentia.engine.tuning.layout import StaticInputs
 from potentia.engine.tuning.thin import Route, ThinGroup
 
@@ -63,9 +64,8 @@ class Block:
             raise TypeError("queries, keys and values need a bias all or none")
         self.adapters: list[ThinGroup | None] = [None] * len(GROUPS)
 
-    def adapt(self, bank: AdapterBank) -> None:
-        """Note where the bank's adapters of this layer lie."""
-        where = {id(bank.model.get_submodule(site.name)): site for site in bank.sites}
+    def adapt(self, bank: AdapterBank, where: Mapping[int, Site]) -> None:
+        """Note where the bank's adapters of this layer lie, given the sites of all layers' parts."""
         for number, group in enumerate(GROUPS):
             sites, column = [], 0
             for name in group:
@@ -86,6 +86,7 @@ class Blocks:
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         self.blocks = [Block(layer) for layer in layers]
+        self._adapted: weakref.ref[AdapterBank] | None = None
 
     @classmethod
     def of(cls, model: nn.Module) -> Blocks | None:
@@ -99,12 +100,20 @@ class Blocks:
         except (AttributeError, TypeError, ValueError):
             return None
 
+    def adapt(self, bank: AdapterBank) -> None:
+        """Note where a bank's adapters lie, once: tables sent during a pass would stall it, and spoil its capture."""
+        if self._adapted is None or self._adapted() is not bank:
+            where = {id(bank.model.get_submodule(site.name)): site for site in bank.sites}
+            for block in self.blocks:
+                block.adapt(bank, where)
+            self._adapted = weakref.ref(bank)
+
     @contextmanager
     def active(self, run: StaticRun) -> Iterator[None]:
         """Let the layers compute in this form inside the block."""
+        self.adapt(run.route.bank)
         try:
             for block in self.blocks:
-                block.adapt(run.route.bank)
                 block.layer.forward = _Forward(block, run)
             yield
         finally:

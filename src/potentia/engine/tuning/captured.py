@@ -137,6 +137,7 @@ class StaticSteps:
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 work()
         except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+            log.debug("what could not be captured", exc_info=error)
             self.capturing = False
             self.release()
             torch.cuda.synchronize(self.device)

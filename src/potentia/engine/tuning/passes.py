@@ -197,7 +197,7 @@ def recomputing(model: nn.Module, wanted: bool) -> Iterator[None]:
         return
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+    model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})  # type: ignore[operator]
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     for layer in layers:
         layer.training = True

@@ -38,6 +38,8 @@ class StaticPass:
         self.operations = operations(bank.device)
         self.losses = torch.zeros(bank.slots + 1, device=bank.device)  # of the step under way, by slot
         self._groups = {site.index: ThinGroup([(site, 0)], bank.lora.r, bank.device) for site in bank.sites}
+        parts = (getattr(module, "config", None) for module in split.model.modules())
+        self._configs = list({id(config): config for config in parts if config is not None}.values())
 
     def __call__(self, inputs: StaticInputs, *, recompute: bool = False) -> None:
         """Add a laid-out pass's gradients to the bank's and its losses to the slots'."""
@@ -47,10 +49,13 @@ class StaticPass:
         with ExitStack() as stack:
             stack.enter_context(self.fast.active())
             stack.enter_context(recomputing(self.split.model, recompute))
+            # in this thread, whose streams and handles are known: another would have to be woken for every pass
+            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+            # also where the layers' own attention is not called: the model makes no mask of tokens × tokens for it
+            stack.enter_context(_within_rows(self._configs, run))
             if self.blocks is not None:
                 stack.enter_context(self.blocks.active(run))
             else:
-                stack.enter_context(_within_rows(self.split.model, run))
                 stack.enter_context(self._stretches(run))
             hidden = self.split.hidden(inputs.ids.long().unsqueeze(0), inputs.places.long().unsqueeze(0))
             flat = hidden.detach().reshape(-1, hidden.shape[-1])
@@ -135,7 +140,7 @@ class _Attention(torch.autograd.Function):
 
 
 @contextmanager
-def _within_rows(model: nn.Module, run: StaticRun) -> Iterator[None]:
+def _within_rows(configs: Sequence[Any], run: StaticRun) -> Iterator[None]:
     """Let the model attend within the rows of the pass inside the block."""
     from transformers import AttentionInterface
 
@@ -153,8 +158,7 @@ def _within_rows(model: nn.Module, run: StaticRun) -> Iterator[None]:
         return out.unsqueeze(0), None
 
     AttentionInterface.register(_NAME, attend)
-    configs = {id(c): c for module in model.modules() if (c := getattr(module, "config", None)) is not None}
-    before = [(config, getattr(config, "_attn_implementation", None)) for config in configs.values()]
+    before = [(config, getattr(config, "_attn_implementation", None)) for config in configs]
     try:
         for config, _ in before:
             config._attn_implementation = _NAME

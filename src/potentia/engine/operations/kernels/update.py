@@ -1,4 +1,4 @@
-"""The optimizer's step of all lanes, each element of weights, moments and gradients read and written once."""
+"""The optimizer's step of all lanes, each element of weights and moments read and written once."""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -21,7 +21,6 @@ def _update(
     spot = lane.to(tl.int64) * width + at
     norm = tl.load(norms_ptr + lane)
     g = tl.load(grads_ptr + spot, mask=inside, other=0.0)
-    tl.store(grads_ptr + spot, tl.zeros((BLOCK,), tl.float32), mask=inside)
     sound = (norm - norm) == 0.0  # not so for infinities and NaN
     mine = settings_ptr + lane * columns
     if (tl.load(mine + 9) != 0.0) & sound:
@@ -56,3 +55,5 @@ def update_(
     _update[(rows, triton.cdiv(width, BLOCK))](
         weights, first, second, grads, work, factors, settings, norms, width, settings.stride(0), BLOCK=BLOCK
     )
+    # not in the kernel: a store that waits for no load may overtake the load of another thread
+    grads[:rows].zero_()
