@@ -1,0 +1,182 @@
+"""How far predictions were off where it can be checked: intervals that cover as often as they say.
+
+The factor model gives every unseen cell a mean and a standard deviation; how often the truth lies within so many of
+these is learned from the known scores. Rows that are nearly whole are hidden, fold by fold, down to the cells that
+the study's unfinished rows have, and predicted from the others; folds keep a lineage together where the study asks
+about models without known relatives, or a whole family where it asks about a family that nobody has measured. The
+distances in standard deviations replace the normal quantiles. A few distances say little, so they are pooled with
+those of a Student t with five degrees of freedom and unit variance, whose shape such residuals have: many small, few
+large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import ndtri
+from scipy.stats import t as student
+
+from potentia.analysis.planning.factors import MOST_ROWS, Problem, Solved, learn, solve
+from potentia.analysis.planning.posterior import predict
+from potentia.scores import Floats
+
+FOLDS = 5
+PSEUDO = 150  # distances of the Student t in the pool
+PSEUDO_ROWS = 10  # rows that were off as far as expected
+FREEDOM = 5
+LIKE = 3  # a hidden row takes the gaps of one of so many unfinished rows of like ability
+_LEVELS = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995])
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The distance, in standard deviations of the model, within which the truth lies with each probability."""
+
+    levels: Floats  # (levels,)
+    distances: Floats  # (levels,)
+    checked: int  # known cells that were hidden and predicted
+    wider: float  # by which the standard deviation of a row's sum has to be multiplied
+    unit: str  # what was hidden together: lineage, family, task, or nothing
+
+    def distance(self, level: float) -> float:
+        """Half-width of the interval of this level, in standard deviations of the model."""
+        return float(self.stretch(np.array([ndtri(0.5 + level / 2.0)]))[0])
+
+    def stretch(self, normal: Floats) -> Floats:
+        """Turn normal deviates into deviates that are as large as they should be."""
+        grid = ndtri(0.5 + self.levels / 2.0)
+        size = np.abs(normal)
+        end = self.distances[-1] / grid[-1]
+        return np.sign(normal) * np.where(size > grid[-1], size * end, np.interp(size, grid, self.distances))
+
+
+def pooled(distances: Floats, unit: str, wider: float = 1.0) -> Calibration:
+    """Make the calibration from observed distances |truth − mean| / sd and those of the Student t."""
+    shares = (np.arange(PSEUDO) + 0.5) / PSEUDO
+    typical = student.ppf(0.5 + shares / 2.0, FREEDOM) * np.sqrt((FREEDOM - 2) / FREEDOM)
+    pool = np.concatenate([np.abs(distances), typical])
+    quantiles = np.quantile(pool, _LEVELS)
+    quantiles[0] = 0.0
+    return Calibration(_LEVELS, np.maximum.accumulate(quantiles), len(distances), wider, unit)
+
+
+def calibrate(
+    problem: Problem,
+    solved: Solved,
+    study: npt.NDArray[np.intp],
+    *,
+    lineage: Sequence[str],
+    family: Sequence[str],
+    seed: int = 0,
+) -> Calibration:
+    """Hide known scores as the study's are hidden and see how far the predictions are off."""
+    known = problem.known
+    open_rows = study[~known[study].all(axis=1)]
+    share = known.mean(axis=1)
+    most = share[open_rows].max(initial=0.0)
+    whole = np.flatnonzero(share >= max(0.6, min(0.9, most)))
+    whole = whole[~np.isin(whole, open_rows)] if len(whole) else whole
+    families = np.asarray(family)
+    new = len(open_rows) > 0 and not np.isin(families[open_rows], families[whole]).any()
+    rng = np.random.default_rng(seed)
+    labels = families if new else _groups(np.asarray(lineage), open_rows, whole, rng)
+    groups = np.unique(labels[whole]) if len(whole) else np.array([], dtype=str)
+    if len(groups) >= (3 if new else 4) and len(open_rows):
+        unit = "family" if new else "lineage"
+        ability = solved.mean[0]
+        apart = np.abs(ability[whole][:, None] - ability[open_rows])
+        near = np.argsort(apart, axis=1, kind="stable")[:, : min(LIKE, len(open_rows))]
+        pick = open_rows[near[np.arange(len(whole)), rng.integers(near.shape[1], size=len(whole))]]
+        hidden = known[whole] & ~known[pick]
+        if len(whole) > MOST_ROWS:  # enough of them tell
+            few = np.sort(rng.permutation(len(whole))[:MOST_ROWS])
+            whole, hidden = whole[few], hidden[few]
+        if len(known) > MOST_ROWS:
+            problem, labels, whole = problem.take(whole), labels[whole], np.arange(len(whole))
+            groups = np.unique(labels)
+        return _by_rows(problem, whole, hidden, labels[whole], rng.permutation(groups), unit)
+    if len(study) > MOST_ROWS:
+        few = np.sort(rng.permutation(study)[:MOST_ROWS])
+        problem, study = problem.take(few), np.arange(len(few))
+    return _by_tasks(problem, study, rng)
+
+
+def _groups(
+    lineage: npt.NDArray[np.str_],
+    open_rows: npt.NDArray[np.intp],
+    whole: npt.NDArray[np.intp],
+    rng: np.random.Generator,
+) -> npt.NDArray[np.str_]:
+    """Lineages, as many of them taken apart row by row as open rows have a relative that is known.
+
+    A base model helps to predict its instruct version where it is known, and the check must lean on it as often.
+    """
+    met = np.isin(lineage[open_rows], lineage[whole])
+    share = float(met.mean()) if len(met) else 0.0
+    names = np.unique(lineage)
+    apart = np.isin(lineage, names[rng.random(len(names)) < share])
+    return np.where(apart, np.array([f"row {i}" for i in range(len(lineage))]), lineage)
+
+
+def _by_rows(
+    problem: Problem,
+    whole: npt.NDArray[np.intp],
+    hide: npt.NDArray[np.bool_],
+    labels: npt.NDArray[np.str_],
+    groups: npt.NDArray[np.str_],
+    unit: str,
+) -> Calibration:
+    """Hide these cells of the whole rows, a fold of groups at a time, learn everything anew, and predict them."""
+    tasks = np.arange(problem.z.shape[1])
+    off, sums = [np.zeros(0)], [np.zeros(0)]
+    for fold in range(min(FOLDS, len(groups))):
+        inside = np.isin(labels, groups[fold::FOLDS])
+        rows, gone = whole[inside], hide[inside]
+        if not gone.any():
+            continue
+        hidden = np.zeros_like(problem.known)
+        hidden[rows] = gone
+        less = problem.hide(hidden)
+        posterior = predict(less, solve(less, learn(less)), rows, tasks)
+        error = np.where(gone, problem.z[rows] - posterior.mean, 0.0)
+        off.append((error / np.sqrt(np.maximum(posterior.variance, 1e-12)))[gone])
+        total, _ = posterior.covariance_with(gone.astype(np.float64))
+        some = gone.any(axis=1)
+        sums.append((error.sum(axis=1) / np.sqrt(np.maximum(np.diag(total), 1e-12)))[some])
+    apart = np.concatenate(sums)
+    wider = np.sqrt((float((apart**2).sum()) + PSEUDO_ROWS) / (len(apart) + PSEUDO_ROWS))
+    return pooled(np.concatenate(off), unit, float(wider))
+
+
+def _by_tasks(problem: Problem, study: npt.NDArray[np.intp], rng: np.random.Generator) -> Calibration:
+    """Without whole rows: hide the cells of tasks that most models have, down to the models that an open task has.
+
+    So the check is of what the intervals are for: a task known from a few models, often the small ones, and asked of
+    the others.
+    """
+    known = problem.known
+    rich = np.flatnonzero(known[study].mean(axis=0) >= 0.6)
+    gaps = (~known[study]).sum(axis=0)
+    if len(rich) < 3 or not gaps.any():
+        return pooled(np.zeros(0), "nothing")
+    like = rng.choice(known.shape[1], size=len(rich), p=gaps / gaps.sum())
+    order = rng.permutation(len(rich))
+    rows, tasks = np.arange(len(known)), np.arange(known.shape[1])
+    off = [np.zeros(0)]
+    for fold in range(min(FOLDS, len(rich))):
+        hidden = np.zeros_like(known)
+        for k in order[fold::FOLDS]:
+            hidden[:, rich[k]] = known[:, rich[k]] & ~known[:, like[k]]
+        if hidden.any():
+            less = problem.hide(hidden)
+            posterior = predict(less, solve(less, learn(less)), rows, tasks)
+            off.append(((problem.z - posterior.mean) / np.sqrt(np.maximum(posterior.variance, 1e-12)))[hidden])
+    checked = pooled(np.concatenate(off), "task")
+    # Tasks that most models have are the easy ones to predict: the check may widen intervals, not narrow them.
+    return replace(checked, distances=np.maximum(checked.distances, pooled(np.zeros(0), "").distances))
+
+
+__all__ = ["Calibration", "calibrate", "pooled"]

@@ -1,0 +1,193 @@
+"""The next cells under a budget: which measurements, per unit of cost, would settle the most of the ranking.
+
+A cell's worth is its share of the expected misorderings that go, plus its share of the aggregates' variance that goes
+(misorderings alone see only pairs that are close today), divided by its cost (``outlook``). Cells are taken greedily,
+each changing the covariance that the next one meets; the values it will have are not known, and need not be.
+
+With ``top``, a pair counts by the chance that one of the two is among the first ``top`` and the other is not. The plan
+stops at the budget, or as soon as the forecast reaches the confidence asked for: the expected agreement (τ) of the
+ranking with the finished study's, or, with ``top``, the expected share of the named top that is truly in it (for top
+1, P(best)).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from potentia.analysis.planning.complete import Completion
+from potentia.analysis.planning.outlook import Outlook, forecast
+from potentia.errors import InputError
+from potentia.findings import Cell, Chart, Finding, Heatmap, Interval, Line, Plot, Table
+from potentia.scores import Floats
+
+FORECASTS = 400  # simulated studies behind a forecast
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What each cell would cost, in one unit of any kind; NaN where a cell cannot be run at all."""
+
+    models: tuple[str, ...]
+    tasks: tuple[str, ...]
+    values: Floats  # (models, tasks)
+    unit: str = "cost"
+
+    def __post_init__(self) -> None:
+        if self.values.shape != (len(self.models), len(self.tasks)):
+            raise InputError(
+                f"costs are {self.values.shape}, but there are {len(self.models)} models × {len(self.tasks)} tasks"
+            )
+        if np.isinf(self.values).any() or (self.values < 0).any():
+            raise InputError("a cost is a number from 0 on, or NaN for a cell that cannot be run")
+
+
+@dataclass(frozen=True)
+class NextCells(Finding):
+    """The cells to run next, in order, and what the ranking would then be worth."""
+
+    protocol: str
+    models: tuple[str, ...]
+    tasks: tuple[str, ...]
+    cells: tuple[tuple[str, str], ...]  # (model, task), the most worth per cost first
+    costs: tuple[float, ...]
+    unit: str
+    budget: float | None
+    confidence: float | None
+    top: int | None
+    now: Interval  # agreement (or the top's expected share) before any of them
+    forecast: Interval  # after all of them, over what they may turn out to be
+    expected: tuple[float, ...]  # after each of them
+    reached: bool  # whether the forecast meets the confidence
+    left: float  # cost of the cells that would still be unmeasured
+
+    @property
+    def cost(self) -> float:
+        """What the chosen cells cost together."""
+        return float(sum(self.costs))
+
+    def tables(self) -> Sequence[Table]:
+        """Return the forecast, and the cells in the order of their worth."""
+        measure = (
+            f"share of the top {self.top} that is right" if self.top else "agreement with the finished ranking (τ)"
+        )
+        rows: list[tuple[Cell, ...]] = [
+            (k + 1, model, task, cost, expected)
+            for k, ((model, task), cost, expected) in enumerate(zip(self.cells, self.costs, self.expected, strict=True))
+        ]
+        spans: list[tuple[Cell, ...]] = [
+            ("now", 0, 0.0, self.now.value, self.now.low, self.now.high),
+            ("after these cells", len(rows), self.cost, self.forecast.value, self.forecast.low, self.forecast.high),
+        ]
+        note = f"Cells left then would cost {self.left:.4g} {self.unit}."
+        if self.confidence is not None:
+            note += (
+                f" Asked for: {self.confidence:g}, {'reached' if self.reached else 'not reached within the budget'}."
+            )
+        return [
+            Table(f"Expected {measure}", ("", "cells", self.unit, "expected", "low", "high"), tuple(spans), note=note),
+            Table(f"Cells to run next ({self.protocol})", ("", "model", "task", self.unit, "expected"), tuple(rows)),
+        ]
+
+    def charts(self) -> Sequence[Chart]:
+        """Return the expected gain against cost, and where the cells lie."""
+        if not self.cells:
+            return []
+        order = np.zeros((len(self.models), len(self.tasks)))
+        for k, (model, task) in enumerate(self.cells):
+            order[self.models.index(model), self.tasks.index(task)] = k + 1
+        return [
+            Plot(
+                name=f"planning-gain-{self.protocol}",
+                title="Expected gain against cost",
+                caption="Each step is one more cell.",
+                lines=(Line("expected", (0.0, *np.cumsum(self.costs).tolist()), (self.now.value, *self.expected)),),
+                x_label=self.unit,
+                y_label=f"top {self.top}" if self.top else "expected τ",
+            ),
+            Heatmap(
+                name=f"planning-next-{self.protocol}",
+                title="Cells to run next",
+                caption="In which order; 0 for a cell that is not among them.",
+                rows=self.models,
+                columns=self.tasks,
+                values=order,
+                digits=0,
+                unit="order",
+            ),
+        ]
+
+
+def choose_cells(
+    completion: Completion,
+    costs: Costs,
+    *,
+    budget: float | None = None,
+    confidence: float | None = None,
+    top: int | None = None,
+    most: int | None = None,
+    seed: int = 0,
+) -> NextCells:
+    """Choose the unmeasured cells that are worth the most per cost, within ``budget`` or up to ``confidence``.
+
+    Give a budget, a confidence, or both (the first that is met ends the plan); ``most`` bounds the number of cells,
+    for the next wave of an adaptive run. Cells of cost zero are free and always fit.
+    """
+    if budget is None and confidence is None and most is None:
+        raise InputError("a plan needs a budget or a confidence", hint="give budget=…, confidence=… or most=…")
+    if top is not None and not 1 <= top <= len(completion.models):
+        raise InputError(f"top {top} of {len(completion.models)} models", hint="top is from 1 to the number of models")
+    if confidence is not None and not 0 < confidence <= 1:
+        raise InputError(f"a confidence of {confidence:g}", hint="a confidence lies between 0 and 1, such as 0.9")
+    price = _prices(completion, costs)
+    state = Outlook.of(completion)
+    rng = np.random.default_rng(seed)
+    noise = rng.standard_normal((2, FORECASTS, len(completion.models)))
+    start = state.total
+    cells: list[tuple[int, int]] = []
+    expected: list[float] = []
+    now = forecast(state, start, completion, top, noise)
+    held = now.value
+    room = np.inf if budget is None else float(budget)
+    while (most is None or len(cells) < most) and (confidence is None or held < confidence):
+        open_cells = np.isfinite(price) & (price <= room)
+        found = state.best(open_cells, price, state.pair_weights(completion, top))
+        if found is None:
+            break
+        room -= price[found]
+        price[found] = np.nan
+        state.take(found)
+        cells.append(found)
+        held = state.expected(start, completion, top, noise)
+        expected.append(held)
+    after = forecast(state, start, completion, top, noise)
+    given = _prices(completion, costs)
+    return NextCells(
+        protocol=completion.protocol,
+        models=completion.models,
+        tasks=completion.tasks,
+        cells=tuple((completion.models[i], completion.tasks[j]) for i, j in cells),
+        costs=tuple(float(given[c]) for c in cells),
+        unit=costs.unit,
+        budget=budget,
+        confidence=confidence,
+        top=top,
+        now=now,
+        forecast=after,
+        expected=tuple(expected),
+        reached=confidence is not None and after.value >= confidence,
+        left=float(np.nansum(price)),
+    )
+
+
+def _prices(completion: Completion, costs: Costs) -> Floats:
+    """Costs in the completion's order, NaN for what is measured already or cannot be run."""
+    rows = {m: i for i, m in enumerate(costs.models)}
+    columns = {t: j for j, t in enumerate(costs.tasks)}
+    missing = [m for m in completion.models if m not in rows] + [t for t in completion.tasks if t not in columns]
+    if missing:
+        raise InputError(f"no costs for {', '.join(missing[:5])}", hint="give NaN for cells that cannot be run")
+    grid = np.ix_([rows[m] for m in completion.models], [columns[t] for t in completion.tasks])
+    return np.where(completion.measured, np.nan, costs.values[grid])

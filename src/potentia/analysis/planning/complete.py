@@ -1,0 +1,273 @@
+"""Completion: the cells nobody has run yet and the final ranking, with intervals that hold.
+
+After train-before-test the matrix of scores is nearly of rank one, so a few cells say much about the rest. The factor
+model (``factors``) joins whatever is known: the study's measured cells, other tuned scores as history, scores and
+perplexity before tuning, and facts. What comes out is kept apart from what went in: ``measured`` holds scores, and
+``mean``, ``low`` and ``high`` hold predictions for the other cells alone. The ranking is by mean z score over tasks,
+as in ``aggregate_ranks``: what the finished study would say. Its probabilities come from joint draws of all unseen
+cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import rankdata
+
+from potentia.analysis.planning.calibrate import Calibration, calibrate, pooled
+from potentia.analysis.planning.factors import Weights, learn, solve
+from potentia.analysis.planning.posterior import Posterior, predict
+from potentia.analysis.planning.setup import Scale, set_up
+from potentia.analysis.rankings.aggregate import mean_z
+from potentia.analysis.stats.uncertainty import tau_rows
+from potentia.errors import InputError
+from potentia.facts import ModelTable
+from potentia.facts import models as known_models
+from potentia.findings import Bars, Cell, Chart, Finding, Heatmap, Interval, Plot, Points, Table, jsonable
+from potentia.scores import Floats, ScoreMatrix
+
+DRAWS = 1_000
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a completion learned, to be used again while more cells of the same study come in."""
+
+    weights: Weights
+    scale: Scale
+    calibration: Calibration
+
+
+@dataclass(frozen=True)
+class Completion(Finding):
+    """Measured cells, predicted cells and the ranking of the finished study, as far as it can be known."""
+
+    protocol: str
+    models: tuple[str, ...]
+    tasks: tuple[str, ...]
+    measured: npt.NDArray[np.bool_]  # (models, tasks)
+    values: Floats  # measured scores; NaN where predicted
+    mean: Floats  # predicted scores (medians); NaN where measured
+    low: Floats  # ends of their intervals
+    high: Floats
+    level: float
+    aggregate: Floats  # (models,): mean z score of the completed matrix; higher is better
+    rank: Floats  # (models,): 1 is best
+    rank_low: Floats  # best rank within the interval
+    rank_high: Floats
+    p_best: Floats  # (models,)
+    p_rank: Floats  # (models, models): [m, r] = P(rank of m is r + 1)
+    agreement: Interval  # expected τ of this ranking with the finished study's
+    history: int  # rows of history that were used
+    checked: int  # known cells that the intervals were calibrated on
+    fitted: Fitted = field(repr=False)
+    posterior: Posterior = field(repr=False)
+
+    def p_top(self, k: int) -> Floats:
+        """P(rank ≤ k) of every model."""
+        return np.asarray(self.p_rank[:, : max(k, 0)].sum(axis=1))
+
+    def order(self) -> list[str]:
+        """Return the models from the best to the worst."""
+        return [self.models[i] for i in np.argsort(self.rank, kind="stable")]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every field but the model's insides as JSON-ready values."""
+        inside = ("fitted", "posterior")
+        return {f.name: jsonable(getattr(self, f.name)) for f in fields(self) if f.name not in inside}
+
+    def tables(self) -> Sequence[Table]:
+        """Return the ranking with its probabilities, and the predicted cells."""
+        top = min(3, len(self.models))
+        in_top = self.p_top(top)
+        count = self.measured.sum(axis=1)
+        rows: list[tuple[Cell, ...]] = []
+        for i in np.argsort(self.rank, kind="stable"):
+            span = f"{self.rank[i]:g} ({self.rank_low[i]:.0f}–{self.rank_high[i]:.0f})"
+            cells = f"{count[i]} of {len(self.tasks)}"
+            rows.append((self.models[i], span, float(self.p_best[i]), float(in_top[i]), cells))
+        unseen: list[tuple[Cell, ...]] = [
+            (self.models[i], self.tasks[j], float(self.mean[i, j]), float(self.low[i, j]), float(self.high[i, j]))
+            for i, j in np.argwhere(~self.measured)
+        ]
+        a = self.agreement
+        ranking = Table(
+            f"Ranking of the finished study, predicted from {int(count.sum())} of {self.measured.size} cells "
+            f"({self.protocol})",
+            ("model", "rank", "P(best)", f"P(top {top})", "measured"),
+            tuple(rows),
+            note=f"Ranks with {self.level:.0%} intervals. Expected agreement with the finished ranking: "
+            f"τ {a.value:.3f} ({a.low:.3f}–{a.high:.3f}).",
+            digits=2,
+        )
+        if not unseen:
+            return [ranking]
+        return [
+            ranking,
+            Table(
+                f"Predicted cells ({self.protocol}); none of them is measured",
+                ("model", "task", "predicted", "low", "high"),
+                tuple(unseen),
+                note=f"{self.level:.0%} intervals, calibrated on {self.checked} known cells.",
+            ),
+        ]
+
+    def charts(self) -> Sequence[Chart]:
+        """Return P(best), the rank intervals, and how sure each predicted cell is."""
+        order = [int(i) for i in np.argsort(self.rank, kind="stable")]
+        names = tuple(self.models[i] for i in order)
+        width = np.where(self.measured, 0.0, self.high - self.low)
+        return [
+            Bars(
+                name=f"planning-best-{self.protocol}",
+                title=f"Probability to be the best model: {self.protocol}",
+                caption=f"From {int(self.measured.sum())} of {self.measured.size} cells.",
+                labels=names,
+                series={"P(best)": tuple(float(self.p_best[i]) for i in order)},
+                y_label="P(best)",
+                horizontal=True,
+            ),
+            Plot(
+                name=f"planning-ranks-{self.protocol}",
+                title=f"Rank in the finished study: {self.protocol}",
+                caption=f"Predicted rank with {self.level:.0%} intervals.",
+                points=(
+                    Points(
+                        name="predicted rank",
+                        x=tuple(float(k + 1) for k in range(len(order))),
+                        y=tuple(float(self.rank[i]) for i in order),
+                        labels=names,
+                        low=tuple(float(self.rank_low[i]) for i in order),
+                        high=tuple(float(self.rank_high[i]) for i in order),
+                    ),
+                ),
+                x_label="model, by rank",
+                y_label="rank (1 is best)",
+            ),
+            Heatmap(
+                name=f"planning-cells-{self.protocol}",
+                title=f"What is not measured yet: {self.protocol}",
+                caption=f"Width of the {self.level:.0%} interval of each predicted cell; 0 where measured.",
+                rows=names,
+                columns=self.tasks,
+                values=width[order],
+                low=0.0,
+                unit="width",
+            ),
+        ]
+
+
+def complete(
+    tuned: ScoreMatrix,
+    *,
+    direct: ScoreMatrix | Sequence[ScoreMatrix] | None = None,
+    history: ScoreMatrix | Sequence[ScoreMatrix] | None = None,
+    facts: ModelTable | None = None,
+    chances: Mapping[str, float] | None = None,
+    level: float = LEVEL,
+    draws: int = DRAWS,
+    seed: int = 0,
+    fitted: Fitted | None = None,
+    check: bool = True,
+) -> Completion:
+    """Predict the missing cells of ``tuned`` (NaN) and the ranking of its models over all its tasks.
+
+    ``direct`` holds scores before tuning (tasks, corpora; several protocols as a list) of any models of study or
+    history; ``history`` tuned scores of other models or studies, on the same or other tasks; ``facts`` what is known
+    of models (the shipped facts by default). Only finite cells of ``tuned`` are ever read. ``fitted``, from an
+    earlier completion of the same study, saves learning the weights again; the result then depends on that completion
+    too. Without ``check`` the intervals are those of the Student t alone.
+    """
+    if not tuned.models or not tuned.tasks:
+        raise InputError("there is nothing to complete: no models or no tasks")
+    before, past = _several(direct), _several(history)
+    table = facts if facts is not None else known_models()
+    ready = set_up(tuned, before, past, table, chances, fitted.scale if fitted else None)
+    problem = ready.problem
+    rows, tasks = np.arange(len(tuned.models)), np.arange(len(tuned.tasks))
+    weights = fitted.weights if fitted else learn(problem, seed=seed)
+    solved, kinship = solve(problem, weights), ready.kinship
+    if fitted:
+        calibration = fitted.calibration
+    elif check:
+        calibration = calibrate(problem, solved, rows, lineage=kinship.lineage, family=kinship.family, seed=seed)
+    else:
+        calibration = pooled(np.zeros(0), "nothing")
+    posterior = predict(problem, solved, rows, tasks)
+    measured = np.isfinite(tuned.values)
+    reach = calibration.distance(level) * np.sqrt(posterior.variance)
+    middle, one, other = (ready.scale.scores(posterior.mean + k * reach) for k in (0.0, -1.0, 1.0))
+    sign = np.where(np.asarray(tuned.higher_is_better, dtype=bool), 1.0, -1.0)
+    aggregate = mean_z(np.where(measured, tuned.values, middle) * sign)
+    drawn = _draw_aggregates(tuned, posterior, ready.scale, calibration, sign, draws, np.random.default_rng(seed))
+    drawn = aggregate + calibration.wider * (drawn - drawn.mean(axis=0))
+    ranks = rankdata(-drawn, axis=1, method="ordinal").astype(int)  # (draws, models)
+    shares = np.stack([np.bincount(column - 1, minlength=len(rows)) for column in ranks.T]) / draws
+    tail = (1.0 - level) / 2.0
+    alike = tau_rows(aggregate, drawn[: min(draws, max(20, 2_000_000 // len(rows) ** 2))])
+    return Completion(
+        protocol=tuned.protocol,
+        models=tuned.models,
+        tasks=tuned.tasks,
+        measured=measured,
+        values=np.where(measured, tuned.values, np.nan),
+        mean=np.where(measured, np.nan, middle),
+        low=np.where(measured, np.nan, np.minimum(one, other)),
+        high=np.where(measured, np.nan, np.maximum(one, other)),
+        level=level,
+        aggregate=aggregate,
+        rank=rankdata(-aggregate),
+        rank_low=np.quantile(ranks, tail, axis=0, method="lower"),
+        rank_high=np.quantile(ranks, 1.0 - tail, axis=0, method="higher"),
+        p_best=shares[:, 0],
+        p_rank=shares,
+        agreement=_agreement(alike, level),
+        history=sum(len(m.models) for m in past),
+        checked=calibration.checked,
+        fitted=Fitted(weights, ready.scale, calibration),
+        posterior=posterior,
+    )
+
+
+def _draw_aggregates(
+    tuned: ScoreMatrix,
+    posterior: Posterior,
+    scale: Scale,
+    calibration: Calibration,
+    sign: Floats,
+    draws: int,
+    rng: np.random.Generator,
+) -> Floats:
+    """Mean z score of every model in joint draws of the unseen cells: (draws, models)."""
+    measured = np.isfinite(tuned.values)
+    if measured.all():
+        return np.repeat(mean_z(tuned.oriented())[None], draws, axis=0)
+    deviation = np.sqrt(np.maximum(posterior.variance, 1e-12))
+    result = []
+    for chunk in posterior.draws(draws, rng):
+        z = posterior.mean + deviation * calibration.stretch((chunk - posterior.mean) / deviation)
+        scores = np.where(measured, tuned.values, scale.scores(z)) * sign  # (chunk, models, tasks)
+        centred = scores - scores.mean(axis=1, keepdims=True)
+        spread = scores.std(axis=1, keepdims=True)
+        result.append(np.where(spread > 1e-12, centred / np.maximum(spread, 1e-12), 0.0).mean(axis=2))
+    return np.concatenate(result)
+
+
+def _agreement(alike: Floats, level: float) -> Interval:
+    known = alike[np.isfinite(alike)]
+    if not known.size:
+        return Interval(float("nan"), float("nan"), float("nan"), level)
+    tail = (1.0 - level) / 2.0
+    low, high = np.quantile(known, [tail, 1.0 - tail])
+    return Interval(float(known.mean()), float(low), float(high), level)
+
+
+def _several(given: ScoreMatrix | Sequence[ScoreMatrix] | None) -> list[ScoreMatrix]:
+    if given is None:
+        return []
+    return [given] if isinstance(given, ScoreMatrix) else list(given)

@@ -1,0 +1,237 @@
+"""What is known of models before they are tuned, as covariances: which models should turn out alike, and how far.
+
+A latent ability of the models is a Gaussian process whose kernel is a weighted sum of the parts here, each an
+(M, M) matrix over models: linear in the principal components of the scores before tuning, linear in log parameters,
+log training tokens, date and kind; a second-degree and a smooth part over components and size; and blocks for
+family, generation (a family, by date), lineage (a base model and what was tuned from it) and the model itself. An
+input that is unknown has mean zero and variance one, and enters as such: E[x_i x_j] = m_i m_j + δ_ij v_i, so a model
+without facts or direct scores is not an average model but an uncertain one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from potentia.analysis.base_models.lineage import named_checkpoints
+from potentia.analysis.planning.link import Links
+from potentia.facts import ModelTable
+from potentia.scores import Floats, ScoreMatrix
+
+COMPONENTS = 6
+SMOOTH_COMPONENTS = 3
+SMOOTH_LENGTH = 2.0
+GENERATION_MONTHS = 4.0
+# Before anything is tuned: the first ability rises with direct scores, size and tokens; learned weights take over.
+EXPECTED = {"component 1": 0.5, "size": 0.35, "tokens": 0.2}
+
+
+@dataclass(frozen=True)
+class Features:
+    """Kernel parts over models, the prior mean of the first ability, lineages, and each task's own direct score."""
+
+    names: tuple[str, ...]
+    grams: Floats  # (parts, models, models)
+    mean: Floats  # (models,)
+    kin: Floats  # (models, models): 1 within a lineage
+    own: Floats  # (models, tasks): direct score of the task, beyond what the components say; 0 where unknown
+    level: Floats  # (tasks,): mean direct score on the link scale, NaN where unknown
+
+    def take(self, rows: npt.NDArray[np.intp]) -> Features:
+        """Return the features of these rows."""
+        grid = np.ix_(rows, rows)
+        return Features(
+            self.names,
+            self.grams[:, rows][:, :, rows],
+            self.mean[rows],
+            self.kin[grid],
+            self.own[rows],
+            self.level,
+        )
+
+
+@dataclass(frozen=True)
+class Kinship:
+    """Family and lineage of each model; a model that nobody knows is its own."""
+
+    family: tuple[str, ...]
+    lineage: tuple[str, ...]
+
+    @classmethod
+    def of(cls, models: Sequence[str], table: ModelTable) -> Kinship:
+        """Look the models up; the checkpoints of a run (``run@step``) are one family."""
+        steps = named_checkpoints(models)
+        family, lineage = [], []
+        for model in models:
+            facts = table.find(model)
+            series = steps[model].series if model in steps else None
+            family.append((facts.family if facts else "") or (f"run {series}" if series else f"alone {model}"))
+            lineage.append(_root(model, table))
+        return cls(tuple(family), tuple(lineage))
+
+
+def describe(models: Sequence[str], tasks: Sequence[str], direct: Sequence[ScoreMatrix], table: ModelTable) -> Features:
+    """Gather the features of ``models`` (a name may come twice: a row of the study and one of its history)."""
+    kinship = Kinship.of(models, table)
+    inputs: dict[str, tuple[Floats, Floats]] = {}  # name → mean and variance
+    columns, labels = _direct_columns(models, direct)
+    scores, spread = components(columns, COMPONENTS)
+    for k in range(scores.shape[1]):
+        inputs[f"component {k + 1}"] = scores[:, k], spread[:, k]
+    facts = [table.find(m) for m in models]
+    inputs["size"] = _standard([np.log(f.parameters) if f and f.parameters else np.nan for f in facts])
+    inputs["tokens"] = _standard([np.log(f.tokens) if f and f.tokens else np.nan for f in facts])
+    months = np.array([_months(f.date) if f and f.date else np.nan for f in facts])
+    date, unsure = _standard(months)
+    inputs["date"] = np.maximum(date, -2.0), unsure
+    inputs["instruct"] = _standard([float(f.kind == "instruct") if f else np.nan for f in facts])
+    parts = {name: np.outer(x, x) + np.diag(v) for name, (x, v) in inputs.items()}
+    linear = [name for name in inputs if name.startswith("component") or name == "size"]
+    parts["curve"] = _curve([inputs[name] for name in linear])
+    near = [f"component {k + 1}" for k in range(min(SMOOTH_COMPONENTS, scores.shape[1]))]
+    parts["smooth"] = _smooth([inputs[name] for name in (*near, "size")])
+    parts["family"] = _same(kinship.family)
+    apart = np.abs(months[:, None] - months)
+    parts["generation"] = parts["family"] * np.where(np.isfinite(apart), np.exp(-apart / GENERATION_MONTHS), 0.0)
+    np.fill_diagonal(parts["generation"], 1.0)
+    parts["lineage"] = _same(kinship.lineage)
+    parts["model"] = _same(models)
+    kept = {name: part for name, part in parts.items() if np.abs(part).max(initial=0.0) > 1e-12}
+    own, level = _own_scores(tasks, columns, labels, scores)
+    return Features(
+        names=tuple(kept),
+        grams=np.stack(list(kept.values())),
+        mean=np.asarray(sum(w * inputs[name][0] for name, w in EXPECTED.items() if name in inputs)),
+        kin=parts["lineage"],
+        own=own,
+        level=level,
+    )
+
+
+def components(columns: Floats, most: int) -> tuple[Floats, Floats]:
+    """Principal components of standardised columns with gaps, by EM: each row's mean and variance of each component.
+
+    Probabilistic PCA (Tipping & Bishop): x = W s + noise, s ~ N(0, 1). A row with gaps has wider scores, a row
+    without any score the prior's. Each component is scaled to a second moment of one and the first is turned so that
+    higher scores are better.
+    """
+    rows = len(columns)
+    known = np.isfinite(columns)
+    usable = (known.sum(axis=0) > 1) & (_spread(columns, known) > 1e-9)
+    columns, known = columns[:, usable], known[:, usable]
+    seen = int(known.any(axis=1).sum())
+    count = min(most, columns.shape[1], max(seen - 1, 0))
+    if count < 1:
+        return np.zeros((rows, 0)), np.zeros((rows, 0))
+    centre = np.where(known, columns, 0.0).sum(axis=0) / known.sum(axis=0)
+    x = np.where(known, (columns - centre) / _spread(columns, known), 0.0)
+    _, singular, right = np.linalg.svd(x, full_matrices=False)
+    loadings = right[:count].T * singular[:count] / np.sqrt(seen)  # (columns, count)
+    noise = max(float((singular[count:] ** 2).sum()) / max(int(known.sum()), 1), 1e-3)
+    weight = known.astype(np.float64)
+    for _ in range(50 if not known.all() else 10):
+        mean, cov = _scores(x, weight, loadings, noise)
+        second = cov + mean[:, :, None] * mean[:, None, :]  # (rows, count, count)
+        moment = np.einsum("rc,rab->cab", weight, second) + 1e-6 * np.eye(count)
+        loadings = np.linalg.solve(moment, np.einsum("rc,ra->ca", x * weight, mean)[:, :, None])[:, :, 0]
+        fitted = np.einsum("ca,rab,cb->rc", loadings, second, loadings, optimize=True)
+        error = weight * (x**2 - 2.0 * x * (mean @ loadings.T) + fitted)
+        noise = max(float(error.sum() / weight.sum()), 1e-3)
+    left, size, _ = np.linalg.svd(loadings, full_matrices=False)  # turned to principal axes
+    loadings = left * size
+    loadings = loadings * np.where(loadings.sum(axis=0) < 0, -1.0, 1.0)
+    mean, cov = _scores(x, weight, loadings, noise)
+    variance = np.einsum("raa->ra", cov)
+    scale = np.sqrt((mean**2 + variance).mean(axis=0))
+    return mean / scale, variance / scale**2
+
+
+def _scores(x: Floats, weight: Floats, loadings: Floats, noise: float) -> tuple[Floats, Floats]:
+    precision = np.eye(loadings.shape[1]) + np.einsum("rc,ca,cb->rab", weight, loadings, loadings) / noise
+    cov = np.linalg.inv(precision)
+    return np.einsum("rab,rb->ra", cov, (x * weight) @ loadings / noise), cov
+
+
+def _direct_columns(models: Sequence[str], direct: Sequence[ScoreMatrix]) -> tuple[Floats, list[str]]:
+    """Every column of the scores before tuning on its link scale, for these models; labels are task names."""
+    blocks, labels = [np.zeros((len(models), 0))], []
+    for matrix in direct:
+        place = {m: i for i, m in enumerate(matrix.models)}
+        links = Links.of(matrix.tasks, matrix.higher_is_better, matrix.values, metrics=matrix.metrics)
+        z = np.vstack([links.forward(matrix.values), np.full((1, len(matrix.tasks)), np.nan)])
+        blocks.append(z[[place.get(m, len(matrix.models)) for m in models]])
+        labels += list(matrix.tasks)
+    return np.concatenate(blocks, axis=1), labels
+
+
+def _own_scores(tasks: Sequence[str], columns: Floats, labels: Sequence[str], scores: Floats) -> tuple[Floats, Floats]:
+    """Each task's own direct score, standardised, less what the first components say of it; and its mean."""
+    own, level = np.zeros((len(columns), len(tasks))), np.full(len(tasks), np.nan)
+    for j, task in enumerate(tasks):
+        if task not in labels:
+            continue
+        column = columns[:, labels.index(task)]
+        known = np.isfinite(column)
+        if not known.any():
+            continue
+        level[j] = column[known].mean()
+        basis = np.column_stack([np.ones(known.sum()), scores[known, :SMOOTH_COMPONENTS]])
+        spread = column[known].std()
+        if spread > 1e-9 and known.sum() > 2 * basis.shape[1]:
+            x = (column[known] - level[j]) / spread
+            own[known, j] = x - basis @ np.linalg.lstsq(basis, x, rcond=None)[0]
+    return own, level
+
+
+def _curve(inputs: Sequence[tuple[Floats, Floats]]) -> Floats:
+    """Second-degree kernel (x·x′/p)² of the inputs; unknown inputs add to the diagonal alone."""
+    linear = sum(np.outer(x, x) for x, _ in inputs) / len(inputs)
+    unsure = sum(v for _, v in inputs) / len(inputs)
+    return np.asarray(linear**2 + np.diag(2.0 * np.diag(linear) * unsure + unsure**2))
+
+
+def _smooth(inputs: Sequence[tuple[Floats, Floats]]) -> Floats:
+    """Gaussian kernel of the inputs; what is unknown of a model weakens its correlation with every other."""
+    apart = sum((x[:, None] - x) ** 2 for x, _ in inputs)
+    damp = np.exp(-sum(v for _, v in inputs) / (2.0 * SMOOTH_LENGTH**2))
+    kernel = np.exp(-0.5 * apart / SMOOTH_LENGTH**2) * np.outer(damp, damp)
+    np.fill_diagonal(kernel, 1.0)
+    return np.asarray(kernel)
+
+
+def _same(labels: Sequence[str]) -> Floats:
+    _, codes = np.unique(np.asarray(labels, dtype=str), return_inverse=True)
+    return np.asarray(codes[:, None] == codes, dtype=np.float64)
+
+
+def _standard(values: npt.ArrayLike) -> tuple[Floats, Floats]:
+    """Standardised values and their variance: 0 and 1 where unknown, 0 throughout where all are alike."""
+    x = np.asarray(values, dtype=np.float64)
+    known = np.isfinite(x)
+    if known.sum() < 2 or np.ptp(x[known]) < 1e-12:
+        return np.zeros(len(x)), np.zeros(len(x))
+    return np.where(known, (x - x[known].mean()) / x[known].std(), 0.0), np.where(known, 0.0, 1.0)
+
+
+def _spread(columns: Floats, known: npt.NDArray[np.bool_]) -> Floats:
+    count = np.maximum(known.sum(axis=0), 1)
+    mean = np.where(known, columns, 0.0).sum(axis=0) / count
+    return np.asarray(np.sqrt(np.where(known, (columns - mean) ** 2, 0.0).sum(axis=0) / count))
+
+
+def _months(date: str) -> float:
+    return 12.0 * int(date[:4]) + int(date[5:7])
+
+
+def _root(model: str, table: ModelTable) -> str:
+    """Follow base models back to the first one."""
+    name, seen = model, set[str]()
+    while (facts := table.find(name)) is not None and facts.name not in seen:
+        seen.add(facts.name)
+        if not facts.base_model:
+            return facts.name
+        name = facts.base_model
+    return name
