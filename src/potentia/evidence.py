@@ -99,7 +99,12 @@ class Evidence:
     @cached_property
     def background(self) -> Background:
         """What is known of the models and tasks, as the analyses take it."""
-        told = (fact for view in self.stores for fact in _tasks_of(view))
+        told = [fact for view in self.stores for fact in _tasks_of(view)]
+        told += [
+            Benchmark(task.name, category=task.category or "", chance=task.chance)
+            for study in filter(None, map(study_of, self.studies))
+            for task in study.tasks
+        ]
         return Background.of(self.models, table=self.facts, tasks=(*told, *self.task_facts))
 
     @cached_property
@@ -399,6 +404,7 @@ def _basis(cell: CellRecord) -> dict[str, object]:
     basis: dict[str, object] = {"metric": cell.metric}
     if task.get("fingerprint"):
         basis["data"] = task["fingerprint"]
+        basis["examples"] = cell.manifest.get("shots", cell.protocol.shots)
         basis["recipe"] = repr([cell.manifest.get(name) for name in ("tuning", "selection", "adjust")])
     return basis
 

@@ -33,7 +33,7 @@ def study(world: Path, store: Path, **changes: object) -> Study:
                 {"name": "notes", "file": str(world / "notes.jsonl")},
             ],
             "protocols": ["direct", "adjust"],
-            "adjust": {"data": str(world / "auxiliary.jsonl"), "at_steps": [10]},
+            "adjust": {"data": str(world / "auxiliary.jsonl"), "form": "own", "at_steps": [10]},
             "tuning": {"learning_rates": [3e-3, 1e-2], "epochs": 4, "dropout": 0.0},
             "store": str(store),
             **changes,
@@ -79,7 +79,7 @@ def test_the_data_count_by_content_not_by_place(finished: Study, world: Path, tm
         world,
         Path(finished.store),
         name="moved",
-        adjust={"data": str(tmp_path / "auxiliary.jsonl"), "at_steps": [10]},
+        adjust={"data": str(tmp_path / "auxiliary.jsonl"), "form": "own", "at_steps": [10]},
     )
     assert run_study(moved).reused == 6
     with Store.open(finished.store) as store:
@@ -95,9 +95,9 @@ def test_the_plan_counts_the_tuning_once(world: Path, tmp_path: Path):
 def test_selection_tuned_never_keeps_the_untuned_model(world: Path, tmp_path: Path):
     """Validation prefers the untuned model to a harmful tuning; `selection: tuned` reports what the tuning did."""
     harmful = {"learning_rates": [3.0], "epochs": 1, "dropout": 0.0, "clip": 1e9}
-    kept = {}
+    kept, data = {}, {"data": str(world / "auxiliary.jsonl"), "form": "own", "cap": 128}
     for choice in ("validation", "tuned"):
-        made = study(world, tmp_path / "s.db", name=choice, selection=choice, tuning=harmful)
+        made = study(world, tmp_path / "s.db", name=choice, selection=choice, tuning=harmful, adjust=data)
         assert run_study(made).failed == 0
         with Store.open(made.store) as store:
             kept[choice] = {c.task: c for c in store.cells(study=choice, protocol="adjust")}

@@ -98,14 +98,14 @@ def test_a_row_looks_again_before_it_computes(world: Path, tmp_path: Path):
 
 
 def test_scores_on_the_way_are_planned_cells(world: Path, tmp_path: Path):
-    adjust = {"data": str(world / "auxiliary.jsonl"), "at_steps": [2, 4]}
+    adjust = {"data": str(world / "auxiliary.jsonl"), "form": "own", "at_steps": [2, 4]}
     tuning = {"epochs": 1, "learning_rates": [1e-3]}
     made = study(world, tmp_path / "s.db", protocols=["adjust"], adjust=adjust, tuning=tuning)
     assert [str(cell.protocol) for cell in plan_study(made).rows[0].cells] == ["adjust@2", "adjust@4", "adjust"]
     assert run_study(made).computed == 6
     assert run_study(made).reused == 6
-    too_far = study(world, tmp_path / "s.db", protocols=["adjust"], adjust=adjust | {"at_steps": [5]}, tuning=tuning)
-    with pytest.raises(InputError, match="5 lies beyond the tuning, which has 4 steps"):
+    too_far = study(world, tmp_path / "s.db", protocols=["adjust"], adjust=adjust | {"at_steps": [6]}, tuning=tuning)
+    with pytest.raises(InputError, match="6 lies beyond the tuning, which has 5 steps"):
         plan_study(too_far)
 
 

@@ -31,7 +31,7 @@ def study(world: Path, store: Path, protocol: str, **changes: object) -> Study:
         "models": [{"name": "base", "path": str(world / "base")}],
         "tasks": [{"name": name, "file": str(world / f"{name}.jsonl")} for name in ("colours", "notes")],
         "protocols": [protocol],
-        "adjust": {"data": str(world / "auxiliary.jsonl")},
+        "adjust": {"data": str(world / "auxiliary.jsonl"), "form": "own"},
         "tuning": TUNING,
         "device": "cpu",
         "store": str(store),
@@ -205,7 +205,7 @@ def test_epochs_know_their_tokens_and_time(world: Path, tmp_path: Path):
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_scores_on_the_way_are_the_chosen_rates(world: Path, tmp_path: Path, method: str):
     """With several rates the step's score is of the rate that is chosen in the end, for each benchmark."""
-    adjust = {"data": str(world / "auxiliary.jsonl"), "at_steps": [10, 20]}
+    adjust = {"data": str(world / "auxiliary.jsonl"), "form": "own", "at_steps": [10, 20]}
     alone = {}
     rates = (1e-8, 1e-2)
     for rate in rates:
@@ -231,7 +231,7 @@ def test_a_stopped_adjustment_scores_no_step_twice(
     from potentia.protocols import training
     from potentia.run.tuned import RowHost
 
-    adjust = {"data": str(world / "auxiliary.jsonl"), "at_steps": [5, 20]}
+    adjust = {"data": str(world / "auxiliary.jsonl"), "form": "own", "at_steps": [5, 20]}
     tuning = TUNING | {"method": method, "learning_rates": rates}
     whole, halted = (study(world, tmp_path / f"{n}.db", "adjust", tuning=tuning, adjust=adjust) for n in "ab")
     tested: list[str] = []

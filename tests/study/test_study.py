@@ -107,7 +107,7 @@ def test_any_field_of_the_recipe_changes_the_key(field: str):
     changed = {
         "method": "full", "rank": 4, "alpha": 16, "dropout": 0.0, "epochs": 1, "learning_rates": (1e-3,), "batch": 4,
         "weight_decay": 0.0, "betas": (0.8, 0.9), "clip": 2.0, "decay": "cosine", "floor": 0.1, "warmup_steps": 5,
-        "max_tokens": 64, "loss": "completion", "race": True,
+        "max_tokens": 64, "loss": "completion", "race": True, "end_of_text": True,
     }  # fmt: skip
     assert content_key(t=Tuning()) != content_key(t=Tuning(**{field: changed[field]}))
 

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from potentia.errors import TaskError
+from potentia.facts import leaderboard_shots
 from potentia.tasks import Caps, Task, load
-from potentia.tasks.forms.multiple_choice import leaderboard_shots
 
 SMALL = Caps(train=60, validation=40, test=120)
 

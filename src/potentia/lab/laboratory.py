@@ -92,8 +92,13 @@ def studies() -> dict[str, tuple[str, dict[str, Any]]]:
     adjusted = {
         "tasks": _tasks(BENCHMARKS),
         "protocols": ["direct", "adjust"],
-        "caps": {**CAPS, "train": len(BENCHMARKS) * AUXILIARY_DOCUMENTS},
-        "adjust": {"data": f"tasks/{AUXILIARY}.yaml", "at_steps": list(ON_THE_WAY)},
+        "caps": CAPS,
+        "adjust": {
+            "data": f"tasks/{AUXILIARY}.yaml",
+            "form": "own",
+            "cap": len(BENCHMARKS) * AUXILIARY_DOCUMENTS,
+            "at_steps": list(ON_THE_WAY),
+        },
         # all weights, as the paper does: what a form is worth is gone sooner than with adapters
         "tuning": {"method": "full", "epochs": 5, "learning_rates": [2e-3], "batch": 32, "loss": "completion"},
         "selection": "tuned",  # validation would keep the untuned model just where it had seen the form

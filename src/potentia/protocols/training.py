@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -146,6 +146,8 @@ class Training:
                 chat = tuned.chat if lane.style == "chat" else None
                 end = tuned.loaded.tokenizer.eos_token_id
                 examples = data.examples(data.documents("train"), chat=chat)
+                if tuning.end_of_text:
+                    examples = [replace(example, end=True) for example in examples]
                 texts[place] = encode_examples(tuned.loaded.encoder, examples, end_id=end)
             specs.append(LaneSpec(lane.key, texts[place], schedule(tuning, lane.learning_rate), lora, lane.seed))
         return specs
@@ -155,9 +157,15 @@ class Training:
     def _on_epoch(self, ended: list[LaneEpoch]) -> dict[str, Any]:
         from potentia.engine.tuning import DROP
 
-        asks = [(epoch, name) for epoch in ended for name in self._validated(self.lanes[epoch.key], epoch.epoch)]
-        for (epoch, name), made in zip(asks, self._evaluate(asks), strict=True):
-            epoch.notes[name] = [made.main.value, made.main.stderr]
+        asks = {
+            (e.key, name): self._question(e, name)
+            for e in ended
+            for name in self._validated(self.lanes[e.key], e.epoch)
+        }
+        worth = self._evaluate(dict.fromkeys(asks.values()))
+        by_key = {epoch.key: epoch for epoch in ended}
+        for (key, name), ask in asks.items():
+            by_key[key].notes[name] = [worth[ask].main.value, worth[ask].main.stderr]
         for epoch in ended:
             self._note(self.lanes[epoch.key], epoch)
             for name in self.tuned.served(self.lanes[epoch.key]):
@@ -172,15 +180,17 @@ class Training:
         tuned = self.tuned
         if tuned.auxiliary is not None and epoch < tuned.tuning.epochs and not tuned.tuning.race:
             return []
-        return [name for name in tuned.served(lane) if tuned.benchmarks[name].documents("validation")]
+        return [name for name in tuned.served(lane) if tuned.judge(name).documents("validation")]
 
-    def _evaluate(self, asks: Sequence[tuple[LaneEpoch, str]]) -> list[Evaluation]:
-        made = [
-            Ask(self.tuned.benchmarks[name], "validation", self.lanes[e.key].style, owner=self.trainer.slot(e.key))
-            for e, name in asks
-        ]
-        batches = [made] if self.tuned.together else [[ask] for ask in made]
-        return [one for batch in batches if batch for one in evaluate(self.scorer, batch, chat=self.tuned.chat)]
+    def _question(self, epoch: LaneEpoch, name: str) -> Ask:
+        style, owner = self.lanes[epoch.key].style, self.trainer.slot(epoch.key)
+        return self.tuned.ask(self.tuned.judge(name), "validation", style, owner)
+
+    def _evaluate(self, asks: Iterable[Ask]) -> dict[Ask, Evaluation]:
+        asked = list(asks)
+        batches = [asked] if self.tuned.together else [[ask] for ask in asked]
+        made = [one for batch in batches if batch for one in evaluate(self.scorer, batch, chat=self.tuned.chat)]
+        return dict(zip(asked, made, strict=True))
 
     def _note(self, lane: LanePlan, epoch: LaneEpoch) -> None:
         """Add an epoch to the lane's curves; one that was to be validated and could not is worth NaN."""
@@ -207,6 +217,8 @@ class Training:
             for candidate in self.tuned.states(name, self.lanes):
                 assert candidate.lane is not None
                 by_seed.setdefault(candidate.lane.seed, []).append(candidate)
+            if self.tuned.every_rate:
+                leaders |= {(c.lane.key, c.epoch) for own in by_seed.values() for c in own if c.lane is not None}
             for own in by_seed.values():
                 best = self.tuned.best(name, own)
                 leaders.add((best.lane.key if best.lane else "", best.epoch))
@@ -216,7 +228,7 @@ class Training:
         """Say whether a lane trails the best of its rivals at the same epoch by more than noise, on all its tasks."""
         names = self._validated(lane, epoch)
         for name in names:
-            higher = self.tuned.benchmarks[name].higher_is_better
+            higher = self.tuned.judge(name).higher_is_better
             same = [
                 candidate
                 for key, other in self.lanes.items()
@@ -251,7 +263,7 @@ class Training:
         for name in tuned.served(lane):
             if not tuned.host.asked(name, step) or (lane.key, step, name) in tuned.on_the_way:
                 continue
-            ask = Ask(tuned.benchmarks[name], "test", lane.style, owner=self.trainer.slot(lane.key))
+            ask = tuned.ask(tuned.benchmarks[name], "test", lane.style, self.trainer.slot(lane.key))
             (made,) = evaluate(self.scorer, [ask], chat=tuned.chat)
             if len(self.lanes) > 1:
                 tuned.on_the_way.put(lane.key, step, name, made)

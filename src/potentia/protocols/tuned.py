@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from potentia.errors import TuningError
-from potentia.protocols.ask import Ask, Evaluation, Style, evaluate
+from potentia.protocols.ask import Ask, Evaluation, SplitName, Style, evaluate
 from potentia.protocols.training import Candidate, LanePlan, OnTheWay, Training, TunedResult, select
 from potentia.study import Selection, Tuning, content_key
 
@@ -90,6 +90,8 @@ class Tuned:
     seeds: int = 1
     choice: Selection = "validation"
     at_steps: tuple[int, ...] = ()
+    shots: Mapping[str, int] = field(default_factory=dict)  # examples before a question, by benchmark
+    every_rate: bool = False  # test every lane at its end, whatever is chosen
     token_budget: int | None = None
     workspace: Path | None = None
     untuned: dict[tuple[str, Style], Candidate] = field(default_factory=dict)
@@ -126,17 +128,35 @@ class Tuned:
                 except TuningError as error:
                     self.host.fail(name, error)
 
+    # --- asking ------------------------------------------------------------------------------------------------------
+
+    def ask(self, task: Task, split: SplitName, style: Style, owner: int | None = None) -> Ask:
+        """Return a question to a lane, or to the untuned model, with the examples that the task is asked with."""
+        shots = next((self.shots.get(name, 0) for name, one in self.benchmarks.items() if one is task), 0)
+        return Ask(task, split, style, shots, self.seed, owner)
+
+    def judge(self, name: str) -> Task:
+        """Return whose validation documents choose for a benchmark: its own, else those held out of auxiliary data."""
+        task = self.benchmarks[name]
+        held = self.auxiliary is not None and self.auxiliary.documents("validation")
+        return self.auxiliary if held and self.auxiliary and not task.documents("validation") else task
+
     # --- before: validation of the untuned model, the lanes --------------------------------------------------------
 
     def _validate_untuned(self, names: Sequence[str], scorer: Scorer) -> None:
-        asks = [(name, Ask(self.benchmarks[name], "validation", style)) for name in names for style in self.styles]
-        self.host.phase("validating untuned", sum(len(ask.task.documents("validation")) for _, ask in asks))
-        for name, ask in asks:
-            value = stderr = math.nan
+        asks = {
+            (name, style): self.ask(self.judge(name), "validation", style) for name in names for style in self.styles
+        }
+        apart = dict.fromkeys(asks.values())  # benchmarks without validation documents have one judge
+        self.host.phase("validating untuned", sum(len(ask.task.documents("validation")) for ask in apart))
+        worth = {}
+        for ask in apart:
+            worth[ask] = math.nan, math.nan
             if ask.task.documents("validation"):
                 (made,) = evaluate(scorer, [ask], chat=self.chat, progress=self.host.progress)
-                value, stderr = made.main.value, made.main.stderr
-            self.untuned[name, ask.style] = Candidate(ask.style, 0, value, stderr)
+                worth[ask] = made.main.value, made.main.stderr
+        for (name, style), ask in asks.items():
+            self.untuned[name, style] = Candidate(style, 0, *worth[ask])
 
     def _lanes(self, names: Sequence[str]) -> Iterator[LanePlan]:
         for name, data in (
@@ -163,7 +183,7 @@ class Tuned:
 
     def best(self, name: str, candidates: Sequence[Candidate]) -> Candidate:
         """Return the best candidate on validation."""
-        return select(candidates, higher_is_better=self.benchmarks[name].higher_is_better)
+        return select(candidates, higher_is_better=self.judge(name).higher_is_better)
 
     def _finish(
         self,
@@ -200,7 +220,7 @@ class Tuned:
                 trainer.bare()
             owner = trainer.restore(best.lane.key, best.epoch) if best.lane is not None else None
             self.host.phase(f"testing {name}", len(task.documents("test")))
-            ask = Ask(task, "test", best.style, owner=owner)
+            ask = self.ask(task, "test", best.style, owner)
             tests += evaluate(scorer, [ask], chat=self.chat, progress=self.host.progress)
             if best.lane is not None:
                 self.tell(best.lane, name, results[best.lane.key].status, selected=True)
@@ -216,10 +236,33 @@ class Tuned:
             "target_modules": list(ended[0].targets),
             "failed_lanes": failures,
         }
+        if self.every_rate:
+            made = dict(zip(chosen, tests, strict=True))
+            selection["rates"] = [self._tested(name, one, made, trainer, scorer) for one in tuned]
         save = getattr(trainer, "save_peft", None)  # adapters can be taken away; all weights of a model are not kept
         if save is not None and chosen[0].lane is not None and not kept_direct:
             self.host.keep(name, partial(save, chosen[0].lane.key, epoch=chosen[0].epoch))
         self.host.commit(name, None, TunedResult(test, selection, direct.main.value if direct is not None else None))
+
+    def _tested(
+        self,
+        name: str,
+        state: Candidate,
+        made: Mapping[Candidate, Evaluation],
+        trainer: LaneTrainer | FullLanes,
+        scorer: Scorer,
+    ) -> dict[str, Any]:
+        """Return a lane's test score at its end: what a larger budget of search is worth (appendix B.3)."""
+        assert state.lane is not None
+        if state not in made:
+            owner = trainer.restore(state.lane.key, state.epoch)
+            ask = self.ask(self.benchmarks[name], "test", state.style, owner)
+            (test,) = evaluate(scorer, [ask], chat=self.chat)
+        else:
+            test = made[state]
+        told = {"learning_rate": state.learning_rate, "style": state.style, "seed": state.lane.seed}
+        told |= {"validation": state.value, "value": test.main.value, "stderr": test.main.stderr}
+        return told | {"chosen": state in made}
 
     def _publish_steps(self, name: str, chosen: Sequence[Candidate]) -> None:
         """Hand over the scores on the way of the lanes that were chosen in the end."""

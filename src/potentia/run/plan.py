@@ -10,12 +10,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from potentia.errors import InputError, PotentiaError
 from potentia.protocol import ADJUST, TRAIN_BEFORE_TEST, Protocol
 from potentia.run.before import check_source
-from potentia.study import ModelSpec, Study, TaskSpec, content_key
+from potentia.study import Adjust, Caps, ModelSpec, Study, TaskSpec, adjust_tuning, content_key, own_rates
 
 if TYPE_CHECKING:
     from potentia.store import Store
@@ -134,7 +134,7 @@ class StudyPlan:
                     scored += check
                     flops += size * (4 * train + 2 * check)
             if data is not None and any(cell.protocol.kind == "adjust" for cell in row.pending):
-                recipe = (self.study.adjust and self.study.adjust.recipe_for(size)) or tuning
+                recipe = adjust_tuning(self.study, row.model, size)
                 train = _tokens(data, "train") * recipe.epochs * len(recipe.learning_rates)
                 lanes += len(recipe.learning_rates)
                 trained += train
@@ -152,13 +152,14 @@ def load_tasks(study: Study) -> LoadedTasks:
     for spec in study.benchmarks():
         try:
             loaded[spec.name] = _load_task(study, spec)
+            _check_shots(study, spec, loaded[spec.name])
         except InputError as error:
             problems.append(error)
     if len(problems) == 1:
         raise problems[0]
     if problems:
         raise InputError(f"{len(problems)} tasks cannot be used\n" + "\n".join(f"  {p}" for p in problems))
-    auxiliary = _load_task(study, study.adjust.data) if study.adjust and ADJUST in study.protocols else None
+    auxiliary = _load_auxiliary(study, study.adjust) if study.adjust and ADJUST in study.protocols else None
     wanted = study.treat.data if study.treat is not None else ()
     shown = {name: loaded[name] if name in loaded else _load_task(study, name) for name in wanted}
     for name, task in shown.items():
@@ -168,7 +169,7 @@ def load_tasks(study: Study) -> LoadedTasks:
 
 
 def _load_task(study: Study, spec: TaskSpec | str) -> Task:
-    """Load one task with the study's splits, caps and seed; auxiliary data may be named by its source alone."""
+    """Load one task with the study's splits, caps and seed; what is shown may be named by its source alone."""
     from potentia.tasks import Division, OwnData, load
 
     spec = TaskSpec(name=spec, ratios=(8, 1, 1)) if isinstance(spec, str) else spec
@@ -185,20 +186,70 @@ def _load_task(study: Study, spec: TaskSpec | str) -> Task:
     return load(
         source,
         data_dir=Path(study.data_dir) if study.data_dir else None,
-        caps=study.caps,
+        caps=study.caps.but(spec.caps),
         seed=study.seed,
         carve=study.carve,
         drop_overlap=study.drop_overlap,
         own=own,
         division=Division(spec.ratios, fold),
+        mean=spec.mean,
+        answer_tokens=spec.answer_tokens or study.answer_tokens,
     )
+
+
+def _check_shots(study: Study, spec: TaskSpec, task: Task) -> None:
+    if spec.shots and task.kind == "corpus":
+        raise InputError(f"{spec.name}: a text to predict has no examples before it", hint="drop its `shots`")
+
+
+def _load_auxiliary(study: Study, adjust: Adjust) -> Task:
+    """Load what models are adjusted on: undivided, with a cap of its own, multiple choice as letters to choose from.
+
+    The auxiliary data of the paper ask with letters (section 2.1). Data that are learned as texts to complete teach
+    nothing of that form.
+    """
+    from potentia.tasks import load
+
+    def loaded(source: str) -> Task:
+        return load(
+            source,
+            data_dir=Path(study.data_dir) if study.data_dir else None,
+            caps=Caps(train=adjust.cap, validation=None, test=None),
+            seed=study.seed,
+            hold_out=adjust.hold_out or 0,
+            answer_tokens=study.answer_tokens,
+        )
+
+    task = loaded(adjust.data)
+    formed = ":" in Path(adjust.data).name
+    return task if formed or adjust.form == "own" or not task.options else loaded(f"{adjust.data}:{adjust.form}")
 
 
 # --- keys ------------------------------------------------------------------------------------------------------------
 
 
-def cell_key(study: Study, model: str, task: str, protocol: Protocol, *, auxiliary: str | None = None) -> str:
-    """Name everything that can change this cell's score; model, task and auxiliary data by their fingerprints."""
+class KeyParts(TypedDict):
+    """What a cell's key may hold beside study, model, task and protocol."""
+
+    shots: int | None
+    rates: Sequence[float] | None
+    auxiliary: str | None
+
+
+def cell_key(
+    study: Study,
+    model: str,
+    task: str,
+    protocol: Protocol,
+    *,
+    shots: int | None = None,
+    rates: Sequence[float] | None = None,
+    auxiliary: str | None = None,
+) -> str:
+    """Name everything that can change this cell's score; model, task and auxiliary data by their fingerprints.
+
+    ``shots`` are the examples before a question where they are not the protocol's, ``rates`` a model's own.
+    """
     parts: dict[str, Any] = {
         "scoring": SCORING_VERSION,
         "model": model,
@@ -210,13 +261,18 @@ def cell_key(study: Study, model: str, task: str, protocol: Protocol, *, auxilia
     }
     if protocol == TRAIN_BEFORE_TEST:
         parts |= {"tuning": study.tuning, "selection": study.selection, "seeds": study.seeds}
-    if protocol == ADJUST:
+    if shots is not None and shots != protocol.shots:
+        parts["shots"] = shots
+    if protocol == ADJUST and study.adjust is not None:
+        told = study.adjust  # of its data the content counts
         parts |= {
-            "adjust": study.adjust and study.adjust.model_dump(exclude={"data"}),  # its content counts, not its place
+            "adjust": {"recipe": told.recipe, "tuning": told.tuning, "at_steps": told.at_steps},
             "adjust_data": auxiliary,
             "tuning": study.tuning,
             "selection": study.selection,
         }
+        if rates is not None:
+            parts["rates"] = list(rates)
     return content_key(**parts, **_since_0_2(study, protocol))
 
 
@@ -226,7 +282,11 @@ def _since_0_2(study: Study, protocol: Protocol) -> dict[str, Any]:
     if protocol == TRAIN_BEFORE_TEST and study.tuning.method == "full":
         parts["full"] = True  # adapters were tuned nevertheless
     if protocol == ADJUST and study.adjust is not None:
-        tuning = study.adjust.recipe_for(0) or study.tuning
+        tuning = adjust_tuning(study)
+        if study.adjust.recipe is not None:
+            parts["recipe"] = "completion"  # the whole text was learned
+        if study.adjust.every_rate:
+            parts["every_rate"] = True
         if study.seeds > 1:
             parts["seeds"] = study.seeds  # one seed was tuned
         if tuning.race:
@@ -258,7 +318,7 @@ def plan_study(study: Study) -> StudyPlan:
     for model in study.rows():
         check_source(model)
     tasks = load_tasks(study)
-    _check_steps(study, tasks.auxiliary)
+    _check_adjust(study, tasks)
     store = Store.find(study.store)
     if store is None:
         key = study_key(study)
@@ -303,15 +363,16 @@ def _plan_row(study: Study, key: str, tasks: LoadedTasks, model: ModelSpec) -> R
     weights = treated_fingerprint(study, original, tasks.shown) if treated else original
     prints = {name: task.fingerprint for name, task in tasks.benchmarks.items()}
     auxiliary = tasks.auxiliary.fingerprint if tasks.auxiliary else None
-    steps = sorted(set(study.adjust.at_steps)) if study.adjust else []
+    steps, rates = sorted(set(study.adjust.at_steps)) if study.adjust else [], own_rates(study, model)
     cells = []
     for protocol in map(Protocol, study.protocols):
         for name, task in tasks.benchmarks.items():
             if protocol.kind == "few_shot" and task.kind == "corpus":
                 continue  # a text to predict has no examples before it
             content = (weights, prints[name], protocol)
-            own = "" if problem else cell_key(study, *content, auxiliary=auxiliary)
-            old = None if problem or asked == study else cell_key(asked, *content, auxiliary=auxiliary)
+            more: KeyParts = {"shots": study.shots_for(name, protocol), "rates": rates, "auxiliary": auxiliary}
+            own = "" if problem else cell_key(study, *content, **more)
+            old = None if problem or asked == study else cell_key(asked, *content, **more)
             if protocol == ADJUST:
                 for step in steps:
                     before = old and step_key(old, step)
@@ -368,14 +429,22 @@ def take_over(row: RowPlan, store: Store) -> None:
     store.adopt(row.study_key, [cell.key for cell in row.cells if cell.done])
 
 
-def _check_steps(study: Study, auxiliary: Task | None) -> None:
-    """Refuse auxiliary data without documents to train on, and steps that the tuning never reaches."""
+def _check_adjust(study: Study, tasks: LoadedTasks) -> None:
+    """Refuse auxiliary data without documents, steps that are never reached, and rates that nothing can choose from."""
+    auxiliary = tasks.auxiliary
     if auxiliary is None or study.adjust is None:
         return
+    blind = [name for name, task in tasks.benchmarks.items() if not task.documents("validation")]
+    several = any(len(adjust_tuning(study, row).learning_rates) > 1 for row in study.rows())
+    if blind and several and not auxiliary.documents("validation"):
+        raise InputError(
+            f"{blind[0]} has no validation documents to choose a learning rate by",
+            hint="name one learning rate, or keep some of the auxiliary data to choose by: `adjust: {hold_out: 500}`",
+        )
     documents = len(auxiliary.documents("train"))
     if not documents:
         raise InputError(f"adjust.data: {study.adjust.data} has no documents to train on")
-    tuning = study.adjust.recipe_for(0) or study.tuning
+    tuning = adjust_tuning(study)
     last = tuning.epochs * math.ceil(documents / tuning.batch)
     beyond = [step for step in study.adjust.at_steps if step > last]
     if beyond:

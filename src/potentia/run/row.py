@@ -21,6 +21,7 @@ from potentia.protocol import ADJUST, DIRECT, TRAIN_BEFORE_TEST
 from potentia.protocols import Evaluation, Stopped, Style, direct
 from potentia.run.plan import SCORING_VERSION, CellPlan, LoadedTasks, RowPlan, cell_key, renamed, seen, take_over
 from potentia.run.tuned import tune_row
+from potentia.study import adjust_tuning
 
 if TYPE_CHECKING:
     from potentia.engine import LoadedModel
@@ -151,7 +152,7 @@ class RowRun:
             task,
             styles=self.styles,
             chat=self.chat,
-            shots=cell.protocol.shots,
+            shots=self.study.shots_for(cell.task, cell.protocol),
             seed=self.study.seed,
             progress=self.progress,
         )
@@ -206,6 +207,9 @@ class RowRun:
         """Say how a cell's score came about, in enough detail to explain or repeat it."""
         task = self.tasks.benchmarks[cell.task]
         model = self.plan.model
+        spec = next((spec for spec in self.study.benchmarks() if spec.name == cell.task), None)
+        guess = spec.chance if spec is not None and spec.chance is not None else task.chance
+        told = {"chance": guess} if guess is not None else {}
         made: dict[str, Any] = {
             "scoring_version": SCORING_VERSION,
             "versions": versions(),
@@ -219,7 +223,13 @@ class RowRun:
                 "dtype": str(self.loaded.dtype).removeprefix("torch."),
                 "device": str(self.loaded.device),
             },
-            "task": {"fingerprint": self.plan.prints[cell.task], "splits": task.plan.to_dict(), "metric": task.metric},
+            "task": {
+                "fingerprint": self.plan.prints[cell.task],
+                "splits": task.plan.to_dict(),
+                "metric": task.metric,
+                **told,
+            },
+            "shots": self.study.shots_for(cell.task, cell.protocol),
             "seed": self.study.seed,
             "styles": list(self.styles),
             "scorer": dict(self.scorer.notes),
@@ -229,6 +239,8 @@ class RowRun:
             made["selection"] = self.study.selection
         if cell.protocol.kind == "adjust" and self.study.adjust is not None:
             made["adjust"] = self.study.adjust.model_dump(mode="json")
+            tuning = adjust_tuning(self.study, model, sum(p.numel() for p in self.loaded.model.parameters()))
+            made["adjusted_with"] = tuning.model_dump(mode="json")
         return made
 
     def direct_evaluation(self, task: str, ready: Callable[[], None]) -> Evaluation | None:
@@ -237,7 +249,10 @@ class RowRun:
         ``ready`` is called before the model is asked: a tuning may have changed it.
         """
         planned = (c.copy_of or c.key for c in self.plan.cells if (c.task, c.protocol) == (task, DIRECT))
-        key = next(planned, None) or cell_key(self.study, self.plan.weights, self.plan.prints[task], DIRECT)
+        shots = self.study.shots_for(task, DIRECT)
+        key = next(planned, None) or cell_key(
+            self.study, self.plan.weights, self.plan.prints[task], DIRECT, shots=shots
+        )
         cell = self.store.cell(key)
         if cell is not None:
             return Evaluation(outcomes=self.store.items(key), scores=dict(cell.scores), metric=cell.metric)
@@ -245,7 +260,8 @@ class RowRun:
             return None
         ready()
         asked = self.tasks.benchmarks[task]
-        return direct(self.scorer, asked, styles=self.styles, chat=self.chat, seed=self.study.seed).test
+        seed = self.study.seed
+        return direct(self.scorer, asked, styles=self.styles, chat=self.chat, shots=shots, seed=seed).test
 
     def _guarded(self, cells: list[CellPlan], compute: Callable[[list[CellPlan]], None]) -> None:
         """Compute; on an error, record each cell that is still missing as failed, and go on."""

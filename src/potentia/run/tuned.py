@@ -14,6 +14,7 @@ from potentia.protocol import ADJUST, TRAIN_BEFORE_TEST, Protocol
 from potentia.protocols import Candidate, Evaluation, LanePlan, Tuned, TunedResult, trainable
 from potentia.run.plan import CellPlan
 from potentia.run.sweep import lanes_name, remove
+from potentia.study import adjust_tuning
 
 if TYPE_CHECKING:
     from potentia.engine.tuning import StepInfo
@@ -36,7 +37,7 @@ def tune_row(row: RowRun, kind: Protocol, cells: Sequence[CellPlan]) -> None:
     folder = row.store.lanes_folder / lanes_name(row.plan, kind)
     size = sum(parameter.numel() for parameter in row.loaded.model.parameters())
     adjusted = study.adjust if kind == ADJUST else None
-    tuning = (adjusted and adjusted.recipe_for(size)) or study.tuning
+    tuning = adjust_tuning(study, row.plan.model, size) if adjusted else study.tuning
     waved = kind == TRAIN_BEFORE_TEST and tuning.method == "lora"
     begun = _wave(folder, list(every), pending) if waved else pending
     tuned = Tuned(
@@ -51,6 +52,8 @@ def tune_row(row: RowRun, kind: Protocol, cells: Sequence[CellPlan]) -> None:
         seeds=study.seeds,
         choice=study.selection,
         at_steps=tuple(sorted(set(adjusted.at_steps))) if adjusted else (),
+        shots={name: study.shots_for(name, kind) for name in begun},
+        every_rate=adjusted is not None and adjusted.every_rate,
         token_budget=study.token_budget,
         workspace=folder,
     )

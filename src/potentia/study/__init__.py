@@ -1,6 +1,7 @@
 """The Study file: schema, validation, content keys."""
 
 from potentia.study.file import make_study, read_study
+from potentia.study.recipes import adjust_tuning, own_rates, recipe_test_task
 from potentia.study.schema import (
     EXPOSED,
     Adjust,
@@ -11,5 +12,4 @@ from potentia.study.schema import (
     TaskSpec,
     Tuning,
     content_key,
-    recipe_test_task,
 )

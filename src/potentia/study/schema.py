@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from potentia.facts import leaderboard_shots
 from potentia.protocol import ADJUST, DIRECT, TRAIN_BEFORE_TEST, Protocol
 
 Positive = Annotated[int, Field(gt=0)]
@@ -57,6 +58,9 @@ class ModelSpec(Strict):
     step: int | None = Field(None, description="where in that run; set by `checkpoints`")
     trust_remote_code: bool = Field(False, description="run the model's own code; only for those you trust")
     adapter: str | None = Field(None, description="folder of a PEFT adapter, merged into the model when it loads")
+    learning_rates: tuple[Annotated[float, Field(gt=0)], ...] | None = Field(
+        None, min_length=1, description="its own under `adjust`, where the recipe's would harm it"
+    )
     exposure: tuple[str, ...] = Field((), description="tasks whose form or data were in its training, where known")
     copy_of: str | None = Field(None, description="the model that this one is a treated copy of; set by `treat`")
 
@@ -109,6 +113,19 @@ class Columns(Strict):
         return {name: column for name, column in self if column is not None}
 
 
+class Caps(Strict):
+    """How many documents of each split are used at most."""
+
+    train: Positive | None = Field(50_000, description="documents to train on; all where null")
+    validation: Positive | None = Field(1_000, description="documents to choose by")
+    test: Positive | None = Field(10_000, description="documents to test on")
+
+    def but(self, own: Caps | None) -> Caps:
+        """Return these caps with what ``own`` says in so many words."""
+        said = {name: getattr(own, name) for name in own.model_fields_set} if own is not None else {}
+        return self.model_copy(update=said)
+
+
 class TaskSpec(Strict):
     """A benchmark: a harness task (``arc_easy``), one in another form (``arc_easy:choice``), or the user's file."""
 
@@ -131,6 +148,17 @@ class TaskSpec(Strict):
     )
     fold: int | None = Field(None, description="which of the folds; set by `folds`")
 
+    shots: int | None = Field(
+        None, ge=0, le=1000, description="examples before a question under direct, few_shot and adjust"
+    )
+    caps: Caps | None = Field(None, description="caps of its own; what they do not say is the study's")
+    mean: Literal["items", "subtasks"] | None = Field(
+        None, description="a group's score: over all items, or the plain mean of its subtasks; the harness's if absent"
+    )
+    answer_tokens: Positive | None = Field(None, description="tokens that an answer is written in at most")
+    category: str | None = Field(None, description="what kind of task it is, for agreement by category")
+    chance: float | None = Field(None, ge=0, le=1, description="accuracy of a guess, where the options do not tell it")
+
     @model_validator(mode="after")
     def _one_source(self) -> TaskSpec:
         if self.file is not None and self.dataset is not None:
@@ -152,14 +180,6 @@ class TaskSpec(Strict):
             return (self,)
         names = ((k, f"{self.name}#{k}/{self.folds}") for k in range(1, self.folds + 1))
         return tuple(self.model_copy(update={"name": name, "fold": k}) for k, name in names)
-
-
-class Caps(Strict):
-    """How many documents of each split are used at most."""
-
-    train: Positive = Field(50_000, description="documents to train on")
-    validation: Positive = Field(1_000, description="documents to choose by")
-    test: Positive = Field(10_000, description="documents to test on")
 
 
 class Tuning(Strict):
@@ -185,30 +205,23 @@ class Tuning(Strict):
     warmup_steps: int = Field(0, ge=0, description="updates over which the learning rate rises from zero")
     max_tokens: Positive = Field(1_024, description="longer examples are cut")
     loss: Literal["text", "completion"] = Field("text", description="learn the whole text, or the answer alone")
+    end_of_text: bool = Field(False, description="learn the end of the text after every answer, a chosen one too")
     race: bool = Field(False, description="drop learning rates that fall behind beyond noise")
-
-
-def recipe_test_task(parameters: float) -> Tuning:
-    """Return the recipe of "Training on the test task", appendix B.2: the learning rate depends on the size."""
-    return Tuning(
-        method="full",
-        epochs=3,
-        learning_rates=(2e-5 if parameters < 10e9 else 2e-6,),
-        batch=64,
-        weight_decay=0.1,
-        betas=(0.9, 0.95),
-        clip=1.0,
-        decay="cosine",
-        floor=0.1,
-        warmup_steps=50,
-        max_tokens=600,
-    )
 
 
 class Adjust(Strict):
     """Tune every model on the same auxiliary data, then score the study's tasks."""
 
-    data: str = Field(description="a task or file whose train split every model is tuned on")
+    data: str = Field(description="a task or file that every model is tuned on: all of its train split, or of the file")
+    form: str = Field(
+        "choice",
+        description="how multiple-choice data are asked: `choice` teaches letters, `own` what the task asks for",
+    )
+    cap: Positive | None = Field(None, description="documents to train on at most; all where absent")
+    hold_out: Positive | None = Field(
+        None, description="documents kept to choose a learning rate by, for tasks without validation documents"
+    )
+    every_rate: bool = Field(False, description="test every learning rate beside the chosen one; chooses nothing")
     recipe: Literal["test_task"] | None = Field(
         None, description='the recipe of "Training on the test task", appendix B.2: full, its rate by size'
     )
@@ -222,10 +235,6 @@ class Adjust(Strict):
         if self.recipe is not None and self.tuning is not None:
             raise ValueError("give a `recipe` by name or a `tuning` of its own, not both")
         return self
-
-    def recipe_for(self, parameters: float) -> Tuning | None:
-        """Return the tuning of a model of this size; None where the study's own counts."""
-        return recipe_test_task(parameters) if self.recipe == "test_task" else self.tuning
 
 
 class Treat(Strict):
@@ -279,6 +288,12 @@ class Study(Strict):
     )
     data_dir: str | None = Field(
         None, description="folder of benchmark splits, `<dataset>/<config>/<split>.parquet`; the hub where absent"
+    )
+    shots: Literal["leaderboard"] | None = Field(
+        None, description="`leaderboard`: as many examples as the public leaderboards show (25 for ARC, 5 for MMLU …)"
+    )
+    answer_tokens: Positive | None = Field(
+        None, description="tokens that an answer is written in at most; the task's own number where absent"
     )
     caps: Caps = Field(Caps(), description="the most documents of each split")
     carve: float = Field(0.2, gt=0, lt=1, description="share of train carved out where validation is the test split")
@@ -342,6 +357,15 @@ class Study(Strict):
         """Return every task of the study, folds expanded."""
         return tuple(one for task in self.tasks for one in task.expand())
 
+    def shots_for(self, task: str, protocol: Protocol) -> int:
+        """Return the examples before a question: the task's number, the leaderboards', else the protocol's."""
+        if protocol.kind == "train_before_test":
+            return 0
+        own = next((spec.shots for spec in self.benchmarks() if spec.name == task), None)
+        if own is None and self.shots == "leaderboard":
+            own = leaderboard_shots(task)
+        return protocol.shots if own is None else own
+
     def rows(self) -> tuple[ModelSpec, ...]:
         """Return every model of the study, checkpoint series expanded and treated copies added: one row each."""
         plain = tuple(row for model in self.models for row in model.expand())
@@ -365,10 +389,15 @@ class Study(Strict):
 # --- content keys: a key names everything that can change a score, and nothing else ----------------------------------
 
 
+_LATER = {"end_of_text"}  # fields that were not always there: without effect, they leave keys as they were
+
+
 def canonical(value: Any) -> Any:
     """Reduce to plain JSON values, so that key order, tuples against lists and 1 against 1.0 do not matter."""
     if isinstance(value, BaseModel):
-        return canonical(value.model_dump())
+        fields = type(value).model_fields
+        told = {name: getattr(value, name) for name in fields}
+        return {k: canonical(v) for k, v in told.items() if k not in _LATER or v != fields[k].default}
     if isinstance(value, dict):
         return {str(k): canonical(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):

@@ -269,6 +269,11 @@ class Leaf:
         filters = self.task._filters
         return tuple(metrics.key(metric, f.name, len(filters)) for f in filters for metric in self.task.aggregation())
 
+    @property
+    def plain_metrics(self) -> tuple[str, ...]:
+        """The metrics without the names of filters."""
+        return tuple(dict.fromkeys(name.split("|")[0] for name in self.metric_names))
+
     def aggregation(self, metric: str) -> Callable[[Sequence[Any]], Any] | None:
         """Return lm-eval's aggregation of a metric; ``None`` (numpy's mean) for those that we add."""
         from lm_eval.api.metrics import mean

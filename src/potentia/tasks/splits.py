@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -147,10 +147,36 @@ def _folded(order: Order, fold: tuple[int, int], carve: float) -> tuple[dict[Spl
     return {"test": pieces[k - 1], "validation": rest[:held], "train": rest[held:]}, f"fold {k} of {folds}"
 
 
-def cap(parts: Sequence[Rows], limit: int, *, seed: int) -> list[Rows]:
+def undivided(
+    sizes: Sequence[Mapping[str, int | None]], *, hold_out: int, seed: int
+) -> tuple[dict[Split, list[Rows]], dict[Split, str]]:
+    """Leave auxiliary data whole: all of train is trained on, but for ``hold_out`` documents kept to choose by."""
+    every = [Rows(i, "train", tuple(range(size.get("train") or 0))) for i, size in enumerate(sizes)]
+    total = sum(len(part.rows) for part in every)
+    if hold_out and hold_out >= total:
+        raise TaskError(f"{hold_out} documents to hold out of {total} leave none to train on")
+    held = cap(every, hold_out, seed=seed)
+    taken = [set(part.rows) for part in held] if hold_out else [set[int]() for _ in held]
+    rows: dict[Split, list[Rows]] = {
+        "train": [
+            replace(part, rows=tuple(r for r in part.rows if r not in out))
+            for part, out in zip(every, taken, strict=True)
+        ],
+        "validation": [replace(part, rows=tuple(sorted(out))) for part, out in zip(every, taken, strict=True)],
+        "test": [Rows(i, "test", ()) for i in range(len(every))],
+    }
+    origins: dict[Split, str] = {
+        "train": "train",
+        "validation": "held out of train" if hold_out else "none",
+        "test": "none",
+    }
+    return rows, origins
+
+
+def cap(parts: Sequence[Rows], limit: int | None, *, seed: int) -> list[Rows]:
     """Keep at most ``limit`` rows of a split that may span several sources: a seeded sample, in the public order."""
     total = sum(len(part.rows) for part in parts)
-    if total <= limit:
+    if limit is None or total <= limit:
         return list(parts)
     keep = np.zeros(total, dtype=bool)
     keep[np.random.default_rng([seed, _CAP]).permutation(total)[:limit]] = True

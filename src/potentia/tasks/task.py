@@ -17,9 +17,10 @@ from potentia.study import Caps
 from potentia.tasks import metrics
 from potentia.tasks.harness import fingerprint
 from potentia.tasks.leaf import Answer, ChatTemplate, Leaf
-from potentia.tasks.splits import SPLITS, Division, Part, Rows, Split, SplitPlan, cap, divide
+from potentia.tasks.splits import SPLITS, Division, Part, Rows, Split, SplitPlan, cap, divide, undivided
 
 Kind = Literal["choice", "generation", "corpus"]
+GUESSED = 1_000  # documents whose options are counted
 
 
 class Doc(Mapping[str, Any]):
@@ -72,6 +73,7 @@ class Task:
         seed: int = 0,
         carve: float = 0.2,
         division: Division | None = None,
+        hold_out: int | None = None,
     ) -> None:
         kinds = {leaf.kind for leaf in leaves}
         if len(kinds) != 1:
@@ -85,7 +87,7 @@ class Task:
         self.higher_is_better = leaves[0].higher_is_better(self.metric)
         self._documents: dict[Split, list[Doc]] = {}
         self._pools: dict[int, Sequence[Mapping[str, Any]]] = {}
-        self.plan, self._rows = self._split(caps or Caps(), seed, carve, division)
+        self.plan, self._rows = self._split(caps or Caps(), seed, carve, division, hold_out)
 
     def __repr__(self) -> str:
         used = ", ".join(f"{getattr(self.plan, split).used} {split}" for split in SPLITS)
@@ -95,6 +97,21 @@ class Task:
     def subtasks(self) -> tuple[str, ...]:
         """The names of the harness tasks that make up this one."""
         return tuple(leaf.name for leaf in self._leaves)
+
+    @property
+    def options(self) -> bool:
+        """Whether its documents have options to choose from."""
+        return self._leaves[0].output_type == "multiple_choice"
+
+    @cached_property
+    def chance(self) -> float | None:
+        """The accuracy of a uniform guess on the test split: the mean of 1/k over k options; None without options."""
+        if not self.options:
+            return None
+        docs = self.documents("test")
+        docs = docs[:: max(1, len(docs) // GUESSED)]  # what a task's questions offer differs little from part to part
+        counts = [len(self._leaves[doc.leaf].choices(doc.data)) for doc in docs]
+        return sum(1 / count for count in counts if count) / len(counts) if counts else None
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -116,19 +133,23 @@ class Task:
     # Splits
 
     def _split(
-        self, caps: Caps, seed: int, carve: float, division: Division | None
+        self, caps: Caps, seed: int, carve: float, division: Division | None, hold_out: int | None
     ) -> tuple[SplitPlan, dict[Split, list[Rows]]]:
         sizes = [leaf.sizes() for leaf in self._leaves]
-        divided = [divide(size, seed=seed, carve=carve, source=i, division=division) for i, size in enumerate(sizes)]
         rows: dict[Split, list[Rows]] = {}
         parts: dict[Split, Part] = {}
-        for split in SPLITS:
-            before = [chosen[split] for chosen, _ in divided]
+        if hold_out is None:
+            divided = [
+                divide(size, seed=seed, carve=carve, source=i, division=division) for i, size in enumerate(sizes)
+            ]
+            whole = {split: [chosen[split] for chosen, _ in divided] for split in SPLITS}
+            origins = {split: ", ".join(dict.fromkeys(origin[split] for _, origin in divided)) for split in SPLITS}
+        else:
+            whole, origins = undivided(sizes, hold_out=hold_out, seed=seed)
+        for split, before in whole.items():
             rows[split] = cap(before, getattr(caps, split), seed=seed)
-            origins = dict.fromkeys(origin[split] for _, origin in divided)
-            parts[split] = Part(
-                ", ".join(origins), sum(len(r.rows) for r in before), sum(len(r.rows) for r in rows[split])
-            )
+            used = sum(len(r.rows) for r in rows[split])
+            parts[split] = Part(origins[split], sum(len(r.rows) for r in before), used)
         return SplitPlan(parts["train"], parts["validation"], parts["test"], caps=caps, seed=seed, carve=carve), rows
 
     def documents(self, split: Split) -> Sequence[Doc]:

@@ -25,6 +25,7 @@ from potentia.facts import chance
 from potentia.findings import Chart, Finding, Table, slug
 from potentia.protocol import Protocol
 from potentia.scores import ScoreMatrix
+from potentia.study import adjust_tuning
 
 if TYPE_CHECKING:
     from potentia.evidence import Evidence
@@ -255,8 +256,7 @@ def _batch(evidence: Evidence, stage: Protocol) -> int:
     found = set()
     for study in map(study_of, evidence.studies):
         if study is not None and stage in study.protocols:
-            adjusting = study.adjust if stage.kind == "adjust" else None
-            recipe = (adjusting.recipe_for(0.0) if adjusting is not None else None) or study.tuning
+            recipe = adjust_tuning(study) if stage.kind == "adjust" else study.tuning
             found.add(int(recipe.batch))
     if len(found) > 1:
         sizes = " and ".join(map(str, sorted(found)))
