@@ -404,7 +404,7 @@ def _basis(cell: CellRecord) -> dict[str, object]:
     basis: dict[str, object] = {"metric": cell.metric}
     if task.get("fingerprint"):
         basis["data"] = task["fingerprint"]
-        basis["examples"] = cell.manifest.get("shots", cell.protocol.shots)
+        basis["examples"] = cell.manifest.get("shots", Protocol(cell.protocol).shots)
         basis["recipe"] = repr([cell.manifest.get(name) for name in ("tuning", "selection", "adjust")])
     return basis
 
