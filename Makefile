@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench docs clean
+.PHONY: help setup demo test lint bench docs audit clean
 
 help: ## say what each target does
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -38,6 +38,10 @@ bench: $(STAMP) ## side-by-side measurements on this CPU, each printing a ratio;
 	@echo "== board" && $(BIN)/python bench/board.py
 	@if [ -n "$(MODEL)" ]; then echo "== scoring" && $(BIN)/python bench/scoring.py --device cpu --model $(MODEL) --items $(ITEMS) --documents 300; \
 	else echo "== scoring: give MODEL=FOLDER ITEMS=FILE to measure it against lm-eval's HFLM"; fi
+
+audit: $(STAMP) ## look up the installed versions in the database of known holes (needs the network)
+	@$(BIN)/python -m pip install --quiet pip-audit
+	@$(BIN)/python -m pip freeze --exclude-editable > .audit.txt && $(BIN)/pip-audit --strict --no-deps --disable-pip -r .audit.txt; code=$$?; rm -f .audit.txt; exit $$code
 
 clean: ## remove what was built here
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache potentia-demo

@@ -242,3 +242,16 @@ def test_several_studies_on_one_store(tmp_path: Path):
     with TestClient(app, base_url="http://127.0.0.1") as client:
         assert {study["name"] for study in client.get("/api/studies").json()} == {"made", "other"}
         assert client.get("/api/studies/other").json()["done"] == 0
+
+
+def test_prometheus_reads_the_counts(board: TestClient):
+    answer = board.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    import re
+
+    line = re.compile(r'(# (HELP|TYPE) \w+ .+|\w+\{(\w+="([^"\\\n]|\\.)*",?)+\} [-+0-9.e]+)')
+    lines = answer.text.splitlines()
+    assert [text for text in lines if not line.fullmatch(text)] == []
+    key = board.get("/api/studies").json()[0]
+    done = next(text for text in lines if 'state="done"' in text and key["key"] in text)
+    assert float(done.split()[-1]) == key["done"] > 0

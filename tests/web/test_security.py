@@ -17,7 +17,8 @@ from starlette.testclient import TestClient
 
 from made_store import STUDY
 from potentia.errors import InputError
-from potentia.web.server import choose_token, is_loopback
+from potentia.web.security import is_loopback
+from potentia.web.server import Sparing, choose_token
 
 POTENTIA = str(Path(sys.executable).with_name("potentia"))
 EVERYTHING = (
@@ -28,6 +29,7 @@ EVERYTHING = (
     "/assets/report.css",
     "/assets/plotly.min.js",
     "/nothing",
+    "/metrics",
 )
 
 
@@ -88,7 +90,7 @@ def test_another_name_for_loopback_is_refused(board: TestClient, host: str):
     assert board.get("/api/studies", headers={"host": host}).status_code == 403
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1:8765", "localhost", "[::1]:80"])
+@pytest.mark.parametrize("host", ["127.0.0.1:8765", "127.0.0.2:80", "localhost", "[::1]:80"])
 def test_loopback_names_are_served(board: TestClient, host: str):
     assert board.get("/api/studies", headers={"host": host}).status_code == 200
 
@@ -102,6 +104,58 @@ def test_an_address_that_others_reach_always_has_a_token():
     with pytest.raises(InputError, match="too short"):
         choose_token("0.0.0.0", "short")
     assert not any(is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "example.org", "127.0.0.1.nip.io"))
+
+
+def test_a_flood_of_errors_is_a_few_lines(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
+    """With descriptors exhausted asyncio logs every refused connection, thousands a second."""
+    import logging
+
+    from potentia.web import server
+
+    logger = logging.Logger("flooded")
+    logger.addFilter(Sparing())
+    logger.addHandler(caplog.handler)
+    for _ in range(5000):
+        logger.error("socket.accept() out of system resource")
+    assert len(caplog.records) == server.MOST_LINES
+    monkeypatch.setattr(server, "EACH_SECONDS", 0.0)
+    logger.error("once more")
+    assert "4990 more before it" in caplog.records[-1].getMessage()
+
+
+def test_the_board_lives_through_exhausted_descriptors(store: Path, tmp_path: Path):
+    """Connections beyond the limit are refused without a flood of words, and it answers again afterwards."""
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64));"
+        "from potentia.cli.app import run; sys.argv = ['potentia', 'serve', sys.argv[1], '--port', '0']; run()"
+    )
+    said = tmp_path / "log"
+    with said.open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, str(store)], stdout=subprocess.PIPE, stderr=log, text=True,
+            env={**os.environ, "COLUMNS": "300", "PYTHONUNBUFFERED": "1"},
+        )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        port = int(re.search(r":(\d+)/", process.stdout.readline())[1])  # type: ignore[index]
+        crowd = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(90)]
+        time.sleep(3)
+        for one in crowd:
+            one.close()
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+                    assert answer.status == 200
+                break
+            except OSError:
+                assert time.monotonic() < deadline
+                time.sleep(0.5)
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+    assert "out of system resource" in said.read_text()
+    assert said.stat().st_size < 50_000
 
 
 def test_the_command_serves_behind_a_token(store: Path):

@@ -5,6 +5,8 @@ Exit codes: 0 all is well, 1 some cells failed, 2 bad input, 130 interrupted.
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
 from dataclasses import dataclass
@@ -52,6 +54,9 @@ def run() -> None:
     wait_asleep()
     os.environ.setdefault("TQDM_DISABLE", "1")  # commands show their own progress; bars of libraries would tear it
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a name may hold what a terminal cannot show
     try:
         command = typer.main.get_command(app)
         command(args=expand_many(command, sys.argv[1:]), standalone_mode=True)
@@ -61,11 +66,21 @@ def run() -> None:
     except PotentiaError as error:
         print_error(error)
         sys.exit(1)
+    except UnicodeError as error:
+        print_error(
+            InputError(f"a name or path is no Unicode text: {error.reason if hasattr(error, 'reason') else error}")
+        )
+        sys.exit(2)
+    except BrokenPipeError:
+        sys.exit(0)
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        print_error(InputError("a path is too long for this system"))
+        sys.exit(2)
     except KeyboardInterrupt:
         errors.print("interrupted")
         sys.exit(130)
-    except BrokenPipeError:
-        sys.exit(0)
 
 
 # --- several values after one flag ------------------------------------------------------------------------------------

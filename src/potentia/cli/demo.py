@@ -67,4 +67,4 @@ def _tell(finding: Any, report: Path, store: str) -> None:
         style="dim",
     )
     console.print(f"\nReport: [bold]{report.resolve().as_uri()}[/bold]")
-    console.print(f"Live:   [bold]potentia serve {store}[/bold]")
+    console.print(f"Live:   [bold]potentia serve {escape(str(store))}[/bold]")

@@ -43,6 +43,13 @@ def run(
     executor: Annotated[str, typer.Option(help="local or ray.")] = "local",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and its cost, run nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    allow_code: Annotated[
+        bool,
+        typer.Option("--allow-code", help="Let your own task files run code (!function, fetched metrics)."),
+    ] = False,
+    allow_pickle: Annotated[
+        bool, typer.Option("--allow-pickle", help="Load weights that are pickles (*.bin), which can run code.")
+    ] = False,
 ) -> None:
     """Run a study: every model, every task, every protocol. Run it again to resume.
 
@@ -51,6 +58,7 @@ def run(
 
       potentia run --models HuggingFaceTB/SmolLM2-135M --tasks arc_easy boolq --protocols direct train_before_test
     """
+    from potentia import consent
     from potentia.cli.view import watch
     from potentia.errors import StudyError
     from potentia.run import plan_study, run_study
@@ -77,6 +85,9 @@ def run(
         "tuning": {"learning_rates": learning_rates, "epochs": epochs, "race": race},
         "caps": {"train": train, "validation": validation, "test": test},
     }
+    for flag, what in ((allow_code, consent.CODE), (allow_pickle, consent.PICKLE)):
+        if flag:
+            consent.allow(what)
     made = read_study(study, flags)
     with errors.status("reading tasks and models …"):
         plan = plan_study(made)
@@ -207,19 +218,30 @@ def _command() -> list[str]:
 def status(
     store: Annotated[str, typer.Argument(help="The store: a file or a database URL.")] = "potentia.db",
     study: Annotated[str | None, typer.Option(help="Only this study (its name or key).")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Follow it until Ctrl-C; in a pipe, a line a change.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
     """Say what a store holds: studies, cells done and failed, rows that run now.
 
-    Example: potentia status potentia.db
+    Example: potentia status potentia.db --watch
     """
-    from potentia.findings import Table
+    from potentia.cli.follow import follow
     from potentia.run import store_status
 
+    if watch:
+        follow(store, study, _print_status, as_json=as_json)
+        return
     state = store_status(store, study)
     if as_json:
         print_json(state)
-        return
+    else:
+        _print_status(state)
+
+
+def _print_status(state: dict[str, Any]) -> None:
+    from potentia.cli.follow import running
+    from potentia.findings import Table
+
     print_table(
         Table(
             title=f"Studies in {state['store']}",
@@ -230,6 +252,8 @@ def status(
             ),
         )
     )
+    if any(one["running"] for one in state["studies"]):
+        print_table(running(state))
     if state["failures"]:
         print_table(Table("Failed cells", ("model", "cells", "reason"), tuple(_in_one(state["failures"]))))
 

@@ -76,11 +76,18 @@ def show(
         Path | None, typer.Option("--data-dir", help="Folder of datasets: <dataset>/<config>/<split>.parquet")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the splits.")] = 0,
+    allow_code: Annotated[
+        bool,
+        typer.Option("--allow-code", help="Let your own task file run code (!function, fetched metrics)."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show a task: splits and their sizes, metric, three examples with the right answer marked, train/test overlap."""
+    from potentia import consent
     from potentia import tasks as library
 
+    if allow_code:
+        consent.allow(consent.CODE)
     task = library.load(name, data_dir=data_dir, seed=seed)
     found = library.overlap(task)
     prompts = task.prompts(task.documents("test")[:3])

@@ -38,4 +38,4 @@ def track(
     if as_json:
         print_json({"study": chosen, "to": to, "values": counts})
     else:
-        console.print(f"{sum(counts.values())} values of {len(counts)} models of {chosen} sent to {to}")
+        console.print(f"{sum(counts.values())} values of {len(counts)} models of {chosen} sent to {to}", markup=False)

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from potentia.consent import PICKLE, allowed
 from potentia.engine.adapted import WEIGHTS, check_adapter
 from potentia.errors import ModelError
 
@@ -46,6 +47,8 @@ SETTING_FILES = (
     "chat_template*",
     "additional_chat_templates/*",
 )
+PLAIN = (".safetensors", ".gguf")  # weights that are data alone
+PICKLE_HINT = "take its safetensors or GGUF version; or, of a source you trust, --allow-pickle"
 CODE_FILES = ("*.py",)  # where the config says that the model brings its own
 REMEMBER_ABOVE = 8 * 2**20  # smaller files are hashed faster than they are looked up
 SETTLED = 2 * 10**9  # nanoseconds since the last change, beyond the step of any file system's clock
@@ -60,6 +63,7 @@ def fingerprint(
         folder = Path(last).expanduser()
         base = fingerprint(source, revision=revision, gguf_file=gguf_file, adapters=before)
         check_adapter(folder, base, source)
+        refuse_pickles([next(folder / name for name in WEIGHTS if (folder / name).is_file())])
         files = [folder / "adapter_config.json", *(folder / name for name in WEIGHTS if (folder / name).is_file())]
         return _join([base, *(_digest(file) for file in files)])
     path = Path(source).expanduser()
@@ -98,6 +102,7 @@ def _folder_parts(folder: Path, gguf_file: str | None) -> list[str]:
         raise ModelError(
             f"no weights in {folder}", hint="a model folder holds config.json and *.safetensors (or one .gguf file)"
         )
+    refuse_pickles(weights)
     patterns = (*SETTING_FILES, *(CODE_FILES if _brings_code(folder) else ()))
     settings = sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
     settings = [file for file in settings if file not in weights]
@@ -106,6 +111,13 @@ def _folder_parts(folder: Path, gguf_file: str | None) -> list[str]:
     # Names of weight files carry no content; names of settings say what they are.
     named = [f"{file.name}:{digest}" for file, digest in zip(settings, digests[len(weights) :], strict=True)]
     return digests[: len(weights)] + named + _adapted_base(folder)
+
+
+def refuse_pickles(files: Sequence[Path]) -> None:
+    """Refuse weights that run code when they are read, unless they were allowed."""
+    pickled = next((file for file in files if file.suffix not in PLAIN), None)
+    if pickled is not None and not allowed(PICKLE):
+        raise ModelError(f"{pickled.name} in {pickled.parent} is a pickle, which can run code", hint=PICKLE_HINT)
 
 
 def _weights(folder: Path) -> list[Path]:

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from potentia.consent import PICKLE, allowed
 from potentia.engine.adapted import merge_adapter
 from potentia.engine.admission import admit, refuse_encoder_decoder, why_not_loaded
 from potentia.engine.identity import fingerprint, memory_fingerprint
@@ -103,12 +104,15 @@ def load(
     if gguf_file is not None:
         _need_gguf()
         options["gguf_file"] = gguf_file
+    elif not allowed(PICKLE):
+        options["use_safetensors"] = True
     if adapters:  # before the weights are read: an adapter of another model is refused by its note
         fingerprint(name_or_path, revision=revision, gguf_file=gguf_file, adapters=adapters)
+    plain = {name: value for name, value in options.items() if name != "use_safetensors"}
     try:
         if gguf_file is None:
-            refuse_encoder_decoder(AutoConfig.from_pretrained(name_or_path, **options))
-        tokenizer = AutoTokenizer.from_pretrained(name_or_path, **options)
+            refuse_encoder_decoder(AutoConfig.from_pretrained(name_or_path, **plain))
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path, **plain)
         model: Any = AutoModelForCausalLM.from_pretrained(name_or_path, dtype=kind, **options)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         if isinstance(error, PotentiaError) or out_of_memory(error):

@@ -218,6 +218,7 @@ class RowRun:
                 "revision": model.revision,
                 **({"gguf_file": model.gguf_file} if model.gguf_file else {}),
                 **({"adapter": model.adapter} if model.adapter else {}),
+                **({"trust_remote_code": True} if model.trust_remote_code else {}),
                 **({"copy_of": model.copy_of, "shown": list(self.tasks.shown)} if model.copy_of else {}),
                 "fingerprint": self.loaded.fingerprint,
                 "dtype": str(self.loaded.dtype).removeprefix("torch."),

@@ -24,7 +24,7 @@ def store_status(where: str, study: str | None = None) -> dict[str, Any]:
         failures = [asdict(f) for r in records for f in store.failures(study=r.key)]
         studies = []
         for record in records:
-            done = len(store.cells(study=record.key))
+            done = store.count(study=record.key)
             progress = store.get_progress(record.key)
             running = [row for row, state in progress.items() if is_running(state)]
             study_file = _study(record)

@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from potentia.errors import StudyError
+from potentia.plain_yaml import read_yaml
 from potentia.study.schema import Study
 
 Place = tuple[str | int, ...]
@@ -27,6 +28,8 @@ def read_study(path: str | Path | None, flags: Mapping[str, Any] | None = None) 
         return make_study(given, flags=given)
     file = Path(path)
     raw, lines = _parse(file)
+    if not all(isinstance(field, str) for field in raw):
+        raise StudyError("a study's keys are words", where=str(file))
     anchored = {field: _anchored(value, (field,), file.parent) for field, value in raw.items()}
     return make_study(_merged(anchored, given), where=str(file), lines=lines, flags=given)
 
@@ -54,18 +57,7 @@ def make_study(
 
 def _parse(file: Path) -> tuple[dict[str, Any], dict[Place, int]]:
     """Return what a YAML file holds, and the line of every place in it."""
-    try:
-        loader = yaml.SafeLoader(file.read_text(encoding="utf-8"))
-        node = loader.get_single_node()
-        raw = None if node is None else loader.construct_document(node)
-    except OSError as error:
-        raise StudyError(f"cannot read the study file: {error.strerror}", where=str(file)) from None
-    except UnicodeDecodeError:
-        raise StudyError("the study file is not UTF-8 text", where=str(file)) from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{file}:{mark.line + 1}" if mark else str(file)
-        raise StudyError(f"not valid YAML: {getattr(error, 'problem', None) or error}", where=where) from None
+    raw, node = read_yaml(file, what="the study file", error=StudyError)
     if node is None or not isinstance(raw, dict):
         raise StudyError("a study file holds `models:`, `tasks:` and so on at its top level", where=str(file))
     lines: dict[Place, int] = {}

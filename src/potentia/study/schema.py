@@ -20,7 +20,7 @@ Selection = Literal["validation", "tuned", "paper"]
 class Strict(BaseModel):
     """A frozen record that refuses keys it does not know."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class CheckpointSpec(Strict):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from potentia.errors import TaskError
 from potentia.tasks.data import quiet
+from potentia.tasks.definitions import read_definition, sandbox
 from potentia.tasks.forms import OWN_KEYS
 from potentia.tasks.index import Entry, index, tasks_folder
 
@@ -21,19 +22,6 @@ if TYPE_CHECKING:
 
 # The public split behind each of ours, as the keys of a task's config.
 SPLIT_KEYS = {"train": "training_split", "validation": "validation_split", "test": "test_split"}
-
-
-def config_from_file(path: Path) -> dict[str, Any]:
-    """Read a task definition with its includes and functions."""
-    from lm_eval.tasks._yaml_loader import load_yaml
-
-    try:
-        config: dict[str, Any] = load_yaml(path)
-    except Exception as error:  # YAML, import and attribute errors of the definition's own code
-        raise TaskError(
-            f"the task definition cannot be read: {type(error).__name__}: {error}".splitlines()[0], where=str(path)
-        ) from error
-    return config
 
 
 def leaf_configs(name: str, entry: Entry | None = None) -> tuple[list[dict[str, Any]], dict[str, bool]]:
@@ -49,7 +37,7 @@ def leaf_configs(name: str, entry: Entry | None = None) -> tuple[list[dict[str, 
             f"{name} is written as a Python class, which cannot be given other data",
             hint="use a task that is defined by a YAML file",
         )
-    config = config_from_file(tasks_folder() / entry.path)
+    config = read_definition(tasks_folder() / entry.path)
     if entry.kind != "group":
         return [config], {}
     return _group_leaves(name, config, {}), _weights(config)
@@ -86,7 +74,7 @@ def _group_leaves(name: str, config: Mapping[str, Any], overrides: Mapping[str, 
         if entry is None:
             leaves.append({**below, **own, "task": f"{name}::{member}"})
         elif entry.kind == "group":
-            inner = config_from_file(tasks_folder() / entry.path)
+            inner = read_definition(tasks_folder() / entry.path)
             leaves += _group_leaves(member, inner, {**below, **own})
         elif entry.kind == "tag":
             leaves += [{**leaf, **below, **own, "task": leaf["task"]} for leaf in leaf_configs(member)[0]]
@@ -149,15 +137,15 @@ def present(config: Mapping[str, Any], data: Mapping[str, Dataset]) -> dict[str,
 @lru_cache(maxsize=512)
 def _template(source: str) -> Any:
     """Compile a prompt template once; lm-eval compiles it again for every document."""
-    from lm_eval.utils import env
-
-    return env.from_string(source)
+    return sandbox().from_string(source)
 
 
 @lru_cache(maxsize=1)
 def _bridged() -> Any:
     """Derive a task class that takes its data from us and renders templates from their compiled form."""
     from lm_eval.api.task import ConfigurableTask
+
+    sandbox()
 
     class Bridged(ConfigurableTask):  # type: ignore[misc]
         """A harness task on given data."""
@@ -205,7 +193,10 @@ def _bridged() -> Any:
 
         def doc_to_choice(self, doc: Any, doc_to_choice: Any = None) -> Any:
             source = self.config.doc_to_choice if doc_to_choice is None else doc_to_choice
-            return super().doc_to_choice(doc, self._compiled(source, ast.literal_eval))
+            try:
+                return super().doc_to_choice(doc, self._compiled(source, ast.literal_eval))
+            except (TypeError, SyntaxError) as error:
+                raise TaskError(f"{self.config.task}: doc_to_choice gives no list of choices: {source!r}"[:300]) from error
 
     return Bridged
 

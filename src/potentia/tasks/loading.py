@@ -13,7 +13,8 @@ from potentia.study import Caps
 from potentia.tasks import forms
 from potentia.tasks.contamination import overlap
 from potentia.tasks.data import load_splits
-from potentia.tasks.harness import config_from_file, group_from_config, leaf_configs
+from potentia.tasks.definitions import read_definition
+from potentia.tasks.harness import group_from_config, leaf_configs
 from potentia.tasks.index import index
 from potentia.tasks.leaf import Leaf
 from potentia.tasks.splits import Division
@@ -56,7 +57,7 @@ def load(
     leaves: list[Leaf]
     weights: Mapping[str, bool] = {}
     if path is not None and path.suffix in {".yaml", ".yml"}:
-        config = config_from_file(path)
+        config = read_definition(path)
         configs, weights = group_from_config(config) if "group" in config else ([config], {})
         leaves = [_leaf(c, data_dir, form, answer_tokens) for c in configs]
         label = str(config.get("group") or config.get("task") or path.stem)

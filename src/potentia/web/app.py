@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from potentia.errors import PotentiaError
 from potentia.web.api import make_api
 from potentia.web.desk import Desk
+from potentia.web.metrics import KIND, metrics
 from potentia.web.pages import error_page, make_pages
 from potentia.web.security import Guard
 
@@ -46,6 +47,10 @@ def create_app(store_url: str, token: str | None = None, *, executor: Executor |
     app.include_router(make_api(desk))
     app.include_router(make_pages(desk))
     app.add_middleware(Guard, token=token)
+
+    @app.get("/metrics", include_in_schema=False)
+    def counts() -> Response:
+        return Response(metrics(desk), headers={"content-type": KIND})
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:

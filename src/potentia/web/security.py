@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 from collections.abc import Awaitable, Callable, MutableMapping
 from html import escape
 from typing import Any
@@ -20,7 +21,6 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 COOKIE = "potentia"
-LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 LONGEST_FORM = 4_096
 
 POLICY = "; ".join(
@@ -73,7 +73,7 @@ class Guard:
 
         request = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         if self.token is None:
-            if _host(request.get("host", "")) not in LOOPBACK:
+            if not is_loopback(_host(request.get("host", ""))):
                 await _answer(guarded, 403, "this board answers on a loopback address only")
                 return
             await self.app(scope, receive, guarded)
@@ -121,6 +121,16 @@ class Guard:
         place = "/" + target.lstrip("/\\")
         page = _WELCOME.format(place=escape(place, quote=True))
         await _answer(send, 200, page=page, headers=[(b"set-cookie", cookie.encode("latin-1"))])
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether only this machine can reach the address; a name that could be pointed anywhere is none."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def _host(header: str) -> str:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import ipaddress
+import logging
 import secrets
 import socket
+import time
 from typing import Any
 
 from potentia.errors import InputError
+from potentia.web.security import is_loopback
 
-
-def is_loopback(host: str) -> bool:
-    """Say whether only this machine can reach the address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
+MOST_LINES, EACH_SECONDS = 10, 60.0  # of the server's own log
 
 
 def choose_token(host: str, token: str | None) -> str | None:
@@ -47,6 +41,24 @@ def address(host: str, port: int, token: str | None) -> str:
     return f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
 
 
+class Sparing(logging.Filter):
+    """Lets a few records a minute through: with descriptors exhausted, every refused connection is one of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began, self.told, self.kept_back = time.monotonic(), 0, 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Say whether to write this one; the first after a silence tells how many were left out."""
+        if time.monotonic() - self.began > EACH_SECONDS:
+            if self.kept_back:
+                record.msg, record.args = f"{record.getMessage()} ({self.kept_back} more before it)", ()
+            self.began, self.told, self.kept_back = time.monotonic(), 0, 0
+        self.told += 1
+        self.kept_back += self.told > MOST_LINES
+        return self.told <= MOST_LINES
+
+
 def serve(store_url: str, listener: socket.socket, *, token: str | None = None) -> None:
     """Serve the board of a store on a bound socket until interrupted."""
     import uvicorn
@@ -69,4 +81,6 @@ def serve(store_url: str, listener: socket.socket, *, token: str | None = None) 
         server_header=False,
         timeout_graceful_shutdown=3,
     )
+    for name in ("asyncio", "uvicorn.error"):
+        logging.getLogger(name).addFilter(Sparing())
     Server(config).run(sockets=[listener])

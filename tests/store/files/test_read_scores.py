@@ -11,6 +11,7 @@ import pytest
 
 from potentia.errors import DataError, StoreError
 from potentia.store import CellRecord, Store
+from potentia.store.files.read import read_files
 from score_files import read_scores
 
 HEAD = "protocol,model,benchmark,score,stderr\n"
@@ -225,3 +226,36 @@ def test_a_store_is_read_and_not_touched(tmp_path: Path, make_cell: Callable[...
     with pytest.raises(DataError, match="no study 'other'"):
         read_scores(path, study="other")
     assert path.read_bytes() == before
+
+
+def test_a_small_file_that_unpacks_without_end_is_refused(tmp_path: Path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file = tmp_path / "bomb.parquet"
+    rows = pa.table({"model": pa.array(["m"] * 1_000_000).dictionary_encode()})
+    with pq.ParquetWriter(file, rows.schema, compression="zstd") as writer:
+        for _ in range(11):
+            writer.write_table(rows)
+    assert file.stat().st_size < 1e6
+    with pytest.raises(DataError, match="too large for scores"):
+        read_files(file)
+
+
+def test_what_is_no_plain_file_is_not_waited_for(tmp_path: Path):
+    import os
+
+    os.mkfifo(tmp_path / "scores.csv")
+    with pytest.raises(DataError, match="no plain file"):
+        read_files(tmp_path / "scores.csv")
+
+
+def test_a_link_that_leads_out_of_a_folder_is_passed_over(tmp_path: Path):
+    body = '{"results": {"arc_easy": {"acc,none": 0.5}}, "model_name": "m"}'
+    (tmp_path / "secret.json").write_text("a secret")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "results_1.json").write_text(body)
+    (tmp_path / "out" / "results_2.json").symlink_to(tmp_path / "secret.json")
+    read = read_files(tmp_path / "out")
+    assert read.scores["direct"].models == ("m",)
+    assert any("lead out of" in note for note in read.notes)

@@ -15,6 +15,7 @@ from potentia.errors import InputError, StoreError
 from potentia.scores import ScoreMatrix
 from potentia.store import Store, import_scores, write_scores
 from potentia.store.files.leaderboard import latex, markdown, mean_ranks
+from potentia.store.files.read import read_files
 from score_files import read_scores
 
 # Names as people write them, and worse: separators, quotes, slashes, dots, other alphabets.
@@ -140,3 +141,18 @@ def test_an_import_knows_where_it_came_from(tmp_path: Path) -> None:
         cell = store.cells(model="d")[0]
         assert cell.manifest == {"imported_from": "results/scores.csv"}
         assert store.items(cell.key) == []
+
+
+def test_names_that_look_like_formulas_stay_text(tmp_path: Path):
+    """A spreadsheet computes a cell that begins with = + - @; what is read back is what was written."""
+    names = ["=HYPERLINK(1)", "+1", "-2", "@x", "plain", "'quoted"]
+    matrix = ScoreMatrix.build(names, ["=cmd|' /C calc'!A0"], [[0.1 * k] for k in range(6)], protocol="direct")
+    (file,) = write_scores(matrix, tmp_path / "scores.csv")
+    import csv
+
+    with file.open(newline="") as stream:
+        cells = [value for row in csv.DictReader(stream) for value in (row["model"], row["benchmark"])]
+    assert not [value for value in cells if value.startswith(("=", "+", "-", "@"))]
+    back = read_files(file).scores["direct"]
+    assert sorted(back.models) == sorted(names)
+    assert back.tasks == matrix.tasks

@@ -10,6 +10,7 @@ from typing import Any
 from potentia.errors import DataError
 from potentia.store.files.assemble import Entry
 from potentia.store.files.metrics import higher_is_better
+from potentia.store.files.table import whole
 from potentia.store.files.tidy import number
 
 _STDERR = "_stderr"
@@ -31,7 +32,7 @@ def load_json(path: Path) -> Any:
         return found
 
     try:
-        return json.loads(path.read_bytes().decode("utf-8-sig"), object_pairs_hook=unique)
+        return json.loads(whole(path).decode("utf-8-sig"), object_pairs_hook=unique)
     except UnicodeDecodeError as error:
         raise DataError(f"byte {error.start} is no UTF-8 text", where=str(path), hint="save it as UTF-8") from None
     except json.JSONDecodeError as error:

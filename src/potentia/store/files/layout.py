@@ -206,7 +206,7 @@ def _value(cell: Any) -> tuple[float | None, float | None]:
     if cell is None or isinstance(cell, bool):
         return None, None
     if isinstance(cell, (int, float)):
-        return (float(cell), None) if cell == cell else (None, None)
+        return (float(cell), None) if abs(cell) < 1e300 else (None, None)  # no score: NaN, or beyond all numbers
     found = _NUMBER.fullmatch(str(cell).strip())
     if found is None:
         return None, None

@@ -62,6 +62,8 @@ def read_files(
 
 
 def _from_file(path: Path, wishes: _Wishes, notes: list[str]) -> list[Entry]:
+    if path.exists() and not path.is_file():
+        raise DataError("this is no plain file", where=str(path))  # reading a pipe or a device may never end
     with path.open("rb") as file:
         start = file.read(4096)
     if start.startswith(b"PAR1"):
@@ -104,7 +106,10 @@ def _from_records(records: list[Any], where: str, wishes: _Wishes, notes: list[s
 
 
 def _from_folder(folder: Path, wishes: _Wishes, notes: list[str]) -> list[Entry]:
-    files = sorted(folder.rglob("results*.json")) or sorted([*folder.rglob("*.json"), *folder.rglob("*.jsonl")])
+    found_here = sorted(folder.rglob("results*.json")) or sorted([*folder.rglob("*.json"), *folder.rglob("*.jsonl")])
+    files = [path for path in found_here if path.resolve().is_relative_to(folder.resolve())]
+    if len(files) < len(found_here):
+        notes.append(f"{len(found_here) - len(files)} links that lead out of {folder} are passed over")
     if not files:
         hint = "give the output folder of lm-eval, Inspect (as json) or EuroEval"
         raise DataError("the folder holds no .json results", where=str(folder), hint=hint)

@@ -18,6 +18,10 @@ from potentia.errors import DataError
 from potentia.protocol import Protocol
 
 DELIMITERS = (",", ";", "\t", "|")
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet would compute
+_SHIELDED = tuple("'" + mark for mark in FORMULA)
+LARGEST = 2**30  # bytes of a score file, unpacked
+MOST_ROWS = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -47,12 +51,21 @@ def read_text_table(path: Path) -> RawTable:
 
 def decoded(path: Path) -> str:
     """Return a file as text: UTF-8, or UTF-16 where it says so, as spreadsheets save it."""
-    data = path.read_bytes()
+    data = whole(path)
     encoding = "utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
     try:
         return data.decode(encoding)
     except UnicodeDecodeError as error:
         raise DataError(f"byte {error.start} is no UTF-8 text", where=str(path), hint="save it as UTF-8") from None
+
+
+def whole(path: Path) -> bytes:
+    """Return the content of a plain file of a size that scores can have."""
+    if not path.is_file():
+        raise DataError("this is no plain file", where=str(path))
+    if path.stat().st_size > LARGEST:
+        raise DataError(f"larger than {LARGEST // 2**20} MiB, too large for scores", where=str(path))
+    return path.read_bytes()
 
 
 def delimiter_of(header: str) -> str:
@@ -72,7 +85,7 @@ def _delimited(path: Path, text: str, delimiter: str) -> RawTable:
             if len(fields) != len(header):
                 message = f"{len(fields)} fields where the header has {len(header)}"
                 raise DataError(message, where=f"{path}, {place}")
-            rows.append((place, tuple(fields)))
+            rows.append((place, tuple(field[1:] if field.startswith(_SHIELDED) else field for field in fields)))
     except csv.Error as error:
         raise DataError(f"this is no CSV: {error}", where=f"{path}, line {reader.line_num}") from None
     return _table(str(path), header, rows)
@@ -109,9 +122,18 @@ def read_parquet_table(path: Path) -> RawTable:
     import pyarrow.parquet as pq
 
     try:
-        table = pq.ParquetFile(path).read()
+        file = pq.ParquetFile(path)
+        facts = file.metadata
+        unpacked = sum(facts.row_group(k).total_byte_size for k in range(facts.num_row_groups))
+        if unpacked > LARGEST or facts.num_rows > MOST_ROWS:  # a few bytes can unpack to any number of rows
+            raise DataError(
+                f"{facts.num_rows:,} rows, {unpacked:,} bytes unpacked: too large for scores", where=str(path)
+            )
+        table = file.read()
         columns = [str(name) for name in table.column_names]
         values = [table.column(place).to_pylist() for place in range(table.num_columns)]
+    except DataError:
+        raise
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         reason = (str(error).splitlines() or ["unreadable"])[0]
         raise DataError(f"this is no whole Parquet file: {reason}", where=str(path)) from None
@@ -135,8 +157,8 @@ def json_lines(text: str, where: str) -> Iterator[Any]:
         if line.strip():
             try:
                 yield json.loads(line)
-            except (json.JSONDecodeError, RecursionError) as error:
-                reason = getattr(error, "msg", "too deep")
+            except (ValueError, RecursionError) as error:
+                reason = getattr(error, "msg", type(error).__name__)
                 raise DataError(f"this is no JSON: {reason}", where=f"{where}, line {n}") from None
 
 

@@ -14,6 +14,7 @@ from potentia.errors import InputError, StoreError
 from potentia.protocol import Protocol
 from potentia.scores import ScoreMatrix
 from potentia.store.files.leaderboard import latex, markdown
+from potentia.store.files.table import FORMULA
 from potentia.store.files.tidy import COLUMNS
 
 Matrices = Mapping[Protocol, ScoreMatrix]
@@ -82,8 +83,14 @@ def _csv(matrices: Matrices, target: Path) -> list[Path]:
         n = row["n"]
         count = "" if n is None else int(n) if n == int(n) else repr(n)
         flag = "true" if row["higher_is_better"] else "false"
-        writer.writerow({**row, "score": repr(row["score"]), "n": count, "higher_is_better": flag})
+        names = {key: shielded(row[key]) for key in ("protocol", "model", "benchmark")}
+        writer.writerow({**row, **names, "score": repr(row["score"]), "n": count, "higher_is_better": flag})
     return _save(target, buffer.getvalue())
+
+
+def shielded(name: str) -> str:
+    """Return a name that a spreadsheet takes for text: one that begins like a formula gets an apostrophe before it."""
+    return f"'{name}" if name.startswith(FORMULA) else name
 
 
 def _parquet(matrices: Matrices, target: Path) -> list[Path]:

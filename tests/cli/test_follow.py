@@ -1,0 +1,38 @@
+"""``potentia status --watch``."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from made_store import make_store
+from potentia.cli.follow import running
+from potentia.run import store_status
+from potentia.store import Store
+
+POTENTIA = str(Path(sys.executable).with_name("potentia"))
+
+
+def test_a_store_is_followed_until_interrupted(tmp_path: Path):
+    where = make_store(tmp_path / "made.db")
+    process = subprocess.Popen([POTENTIA, "status", str(where), "--watch", "--json"], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        first = json.loads(process.stdout.readline())
+        assert (first["failed"], first["running"]) == (store_status(str(where))["studies"][0]["failed"], 0)
+        with Store.open(where) as store:
+            store.put_progress(
+                first["key"], "a [/model]", {"at": time.time(), "phase": "direct x", "total": 5, "done": 2}
+            )
+        second = json.loads(process.stdout.readline())
+        assert second == {**first, "running": 1}
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 0
+    assert running(store_status(str(where))).rows[0][1:4] == ("a [/model]", "direct x", "2/5")
+    shown = subprocess.run([POTENTIA, "status", str(where)], capture_output=True, text=True)
+    assert "a [/model]" in shown.stdout
