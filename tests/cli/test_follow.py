@@ -19,7 +19,12 @@ POTENTIA = str(Path(sys.executable).with_name("potentia"))
 
 def test_a_store_is_followed_until_interrupted(tmp_path: Path):
     where = make_store(tmp_path / "made.db")
-    process = subprocess.Popen([POTENTIA, "status", str(where), "--watch", "--json"], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [POTENTIA, "status", str(where), "--watch", "--json"],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell in the background has it ignored
+    )
     assert process.stdout is not None
     try:
         first = json.loads(process.stdout.readline())

@@ -235,3 +235,15 @@ def test_looking_for_a_store_makes_none(store_url: str) -> None:
     assert found is not None
     with found:
         assert found.studies() == []
+
+
+def test_a_damaged_record_is_told(tmp_path: Path):
+    import sqlite3
+
+    from made_store import make_store
+
+    where = make_store(tmp_path / "made.db")
+    with sqlite3.connect(where) as raw:
+        raw.execute("UPDATE manifests SET manifest = substr(manifest, 1, 40)")
+    with Store.open(where, readonly=True) as store, pytest.raises(StoreError, match="damaged"):
+        store.cells()

@@ -115,3 +115,9 @@ def test_pickled_data_is_refused(tmp_path: Path):
     file.write_text(file.read_text().replace("dataset_path: json", "dataset_path: pandas"))
     with pytest.raises(TaskError, match="pandas can run code"):
         load(str(file))
+
+
+def test_a_split_that_is_no_name_is_absent(tmp_path: Path):
+    file = definition(tmp_path)
+    file.write_text(file.read_text().replace("training_split: train", "training_split: [train]"))
+    assert ask(file).startswith("question")

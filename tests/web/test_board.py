@@ -255,3 +255,13 @@ def test_prometheus_reads_the_counts(board: TestClient):
     key = board.get("/api/studies").json()[0]
     done = next(text for text in lines if 'state="done"' in text and key["key"] in text)
     assert float(done.split()[-1]) == key["done"] > 0
+
+
+def test_lanes_are_paged_where_they_lie(board: TestClient):
+    from made_store import STUDY
+
+    whole = board.get(f"/api/studies/{STUDY}/lanes?size=200").json()
+    assert whole["total"] == len(whole["entries"]) > 3
+    pages = [board.get(f"/api/studies/{STUDY}/lanes?size=2&page={page}").json() for page in range(3)]
+    assert [lane for page in pages for lane in page["entries"]] == whole["entries"][:6]
+    assert {page["total"] for page in pages} == {whole["total"]}

@@ -31,9 +31,7 @@ class View:
         self.store = store
         self.key = plan.key
         self.began, self.since = time.monotonic(), time.time()
-        self.seen_event = 0
-        while past := store.events(self.key, after_id=self.seen_event):
-            self.seen_event = past[-1].id
+        self.seen_event = store.last_event(self.key)
         self.total = sum(len(row.cells) for row in plan.rows)
         self.before = self.total - sum(len(row.pending) for row in plan.rows)  # done when this run began
         self.done = 0

@@ -100,6 +100,15 @@ def load_values(folder: Path, key: str) -> dict[int, float] | None:
         return None
 
 
+def loads(text: str, **how: Any) -> Any:
+    """Read JSON text that a store holds."""
+    try:
+        return json.loads(text, **how)
+    except (ValueError, TypeError, RecursionError) as error:
+        hint = "restore it from a copy, or run again into a new store"
+        raise StoreError("a record of this store is damaged", hint=hint) from error
+
+
 def dumps(value: Any) -> str:
     """Write JSON text; arrays and numpy numbers become plain lists and numbers."""
     return json.dumps(value, default=_plain, separators=(",", ":"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -14,7 +13,7 @@ import sqlalchemy as sa
 from potentia.errors import StoreError
 from potentia.store import schema as s
 from potentia.store.database import WRITE, now, speaking
-from potentia.store.items import dumps
+from potentia.store.items import dumps, loads
 from potentia.store.records import EpochRecord, EventRecord, FailureRecord, LaneRecord
 
 _EVENT_LOCK = 0x706F74656E746961  # any fixed number: all writers of events wait for one another on PostgreSQL
@@ -133,19 +132,22 @@ class LiveStore:
             if points:
                 connection.execute(s.epochs.insert(), points)
 
-    def lanes(self, *, cell: str | None = None, study: str | None = None, model: str | None = None) -> list[LaneRecord]:
-        """Return lanes with their curves: those of a cell, or of a study and of the cells it took over."""
+    def lanes(
+        self,
+        *,
+        cell: str | None = None,
+        study: str | None = None,
+        model: str | None = None,
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> list[LaneRecord]:
+        """Return lanes with their curves: those of a cell, or of a study and of the cells it took over; or a page."""
         with self._reading() as connection:
-            wanted = []
-            if cell is not None:
-                wanted.append(s.lanes.c.cell == cell)
-            if model is not None:
-                wanted.append(s.lanes.c.model == model)
-            if study is not None:
-                key = self._study_key(connection, study)
-                adopted = sa.select(s.cells.c.key).join_from(s.cells, s.study_cells).where(s.study_cells.c.study == key)
-                wanted.append(sa.or_(s.lanes.c.study == key, s.lanes.c.cell.in_(adopted)))
+            wanted = self._wanted_lanes(connection, cell=cell, study=study, model=model)
             order = (s.lanes.c.model, s.lanes.c.task, s.lanes.c.learning_rate, s.lanes.c.style, s.lanes.c.seed)
+            if limit is not None:
+                page = sa.select(s.lanes.c.key).where(*wanted).order_by(*order).limit(limit).offset(offset)
+                wanted = [s.lanes.c.key.in_(connection.execute(page).scalars().all())]
             every = sa.select(*(column.label(column.key) for column in s.lanes.c))
             rows = connection.execute(every.where(*wanted).order_by(*order)).mappings().all()
             keys = sa.select(s.lanes.c.key).where(*wanted)
@@ -155,6 +157,30 @@ class LiveStore:
                 values = dict(point)
                 curves.setdefault(values.pop("lane"), []).append(EpochRecord(**values))
         return [LaneRecord(**row, epochs=tuple(curves.get(row["key"], ()))) for row in rows]
+
+    def count_lanes(self, *, study: str, model: str | None = None) -> int:
+        """Return how many lanes a study has, without reading them."""
+        with self._reading() as connection:
+            wanted = self._wanted_lanes(connection, cell=None, study=study, model=model)
+            return int(connection.execute(sa.select(sa.func.count()).select_from(s.lanes).where(*wanted)).scalar_one())
+
+    def _wanted_lanes(
+        self, connection: sa.Connection, *, cell: str | None, study: str | None, model: str | None
+    ) -> list[Any]:
+        wanted: list[Any] = []
+        if cell is not None:
+            wanted.append(s.lanes.c.cell == cell)
+        if model is not None:
+            wanted.append(s.lanes.c.model == model)
+        if study is not None:
+            key = self._study_key(connection, study)
+            of_others = sa.and_(s.study_cells.c.study == key, s.cells.c.study != key)
+            adopted = sa.select(s.cells.c.key).join_from(s.cells, s.study_cells).where(of_others)
+            if connection.execute(adopted.limit(1)).first() is None:
+                wanted.append(s.lanes.c.study == key)
+            else:
+                wanted.append(sa.or_(s.lanes.c.study == key, s.lanes.c.cell.in_(adopted)))
+        return wanted
 
     # --- events and progress ----------------------------------------------------------------------------------------
 
@@ -182,7 +208,14 @@ class LiveStore:
                 .limit(limit)
             )
             rows = connection.execute(query).mappings().all()
-        return [EventRecord(**{**row, "payload": json.loads(row["payload"])}) for row in rows]
+        return [EventRecord(**{**row, "payload": loads(row["payload"])}) for row in rows]
+
+    def last_event(self, study: str, *, before: int = 0) -> int:
+        """Return the id of the study's latest entry but ``before`` others: 0 where there are no more."""
+        with self._reading() as connection:
+            key = self._study_key(connection, study)
+            ids = sa.select(s.events.c.id).where(s.events.c.study == key).order_by(s.events.c.id.desc())
+            return int(connection.execute(ids.offset(before).limit(1)).scalar() or 0)
 
     def put_progress(self, study: str, row: str, payload: Mapping[str, Any]) -> None:
         """Replace the latest state of a running row (tokens per second, time left, lanes)."""
@@ -196,7 +229,7 @@ class LiveStore:
         with self._reading() as connection:
             query = sa.select(s.progress).where(s.progress.c.study == self._study_key(connection, study))
             rows = connection.execute(query.order_by(s.progress.c.row)).mappings().all()
-        return {row["row"]: {**json.loads(row["payload"]), "updated": row["updated"]} for row in rows}
+        return {row["row"]: {**loads(row["payload"]), "updated": row["updated"]} for row in rows}
 
     def clear_progress(self, study: str, row: str | None = None) -> None:
         """Forget the state of one row, or of all rows: nothing runs there any more."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -17,7 +16,7 @@ from potentia.errors import EmptyStoreError, InputError, NoStoreError, StoreErro
 from potentia.scores import ItemOutcome, Score, ScoreMatrix
 from potentia.store import schema as s
 from potentia.store.database import WRITE, check_version, connect, locate, now, prepare, speaking, without_password
-from potentia.store.items import dumps, load, load_values, publish, stage
+from potentia.store.items import dumps, load, load_values, loads, publish, stage
 from potentia.store.live import LiveStore
 from potentia.store.matrix import Grid
 from potentia.store.records import CellRecord, StudyRecord
@@ -102,13 +101,13 @@ class Store(LiveStore):
             insert = self._insert(s.studies).values(**row)
             connection.execute(insert.on_conflict_do_update(index_elements=["key"], set_={"opened": moment}))
             found = connection.execute(sa.select(s.studies).where(s.studies.c.key == key)).mappings().one()
-            return StudyRecord(found["key"], found["name"], json.loads(found["spec"]), found["created"])
+            return StudyRecord(found["key"], found["name"], loads(found["spec"]), found["created"])
 
     def studies(self) -> list[StudyRecord]:
         """Return all studies, the one opened last first."""
         with self._reading() as connection:
             rows = connection.execute(sa.select(s.studies).order_by(s.studies.c.opened.desc())).mappings().all()
-        return [StudyRecord(r["key"], r["name"], json.loads(r["spec"]), r["created"]) for r in rows]
+        return [StudyRecord(r["key"], r["name"], loads(r["spec"]), r["created"]) for r in rows]
 
     # --- writing cells ----------------------------------------------------------------------------------------------
 
@@ -133,7 +132,7 @@ class Store(LiveStore):
             for chunk in _chunks(cell_keys):
                 query = sa.select(s.cells.c.key, s.manifests.c.manifest).join_from(s.cells, s.manifests)
                 for key, manifest in connection.execute(query.where(s.cells.c.key.in_(chunk))):
-                    found[key] = str((json.loads(manifest).get("model") or {}).get("dtype", ""))
+                    found[key] = str((loads(manifest).get("model") or {}).get("dtype", ""))
         return found
 
     def commit_cell(self, cell: CellRecord, *, items: Sequence[ItemOutcome] | None = None) -> bool:
@@ -302,7 +301,7 @@ class Store(LiveStore):
                 protocol=r["protocol"],
                 scores=scores.get(r["id"], {}),
                 metric=r["metric"],
-                manifest=json.loads(r["manifest"]),
+                manifest=loads(r["manifest"]),
                 created=r["created"],
                 seconds=r["seconds"],
                 selection=_selection(r["selection"]),
@@ -412,7 +411,7 @@ class Store(LiveStore):
         with self._reading() as connection:
             first = sa.select(sa.func.min(c.id)).where(*self._wanted(connection, study=study)).group_by(c.task)
             query = sa.select(c.task, s.manifests.c.manifest).join_from(s.cells, s.manifests).where(c.id.in_(first))
-            return {task: json.loads(text) for task, text in connection.execute(query)}
+            return {task: loads(text) for task, text in connection.execute(query)}
 
     def outcomes(self, *, study: Studies = None) -> Iterator[tuple[str, str, str, dict[int, float]]]:
         """Give (protocol, task, model, value by document) of every cell with items, the newest of several last.
@@ -488,7 +487,7 @@ def _score_rows(number: int, cell: CellRecord) -> list[dict[str, Any]]:
 
 def _selection(text: str) -> Any:
     """Read what was chosen; stores of version 0.1 call the style of a prompt (plain or chat) its form."""
-    return json.loads(text, object_hook=lambda found: {"style" if k == "form" else k: v for k, v in found.items()})
+    return loads(text, object_hook=lambda found: {"style" if k == "form" else k: v for k, v in found.items()})
 
 
 def _null(value: float) -> float | None:

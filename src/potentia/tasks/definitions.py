@@ -100,7 +100,7 @@ def check_definition(config: Mapping[str, Any], where: str) -> None:
         metric = entry.get("metric") if isinstance(entry, Mapping) else entry
         outside = isinstance(entry, Mapping) and entry.get("hf_evaluate")
         judged = config.get("process_results") is not None  # then metrics are names alone
-        if isinstance(metric, str) and not judged and (outside or metric not in metric_registry):
+        if not callable(metric) and not judged and (outside or str(metric) not in metric_registry):
             words = f"the metric {metric!r} is none of lm-eval's, and would be fetched and run"
             raise TaskError(words, where=where, hint=_HINT)
     source = config.get("dataset_path")

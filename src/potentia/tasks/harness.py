@@ -121,12 +121,12 @@ def present(config: Mapping[str, Any], data: Mapping[str, Dataset]) -> dict[str,
     """Return the definition without the splits that the data lack and without the keys that only an index needs."""
     kept = {key: value for key, value in config.items() if key not in {"tag", "group", "task_list", *OWN_KEYS}}
     for key in (*SPLIT_KEYS.values(), "fewshot_split"):
-        if kept.get(key) is not None and kept[key] not in data:
+        if kept.get(key) is not None and str(kept[key]) not in data:
             kept[key] = None
     shots = kept.get("fewshot_config")
     if isinstance(shots, dict):
         shots = dict(shots)
-        if shots.get("split") is not None and shots["split"] not in data:
+        if shots.get("split") is not None and str(shots["split"]) not in data:
             shots["split"] = None
         kept["fewshot_config"] = shots
     metadata = kept.get("metadata")

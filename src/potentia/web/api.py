@@ -140,10 +140,11 @@ def make_api(desk: Desk) -> APIRouter:
         """Return lanes with their curves."""
         if "\0" in (model or ""):
             return Listing(total=0, page=page, size=size, entries=[])
-        found = desk.store.lanes(study=desk.study(study).key, model=model)
-        shown = found[page * size : (page + 1) * size]
+        key = desk.study(study).key
+        shown = desk.store.lanes(study=key, model=model, limit=size, offset=page * size)
         entries = [{"model": lane.model, "cell": lane.cell, **lane_payload(lane)} for lane in shown]
-        return Listing(total=len(found), page=page, size=size, entries=jsonable(entries))
+        total = desk.store.count_lanes(study=key, model=model)
+        return Listing(total=total, page=page, size=size, entries=jsonable(entries))
 
     @api.get("/studies/{study}/failures")
     def failures(study: Name, page: Page = 0, size: Size = 50) -> Listing:

@@ -46,7 +46,7 @@ class Watch:
         self.record = record
         self.asked = asked_cells(store, record)
         self._events: deque[dict[str, Any]] = deque(maxlen=RECENT)
-        self._last_event = 0
+        self._last_event = store.last_event(record.key, before=RECENT)
         self._listeners: set[asyncio.Queue[str]] = set()
         self._task: asyncio.Task[None] | None = None
         self._state = ""

@@ -259,3 +259,16 @@ def test_a_link_that_leads_out_of_a_folder_is_passed_over(tmp_path: Path):
     read = read_files(tmp_path / "out")
     assert read.scores["direct"].models == ("m",)
     assert any("lead out of" in note for note in read.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("half.json", '{"direct_eval": {"arc": {"m\\ud800": 0.5}}}'),  # half of a character
+        ("staged.csv", "stage,step,model,benchmark,metric,value,stderr\nbase,,m,arc,acc,x,0.1,9,9\n"),  # more fields
+    ],
+)
+def test_what_fuzzing_found_is_told_in_a_sentence(tmp_path: Path, name: str, text: str):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError):
+        read_files(tmp_path / name)

@@ -33,6 +33,9 @@ def assemble(entries: Iterable[Entry], *, where: str) -> dict[Protocol, ScoreMat
     protocols: dict[str, dict[tuple[str, str], Entry]] = {}
     direction: dict[str, Entry] = {}
     for entry in entries:
+        for name in (entry.protocol, entry.model, entry.task):
+            if not name.isascii():
+                _check_unicode(name, entry.place, where)
         cells = protocols.setdefault(entry.protocol, {})
         twin = cells.get((entry.model, entry.task))
         if twin is not None:
@@ -52,6 +55,14 @@ def assemble(entries: Iterable[Entry], *, where: str) -> dict[Protocol, ScoreMat
     if not protocols:
         raise DataError("there are no scores in it", where=where)
     return {Protocol(protocol): _matrix(protocol, cells) for protocol, cells in protocols.items()}
+
+
+def _check_unicode(name: str, place: str, where: str) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # JSON can spell half of a character
+        at = f", {place}" if place else ""
+        raise DataError(f"the name {name!r} holds half of a Unicode character", where=where + at) from None
 
 
 def _matrix(protocol: str, cells: dict[tuple[str, str], Entry]) -> ScoreMatrix:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,10 +34,12 @@ class StagedScores:
         import pandas as pd
 
         try:
-            table = pd.read_csv(path)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", pd.errors.ParserWarning)  # rows longer than the header
+                table = pd.read_csv(path, index_col=False)
         except OSError as error:
             raise DataError(f"cannot read the scores: {error.strerror}", where=str(path)) from error
-        except (ValueError, pd.errors.ParserError) as error:
+        except (ValueError, pd.errors.ParserError, pd.errors.ParserWarning) as error:
             raise DataError(f"this is no CSV of scores: {error}", where=str(path)) from error
         missing = [name for name in COLUMNS if name not in table.columns]
         if missing:

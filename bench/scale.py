@@ -1,0 +1,233 @@
+"""How long commands take on stores of 2,000, 20,000 and 200,000 cells, and on 300 models × 40 tasks.
+
+    python bench/scale.py                       # the small ones and 300 × 40
+    python bench/scale.py --sizes 200k          # minutes, and a gigabyte of disk
+    python bench/scale.py --cells 200           # what a trivial cell costs beside its scoring: plan, commit, events
+
+Each command runs in a process of its own. Printed: seconds on the clock, seconds of processor time, and the most
+memory; a limit is held against the processor time, which a busy machine does not stretch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+POTENTIA = [sys.executable, "-c", "from potentia.cli.app import run; run()"]
+os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+SIZES = {"2k": (50, 20), "20k": (250, 40), "300x40": (300, 40), "200k": (1000, 100)}
+STUDY = "feedfacefeedfacefeedfacefeedface"
+# Seconds of processor time, and MB of memory or of the file, by size and step.
+LIMITS = {
+    ("20k", "status"): (1, None), ("300x40", "status"): (1, None), ("200k", "status"): (1, None),
+    ("300x40", "rankings"): (20, None), ("300x40", "report"): (30, 15), ("200k", "rankings"): (600, 2_000),
+    ("200k", "board, first page"): (2, None),
+}  # fmt: skip
+
+
+def make_store(where: Path, models: int, tasks: int, *, lanes: int = 3) -> None:
+    """Write a study of two protocols, its scores of one ability and some noise, with lanes and their curves."""
+    from potentia.scores import Score
+    from potentia.store import CellRecord, EpochRecord, LaneRecord, Store
+    from potentia.store import schema as s
+
+    stream = np.random.default_rng(0)
+    ability, ease = stream.normal(size=models), stream.normal(size=tasks)
+    names = [f"family-{k % 20}/model-{k:04d}" for k in range(models)]
+    spec = {
+        "name": "scale",
+        "models": [{"name": m, "family": m.split("/")[0], "parameters": 1e8 * (k + 1)} for k, m in enumerate(names)],
+        "tasks": [f"task_{j:03d}" for j in range(tasks)],
+        "protocols": ["direct", "train_before_test"],
+    }
+    manifest = {
+        "versions": {"torch": "2.11.0", "transformers": "5.22.0", "peft": "0.21.0", "lm-eval": "0.4.13"},
+        "model": {"source": "m", "fingerprint": "f" * 32, "dtype": "float32", "device": "cpu"},
+        "task": {"fingerprint": "e" * 64, "splits": {}, "metric": "acc"},
+        "seed": 0,
+    }
+    with Store.open(where) as store:
+        store.study("scale", STUDY, spec)
+        for protocol, noise in (("direct", 1.0), ("train_before_test", 0.3)):
+            raw = ability[:, None] + ease[None, :] + noise * stream.normal(size=(models, tasks))
+            values = 0.25 + 0.7 / (1 + np.exp(-raw))
+            cells, curves = [], []
+            for k, model in enumerate(names):
+                for j in range(tasks):
+                    value, key = (
+                        float(values[k, j]),
+                        hashlib.sha256(f"{model} {j} {protocol}".encode()).hexdigest()[:32],
+                    )
+                    score = Score(value, float(np.sqrt(value * (1 - value) / 1000)), 1000, "acc")
+                    about = {"learning_rate": 2e-5, "epoch": 3, "style": "plain"}
+                    cells.append(
+                        CellRecord(key, STUDY, model, f"task_{j:03d}", protocol, {"acc": score}, "acc", manifest,
+                                   seconds=1.5, selection=about)
+                    )  # fmt: skip
+                    if protocol == "train_before_test":
+                        for n in range(lanes):
+                            curve = tuple(EpochRecord(e, 2.0 - e / 5, value - 0.1 + e / 50, 0.01) for e in range(6))
+                            curves.append(
+                                LaneRecord(f"lane-{n}-{key}", STUDY, model, f"task_{j:03d}", 1e-5 * (n + 1), "plain",
+                                           0, "done", key, curve, selected=n == 0)
+                            )  # fmt: skip
+            for start in range(0, len(cells), 5000):
+                store.commit_cells(cells[start : start + 5000])
+            with store._writing() as connection:  # one by one they would take an hour
+                from dataclasses import asdict
+
+                for start in range(0, len(curves), 5000):
+                    part = curves[start : start + 5000]
+                    rows = [{k: v for k, v in asdict(lane).items() if k != "epochs"} for lane in part]
+                    connection.execute(s.lanes.insert(), rows)
+                    points = [{"lane": lane.key, **asdict(point)} for lane in part for point in lane.epochs]
+                    connection.execute(s.epochs.insert(), points)
+
+
+def timed(arguments: list[str], folder: Path) -> tuple[float, float, float]:
+    """Run a command; return seconds, seconds of processor time, and MB of memory."""
+    began = time.perf_counter()
+    with (folder / "said").open("w") as said:
+        process = subprocess.Popen([*POTENTIA, *arguments], cwd=folder, stdout=said, stderr=subprocess.STDOUT)
+        _, code, used = os.wait4(process.pid, 0)
+    if code:
+        raise SystemExit(f"{arguments[0]} ended with {code}: {(folder / 'said').read_text()[-2000:]}")
+    return time.perf_counter() - began, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
+
+
+def board(store: Path, folder: Path) -> dict[str, float]:
+    """Serve the board; return seconds until its pages and lists are there."""
+    process = subprocess.Popen(
+        [*POTENTIA, "serve", str(store), "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        cwd=folder, env={**os.environ, "COLUMNS": "300", "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        found = re.search(r"http://[^ ]+/", process.stdout.readline())
+        assert found
+        took: dict[str, float] = {}
+        for name, path in (
+            ("board, list of studies", ""),
+            ("board, first page", f"studies/{STUDY}"),
+            ("board, first page again", f"studies/{STUDY}"),
+            ("board, lanes", f"api/studies/{STUDY}/lanes?size=50"),
+            ("board, cells", f"api/studies/{STUDY}/cells?size=50&page=20"),
+            ("board, metrics", "metrics"),
+        ):
+            began = time.perf_counter()
+            for attempt in range(200):
+                try:
+                    with urllib.request.urlopen(found[0] + path, timeout=600) as answer:
+                        answer.read()
+                    break
+                except ConnectionError:
+                    time.sleep(0.05 * min(attempt, 4))
+            took[name] = time.perf_counter() - began
+        return took
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+
+
+def measure(size: str, folder: Path, steps: list[str]) -> bool:
+    """Measure one size and print it; return whether every limit holds."""
+    store = folder / f"{size}.db"
+    models, tasks = SIZES[size]
+    began = time.perf_counter()
+    make_store(store, models, tasks)
+    made = f"made in {time.perf_counter() - began:.0f} s, {store.stat().st_size / 1e6:,.0f} MB"
+    print(f"\n{size}: {models} models × {tasks} tasks, {2 * models * tasks:,} cells ({made})", flush=True)
+    print(f"{'':28}{'seconds':>9}{'CPU s':>9}{'MB':>8}   limit")
+    held = True
+    commands = {
+        "status": ["status", str(store)],
+        "rankings": ["analyze", "rankings", str(store)],
+        "report": ["report", str(store), "-o", str(folder / "report.html")],
+    }
+    for name, command in commands.items():
+        if name not in steps:
+            continue
+        clock, cpu, memory = timed(command, folder)
+        limit, most = LIMITS.get((size, name), (None, None))
+        amount = (folder / "report.html").stat().st_size / 1e6 if name == "report" else memory
+        ok = (limit is None or cpu < limit) and (most is None or amount < most)
+        held &= ok
+        told = "" if limit is None else f"{limit} s" + (f", {most:,} MB" if most else "") + ("" if ok else "  MISSED")
+        print(f"{name:28}{clock:9.2f}{cpu:9.2f}{memory:8.0f}   {told}", flush=True)
+        if name == "report":
+            print(f"{'  its file':28}{'':18}{amount:8.1f}")
+    if "board" in steps:
+        for name, clock in board(store, folder).items():
+            limit, _ = LIMITS.get((size, name), (None, None))
+            ok = limit is None or clock < limit
+            held &= ok
+            print(
+                f"{name:28}{clock:9.3f}{'':17}   {'' if limit is None else f'{limit} s'}{'' if ok else '  MISSED'}",
+                flush=True,
+            )
+    return held
+
+
+def orchestration(cells: int, folder: Path) -> bool:
+    """Run a study of trivial cells (one question, a tiny model) twice; print what a cell costs, and what finding it."""
+    import tiny
+    from potentia.run import plan_study, run_study
+    from potentia.study import make_study
+
+    tiny.save_model(folder / "m", seed=0, width=16)
+    for k in range(cells):
+        tiny.save_questions(folder / f"q{k}.jsonl", n=12, seed=k)
+    study = make_study(
+        {
+            "models": [{"name": "m", "path": str(folder / "m")}],
+            "tasks": [{"name": f"q{k}", "file": str(folder / f"q{k}.jsonl")} for k in range(cells)],
+            "protocols": ["direct"],
+            "caps": {"test": 1},
+            "store": str(folder / "trivial.db"),
+            "device": "cpu",
+        }
+    )
+    times = {}
+    plan = None
+    for name in ("planned", "computed", "found"):
+        began = time.process_time()
+        if name == "computed":
+            run_study(plan)
+        else:
+            plan = plan_study(study)
+        times[name] = (time.process_time() - began) / cells * 1e3
+    print(f"\n{cells} trivial cells, ms of processor time each: " + ", ".join(f"{k} {v:.1f}" for k, v in times.items()))
+    return True
+
+
+def main() -> None:
+    """Measure what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=["2k", "20k", "300x40"])
+    parser.add_argument("--steps", nargs="+", default=["status", "rankings", "report", "board"])
+    parser.add_argument("--cells", type=int, help="measure this many trivial cells instead")
+    parser.add_argument("--folder", type=Path, help="keep the stores here")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = given.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        if given.cells:
+            raise SystemExit(0 if orchestration(given.cells, folder) else 1)
+        held = [measure(size, folder, given.steps) for size in given.sizes]
+    raise SystemExit(0 if all(held) else 1)
+
+
+if __name__ == "__main__":
+    main()

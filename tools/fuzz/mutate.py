@@ -1,0 +1,125 @@
+"""Mutations of texts, bytes and values, all drawn from one seeded stream."""
+
+from __future__ import annotations
+
+import copy
+import json
+from random import Random
+from typing import Any
+
+NASTY: tuple[Any, ...] = (
+    "", " ", "0", "-1", "1e999", "nan", "NaN", "-inf", "null", "true", "~", "[/ird]", "[bold red]x",
+    "[link=x]y[/link]", "\\", "a\\[b", "../../../../tmp/out", "/etc/passwd", "..", ".", "x" * 5_000,
+    "a/" * 2_000, "é" * 300, "\u202e", "\x1b[2J", "\r\n", "\t", "\0", "'", '"', "=1+1", "@SUM(A1)", "-2+3",
+    "<script>", "{{ 7*7 }}", "{% for x in range(99999) %}a{% endfor %}", "{{ ''.__class__ }}", "%s%n", "$(id)",
+    "`id`", "; ls", "file:///etc/passwd", "postgresql://u:p@h/d", "sqlite:///x.db", "direct",
+    "few_shot:999999999999", "few_shot:-1", "adjust@0", "train_before_test", "\ud800", "\udcff", "A" * 100_000,
+    0, -1, 1, 2**31, 2**63, -(2**63), 10**400, 1e308, -1e308, 5e-324, float("nan"), float("inf"), True, False,
+    None, [], {}, [[]], {"": ""}, {"a": {"b": {"c": {}}}}, [None] * 50, list(range(200)),
+)  # fmt: skip
+TOKENS = (
+    "&a ", "*a", "<<: *a", "!!python/object:os.system ", "!function os.system", "!!binary x", "!!set {a}", "? ",
+    "- ", ": ", "{", "}", "[", "]", "|\n", ">-\n", "'", '"', ",", ",,", ";", "\t", "\n", "\r", "\0", "#",
+    "---\n", "...\n", "\ufeff", "\ud83d", "\\ud800", "\\u0000", "0x", "1_000", "2024-13-45", "%", "1e999",
+    "NaN", "null", "{{", "}}", "{%", "%}", "[/x]", "=", "../", "//", "\\", "PAR1", "PK\x03\x04",
+)  # fmt: skip
+
+
+def text(stream: Random, source: str) -> str:
+    """Change a text in one to six places."""
+    made = source
+    for _ in range(stream.choice((1, 1, 1, 2, 3, 6))):
+        at = stream.randrange(len(made) + 1)
+        to = min(len(made), at + stream.choice((1, 1, 2, 5, 20, 100)))
+        how = stream.randrange(7)
+        if how == 0:
+            made = made[:at] + made[to:]
+        elif how == 1:
+            made = made[:at] + stream.choice(TOKENS) + made[at:]
+        elif how == 2:
+            made = made[:at] + made[at:to] * stream.choice((2, 3, 50)) + made[to:]
+        elif how == 3:
+            made = (
+                made[:at] + chr(stream.choice((stream.randrange(128), stream.randrange(0x2FFF), 0x1F600))) + made[to:]
+            )
+        elif how == 4:
+            worse = stream.choice([n for n in NASTY if isinstance(n, str)])
+            made = made[:at] + worse + made[to:]
+        elif how == 5:
+            lines = made.splitlines(keepends=True)
+            stream.shuffle(lines)
+            made = "".join(lines[: stream.randrange(len(lines) + 1)])
+        else:
+            made = made[:at]
+    return made
+
+
+def data(stream: Random, source: bytes) -> bytes:
+    """Change bytes in a few places, or cut them off."""
+    made = bytearray(source)
+    for _ in range(stream.choice((1, 1, 2, 8, 64))):
+        if not made:
+            break
+        at = stream.randrange(len(made))
+        how = stream.randrange(5)
+        if how == 0:
+            made[at] = stream.randrange(256)
+        elif how == 1:
+            made[at] ^= 1 << stream.randrange(8)
+        elif how == 2:
+            made[at : at + 8] = stream.choice((b"\0" * 8, b"\xff" * 8, b"\x7f\xff\xff\xff"))
+        elif how == 3:
+            del made[at : at + stream.choice((1, 4, 100))]
+        elif stream.random() < 0.2:
+            del made[at:]
+    return bytes(made)
+
+
+def value(stream: Random, source: Any) -> Any:
+    """Change a nested value in one to three places: replaced, doubled, dropped, renamed."""
+    made = copy.deepcopy(source)
+    for _ in range(stream.choice((1, 1, 2, 3))):
+        holder, place = _spot(stream, made)
+        if holder is None:
+            return copy.deepcopy(stream.choice(NASTY))
+        how = stream.randrange(6)
+        if how <= 2:
+            holder[place] = copy.deepcopy(stream.choice(NASTY))
+        elif how == 3:
+            del holder[place]
+        elif how == 4 and isinstance(holder, dict):
+            renamed = stream.choice([str(n) for n in NASTY])
+            holder[renamed] = holder.pop(place)
+        else:
+            holder[place] = [holder[place]] * 2
+    return made
+
+
+def _spot(stream: Random, made: Any) -> tuple[Any, Any]:
+    spots: list[tuple[Any, Any]] = []
+    todo = [made]
+    while todo:
+        here = todo.pop()
+        inner = here.items() if isinstance(here, dict) else enumerate(here) if isinstance(here, list) else ()
+        for place, below in list(inner):
+            spots.append((here, place))
+            todo.append(below)
+    return stream.choice(spots) if spots else (None, None)
+
+
+def as_json(made: Any) -> bytes:
+    """Write a value as JSON, NaN and lone surrogates included, as careless programs do."""
+    try:
+        return json.dumps(made).encode()
+    except (ValueError, TypeError):
+        return repr(made).encode("utf-8", "surrogatepass")
+
+
+def as_yaml(made: Any) -> bytes:
+    """Write a value as YAML; JSON is YAML too."""
+    return as_json(made)
+
+
+def as_bytes(made: str) -> bytes:
+    """Write a text, half characters included."""
+    return made.encode("utf-8", "surrogatepass")
