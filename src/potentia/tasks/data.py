@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from potentia.consent import CODE, allowed
 from potentia.errors import TaskError
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def _from_hub(config: Mapping[str, Any], data_dir: Path | None) -> dict[str, Dat
     task = str(config.get("task") or "task")
     options = dict(config.get("dataset_kwargs") or {})
     options.pop("trust_remote_code", None)
+    _refuse_pickles(config.get("dataset_path"))
     try:
         with quiet(), _no_waiting():
             if callable(custom := config.get("custom_dataset")):
@@ -161,6 +163,17 @@ def _read_csv(file: Path) -> list[dict[str, Any]]:
         except csv.Error as error:
             raise TaskError(f"not valid CSV: {error}", where=f"{file}, line {reader.line_num}") from error
     return records
+
+
+# Readers of `datasets` that hold data alone; others unpickle, or ask a database.
+_READERS = frozenset({"csv", "json", "parquet", "arrow", "text"})
+
+
+def _refuse_pickles(reader: Any) -> None:
+    from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES
+
+    if reader in _PACKAGED_DATASETS_MODULES and reader not in _READERS and not allowed(CODE):
+        raise TaskError(f"dataset_path: {reader} can run code", hint="write the data as json, csv or parquet")
 
 
 @contextmanager

@@ -21,8 +21,6 @@ from potentia.plain_yaml import read_yaml
 from potentia.tasks.index import tasks_folder
 
 HARNESS = "lm_eval.tasks."
-# Readers of `datasets` that hold data alone; others unpickle, or ask a database.
-READERS = frozenset({"csv", "json", "parquet", "arrow", "text"})
 LONGEST = 10_000_000  # characters that a template may make of one product
 
 
@@ -103,21 +101,12 @@ def check_definition(config: Mapping[str, Any], where: str) -> None:
         if not callable(metric) and not judged and (outside or str(metric) not in metric_registry):
             words = f"the metric {metric!r} is none of lm-eval's, and would be fetched and run"
             raise TaskError(words, where=where, hint=_HINT)
-    source = config.get("dataset_path")
-    if isinstance(source, str) and source not in READERS and _packaged(source):
-        raise TaskError(f"dataset_path: {source} can run code", where=where, hint=_HINT)
     if config.get("unsafe_code"):
         raise TaskError("it runs what models write: unsafe_code", where=where, hint=_HINT)
     members = config.get("task")
     for member in members if isinstance(members, list) else ():
         if isinstance(member, Mapping):
             check_definition(member, where)
-
-
-def _packaged(name: str) -> bool:
-    from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES
-
-    return name in _PACKAGED_DATASETS_MODULES
 
 
 @cache

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -126,7 +125,7 @@ class Leaf:
         for label in gold if isinstance(gold, list) else [gold]:
             if isinstance(label, str):
                 found += [choices.index(label)] if label in choices else []
-            elif isinstance(label, Real) and 0 <= label < len(choices):
+            elif isinstance(label, (int, float, np.integer)) and 0 <= label < len(choices):
                 found.append(int(label))
         return found
 

@@ -1,0 +1,152 @@
+"""How long the train-before-test paper's study, 61 models × 24 tasks, takes on 8, 64 and 512 GPUs: a simulation.
+
+    python bench/makespan.py
+    python bench/makespan.py --gpus 16 32 --lanes 12 --tokens 96
+
+The sizes of models and training splits are the paper's (its tables, in potentia.facts), capped as a study caps them.
+What a lane's step costs was measured on an H200: with k lanes in one pass a lane's step takes w(N) + o(N) / k, w the work
+and o what a pass costs however many lanes are in it, between measured sizes by a power law. A row begins by loading its
+model, and rows go to GPUs longest first. ``whole`` is what the executors do; ``split`` cuts long rows into parts, each a
+model loaded again with fewer lanes in a pass, as far as that shortens the whole. Not simulated: several GPUs for one
+lane, machines that fail, models that do not fit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from potentia.facts import benchmarks, models
+from potentia.study import Caps, Tuning
+
+# Parameters, and ms per lane and step of 8 × 64 tokens: in a pass of very many lanes, and alone.
+MEASURED = ((0.07e9, 0.60, 15.6), (0.41e9, 4.3, 63.6), (1.4e9, 10.6, 89.0), (8.0e9, 33.0, 112.0))
+STEP_TOKENS = 8 * 64
+LOAD_SECONDS, LOAD_RATE = 25.0, 1.5e9  # to start, and bytes of weights read in a second
+SCORING = 3.0  # tokens are scored this many times as fast as they are trained on: one forward pass of three
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One fine-tuning: its steps of the measured size, with validation, and the test where it is the one chosen."""
+
+    steps: float
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some lanes of a row on one GPU."""
+
+    model: float  # parameters
+    lanes: tuple[Lane, ...]
+    direct: float = 0.0  # steps' worth of direct scoring
+
+    def seconds(self, at_once: int) -> float:
+        """Return how long it takes: load, then passes of as many lanes as fit and are left."""
+        work, over = _measured(self.model)
+        total = LOAD_SECONDS + 2 * self.model / LOAD_RATE + self.direct * work / 1e3
+        lengths = sorted((lane.steps for lane in self.lanes), reverse=True)
+        # Lanes join as others end, so every pass is full until fewer are left than fit.
+        alone = sum(lengths) * work
+        passes = max(lengths[0] if lengths else 0.0, sum(lengths) / max(1, min(at_once, len(lengths))))
+        return total + (alone + passes * over) / 1e3
+
+
+def _measured(size: float) -> tuple[float, float]:
+    """Return ms of work and ms of overhead of a step, by a power law between and beyond the measured sizes."""
+    points = [(math.log(n), math.log(w), math.log(alone - w)) for n, w, alone in MEASURED]
+    x = math.log(size)
+    k = min(max(sum(p[0] < x for p in points), 1), len(points) - 1)
+    (x0, *y0), (x1, *y1) = points[k - 1], points[k]
+    work, over = (math.exp(a + (b - a) * (x - x0) / (x1 - x0)) for a, b in zip(y0, y1, strict=True))
+    return work, over
+
+
+def rows(tokens: float) -> list[Part]:
+    """Return the paper's rows: every model with the lanes of every task (twice for instruct models, which may chat)."""
+    caps, tuning = Caps(), Tuning()
+    found = []
+    for model in models():
+        if not any("train-before-test" in source for source in model.sources):
+            continue
+        lanes = []
+        direct = 0.0
+        for task in benchmarks():
+            if task.status != "paper":
+                continue
+            train = min(task.train_size or 0, caps.train)
+            test = min(task.train_size or 0, caps.test) / 4
+            for _ in range(len(tuning.learning_rates) * (2 if model.kind == "instruct" else 1)):
+                seen = tuning.epochs * (train + min(caps.validation, train / 5) / SCORING)
+                lanes.append(Lane(seen * tokens / STEP_TOKENS))
+            direct += 2 * test * tokens / STEP_TOKENS / SCORING  # before and after the tuning
+        found.append(Part(float(model.parameters or 0), tuple(lanes), direct))
+    return found
+
+
+def schedule(parts: Sequence[float], gpus: int) -> float:
+    """Return the makespan of handing parts out, longest first, to whichever GPU is free."""
+    free = [0.0] * gpus
+    heapq.heapify(free)
+    for seconds in sorted(parts, reverse=True):
+        heapq.heappush(free, heapq.heappop(free) + seconds)
+    return max(free)
+
+
+def split(row: Part, most: float, at_once: int) -> list[Part]:
+    """Cut a row into the fewest parts that take no longer than ``most`` each, lanes dealt out by their length."""
+    for count in range(1, len(row.lanes) + 1):
+        dealt: list[list[Lane]] = [[] for _ in range(count)]
+        loads = [(0.0, k) for k in range(count)]
+        for lane in sorted(row.lanes, key=lambda lane: -lane.steps):
+            load, k = heapq.heappop(loads)
+            dealt[k].append(lane)
+            heapq.heappush(loads, (load + lane.steps, k))
+        parts = [Part(row.model, tuple(lanes), row.direct / count) for lanes in dealt if lanes]
+        if max(part.seconds(at_once) for part in parts) <= most:
+            return parts
+    return parts
+
+
+def best(whole: Sequence[Part], gpus: int, at_once: int) -> tuple[float, list[Part]]:
+    """Return the shortest makespan over a grid of longest parts, and the parts that reach it."""
+    longest = max(row.seconds(at_once) for row in whole)
+    found = (schedule([row.seconds(at_once) for row in whole], gpus), list(whole))
+    for k in range(1, 40):
+        parts = [part for row in whole for part in split(row, longest * 0.86**k, at_once)]
+        span = schedule([part.seconds(at_once) for part in parts], gpus)
+        if span < found[0] * 0.995:  # more parts must be worth it
+            found = (span, parts)
+    return found
+
+
+def main() -> None:
+    """Print makespan and busy share, with rows whole and split."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpus", type=int, nargs="+", default=[8, 64, 512])
+    parser.add_argument("--lanes", type=int, default=24, help="lanes that fit into one pass")
+    parser.add_argument("--tokens", type=float, default=64.0, help="tokens of a training example")
+    given = parser.parse_args()
+    whole = rows(given.tokens)
+    alone = sum(row.seconds(given.lanes) for row in whole)
+    lanes = sum(len(row.lanes) for row in whole)
+    longest = max(row.seconds(given.lanes) for row in whole) / 3600
+    print(f"{len(whole)} rows, {lanes:,} lanes, {alone / 3600:,.0f} GPU hours; the longest row takes {longest:.1f} h")
+    print(f"{'GPUs':>6}  {'rows':10}{'hours':>8}{'busy':>8}{'idle':>8}{'parts':>7}{'more work':>11}")
+    held = True
+    for gpus in given.gpus:
+        as_they_are = (schedule([row.seconds(given.lanes) for row in whole], gpus), whole)
+        for how, (span, parts) in (("whole", as_they_are), ("split", best(whole, gpus, given.lanes))):
+            spent = sum(part.seconds(given.lanes) for part in parts)
+            busy = spent / (gpus * span)
+            shares = f"{busy:8.0%}{1 - busy:8.0%}{len(parts):7}{spent / alone - 1:11.1%}"
+            print(f"{gpus:6}  {how:10}{span / 3600:8.1f}{shares}")
+            held &= not (how == "split" and gpus == 64) or busy > 0.85
+    raise SystemExit(0 if held else 1)
+
+
+if __name__ == "__main__":
+    main()
