@@ -4,11 +4,11 @@
     python bench/makespan.py --gpus 16 32 --lanes 12 --tokens 96
 
 The sizes of models and training splits are the paper's (its tables, in potentia.facts), capped as a study caps them.
-What a lane's step costs was measured on an H200: with k lanes in one pass a lane's step takes w(N) + o(N) / k, w the work
-and o what a pass costs however many lanes are in it, between measured sizes by a power law. A row begins by loading its
-model, and rows go to GPUs longest first. ``whole`` is what the executors do; ``split`` cuts long rows into parts, each a
-model loaded again with fewer lanes in a pass, as far as that shortens the whole. Not simulated: several GPUs for one
-lane, machines that fail, models that do not fit.
+What a lane's step costs was measured on an H200: with k lanes in one pass a lane's step takes w(N) + o(N) / k, w the
+work and o what a pass costs however many lanes are in it, between measured sizes by a power law. A row begins by
+loading its model, and rows go to GPUs longest first. ``whole`` is what the executors do; ``split`` cuts long rows into
+parts, each a model loaded again with fewer lanes in a pass, as far as that shortens the whole. Not simulated: several
+GPUs for one lane, machines that fail, models that do not fit.
 """
 
 from __future__ import annotations

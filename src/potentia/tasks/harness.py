@@ -196,7 +196,9 @@ def _bridged() -> Any:
             try:
                 return super().doc_to_choice(doc, self._compiled(source, ast.literal_eval))
             except (TypeError, SyntaxError) as error:
-                raise TaskError(f"{self.config.task}: doc_to_choice gives no list of choices: {source!r}"[:300]) from error
+                raise TaskError(
+                    f"{self.config.task}: doc_to_choice gives no list of choices: {source!r}"[:300]
+                ) from error
 
     return Bridged
 
