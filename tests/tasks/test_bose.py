@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from potentia.errors import TaskError
-from potentia.requests import Continuation, Generation
+from potentia.requests import Continuation, Generation, Likelihood
 from potentia.tasks import load
 from potentia.tasks.forms.judge import math_equal
-from potentia.tasks.forms.reading import last_boxed, solution
+from potentia.tasks.forms.reading import bare, last_boxed, solution
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -174,11 +174,19 @@ def test_both_judges_are_reported(data_dir):
     assert (scores["math_verify|generated"].value, scores["exact_match|flexible-extract"].value) == (0.75, 0.5)
 
 
-def test_choice_forms_score_letters_and_perplexity_per_character(data_dir):
+def test_choice_forms_score_letters_and_perplexity_per_token_or_character(data_dir):
     letters, made = prompt("arc_easy:option_ppl", data_dir)
     assert (letters.metric, made.gold) == ("acc", "B")
     assert letters.grade([made], [[(-3.0, False), (-1.0, False), (-2.0, False), (-4.0, False)]])[0].value == 1.0
     blank, made = prompt("arc_easy:blank_ppl", data_dir)
+    assert blank.metric == "acc_token"
+    tokens = [Likelihood(-30.0, False, 10), Likelihood(-31.0, False, 11), *[Likelihood(-60.0, False, 10)] * 2]
+    graded = blank.grade([made], [tokens])[0]
+    assert (graded.detail["metrics"]["acc"], graded.value, graded.prediction) == (0.0, 1.0, graded.gold)
+    fewer = [Likelihood(-30.0, False, 11), Likelihood(-31.0, False, 10), *[Likelihood(-60.0, False, 10)] * 2]
+    assert blank.grade([made], [fewer])[0].value == 0.0
+    assert blank.score([graded])["acc_token"].value == 1.0
+    blank, made = prompt("arc_easy:blank_ppl:character", data_dir)
     assert blank.metric == "acc_norm"
     lengths = [len(r.continuation) for r in made.requests]
     assert lengths[1] > lengths[0]  # carbon dioxide: less likely as a whole, likelier per character
@@ -295,3 +303,18 @@ def test_the_judge_works_outside_the_main_thread():
 
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(math_equal, "0.5", "\\boxed{\\frac{1}{2}}").result()
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "问题： 3 + 4?\n逐步解答:", "問題： 3 + 4?\nステップごとの答え:", "Frage: 3 + 4?\nSchritt-für-Schritt-Antwort:",
+        "Pregunta: 3 + 4?\nRespuesta paso a paso:", "Question : 3 + 4?\nRéponse étape par étape :",
+        "Задача: 3 + 4?\nПошаговоерешение:", "Swali: 3 + 4?\nJibu la Hatua kwa Hatua:", "প্রশ্ন: 3 + 4?\nধাপে ধাপে উত্তর:",
+        "ప్రశ్న: 3 + 4?\nదశలవారీగా సమాధానం:", "โจทย์: 3 + 4?\nคำตอบทีละขั้นตอน:", "Question: 3 + 4?\nStep-by-Step Answer:",
+        "3 + 4?\n答案：", "题目: 3 + 4?\n答案:", "Problem: 3 + 4?\nSolution:",
+    ],
+)  # fmt: skip
+def test_labels_are_stripped_in_the_harness_s_languages(prompt):
+    """MGSM's and CMMLU's own prompts; a label that stayed would stand behind BOSE's "Problem:"."""
+    assert bare(prompt) == "3 + 4?"

@@ -14,7 +14,7 @@ OPTIONS: Mapping[str, int] = {
 }  # fmt: skip
 CORRELATIONS = ("mcc",)  # metrics that are 0 for any guess
 LOSSES = ("brier_score", "brier", "")
-MEANS = ("acc", "acc_norm", "acc_bytes", "exact_match", "em", "r@1", "")  # shares of right answers
+MEANS = ("acc", "acc_norm", "acc_token", "acc_bytes", "exact_match", "em", "r@1", "")  # shares of right answers
 
 
 def chance(

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
-from potentia.requests import Continuation, Document, Generation
+from potentia.requests import Continuation, Document, Generation, Likelihood
 from potentia.scores import ItemOutcome, Score
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _prompts(ask: Ask, chat: ChatTemplate | None) -> list[Prompt]:
 
 def _answer(kind: type, value: Any) -> Any:
     if kind is Continuation:
-        return value.logprob, value.greedy
+        return Likelihood(value.logprob, value.greedy, value.tokens)
     return value.logprob if kind is Document else value
 
 

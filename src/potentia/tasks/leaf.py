@@ -36,6 +36,9 @@ _NO_LABEL = (-1, "-1", "", None)
 _LABELS_SEEN = 50  # documents looked at to tell a labelled split from an unlabelled one
 
 
+PER_TOKEN = "acc_token"  # accuracy where the answer of the lowest perplexity per token is chosen
+
+
 class Leaf:
     """A harness task bound to its public splits. Documents are plain dicts, as lm-eval's functions take them."""
 
@@ -257,6 +260,8 @@ class Leaf:
             extra["acc"] = float(int(np.argmax(logprobs)) in gold)
         if "acc_norm" not in have and all(choices):
             extra["acc_norm"] = float(int(np.argmax(logprobs / [float(len(c)) for c in choices])) in gold)
+        if self.config.get("main_metric") == PER_TOKEN:
+            extra[PER_TOKEN] = float(int(np.argmax(per_token(given[: len(choices)]))) in gold)
         if len(gold) == 1:
             extra["brier_score"] = metrics.brier(logprobs.tolist(), gold[0])
         return extra
@@ -320,6 +325,14 @@ class Leaf:
             sampler.replace_df(pool)
             self._pool_key = pool
         self.task.sampler = Lender(sampler, self.task, doc, stream(seed, doc_id))
+
+
+def per_token(given: Sequence[Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return the log-likelihood per token of every answer: the lowest perplexity is the highest of these."""
+    counts = [getattr(answer, "tokens", 0) for answer in given]
+    if not all(counts):
+        raise TaskError("these answers do not say how many tokens they have", hint="ask for blank_ppl:character")
+    return np.array([answer[0] for answer in given], dtype=np.float64) / counts
 
 
 def _chat(template: ChatTemplate) -> Callable[..., str]:

@@ -15,8 +15,9 @@ from potentia.requests import Document, Example, Request
 from potentia.scores import ItemOutcome, Score
 from potentia.study import Caps
 from potentia.tasks import metrics
+from potentia.tasks.forms.reading import bare
 from potentia.tasks.harness import fingerprint
-from potentia.tasks.leaf import Answer, ChatTemplate, Leaf
+from potentia.tasks.leaf import PER_TOKEN, Answer, ChatTemplate, Leaf, per_token
 from potentia.tasks.splits import SPLITS, Division, Part, Rows, Split, SplitPlan, cap, divide, undivided
 
 Kind = Literal["choice", "generation", "corpus"]
@@ -120,7 +121,7 @@ class Task:
 
     def _main(self, wanted: str | None) -> str:
         names = self._leaves[0].metric_names
-        added = ("acc", "acc_norm", "brier_score") if self._leaves[0].output_type == "multiple_choice" else ()
+        added = ("acc", "acc_norm", "brier_score", PER_TOKEN) if self.options else ()
         if wanted in (*names, *added):
             return cast(str, wanted)
         for usual in ("acc_norm", "bits_per_byte"):
@@ -277,6 +278,7 @@ class Task:
         prediction = ""
         if self.kind == "generation":
             detail["generated"] = given[0]
+            detail["question"] = bare(leaf.asked(prompt.doc.data))  # without examples: what a judge is shown
             shown = result["filtered"]
             _, _, filter_name = self.metric.partition("|")
             chosen = shown.get(filter_name, next(iter(shown.values()), given[0]))
@@ -285,7 +287,7 @@ class Task:
             detail["logprobs"] = [float(answer[0]) for answer in given]
             if prompt.choices:
                 detail["choices"] = list(prompt.choices)
-                prediction = prompt.choices[self._best(prompt.choices, detail["logprobs"])]
+                prediction = prompt.choices[self._best(prompt.choices, given)]
             else:
                 prediction = prompt.gold if given[0][1] else ""
         else:
@@ -293,8 +295,11 @@ class Task:
         value = metrics.item_value(self.metric, values.get(self.metric, math.nan))
         return ItemOutcome(prompt.doc_id, value, prediction, prompt.gold, detail)
 
-    def _best(self, choices: Sequence[str], logprobs: Sequence[float]) -> int:
-        scores = np.asarray(logprobs[: len(choices)], dtype=np.float64)
+    def _best(self, choices: Sequence[str], given: Sequence[Any]) -> int:
+        answers = given[: len(choices)]
+        scores = np.array([answer[0] for answer in answers], dtype=np.float64)
+        if self.metric == PER_TOKEN:
+            scores = per_token(answers)
         if self.metric == "acc_norm":
             scores = scores / np.array([float(len(choice)) for choice in choices])
         return int(np.argmax(scores))

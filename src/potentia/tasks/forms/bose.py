@@ -7,7 +7,7 @@ are compared with. The templates are those of tables 5 to 10; the wording of a s
 
 Names: ``gsm8k:light``, ``gsm8k:light_cot``, ``gsm8k:iclip`` (4 examples) or ``gsm8k:iclip:8``, ``gsm8k:instruct``
 (none) or ``gsm8k:instruct:4``; ``arc_easy:option_ppl``, ``arc_easy:blank_ppl`` (perplexity of the whole text) or
-``arc_easy:blank_ppl:option`` (of the option alone).
+``arc_easy:blank_ppl:option`` (of the option alone), per token, or per character with ``:character`` behind it.
 """
 
 from __future__ import annotations
@@ -169,19 +169,24 @@ def option_ppl(task: Any, config: Mapping[str, Any], argument: str) -> dict[str,
 def blank_ppl(task: Any, config: Mapping[str, Any], argument: str) -> dict[str, Any]:
     """Table 6: options not listed, the completed text of the lowest perplexity wins.
 
-    Perplexity is per character, which all tokenizers share: ``acc_norm`` over the whole text, or over the option
-    after the question where ``blank_ppl:option`` asks for that. ``acc`` compares the same texts by their likelihood.
+    Perplexity is per token, over the whole text or, with ``blank_ppl:option``, over the option after the question;
+    ``character`` (``blank_ppl:character``, ``blank_ppl:option:character``) takes it per character, which all
+    tokenizers share (``acc_norm``). ``acc`` compares the same texts by their likelihood.
     """
-    if argument == "option":
+    words = [word for word in argument.split(":") if word]
+    metric = "acc_norm" if words[-1:] == ["character"] else "acc_token"
+    part = ":".join(words[:-1] if metric == "acc_norm" else words)
+    if part == "option":
         if getattr(task, "multiple_input", False):
             raise TaskError(
                 f"{config.get('task')} has its options inside the sentence, not at its end",
                 hint="blank_ppl compares the whole sentences",
             )
-        return _choice(task, config, asked, texts, " ", "acc_norm", Draw())
-    if argument not in ("", "whole"):
-        raise TaskError(f"no variant {argument!r} of blank_ppl", hint="blank_ppl (the whole text) or blank_ppl:option")
-    return _choice(task, config, nothing, blanks, "", "acc_norm", Draw())
+        return _choice(task, config, asked, texts, " ", metric, Draw())
+    if part not in ("", "whole"):
+        hint = "blank_ppl (the whole text) or blank_ppl:option, each also with :character"
+        raise TaskError(f"no variant {argument!r} of blank_ppl", hint=hint)
+    return _choice(task, config, nothing, blanks, "", metric, Draw())
 
 
 def _choice(

@@ -15,8 +15,19 @@ from typing import Any
 from potentia.errors import TaskError
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_BEFORE = re.compile(r"\A\s*(?:question|problem|q)\s*[:.]\s*", re.IGNORECASE)
-_AFTER = re.compile(r"\s*\n\s*(?:answer|solution|a)\s*:\s*\Z", re.IGNORECASE)
+# Labels of questions and answers in the harness's languages (MGSM, CMMLU and others), a colon of any width behind them.
+_QUESTIONS = (
+    "question|problem|q|frage|aufgabe|pregunta|problema|questão|pergunta|domanda|задача|вопрос|питання|swali|soru|pytanie|"
+    "vraag|câu hỏi|問題|問|質問|题目|問題|问题|问|문제|질문|प्रश्न|প্রশ্ন|ప్రశ్న|โจทย์|คำถาม|السؤال|سؤال"
+)
+_ANSWERS = (
+    "(?:step-by-step )?answer|solution|a|(?:schritt-für-schritt-)?antwort|lösung|respuesta(?: paso a paso)?|solución|"
+    "réponse(?: étape par étape)?|solution|resposta|risposta|пошаговое ?решение|ответ|решение|відповідь|"
+    "jibu(?: la hatua kwa hatua)?|cevap|odpowiedź|antwoord|câu trả lời|(?:ステップごとの)?答え|解答|回答|"
+    "逐步解答|答案|答|정답|답|उत्तर|(?:ধাপে ধাপে )?উত্তর|(?:దశలవారీగా )?సమాధానం|คำตอบ(?:ทีละขั้นตอน)?|الإجابة|الجواب"
+)
+_BEFORE = re.compile(rf"\A\s*(?:{_QUESTIONS})\s*[:.：]\s*", re.IGNORECASE)
+_AFTER = re.compile(rf"\s*\n\s*(?:{_ANSWERS})\s*[:：]\s*\Z", re.IGNORECASE)
 _LISTED = re.compile(r"^[ \t]*\(?([A-Za-z]|\d{1,2})[.):]\)?[ \t]+(.*?)[ \t]*$", re.MULTILINE)
 _CALCULATION = re.compile(r"<<[^<>]*>>")
 
