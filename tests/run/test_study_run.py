@@ -64,6 +64,17 @@ def test_tuning_teaches_and_the_curve_is_kept(finished: Study):
         assert cell.selection["validation"] == best
 
 
+def test_the_store_keeps_where_a_row_spent_its_time(finished: Study):
+    with Store.open(finished.store) as store:
+        (key,) = [record.key for record in store.studies() if record.name == "tiny"]
+        told = [event.payload for event in store.events(key) if event.kind == "row"]
+    assert {facts["row"] for facts in told} == {"base", "chat"}
+    for facts in told:
+        assert {"load", "tokenise", "train", "validate", "select", "test", "save"} <= set(facts["tally"])
+        assert sum(facts["tally"].values()) == pytest.approx(facts["seconds"])
+        assert facts["tally"]["train"] > facts["tally"]["select"]
+
+
 def test_a_chat_model_is_asked_both_ways_and_says_which(finished: Study):
     with Store.open(finished.store) as store:
         cell = store.cells(protocol="direct", task="colours", model="chat")[0]

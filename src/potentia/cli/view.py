@@ -17,6 +17,7 @@ from rich.table import Table
 from potentia.findings import clock
 from potentia.run import StudyPlan
 from potentia.store import Store
+from potentia.tally import told as shares
 
 SHOWN = 18  # rows of the live table; the rest are counted
 QUIET_SECONDS = 30.0  # after which a plain line says how far the study is
@@ -37,6 +38,7 @@ class View:
         self.done = 0
         self.found = 0  # by another since then: they took no time of this run
         self.failed = 0
+        self.tallies: list[str] = []  # where the time of each finished row went
         self.told: set[tuple[str, str]] = set()
 
     @property
@@ -58,6 +60,9 @@ class View:
             facts = event.payload
             if event.kind == "found":
                 self.found += facts["cells"]
+            elif event.kind == "row":
+                self.tallies.append(f"{facts['row']}: {clock(facts['seconds'])}, {shares(facts['tally'])}")
+                lines.append(self.tallies[-1])
             elif event.kind == "cell":
                 self.done += 1
                 error = f" ± {HALF_WIDTH * facts['stderr']:.4f}" if facts["stderr"] else ""
@@ -134,8 +139,13 @@ def watch(plan: StudyPlan, console: Console | None = None, *, quiet: float = QUI
     with Store.open(plan.study.store) as store:
         view = View(plan, store)
         if console.is_terminal:
-            with Live(view, console=console, refresh_per_second=2, transient=True):
-                yield
+            try:
+                with Live(view, console=console, refresh_per_second=2, transient=True):
+                    yield
+            finally:
+                view.news()
+                for line in view.tallies:
+                    console.print(line, markup=False, highlight=False, soft_wrap=True)
             return
         over = threading.Event()
 

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from potentia.tally import spending
+
 Ids = list[int]
 Pair = tuple[Ids, Ids]
 
@@ -175,10 +177,11 @@ class Encoder:
         start = self.bos.prefix_text
         plain = [not special or (start is not None and text.startswith(start)) for text in texts]
         result: list[Ids] = [[] for _ in texts]
-        for without in (False, True):
-            places = [i for i, flag in enumerate(plain) if flag is without]
-            for i, ids in zip(places, self._call([texts[i] for i in places], special=not without), strict=True):
-                result[i] = ids
+        with spending("tokenise"):
+            for without in (False, True):
+                places = [i for i, flag in enumerate(plain) if flag is without]
+                for i, ids in zip(places, self._call([texts[i] for i in places], special=not without), strict=True):
+                    result[i] = ids
         return result
 
     def _call(self, texts: list[str], *, special: bool) -> Iterable[Ids]:

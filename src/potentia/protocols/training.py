@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from potentia.errors import TuningError
 from potentia.protocols.ask import Ask, Evaluation, Style, evaluate
 from potentia.study import Tuning, content_key
+from potentia.tally import spending
 
 if TYPE_CHECKING:
     from potentia.engine.scoring import Scorer
@@ -116,13 +117,14 @@ class Training:
         for batch in [specs] if tuned.together else [[spec] for spec in specs]:
             self.last = None
             self.alone = self.lanes[batch[0].key] if len(batch) == 1 else None
-            results |= self.trainer.train(
-                batch,
-                on_epoch=self._on_epoch,
-                on_step=self._on_step,
-                on_recall=self._on_recall,
-                stop=tuned.host.stop,
-            )
+            with spending("train"):
+                results |= self.trainer.train(
+                    batch,
+                    on_epoch=self._on_epoch,
+                    on_step=self._on_step,
+                    on_recall=self._on_recall,
+                    stop=tuned.host.stop,
+                )
             for spec in batch:
                 self._ended(self.lanes[spec.key], results[spec.key])
             if any(results[spec.key].status == "interrupted" for spec in batch):
@@ -189,7 +191,8 @@ class Training:
     def _evaluate(self, asks: Iterable[Ask]) -> dict[Ask, Evaluation]:
         asked = list(asks)
         batches = [asked] if self.tuned.together else [[ask] for ask in asked]
-        made = [one for batch in batches if batch for one in evaluate(self.scorer, batch, chat=self.tuned.chat)]
+        with spending("validate"):
+            made = [one for batch in batches if batch for one in evaluate(self.scorer, batch, chat=self.tuned.chat)]
         return dict(zip(asked, made, strict=True))
 
     def _note(self, lane: LanePlan, epoch: LaneEpoch) -> None:
@@ -264,7 +267,8 @@ class Training:
             if not tuned.host.asked(name, step) or (lane.key, step, name) in tuned.on_the_way:
                 continue
             ask = tuned.ask(tuned.benchmarks[name], "test", lane.style, self.trainer.slot(lane.key))
-            (made,) = evaluate(self.scorer, [ask], chat=tuned.chat)
+            with spending("test"):
+                (made,) = evaluate(self.scorer, [ask], chat=tuned.chat)
             if len(self.lanes) > 1:
                 tuned.on_the_way.put(lane.key, step, name, made)
             else:

@@ -24,6 +24,7 @@ from potentia.errors import TuningError
 from potentia.protocols.ask import Ask, Evaluation, SplitName, Style, evaluate
 from potentia.protocols.training import Candidate, LanePlan, OnTheWay, Training, TunedResult, select
 from potentia.study import Selection, Tuning, content_key
+from potentia.tally import spending
 
 if TYPE_CHECKING:
     from potentia.engine import LoadedModel
@@ -116,7 +117,8 @@ class Tuned:
         from potentia.engine.scoring import Scorer
         from potentia.engine.tuning import FullLanes, LaneTrainer
 
-        self._validate_untuned(names, Scorer(self.loaded, token_budget=self.token_budget))
+        with spending("validate"):
+            self._validate_untuned(names, Scorer(self.loaded, token_budget=self.token_budget))
         lanes = {lane.key: lane for lane in self._lanes(names)}
         trainers = FullLanes if self.tuning.method == "full" else LaneTrainer
         with trainers(self.loaded, token_budget=self.token_budget, workspace=self.workspace) as trainer:
@@ -124,7 +126,8 @@ class Tuned:
             results = Training(self, trainer, scorer, lanes).go()
             for name in wanted:
                 try:
-                    self._finish(name, lanes, results, trainer, scorer)
+                    with spending("select"):
+                        self._finish(name, lanes, results, trainer, scorer)
                 except TuningError as error:
                     self.host.fail(name, error)
 
@@ -221,7 +224,8 @@ class Tuned:
             owner = trainer.restore(best.lane.key, best.epoch) if best.lane is not None else None
             self.host.phase(f"testing {name}", len(task.documents("test")))
             ask = self.ask(task, "test", best.style, owner)
-            tests += evaluate(scorer, [ask], chat=self.chat, progress=self.host.progress)
+            with spending("test"):
+                tests += evaluate(scorer, [ask], chat=self.chat, progress=self.host.progress)
             if best.lane is not None:
                 self.tell(best.lane, name, results[best.lane.key].status, selected=True)
         direct = self.host.direct(name, trainer.bare)

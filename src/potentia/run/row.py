@@ -22,6 +22,7 @@ from potentia.protocols import Evaluation, Stopped, Style, direct
 from potentia.run.plan import SCORING_VERSION, CellPlan, LoadedTasks, RowPlan, cell_key, renamed, seen, take_over
 from potentia.run.tuned import tune_row
 from potentia.study import adjust_tuning
+from potentia.tally import Tally, spending
 
 if TYPE_CHECKING:
     from potentia.engine import LoadedModel
@@ -57,13 +58,21 @@ class RowRun:
     chat: ChatTemplate | None = field(init=False, default=None)
     styles: tuple[Style, ...] = field(init=False, default=("plain",))
     outcome: RowOutcome = field(init=False, default_factory=RowOutcome)
+    tally: Tally = field(init=False, default_factory=Tally)
 
     def __post_init__(self) -> None:
         self.board = Board(self.store, self.plan.study_key, self.plan.model.name)
         self.study = self.plan.study
 
     def run(self) -> RowOutcome:
-        """Compute every cell of the row that the store does not have by now."""
+        """Compute every cell of the row that the store does not have by now, and tell where the time went."""
+        with self.tally.kept():
+            outcome = self._run()
+        if self.outcome.done:
+            self.board.event("row", seconds=self.tally.total, tally=self.tally.seconds)
+        return outcome
+
+    def _run(self) -> RowOutcome:
         if self.plan.problem:
             return self.give_up(self.plan.problem)
         pending = len(self.plan.pending)
@@ -75,7 +84,8 @@ class RowRun:
         if not self.plan.pending:
             return self.outcome
         try:
-            self._load()
+            with spending("load"):
+                self._load()
         except (Stopped, KeyboardInterrupt):
             self.board.finish("stopped")
             raise
@@ -147,15 +157,16 @@ class RowRun:
         )
         self.board.phase(f"{cell.protocol} {cell.task}", total=total)
         began = time.monotonic()
-        result = direct(
-            self.scorer,
-            task,
-            styles=self.styles,
-            chat=self.chat,
-            shots=self.study.shots_for(cell.task, cell.protocol),
-            seed=self.study.seed,
-            progress=self.progress,
-        )
+        with spending("test"):
+            result = direct(
+                self.scorer,
+                task,
+                styles=self.styles,
+                chat=self.chat,
+                shots=self.study.shots_for(cell.task, cell.protocol),
+                seed=self.study.seed,
+                progress=self.progress,
+            )
         self.commit(
             cell,
             result.test,
@@ -194,12 +205,13 @@ class RowRun:
             gain=None if direct_value is None else test.main.value - direct_value,
         )
         names = (record.model, record.task)
-        if (
-            not self.store.commit_cell(record, items=test.outcomes)
-            and names not in self.store.names([cell.key]).values()
-        ):
-            own = renamed(cell.key, *names)  # another row with the same files was first
-            self.store.copy_cell(cell.key, own, study=record.study, model=record.model, task=record.task)
+        with spending("save"):
+            if (
+                not self.store.commit_cell(record, items=test.outcomes)
+                and names not in self.store.names([cell.key]).values()
+            ):
+                own = renamed(cell.key, *names)  # another row with the same files was first
+                self.store.copy_cell(cell.key, own, study=record.study, model=record.model, task=record.task)
         self.outcome.done += 1
         self.board.event("cell", task=cell.task, protocol=cell.protocol, value=test.main.value, stderr=test.main.stderr)
 
@@ -262,7 +274,8 @@ class RowRun:
         ready()
         asked = self.tasks.benchmarks[task]
         seed = self.study.seed
-        return direct(self.scorer, asked, styles=self.styles, chat=self.chat, shots=shots, seed=seed).test
+        with spending("test"):
+            return direct(self.scorer, asked, styles=self.styles, chat=self.chat, shots=shots, seed=seed).test
 
     def _guarded(self, cells: list[CellPlan], compute: Callable[[list[CellPlan]], None]) -> None:
         """Compute; on an error, record each cell that is still missing as failed, and go on."""

@@ -15,6 +15,7 @@ from potentia.protocols import Candidate, Evaluation, LanePlan, Tuned, TunedResu
 from potentia.run.plan import CellPlan
 from potentia.run.sweep import lanes_name, remove
 from potentia.study import adjust_tuning
+from potentia.tally import spending
 
 if TYPE_CHECKING:
     from potentia.engine.tuning import StepInfo
@@ -121,7 +122,8 @@ class RowHost:
         """Keep the chosen adapter beside the store, where the study wants it."""
         if self.row.study.keep_adapters and (task, None) in self.cells:
             base = {"fingerprint": self.row.plan.weights, "source": self.row.plan.model.source}
-            self.row.store.keep_adapter(self.cells[task, None].key, save, {"base": base})
+            with spending("save"):
+                self.row.store.keep_adapter(self.cells[task, None].key, save, {"base": base})
 
     def fail(self, task: str, error: Exception | str) -> None:
         """Record the missing cells of a task as failed."""

@@ -16,12 +16,18 @@ from typing import Any
 from torch import Tensor
 
 from potentia.errors import TuningError
+from potentia.tally import spending
 
 _MARK = b"potentia-sealed sha256 "
 
 
 def write_sealed(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
     """Write tensors and facts to ``path`` in one atomic step; a full disk is an error and leaves the old file."""
+    with spending("save"):
+        _write(path, tensors, facts)
+
+
+def _write(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
     from safetensors.torch import save
 
     payload = save({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, {"facts": json.dumps(facts)})

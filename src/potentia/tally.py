@@ -1,0 +1,74 @@
+"""Where the time of a row goes: seconds by kind of work, each second counted once.
+
+A piece of work says what kind it is by :func:`spending`, wherever it is done; work inside work of another kind (texts
+tokenised while a lane is validated) counts for its own kind alone. Without a tally under way nothing is counted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+REST = "other"
+_under_way: ContextVar[Tally | None] = ContextVar("tally", default=None)
+
+
+class Tally:
+    """The seconds of one row."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._kinds = [REST]
+        self._since = 0.0
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Count what is done inside the block."""
+        self._since = time.perf_counter()
+        token = _under_way.set(self)
+        try:
+            yield
+        finally:
+            self._count()
+            _under_way.reset(token)
+
+    @contextmanager
+    def of(self, kind: str) -> Iterator[None]:
+        """Count for ``kind`` inside the block."""
+        self._count()
+        self._kinds.append(kind)
+        try:
+            yield
+        finally:
+            self._count()
+            self._kinds.pop()
+
+    def _count(self) -> None:
+        now = time.perf_counter()
+        self.seconds[self._kinds[-1]] = self.seconds.get(self._kinds[-1], 0.0) + now - self._since
+        self._since = now
+
+    @property
+    def total(self) -> float:
+        """All seconds."""
+        return sum(self.seconds.values())
+
+
+@contextmanager
+def spending(kind: str) -> Iterator[None]:
+    """Say that what is done inside the block is of this kind."""
+    tally = _under_way.get()
+    if tally is None:
+        yield
+    else:
+        with tally.of(kind):
+            yield
+
+
+def told(seconds: Mapping[str, float]) -> str:
+    """Say which kinds of work took what share, the largest first; what is under a hundredth is left out."""
+    total = sum(seconds.values()) or 1.0
+    kinds = sorted(seconds.items(), key=lambda entry: -entry[1])
+    return ", ".join(f"{kind} {share:.0%}" for kind, spent in kinds if (share := spent / total) >= 0.01)
