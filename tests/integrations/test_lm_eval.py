@@ -130,11 +130,11 @@ def test_chat_templates(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_command_line(folder: Path, tmp_path: Path) -> None:
-    """lm-eval's own command line, with the model registered."""
+    """lm-eval's own command line with the model registered, as the documents print it: no device is named."""
     loaded = tiny("llama", positions=128)
     loaded.model.save_pretrained(tmp_path / "model")
     loaded.tokenizer.save_pretrained(tmp_path / "model")
-    arguments = ["--model", "potentia", "--model_args", f"pretrained={tmp_path / 'model'}", "--device", "cpu"]
+    arguments = ["--model", "potentia", "--model_args", f"pretrained={tmp_path / 'model'}"]
     arguments += ["--tasks", "tiny_choice", "--include_path", str(folder)]
     command = [sys.executable, "-m", "potentia.integrations.lm_eval", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

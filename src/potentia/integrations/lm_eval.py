@@ -23,6 +23,7 @@ from potentia.errors import InputError
 from potentia.requests import Continuation, Document, Generation, decoding_options
 
 DEFAULT_NEW_TOKENS = 256
+DEFAULT_DEVICE = "cuda:0"  # what lm-eval's command line passes where nobody named a device, with a GPU or without
 
 
 @register_model("potentia")
@@ -54,7 +55,7 @@ class PotentiaLM(TemplateLM):  # type: ignore[misc]
         else:
             self.loaded = load(
                 pretrained,
-                device=device or "auto",
+                device=_device(device),
                 dtype=dtype,
                 revision=revision,
                 gguf_file=gguf_file,
@@ -150,6 +151,15 @@ class PotentiaLM(TemplateLM):  # type: ignore[misc]
     def _keep(self, kind: str, arguments: list[Any], answers: Sequence[Any]) -> None:
         for request, answer in zip(arguments, answers, strict=True):
             self.cache_hook.add_partial(kind, request, answer)
+
+
+def _device(asked: str | None) -> str:
+    """Take lm-eval's default for no wish on a machine without a GPU, as its own models do."""
+    if asked == DEFAULT_DEVICE:
+        import torch
+
+        return asked if torch.cuda.is_available() else "auto"
+    return asked or "auto"
 
 
 def _bar(total: int, what: str, hidden: bool) -> Any:
