@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench docs fuzz scale audit clean
+.PHONY: help setup demo test lint bench docs blocks fuzz scale audit clean
 
 help: ## say what each target does
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -49,5 +49,11 @@ audit: $(STAMP) ## look up the installed versions in the database of known holes
 	@$(BIN)/python -m pip install --quiet pip-audit
 	@$(BIN)/python -m pip freeze --exclude-editable > .audit.txt && $(BIN)/pip-audit --strict --no-deps --disable-pip -r .audit.txt; code=$$?; rm -f .audit.txt; exit $$code
 
+docs: $(STAMP) ## build the documentation site into site/, from docs/ and the code
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict && echo "== open site/index.html"
+
+blocks: $(STAMP) ## run every code block of README and docs, also those that take minutes (make test runs the quick ones)
+	@$(BIN)/python tools/doc_blocks.py --slow $(PAGES)
+
 clean: ## remove what was built here
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache potentia-demo
+	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache potentia-demo

@@ -34,7 +34,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 FENCE = re.compile(r"^(?P<indent> *)```(?P<lang>[\w-]*)[^\n]*\n(?P<body>.*?)^(?P=indent)```$", re.M | re.S)
 MARK = re.compile(r"<!-- (not run|slow): ([^>]*?) -->\s*\Z")
-REASONS = ("needs a GPU", "needs the hub", "needs a server", "needs a cluster", "installs", "takes", "builds")
+REASONS = ("needs a GPU", "needs the hub", "needs a server", "needs a cluster", "installs", "takes", "belongs to")
 SHELL, PLAIN = ("bash", "sh", "console"), ("", "text")
 COMMANDS = re.compile(r"^\s*(potentia|python|pip|make|lm_eval)\b", re.M)
 PORT = "8765"
@@ -163,6 +163,8 @@ def _check_study(block: Block) -> None:
     from potentia.study import make_study
 
     found = yaml.safe_load(block.text)
+    if block.mark:  # another program's
+        return
     make_study({"models": ["gpt2"], "tasks": ["arc_easy"], **found})
 
 

@@ -1,0 +1,83 @@
+"""Hooks of the site (``mkdocs.yml``): pages read off the code, README as the front page, formulas as MathML.
+
+Formulas are written ``$…$`` and ``$$…$$`` and become MathML when the site is built, so a page needs no script and no
+network to show them.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.S)
+PLACES = {  # pages that have a place in the menu as soon as they are there
+    "real-models.md": ("Methods", "On real models"),
+    "select.md": ("Guides", "Select a model on a budget"),
+    "planning.md": ("Guides", "Plan a study"),
+}
+LINKS = (
+    (re.compile(r"\]\(docs/"), "]("),
+    (re.compile(r"\]\(examples/([\w-]+)\.yaml\)"), r"](examples.md#\1)"),
+    (re.compile(r"\]\(examples/([\w-]+)\.ipynb\)"), r"](notebook.md)"),
+    (re.compile(r"\]\(CHANGELOG\.md\)"), "](changelog.md)"),
+    (re.compile(r"\]\(CONTRIBUTING\.md\)"), "](contributing.md)"),
+    (re.compile(r'src="docs/'), 'src="'),
+)
+
+
+def on_config(config: Any) -> Any:
+    """Give every page of docs/ a place: the one kept for it, or among the other ones."""
+    named = set(re.findall(r"[\w-]+\.md", str(config.nav)))
+    for page in sorted(Path(config.docs_dir).glob("*.md")):
+        if page.name not in named:
+            section, title = PLACES.get(page.name, ("In depth", None))
+            place = next(part[section] for part in config.nav if section in part)
+            place.append({title: page.name} if title else page.name)
+    return config
+
+
+def on_files(files: Any, *, config: Any) -> Any:
+    """Add the pages that are not files of docs/."""
+    from mkdocs.structure.files import File
+
+    sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tools")]
+    from reference_pages import api_page, cli_page, examples_page
+
+    made = {
+        "index.md": front_page((ROOT / "README.md").read_text("utf-8")),
+        "changelog.md": (ROOT / "CHANGELOG.md").read_text("utf-8"),
+        "contributing.md": (ROOT / "CONTRIBUTING.md").read_text("utf-8"),
+        "cli.md": cli_page(),
+        "api.md": api_page(),
+        "examples.md": examples_page(),
+    }
+    for name, text in made.items():
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
+def front_page(readme: str) -> str:
+    """Return README as a page of the site: links that lead out of docs/ lead to the page of the same thing."""
+    for pattern, target in LINKS:
+        readme = pattern.sub(target, readme)
+    return readme
+
+
+def on_page_content(content: str, **_: Any) -> str:
+    """Set the formulas of a page."""
+    return FORMULA.sub(_set, content)
+
+
+def _set(found: re.Match[str]) -> str:
+    from latex2mathml.converter import convert
+
+    block = found[2] == "["
+    written = convert(html.unescape(found[3]).strip(), display="block" if block else "inline")
+    if "\\" in written:
+        raise ValueError(f"a formula has a command that is not known: {found[3]}")
+    return f'<div class="formula">{written}</div>' if block else written
