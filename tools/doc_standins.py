@@ -26,8 +26,8 @@ HUB_MODELS = (
 )
 SCORED = (
     "Qwen/Qwen2-0.5B", "Qwen/Qwen2-1.5B", "Qwen/Qwen2-7B", "Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-7B",
-    "EleutherAI/pythia-160m-deduped", "EleutherAI/pythia-410m-deduped", "EleutherAI/pythia-1b-deduped",
-    "EleutherAI/pythia-2.8b-deduped", "EleutherAI/pythia-6.9b-deduped", "google/gemma-2b",
+    "EleutherAI/pythia-160m", "EleutherAI/pythia-410m-deduped", "EleutherAI/pythia-1b-deduped",
+    "EleutherAI/pythia-2.8b-deduped", "EleutherAI/pythia-6.9b-deduped", "HuggingFaceTB/SmolLM2-135M",
 )  # fmt: skip
 CHAT = tuple(f"{name}-Instruct" for name in SCORED[:6])
 TASKS = ("arc_easy", "arc_challenge", "boolq", "piqa", "gsm8k", "nq_open")
@@ -203,6 +203,11 @@ def _scores(folder: Path) -> None:
         for k, m in enumerate(SCORED)
     ]
     _write(folder / "models.csv", "model,family,trained,params_b,tokens_b,language", about)
+    results = folder / "training-on-the-test-task" / "notebooks" / "evaluations"
+    for stage, name in (("base", "pythia-70m-mmlu"), ("base", "pythia-70m-gsm8k"), ("e3/mmluaux", "pythia-70m-mmlu")):
+        found = {"gsm8k": {"exact_match,flexible-extract": 0.1}} if "gsm" in name else {"mmlu_law": {"acc,none": 0.3}}
+        (results / stage).mkdir(parents=True, exist_ok=True)
+        (results / stage / f"{name}.json").write_text(json.dumps({"results": found}), "utf-8")
     _potentia("import", str(folder / "ours.csv"), "--store", str(folder / "ours.db"), "--name", "ours")
     _potentia("export", str(folder / "ours.csv"), "-o", str(folder / "lm_eval_output"), "--format", "lm-eval")
     shutil.copytree(folder / "allenai" / "ai2_arc" / "ARC-Easy", folder / "data" / "allenai--ai2_arc" / "ARC-Easy")
