@@ -237,6 +237,8 @@ def _facts_beside(sources: Sequence[str | Path]) -> Path | None:
     if len(sources) != 1 or is_store(sources[0]):
         return None
     path = Path(sources[0]).expanduser()
+    if not path.name:
+        return None
     beside = path.with_name(f"{path.stem}.facts.csv")
     return beside if beside != path and beside.is_file() else None
 

@@ -247,3 +247,17 @@ def test_a_damaged_record_is_told(tmp_path: Path):
         raw.execute("UPDATE manifests SET manifest = substr(manifest, 1, 40)")
     with Store.open(where, readonly=True) as store, pytest.raises(StoreError, match="damaged"):
         store.cells()
+
+
+def test_a_damaged_schema_is_told(tmp_path: Path):
+    """SQLite names the damaged text in its message, which is then no text either."""
+    import sqlite3
+
+    from made_store import make_store
+
+    where = make_store(tmp_path / "made.db")
+    with sqlite3.connect(where) as raw:
+        raw.execute("PRAGMA writable_schema = ON")
+        raw.execute("UPDATE sqlite_master SET name = CAST(x'ff41' AS TEXT), sql = 'x' WHERE name = 'cells'")
+    with pytest.raises(StoreError, match="malformed"):
+        Store.open(where, readonly=True)

@@ -130,6 +130,8 @@ def speaking(where: str) -> Iterator[None]:
         yield
     except exc.DBAPIError as error:
         raise _in_words(str(error.orig), where) from error
+    except UnicodeDecodeError as error:
+        raise _in_words("malformed text", where) from error
     except OSError as error:
         raise StoreError(error.strerror or str(error), where=where, hint=_os_hint(error)) from error
 

@@ -164,13 +164,16 @@ class Leaf:
         if self.kind == "corpus":
             return (Document(str(self.task.doc_to_target(doc))),)
         rendered = _chat(chat) if chat else None
-        context = self.task.fewshot_context(
-            doc,
-            num_fewshot=shots,
-            apply_chat_template=chat is not None,
-            chat_template=rendered,
-            gen_prefix=self.task.doc_to_prefix(doc),
-        )
+        try:
+            context = self.task.fewshot_context(
+                doc,
+                num_fewshot=shots,
+                apply_chat_template=chat is not None,
+                chat_template=rendered,
+                gen_prefix=self.task.doc_to_prefix(doc),
+            )
+        except AssertionError as error:
+            raise TaskError(f"{self.name}: a document makes no prompt: {error}"[:300]) from error
         made = self.task.construct_requests(
             doc, context, metadata=(self.name, 0, 1), apply_chat_template=chat is not None, chat_template=rendered
         )

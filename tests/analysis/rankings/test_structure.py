@@ -262,3 +262,11 @@ def test_screening_without_tuned_scores_or_errors():
     assert np.isnan(found.not_improved).all()
     assert np.isnan(found.resolved).all()
     assert found.tables()
+
+
+def test_many_tasks_are_screened():
+    """Answers of many tasks are kept for all who ask, and nobody may write on them."""
+    values = np.random.default_rng(0).random((90, 95))
+    matrix = ScoreMatrix.build([f"m{k}" for k in range(90)], [f"t{k}" for k in range(95)], values, protocol="direct")
+    assert len(screen(matrix).tables()) > 0
+    assert screen(matrix).to_dict() == screen(matrix).to_dict()

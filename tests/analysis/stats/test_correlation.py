@@ -158,3 +158,33 @@ def test_the_same_question_is_answered_once(monkeypatch):
     other = kendall_matrix(x[:, ::-1], weights=weights)
     assert len(calls) == 2
     np.testing.assert_array_equal(other[:, ::-1, ::-1], first)
+
+
+def test_many_models_are_resampled_to_first_order(monkeypatch: pytest.MonkeyPatch):
+    """Past FIRST_ORDER models: the spread and the interval of the mean agreement are those of whole resamples."""
+    rng = np.random.default_rng(3)
+    models, tasks = 260, 6
+    x = np.round(rng.normal(size=models)[:, None] + rng.normal(size=(models, tasks)), 2)
+    x[rng.random(x.shape) < 0.03] = np.nan
+    y = x[:, :2] + rng.normal(size=(models, 2))
+    draws = rng.multinomial(models, np.full(models, 1 / models), size=400)
+    a, b = np.triu_indices(models, 1)
+    signs, known = np.sign(np.nan_to_num(x[a] - x[b])), ~np.isnan(x[a] - x[b])
+    asks = (
+        lambda: kendall_matrix(x, weights=draws),
+        lambda: kendall_matrix(x, y, weights=draws),
+        lambda: kendall_of_signs(signs, known, weights=draws),
+    )
+    for ask in asks:
+        whole = ask()
+        kendall_matrix.forget()
+        monkeypatch.setattr(module, "FIRST_ORDER", 100)
+        first = ask()
+        monkeypatch.undo()
+        kendall_matrix.forget()
+        assert first.shape == whole.shape
+        assert not np.array_equal(first, whole)
+        assert np.abs(first - whole).max() < 0.04
+        assert first.std(axis=0) == pytest.approx(whole.std(axis=0), rel=0.1, abs=1e-3)
+        assert first.mean(axis=0) == pytest.approx(whole.mean(axis=0), abs=0.002)
+    assert kendall_matrix(x, weights=np.ones(models)) == pytest.approx(kendall_matrix(x), abs=1e-6)

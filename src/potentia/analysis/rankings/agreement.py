@@ -28,7 +28,7 @@ from potentia.analysis.stats.bootstrap import (
 )
 from potentia.analysis.stats.bootstrap import row_draws as draw_rows
 from potentia.analysis.stats.correlation import METHODS, mean_offdiagonal, nan_mean
-from potentia.analysis.stats.kendall import kendall_of_signs
+from potentia.analysis.stats.kendall import FIRST_ORDER, kendall_of_signs
 from potentia.analysis.stats.significance import pair_signs
 from potentia.errors import InputError
 from potentia.facts import CATEGORIES
@@ -37,6 +37,7 @@ from potentia.protocol import Protocol
 from potentia.scores import Floats, ScoreMatrix
 
 NOISE_BLOCK = 1 << 22  # scores drawn at once
+MANY_MODELS_NOISE = 200  # draws of noise for more models than FIRST_ORDER: their mean agreement hardly moves
 SIGNIFICANT = "tau_b"
 NAMES = {
     "kendall": "Kendall's τ",
@@ -378,7 +379,8 @@ def _resample(
                 noise = correlate(item_values(matrix, items, resamples, rng))
             elif np.isfinite(matrix.stderr).any():
                 block = max(1, NOISE_BLOCK // max(1, models * tasks))
-                parts = [min(block, resamples - start) for start in range(0, resamples, block)]
+                draws = resamples if models <= FIRST_ORDER else min(resamples, MANY_MODELS_NOISE)
+                parts = [min(block, draws - start) for start in range(0, draws, block)]
                 noise = np.concatenate([correlate(noisy_values(matrix, part, rng)) for part in parts])
             tau = correlate(values)
             by_models, by_units = (correlate(values, weights=d) for d in (model_draws, unit_draws))

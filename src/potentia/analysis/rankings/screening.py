@@ -128,7 +128,7 @@ def screen(
     train = np.array([float((train_examples or {}).get(t, np.nan)) for t in tasks])
     not_improved = _not_improved(direct, tuned)
     tau = kendall_matrix(direct.oriented())
-    np.fill_diagonal(tau, np.nan)
+    tau = np.where(np.eye(len(tau), dtype=bool), np.nan, tau)  # a copy: answers of many tasks are shared
     others = np.isfinite(tau).sum(axis=1)
     against = np.divide((tau < 0).sum(axis=1), others, out=np.full(len(tasks), np.nan), where=others > 0)
     signs, known = pair_signs(final, level=level)
