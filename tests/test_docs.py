@@ -60,7 +60,6 @@ def test_most_blocks_are_run_and_not_only_parsed(told: dict[str, list[dict[str, 
         ("bash", "potentia analyze nothing scores.csv", "not run", "needs a GPU"),
         ("bash", "if", "", ""),
         ("bash", "potentia doctor", "not run", "because"),
-        ("", "potentia doctor", "", ""),
         ("ruby", "puts 1", "", ""),
         ("python", "import potentia\npotentia.no_such_name()", "slow", "a minute"),
         ("python", "print(", "", ""),
@@ -71,6 +70,18 @@ def test_most_blocks_are_run_and_not_only_parsed(told: dict[str, list[dict[str, 
 def test_a_wrong_block_is_found_without_running_it(language: str, text: str, mark: str, reason: str) -> None:
     with pytest.raises(Exception):  # noqa: B017, PT011 - a parser's own error each
         parse(Block("page", 1, language, text, mark, reason))
+
+
+def test_commands_are_run_also_where_a_block_does_not_name_its_language(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "```\npotentia doctor --no-such-option\n```\n\n```\n<folder>/<file>\n```\n\n-\n\n  ```python\n  x = 1\n  ```\n"
+    )
+    commands, layout, inner = blocks(page)
+    assert (commands.language, layout.language, inner.text) == ("bash", "", "x = 1")
+    with pytest.raises(ValueError, match="no-such-option"):
+        parse(commands)
+    parse(layout)
 
 
 def test_a_block_that_fails_when_run_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,8 @@ python tools/doc_blocks.py docs/rankings.md       # one
 python tools/doc_blocks.py --slow docs/zoo.md     # also the blocks that take minutes
 
 A page's blocks run in order in one folder that ``doc_standins.py`` prepares; its Python blocks share their names.
-Shell blocks are run line by line: ``potentia`` in this process, all else by bash. YAML is a study or a part of one.
+Shell blocks, also those that only begin with a command, run line by line: ``potentia`` in this process, all else by
+bash. YAML is a study or a part of one.
 A comment above a block says why it is not run, and then it is parsed: commands by the command line's own parser.
 
     <!-- not run: needs a GPU -->        <!-- slow: five minutes -->
@@ -35,8 +36,8 @@ ROOT = Path(__file__).resolve().parents[1]
 FENCE = re.compile(r"^(?P<indent> *)```(?P<lang>[\w-]*)[^\n]*\n(?P<body>.*?)^(?P=indent)```$", re.M | re.S)
 MARK = re.compile(r"<!-- (not run|slow): ([^>]*?) -->\s*\Z")
 REASONS = ("needs a GPU", "needs the hub", "needs a server", "needs a cluster", "installs", "takes", "belongs to")
-SHELL, PLAIN = ("bash", "sh", "console"), ("", "text")
-COMMANDS = re.compile(r"^\s*(potentia|python|pip|make|lm_eval)\b", re.M)
+SHELL, PLAIN = ("bash", "sh"), ("", "text")
+COMMANDS = re.compile(r"(potentia|potentia-lm-eval|python|pip|make|lm_eval|curl|git) ")
 PORT = "8765"
 
 
@@ -70,9 +71,10 @@ def blocks(page: Path) -> list[Block]:
         mark = MARK.search(text[: match.start()])
         indent = len(match["indent"])
         body = "\n".join(line[indent:] for line in match["body"].splitlines())
-        name = page.resolve().relative_to(ROOT).as_posix()
+        name = page.resolve().relative_to(ROOT).as_posix() if page.is_relative_to(ROOT) else page.name
         line = text.count("\n", 0, match.start()) + 1
-        found.append(Block(name, line, match["lang"], body, *(mark.groups() if mark else ())))
+        language = match["lang"] or ("bash" if COMMANDS.match(body.lstrip()) else "")
+        found.append(Block(name, line, language, body, *(mark.groups() if mark else ())))
     return found
 
 
@@ -83,8 +85,6 @@ def parse(block: Block) -> None:
     """Check a block without running it; raise ValueError, SyntaxError or click's own error where it is wrong."""
     if block.mark == "not run" and not block.reason.startswith(REASONS):
         raise ValueError(f"{block.name}: a reason begins with one of: {', '.join(REASONS)}")
-    if block.language in PLAIN and (found := COMMANDS.search(block.text)):
-        raise ValueError(f"{block.name}: a block of commands ({found[0].strip()} …) needs its language: ```bash")
     if block.language == "python":
         compile(block.text, block.name, "exec")
         _check_names(block)

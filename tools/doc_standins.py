@@ -23,6 +23,7 @@ HUB_MODELS = (
     "HuggingFaceTB/SmolLM2-135M-Instruct",
     "EleutherAI/pythia-160m",
     "EleutherAI/pythia-70m",
+    "Qwen/Qwen2.5-0.5B",
 )
 SCORED = (
     "Qwen/Qwen2-0.5B", "Qwen/Qwen2-1.5B", "Qwen/Qwen2-7B", "Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-7B",
@@ -57,6 +58,9 @@ def prepare(place: Path, folder: Path) -> None:
     (place / "bench").symlink_to(ROOT / "bench")
     if page := PAGES.get(place.name):
         shutil.copy(place / page, place / "scores.csv")
+    if place.name in ("planning", "select"):
+        shutil.copy(place / "examples" / "first.yaml", place / "study.yaml")
+        shutil.copy(place / "ours.db", place / "earlier.db")
     if place.name not in OWN_STORE:
         _potentia("import", str(place / "scores.csv"), "--store", str(place / "potentia.db"), "--name", "first")
     for file in PUBLISHED.glob("test_task*.csv"):
@@ -210,6 +214,8 @@ def _scores(folder: Path) -> None:
         (results / stage / f"{name}.json").write_text(json.dumps({"results": found}), "utf-8")
     _potentia("import", str(folder / "ours.csv"), "--store", str(folder / "ours.db"), "--name", "ours")
     _potentia("export", str(folder / "ours.csv"), "-o", str(folder / "lm_eval_output"), "--format", "lm-eval")
+    rows = [{**row, "choices": row["choices"]["text"], "answer": row["answerKey"]} for row in _arc(60, 9)]
+    (folder / "my.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n", "utf-8")
     shutil.copytree(folder / "allenai" / "ai2_arc" / "ARC-Easy", folder / "data" / "allenai--ai2_arc" / "ARC-Easy")
 
 
