@@ -190,3 +190,32 @@ def test_an_answer_is_as_long_as_the_study_says(tmp_path: Path):
     ]
     loaded = load_tasks(make_study(body | {"tasks": tasks})).benchmarks
     assert [t.prompts(t.documents("test")[:1])[0].requests[0].max_tokens for t in loaded.values()] == [700, 90]
+
+
+def test_cells_that_kept_the_untuned_model_are_counted_and_ranked_without_that_choice(world: Path, tmp_path: Path):
+    """An exposed model that skips the tuning keeps its advantage: the report says so, and ranks as if it had not."""
+    from potentia.analysis.rankings import find_rankings
+    from potentia.evidence import read
+
+    tiny.save_model(tmp_path / "other", seed=5)
+    models = [{"name": n, "path": str(p)} for n, p in (("base", world / "base"), ("other", tmp_path / "other"))]
+    tasks = [{"name": "notes", "file": str(tiny.save_texts(tmp_path / "notes.jsonl"))},
+             {"name": "colours", "file": str(world / "colours.jsonl"), "category": "colour"}]  # fmt: skip
+    harmful = {"learning_rates": [3.0], "epochs": 1, "dropout": 0.0, "clip": 1e9}
+    made = study(world, tmp_path / "s.db", models=models, tasks=tasks, tuning=harmful, protocols=["train_before_test"])
+    assert run_study(made).failed == 0
+    tuned = study(world, tmp_path / "s.db", models=models, tasks=tasks, tuning=harmful, protocols=["train_before_test"],
+                  selection="tuned", name="tuned")  # fmt: skip
+    assert run_study(tuned).failed == 0
+    with Store.open(made.store) as store:
+        kept = [c for c in store.cells(study="s") if not c.selection["tuned"]]
+        assert kept, "the rate is meant to harm"
+        for cell in kept:
+            (other,) = store.cells(study="tuned", model=cell.model, task=cell.task)
+            assert cell.selection["best_tuned"]["value"] == pytest.approx(other.score.value, abs=1e-6)
+    evidence = read(made.store, study="s")
+    assert evidence.background.categories["colours"] == "colour"
+    found = find_rankings(evidence)
+    told = found.kept.get(Protocol("train_before_test"))
+    on_tasks = [c for c in kept if c.task == "colours"]
+    assert (told.count if told else 0) == len(on_tasks)

@@ -56,6 +56,9 @@ def rankings(
     resample: Annotated[
         str, typer.Option(help="What intervals draw: families or lineages of models where known, or models.")
     ] = "families",
+    order: Annotated[
+        str, typer.Option(help="Order of the tasks in heat maps: given, or train-size (the largest first).")
+    ] = "given",
     figures: Figures = None,
     format: Formats = None,
     facts: Annotated[Path | None, typer.Option(help="A CSV of facts on models of your own.")] = None,
@@ -108,6 +111,7 @@ def rankings(
         align=align,
         use_items=use_items,
         resample=resample,
+        order=order,
     )
     found = find_rankings(evidence, options)
     named = found.named()

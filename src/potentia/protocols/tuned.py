@@ -240,6 +240,10 @@ class Tuned:
             "target_modules": list(ended[0].targets),
             "failed_lanes": failures,
         }
+        if any(best.lane is None for best in chosen) or kept_direct:
+            selection["best_tuned"] = self._best_tuned(
+                name, tuned, dict(zip(chosen, tests, strict=True)), trainer, scorer
+            )
         if self.every_rate:
             made = dict(zip(chosen, tests, strict=True))
             selection["rates"] = [self._tested(name, one, made, trainer, scorer) for one in tuned]
@@ -247,6 +251,22 @@ class Tuned:
         if save is not None and chosen[0].lane is not None and not kept_direct:
             self.host.keep(name, partial(save, chosen[0].lane.key, epoch=chosen[0].epoch))
         self.host.commit(name, None, TunedResult(test, selection, direct.main.value if direct is not None else None))
+
+    def _best_tuned(
+        self,
+        name: str,
+        tuned: Sequence[Candidate],
+        made: Mapping[Candidate, Evaluation],
+        trainer: LaneTrainer | FullLanes,
+        scorer: Scorer,
+    ) -> dict[str, Any]:
+        """Return the test score of the best tuned state, where the untuned model is kept: what ``tuned`` would be."""
+        seeds: dict[int, list[Candidate]] = {}
+        for state in tuned:
+            assert state.lane is not None
+            seeds.setdefault(state.lane.seed, []).append(state)
+        told = [self._tested(name, self.best(name, own), made, trainer, scorer) for own in seeds.values()]
+        return told[0] | {key: sum(one[key] for one in told) / len(told) for key in ("value", "stderr")}
 
     def _tested(
         self,

@@ -85,7 +85,7 @@ def ranks_section(data: ReportData, parts: Parts) -> str:
         bumps=bump_payload(data),
         figures=arrange(_ways(found, data)),
         more=arrange(chart for finding in _rest(found, data) for chart in finding.charts()[1:]),
-        tables=_tables([*data.rankings.overall.values(), *found.values()]),
+        tables=_tables([*data.rankings.overall.values(), *data.rankings.kept.values(), *found.values()]),
         parts=parts,
     )
 
@@ -103,13 +103,22 @@ def agreement_section(data: ReportData, parts: Parts) -> str:
     bars = [chart for change in found.changes.values() for chart in change.charts()]
     groups = [chart for group in found.groups.values() for chart in group.charts()]
     measures = [] if found.measures is None else [found.measures]
+    fewer = [chart for one in found.fewer.values() for chart in one.charts()]
     return render(
         "findings.html",
         id="agreement",
         title="Agreement",
         lead=AGREEMENT,
-        figures=arrange((*bars, *heat, *by_category, *groups)),
-        tables=_tables([*found.agreement.values(), *measures, *found.changes.values(), *found.groups.values()]),
+        figures=arrange((*bars, *heat, *by_category, *fewer, *groups)),
+        tables=_tables(
+            [
+                *found.agreement.values(),
+                *measures,
+                *found.changes.values(),
+                *found.fewer.values(),
+                *found.groups.values(),
+            ]
+        ),
         problems=(),
         parts=parts,
     )

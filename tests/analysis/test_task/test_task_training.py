@@ -307,3 +307,25 @@ def test_whole_analysis_answers_every_question() -> None:
     for finding in found.values():
         assert finding.tables()
         assert finding.to_dict()
+
+
+def test_every_rate_is_shown_and_a_favoured_group_gains_what_its_best_rate_gives():
+    """Appendix B.3: the newer models get their best rate by the test, the others keep theirs."""
+    from potentia.analysis.test_task.rates import weigh_rates
+
+    rng = np.random.default_rng(0)
+    names = tuple(f"m{k}" for k in range(24))
+    compute = np.linspace(20, 24, 24)
+    cohort = Cohort(names, 10**compute, tuple(f"f{k % 8}" for k in range(24)))
+    after = 0.2 + 0.1 * (compute - 20) + rng.normal(size=24) * 0.01
+    pair = Pair("mmlu", cohort, after - 0.05, after, 0.25)
+    parts = Split("newer", np.arange(24) % 2 == 1)
+    rates = {m: {2e-6: float(a) - 0.02, 2e-5: float(a) + 0.03} for m, a in zip(names, after, strict=True)}
+    found = weigh_rates("mmlu", rates, pair, parts, chosen=dict(zip(names, after.tolist(), strict=True)), draws=0)
+    assert found.rates == (2e-6, 2e-5)
+    assert found.values.shape == (24, 2)
+    gained = found.favoured.effect.value - found.usual.effect.value
+    assert gained == pytest.approx(0.03, abs=0.01), "half of the models rise by what the better rate is worth"
+    assert "θ by search budget" in found.tables()[1].title
+    alone = weigh_rates("mmlu", rates)
+    assert len(alone.tables()) == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
@@ -22,6 +22,7 @@ from potentia.analysis.rankings.agreement import (
 from potentia.analysis.rankings.alignment import Alignment, align
 from potentia.analysis.rankings.components import Components, find_components, without_gaps
 from potentia.analysis.rankings.compute import ComputeFit, fit_compute
+from potentia.analysis.rankings.fewer import FewerTasks, measure_fewer
 from potentia.analysis.rankings.groups import (
     GroupAgreement,
     agreement_by_models,
@@ -30,6 +31,7 @@ from potentia.analysis.rankings.groups import (
     items_per_task,
     size_bins,
 )
+from potentia.analysis.rankings.kept import Kept, always_tuned
 from potentia.analysis.rankings.overall import Ranking, rank_overall
 from potentia.analysis.rankings.perplexity import PerplexityAgreement, compare_perplexity
 from potentia.analysis.rankings.ranks import RankIntervals, rank_intervals
@@ -40,7 +42,7 @@ from potentia.analysis.stats.correlation import METHODS
 from potentia.analysis.stats.paired import Outcomes, PairedSignificance, compare_all_items, item_tables
 from potentia.analysis.stats.significance import Significance, measure_significance
 from potentia.errors import InputError
-from potentia.facts import Background
+from potentia.facts import Background, chance
 from potentia.findings import Cell, Chart, Finding, Interval, Table
 from potentia.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol, in_order, main_protocol
 from potentia.scores import ScoreMatrix
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
 LARGE_TEST = 2_000  # items (appendix B.5)
 SMALLEST_GROUP = 5  # models (appendix B.6)
 RESAMPLED = ("families", "lineages", "models")
+ORDERS = ("given", "train-size")
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,7 @@ class Options:
     exclude_flagged: bool = False
     align: tuple[str, str] | None = None
     use_items: bool = True
+    order: str = "given"  # of tasks in heat maps: as given, or by the size of the train split
     resample: str = "families"  # what intervals draw: families or lineages where they are known, or models
 
     def sampling(self) -> Sampling:
@@ -132,11 +136,14 @@ class Rankings(Finding):
     perplexity: dict[Protocol, PerplexityAgreement] = field(default_factory=dict)
     perplexity_by_kind: dict[str, PerplexityAgreement] = field(default_factory=dict)  # direct bits, tuned tasks
     alignment: dict[Protocol, Alignment] = field(default_factory=dict)
+    fewer: dict[Protocol, FewerTasks] = field(default_factory=dict)
+    kept: dict[Protocol, Kept] = field(default_factory=dict)
 
     def named(self) -> dict[str, Finding]:
         """Return every finding under a name of its own, in reading order."""
         found: dict[str, Finding] = {"scoreboard": self.scoreboard}
         found |= {f"ranking {p}": f for p, f in self.overall.items()}
+        found |= {f"kept {p}": f for p, f in self.kept.items()}
         found["screening"] = self.screening
         found |= {f"agreement {p}": f for p, f in self.agreement.items()}
         if self.measures is not None:
@@ -144,6 +151,7 @@ class Rankings(Finding):
         found |= {f"change {one} {two}": f for (one, two), f in self.changes.items()}
         found |= {f"tau-b {p}": f for p, f in self.tau_b.items()}
         found |= {f"tau-b change {one} {two}": f for (one, two), f in self.tau_b_changes.items()}
+        found |= {f"fewer tasks {p}": f for p, f in self.fewer.items()}
         found |= {f"by {group}": f for group, f in self.groups.items()}
         for protocol in self.overall:
             for name in ("paired", "significance", "ranks"):
@@ -175,7 +183,23 @@ class Rankings(Finding):
 def find_rankings(evidence: Evidence, options: Options | None = None) -> Rankings:
     """Run every analysis that the evidence allows: what ``potentia analyze rankings`` prints and the report shows."""
     options = options or Options()
-    return rank_scores(evidence.planned, evidence.background, options, evidence.outcomes if options.use_items else None)
+    found = rank_scores(
+        evidence.planned, evidence.background, options, evidence.outcomes if options.use_items else None
+    )
+    return replace(found, kept=_kept(evidence, found, options))
+
+
+def _kept(evidence: Evidence, found: Rankings, options: Options) -> dict[Protocol, Kept]:
+    """Say which cells kept the untuned model, and rank the models as if none had."""
+    shown = {p: evidence.planned[p].select(tasks=ranking.tasks) for p, ranking in found.overall.items()}
+    kept = {}
+    for protocol, (matrix, counted) in always_tuned(evidence, shown).items():
+        with threadpool_limits(1, user_api="blas"):
+            other, _, _ = _overall([matrix], options, options.units(evidence.background))
+        one, two = found.overall[protocol], other[protocol]
+        ranks = [dict(zip(r.models, map(float, r.ranks), strict=True)) for r in (one, two)]
+        kept[protocol] = replace(counted, ranks=ranks[0], tuned_ranks=ranks[1])
+    return kept
 
 
 def rank_scores(
@@ -204,11 +228,13 @@ def _rank_scores(
     if not matrices:
         raise InputError("there is nothing to rank: no protocol has two models with a score on a task")
     background = background or Background.of(dict.fromkeys(m for matrix in matrices for m in matrix.models))
+    matrices = [_ordered(m, background, options) for m in matrices]
     first, tuned = matrices[0], next((m for m in matrices if m.protocol == TRAIN_BEFORE_TEST), None)
     screening = screen(
         first,
         tuned if tuned is not first else None,
         train_examples=background.train_examples,
+        chance=_guesses(first, background),
         level=options.level,
     )
     if options.exclude_flagged:
@@ -231,6 +257,7 @@ def _rank_scores(
         tau_b_changes=_changes(tested, options, units, SIGNIFICANT),
         groups=_groups(matrices, background, options) if agreement else {},
         paired=_paired(matrices, options, items),
+        fewer={f.protocol: f for m in matrices if (f := measure_fewer(m, level=options.level, seed=options.seed))},
         significance={m.protocol: measure_significance(m, units=units, **options.sampling()) for m in tested},
         ranks=_ranks(tested, options),
         aggregate=aggregate,
@@ -241,6 +268,26 @@ def _rank_scores(
         perplexity_by_kind=_perplexity_by_kind(scores, matrices, background, options),
         alignment=_alignment(matrices, agreement, background, options),
     )
+
+
+def _guesses(matrix: ScoreMatrix, background: Background) -> dict[str, float]:
+    """Return the score of guessing of every task for which it is known."""
+    found = {}
+    for task, metric, higher in zip(matrix.tasks, matrix.metrics, matrix.higher_is_better, strict=True):
+        try:
+            found[task] = chance(task, metric=metric, higher_is_better=bool(higher), known=background.chance)
+        except InputError:
+            continue
+    return found
+
+
+def _ordered(matrix: ScoreMatrix, background: Background, options: Options) -> ScoreMatrix:
+    if options.order not in ORDERS:
+        raise InputError(f"no order {options.order!r} of tasks", hint=f"one of: {', '.join(ORDERS)}")
+    if options.order == "given":
+        return matrix
+    size = background.train_examples
+    return matrix.select(tasks=sorted(matrix.tasks, key=lambda task: -size.get(task, 0.0)))
 
 
 def find_scoreboard(evidence: Evidence, options: Options | None = None) -> Scoreboard:

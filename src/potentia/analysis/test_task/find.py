@@ -20,6 +20,7 @@ from potentia.analysis.test_task.gain import Gain, measure_gain
 from potentia.analysis.test_task.mediation import Mediation, mediate
 from potentia.analysis.test_task.pair import Pair, best_of, pair_up
 from potentia.analysis.test_task.rank_shift import RankShift, shift_of_ranks
+from potentia.analysis.test_task.rates import RateBudget, Rates, stored_rates, weigh_rates
 from potentia.errors import InputError
 from potentia.facts import chance
 from potentia.findings import Chart, Finding, Table, slug
@@ -80,6 +81,7 @@ class TaskFindings:
     families: FamilyComparison | None = None
     discrimination: Discrimination | None = None
     emergence: EmergenceCurve | None = None
+    rates: RateBudget | None = None
 
     def named(self) -> dict[str, Finding]:
         """Return the findings that are there."""
@@ -149,8 +151,9 @@ def find_test_task(evidence: Evidence, options: Options | None = None) -> TestTa
     steps = _steps(evidence, stage)
     batch = options.batch or (_batch(evidence, stage) if steps else BATCH)
     tasks: dict[str, TaskFindings] = {}
+    rates = stored_rates(evidence, after)
     for pair in pairs:
-        tasks[pair.task], problem = _of_task(pair, options, steps, batch)
+        tasks[pair.task], problem = _of_task(pair, options, steps, batch, rates.get(pair.task, {}))
         if problem:
             problems.append(f"{pair.task}: {problem}")
     return TestTask(before, after, tasks, exposure, copies, tuple(problems))
@@ -187,9 +190,12 @@ def analyze_pair(
     )
 
 
-def _of_task(pair: Pair, options: Options, steps: Mapping[int, ScoreMatrix], batch: int) -> tuple[TaskFindings, str]:
+def _of_task(
+    pair: Pair, options: Options, steps: Mapping[int, ScoreMatrix], batch: int, rates: Rates
+) -> tuple[TaskFindings, str]:
     """Return what one task shows; where its models cannot be divided, what needs no division, and why."""
     outside: Sequence[str] = pair.cohort.models
+    parts = None
     try:
         parts = options.split(pair.cohort, pair.task)
         found = analyze_pair(pair, parts, families=options.families, draws=options.draws, seed=options.seed)
@@ -200,7 +206,13 @@ def _of_task(pair: Pair, options: Options, steps: Mapping[int, ScoreMatrix], bat
             gain=measure_gain(pair), ranks=shift_of_ranks(pair), families=_families(pair, options.families)
         )
         problem = error.message
-    return replace(found, emergence=_emergence(pair, outside, steps, batch)), problem
+    chosen = dict(zip(pair.cohort.models, pair.after.tolist(), strict=True))
+    rated = {model: by for model, by in rates.items() if model in chosen}
+    budget = None
+    if rated:
+        divided, draws = None if problem else parts, options.draws
+        budget = weigh_rates(pair.task, rated, pair, divided, chosen=chosen, draws=draws, seed=options.seed)
+    return replace(found, emergence=_emergence(pair, outside, steps, batch), rates=budget), problem
 
 
 def _pick(evidence: Evidence, name: str | None, usual: Sequence[str]) -> Protocol:
