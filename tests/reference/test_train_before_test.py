@@ -184,3 +184,12 @@ def test_families_widen_the_intervals_of_the_published_scores(scores):
         .over
         == "lineages"
     )
+
+
+def test_fewer_benchmarks_suffice_after_tuning(scores):
+    """Section 4: rankings from a few benchmarks transfer; four tuned tasks rank as well as ten direct ones."""
+    from potentia.analysis.rankings.fewer import measure_fewer
+
+    direct, tuned = (measure_fewer(scores[p].benchmarks()) for p in SIDES)
+    assert (direct.enough, tuned.enough) == (10, 4)
+    assert tuned.random[0].value > direct.random[0].value + 0.1
