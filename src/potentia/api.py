@@ -1,6 +1,13 @@
 """What ``import potentia`` offers, in one list."""
 
-from potentia.analysis.base_models import find_ablation, find_consistency, find_stability, read_checkpoints, read_pairs
+from potentia.analysis.base_models import (
+    find_ablation,
+    find_consistency,
+    find_stability,
+    find_training,
+    read_checkpoints,
+    read_pairs,
+)
 from potentia.analysis.proxy import Options as ProxyOptions
 from potentia.analysis.proxy import find_proxies
 from potentia.analysis.rankings import Options as RankingOptions

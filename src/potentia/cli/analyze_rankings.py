@@ -23,6 +23,8 @@ from potentia.cli.output import (
     print_notes,
     print_scoreboard,
     print_table,
+    print_training,
+    training_of,
 )
 from potentia.errors import InputError
 from potentia.findings import telling
@@ -115,7 +117,11 @@ def rankings(
     )
     found = find_rankings(evidence, options)
     named = found.named()
-    if not as_json:
+    runs = None if as_json else training_of(evidence)
+    if runs is not None:
+        print_training(runs)
+        console.print()
+    if not as_json and (runs is None or everything):  # checkpoints of a run are no rivals
         print_scoreboard(found.scoreboard, most=None if everything else SHOWN)
     if as_json or everything:
         print_findings(named if as_json else {n: f for n, f in named.items() if n != "scoreboard"}, as_json=as_json)

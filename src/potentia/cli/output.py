@@ -19,6 +19,7 @@ from potentia.errors import InputError, PotentiaError
 from potentia.findings import Finding, Table, jsonable, on_one_scale, telling, written
 
 if TYPE_CHECKING:
+    from potentia.analysis.base_models import Training
     from potentia.analysis.rankings import Scoreboard
     from potentia.evidence import Evidence
 
@@ -108,6 +109,25 @@ def print_scoreboard(board: Scoreboard, *, most: int | None = None, hint: str = 
         console.print(board.headline(), style="bold", markup=False)
         for sentence in board.certainty():
             console.print(sentence, markup=False)
+
+
+def training_of(evidence: Evidence) -> Training | None:
+    """Return the pretraining runs of a study that is of checkpoints alone."""
+    from potentia.analysis.base_models import find_training
+
+    try:
+        found = find_training(evidence)
+    except InputError:
+        return None
+    return found if found.whole else None
+
+
+def print_training(training: Training) -> None:
+    """Print how pretraining runs grow over their checkpoints, then which ends best and when that was settled."""
+    print_table(training.tables()[0])
+    console.print(training.headline(), style="bold", markup=False)
+    for sentence in training.sentences():
+        console.print(sentence, markup=False)
 
 
 def print_notes(evidence: Evidence) -> None:

@@ -10,7 +10,15 @@ import typer
 from rich.markup import escape
 
 from potentia.cli.app import app
-from potentia.cli.output import console, errors, print_json, print_scoreboard, print_table
+from potentia.cli.output import (
+    console,
+    errors,
+    print_json,
+    print_scoreboard,
+    print_table,
+    print_training,
+    training_of,
+)
 
 if TYPE_CHECKING:
     from potentia.analysis.rankings import Scoreboard
@@ -111,10 +119,16 @@ def run(
     found = None if result.interrupted else scores_of(made.store, result.study)
     place = without_password(made.store)
     if as_json:
-        scores = {} if found is None else {"scoreboard": found[1].to_dict(), "scores": score_rows(found[0])}
+        scores: dict[str, Any] = {}
+        if found is not None:
+            scores = {"scoreboard": found[1].to_dict(), "scores": score_rows(found[0])}
+            runs = training_of(found[0])
+            scores |= {} if runs is None else {"training": runs.to_dict()}
         print_json({**vars(result), "store": place, **scores})
     else:
-        if found is not None:
+        if found is not None and (runs := training_of(found[0])) is not None:
+            print_training(runs)
+        elif found is not None:
             print_scoreboard(found[1], most=SHOWN, hint=f"potentia analyze rankings {place} --all")
         report_result(result, place, again=" ".join(_command()))
     raise typer.Exit(result.exit_code)

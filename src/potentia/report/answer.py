@@ -46,10 +46,12 @@ def answer(data: ReportData) -> Answer:
     if board is None:
         reason = data.problem or "there are too few scores"
         return Answer(f"No ranking yet: {reason}.", (), _tiles(data))
-    sentences = board.certainty()
+    runs = data.training if data.training is not None and data.training.whole else None
+    sentences = board.certainty() if runs is None else runs.sentences()
     if found is not None:
         sentences += [*_agreement(data, found), *_resolution(data, found)]
-    return Answer(board.headline(), tuple(map(unbroken, sentences)), _tiles(data), board)
+    headline = board.headline() if runs is None else runs.headline()
+    return Answer(headline, tuple(map(unbroken, sentences)), _tiles(data), board)
 
 
 def _agreement(data: ReportData, found: Rankings) -> list[str]:
@@ -93,10 +95,12 @@ def _tiles(data: ReportData) -> tuple[Tile, ...]:
     corpora = {t for m in scores.values() for t in m.corpora().tasks}
     cells = sum(int(np.isfinite(matrix.values).sum()) for matrix in data.evidence.scores.values())
     note = f"{count(cells, 'score')}" + (f", with {count(len(corpora), 'corpus', 'corpora')}" if corpora else "")
-    tiles = [Tile(f"{len(data.evidence.models)} × {len(known - corpora)}", "models × tasks", note)]
+    runs = data.training if data.training is not None and data.training.whole else None
+    what = "models × tasks" if runs is None else f"checkpoints × tasks, of {count(len(runs.runs), 'run')}"
+    tiles = [Tile(f"{len(data.evidence.models)} × {len(known - corpora)}", what, note)]
     found = data.rankings
     ranking = found.overall.get(data.main) if found is not None else None
-    if ranking is not None and len(ranking.models) > 1:
+    if ranking is not None and len(ranking.models) > 1 and runs is None:
         how = f"95 % rank intervals, by the {NAMES[ranking.method]}"
         tiles.append(Tile(str(1 + len(ranking.rivals)), "may be first", how))
     change = found.changes.get((data.first, data.main)) if found is not None else None

@@ -41,8 +41,11 @@ def build_sections(data: ReportData, parts: Parts | None = None) -> list[Section
 def answer_section(data: ReportData, parts: Parts) -> str:
     """Section 1: the answer first."""
     told = answer(data)
+    runs = data.training if data.training is not None and data.training.whole else None
     return render(
         "answer.html",
+        training=None if runs is None else arrange(runs.charts()),
+        tables=() if runs is None else _tables([runs]),
         answer=told,
         board=told.board,
         ladder=None if told.board is None else make_ladder(told.board),
@@ -77,7 +80,7 @@ def scores_section(data: ReportData, parts: Parts) -> str:
 
 def ranks_section(data: ReportData, parts: Parts) -> str:
     """Section 3: rank bump charts, and the aggregate ranking with its intervals."""
-    if data.rankings is None:
+    if data.rankings is None or (data.training is not None and data.training.whole):  # steps are no rivals
         return ""
     found = data.rankings.aggregate
     return render(
@@ -193,7 +196,9 @@ def test_task_section(data: ReportData, parts: Parts) -> str:
 
 def stability_section(data: ReportData, parts: Parts) -> str:
     """Section 9: whether scores grow over the checkpoints of a run."""
-    found = [] if data.stability is None else [data.stability]
+    found: list[Finding] = [] if data.stability is None else [data.stability]
+    if data.training is not None and not data.training.whole:  # else the answer begins with it
+        found.insert(0, data.training)
     return _plain(parts, "stability", "Stability", STABILITY, found, most=MOST)
 
 

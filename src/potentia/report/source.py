@@ -11,9 +11,11 @@ from potentia.analysis.base_models import (
     Ablation,
     ConsistencyFindings,
     Stability,
+    Training,
     find_ablation,
     find_consistency,
     find_stability,
+    find_training,
 )
 from potentia.analysis.proxy import Options as ProxyOptions
 from potentia.analysis.proxy import Proxies, find_proxies
@@ -60,6 +62,7 @@ class ReportData:
     board: Scoreboard | None = None  # also of one model, which has no rankings
     problem: str = ""  # why there is no ranking
     test_task: TestTask | None = None
+    training: Training | None = None  # of checkpoints: the runs that they are of
     stability: Stability | None = None
     consistency: ConsistencyFindings | None = None
     ablation: Ablation | None = None  # of prompt forms, where no pairs of base and instruct models are known
@@ -84,7 +87,7 @@ class ReportData:
         """Return every finding under the name that the command line and the board's API give it."""
         several = (self.rankings, self.test_task, self.consistency, self.proxies)
         found = {name: f for part in several if part is not None for name, f in part.named().items()}
-        single = {"stability": self.stability, "ablation": self.ablation}
+        single = {"training": self.training, "stability": self.stability, "ablation": self.ablation}
         return found | {name: f for name, f in single.items() if f is not None}
 
     def charts(self) -> list[Chart]:
@@ -112,6 +115,7 @@ def make_report(evidence: Evidence, *, items: int | None = None, options: Report
     """
     options = options or ReportOptions()
     rankings, problem = _rankings(evidence)
+    training = _training(evidence)
     consistency = _consistency(evidence, options.baseline)
     cells = tuple(evidence.cells())
     share = items if items is not None else min(ITEMS, ITEM_BUDGET // max(1, len(cells)))
@@ -119,9 +123,10 @@ def make_report(evidence: Evidence, *, items: int | None = None, options: Report
         evidence=evidence,
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         rankings=rankings,
-        board=_board(evidence) if rankings is None else rankings.scoreboard,
+        board=_standing(evidence, rankings, training),
         problem=problem,
         test_task=_test_task(evidence, options.test_task),
+        training=training,
         stability=_stability(evidence, options.baseline),
         consistency=consistency,
         ablation=_ablation(evidence) if consistency is None else None,
@@ -139,6 +144,21 @@ def _rankings(evidence: Evidence) -> tuple[Rankings | None, str]:
         return find_rankings(evidence), ""
     except PotentiaError as error:
         return None, error.message
+
+
+def _standing(evidence: Evidence, rankings: Rankings | None, training: Training | None) -> Scoreboard | None:
+    """Return how the models stand; of a study of checkpoints the runs, each at its end."""
+    if training is not None and training.whole:
+        return _board(evidence.narrowed(models=training.finals))
+    return _board(evidence) if rankings is None else rankings.scoreboard
+
+
+def _training(evidence: Evidence) -> Training | None:
+    """Follow runs where three checkpoints of a series are known."""
+    try:
+        return find_training(evidence)
+    except InputError:
+        return None
 
 
 def _board(evidence: Evidence) -> Scoreboard | None:

@@ -2,6 +2,13 @@
 
 from potentia.analysis.base_models.ablation import Ablation, compare_methods
 from potentia.analysis.base_models.consistency import Consistency, measure_consistency
-from potentia.analysis.base_models.find import ConsistencyFindings, find_ablation, find_consistency, find_stability
+from potentia.analysis.base_models.find import (
+    ConsistencyFindings,
+    find_ablation,
+    find_consistency,
+    find_stability,
+    find_training,
+)
 from potentia.analysis.base_models.lineage import read_checkpoints, read_pairs
 from potentia.analysis.base_models.stability import Checkpoint, Stability, measure_stability
+from potentia.analysis.base_models.training import Training

@@ -10,8 +10,10 @@ from potentia.analysis.base_models.ablation import Ablation, compare_methods
 from potentia.analysis.base_models.consistency import Consistency, measure_consistency
 from potentia.analysis.base_models.lineage import known_pairs, named_checkpoints
 from potentia.analysis.base_models.stability import Checkpoint, Stability, measure_stability
+from potentia.analysis.base_models.training import Training, follow_training
 from potentia.errors import InputError
 from potentia.findings import Finding
+from potentia.protocol import Protocol
 
 if TYPE_CHECKING:
     from potentia.evidence import Evidence
@@ -41,6 +43,14 @@ def find_stability(
     """Say how stably scores grow over the checkpoints of a run: those given, else those that studies or names tell."""
     found = dict(checkpoints) if checkpoints is not None else known_checkpoints(evidence, unit)
     return measure_stability(evidence.planned, found, unit=unit or "steps", baseline=baseline, power=power)
+
+
+def find_training(
+    evidence: Evidence, checkpoints: Mapping[str, Checkpoint] | None = None, *, unit: str | None = None
+) -> Training:
+    """Follow the runs that the checkpoints are of: mean scores against steps, and when their order is the final one."""
+    found = dict(checkpoints) if checkpoints is not None else known_checkpoints(evidence, unit)
+    return follow_training(evidence.planned, found, evidence.main or Protocol(""), unit=unit or "steps")
 
 
 def known_checkpoints(evidence: Evidence, unit: str | None = None) -> dict[str, Checkpoint]:
