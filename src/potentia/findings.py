@@ -232,6 +232,7 @@ class Points:
     labels: tuple[str, ...] = ()
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
+    hue: int | None = None  # its place among the colours; else its own among the points
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from potentia.findings import Bars, Chart, Heatmap, on_one_scale
 from potentia.report.page import figure
@@ -16,7 +19,7 @@ LONGEST = 1_600  # pixels; a longer figure scrolls in its box
 def arrange(charts: Iterable[Chart]) -> list[dict[str, Any]]:
     """Return the figures of a section, in reading order, each with its width and height."""
     made: list[dict[str, Any]] = []
-    for row in rows_of(on_one_scale(chart for chart in charts if chart.tells)):
+    for row in rows_of(on_one_scale(trimmed(chart) for chart in charts if chart.tells)):
         figures = [figure(chart, wide=len(row) == 1) for chart in row]
         height = max(f["height"] for f in figures)
         for f in figures:
@@ -24,6 +27,22 @@ def arrange(charts: Iterable[Chart]) -> list[dict[str, Any]]:
             f["long"] = height > LONGEST
         made += figures
     return made
+
+
+def trimmed(chart: Chart) -> Chart:
+    """Leave out the rows and columns of a heat map in which there is no number."""
+    if not isinstance(chart, Heatmap):
+        return chart
+    known = np.isfinite(np.asarray(chart.values, dtype=np.float64))
+    rows, columns = known.any(axis=1), known.any(axis=0)
+    if rows.all() and columns.all():
+        return chart
+    return replace(
+        chart,
+        rows=tuple(name for name, there in zip(chart.rows, rows, strict=True) if there),
+        columns=tuple(name for name, there in zip(chart.columns, columns, strict=True) if there),
+        values=np.asarray(chart.values)[np.ix_(rows, columns)],
+    )
 
 
 def rows_of(charts: Sequence[Chart]) -> list[list[Chart]]:

@@ -27,6 +27,10 @@ def grid(data: ReportData, told: Answer) -> dict[str, Any]:
     }
     tasks.sort(key=lambda task: not up.get(task, True))  # texts to predict come after the tasks
     ranks = {s.model: [round(s.rank, 1), round(s.low), round(s.high)] for s in told.standings}
+    if data.training is not None and data.training.whole:  # runs, each in the order of its steps
+        course = {model: k for k, model in enumerate(m for run in data.training.runs for m in run.models)}
+        models.sort(key=lambda name: course.get(name, len(course)))
+        ranks = {}
     reasons = {(f.model, f.task, f.protocol): f.reason for f in data.failures}
     protocols = in_order({*data.evidence.scores, *(f.protocol for f in data.failures)})
     return {

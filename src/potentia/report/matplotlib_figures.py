@@ -197,13 +197,14 @@ def _plot(chart: Plot) -> Any:
         axes.set_xlim(*chart.x_range)
     if chart.y_range is not None:
         axes.set_ylim(*chart.y_range)
-    for place, points in enumerate(chart.points):
+    places = [place if p.hue is None else p.hue for place, p in enumerate(chart.points)]
+    for place, points in zip(places, chart.points, strict=True):
         marker = MARKERS[round_of(place) % len(MARKERS)]
         if points.low and points.high:
             error = _whiskers(np.asarray(points.y, dtype=np.float64), points.low, points.high)
             axes.errorbar(points.x, points.y, yerr=error, fmt="none", ecolor=colour(place), elinewidth=0.6, alpha=0.7)
         axes.scatter(points.x, points.y, s=13, color=colour(place), marker=marker, label=points.name, zorder=3)
-    twins = {points.name: place for place, points in enumerate(chart.points)}  # a line may belong to its points
+    twins = {p.name: place for place, p in zip(places, chart.points, strict=True)}  # a line may belong to its points
     for place, line in enumerate(chart.lines):
         if line.name in twins:
             _line(axes, line, twins[line.name], alone=True, label=None)

@@ -180,8 +180,9 @@ def _plot(chart: Plot) -> tuple[list[Trace], dict[str, Any]]:
     first = chart.points[0] if chart.points else None
     if first is not None and all(p.labels == first.labels and by_position(p.x, p.labels) for p in chart.points):
         return _dots(chart, first)
-    traces = [_scatter(points, place) for place, points in enumerate(chart.points)]
-    twins = {points.name: place for place, points in enumerate(chart.points)}  # a line may belong to its points
+    places = [place if p.hue is None else p.hue for place, p in enumerate(chart.points)]
+    traces = [_scatter(points, place) for place, points in zip(places, chart.points, strict=True)]
+    twins = {p.name: place for place, p in zip(places, chart.points, strict=True)}  # a line may belong to its points
     for place, line in enumerate(chart.lines):
         paint = colour(place) if not chart.points or place else "#333333"
         if line.name in twins:

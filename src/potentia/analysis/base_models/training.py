@@ -170,17 +170,17 @@ class Training(Finding):
     def charts(self) -> Sequence[Chart]:
         """Return the scores against steps, a curve for each run and protocol."""
         z = float(norm.ppf(0.5 + self.level / 2))
-        curves = [(run, p) for run in self.runs for p in self.protocols]
+        curves = [(hue, run, p) for hue, run in enumerate(self.runs) for p in self.protocols]
         several = len(self.runs) > 1
         lines, points = [], []
-        for run, p in curves:
+        for hue, run, p in curves:
             x, y = tuple(run.steps.tolist()), tuple(run.scores[p].tolist())
             name = f"{self.names[run.series]}, {p.label}" if several else p.label
             half = z * run.errors[p]
             known = bool(np.isfinite(half).all())
             low, high = (tuple((run.scores[p] + s * half).tolist()) if known else () for s in (-1, 1))
             lines.append(Line(name, x, y, low, high, dashed=p != self.main))
-            points.append(Points(name, x, y, run.models))
+            points.append(Points(name, x, y, run.models, hue=hue if several else None))
         mean = f"mean score over {len(self.tasks)} tasks" if len(self.tasks) > 1 else f"score on {self.tasks[0]}"
         other = ", ".join(p.label for p in self.protocols if p != self.main)
         return [

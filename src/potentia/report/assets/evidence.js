@@ -120,10 +120,13 @@
       data: [{
         type: "heatmap", z, x: index, y: index, hoverinfo: "none", colorscale: colours(), zmin: -reach, zmax: reach,
         xgap: many ? 0 : 1, ygap: many ? 0 : 1, hoverongaps: false,
-        colorbar: { thickness: 10, len: 0.6, title: { text: t < 0 ? "won − lost" : "−log₁₀ p" } },
+        colorbar: {
+          orientation: "h", x: 0, xanchor: "left", y: 1, yanchor: "bottom", ypad: 4, thickness: 8, len: 0.6,
+          title: { text: t < 0 ? "share won − lost" : "−log₁₀ p", side: "top" },
+        },
       }],
       layout: {
-        height: many ? 1050 : Math.max(360, 15 * n + 190), margin: { t: 16, r: 8, l: 60, b: 60 },
+        height: many ? 1050 : Math.max(360, 15 * n + 190), margin: { t: 60, r: 8, l: 60, b: 60 },
         xaxis: { ...axis, tickangle: -90 }, yaxis: { ...axis, autorange: "reversed" },
       },
     }, many ? 900 : 14 * n + 180);

@@ -33,6 +33,14 @@
     return { value: value - low, error: error === null || lowError === null ? null : Math.hypot(error, lowError) };
   };
 
+  /* A task that no model has under this protocol is no column of dots. */
+  const empty = (task, j) => data.models.every((model, i) =>
+    cell(i, j).value === null && !failed.has(`${model.name}\n${task.name}\n${protocol()}`));
+  /* The step of a checkpoint has a line of its own: cut off, all checkpoints of a run would look alike. */
+  const named = (name) => {
+    const at = name.lastIndexOf("@");
+    return at > 0 ? [name.slice(0, at), P.make("small", { text: name.slice(at) })] : [name];
+  };
   const visible = () => {
     const text = control("name").value.trim().toLowerCase();
     const picked = (name) => (control(name) ? control(name).value : "");
@@ -42,7 +50,8 @@
         (!text || model.name.toLowerCase().includes(text)) && (!picked("family") || model.family === picked("family")) &&
         (!picked("kind") || model.kind === picked("kind")) &&
         (!picked("size") || (model.billions !== null && model.billions >= least && model.billions < most))),
-      columns: data.tasks.map((task, j) => ({ task, j })).filter(({ task }) => !picked("category") || task.category === picked("category")),
+      columns: data.tasks.map((task, j) => ({ task, j })).filter(({ task, j }) =>
+        (!picked("category") || task.category === picked("category")) && !empty(task, j)),
     };
   };
   const spread = (columns) => columns.map(({ j, task }) => ({
@@ -128,7 +137,7 @@
       const next = order.slice(shown, shown + ROWS);
       shown += next.length;
       body.append(...next.map(({ model, i }) => P.make("tr", {},
-        P.make("th", { scope: "row", class: "model", title: model.name, text: model.short }),
+        P.make("th", { scope: "row", class: "model", title: model.name }, ...named(model.short)),
         ...(ranked ? [P.make("td", { class: "rank" }, ...(model.rank
           ? [P.make("b", { text: model.rank[0] }), P.make("small", { text: `${model.rank[1]}–${model.rank[2]}` })] : ["–"]))] : []),
         ...columns.map(({ task, j }, k) => scoreCell(model, i, task, j, ranges[k], withInterval)))));
