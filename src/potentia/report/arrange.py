@@ -34,7 +34,7 @@ def trimmed(chart: Chart) -> Chart:
     if not isinstance(chart, Heatmap):
         return chart
     known = np.isfinite(np.asarray(chart.values, dtype=np.float64))
-    rows, columns = known.any(axis=1), known.any(axis=0)
+    rows, columns = np.atleast_1d(known.any(axis=1)), np.atleast_1d(known.any(axis=0))
     if rows.all() and columns.all():
         return chart
     return replace(
