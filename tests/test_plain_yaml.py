@@ -59,3 +59,8 @@ def test_aliases_within_reason_are_read(tmp_path: Path):
     file.write_text("base: &b {x: 1}\nuse: {<<: *b, y: 2}\nagain: *b\n")
     value, _ = read_yaml(file, what="it")
     assert value == {"base": {"x": 1}, "use": {"x": 1, "y": 2}, "again": {"x": 1}}
+
+
+def test_a_flag_that_is_no_text_is_told():
+    with pytest.raises(StudyError, match="no Unicode text"):
+        read_study(None, {"models": ["a"], "tasks": ["b"], "name": "\udcff"})

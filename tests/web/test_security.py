@@ -127,17 +127,22 @@ def test_the_board_lives_through_exhausted_descriptors(store: Path, tmp_path: Pa
     """Connections beyond the limit are refused without a flood of words, and it answers again afterwards."""
     code = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64));"
-        "from potentia.cli.app import run; sys.argv = ['potentia', 'serve', sys.argv[1], '--port', '0']; run()"
+        "from potentia.cli.app import run; sys.argv[1:] = ['serve', *sys.argv[1:], '--port', '0']; run()"
     )
     said = tmp_path / "log"
     with said.open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", code, str(store)], stdout=subprocess.PIPE, stderr=log, text=True,
+            [sys.executable, "-c", code, str(store), "--token", "given-by-me"],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
             env={**os.environ, "COLUMNS": "300", "PYTHONUNBUFFERED": "1"},
-        )  # fmt: skip
+        )
     try:
         assert process.stdout is not None
-        port = int(re.search(r":(\d+)/", process.stdout.readline())[1])  # type: ignore[index]
+        line = process.stdout.readline()
+        assert "given-by-me" not in line, "a token that was given is not shown"
+        port = int(re.search(r":(\d+)/", line)[1])  # type: ignore[index]
         crowd = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(90)]
         time.sleep(3)
         for one in crowd:
@@ -145,7 +150,9 @@ def test_the_board_lives_through_exhausted_descriptors(store: Path, tmp_path: Pa
         deadline = time.monotonic() + 60
         while True:
             try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+                asked = urllib.request.Request(f"http://127.0.0.1:{port}/metrics")
+                asked.add_header("authorization", "Bearer given-by-me")
+                with urllib.request.urlopen(asked, timeout=10) as answer:
                     assert answer.status == 200
                 break
             except OSError:
@@ -155,6 +162,7 @@ def test_the_board_lives_through_exhausted_descriptors(store: Path, tmp_path: Pa
         process.terminate()
         process.wait(timeout=30)
     assert "out of system resource" in said.read_text()
+    assert "given-by-me" not in said.read_text()
     assert said.stat().st_size < 50_000
 
 

@@ -341,6 +341,9 @@ def versions() -> dict[str, str]:
     return found
 
 
+BRIEF = 0.2  # seconds: phases that follow one another faster than anyone reads are not all written
+
+
 class Board:
     """What a running row tells the world: its latest state and a log of events, through the store.
 
@@ -362,7 +365,7 @@ class Board:
         """Enter a phase of the row (load, direct arc_easy, tune, test …) with a known amount of work."""
         self._state.update({"phase": name, "done": 0, "total": total, "rate": None, "left": None, **facts})
         self._began = time.monotonic()
-        self._write(force=True)
+        self._write(force=self._began - self._written >= BRIEF)
 
     def advance(self, amount: int = 1) -> None:
         """Say that some of the phase's work is done."""

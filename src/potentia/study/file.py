@@ -43,13 +43,22 @@ def make_study(
 ) -> Study:
     """Validate a mapping as a Study; all its problems are told in one error."""
     try:
-        return Study.model_validate(dict(raw))
+        made = Study.model_validate(dict(raw))
+        _check_unicode(made)
+        return made
     except ValidationError as error:
         problems = [_problem(item, where, lines or {}, flags or {}) for item in error.errors()]
         if len(problems) == 1:
             raise StudyError(problems[0]) from None
         listed = "\n".join(f"  {p}" for p in problems)
         raise StudyError(f"{len(problems)} problems in the study\n{listed}") from None
+
+
+def _check_unicode(study: Study) -> None:
+    try:
+        study.model_dump_json()
+    except ValueError:  # a flag with bytes that are no text; no store could hold it
+        raise StudyError("a name or path in the study is no Unicode text") from None
 
 
 # --- the file --------------------------------------------------------------------------------------------------------
