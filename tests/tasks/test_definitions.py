@@ -117,6 +117,13 @@ def test_pickled_data_is_refused(tmp_path: Path):
         load(str(file))
 
 
+def test_data_that_have_no_name_are_refused(tmp_path: Path):
+    file = definition(tmp_path)
+    file.write_text(file.read_text().replace("dataset_path: json", "dataset_path: [json]"))
+    with pytest.raises(TaskError, match="is no name"):
+        load(str(file))
+
+
 def test_a_split_that_is_no_name_is_absent(tmp_path: Path):
     file = definition(tmp_path)
     file.write_text(file.read_text().replace("training_split: train", "training_split: [train]"))

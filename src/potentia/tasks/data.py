@@ -172,6 +172,8 @@ _READERS = frozenset({"csv", "json", "parquet", "arrow", "text"})
 def _refuse_pickles(reader: Any) -> None:
     from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES
 
+    if not isinstance(reader, str | None):
+        raise TaskError(f"dataset_path: {reader!r} is no name")
     if reader in _PACKAGED_DATASETS_MODULES and reader not in _READERS and not allowed(CODE):
         raise TaskError(f"dataset_path: {reader} can run code", hint="write the data as json, csv or parquet")
 
