@@ -273,7 +273,7 @@ def run_page(page: Path, folder: Path, *, slow: bool) -> dict[str, Any]:
     from doc_standins import prepare
 
     place = folder / page.stem
-    prepare(place, folder)
+    prepare(place, folder, published=slow)
     runner = Runner(slow)
     told: list[dict[str, Any]] = []
     old = Path.cwd()

@@ -43,8 +43,11 @@ PAGES = {
 OWN_STORE = ("README", "quickstart", "run", "store", "scale-out", "notebook")  # pages that make potentia.db themselves
 
 
-def prepare(place: Path, folder: Path) -> None:
-    """Fill a page's folder; what is slow to make is made once, in ``folder``."""
+def prepare(place: Path, folder: Path, *, published: bool = False) -> None:
+    """Fill a page's folder; what is slow to make is made once, in ``folder``.
+
+    ``published`` asks for the published scores instead of made-up ones under their names, where they are at hand.
+    """
     common = folder / "common"
     if not common.exists():
         common.mkdir()
@@ -63,7 +66,7 @@ def prepare(place: Path, folder: Path) -> None:
         shutil.copy(place / "ours.db", place / "earlier.db")
     if place.name not in OWN_STORE:
         _potentia("import", str(place / "scores.csv"), "--store", str(place / "potentia.db"), "--name", "first")
-    for file in PUBLISHED.glob("test_task*.csv"):
+    for file in PUBLISHED.glob("*.csv") if published else ():
         shutil.copy(file, place)
 
 
