@@ -39,6 +39,11 @@ REASONS = ("needs a GPU", "needs the hub", "needs a server", "needs a cluster", 
 SHELL, PLAIN = ("bash", "sh"), ("", "text")
 COMMANDS = re.compile(r"(potentia|potentia-lm-eval|python|pip|make|lm_eval|curl|git) ")
 PORT = "8765"
+SHIMS = {  # commands of this checkout, for bash
+    "python": "",
+    "potentia": '-c "from potentia.cli import main; main()"',
+    "potentia-lm-eval": "-m potentia.integrations.lm_eval",
+}
 
 
 @dataclass(frozen=True)
@@ -305,7 +310,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="potentia-docs-") as folder:
         shim = Path(folder, "bin")
         shim.mkdir()
-        for name, call in (("python", ""), ("potentia", '-c "from potentia.cli import main; main()"')):
+        for name, call in SHIMS.items():
             (shim / name).write_text(f'#!/bin/sh\nexec {sys.executable} {call} "$@"\n')
             (shim / name).chmod(0o755)
         os.environ["PATH"] = f"{shim}{os.pathsep}{os.environ['PATH']}"
