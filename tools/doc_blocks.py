@@ -314,6 +314,7 @@ def main() -> None:
             (shim / name).write_text(f'#!/bin/sh\nexec {sys.executable} {call} "$@"\n')
             (shim / name).chmod(0o755)
         os.environ["PATH"] = f"{shim}{os.pathsep}{os.environ['PATH']}"
+        os.environ["HF_DATASETS_CACHE"] = str(Path(folder, "datasets"))
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
         told = []
         for page in given.pages or pages():
