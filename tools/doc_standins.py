@@ -61,9 +61,8 @@ def prepare(place: Path, folder: Path, *, published: bool = False) -> None:
     (place / "bench").symlink_to(ROOT / "bench")
     if page := PAGES.get(place.name):
         shutil.copy(place / page, place / "scores.csv")
-    if place.name in ("planning", "select"):
-        shutil.copy(place / "examples" / "first.yaml", place / "study.yaml")
-        shutil.copy(place / "ours.db", place / "earlier.db")
+    shutil.copy(place / "examples" / "first.yaml", place / "study.yaml")
+    shutil.copy(place / "ours.db", place / "earlier.db")
     if place.name not in OWN_STORE:
         _potentia("import", str(place / "scores.csv"), "--store", str(place / "potentia.db"), "--name", "first")
     for file in PUBLISHED.glob("*.csv") if published else ():
@@ -218,6 +217,13 @@ def _scores(folder: Path) -> None:
     _potentia("import", str(folder / "ours.csv"), "--store", str(folder / "ours.db"), "--name", "ours")
     _potentia("export", str(folder / "ours.csv"), "-o", str(folder / "lm_eval_output"), "--format", "lm-eval")
     rows = [{**row, "choices": row["choices"]["text"], "answer": row["answerKey"]} for row in _arc(60, 9)]
+    (folder / "my_task.yaml").write_text(
+        "task: my_task\ndataset_path: allenai/ai2_arc\ndataset_name: ARC-Easy\noutput_type: multiple_choice\n"
+        "training_split: train\nvalidation_split: validation\ntest_split: test\n"
+        'doc_to_text: "{{question}}"\ndoc_to_choice: "{{choices.text}}"\n'
+        'doc_to_target: "{{choices.label.index(answerKey)}}"\n',
+        "utf-8",
+    )
     (folder / "my.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n", "utf-8")
     shutil.copytree(folder / "allenai" / "ai2_arc" / "ARC-Easy", folder / "data" / "allenai--ai2_arc" / "ARC-Easy")
 
