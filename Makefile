@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench docs blocks fuzz scale audit clean
+.PHONY: help setup demo test lint bench faults docs blocks fuzz scale audit clean
 
 help: ## say what each target does
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -38,6 +38,9 @@ bench: $(STAMP) ## side-by-side measurements on this CPU, each printing a ratio;
 	@echo "== board" && $(BIN)/python bench/board.py
 	@if [ -n "$(MODEL)" ]; then echo "== scoring" && $(BIN)/python bench/scoring.py --device cpu --model $(MODEL) --items $(ITEMS) --documents 300; \
 	else echo "== scoring: give MODEL=FOLDER ITEMS=FILE to measure it against lm-eval's HFLM"; fi
+
+faults: $(STAMP) ## the long schedule of faults: kills, stops, full disks, a lost database, two runs at once; ROUNDS=20 of each
+	@PYTHONPATH=tests $(BIN)/python tests/faults.py --rounds $(or $(ROUNDS),20)
 
 fuzz: $(STAMP) ## mutated inputs for everything that reads files, requests and command lines; INPUTS=100000 SEED=0
 	@PYTHONPATH=tools $(BIN)/python -m fuzz --inputs $(or $(INPUTS),5000) --seed $(or $(SEED),0)

@@ -1,11 +1,14 @@
-"""What all tests share: one torch thread, the published data beside the checkout."""
+"""What all tests share: one torch thread, the published data beside the checkout, stores of both kinds."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+import postgres
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -29,3 +32,31 @@ def _one_torch_thread() -> None:
 
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def postgres_own() -> Iterator[postgres.Server]:
+    """A server of our own, on loopback, gone when the tests end."""
+    if postgres.programs() is None:
+        message = "PostgreSQL's initdb and pg_ctl are not installed"
+        if os.environ.get("POTENTIA_REQUIRE_SYSTEM") == "1":
+            pytest.fail(message)
+        pytest.skip(message)
+    server = postgres.Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def postgres_server(postgres_own: postgres.Server) -> str:
+    """The URL of that server."""
+    return postgres_own.url
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where an empty store can be made."""
+    if request.param == "sqlite":
+        return str(tmp_path / "store.db")
+    server: postgres.Server = request.getfixturevalue("postgres_own")
+    return f"{server.database()}?items={tmp_path / 'items'}"

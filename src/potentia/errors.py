@@ -46,6 +46,16 @@ class StoreError(PotentiaError, RuntimeError):
     """The result store cannot be opened, read or written."""
 
 
+class StoreAwayError(StoreError):
+    """The store does not answer now, and may again: a server that restarts, a lock that another holds."""
+
+    waited = False  # whether it was waited for
+
+
+class DamagedItemsError(StoreError):
+    """The items of a cell are missing or cannot be read; the cell can be computed anew."""
+
+
 class NoStoreError(StoreError, InputError):
     """What was given is no store: a missing file, a folder, a URL of another kind."""
 

@@ -97,25 +97,25 @@ def _bar(plan: StudyPlan) -> Iterator[None]:
     """Show the cells that end as a bar: a widget in a notebook, text elsewhere."""
     from tqdm.auto import tqdm
 
+    from potentia.run import Count
     from potentia.store import Store
 
     over = threading.Event()
-    todo = sum(len(row.pending) for row in plan.rows)
+    count = Count(plan)
 
     def follow(store: Store, bar: Any, seen: int) -> int:
         for event in store.events(plan.key, after_id=seen):
             seen = event.id
-            if event.kind in ("cell", "failure"):
-                bar.update(1)
+            if count.hear(event):
+                bar.update(count.ended - bar.n)
                 facts = event.payload
-                bar.set_postfix_str(f"{facts['row']} × {facts['task']} × {facts['protocol']}")
-            elif event.kind == "found":
-                bar.update(event.payload["cells"])
+                if "task" in facts:
+                    bar.set_postfix_str(f"{facts['row']} × {facts['task']} × {facts['protocol']}")
         return seen
 
     with (
         Store.open(plan.study.store) as store,
-        tqdm(total=todo, unit="cell", desc=plan.study.name, disable=False) as bar,
+        tqdm(total=count.todo, unit="cell", desc=plan.study.name, disable=False) as bar,
     ):
         seen = 0
         while past := store.events(plan.key, after_id=seen):

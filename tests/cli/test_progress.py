@@ -89,11 +89,11 @@ def test_more_events_than_cells_never_go_below_nothing_left(folder, tmp_path):
     with Store.open(plan.study.store) as store:
         store.study("progress", plan.key, {})
         view = View(plan, store)
-        for _ in range(3):
-            store.event(
-                plan.key, "cell", {"row": "one", "task": "x", "protocol": "direct", "value": 0.5, "stderr": 0.1}
-            )
+        for cell in [*plan.cells(), *plan.cells()]:  # as two runs would say, or one that was asked twice
+            names = {"row": plan.rows[0].model.name, "task": cell.task, "protocol": cell.protocol}
+            store.event(plan.key, "cell", {**names, "value": 0.5, "stderr": 0.1})
         lines = view.news()
+        assert len(lines) == 2, "each cell once"
         assert "0.5000 ± 0.1960" in lines[0], "± is the half of a 95 % interval"
         assert (view.ended, view.total, view.left) == (2, 2, 0.0)
         board = Board(store, plan.key, "one", every=0.0)

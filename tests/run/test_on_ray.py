@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import tiny
-from potentia.run import RowPlan, run_study
+from potentia.errors import InputError
+from potentia.run import RowPlan, plan_study, run_study
+from potentia.run.on_ray import check_shared, needs, weight_bytes
 from potentia.store import Store
 from potentia.study import Study, make_study
 
@@ -56,7 +59,7 @@ def test_a_cluster_gives_the_scores_of_one_process(cluster, tmp_path: Path):
 
 @pytest.mark.slow
 def test_a_row_whose_task_is_lost_again_and_again_fails_alone(cluster, tmp_path: Path, monkeypatch):
-    def dies(row: RowPlan):  # inside the test, so that Ray sends its code along
+    def dies(row: RowPlan, flag: object, share: float):  # inside the test, so that Ray sends its code along
         import os
 
         from potentia.run.execute import work_row
@@ -69,4 +72,31 @@ def test_a_row_whose_task_is_lost_again_and_again_fails_alone(cluster, tmp_path:
     made = study(tmp_path, "lost.db").model_copy(update={"protocols": ("direct",)})
     result = run_study(made, executor="ray")
     assert (result.computed, result.failed, result.exit_code) == (1, 1, 1)
-    assert "its Ray task was lost" in result.reasons[0]
+    assert "its Ray task was lost: WorkerCrashedError: " in result.reasons[0]
+    assert "\x1b" not in result.reasons[0]
+
+
+def test_needs_follow_from_the_weights(tmp_path: Path):
+    made = study(tmp_path, "needs.db").model_copy(update={"device": "cuda"})
+    row = plan_study(made).rows[0]
+    assert weight_bytes(row) == (tmp_path / "m0" / "model.safetensors").stat().st_size
+    small = needs(row, 80 * 2**30)
+    assert (small.gpu, small.options()["num_gpus"]) == (0.05, 0.05), "many small models share a GPU"
+    assert needs(row, 2**30).gpu == 1.0
+    assert "num_gpus" not in needs(row, None).options()
+    unknown = replace(row, model=row.model.model_copy(update={"path": "nobody/knows", "parameters": None}))
+    assert weight_bytes(unknown) is None
+    assert needs(unknown, 80 * 2**30).gpu == 1.0
+
+
+def test_a_cluster_of_several_machines_wants_a_shared_store(tmp_path: Path):
+    class Two:
+        @staticmethod
+        def nodes():
+            return [{"Alive": True}, {"Alive": True}]
+
+    made = study(tmp_path, "s.db")
+    for store in (made.store, f"sqlite:///{made.store}"):
+        row = plan_study(made.model_copy(update={"store": store})).rows[0]
+        with pytest.raises(InputError, match="cannot be shared between machines"):
+            check_shared(Two, row)

@@ -202,6 +202,7 @@ from potentia.cli import report as _report  # noqa: E402, F401
 from potentia.cli import reproduce as _reproduce  # noqa: E402, F401
 from potentia.cli import run as _run  # noqa: E402, F401
 from potentia.cli import serve as _serve  # noqa: E402, F401
+from potentia.cli import store as _store  # noqa: E402, F401
 from potentia.cli import studies as _studies  # noqa: E402, F401
 from potentia.cli import tasks as _tasks  # noqa: E402, F401
 from potentia.cli import track as _track  # noqa: E402, F401

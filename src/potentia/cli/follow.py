@@ -47,12 +47,18 @@ def lines(state: dict[str, Any], *, as_json: bool) -> list[tuple[str, str]]:
 
 
 def running(state: dict[str, Any]) -> Table:
-    """Return the rows that run now: the phase, how far, how fast, how long still."""
+    """Return the rows that run now: the phase, how far, how fast, how long still; which process runs it, since when."""
     rows = []
     for one in state["studies"]:
-        for name, row in one["rows"].items():
-            if is_running(row):
+        leases = {lease["row"]: lease for lease in one["leases"]}
+        for name in dict.fromkeys([*one["rows"], *leases]):
+            row, lease = one["rows"].get(name, {}), leases.get(name)
+            if lease is not None or is_running(row):
+                who = f"process {lease['pid']} on {lease['host']}" if lease else ""
+                since = clock(time.time() - lease["since"]) if lease else ""
                 far = f"{row.get('done') or 0}/{row['total']}" if row.get("total") else ""
                 left = clock(row["left"]) if row.get("left") is not None else ""
-                rows.append((one["name"], name, str(row.get("phase", "")), far, row.get("tokens_per_second"), left))
-    return Table("Rows that run now", ("study", "model", "now", "done", "tokens/s", "left"), tuple(rows), digits=0)
+                rows.append((one["name"], name, str(row.get("phase", "")), far, row.get("tokens_per_second"), left,
+                             who, since))  # fmt: skip
+    columns = ("study", "model", "now", "done", "tokens/s", "left", "by", "for")
+    return Table("Rows that run now", columns, tuple(rows), digits=0)

@@ -49,6 +49,7 @@ def run(
     race: Annotated[bool | None, typer.Option("--race/--no-race", help="Drop learning rates that fall behind.")] = None,
     workers: Annotated[int, typer.Option(min=0, help="Rows at once; 0 means one per GPU, or one.")] = 0,
     executor: Annotated[str, typer.Option(help="local or ray.")] = "local",
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads of a row; 0 shares the machine evenly.")] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and its cost, run nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     allow_code: Annotated[
@@ -105,6 +106,11 @@ def run(
             " changed since; they are computed anew.",
             soft_wrap=True,
         )
+    if plan.damaged:
+        errors.print(
+            f"The items of {len(plan.damaged)} cells are missing or damaged; the cells are computed anew.",
+            soft_wrap=True,
+        )
     for note in plan.notes():
         errors.print(note, soft_wrap=True, markup=False)
     if dry_run:
@@ -113,6 +119,7 @@ def run(
     result = run_study(
         plan,
         workers=workers or default_workers(made.device),
+        threads=threads,
         executor=executor,  # type: ignore[arg-type]
         watch=watch,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from rich.console import Console, Group
@@ -14,9 +14,10 @@ from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from potentia.errors import StoreError
 from potentia.findings import clock
-from potentia.run import StudyPlan
-from potentia.store import Store
+from potentia.run import Count, StudyPlan
+from potentia.store import LeaseRecord, Store
 from potentia.tally import told as shares
 
 SHOWN = 18  # rows of the live table; the rest are counted
@@ -35,21 +36,26 @@ class View:
         self.seen_event = store.last_event(self.key)
         self.total = sum(len(row.cells) for row in plan.rows)
         self.before = self.total - sum(len(row.pending) for row in plan.rows)  # done when this run began
-        self.done = 0
-        self.found = 0  # by another since then: they took no time of this run
-        self.failed = 0
+        self.count = Count(plan)
         self.tallies: list[str] = []  # where the time of each finished row went
         self.told: set[tuple[str, str]] = set()
+        self.others: set[str] = set()  # leases of other runs that were told of
+        self._drawn = Group()
 
     @property
     def ended(self) -> int:
         """The cells that are done or have failed, of all that the study asks for."""
-        return min(self.before + self.done + self.found + self.failed, self.total)
+        return self.before + self.count.ended
+
+    @property
+    def failed(self) -> int:
+        """The cells among them that failed."""
+        return len(self.count.failed)
 
     @property
     def left(self) -> float | None:
         """Seconds to go, at the pace of this run; None before its first cell."""
-        paced = self.done + self.failed
+        paced = self.count.made
         return (time.monotonic() - self.began) / paced * (self.total - self.ended) if paced else None
 
     def news(self) -> list[str]:
@@ -58,24 +64,30 @@ class View:
         for event in self.store.events(self.key, after_id=self.seen_event):
             self.seen_event = event.id
             facts = event.payload
-            if event.kind == "found":
-                self.found += facts["cells"]
-            elif event.kind == "row":
+            if event.kind == "row":
                 self.tallies.append(f"{facts['row']}: {clock(facts['seconds'])}, {shares(facts['tally'])}")
                 lines.append(self.tallies[-1])
+            elif not self.count.hear(event):
+                continue
             elif event.kind == "cell":
-                self.done += 1
                 error = f" ± {HALF_WIDTH * facts['stderr']:.4f}" if facts["stderr"] else ""
                 told = f"{facts['row']} × {facts['task']} × {facts['protocol']}: {facts['value']:.4f}{error}"
                 lines.append(f"[{self.ended}/{self.total}] {told}")
             elif event.kind == "failure":
-                self.failed += 1
                 once = (facts["row"], facts["reason"])
                 if once not in self.told:
                     self.told.add(once)
                     cell = f"{facts['row']} × {facts['task']} × {facts['protocol']}"
                     lines.append(f"[{self.ended}/{self.total}] {cell}: failed: {facts['reason']}")
+        for lease in self._others():
+            if lease.id not in self.others:
+                self.others.add(lease.id)
+                lines.append(f"{lease.row} is run by {lease.told}; it is left to it")
         return lines
+
+    def _others(self) -> list[LeaseRecord]:
+        """Who else computes rows of this study now."""
+        return [lease for lease in self.store.leases(study=self.key) if lease.run != self.plan.run]
 
     def state(self) -> str:
         """Say in one line how far the study is."""
@@ -96,8 +108,16 @@ class View:
         return {name: progress[name] for name in names if progress.get(name, {}).get("at", 0.0) >= self.since}
 
     def __rich__(self) -> Group:
-        self.news()
+        try:
+            self.news()
+            self._drawn = self._draw()
+        except StoreError as error:
+            return Group(self._drawn, f"[yellow]the store is away: {escape(error.message)}[/yellow]")
+        return self._drawn
+
+    def _draw(self) -> Group:
         rows, left = self._rows(), self.left
+        others = {lease.row: lease.told for lease in self._others()}
         head = Table.grid(padding=(0, 2))
         head.add_row(
             f"[bold]{escape(self.plan.study.name)}[/bold]",
@@ -112,13 +132,13 @@ class View:
             table.add_column(name)
         active = [(name, row) for name, row in rows.items() if "ended" not in row]
         for name, row in active[:SHOWN]:
-            table.add_row(*self._row(name, row))
+            table.add_row(*self._row(name, row, others.get(name, "")))
         waiting = sum(bool(row.pending) for row in self.plan.rows) - len(rows)
         foot = f"[dim]{waiting} rows wait · Ctrl-C stops and saves[/dim]"
         return Group(head, table, foot)
 
     @staticmethod
-    def _row(name: str, state: Mapping[str, Any]) -> tuple[Any, ...]:
+    def _row(name: str, state: Mapping[str, Any], other: str) -> tuple[Any, ...]:
         total, done, rate = state.get("total") or 0, state.get("done") or 0, state.get("rate")
         unit = state.get("unit", "docs")
         return (
@@ -128,7 +148,7 @@ class View:
             f"{state['tokens_per_second']:,.0f} tokens/s" if state.get("tokens_per_second") else
             (f"{rate:,.0f} {unit}/s" if rate else ""),
             clock(state["left"]) if state.get("left") is not None else "",
-            escape(str(state.get("validation", ""))),
+            escape(f"by {other}" if other else str(state.get("validation", ""))),
         )  # fmt: skip
 
 
@@ -155,12 +175,13 @@ def watch(plan: StudyPlan, console: Console | None = None, *, quiet: float = QUI
         def speak() -> None:
             last = time.monotonic()
             while not over.wait(min(1.0, quiet)):
-                lines = view.news()
-                if not lines and time.monotonic() - last >= quiet:
-                    lines = [view.state()]
-                for line in lines:
-                    say(line)
-                    last = time.monotonic()
+                with suppress(StoreError, OSError):  # the store is away, or the terminal was closed
+                    lines = view.news()
+                    if not lines and time.monotonic() - last >= quiet:
+                        lines = [view.state()]
+                    for line in lines:
+                        say(line)
+                        last = time.monotonic()
 
         thread = threading.Thread(target=speak, daemon=True)
         thread.start()
@@ -169,5 +190,6 @@ def watch(plan: StudyPlan, console: Console | None = None, *, quiet: float = QUI
         finally:
             over.set()
             thread.join()
-            for line in view.news():
-                say(line)
+            with suppress(StoreError, OSError):
+                for line in view.news():
+                    say(line)

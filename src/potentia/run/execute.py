@@ -1,8 +1,9 @@
 """Running a study from start to end: plan, execute the rows that are not done, and say how it went.
 
-The local executor runs rows in this process, or in several worker processes that share the store. A worker that dies
-(killed, out of memory) costs its row alone: the row's missing cells are recorded as failed and the rows that wait go to
-a new worker. Ctrl-C lets every worker finish its step and save.
+The local executor runs rows in this process, or in several worker processes that share the store. A row is leased to
+the process that runs it; one that another run has is left to it, and asked for again when the other rows are done. A
+worker that dies (killed, out of memory) costs its row alone: the row's missing cells are recorded as failed and the
+rows that wait go to a new worker. Ctrl-C lets every worker finish its step and save.
 """
 
 from __future__ import annotations
@@ -11,29 +12,37 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections import deque
+import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.synchronize import Event
 from typing import TYPE_CHECKING, Any, Literal
 
-from potentia.errors import InputError
+from potentia.errors import InputError, PotentiaError, StoreError
 from potentia.parent import leave_with_parent
 from potentia.protocols import Stopped
 from potentia.run.before import check_machine
-from potentia.run.plan import LoadedTasks, RowPlan, StudyPlan, load_tasks, plan_study, seen, take_over
-from potentia.run.row import RowOutcome, RowRun
+from potentia.run.log import RunLog
+from potentia.run.plan import LoadedTasks, RowPlan, StudyPlan, load_tasks, plan_study, seen, take_over, under_way
+from potentia.run.row import RowOutcome, RowRun, versions
 from potentia.run.sweep import sweep
+from potentia.run.turns import Keeper, Turns
 
 if TYPE_CHECKING:
+    from potentia.store import LeaseRecord, Store
     from potentia.study import Study
 
 Executor = Literal["local", "ray"]
+STORE_PATIENCE = 300.0  # seconds that a run waits for a store that is away; POTENTIA_STORE_PATIENCE sets another
+LEAVE_SECONDS = 60.0  # that workers get to save once they are told to stop
 Stop = Callable[[], bool]
+POLITE = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 @dataclass(frozen=True)
@@ -58,26 +67,35 @@ def run_study(
     *,
     workers: int = 1,
     executor: Executor = "local",
+    threads: int = 0,
     watch: Callable[[StudyPlan], Any] | None = None,
 ) -> RunResult:
     """Run what is not done yet of a study, or of a plan just made of it.
 
-    ``watch`` gives a context manager that shows progress while the rows run.
+    ``threads`` are those of a row on a CPU, by default an even share of the machine: the last bits of a score follow
+    from them. ``watch`` gives a context manager that shows progress while the rows run.
     """
     plan = study if isinstance(study, StudyPlan) else plan_study(study)
     check_machine(plan.study, executor)
     _register(plan)
+    if any(row.pending for row in plan.rows):
+        plan = under_way(plan, threads or _threads(workers))
     todo = [row for row in plan.rows if row.pending]
+    log = _begin_log(plan, workers, executor)
     outcomes: dict[str, RowOutcome] = {}
     interrupted = False
     if todo:
         with _stoppable() as stop, watch(plan) if watch else nullcontext():
             try:
                 outcomes = _execute(plan, todo, workers, executor, stop)
-            except Stopped:
+            except (Stopped, KeyboardInterrupt):
                 interrupted = True
-    _sweep(plan)
-    return RunResult(
+            except BaseException as error:
+                log.write("error", error=type(error).__name__, message=str(error), trace=traceback.format_exc())
+                raise
+    finished = sum(cell.done for cell in plan.cells()) + sum(o.found + o.done for o in outcomes.values())
+    _settle(plan, finished)
+    result = RunResult(
         study=plan.key,
         reused=sum(cell.done for cell in plan.cells()) + sum(o.found for o in outcomes.values()),
         computed=sum(o.done for o in outcomes.values()),
@@ -85,11 +103,24 @@ def run_study(
         interrupted=interrupted,
         reasons=[in_one(name, cells, reason) for name, o in outcomes.items() for reason, cells in o.reasons.items()],
     )
+    log.write("end", **{name: value for name, value in vars(result).items() if name != "reasons"})
+    return result
 
 
 def in_one(model: str, cells: Sequence[str], reason: str) -> str:
     """Say once why cells of a model failed, however many they are."""
     return f"{model} × {cells[0]}: {reason}" if len(cells) == 1 else f"{model}, {len(cells)} cells: {reason}"
+
+
+def _begin_log(plan: StudyPlan, workers: int, executor: Executor) -> RunLog:
+    """Open the log of a run with what it is to do."""
+    with opened(plan.study) as store:
+        log = RunLog.of(store, plan.run)
+    rows = {row.model.name: len(row.pending) for row in plan.rows if row.pending}
+    threads = plan.rows[0].threads if plan.rows else 0
+    facts = {"study": plan.study.name, "key": plan.key, "run": plan.run, "workers": workers, "executor": executor}
+    log.write("begin", **facts, threads=threads, versions=versions() if rows else {}, rows=rows)
+    return log
 
 
 def _register(plan: StudyPlan) -> None:
@@ -99,17 +130,40 @@ def _register(plan: StudyPlan) -> None:
     spec = plan.study.model_dump(mode="json") | {"store": without_password(plan.study.store)}
     with Store.open(plan.study.store) as store:
         store.study(plan.study.name, plan.key, spec)
+        if plan.damaged:
+            store.discard(plan.damaged)
         if plan.outdated:
             store.release(plan.key, plan.outdated)
         for row in plan.rows:
             take_over(row, store)
 
 
-def _sweep(plan: StudyPlan) -> None:
+def _threads(workers: int) -> int:
+    """Return an even share of the machine's threads: by the workers asked for, not by the rows that are left."""
+    import torch
+
+    return max(1, torch.get_num_threads() // max(workers, 1))
+
+
+def _settle(plan: StudyPlan, finished: int) -> None:
+    """Tidy up, and make sure that what this run has finished is in the store."""
+    with opened(plan.study) as store:
+        found = sum(cell.done for row in seen(plan.rows, store) for cell in row.cells)
+        if found < finished:
+            raise StoreError(
+                f"{finished - found} finished cells are not in the store any more",
+                where=store.where,
+                hint="was it removed or put back while the study ran? The same command computes them anew",
+            )
+        sweep(plan, store)
+
+
+def opened(study: Study) -> Store:
+    """Open the store of a study that runs: it is there, and is waited for while it is away."""
     from potentia.store import Store
 
-    with Store.open(plan.study.store) as store:
-        sweep(plan, store)
+    patience = float(os.environ.get("POTENTIA_STORE_PATIENCE", STORE_PATIENCE))
+    return Store.open(study.store, create=False, patience=patience)
 
 
 def _execute(
@@ -126,18 +180,22 @@ def _execute(
 
 @contextmanager
 def _stoppable() -> Iterator[Callable[[], bool]]:
-    """Turn the first Ctrl-C (or SIGTERM) into a polite stop, and the second into the usual interrupt."""
+    """Turn Ctrl-C, SIGTERM and SIGHUP into a polite stop, and a second Ctrl-C into the usual interrupt.
+
+    Schedulers send SIGTERM to all processes of a job, some more than once, and SIGHUP with it: these only ask.
+    """
     flag = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield flag.is_set
         return
 
     def ask(number: int, frame: Any) -> None:
-        if flag.is_set():
+        if flag.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
         flag.set()
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    heard = [number for number in POLITE if signal.getsignal(number) != signal.SIG_IGN]  # nohup has it ignored
+    before = {number: signal.signal(number, ask) for number in heard}
     try:
         yield flag.is_set
     finally:
@@ -150,27 +208,68 @@ def _stoppable() -> Iterator[Callable[[], bool]]:
 
 def run_rows(rows: Sequence[RowPlan], tasks: LoadedTasks, *, workers: int, stop: Stop) -> dict[str, RowOutcome]:
     """Run these rows of a study, whose tasks are loaded here, and return how each ended."""
-    if workers <= 1:
-        return {row.model.name: work_row(row, stop, tasks=tasks) for row in rows}
-    return _Pool(min(workers, len(rows)), tasks).run(rows, stop)
+    if workers > 1:
+        return _Pool(min(workers, len(rows)), tasks).run(rows, stop)
+    turns, ended = Turns(rows), dict[str, RowOutcome]()
+    while turns:
+        row = turns.take()
+        if row is None:
+            if stop():
+                raise Stopped
+            time.sleep(0.1)
+            continue
+        outcome = work_row(row, stop, tasks=tasks)
+        if outcome.held:
+            turns.held(row)
+        else:
+            ended[row.model.name] = outcome
+    return ended
 
 
 def work_row(row: RowPlan, stop: Stop, *, tasks: LoadedTasks | None = None, device: str | None = None) -> RowOutcome:
-    """Run one row, from its plan alone, so that any process or machine can do it."""
-    from potentia.store import Store
+    """Run one row, from its plan alone, so that any process or machine can do it; or say who else does."""
+    import torch
 
-    tasks = tasks or _tasks(row.study)
-    with Store.open(row.study.store) as store:
-        return RowRun(row, tasks, store, stop, device or row.study.device).run()
+    if row.threads:
+        torch.set_num_threads(row.threads)
+    with opened(row.study) as store:
+        store.stop = stop
+        lease = _claim(row, store)
+        log = RunLog.of(store, row.run)
+        if not store.mine(lease):
+            log.write("held", row=row.model.name, by=lease.told)
+            return RowOutcome(held=lease.told)
+        log.write("lease", row=row.model.name, cells=len(row.pending))
+        with Keeper(store, lease) as keeper:
+            made = RowRun(
+                row,
+                tasks or _tasks(row.study),
+                store,
+                lambda: stop() or keeper.lost,
+                device or row.study.device,
+            )
+            try:
+                return made.run()
+            except Stopped:
+                if keeper.lost and not stop():  # this process slept too long, and another has the row now
+                    return RowOutcome(held="another process")
+                raise
 
 
 def give_up_row(row: RowPlan, tasks: LoadedTasks, reason: str) -> RowOutcome:
-    """Record that a row was lost with the process that ran it."""
-    from potentia.store import Store
+    """Record that a row was lost with the process that ran it; unless another has taken it up."""
+    with opened(row.study) as store:
+        lease = _claim(row, store)
+        if not store.mine(lease):
+            return RowOutcome(held=lease.told)
+        with Keeper(store, lease):
+            (left,) = seen([row], store)
+            return RowRun(left, tasks, store, lambda: False, row.study.device).give_up(reason)
 
-    with Store.open(row.study.store) as store:
-        (left,) = seen([row], store)
-        return RowRun(left, tasks, store, lambda: False, row.study.device).give_up(reason)
+
+def _claim(row: RowPlan, store: Store) -> LeaseRecord:
+    keys = [cell.key for cell in row.pending if cell.key]
+    return store.claim(row.study_key, row.model.name, keys, run=row.run)
 
 
 @lru_cache(maxsize=2)
@@ -184,59 +283,99 @@ class _Pool:
 
     def __init__(self, workers: int, tasks: LoadedTasks) -> None:
         self.context = multiprocessing.get_context("spawn")
+        _start_tracker()
         self.workers = workers
         self.tasks = tasks
         self.halt: Event = self.context.Event()
         self.pipes: dict[Connection, SpawnProcess] = {}
+        self.numbers: dict[Connection, int] = {}
         self.busy: dict[Connection, RowPlan] = {}
 
     def run(self, rows: Sequence[RowPlan], stop: Stop) -> dict[str, RowOutcome]:
-        waiting, ended = deque(rows), dict[str, RowOutcome]()
+        turns, ended = Turns(rows), dict[str, RowOutcome]()
         try:
             for number in range(self.workers):
-                self._hand_over(self._start(number), waiting)
-            while self.busy:
+                self._start(number)
+            while turns or self.busy:
                 if stop():
                     self.halt.set()
-                    waiting.clear()
-                for pipe in wait(list(self.busy), timeout=0.2):
-                    assert isinstance(pipe, Connection)
-                    self._receive(pipe, waiting, ended)
-        finally:
-            for pipe in self.pipes:
-                pipe.close()
-            for process in self.pipes.values():
-                process.join(timeout=5)
+                    turns.clear()
+                for pipe in [pipe for pipe in self.pipes if pipe not in self.busy]:
+                    self._hand_over(pipe, turns)
+                if not self.busy:
+                    time.sleep(0.1)
+                for spoke in wait(list(self.busy), timeout=0.2) if self.busy else ():
+                    assert isinstance(spoke, Connection)
+                    self._receive(spoke, turns, ended)
+        except KeyboardInterrupt:
+            self._end(0)  # at once: the second time somebody asks
+            raise
+        except BaseException:
+            self.halt.set()  # the others save what they have
+            self._end(LEAVE_SECONDS)
+            raise
+        self._end(LEAVE_SECONDS)
         if self.halt.is_set():
             raise Stopped
         return ended
 
-    def _start(self, number: int) -> Connection:
+    def _end(self, seconds: float) -> None:
+        """Let the workers go; those that have not left after some seconds are ended."""
+        end = time.monotonic() + seconds
+        for pipe in self.pipes:
+            pipe.close()
+        for process in self.pipes.values():
+            process.join(timeout=max(0.0, end - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+    def _start(self, number: int) -> None:
         ours, theirs = self.context.Pipe()
-        process = self.context.Process(target=_worker, args=(theirs, self.halt, number, self.workers), daemon=True)
+        process = self.context.Process(
+            target=_worker, args=(theirs, self.halt, number), daemon=True, name=f"potentia worker {number}"
+        )
         process.start()
         theirs.close()
         self.pipes[ours] = process
-        return ours
+        self.numbers[ours] = number
 
-    def _hand_over(self, pipe: Connection, waiting: deque[RowPlan]) -> None:
-        if waiting:
-            self.busy[pipe] = waiting.popleft()
-            pipe.send(self.busy[pipe])
+    def _hand_over(self, pipe: Connection, turns: Turns) -> None:
+        row = turns.take()
+        if row is not None:
+            self.busy[pipe] = row
+            pipe.send(row)
 
-    def _receive(self, pipe: Connection, waiting: deque[RowPlan], ended: dict[str, RowOutcome]) -> None:
+    def _receive(self, pipe: Connection, turns: Turns, ended: dict[str, RowOutcome]) -> None:
         row = self.busy.pop(pipe)
         try:
-            outcome: RowOutcome | None = pipe.recv()
+            outcome: RowOutcome | PotentiaError | None = pipe.recv()
         except (EOFError, ConnectionResetError):
-            process = self.pipes.pop(pipe)
+            process, number = self.pipes.pop(pipe), self.numbers.pop(pipe)
             process.join()
-            ended[row.model.name] = give_up_row(row, self.tasks, _death(process.exitcode))
-            pipe = self._start(len(self.pipes)) if waiting else pipe
-        else:
-            if outcome is not None:
-                ended[row.model.name] = outcome
-        self._hand_over(pipe, waiting)
+            outcome = give_up_row(row, self.tasks, _death(process.exitcode))
+            if turns:
+                self._start(number)  # on the GPU of the one that died
+        if isinstance(outcome, StoreError):
+            raise outcome
+        if isinstance(outcome, PotentiaError):
+            outcome = give_up_row(row, self.tasks, outcome.message)
+        if outcome is not None and outcome.held:
+            turns.held(row)
+            if not self.pipes:
+                self._start(0)
+        elif outcome is not None:
+            ended[row.model.name] = outcome
+
+
+def _start_tracker() -> None:
+    """Start the process that tidies up semaphores so that SIGHUP to the group does not end it before ours."""
+    if hasattr(signal, "SIGHUP"):
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
+        try:
+            resource_tracker.ensure_running()  # it inherits what is blocked; INT and TERM it ignores by itself
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _death(code: int | None) -> str:
@@ -244,14 +383,14 @@ def _death(code: int | None) -> str:
     return f"the worker of this row died ({how}); if the kernel killed it, memory ran out"
 
 
-def _worker(pipe: Connection, halt: Event, number: int, workers: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides, through `halt`
+def _worker(pipe: Connection, halt: Event, number: int) -> None:
+    for asked in POLITE:
+        signal.signal(asked, signal.SIG_IGN)  # the parent decides, through `halt`
     leave_with_parent()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    threads = torch.get_num_threads()
     while True:
         try:
             row: RowPlan = pipe.recv()
@@ -260,9 +399,16 @@ def _worker(pipe: Connection, halt: Event, number: int, workers: int) -> None:
         device = row.study.device
         if gpus and device in ("auto", "cuda"):
             device = f"cuda:{number % gpus}"
-        else:
-            torch.set_num_threads(max(1, threads // workers))
+        answer: RowOutcome | PotentiaError | None
         try:
-            pipe.send(work_row(row, halt.is_set, device=device))
+            answer = work_row(row, halt.is_set, device=device)
         except Stopped:
-            pipe.send(None)
+            answer = None
+        except PotentiaError as error:
+            answer = error
+        except Exception as error:  # the row's own doing: the others go on
+            answer = PotentiaError(f"{type(error).__name__}: {error}")
+        try:
+            pipe.send(answer)
+        except (BrokenPipeError, ConnectionResetError):
+            return

@@ -1,56 +1,249 @@
-"""The Ray executor: rows as tasks of a cluster. The store must be one that every machine reaches (PostgreSQL)."""
+"""The Ray executor: rows as tasks of a cluster, each with the processors, memory and share of a GPU that it needs.
+
+The store must be one that every machine reaches (PostgreSQL), with its items in a folder that all see. Ray tries a task
+again elsewhere when its worker or machine is lost, and the row goes on from what the store and its lanes have.
+"""
 
 from __future__ import annotations
 
+import logging
+import math
+import re
+import threading
+import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from potentia.errors import InputError, MissingExtraError
+from potentia.errors import InputError, MissingExtraError, PotentiaError, StoreError
 from potentia.protocols import Stopped
-from potentia.run.execute import give_up_row, work_row
+from potentia.run.execute import give_up_row, opened, work_row
 from potentia.run.plan import LoadedTasks, RowPlan
 from potentia.run.row import RowOutcome
+from potentia.run.turns import Turns
 
 STOP_SECONDS = 60.0  # that rows get to end once they are told to stop
+TRIES = 3  # of a row whose worker or machine is lost, after the first
+ROOM_BYTES = 2 * 2**30  # beside the weights: passes, adapters, the runtime itself
+ROOM = 1.5  # times the weights
+STEP = 0.05  # shares of a GPU are whole multiples of this
+_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a row asks of the machine it runs on."""
+
+    cpus: int
+    memory: int
+    gpu: float = 0.0
+
+    def options(self) -> dict[str, Any]:
+        """Return them in Ray's words."""
+        return {"num_cpus": self.cpus, "memory": self.memory, **({"num_gpus": self.gpu} if self.gpu else {})}
+
+
+def needs(row: RowPlan, gpu_bytes: int | None) -> Needs:
+    """Say what a row needs by the size of its weights; models that fit beside others share a GPU by its memory.
+
+    A row keeps to its share. One whose size is not known has a GPU to itself.
+    """
+    weights = weight_bytes(row)
+    memory = int(ROOM * (weights or 0)) + ROOM_BYTES
+    cpus = max(1, row.threads)
+    if gpu_bytes is None or row.study.device == "cpu":
+        return Needs(cpus, memory)
+    share = 1.0 if weights is None else min(1.0, STEP * math.ceil(memory / gpu_bytes / STEP))
+    return Needs(1, memory, round(share, 2))
+
+
+def weight_bytes(row: RowPlan) -> int | None:
+    """Return the size of a model's weights in memory, by its files or its facts; None where nothing is known."""
+    folder = Path(row.model.source).expanduser()
+    wide = 4 if row.study.dtype in ("float32", "auto") else 2
+    if folder.is_file():
+        return 4 * folder.stat().st_size  # a GGUF file is unpacked
+    files = [f for pattern in ("*.safetensors", "*.bin") for f in folder.glob(pattern)] if folder.is_dir() else []
+    if files:
+        return sum(f.stat().st_size for f in files) * (2 if wide == 4 else 1)
+    return int(row.model.parameters * wide) if row.model.parameters else None
 
 
 def run_rows_on_ray(rows: Sequence[RowPlan], tasks: LoadedTasks, *, stop: Callable[[], bool]) -> dict[str, RowOutcome]:
-    """Run each row as a Ray task with one GPU where the cluster has some.
-
-    Ray tries a lost task again, and it goes on from what the store has; one that stays lost costs its row alone.
-    """
+    """Run each row as a Ray task; one that stays lost costs its row alone."""
     try:
         import ray
     except ImportError as error:
         raise MissingExtraError("the ray executor needs Ray", hint="pip install 'potentia[ray]'") from error
     if not ray.is_initialized():
-        ray.init(ignore_reinit_error=True, log_to_driver=False, include_dashboard=False)
-    several = len([node for node in ray.nodes() if node["Alive"]]) > 1
-    if several and "://" not in rows[0].study.store:
-        raise InputError(
-            "a SQLite file cannot be shared between machines",
-            hint="give a PostgreSQL store: --store postgresql+psycopg://user@host/potentia",
-        )
-    gpus = 1 if ray.cluster_resources().get("GPU") else 0
-    task = ray.remote(num_gpus=gpus, max_retries=2)(_row)
-    pending: dict[Any, RowPlan] = {task.remote(row): row for row in rows}
-    ended: dict[str, RowOutcome] = {}
-    while pending:
-        ready, _ = ray.wait(list(pending), timeout=0.5)
+        ray.init(ignore_reinit_error=True, log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
+    check_shared(ray, rows[0])
+    gpu_bytes = _gpu_bytes(ray)
+    flag = ray.remote(num_cpus=0)(_Flag).remote()
+    turns, pending, ended = Turns(rows), dict[Any, RowPlan](), dict[str, RowOutcome]()
+    while turns or pending:
+        while (row := turns.take()) is not None:
+            need = needs(row, gpu_bytes)
+            task = ray.remote(max_retries=TRIES, **_within(ray, need.options()))(_row)
+            pending[task.remote(row, flag, need.gpu)] = row
+        ready, _ = ray.wait(list(pending), timeout=0.5) if pending else ([], [])
         for reference in ready:
             row = pending.pop(reference)
-            try:
-                ended[row.model.name] = ray.get(reference)
-            except ray.exceptions.RayError as error:
-                lost = f"its Ray task was lost: {str(error).splitlines()[0]}"
-                ended[row.model.name] = give_up_row(row, tasks, lost)
+            outcome = _outcome(ray, reference, row, tasks)
+            if isinstance(outcome, StoreError):
+                _leave(ray, flag, pending)
+                raise outcome
+            if outcome is not None and outcome.held:
+                turns.held(row)
+            elif outcome is not None:
+                ended[row.model.name] = outcome
         if stop():
-            for reference in pending:
-                ray.cancel(reference)
-            ray.wait(list(pending), num_returns=len(pending), timeout=STOP_SECONDS)
+            _leave(ray, flag, pending)
             raise Stopped
+        if not pending:
+            threading.Event().wait(0.2)
     return ended
 
 
-def _row(row: RowPlan) -> RowOutcome:
-    return work_row(row, lambda: False)
+def _within(ray: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Ask for no more than the largest machine has: Ray would wait for ever for another."""
+    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    for option, resource in (("num_cpus", "CPU"), ("memory", "memory")):
+        most = max((machine.get(resource, 0) for machine in machines), default=0)
+        options[option] = min(options[option], int(most))
+    return options
+
+
+def _outcome(ray: Any, reference: Any, row: RowPlan, tasks: LoadedTasks) -> RowOutcome | StoreError | None:
+    """Return how a task ended; what Ray could not bring to an end is given up with Ray's reason."""
+    try:
+        outcome: RowOutcome | PotentiaError | None = ray.get(reference)
+    except ray.exceptions.RayError as error:
+        return give_up_row(row, tasks, f"its Ray task was lost: {cause(error)}")
+    if isinstance(outcome, PotentiaError) and not isinstance(outcome, StoreError):
+        return give_up_row(row, tasks, outcome.message)
+    return outcome
+
+
+def cause(error: BaseException) -> str:
+    """Say in one line why Ray lost a task, without the colours of its terminal."""
+    lines = [line.strip() for line in _COLOURS.sub("", str(error)).splitlines()]
+    told = [line for line in lines if line and not line.startswith(("class_name", "\\t", "namespace"))]
+    return f"{type(error).__name__}: {' '.join(told)[:400] or 'no reason given'}"
+
+
+def _leave(ray: Any, flag: Any, pending: dict[Any, RowPlan]) -> None:
+    """Tell the rows to stop, and give them time to save."""
+    ray.get(flag.set.remote())
+    if pending:
+        ray.wait(list(pending), num_returns=len(pending), timeout=STOP_SECONDS)
+    for reference in pending:
+        ray.cancel(reference, force=False)
+
+
+def check_shared(ray: Any, row: RowPlan) -> None:
+    """Refuse a store that not every machine of the cluster reaches, and a folder of items that not all of them see."""
+    from potentia.store import locate
+
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    if len(nodes) < 2:
+        return
+    if locate(row.study.store)[1] is not None:
+        raise InputError(
+            "a SQLite file cannot be shared between machines",
+            hint="give a PostgreSQL store: --store postgresql+psycopg://user@host/potentia?items=/shared/folder",
+        )
+    with opened(row.study) as store:
+        folder = store.items_folder
+    folder.mkdir(parents=True, exist_ok=True)
+    mark = folder / f".seen-{uuid.uuid4().hex}"
+    mark.touch()
+    try:
+        place = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+        asked = {
+            node["NodeManagerAddress"]: ray.remote(
+                num_cpus=0, scheduling_strategy=place(node_id=node["NodeID"], soft=False)
+            )(_sees).remote(str(mark))
+            for node in nodes
+        }
+        blind = [name for name, answer in asked.items() if not ray.get(answer, timeout=60)]
+    finally:
+        mark.unlink(missing_ok=True)
+    if blind:
+        raise InputError(
+            f"{folder} is not seen by every machine of the cluster: not by {', '.join(blind)}",
+            hint="name a shared folder in the store's URL: ?items=/shared/potentia.items",
+        )
+
+
+def _sees(path: str) -> bool:
+    return Path(path).exists()
+
+
+def _gpu_bytes(ray: Any) -> int | None:
+    """Return the memory of the cluster's GPUs, as the first that answers has it; None where there is none."""
+    if not ray.cluster_resources().get("GPU"):
+        return None
+    return int(ray.get(ray.remote(num_gpus=0.01, num_cpus=0)(_memory).remote()))
+
+
+def _memory() -> int:
+    import torch
+
+    return int(torch.cuda.get_device_properties(0).total_memory)
+
+
+class _Flag:
+    """Says to all rows whether they are to stop."""
+
+    def __init__(self) -> None:
+        self.up = False
+
+    def set(self) -> None:
+        self.up = True
+
+    def is_set(self) -> bool:
+        return self.up
+
+
+def _row(row: RowPlan, flag: Any, share: float) -> RowOutcome | PotentiaError | None:
+    """Run a row on a machine of the cluster; what went wrong is an answer too."""
+    if 0 < share < 1:
+        import torch
+
+        torch.cuda.set_per_process_memory_fraction(share)
+    with _Listening(flag) as heard:
+        try:
+            return work_row(row, heard.is_set)
+        except Stopped:
+            return None
+        except PotentiaError as error:
+            return error
+
+
+class _Listening:
+    """Asks the flag now and then, from a thread."""
+
+    def __init__(self, flag: Any) -> None:
+        self.flag, self.heard, self.over = flag, threading.Event(), threading.Event()
+        self.thread = threading.Thread(target=self._ask, daemon=True)
+
+    def __enter__(self) -> threading.Event:
+        self.thread.start()
+        return self.heard
+
+    def __exit__(self, *_: object) -> None:
+        self.over.set()
+        self.thread.join()
+
+    def _ask(self) -> None:
+        import ray
+
+        while not self.over.wait(1.0):
+            try:
+                if ray.get(self.flag.is_set.remote(), timeout=10):
+                    self.heard.set()
+                    return
+            except ray.exceptions.RayError:
+                continue

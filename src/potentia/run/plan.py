@@ -7,7 +7,9 @@ all that another process or machine needs to compute the row, and can be pickled
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import time
+import uuid
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
@@ -66,6 +68,8 @@ class RowPlan:
     original: str  # fingerprint of the files that are loaded first
     prints: Mapping[str, str]  # fingerprints of the tasks
     problem: str | None = None
+    threads: int = 0  # on a CPU; 0 while it is not planned to run
+    run: str = ""  # the run that this is for
 
     @property
     def pending(self) -> tuple[CellPlan, ...]:
@@ -86,7 +90,8 @@ class StudyPlan:
     """Every row of a study, with its tasks loaded.
 
     ``outdated`` are cells that the study has in its store and does not ask for any more: made by another version of
-    Potentia, or of files that have changed since. They are computed anew.
+    Potentia, or of files that have changed since. ``damaged`` are cells whose items are missing or cannot be read. Both
+    are computed anew.
     """
 
     study: Study
@@ -94,6 +99,8 @@ class StudyPlan:
     rows: tuple[RowPlan, ...]
     tasks: LoadedTasks
     outdated: tuple[str, ...] = ()
+    damaged: tuple[str, ...] = ()
+    run: str = ""
 
     def cells(self) -> Iterator[CellPlan]:
         """Go through the cells of all rows."""
@@ -325,11 +332,20 @@ def plan_study(study: Study) -> StudyPlan:
         return StudyPlan(study, key, tuple(_plan_row(study, key, tasks, model) for model in study.rows()), tasks)
     with store:
         key = _known_as(study, store)
-        rows = seen([_plan_row(study, key, tasks, model) for model in study.rows()], store)
+        asked = [_plan_row(study, key, tasks, model) for model in study.rows()]
+        rows = seen(asked, store)
+        damaged = store.damaged([cell.copy_of or cell.key for row in rows for cell in row.cells if cell.done])
+        rows = seen(asked, store, but=damaged) if damaged else rows
         wanted = {cell.key for row in rows for cell in row.cells}
         readable = {row.model.name for row in rows if not row.problem}
         outdated = [k for k, model in store.linked(key).items() if model in readable and k not in wanted]
-    return StudyPlan(study, key, tuple(rows), tasks, tuple(outdated))
+    return StudyPlan(study, key, tuple(rows), tasks, tuple(outdated), tuple(damaged))
+
+
+def under_way(plan: StudyPlan, threads: int) -> StudyPlan:
+    """Return the plan as one run of it, which has a name of its own, with the threads of a row."""
+    run = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:6]}"  # sorts by time
+    return replace(plan, run=run, rows=tuple(replace(row, run=run, threads=threads) for row in plan.rows))
 
 
 def _known_as(study: Study, store: Store) -> str:
@@ -381,10 +397,11 @@ def _plan_row(study: Study, key: str, tasks: LoadedTasks, model: ModelSpec) -> R
     return RowPlan(study, key, model, tuple(cells), weights, original, prints, problem)
 
 
-def seen(rows: Sequence[RowPlan], store: Store) -> list[RowPlan]:
-    """Return the rows with what the store has by now, under these names or others."""
+def seen(rows: Sequence[RowPlan], store: Store, but: Collection[str] = ()) -> list[RowPlan]:
+    """Return the rows with what the store has by now, under these names or others; ``but`` some cells."""
     rows = _settled(rows, store)
     found = store.names([cell.key for row in rows for cell in row.pending])
+    found = {key: names for key, names in found.items() if key not in but}
     return [replace(row, cells=tuple(_seen(cell, row, found) for cell in row.cells)) for row in rows]
 
 

@@ -6,6 +6,7 @@ on. The row stops between steps when asked to, with everything finished saved.
 
 from __future__ import annotations
 
+import errno
 import math
 import platform
 import time
@@ -16,9 +17,10 @@ from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from potentia.errors import ModelError, PotentiaError, StoreError
+from potentia.errors import DamagedItemsError, ModelError, PotentiaError, StoreError
 from potentia.protocol import ADJUST, DIRECT, TRAIN_BEFORE_TEST
 from potentia.protocols import Evaluation, Stopped, Style, direct
+from potentia.run.log import RunLog
 from potentia.run.plan import SCORING_VERSION, CellPlan, LoadedTasks, RowPlan, cell_key, renamed, seen, take_over
 from potentia.run.tuned import tune_row
 from potentia.study import adjust_tuning
@@ -27,7 +29,7 @@ from potentia.tally import Tally, spending
 if TYPE_CHECKING:
     from potentia.engine import LoadedModel
     from potentia.engine.scoring import Scorer
-    from potentia.store import Store
+    from potentia.store import CellRecord, Store
     from potentia.study import Study
     from potentia.tasks import ChatTemplate
 
@@ -39,6 +41,7 @@ class RowOutcome:
     done: int = 0
     failed: int = 0
     found: int = 0  # finished by another since the study was planned
+    held: str = ""  # who computes the row now, where that is another process
     reasons: dict[str, list[str]] = field(default_factory=dict)  # why, and the cells that failed for it
 
 
@@ -61,7 +64,8 @@ class RowRun:
     tally: Tally = field(init=False, default_factory=Tally)
 
     def __post_init__(self) -> None:
-        self.board = Board(self.store, self.plan.study_key, self.plan.model.name)
+        log = RunLog.of(self.store, self.plan.run)
+        self.board = Board(self.store, self.plan.study_key, self.plan.model.name, log=log)
         self.study = self.plan.study
 
     def run(self) -> RowOutcome:
@@ -80,7 +84,8 @@ class RowRun:
         self.outcome.found = pending - len(self.plan.pending)
         if self.outcome.found:
             take_over(self.plan, self.store)
-            self.board.event("found", cells=self.outcome.found)
+            done = [(cell.task, cell.protocol) for cell in self.plan.cells if cell.done]
+            self.board.event("found", cells=self.outcome.found, done=done)
         if not self.plan.pending:
             return self.outcome
         try:
@@ -206,14 +211,21 @@ class RowRun:
         )
         names = (record.model, record.task)
         with spending("save"):
-            if (
-                not self.store.commit_cell(record, items=test.outcomes)
-                and names not in self.store.names([cell.key]).values()
-            ):
-                own = renamed(cell.key, *names)  # another row with the same files was first
-                self.store.copy_cell(cell.key, own, study=record.study, model=record.model, task=record.task)
+            if not self.store.commit_cell(record, items=test.outcomes):
+                if names not in self.store.names([cell.key]).values():
+                    own = renamed(cell.key, *names)  # another row with the same files was first
+                    self.store.copy_cell(cell.key, own, study=record.study, model=record.model, task=record.task)
+                elif not self._is_own(record):  # another process had the row meanwhile
+                    self.outcome.found += 1
+                    self.board.event("found", cells=1, done=[(cell.task, cell.protocol)])
+                    return
         self.outcome.done += 1
         self.board.event("cell", task=cell.task, protocol=cell.protocol, value=test.main.value, stderr=test.main.stderr)
+
+    def _is_own(self, record: CellRecord) -> bool:
+        """Say whether a cell in the store is this one: its commit went through, and the answer got lost."""
+        known = self.store.cell(record.key)
+        return known is not None and known.created == record.created
 
     def manifest(self, cell: CellPlan) -> dict[str, Any]:
         """Say how a cell's score came about, in enough detail to explain or repeat it."""
@@ -268,7 +280,10 @@ class RowRun:
         )
         cell = self.store.cell(key)
         if cell is not None:
-            return Evaluation(outcomes=self.store.items(key), scores=dict(cell.scores), metric=cell.metric)
+            try:
+                return Evaluation(outcomes=self.store.items(key), scores=dict(cell.scores), metric=cell.metric)
+            except DamagedItemsError:  # computed here once more; its score is the same
+                self.board.event("damaged", task=task, protocol=DIRECT)
         if any(failure.key == key for failure in self.store.failures(study=self.plan.study_key)):
             return None
         ready()
@@ -284,6 +299,8 @@ class RowRun:
         except (Stopped, KeyboardInterrupt, StoreError):
             raise
         except Exception as error:
+            if _is_full(error):  # no fault of the cell's: nothing can be saved now
+                raise StoreError(_reason(error), where=getattr(error, "where", None), hint=FULL) from error
             for cell in cells:
                 if not self.store.has(cell.key):
                     self.fail(cell, error)
@@ -320,6 +337,18 @@ class RowRun:
         self.board.advance(amount)
 
 
+FULL = "free some space, then run the same command again: finished cells are kept"
+
+
+def _is_full(error: BaseException | None) -> bool:
+    """Say whether a disk without space lies behind an error."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def _reason(error: Exception) -> str:
     if isinstance(error, PotentiaError):
         return error.message
@@ -351,8 +380,9 @@ class Board:
     runs in this process, in a worker or on another machine.
     """
 
-    def __init__(self, store: Store, study: str, row: str, *, every: float = 1.0) -> None:
+    def __init__(self, store: Store, study: str, row: str, *, log: RunLog | None = None, every: float = 1.0) -> None:
         self._store = store
+        self._log = log or RunLog.of(store, "")
         self._study = study
         self._row = row
         self._every = every
@@ -364,6 +394,7 @@ class Board:
     def phase(self, name: str, *, total: int = 0, **facts: Any) -> None:
         """Enter a phase of the row (load, direct arc_easy, tune, test …) with a known amount of work."""
         self._state.update({"phase": name, "done": 0, "total": total, "rate": None, "left": None, **facts})
+        self._log.write("phase", row=self._row, phase=name, total=total)
         self._began = time.monotonic()
         self._write(force=self._began - self._written >= BRIEF)
 
@@ -386,11 +417,13 @@ class Board:
         self._write()
 
     def event(self, kind: str, **payload: Any) -> None:
-        """Append to the study's log."""
+        """Append to the study's log, and to the run's."""
+        self._log.write(kind, row=self._row, **payload)
         self._store.event(self._study, kind, {"row": self._row, **payload})
 
     def finish(self, phase: str) -> None:
         """Close the row's record."""
+        self._log.write("row", row=self._row, ended=phase)
         self._state.update({"phase": phase, "left": 0.0, "ended": time.time()})
         self._write(force=True)
 

@@ -26,7 +26,8 @@ def store_status(where: str, study: str | None = None) -> dict[str, Any]:
         for record in records:
             done = store.count(study=record.key)
             progress = store.get_progress(record.key)
-            running = [row for row, state in progress.items() if is_running(state)]
+            leases = store.leases(study=record.key)
+            running = {lease.row for lease in leases} | {row for row, state in progress.items() if is_running(state)}
             study_file = _study(record)
             studies.append(
                 {
@@ -40,6 +41,10 @@ def store_status(where: str, study: str | None = None) -> dict[str, Any]:
                     "failed": sum(f["study"] == record.key for f in failures),
                     "running": len(running),
                     "rows": progress,
+                    "leases": [
+                        {"row": lease.row, "host": lease.host, "pid": lease.pid, "since": lease.since, "run": lease.run}
+                        for lease in leases
+                    ],
                 }
             )
     return {"store": without_password(where), "studies": studies, "failures": failures}

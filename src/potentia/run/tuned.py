@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,10 +41,10 @@ def tune_row(row: RowRun, kind: Protocol, cells: Sequence[CellPlan]) -> None:
     adjusted = study.adjust if kind == ADJUST else None
     tuning = adjust_tuning(study, row.plan.model, size) if adjusted else study.tuning
     waved = kind == TRAIN_BEFORE_TEST and tuning.method == "lora"
-    begun = _wave(folder, list(every), pending) if waved else pending
+    begun, threads = _begun(folder, list(every), pending if waved else list(every), row.plan.threads)
     tuned = Tuned(
         loaded=row.loaded,
-        benchmarks={name: tasks[name] for name in begun},
+        benchmarks={name: tasks[name] for name in (begun if waved else pending)},
         tuning=tuning,
         host=host,
         auxiliary=row.tasks.auxiliary if adjusted else None,
@@ -58,28 +59,44 @@ def tune_row(row: RowRun, kind: Protocol, cells: Sequence[CellPlan]) -> None:
         token_budget=study.token_budget,
         workspace=folder,
     )
-    tuned.run(pending)
+    with _on_threads(threads):
+        tuned.run(pending)
     remove(folder)
 
 
-def _wave(folder: Path, every: Sequence[str], pending: Sequence[str]) -> list[str]:
-    """Return the tasks whose lanes train together: those that were begun with here, if they cover what is pending.
+def _begun(folder: Path, every: Sequence[str], pending: Sequence[str], threads: int) -> tuple[list[str], int]:
+    """Return the tasks whose lanes train together, and the threads: those begun with here, if they cover what is left.
 
-    The trainer's packing, and with it the last bits of every number, follows from the list of lanes. Cells are
-    committed one by one, so what is still missing shrinks; the folder remembers the whole list until all is done.
+    The trainer's packing, and with it the last bits of every number, follows from the list of lanes; so does it from
+    the threads that add up. Cells are committed one by one, so what is still missing shrinks, and a run that goes on
+    may have other workers or another machine; the folder remembers both until all is done.
     """
     note = folder / "wave.json"
     try:
-        begun = json.loads(note.read_text())["tasks"]
+        known = json.loads(note.read_text())
+        begun, on = list(known["tasks"]), int(known.get("threads", threads))
+        if set(pending) <= set(begun) <= set(every):
+            return begun, on
     except (OSError, ValueError, KeyError, TypeError):
-        begun = None
-    if begun is not None and set(pending) <= set(begun) <= set(every):
-        return list(begun)
+        pass
     folder.mkdir(parents=True, exist_ok=True)
     aside = folder / f".wave.{os.getpid()}"
-    aside.write_text(json.dumps({"tasks": list(pending)}))
+    aside.write_text(json.dumps({"tasks": list(pending), "threads": threads}))
     aside.replace(note)
-    return list(pending)
+    return list(pending), threads
+
+
+@contextmanager
+def _on_threads(threads: int) -> Iterator[None]:
+    """Compute on so many threads meanwhile, where a number is given."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class RowHost:

@@ -1,7 +1,9 @@
 """Results: the store (SQLite or PostgreSQL, items as Parquet), and scores read from and written to files."""
 
-from potentia.store.database import without_password
+from potentia.store.check import check_store, repair_store
+from potentia.store.database import locate, without_password
 from potentia.store.files import StagedScores, read_files, write_scores
+from potentia.store.leases import BEAT_SECONDS, LeaseRecord
 from potentia.store.records import CellRecord, EpochRecord, EventRecord, FailureRecord, LaneRecord, StudyRecord
 from potentia.store.shelf import Removed, count_shared, delete_study, find_study, rename_study
 from potentia.store.store import Store

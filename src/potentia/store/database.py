@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import re
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy import event, exc
 from sqlalchemy.engine import URL, make_url
 
-from potentia.errors import EmptyStoreError, MissingExtraError, NoStoreError, StoreError
+from potentia.errors import EmptyStoreError, MissingExtraError, NoStoreError, StoreAwayError, StoreError
 from potentia.store import schema as s
 
 BUSY_SECONDS = 30
@@ -129,9 +130,9 @@ def speaking(where: str) -> Iterator[None]:
     try:
         yield
     except exc.DBAPIError as error:
-        raise _in_words(str(error.orig), where) from error
+        raise _in_words(str(error.orig), where, away=_is_away(error)) from error
     except UnicodeDecodeError as error:
-        raise _in_words("malformed text", where) from error
+        raise _in_words("malformed text", where, away=False) from error
     except OSError as error:
         raise StoreError(error.strerror or str(error), where=where, hint=_os_hint(error)) from error
 
@@ -159,10 +160,22 @@ _HINTS = (
 )
 
 
-def _in_words(message: str, where: str) -> StoreError:
+def _in_words(message: str, where: str, *, away: bool) -> StoreError:
     first = message.strip().splitlines()[0] if message.strip() else "the database failed"
     hint = next((hint for sign, hint in _HINTS if sign in message.lower()), None)
-    return StoreError(first, where=where, hint=hint)
+    return (StoreAwayError if away else StoreError)(first, where=where, hint=hint)
+
+
+_FINAL = ("does not exist", "authentication", "no pg_hba.conf", "could not translate", "invalid")
+
+
+def _is_away(error: exc.DBAPIError) -> bool:
+    """Say whether the same may work a little later: the server is not there, or a lock was held too long."""
+    told = str(error.orig).lower()
+    if type(error.orig).__module__.startswith("psycopg"):
+        lost = error.connection_invalidated or isinstance(error, exc.OperationalError)
+        return lost and not any(sign in told for sign in _FINAL)
+    return "database is locked" in told
 
 
 # --- versions --------------------------------------------------------------------------------------------------------
@@ -175,6 +188,9 @@ def prepare(connection: sa.Connection, where: str) -> None:
         connection.execute(s.schema_version.insert().values(version=s.SCHEMA_VERSION))
         return
     version = check_version(connection, where)
+    if version < s.SCHEMA_VERSION:
+        told = "%s: brought from schema version %d to %d; older versions of Potentia do not open it any more"
+        logging.getLogger("potentia").warning(told, where, version, s.SCHEMA_VERSION)
     while version < s.SCHEMA_VERSION:
         step = s.MIGRATIONS.get(version)
         if step is None:

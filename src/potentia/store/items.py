@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from potentia.errors import StoreError
+from potentia.errors import DamagedItemsError, StoreError
 from potentia.scores import ItemOutcome
 
 
@@ -79,13 +79,26 @@ def load(folder: Path, key: str) -> list[ItemOutcome]:
             for i, v, p, g, d in zip(*columns, strict=True)
         ]
     except FileNotFoundError:
-        raise StoreError(
+        raise DamagedItemsError(
             "the items of this cell are missing",
             where=str(path),
-            hint="keep the .items folder beside the database when you move it",
+            hint="keep the .items folder beside the database when you move it; or potentia store check --repair",
         ) from None
-    except (pa.ArrowException, KeyError, ValueError) as error:
-        raise StoreError(f"the items of this cell cannot be read: {error}", where=str(path)) from error
+    except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
+        told = str(error).splitlines()[0] if str(error) else type(error).__name__
+        hint = "potentia store check --repair discards the cell; the next run computes it anew"
+        raise DamagedItemsError(f"the items of this cell cannot be read: {told}", where=str(path), hint=hint) from error
+
+
+def looks_whole(folder: Path, key: str) -> bool:
+    """Say whether a cell's file is there and begins and ends as Parquet does: quick, and right for files cut short."""
+    try:
+        with items_path(folder, key).open("rb") as file:
+            head = file.read(4)
+            file.seek(-4, os.SEEK_END)
+            return head == file.read(4) == b"PAR1" and file.tell() > 12
+    except OSError:
+        return False
 
 
 def load_values(folder: Path, key: str) -> dict[int, float] | None:

@@ -11,7 +11,8 @@ from collections.abc import Callable
 import sqlalchemy as sa
 from sqlalchemy import BigInteger, Boolean, Column, Double, ForeignKey, Index, Integer, Table, Text
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+LEASES_SINCE = 2
 
 metadata = sa.MetaData()
 _NUMBER = BigInteger().with_variant(Integer, "sqlite")  # SQLite's own row number, PostgreSQL's bigserial
@@ -143,5 +144,34 @@ progress = Table(
     Column("updated", Text, nullable=False),
 )
 
+# Who computes a row now (see store/leases.py), and the cells that are his meanwhile.
+leases = Table(
+    "leases",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("study", Text, ForeignKey("studies.key", ondelete="CASCADE"), nullable=False),
+    Column("row", Text, nullable=False),
+    Column("run", Text, nullable=False),
+    Column("host", Text, nullable=False),
+    Column("place", Text, nullable=False),
+    Column("pid", BigInteger, nullable=False),
+    Column("began", Text, nullable=False),
+    Column("since", Double, nullable=False),
+    Column("beat", Double, nullable=False),
+)
+
+claims = Table(
+    "claims",
+    metadata,
+    Column("cell", Text, primary_key=True),
+    Column("lease", Text, ForeignKey("leases.id", ondelete="CASCADE"), nullable=False, index=True),
+)
+
+
+def _with_leases(connection: sa.Connection) -> None:
+    """Bring version 1 to 2: rows are leased."""
+    metadata.create_all(connection, tables=[leases, claims])
+
+
 # From version v to v + 1. A release that changes the tables raises SCHEMA_VERSION and adds its step here.
-MIGRATIONS: dict[int, Callable[[sa.Connection], None]] = {}
+MIGRATIONS: dict[int, Callable[[sa.Connection], None]] = {1: _with_leases}

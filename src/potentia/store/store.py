@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
+from sqlalchemy.engine import URL
 
 from potentia.errors import EmptyStoreError, InputError, NoStoreError, StoreError
 from potentia.scores import ItemOutcome, Score, ScoreMatrix
 from potentia.store import schema as s
 from potentia.store.database import WRITE, check_version, connect, locate, now, prepare, speaking, without_password
-from potentia.store.items import dumps, load, load_values, loads, publish, stage
-from potentia.store.live import LiveStore
+from potentia.store.items import dumps, items_path, load, load_values, loads, looks_whole, publish, stage
+from potentia.store.leases import Leases
 from potentia.store.matrix import Grid
+from potentia.store.patience import patient, wait_for
 from potentia.store.records import CellRecord, StudyRecord
 
 _LOCK = 0x706F74656E740001  # guards the creation of the tables on PostgreSQL
@@ -28,18 +30,27 @@ ADAPTER_NOTE = "potentia.json"
 _CHUNK = 500  # keys per statement, well under SQLite's limit of parameters
 
 
-class Store(LiveStore):
+class Store(Leases):
     """Studies, cells and scores in SQLite (a file) or PostgreSQL (a URL); items as Parquet in a folder beside it.
 
     Several processes may write at once. The first writer of a key wins; what is committed is whole and stays.
     """
 
     @classmethod
-    def open(cls, where: str | Path, *, items: str | Path | None = None, readonly: bool = False) -> Store:
+    def open(
+        cls,
+        where: str | Path,
+        *,
+        items: str | Path | None = None,
+        readonly: bool = False,
+        create: bool = True,
+        patience: float = 0.0,
+    ) -> Store:
         """Open or create a store: the path of a SQLite file, or a URL such as ``postgresql+psycopg://host/name``.
 
         Items lie in ``<file>.items/``; for PostgreSQL in ``items``, or ``?items=FOLDER`` in the URL, or
-        ``./potentia.items``. ``readonly`` neither creates nor changes anything.
+        ``./potentia.items``. ``readonly`` neither creates nor changes anything. Without ``create`` a store that is not
+        there is an error. A store with ``patience`` waits so many seconds, here and later, while a server is away.
         """
         url, path, folder = locate(where)
         name = str(path) if path is not None else without_password(url.render_as_string(hide_password=False))
@@ -48,6 +59,25 @@ class Store(LiveStore):
             raise NoStoreError("this is a folder", where=name, hint="give a file, for example potentia.db")
         if path is not None and readonly and not path.exists():
             raise NoStoreError("there is no such store", where=name, hint="check the path, or run a study first")
+        if path is not None and not create and not path.exists():
+            hint = "put it back, or run the same command again: what was in it is computed anew"
+            raise StoreError("the store was removed while it was in use", where=name, hint=hint)
+
+        def prepared() -> tuple[sa.Engine, int]:
+            return cls._prepared(url, path, name, readonly=readonly)
+
+        engine, version = wait_for(prepared, patience)
+        store = cls(engine, name, folder)
+        store.version, store.patience = version, patience
+        if path is not None and not readonly:
+            found = path.stat()
+            store._file = (path, (found.st_dev, found.st_ino))
+        store._opened = (str(where), items, readonly)
+        return store
+
+    @staticmethod
+    def _prepared(url: URL, path: Path | None, name: str, *, readonly: bool) -> tuple[sa.Engine, int]:
+        """Return the engine of a store whose tables are there, and the version they have."""
         with speaking(name):
             if path is not None and not readonly:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,15 +85,14 @@ class Store(LiveStore):
             with engine.connect() as plain:
                 connection = plain.execution_options(**{WRITE: not readonly})
                 with connection.begin():
+                    version = s.SCHEMA_VERSION
                     if readonly:
-                        check_version(connection, name)
+                        version = check_version(connection, name)
                     else:
                         if engine.dialect.name == "postgresql":
                             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
                         prepare(connection, name)
-        store = cls(engine, name, folder)
-        store._opened = (str(where), items, readonly)
-        return store
+        return engine, version
 
     @classmethod
     def find(cls, where: str | Path, *, items: str | Path | None = None) -> Store | None:
@@ -93,6 +122,7 @@ class Store(LiveStore):
 
     # --- studies ----------------------------------------------------------------------------------------------------
 
+    @patient
     def study(self, name: str, key: str, spec: Mapping[str, Any]) -> StudyRecord:
         """Get the study with this key, or create it."""
         with self._writing() as connection:
@@ -103,6 +133,7 @@ class Store(LiveStore):
             found = connection.execute(sa.select(s.studies).where(s.studies.c.key == key)).mappings().one()
             return StudyRecord(found["key"], found["name"], loads(found["spec"]), found["created"])
 
+    @patient
     def studies(self) -> list[StudyRecord]:
         """Return all studies, the one opened last first."""
         with self._reading() as connection:
@@ -111,11 +142,13 @@ class Store(LiveStore):
 
     # --- writing cells ----------------------------------------------------------------------------------------------
 
+    @patient
     def has(self, cell_key: str) -> bool:
         """Say whether this cell is committed."""
         with self._reading() as connection:
             return connection.execute(sa.select(s.cells.c.key).where(s.cells.c.key == cell_key)).first() is not None
 
+    @patient
     def names(self, cell_keys: Sequence[str]) -> dict[str, tuple[str, str]]:
         """Return, for those of the keys that are committed, the model and task that the cell is named after."""
         found: dict[str, tuple[str, str]] = {}
@@ -135,6 +168,7 @@ class Store(LiveStore):
                     found[key] = str((loads(manifest).get("model") or {}).get("dtype", ""))
         return found
 
+    @patient
     def commit_cell(self, cell: CellRecord, *, items: Sequence[ItemOutcome] | None = None) -> bool:
         """Commit one cell with its scores, manifest and items, wholly or not at all.
 
@@ -161,6 +195,7 @@ class Store(LiveStore):
             copy = replace(cell, key=key, study=study, model=model, task=task)
             self.commit_cell(copy, items=self.items(source) or None)
 
+    @patient
     def commit_cells(self, cells: Sequence[CellRecord]) -> int:
         """Commit a batch of cells without items in one transaction; returns how many were new."""
         for cell in cells:
@@ -168,6 +203,7 @@ class Store(LiveStore):
         with self._writing() as connection:
             return self._put(connection, cells, {})
 
+    @patient
     def linked(self, study: str) -> dict[str, str]:
         """Return the keys of the cells that a study has, each with its model; none where the study is not known."""
         c, linked = s.cells.c, s.study_cells.c
@@ -175,6 +211,7 @@ class Store(LiveStore):
         with self._reading() as connection:
             return dict(connection.execute(query).tuples().all())
 
+    @patient
     def release(self, study: str, cell_keys: Sequence[str]) -> None:
         """Take cells out of a study that does not ask for them any more; they stay in the store."""
         with self._writing() as connection:
@@ -182,6 +219,27 @@ class Store(LiveStore):
                 here = sa.and_(s.study_cells.c.study == study, s.study_cells.c.cell == number)
                 connection.execute(s.study_cells.delete().where(here))
 
+    @patient
+    def discard(self, cell_keys: Sequence[str]) -> None:
+        """Forget cells wholly, with items and adapters: whoever asks for them computes them anew."""
+        with self._writing() as connection:
+            for chunk in _chunks(cell_keys):
+                connection.execute(s.cells.delete().where(s.cells.c.key.in_(chunk)))
+        for key in cell_keys:
+            items_path(self.items_folder, key).unlink(missing_ok=True)
+            self.drop_adapter(key)
+
+    @patient
+    def damaged(self, cell_keys: Sequence[str]) -> list[str]:
+        """Return those of the committed cells whose items are missing or cut short."""
+        found: list[str] = []
+        with self._reading() as connection:
+            for chunk in _chunks(cell_keys):
+                query = sa.select(s.cells.c.key).where(s.cells.c.key.in_(chunk), s.cells.c.item_count.is_not(None))
+                found += [key for key in connection.execute(query).scalars() if not looks_whole(self.items_folder, key)]
+        return found
+
+    @patient
     def adopt(self, study: str, cell_keys: Iterable[str]) -> int:
         """Add committed cells of other studies to this one, which asks for the same keys; returns how many it has."""
         keys = list(dict.fromkeys(cell_keys))
@@ -268,6 +326,7 @@ class Store(LiveStore):
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
+    @patient
     def cells(
         self,
         *,
@@ -311,6 +370,7 @@ class Store(LiveStore):
             for r in rows
         ]
 
+    @patient
     def count(
         self,
         *,
@@ -335,6 +395,7 @@ class Store(LiveStore):
         found = self.cells(key=cell_key)
         return found[0] if found else None
 
+    @patient
     def items(self, cell_key: str) -> list[ItemOutcome]:
         """Return the per-item outcomes of a cell; an imported cell has none."""
         with self._reading() as connection:
@@ -354,6 +415,11 @@ class Store(LiveStore):
     def lanes_folder(self) -> Path:
         """The folder for what a resumed row needs: beside the items."""
         return self.items_folder.with_name(self.items_folder.name.removesuffix(".items") + ".lanes")
+
+    @property
+    def logs_folder(self) -> Path:
+        """The folder of the logs of runs: beside the items."""
+        return self.items_folder.with_name(self.items_folder.name.removesuffix(".items") + ".logs")
 
     def sweep(self) -> None:
         """Remove what killed writers left half written of cells that have been committed since."""

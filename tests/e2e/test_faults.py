@@ -1,0 +1,57 @@
+"""A short schedule of faults; ``make faults`` goes through a long one."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import postgres
+from faults import FAULTS, World
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[World]:
+    server: postgres.Server = request.getfixturevalue("postgres_own")
+    made = World.make(tmp_path_factory.mktemp("faults"), server=server, documents=60, epochs=1)
+    made.several = False
+    yield made
+    made.close()
+
+
+SHORT = [("two-drivers", "sqlite"), ("two-drivers", "postgres"), ("kills", "sqlite"), ("stops", "postgres"),
+         ("full-disk", "sqlite"), ("lost-database", "postgres")]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.postgres
+@pytest.mark.parametrize(("fault", "kind"), SHORT)
+def test_the_scores_are_those_of_an_undisturbed_run(world: World, fault: str, kind: str):
+    FAULTS[fault](world, kind, random.Random(1))
+
+
+def test_a_store_removed_under_a_run_is_an_error(world: World):
+    store = Path(world.store("sqlite"))
+    driver = world.drive(str(store))
+    while driver.alive and "[1/8]" not in driver.said:
+        time.sleep(0.02)
+    driver.signal(signal.SIGSTOP)
+    for file in store.parent.glob(f"{store.name}*"):
+        shutil.rmtree(file) if file.is_dir() else file.unlink()
+    driver.signal(signal.SIGCONT)
+    assert driver.wait() == 1, driver.said
+    assert "the store was removed while it was in use" in driver.said
+    assert "Traceback" not in driver.said, driver.said
+    assert not store.exists()
+
+
+def test_workers_that_cannot_save_end_the_run_with_a_word(world: World):
+    driver = world.drive(world.store("sqlite"), "--workers", "2", file_bytes=150_000)
+    assert driver.wait() == 1, driver.said
+    assert "free some space" in driver.said
+    assert "Traceback" not in driver.said, driver.said

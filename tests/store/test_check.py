@@ -1,0 +1,100 @@
+"""A damaged store: told, put right, and computed anew where it was damaged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import tiny
+from potentia.cli.app import app
+from potentia.run import plan_study, run_study
+from potentia.store import Store, check_store
+from potentia.store.items import items_path
+from potentia.study import Study, make_study
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Study:
+    tiny.save_model(tmp_path / "m0", seed=0)
+    tiny.save_questions(tmp_path / "colours.jsonl", n=60)
+    made = make_study(
+        {
+            "name": "damaged",
+            "models": [{"name": "m0", "path": str(tmp_path / "m0")}],
+            "tasks": [{"name": "colours", "file": str(tmp_path / "colours.jsonl")}],
+            "tuning": {"learning_rates": [1e-3], "epochs": 1},
+            "device": "cpu",
+            "store": str(tmp_path / "s.db"),
+        }
+    )
+    assert run_study(made).computed == 2
+    return made
+
+
+def items_of(study: Study, protocol: str) -> Path:
+    with Store.open(study.store, readonly=True) as store:
+        (cell,) = store.cells(protocol=protocol)
+        return items_path(store.items_folder, cell.key)
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "gone"])
+def test_a_cell_with_bad_items_is_computed_anew(study: Study, damage: str):
+    path = items_of(study, "direct")
+    with Store.open(study.store, readonly=True) as store:
+        before = store.matrix("direct").values
+    whole = path.read_bytes()
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(whole[: len(whole) // 2] if damage == "cut" else b"")
+    plan = plan_study(study)
+    assert len(plan.damaged) == 1
+    result = run_study(plan)
+    assert (result.computed, result.reused, result.failed) == (1, 1, 0)
+    with Store.open(study.store, readonly=True) as store:
+        assert (store.matrix("direct").values == before).all()
+        assert check_store(store) == []
+
+
+def test_check_tells_and_repairs_what_only_a_whole_reading_finds(study: Study):
+    path = items_of(study, "train_before_test")
+    whole = bytearray(path.read_bytes())
+    whole[8 : len(whole) // 2] = bytes(len(whole) // 2 - 8)  # the ends are as they should be
+    path.write_bytes(bytes(whole))
+    stray = path.with_name("nobody.parquet")
+    stray.write_bytes(b"?")
+    told = CliRunner().invoke(app, ["store", "check", study.store, "--json"])
+    assert told.exit_code == 1
+    found = json.loads(told.stdout)["problems"]
+    assert sorted(problem["kind"] for problem in found) == ["items", "stray"]
+    assert path.exists()
+    assert CliRunner().invoke(app, ["store", "check", study.store, "--repair"]).exit_code == 0
+    assert not stray.exists()
+    again = CliRunner().invoke(app, ["store", "check", study.store])
+    assert (again.exit_code, "1 cells, all whole" in again.stdout) == (0, True)
+    assert run_study(study).computed == 1
+
+
+def test_one_cell_is_discarded_and_computed_again(study: Study):
+    asked = ["store", "discard", study.store, "--protocol", "direct"]
+    assert "would discard m0 × colours × direct" in CliRunner().invoke(app, asked).stdout
+    assert plan_study(study).cost()["cells"] == 0
+    assert CliRunner().invoke(app, [*asked, "--yes"]).exit_code == 0
+    assert not items_of_all(study, "direct")
+    assert run_study(study).computed == 1
+
+
+def items_of_all(study: Study, protocol: str) -> list[str]:
+    with Store.open(study.store, readonly=True) as store:
+        return [cell.key for cell in store.cells(protocol=protocol)]
+
+
+def test_a_store_in_use_is_not_repaired(study: Study):
+    with Store.open(study.store) as store:
+        lease = store.claim("damaged", "m0", ["x"])
+        told = CliRunner().invoke(app, ["store", "check", study.store, "--repair"])
+        assert "is run by process" in str(told.exception)
+        store.let_go(lease)

@@ -1,0 +1,102 @@
+"""A row belongs to one process; what a dead one had is anyone's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from potentia.store import Store
+from potentia.store import leases as module
+from potentia.store import schema as s
+
+CLAIM = """
+import sys, time
+from potentia.store import Store
+with Store.open(sys.argv[1]) as store:
+    lease = store.claim("s1", "m", sys.argv[2].split(","))
+    print(store.mine(lease), flush=True)
+    time.sleep(float(sys.argv[3]))
+"""
+
+
+def other(url: str, keys: str, seconds: float = 60) -> subprocess.Popen[str]:
+    """Let another process claim cells; it lives on for a while."""
+    command = [sys.executable, "-c", CLAIM, url, keys, str(seconds)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)
+    assert process.stdout is not None
+    process.answer = process.stdout.readline().strip()
+    return process
+
+
+def test_cells_are_claimed_by_one_process_until_it_lets_go(store: Store, store_url: str):
+    lease = store.claim("s1", "m", ["a", "b"], run="r")
+    assert store.mine(lease)
+    with Store.open(store_url) as second:
+        held = second.claim("s1", "m", ["b", "c"])
+        assert not second.mine(held)
+        assert (held.pid, held.run, held.row) == (os.getpid(), "r", "m")
+        assert f"process {os.getpid()} on " in held.told
+        free = second.claim("s1", "n", ["c"])
+        assert second.mine(free), "what nobody has can be had, and b was not taken on the way"
+        assert [one.row for one in store.leases(study="first")] == ["m", "n"]
+        second.let_go(free)
+        store.let_go(lease)
+        assert second.mine(second.claim("s1", "m", ["b", "c"]))
+
+
+def test_what_a_killed_process_had_is_taken_over_at_once(store: Store, store_url: str):
+    process = other(store_url, "a,b")
+    assert process.answer == "True"
+    assert not store.mine(store.claim("s1", "m", ["a"]))
+    process.kill()
+    process.wait()
+    assert store.leases() == [], "the dead run nothing"
+    assert store.mine(store.claim("s1", "m", ["a"]))
+
+
+def test_from_another_machine_only_a_lease_without_a_beat_is_taken(
+    store: Store, store_url: str, monkeypatch: pytest.MonkeyPatch
+):
+    lease = store.claim("s1", "m", ["a"])
+    monkeypatch.setattr(module, "place", lambda: "elsewhere")
+    with Store.open(store_url) as far:
+        assert not far.mine(far.claim("s1", "m", ["a"])), "its process may be alive"
+        with store._writing() as connection:
+            connection.execute(s.leases.update().values(beat=s.leases.c.beat - module.LEASE_SECONDS))
+        assert store.beat(lease)
+        assert not far.mine(far.claim("s1", "m", ["a"])), "it has just said so"
+        with store._writing() as connection:
+            connection.execute(s.leases.update().values(beat=s.leases.c.beat - module.LEASE_SECONDS - 1))
+        assert far.mine(far.claim("s1", "m", ["a"]))
+        assert not store.beat(lease), "the first owner hears that it lost it"
+
+
+def test_many_claim_at_once_and_one_gets_it(store: Store, store_url: str):
+    several = [other(store_url, "x,y,z") for _ in range(3)]
+    answers = [process.answer for process in several]
+    for process in several:
+        process.kill()
+        process.wait()
+    assert sorted(answers) == ["False", "False", "True"]
+
+
+def test_a_store_of_version_1_gets_leases_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    where = tmp_path / "old.db"
+    with Store.open(where) as store:
+        store.study("first", "s1", {})
+        with store._writing() as connection:
+            s.claims.drop(connection)
+            s.leases.drop(connection)
+            connection.execute(s.schema_version.update().values(version=1))
+    with Store.open(where, readonly=True) as store:
+        assert store.leases() == [], "reading does not change it"
+    with Store.open(where) as store:
+        assert store.mine(store.claim("s1", "m", ["a"]))
+        with store._reading() as connection:
+            assert connection.execute(sa.select(s.schema_version.c.version)).scalar_one() == 2
+    assert "from schema version 1 to 2" in caplog.text
