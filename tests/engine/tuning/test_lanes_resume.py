@@ -123,16 +123,14 @@ def test_a_broken_snapshot_falls_back_to_the_one_before(how: str, tmp_path: Path
     assert same(whole, states)
 
 
-def test_a_broken_adapter_file_is_computed_again(tmp_path: Path) -> None:
+def test_a_broken_adapter_file_changes_no_bit(tmp_path: Path) -> None:
     _, whole = finish(tiny("llama"), tmp_path)
-    key = "lane-2"
-    path = AdapterShelf(next(tmp_path.iterdir()))._path(key, 2)
+    path = AdapterShelf(next(tmp_path.iterdir()))._path("lane-2", 2)
     damage(path, "flipped")
-    trained = set()
     with LaneTrainer(tiny("llama"), workspace=tmp_path, token_budget=512) as trainer:
-        trainer.train(row_of_lanes(), on_epoch=lambda epochs: trained.update(e.key for e in epochs))
-        assert trained == {key}
-        assert max(gap(whole[key][e - 1], trainer.adapter_state(key, e)) for e in (1, 2, 3)) < 1e-6
+        trainer.train(row_of_lanes())
+        states = {s.key: [trainer.adapter_state(s.key, e) for e in (1, 2, 3)] for s in row_of_lanes()}
+    assert same(whole, states), "computed again beside the lanes it was computed with"
 
 
 def test_other_lanes_or_another_model_never_take_up_a_snapshot(tmp_path: Path) -> None:

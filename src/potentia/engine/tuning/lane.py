@@ -125,10 +125,5 @@ class Lane:
         self.reason, self.checked, self.tokens = record["reason"], record["checked"], record.get("tokens", 0)
         self.epochs = [LaneEpoch(**epoch) for epoch in record["epochs"]]
 
-    def reset(self) -> None:
-        """Start over."""
-        self.step, self.slot, self.status, self.reason, self.checked, self.epochs = 0, None, "waiting", None, False, []
-        self.tokens = 0
-
 
 OnEpoch = Callable[[list[LaneEpoch]], Mapping[str, Decision] | None]
