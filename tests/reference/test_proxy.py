@@ -10,26 +10,10 @@ from potentia.analysis.proxy.proxies import choose_proxies, predict
 from potentia.analysis.proxy.robustness import measure_robustness
 from potentia.analysis.proxy.sampling import PAPER_CONFIGURATIONS, measure_sampling
 from potentia.analysis.proxy.validation import validate
+from potentia.papers import reproduce_proxy
+from potentia.papers.proxy import PROXY_ROW, TABLE_4, TABLE_5, TABLE_6_AND_8, TASKS
 from potentia.scores import ScoreMatrix
 from score_files import read_scores
-
-TASKS = ("C3", "CMNLI", "OCNLI", "CHID", "RTE", "CMMLU")
-TABLE_4 = {  # models A to C differ in their seed, D to H in their data
-    "C3": (31.18, 30.36, 32.26, 35.73, 46.47, 37.97, 26.40, 40.93),
-    "CMNLI": (31.78, 32.99, 32.05, 41.00, 45.32, 34.32, 40.27, 32.57),
-    "OCNLI": (21.48, 23.43, 23.63, 30.00, 36.05, 30.18, 46.05, 33.30),
-    "CHID": (43.83, 44.68, 46.52, 52.20, 71.98, 50.15, 51.46, 48.01),
-    "RTE": (48.38, 45.85, 46.36, 46.38, 53.50, 46.86, 51.56, 46.01),
-    "CMMLU": (25.20, 24.82, 25.05, 24.75, 26.13, 25.31, 25.44, 24.53),
-}
-TABLE_5 = {  # seed variance, data variance, R as printed
-    "C3": (0.91, 51.97, 57.23),
-    "CMNLI": (0.40, 1.18, 2.94),
-    "OCNLI": (8.23, 7.20, 0.88),
-    "CHID": (11.27, 577.55, 51.43),
-    "RTE": (1.71, 8.37, 4.90),
-    "CMMLU": (0.04, 3.49, 10.79),
-}
 
 
 @pytest.fixture(scope="module")
@@ -82,17 +66,6 @@ def test_with_five_and_three_models_four_of_six_ratios_say_something(ratios):
         "RTE": "cannot tell",
         "CMMLU": "cannot tell",
     }
-
-
-TABLE_6_AND_8 = {  # A-t1, NA-t1, A-t2, NA-t2, PPL, Filter, Diversity
-    "C3": (51.34, 50.68, 50.58, 49.04, 47.62, 48.33, 46.19),
-    "CMNLI": (32.71, 33.07, 32.53, 32.57, 32.98, 33.00, 33.59),
-    "OCNLI": (36.57, 36.47, 36.80, 36.80, 29.97, 30.03, 35.13),
-    "CHID": (80.82, 78.52, 81.62, 79.47, 74.48, 74.68, 75.52),
-    "RTE": (49.46, 52.35, 49.10, 53.43, 47.65, 48.01, 49.46),
-    "CMMLU": (25.46, 25.44, 25.13, 25.43, 24.73, 25.35, 24.71),
-}
-PROXY_ROW = (48.03, 47.77, 47.91, 47.69, 45.01, 45.40, 45.57)
 
 
 def test_the_papers_proxy_row_is_a_weighted_mean_of_plain_scores():
@@ -167,3 +140,11 @@ def test_on_pairs_the_output_says_that_base_proxies_do_not_beat_base_perplexity(
     found = validate(matrix, "gsm8k", benchmarks(matrix), corpora=corpora(matrix), pairs=pairs)
     assert found.units == 20  # the published perplexities leave out four Gemma pairs
     assert "do not beat perplexity" in found.verdict
+
+
+def test_the_command_prints_ours_beside_the_papers(ratios):
+    table = reproduce_proxy().tables()[0]
+    assert len(table.rows) == 3 * len(TASKS)
+    ours = {(row[0], row[1]): row[2] for row in table.rows}
+    assert ours["C3", "R"] == pytest.approx(ratios["C3"].ratio.value)
+    assert sum(row[4] == "yes" for row in table.rows) == 8, "of 18; the others do not follow from table 4"

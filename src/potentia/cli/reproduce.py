@@ -67,3 +67,33 @@ def training_on_the_test_task(
     found = reproduce_task_training(StagedScores.read(scores), cohort, draws=draws, seed=seed)
     print_findings({"test-task": found}, as_json=as_json)
     draw_figures([found], figures, format)
+
+
+@reproduce.command("proxy")
+def proxy(figures: Figures = None, format: Formats = None, as_json: Json = False) -> None:
+    """Print the variances and ratios of the proxy paper's table 5 beside those that its table 4 gives.
+
+    Example:
+      potentia reproduce proxy
+    """
+    from potentia.papers import reproduce_proxy
+
+    check_formats(format)
+    found = reproduce_proxy()
+    print_findings({"proxy": found}, as_json=as_json)
+    draw_figures([found], figures, format)
+
+
+@reproduce.command("bose")
+def bose(figures: Figures = None, format: Formats = None, as_json: Json = False) -> None:
+    """Print the mean ranks of BOSE's figure 5 beside those that its table 4 gives.
+
+    Example:
+      potentia reproduce bose
+    """
+    from potentia.papers import reproduce_bose
+
+    check_formats(format)
+    found = reproduce_bose()
+    print_findings({"bose": found}, as_json=as_json)
+    draw_figures([found], figures, format)
