@@ -8,6 +8,7 @@ import json
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -265,3 +266,16 @@ def test_lanes_are_paged_where_they_lie(board: TestClient):
     pages = [board.get(f"/api/studies/{STUDY}/lanes?size=2&page={page}").json() for page in range(3)]
     assert [lane for page in pages for lane in page["entries"]] == whole["entries"][:6]
     assert {page["total"] for page in pages} == {whole["total"]}
+
+
+def test_home_tells_how_far_a_study_is_and_who_leads(board: TestClient):
+    told = board.get(f"/api/studies/{STUDY}/answer").json()
+    page = board.get("/").text
+    assert 'aria-valuemax="24" aria-valuenow="22"' in page
+    assert f"So far: {told['headline']}" in unescape(page)
+
+
+def test_the_answer_so_far_stands_above_the_answer(board: TestClient):
+    board.get(f"/api/studies/{STUDY}/answer")
+    page = board.get(f"/studies/{STUDY}").text
+    assert 0 < page.index("The answer so far, from 22 of 24 cells") < page.index('id="answer"')

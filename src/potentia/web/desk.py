@@ -17,6 +17,7 @@ from potentia.web.snapshot import Snapshot, Snapshots
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
+LED = 6  # studies of the home page whose leader is told: each costs its findings
 FRESH = 1.0  # seconds for which a count is believed
 
 
@@ -59,6 +60,23 @@ class Desk:
             known = [study_summary(self.store, record) for record in self.studies()]
             self._summaries = (time.monotonic(), known)
         return known
+
+    async def overview(self) -> list[dict[str, Any]]:
+        """Return the summaries with the time left of what runs, and who leads in the studies opened last."""
+        from starlette.concurrency import run_in_threadpool
+
+        told = []
+        for place, summary in enumerate(await run_in_threadpool(self.summaries)):
+            key, left, headline, behind = summary["key"], None, "", False
+            if summary["running"]:
+                left = (await run_in_threadpool(self.watch(key).look))["left"]
+            if place < LED and summary["done"]:
+                made = await self.peek(key)  # the page never waits for findings; the next one has them
+                if made is not None:
+                    headline = str(made.answer.get("headline", ""))
+                    behind = made.stamp[0] < (summary["asked"] or summary["done"])
+            told.append({**summary, "left": left, "headline": headline, "so_far": behind})
+        return told
 
     def study(self, name: str) -> StudyRecord:
         """Return the study with this key or name, or answer 404."""

@@ -53,8 +53,9 @@ def make_pages(desk: Desk) -> APIRouter:
         return Response(body, media_type=f"{kind}; charset=utf-8", headers=headers)
 
     @pages.get("/")
-    def home() -> HTMLResponse:
-        return _page("home.html", title="studies", studies=desk.summaries(), key="", links=(), here="")
+    async def home() -> HTMLResponse:
+        studies = await desk.overview()
+        return _page("home.html", title="studies", studies=studies, key="", links=(), here="")
 
     @pages.get("/studies/{study}")
     async def board(study: Name) -> HTMLResponse:

@@ -11,13 +11,26 @@
     const svg = document.createElementNS(SVG, "svg");
     const points = lanes.flatMap((lane) => lane.value.map((v, k) => [lane.epoch[k], v])).filter(([, v]) => v !== null);
     const best = points.length ? Math.max(...points.map(([, v]) => v)) : null;
-    svg.setAttribute("viewBox", "0 0 150 44");
+    svg.setAttribute("viewBox", "0 0 190 56");
     svg.setAttribute("role", "img");
     svg.setAttribute("aria-label", points.length ? `validation of ${lanes.length} lanes of ${lanes[0].task}, up to ${best.toFixed(3)}` : `no validation of ${lanes[0].task} yet`);
     if (!points.length) return svg;
     const [low, high] = [Math.min(...points.map(([, v]) => v)), best];
     const last = Math.max(1, ...points.map(([x]) => x));
     const at = ([x, y]) => `${(4 + (142 * x) / last).toFixed(1)},${(40 - (36 * (y - low)) / (high - low || 1)).toFixed(1)}`;
+    /* The scale: the highest and the lowest validation, and the epochs so far. */
+    const mark = (x, y, text, anchor) => {
+      const label = document.createElementNS(SVG, "text");
+      label.setAttribute("x", x);
+      label.setAttribute("y", y);
+      label.setAttribute("text-anchor", anchor);
+      label.textContent = text;
+      svg.append(label);
+    };
+    mark(151, 9, high.toFixed(3), "start");
+    if (high > low) mark(151, 43, low.toFixed(3), "start");
+    mark(4, 54, "0", "start");
+    mark(146, 54, `epoch ${last}`, "end");
     lanes.forEach((lane, k) => {
       const line = document.createElementNS(SVG, "polyline");
       const known = lane.epoch.map((x, i) => [x, lane.value[i]]).filter(([, v]) => v !== null);
@@ -88,11 +101,28 @@
   };
   draw(P.read(document.getElementById("live-data")));
   /* The findings on this page are those of so many cells; once the run has ended, or where there are none, newer ones are fetched. */
-  const shown = Number(board.dataset.cells);
+  let shown = Number(board.dataset.cells);
+  const exchange = (cells) => fetch(board.dataset.answer).then((page) => (page.ok ? page.text() : "")).then((text) => {
+    const fresh = new DOMParser().parseFromString(text, "text/html").getElementById("answer");
+    const old = document.getElementById("answer");
+    if (!fresh || !old || fresh.querySelector("[data-figure]")) { location.reload(); return; }
+    const open = old.querySelector("[data-show-rest][aria-expanded=true]");
+    old.replaceWith(document.adoptNode(fresh));
+    shown = cells;
+    const note = document.querySelector("[data-so-far]");
+    if (note) note.textContent = `The answer so far, from ${cells}${latest.asked === null ? "" : ` of ${latest.asked}`} cells; it renews itself.`;
+    P.ladder(fresh);
+    if (open) fresh.querySelector("[data-show-rest]")?.click();
+  });
   const renew = () => {
-    if (shown >= 0 && (latest.running || latest.done <= shown)) return;
+    if (shown >= 0 && latest.done <= shown) return;
     fetch(board.dataset.findings).then((answer) => (answer.ok ? answer.json() : null))
-      .then((found) => { if (found && found.cells > shown) location.reload(); }).catch(() => {});
+      .then((found) => {
+        if (!found || found.cells <= shown) return null;
+        if (shown >= 0 && latest.running && document.getElementById("answer")) return exchange(found.cells);
+        location.reload();
+        return null;
+      }).catch(() => {});
   };
   renew();
   setInterval(renew, 3000);

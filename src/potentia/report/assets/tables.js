@@ -83,13 +83,16 @@
   });
 
   /* The ladder of the answer shows its first ten models, and all on demand. */
-  for (const button of document.querySelectorAll("[data-show-rest]")) {
-    const many = button.textContent;
-    button.addEventListener("click", () => {
-      const open = button.getAttribute("aria-expanded") !== "true";
-      for (const row of button.parentElement.querySelectorAll(".rest")) row.hidden = !open;
-      button.setAttribute("aria-expanded", String(open));
-      button.textContent = open ? "Show the first ten" : many;
-    });
-  }
+  P.ladder = (part) => {
+    for (const button of part.querySelectorAll("[data-show-rest]")) {
+      const many = button.textContent;
+      button.addEventListener("click", () => {
+        const open = button.getAttribute("aria-expanded") !== "true";
+        for (const row of button.parentElement.querySelectorAll(".rest")) row.hidden = !open;
+        button.setAttribute("aria-expanded", String(open));
+        button.textContent = open ? "Show the first ten" : many;
+      });
+    }
+  };
+  P.ladder(document);
 })(window.potentia);
