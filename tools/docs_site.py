@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.S)
 PLACES = {  # pages that have a place in the menu as soon as they are there
+    "documents.md": ("Methods", "Where each document's methods are"),
     "real-models.md": ("Methods", "On real models"),
     "select.md": ("Guides", "Select a model on a budget"),
     "planning.md": ("Guides", "Plan a study"),
