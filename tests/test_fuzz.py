@@ -12,7 +12,7 @@ TOOLS = Path(__file__).parents[1] / "tools"
 
 def test_no_input_crashes_hangs_or_leaves_its_folder():
     done = subprocess.run(
-        [sys.executable, "-m", "fuzz", "--inputs", "120", "--seed", "11"],
+        [sys.executable, "-m", "fuzz", "--inputs", "80", "--seed", "11"],
         capture_output=True,
         text=True,
         cwd=TOOLS,
@@ -20,8 +20,8 @@ def test_no_input_crashes_hangs_or_leaves_its_folder():
     )
     assert done.returncode == 0, done.stdout + done.stderr
     counted = [int(part) for part in done.stdout.splitlines()[-1].split()[1:]]
-    assert counted[0] == sum(counted[1:]) == 120
-    assert min(counted[1:3]) > 10, "some inputs are taken and some refused: it tries something"
+    assert counted[0] == sum(counted[1:]) == 80
+    assert min(counted[1:3]) > 5, "some inputs are taken and some refused: it tries something"
 
 
 def test_the_fuzzer_sees_what_it_looks_for(tmp_path: Path):
