@@ -137,7 +137,7 @@ def two_drivers(world: World, kind: str, stream: random.Random) -> None:
 def kills(world: World, kind: str, stream: random.Random) -> None:
     """Kill a run again and again, by itself or with all its workers, then let one end."""
     store = world.store(kind)
-    for _ in range(4):
+    for _ in range(4 if world.several else 2):
         driver = world.drive(store, *world.workers(stream))
         if driver.wait(stream.uniform(0.1, 0.9) * world.seconds) is not None:
             break  # it was quicker than the killer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import signal
@@ -24,8 +25,8 @@ def world(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
     made.close()
 
 
-SHORT = [("two-drivers", "sqlite"), ("two-drivers", "postgres"), ("kills", "sqlite"), ("stops", "postgres"),
-         ("full-disk", "sqlite"), ("lost-database", "postgres")]  # fmt: skip
+SHORT = [("two-drivers", "sqlite"), ("two-drivers", "postgres"), ("kills", "sqlite"), ("stops", "sqlite"),
+         ("lost-database", "postgres")]  # fmt: skip
 
 
 @pytest.mark.slow
@@ -50,6 +51,7 @@ def test_a_store_removed_under_a_run_is_an_error(world: World):
     assert not store.exists()
 
 
+@pytest.mark.skipif(not os.environ.get("POTENTIA_LONG"), reason="workers take long to start; make faults has them too")
 def test_workers_that_cannot_save_end_the_run_with_a_word(world: World):
     driver = world.drive(world.store("sqlite"), "--workers", "2", file_bytes=150_000)
     assert driver.wait() == 1, driver.said
