@@ -33,3 +33,8 @@ def test_an_unknown_name_is_an_attribute_error():
 def test_import_is_light():
     code = "import sys, potentia; sys.exit(1 if {'torch', 'numpy', 'transformers', 'pandas'} & set(sys.modules) else 0)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_module_is_had_without_the_rest():
+    code = "import sys; from potentia import consent; sys.exit('potentia.api' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

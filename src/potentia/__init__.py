@@ -17,6 +17,7 @@ Names are listed in ``potentia.api``; the rooms ``analysis``, ``engine``, ``fact
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -29,7 +30,7 @@ _ROOMS = ("analysis", "engine", "facts", "tasks")
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
+    if name in _ROOMS or find_spec(f"potentia.{name}") is not None:  # a module of ours: no need to load the api
         return import_module(f"potentia.{name}")
     if not name.startswith("_") and hasattr(api := import_module("potentia.api"), name):
         return getattr(api, name)
