@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import io
 import json
 import os
@@ -157,7 +158,7 @@ def _check_names(block: Block) -> None:
     import potentia
 
     for name in set(re.findall(r"\bpotentia\.(\w+)\b", re.sub(r"[\"'].*?[\"']", "", block.text))):
-        if not hasattr(potentia, name):
+        if not hasattr(potentia, name) and importlib.util.find_spec(f"potentia.{name}") is None:
             raise ValueError(f"{block.name}: potentia.{name} is not there")
 
 
