@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from potentia.analysis.rankings import MAY_BE_FIRST
 from potentia.evidence import Evidence
-from potentia.report import ReportData, answer, make_report
+from potentia.report import ReportData, answer, build_sections, make_report
 from potentia.scores import ScoreMatrix
 
 
@@ -91,3 +91,19 @@ def test_a_model_with_a_gap_is_still_ranked(gap: bool):
     told = answer(make(values, 0.01))
     assert len(told.standings) == 6
     assert told.method == ("mean z" if gap else "PC1")
+
+
+def test_with_one_task_no_sentence_speaks_of_other_tasks():
+    scores = {
+        protocol: ScoreMatrix.build(
+            ["a", "b", "c"], ["only"], [[v], [v - 0.01], [v - 0.2]], stderr=[[0.01]] * 3, protocol=protocol
+        )
+        for protocol, v in (("direct", 0.5), ("train_before_test", 0.8))
+    }
+    data = make_report(Evidence.of(scores))
+    told = answer(data)
+    spoken = " ".join([told.headline, *told.sentences, *(tile.note for tile in told.tiles)])
+    page = next(s.html for s in build_sections(data) if s.id == "answer")
+    for words in ("median task", "over tasks", "other tasks", "choice of tasks"):
+        assert words not in spoken
+        assert words not in page

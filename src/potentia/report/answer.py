@@ -83,9 +83,11 @@ def _resolution(data: ReportData, rankings: Rankings) -> list[str]:
         return ["The scores carry no standard errors, so no difference between two models can be called real."]
     share = sum(found.significant) / sum(found.pairs)
     smallest = float(np.nanmedian(found.detectable))
+    several = len(found.pairs) > 1
+    what, where = ("two models on a task", "on the median task") if several else ("two models", "on this task")
     return [
-        f"Of all comparisons of two models on a task, {percent(share)} are significant at {percent(found.level)}; "
-        f"on the median task a true difference of {smallest:.3f} would be found four times in five."
+        f"Of all comparisons of {what}, {percent(share)} are significant at {percent(found.level)}; "
+        f"{where} a true difference of {smallest:.3f} would be found four times in five."
     ]
 
 
@@ -101,7 +103,7 @@ def _tiles(data: ReportData) -> tuple[Tile, ...]:
     found = data.rankings
     ranking = found.overall.get(data.main) if found is not None else None
     if ranking is not None and len(ranking.models) > 1 and runs is None:
-        how = f"95 % rank intervals, by the {NAMES[ranking.method]}"
+        how = f"95 % rank intervals, by the {NAMES[ranking.method] if len(ranking.tasks) > 1 else 'score'}"
         tiles.append(Tile(str(1 + len(ranking.rivals)), "may be first", how))
     change = found.changes.get((data.first, data.main)) if found is not None else None
     alone = found.agreement.get(data.main) if found is not None else None

@@ -49,7 +49,7 @@ def answer_section(data: ReportData, parts: Parts) -> str:
         answer=told,
         board=told.board,
         ladder=None if told.board is None else make_ladder(told.board),
-        method="" if told.board is None else NAMES[told.method],
+        method="" if told.board is None else NAMES[told.method] if len(told.board.ranked_on) > 1 else "score",
         names=() if told.board is None else tuple(told.board.names.values()),
         parts=parts,
     )
