@@ -36,7 +36,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 FENCE = re.compile(r"^(?P<indent> *)```(?P<lang>[\w-]*)[^\n]*\n(?P<body>.*?)^(?P=indent)```$", re.M | re.S)
 MARK = re.compile(r"<!-- (not run|slow): ([^>]*?) -->\s*\Z")
-REASONS = ("needs a GPU", "needs the hub", "needs a server", "needs a cluster", "installs", "takes", "belongs to")
+REASONS = ("needs ", "installs", "takes", "belongs to", "a file for", "follows")
 SHELL, PLAIN = ("bash", "sh"), ("", "text")
 COMMANDS = re.compile(r"(potentia|potentia-lm-eval|python|pip|make|lm_eval|curl|git) ")
 PORT = "8765"

@@ -51,8 +51,8 @@ def on_files(files: Any, *, config: Any) -> Any:
 
     made = {
         "index.md": front_page((ROOT / "README.md").read_text("utf-8")),
-        "changelog.md": (ROOT / "CHANGELOG.md").read_text("utf-8"),
-        "contributing.md": (ROOT / "CONTRIBUTING.md").read_text("utf-8"),
+        "changelog.md": front_page((ROOT / "CHANGELOG.md").read_text("utf-8")),
+        "contributing.md": front_page((ROOT / "CONTRIBUTING.md").read_text("utf-8")),
         "cli.md": cli_page(),
         "api.md": api_page(),
         "examples.md": examples_page(),
@@ -63,7 +63,7 @@ def on_files(files: Any, *, config: Any) -> Any:
 
 
 def front_page(readme: str) -> str:
-    """Return README as a page of the site: links that lead out of docs/ lead to the page of the same thing."""
+    """Return a file of the root as a page of the site: links that lead out of docs/ lead to the page of the same thing."""
     for pattern, target in LINKS:
         readme = pattern.sub(target, readme)
     return readme
