@@ -98,9 +98,8 @@ def parse(block: Block) -> None:
         subprocess.run(["bash", "-n", "-c", block.text], check=True, capture_output=True)
         for line in commands(block.text):
             for part in re.split(r"&&|\|", line):
-                words = _words(part)
-                if words[:1] == ["potentia"]:
-                    _parse_command(words[1:], block)
+                if part.strip().startswith("potentia "):
+                    _parse_command(_words(part)[1:], block)
     elif block.language == "yaml":
         _check_study(block)
     elif block.language == "json":

@@ -63,7 +63,7 @@ def on_files(files: Any, *, config: Any) -> Any:
 
 
 def front_page(readme: str) -> str:
-    """Return a file of the root as a page of the site: links that lead out of docs/ lead to the page of the same thing."""
+    """Return a file of the root as a page of the site: its links lead to the page of the same thing."""
     for pattern, target in LINKS:
         readme = pattern.sub(target, readme)
     return readme
