@@ -115,7 +115,8 @@ class Encoder:
         cut after as many tokens as the context has alone. An empty context becomes the prefix token. Where a single
         token spans the boundary and nothing would be left to score, the cut moves to the last token both agree on.
         """
-        new = [pair for pair in dict.fromkeys(pairs) if pair not in self._pairs]
+        known = {pair: self._pairs[pair] for pair in pairs if pair in self._pairs}
+        new = [pair for pair in dict.fromkeys(pairs) if pair not in known]
         split = [_move_spaces(*pair) for pair in new]
         contexts = self._remembered([context for context, _ in split if context], special=True)
         wholes = self._encode([context + rest for context, rest in split if context], special=True)
@@ -123,12 +124,10 @@ class Encoder:
         with_context = iter(zip(contexts, wholes, strict=True))
         without_context = iter(bare)
         for pair, (context, _) in zip(new, split, strict=True):
-            encoded = self._cut(*next(with_context)) if context else self._after_start(next(without_context))
-            self._pairs[pair] = encoded
-            self._held += len(encoded[1])
-        result = [self._pairs[pair] for pair in pairs]
-        self._forget_when_full()
-        return result
+            known[pair] = self._cut(*next(with_context)) if context else self._after_start(next(without_context))
+        self._make_room(sum(len(known[pair][1]) for pair in new))
+        self._pairs |= {pair: known[pair] for pair in new}
+        return [known[pair] for pair in pairs]
 
     def fit(self, context: Ids, continuation: Ids) -> tuple[Ids, bool]:
         """Cut a sequence from the left so that all but its last token fit the model; say whether anything was lost.
@@ -156,19 +155,20 @@ class Encoder:
         return [prefix], ids
 
     def _remembered(self, texts: Sequence[str], *, special: bool) -> list[Ids]:
-        new = [text for text in dict.fromkeys(texts) if (text, special) not in self._texts]
-        for text, ids in zip(new, self._encode(new, special=special), strict=True):
-            self._texts[text, special] = ids
-            self._held += len(ids)
-        result = [self._texts[text, special] for text in texts]
-        self._forget_when_full()
-        return result
+        known = {text: self._texts[text, special] for text in texts if (text, special) in self._texts}
+        new = [text for text in dict.fromkeys(texts) if text not in known]
+        known |= dict(zip(new, self._encode(new, special=special), strict=True))
+        self._make_room(sum(len(known[text]) for text in new))
+        self._texts |= {(text, special): known[text] for text in new}
+        return [known[text] for text in texts]
 
-    def _forget_when_full(self) -> None:
-        if self._held > CACHED_TOKENS:
+    def _make_room(self, tokens: int) -> None:
+        """Forget everything where so many tokens more would be too many; whoever needs them still has them in hand."""
+        if self._held + tokens > CACHED_TOKENS:
             self._texts.clear()
             self._pairs.clear()
             self._held = 0
+        self._held += tokens
 
     def _encode(self, texts: Sequence[str], *, special: bool) -> list[Ids]:
         """Tokenise; a text that already starts with the BOS string (a chat template's) never gets a second one."""
