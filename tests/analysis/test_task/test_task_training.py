@@ -17,7 +17,7 @@ from potentia.analysis.test_task.find import analyze_pair
 from potentia.analysis.test_task.frontier import frontier_shift, pareto_frontier
 from potentia.analysis.test_task.gain import measure_gain
 from potentia.analysis.test_task.mediation import mediate
-from potentia.analysis.test_task.pair import Pair, best_of, pair_up
+from potentia.analysis.test_task.pair import Pair, best_of, pair_up, unadjusted
 from potentia.analysis.test_task.rank_shift import shift_of_ranks
 from potentia.analysis.test_task.treatment import assign_half, compare_copies
 from potentia.errors import DataError, InputError
@@ -227,6 +227,15 @@ def test_pairs_keep_models_with_both_scores_and_known_compute() -> None:
         pair_up(before, ScoreMatrix.build(["a"], ["z"], [[1.0]]), cohort)
     with pytest.raises(InputError, match="known compute"):
         pair_up(before, after, Cohort.build([{"model": "zz", "compute": 1e20}]))
+
+
+def test_best_of_leaves_out_a_model_without_an_adjusted_score() -> None:
+    before = ScoreMatrix.build(["a", "b", "c"], ["t"], [[0.1], [0.9], [0.3]])
+    after = ScoreMatrix.build(["a", "b"], ["t"], [[0.4], [np.nan]], protocol="adjust")
+    cohort = Cohort.build({"model": m, "family": "f", "compute": 1e21} for m in ("a", "b", "c"))
+    (pair,) = pair_up(before, best_of(before, after), cohort)
+    assert (pair.cohort.models, pair.after.tolist()) == (("a",), [0.4])
+    assert unadjusted(before, after, "t") == ("b", "c")
 
 
 def test_best_of_takes_the_lower_brier_score() -> None:

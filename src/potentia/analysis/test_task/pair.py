@@ -72,17 +72,27 @@ def pair_up(
 def best_of(before: ScoreMatrix, after: ScoreMatrix) -> ScoreMatrix:
     """Return the better of both scores, model by model: what the published tables report (`selection: paper`).
 
-    Models or tasks that only one matrix has are left out; a missing score on one side leaves the other's.
+    Models or tasks that only one matrix has are left out. So is a model without a score after: its score before is
+    none of what all models were tuned for.
     """
     tasks = [task for task in after.tasks if task in before.tasks]
     models = [name for name in after.models if name in before.models]
     first, second = before.select(models=models, tasks=tasks), after.select(models=models, tasks=tasks)
     sign = np.where(np.asarray(second.higher_is_better), 1.0, -1.0)
     mine, other = np.nan_to_num(second.values * sign, nan=-np.inf), np.nan_to_num(first.values * sign, nan=-np.inf)
-    keep = mine >= other
+    keep = (mine >= other) | np.isnan(second.values)
     return replace(
         second,
         values=np.where(keep, second.values, first.values),
         stderr=np.where(keep, second.stderr, first.stderr),
         n=np.where(keep, second.n, first.n),
     )
+
+
+def unadjusted(before: ScoreMatrix, after: ScoreMatrix, task: str) -> tuple[str, ...]:
+    """Name the models with a score on a task before and none after: they are in no comparison of the two."""
+    there = before.select(tasks=[task])
+    tuned = after.select(tasks=[task])
+    scored = {name for name, value in zip(tuned.models, tuned.values[:, 0], strict=True) if np.isfinite(value)}
+    found = zip(there.models, there.values[:, 0], strict=True)
+    return tuple(name for name, value in found if np.isfinite(value) and name not in scored)
