@@ -74,6 +74,15 @@ def fingerprint(
     return _join(["hub", source, _commit(source, revision, gguf_file), gguf_file or ""])
 
 
+def may_have_template(source: str) -> bool:
+    """Tell whether the tokenizer at ``source`` may have a chat template; False for a folder without one."""
+    folder = Path(source).expanduser()
+    if not folder.is_dir() or any(folder.glob("*.gguf")):
+        return True
+    beside = any((folder / name).exists() for name in ("chat_template.jinja", "chat_template.json"))
+    return beside or bool(_facts(folder / "tokenizer_config.json").get("chat_template", False))
+
+
 def memory_fingerprint(model: Any, tokenizer: Any) -> str:
     """Name the content of a model that lies in no file."""
     import torch

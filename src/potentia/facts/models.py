@@ -54,6 +54,7 @@ class ModelFacts:
     compute: float | None = None  # pretraining FLOPs, where they are given as such
     step_tokens: float | None = None  # tokens of one pretraining step, where its checkpoints are public
     extra: Mapping[str, str] = field(default_factory=dict, hash=False)
+    kind_stated: bool = True  # base is also what an empty field is read as
 
     @property
     def flops(self) -> float | None:
@@ -215,6 +216,7 @@ def _facts(row: dict[str, str], place: str) -> ModelFacts:
         tokens=_number(row, "tokens_b", place, 1e9),
         date=date[:7] if date else None,
         kind=kind,
+        kind_stated=bool(row.get("kind")),
         base_model=row.get("base_model") or None,
         repository=row.get("repository") or None,
         language=row.get("language") or None,

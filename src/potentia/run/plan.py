@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from potentia.errors import InputError, PotentiaError
+from potentia.facts import Kind, decide_kind, models
 from potentia.protocol import ADJUST, TRAIN_BEFORE_TEST, Protocol
 from potentia.run.before import check_source
 from potentia.study import Adjust, Caps, ModelSpec, Study, TaskSpec, adjust_tuning, content_key, own_rates
@@ -238,6 +239,7 @@ def _load_auxiliary(study: Study, adjust: Adjust) -> Task:
 class KeyParts(TypedDict):
     """What a cell's key may hold beside study, model, task and protocol."""
 
+    kind: Kind | None
     shots: int | None
     rates: Sequence[float] | None
     auxiliary: str | None
@@ -249,12 +251,14 @@ def cell_key(
     task: str,
     protocol: Protocol,
     *,
+    kind: Kind | None,
     shots: int | None = None,
     rates: Sequence[float] | None = None,
     auxiliary: str | None = None,
 ) -> str:
     """Name everything that can change this cell's score; model, task and auxiliary data by their fingerprints.
 
+    ``kind`` is what decides, before the tokenizer does, whether the model may be asked through a chat template.
     ``shots`` are the examples before a question where they are not the protocol's, ``rates`` a model's own.
     """
     parts: dict[str, Any] = {
@@ -280,7 +284,22 @@ def cell_key(
         }
         if rates is not None:
             parts["rates"] = list(rates)
+    if kind is not None and kind.value == "base" and study.chat != "never":
+        parts["kind"] = "base"  # a template decided in version 0.1
     return content_key(**parts, **_since_0_2(study, protocol))
+
+
+def kind_of(study: Study, model: ModelSpec, *, template: bool | None = None) -> Kind | None:
+    """Decide whether a model is a base or an instruct model; None where its tokenizer has to tell."""
+    table = models(study.facts)
+    return decide_kind(model.kind, (model.name, model.source), table, instruct_of=model.base_model, template=template)
+
+
+def settled_kind(study: Study, model: ModelSpec) -> Kind | None:
+    """Decide the kind where it matters for the score: a model without a chat template is asked plainly anyway."""
+    from potentia.engine import may_have_template
+
+    return kind_of(study, model) if may_have_template(model.source) else None
 
 
 def _since_0_2(study: Study, protocol: Protocol) -> dict[str, Any]:
@@ -380,13 +399,15 @@ def _plan_row(study: Study, key: str, tasks: LoadedTasks, model: ModelSpec) -> R
     prints = {name: task.fingerprint for name, task in tasks.benchmarks.items()}
     auxiliary = tasks.auxiliary.fingerprint if tasks.auxiliary else None
     steps, rates = sorted(set(study.adjust.at_steps)) if study.adjust else [], own_rates(study, model)
+    kind = settled_kind(study, model)
     cells = []
     for protocol in map(Protocol, study.protocols):
         for name, task in tasks.benchmarks.items():
             if protocol.kind == "few_shot" and task.kind == "corpus":
                 continue  # a text to predict has no examples before it
             content = (weights, prints[name], protocol)
-            more: KeyParts = {"shots": study.shots_for(name, protocol), "rates": rates, "auxiliary": auxiliary}
+            shots = study.shots_for(name, protocol)
+            more: KeyParts = {"kind": kind, "shots": shots, "rates": rates, "auxiliary": auxiliary}
             own = "" if problem else cell_key(study, *content, **more)
             old = None if problem or asked == study else cell_key(asked, *content, **more)
             if protocol == ADJUST:

@@ -18,10 +18,22 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from potentia.errors import DamagedItemsError, ModelError, PotentiaError, StoreError
+from potentia.facts import Kind
 from potentia.protocol import ADJUST, DIRECT, TRAIN_BEFORE_TEST
 from potentia.protocols import Evaluation, Stopped, Style, direct
 from potentia.run.log import RunLog
-from potentia.run.plan import SCORING_VERSION, CellPlan, LoadedTasks, RowPlan, cell_key, renamed, seen, take_over
+from potentia.run.plan import (
+    SCORING_VERSION,
+    CellPlan,
+    LoadedTasks,
+    RowPlan,
+    cell_key,
+    kind_of,
+    renamed,
+    seen,
+    settled_kind,
+    take_over,
+)
 from potentia.run.tuned import tune_row
 from potentia.study import adjust_tuning
 from potentia.tally import Tally, spending
@@ -58,6 +70,7 @@ class RowRun:
     study: Study = field(init=False)
     loaded: LoadedModel = field(init=False)
     scorer: Scorer = field(init=False)
+    kind: Kind = field(init=False)
     chat: ChatTemplate | None = field(init=False, default=None)
     styles: tuple[Style, ...] = field(init=False, default=("plain",))
     outcome: RowOutcome = field(init=False, default_factory=RowOutcome)
@@ -134,7 +147,11 @@ class RowRun:
             raise ModelError("its files changed since the study was planned", hint="run the same command again")
         self.scorer = Scorer(self.loaded, token_budget=self.study.token_budget)
         template = chat_template(self.loaded.tokenizer)
-        if template is not None and self.study.chat != "never" and model.kind != "base":
+        kind = kind_of(self.study, model, template=template is not None)
+        assert kind is not None
+        self.kind = kind
+        asked = self.study.chat == "always" and model.kind != "base"
+        if template is not None and self.study.chat != "never" and (asked or self.kind.value == "instruct"):
             self.chat = template
             self.styles = ("chat",) if self.study.chat == "always" else ("plain", "chat")
 
@@ -247,6 +264,8 @@ class RowRun:
                 "fingerprint": self.loaded.fingerprint,
                 "dtype": str(self.loaded.dtype).removeprefix("torch."),
                 "device": str(self.loaded.device),
+                "kind": self.kind.value,
+                "kind_by": self.kind.by,
             },
             "task": {
                 "fingerprint": self.plan.prints[cell.task],
@@ -275,9 +294,7 @@ class RowRun:
         """
         planned = (c.copy_of or c.key for c in self.plan.cells if (c.task, c.protocol) == (task, DIRECT))
         shots = self.study.shots_for(task, DIRECT)
-        key = next(planned, None) or cell_key(
-            self.study, self.plan.weights, self.plan.prints[task], DIRECT, shots=shots
-        )
+        key = next(planned, None) or self._direct_key(task, shots)
         cell = self.store.cell(key)
         if cell is not None:
             try:
@@ -291,6 +308,10 @@ class RowRun:
         seed = self.study.seed
         with spending("test"):
             return direct(self.scorer, asked, styles=self.styles, chat=self.chat, shots=shots, seed=seed).test
+
+    def _direct_key(self, task: str, shots: int) -> str:
+        kind = settled_kind(self.study, self.plan.model)
+        return cell_key(self.study, self.plan.weights, self.plan.prints[task], DIRECT, kind=kind, shots=shots)
 
     def _guarded(self, cells: list[CellPlan], compute: Callable[[list[CellPlan]], None]) -> None:
         """Compute; on an error, record each cell that is still missing as failed, and go on."""

@@ -46,7 +46,8 @@ class ModelSpec(Strict):
     revision: str | None = Field(None, description="hub branch, tag or commit")
     gguf_file: str | None = Field(None, description="the GGUF file to load from a folder or repository of several")
     kind: Literal["auto", "base", "instruct"] = Field(
-        "auto", description="`base` is never asked through a chat template; `auto` goes by the tokenizer"
+        "auto",
+        description="`base` is never asked through a chat template; `auto` goes by the facts, the name, the tokenizer",
     )
     family: str | None = Field(None, description="for comparisons within and between families")
     parameters: float | None = Field(None, gt=0, description="number of parameters")
