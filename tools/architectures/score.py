@@ -51,6 +51,7 @@ def compare(loaded: LoadedModel) -> Scoring:
         max_length=loaded.max_length,
         device="cpu",
     )
+    harness._rank = 1  # only rank 0 draws bars
     pairs = questions(loaded)
     wanted = {
         pair: value

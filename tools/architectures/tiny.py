@@ -49,6 +49,8 @@ SIZES: dict[str, Any] = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+    "num_dense_layers": 1,
     "n_group": 1,
     "topk_group": 1,
     "n_shared_experts": 1,
@@ -75,6 +77,7 @@ SIZES: dict[str, Any] = {
     "mamba_num_heads": 4,
     "mamba_head_dim": 16,
     "sliding_window": WINDOW,
+    "attention_chunk_size": WINDOW,
     "decoder_layers": 2,
     "decoder_ffn_dim": 48,
     "decoder_attention_heads": 4,
@@ -160,9 +163,16 @@ TOWERS: dict[str, dict[str, Any]] = {
 
 # Settings that switch another computation on.
 VARIANTS: dict[str, dict[str, Any]] = {
+    "doge+moe": {"is_moe": True},
     "falcon+alibi": {"alibi": True},
     "falcon+new": {"new_decoder_architecture": True, "num_kv_heads": 2},
     "falcon_h1+norm": {"mamba_rms_norm": True},
+    "gemma4_text+moe": {
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 24,
+    },
     "gpt_neo+256": {"window_size": 256, "max_position_embeddings": 320},
     "llama+bias": {"attention_bias": True, "mlp_bias": True},
     "llama+yarn": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}},
@@ -240,6 +250,9 @@ def _fit(default: Any) -> dict[str, Any]:
     if kinds and _free(default, "layer_types"):  # one layer of each kind, and two at least
         layers = max(2, len(kinds))
         wanted |= {"layer_types": (kinds * 2)[:layers], "num_hidden_layers": layers}
+    dense = list(dict.fromkeys(_value(default, "mlp_layer_types") or ()))
+    if dense and _free(default, "mlp_layer_types"):
+        wanted["mlp_layer_types"] = (dense * 4)[: wanted["num_hidden_layers"]]
     return wanted
 
 
@@ -270,8 +283,8 @@ def build(case: str, seed: int = 0) -> nn.Module:
             elif isinstance(module, nn.Embedding):
                 module.weight.normal_(0, 0.6)
             else:
-                for weight in module.parameters(recurse=False):
-                    if weight.dim() == 3:  # stacked experts
+                for name, weight in module.named_parameters(recurse=False):
+                    if weight.dim() == 3 or (weight.dim() == 2 and name == "weight"):  # stacked experts, routers
                         weight.normal_(0, 0.2)
     return model.eval()
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from potentia.errors import ModelError
 
 _PIECE_BYTES = {"cuda": 1 << 30, "cpu": 1 << 22}  # of float32 logits at a time
+LEAST_PIECE = 64  # targets
 
 
 class SplitModel:
@@ -28,7 +29,7 @@ class SplitModel:
         from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
         self.model = model
-        self.body = _body(model)
+        self.body = find_body(model)
         self._answer: type[Any] = BaseModelOutputWithPastAndCrossAttentions
         self.vocabulary = int(model.get_output_embeddings().weight.shape[0])  # type: ignore[operator]
 
@@ -66,7 +67,9 @@ class SplitModel:
 
         The tail's own weights, where they ask for gradients, get theirs added as well.
         """
-        piece = max(64, _PIECE_BYTES.get(hidden.device.type, 1 << 26) // (self.vocabulary * 4))
+        if hidden.shape[0] == 0:  # nothing to predict
+            return hidden.new_zeros(0, dtype=torch.float32), torch.zeros_like(hidden)
+        piece = max(LEAST_PIECE, _PIECE_BYTES.get(hidden.device.type, 1 << 26) // (self.vocabulary * 4))
         values, slopes = [], []
         for begin in range(0, hidden.shape[0], piece):
             span = slice(begin, begin + piece)
@@ -84,7 +87,7 @@ class SplitModel:
         return torch.cat(values), torch.cat(slopes)
 
 
-def _body(model: nn.Module) -> nn.Module:
+def find_body(model: nn.Module) -> nn.Module:
     """Find the part that the model's forward calls for hidden states: its base model, or a part of that (OPT)."""
     base = getattr(model, "base_model", model)
     called: list[nn.Module] = []

@@ -14,7 +14,7 @@ from architectures.score import compare, limited, orders, questions
 from architectures.tiny import build, config, words
 from potentia.engine import LoadedModel, load
 from potentia.engine.scoring import Scorer
-from potentia.engine.scoring.trial import horizons
+from potentia.engine.windows import horizons
 from potentia.errors import InputError, ModelError
 from potentia.integrations.lm_eval import PotentiaLM
 from potentia.requests import Continuation, Document, Generation

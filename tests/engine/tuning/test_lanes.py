@@ -207,7 +207,7 @@ def test_padding_free_passes_give_the_same_adapters(kind: str, budget: int | Non
     from potentia.engine.tuning import lane_run
     from potentia.engine.tuning.packed import can_pack
 
-    assert can_pack(SplitModel(tiny(kind)))
+    assert can_pack(SplitModel(tiny(kind)), 40)
     specs = neighbours(5, dropout=0.1, loss="completion")
     padded = states(tiny(kind), specs)
     original = lane_run.make_plan
@@ -255,8 +255,8 @@ def test_what_cannot_be_packed_is_found_out() -> None:
     from potentia.engine.split import SplitModel
     from potentia.engine.tuning.packed import can_pack
 
-    assert not can_pack(SplitModel(tiny("bloom")))
-    assert not can_pack(SplitModel(tiny("gemma2")))  # its soft cap on attention has no fused form
+    assert not can_pack(SplitModel(tiny("bloom")), 40)
+    assert not can_pack(SplitModel(tiny("gemma2")), 40)  # its soft cap on attention has no fused form
 
 
 def test_slots_are_handed_on_and_every_lane_is_the_same() -> None:

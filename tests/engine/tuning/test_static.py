@@ -236,6 +236,26 @@ def test_recomputed_layers_give_the_same_gradients() -> None:
         assert torch.allclose(*found, rtol=1e-4, atol=1e-7)
 
 
+def test_logits_in_pieces_give_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("llama")
+    bank = AdapterBank(model, LoraConfig(), 4)
+    rows = lessons((0, 1, 3))
+    for slot in range(4):
+        bank.weights[slot] = torch.randn(bank.width, generator=torch.Generator().manual_seed(slot)) * 0.05
+    bank.refresh()
+    ours = static_module.StaticPass(SplitModel(model), bank, FastPasses(model), None)
+    inputs = place(lay(rows), bank, few=False)
+    assert inputs.bucket.targets > static_module.LEAST_PIECE
+    found = []
+    for size in (static_module._PIECE_BYTES, 1):
+        monkeypatch.setattr(static_module, "_PIECE_BYTES", size)
+        bank.grads.zero_()
+        ours(inputs)
+        found.append(bank.grads.clone())
+    assert float(found[0].norm()) > 0
+    assert torch.allclose(*found, rtol=1e-4, atol=1e-7)
+
+
 def test_a_static_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     specs = mixed(5, dropout=0.1)
     whole = states(tiny("llama"), specs, static=True, workspace=tmp_path / "whole")

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -21,6 +21,7 @@ from potentia.engine.memory import out_of_memory
 from potentia.engine.scoring.forest import Forest, Strand, batches, plant
 from potentia.engine.scoring.generate import Draft
 from potentia.engine.scoring.reference import close_enough, own_tokens, reference_logprobs
+from potentia.engine.windows import horizons
 
 if TYPE_CHECKING:
     from potentia.engine.loading import LoadedModel
@@ -33,7 +34,6 @@ MASK_CELLS = 1 << 24
 POOL = 64
 NEW_TOKENS = 5
 COMPARED = 16  # strands, each computed by itself
-_WINDOWS = ("window", "chunk", "local", "original_max", "block", "topk", "stride", "compress", "span")
 # what a model may answer to inputs that it was not made for
 REFUSALS = (
     RuntimeError,
@@ -193,22 +193,6 @@ class Trials:
             if out_of_memory(error):
                 raise
             return f"the model refuses it ({type(error).__name__}: {str(error).strip()[:200]})"
-
-
-def horizons(config: Any, max_length: int) -> list[int]:
-    """Find the numbers of a config that may be a window: what holds for shorter rows need not hold beyond them."""
-    found: set[int] = set()
-
-    def look(entries: dict[Any, Any]) -> None:
-        for name, value in entries.items():
-            if isinstance(value, dict):
-                look(value)
-            elif any(word in str(name) for word in _WINDOWS):
-                values = value if isinstance(value, list | tuple) else [value]
-                found.update(v for v in values if isinstance(v, int) and not isinstance(v, bool) and 1 < v < max_length)
-
-    look(config.to_dict())
-    return sorted(found)
 
 
 def _pool(tokens: Sequence[int], vocabulary: int, draw: random.Random) -> list[int]:

@@ -9,7 +9,7 @@ adapters' gradients, row by row in order, straight into a second (K + 1, P) matr
 
 from __future__ import annotations
 
-import re
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,58 +18,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from potentia.engine.tuning.dropout import Dropout
+from potentia.engine.tuning.lane_layers import LaneForward, StackedForward
 from potentia.engine.tuning.schedule import LoraConfig
+from potentia.engine.tuning.targets import Stacked, find_targets
 from potentia.errors import TuningError
-
-
-def target_modules(model: nn.Module, lora: LoraConfig) -> tuple[str, ...]:
-    """Find which layers get an adapter: the user's choice, else PEFT's for the architecture, else all linear ones."""
-    if lora.targets is not None:
-        return lora.targets
-    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as DEFAULTS
-
-    found = DEFAULTS.get(getattr(model.config, "model_type", ""))
-    if found is None:
-        return ("all-linear",)
-    return (found,) if isinstance(found, str) else tuple(found)
-
-
-def adapted_layers(model: nn.Module, targets: tuple[str, ...]) -> list[tuple[str, nn.Module]]:
-    """Return the layers, by name, that ``targets`` select, under PEFT's rules for names."""
-    from transformers.pytorch_utils import Conv1D
-
-    head = model.get_output_embeddings()  # type: ignore[operator]
-    chosen: list[tuple[str, nn.Module]] = []
-    for name, module in model.named_modules():
-        if targets == ("all-linear",):
-            if module is head or not isinstance(module, nn.Linear | Conv1D):
-                continue
-        elif len(targets) == 1 and not targets[0].replace("_", "").replace(".", "").isalnum():
-            if not re.fullmatch(targets[0], name):
-                continue
-        elif not any(name == target or name.endswith("." + target) for target in targets):
-            continue
-        if not isinstance(module, nn.Linear | Conv1D):
-            raise TuningError(f"layer {name} is a {type(module).__name__}: adapters fit Linear and Conv1D layers only")
-        chosen.append((name, module))
-    if not chosen:
-        raise TuningError(
-            f"no layer of {type(model).__name__} is named {', '.join(targets)}",
-            hint="name the layers with `targets`, or use targets: [all-linear]",
-        )
-    return chosen
 
 
 @dataclass(frozen=True)
 class Site:
-    """One adapted layer: its name, its place in the flat row, and its widths."""
+    """One adapted layer: its name, its place in the flat row, its widths, and the columns between them.
+
+    A stacked parameter has the columns of all its ``experts``; ``out_first`` says that it is (experts, out, in).
+    """
 
     name: str
     index: int
     fan_in: int
     fan_out: int
     offset: int
+    rank: int
+    scale: float
+    experts: int = 0
+    out_first: bool = True
 
 
 GATHERED_BYTES = 2 << 30
@@ -84,6 +54,7 @@ class Routing:
         self.gathered: Tensor | None = None  # (R, P): the rows' adapters, gathered once for all layers of a pass
         self.single = False
         self.long_row: Callable[[Tensor, Site, Tensor, Tensor | None], Tensor] | None = None  # static passes' products
+        self.count = 0  # tokens in the pass
 
 
 class AdapterBank:
@@ -91,16 +62,19 @@ class AdapterBank:
 
     def __init__(self, model: nn.Module, lora: LoraConfig, slots: int) -> None:
         self.model, self.lora, self.slots = model, lora, slots
-        self.targets = target_modules(model, lora)
-        layers = adapted_layers(model, self.targets)
+        found = find_targets(model, lora)
+        self.targets, self._config = found.names, found.config
         self.sites: list[Site] = []
         offset = 0
-        for index, (name, module) in enumerate(layers):
+        for name, module in found.layers:
             fan_in, fan_out = _widths(module)
-            self.sites.append(Site(name, index, fan_in, fan_out, offset))
+            self.sites.append(Site(name, len(self.sites), fan_in, fan_out, offset, lora.r, lora.scale))
             offset += (fan_in + fan_out) * lora.r
-        first = layers[0][1].weight
-        assert isinstance(first, Tensor)
+        for entry in found.stacked:
+            site = _stacked_site(entry, len(self.sites), offset)
+            self.sites.append(site)
+            offset += (site.fan_in + site.fan_out) * site.rank
+        first = next(p for p in model.parameters() if p.is_floating_point())
         self.device, self.dtype = first.device, first.dtype
         self.width = offset
         self.weights = torch.zeros(slots + 1, offset, dtype=torch.float32, device=self.device)
@@ -108,19 +82,33 @@ class AdapterBank:
         self.work = torch.zeros_like(self.weights, dtype=self.dtype)
         self.factors = torch.ones(offset, device=self.device)
         for site in self.sites:
-            self.factors[site.offset : site.offset + site.fan_in * lora.r] = lora.scale
+            self.factors[site.offset : site.offset + site.fan_in * site.rank] = site.scale
         self.anchor = torch.zeros((), requires_grad=True, device=self.device)
         self.routing = Routing()
-        self._layers = [module for _, module in layers]
+        self._layers = [module for _, module in found.layers]
         self._frozen = [(p, p.requires_grad) for p in model.parameters()]
         for parameter, _ in self._frozen:
             parameter.requires_grad_(False)
+        forwards: list[Any] = [LaneForward(self, *pair) for pair in zip(self.sites, self._layers, strict=False)]
+        holders: dict[int, list[tuple[Site, str]]] = {}
+        for entry, site in zip(found.stacked, self.sites[len(self._layers) :], strict=True):
+            if id(entry.module) not in holders:
+                holders[id(entry.module)] = []
+                self._layers.append(entry.module)
+                forwards.append(StackedForward(self, entry.module, holders[id(entry.module)]))
+            holders[id(entry.module)].append((site, entry.parameter))
         self._before = [module.__dict__.get("forward") for module in self._layers]
-        for site, module in zip(self.sites, self._layers, strict=True):
-            module.forward = _LaneForward(self, site, module)
+        for module, forward in zip(self._layers, forwards, strict=True):
+            module.forward = forward
+        embedding = model.get_input_embeddings()  # type: ignore[operator]
+        self._hook = embedding.register_forward_pre_hook(self._count)
+
+    def _count(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self.routing.count = inputs[0].numel()
 
     def close(self) -> None:
         """Take the adapters off: the model computes, and asks for gradients, as it did before."""
+        self._hook.remove()
         for module, before in zip(self._layers, self._before, strict=True):
             module.__dict__.pop("forward", None)
             if before is not None:
@@ -133,9 +121,25 @@ class AdapterBank:
         """Bring the copy that passes multiply with up to date: in the base's dtype, A already scaled by α/r."""
         self.work.copy_(self.weights * self.factors)
 
+    def learned(self, slot: int) -> bool:
+        """Whether training has moved a slot's B from where it began, at zero."""
+        return any(bool(self.views(self.weights, site)[1][slot].any()) for site in self.sites)
+
+    @contextmanager
+    def magnified(self) -> Iterator[None]:
+        """Multiply with every layer's B scaled up to about one inside the block."""
+        try:
+            for site in self.sites:
+                _, b = self.views(self.work, site)
+                largest = self.views(self.weights, site)[1].abs().amax(dim=(1, 2), keepdim=True)  # (K + 1, 1, 1)
+                b.copy_(self.views(self.weights, site)[1] / largest.clamp(min=1e-30))
+            yield
+        finally:
+            self.refresh()
+
     def views(self, flat: Tensor, site: Site) -> tuple[Tensor, Tensor]:
         """View one layer's A (K + 1, d, r) and B (K + 1, r, o) inside a flat (K + 1, P) matrix."""
-        r, cut = self.lora.r, site.offset + site.fan_in * self.lora.r
+        r, cut = site.rank, site.offset + site.fan_in * site.rank
         stop = cut + r * site.fan_out
         rows = flat.shape[0]
         return flat[:, site.offset : cut].view(rows, site.fan_in, r), flat[:, cut:stop].view(rows, r, site.fan_out)
@@ -172,6 +176,12 @@ class AdapterBank:
                 raise TuningError(f"the adapter does not fit layer {site.name}: {error}") from error
         return row[0]
 
+    def peft_config(self, *, inference: bool = True) -> Any:
+        """Return PEFT's config of such an adapter."""
+        config = copy.deepcopy(self._config)
+        config.inference_mode = inference
+        return config
+
     def gathered(self, site: Site) -> tuple[Tensor, Tensor]:
         """Return A (R, d, r) and B (R, r, o) of one layer for every row of the pass under way."""
         if self.routing.gathered is not None:
@@ -206,86 +216,17 @@ class AdapterBank:
 
 
 def _widths(module: nn.Module) -> tuple[int, int]:
+    if isinstance(module, nn.Linear):  # a quantised weight may be packed
+        return module.in_features, module.out_features
     weight = module.weight
     assert isinstance(weight, Tensor)
-    a, b = weight.shape
-    return (b, a) if isinstance(module, nn.Linear) else (a, b)
+    return int(weight.shape[0]), int(weight.shape[1])
 
 
-class _LaneForward:
-    """The forward of an adapted layer, set on the instance for as long as the bank is installed."""
-
-    def __init__(self, bank: AdapterBank, site: Site, module: nn.Module) -> None:
-        self.bank, self.site = bank, site
-        self.own = module.forward
-        weight, bias = module.weight, module.bias
-        assert isinstance(weight, Tensor)
-        self.weight = weight.t() if isinstance(module, nn.Linear) else weight  # (d, o)
-        self.bias = bias if isinstance(bias, Tensor) else None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        routing = self.bank.routing
-        if routing.long_row is not None:
-            return routing.long_row(x, self.site, self.weight, self.bias)
-        if routing.owners is None:
-            return self.own(x)  # type: ignore[no-any-return]
-        rows = routing.owners.shape[0]  # of the batch, or, in a packed pass, stretches of equal length of its one row
-        shape = x.shape
-        tokens = x.numel() // (rows * shape[-1])
-        if (len(shape) == 3 and shape[0] not in (1, rows)) or rows * tokens * shape[-1] != x.numel():
-            raise TuningError(
-                f"layer {self.site.name} got {tuple(shape)} for {rows} rows: the adapter of a row is unknown"
-            )
-        y: Tensor = _LaneLinear.apply(  # type: ignore[no-untyped-call]
-            x.reshape(rows, tokens, shape[-1]), self.bank.anchor, self.bank, self.site, self.weight, self.bias
-        )
-        return y.view(*shape[:-1], y.shape[-1])
-
-
-class _LaneLinear(torch.autograd.Function):
-    """y = x W + b + s · dropout(x) A_k B_k, where k is the slot of the row."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, anchor: Tensor, bank: AdapterBank, site: Site, weight: Tensor, bias: Tensor | None
-    ) -> Tensor:
-        routing, lora = bank.routing, bank.lora
-        owners = routing.owners
-        assert owners is not None
-        rows, tokens, width = x.shape
-        flat = x.reshape(rows * tokens, width)
-        y = flat @ weight if bias is None else torch.addmm(bias, flat, weight)
-        y = y.view(rows, tokens, -1)
-        if routing.single:
-            a, b = (part[owners[0]] for part in bank.views(bank.work, site))
-            return y.view(rows * tokens, -1).addmm_(flat @ a, b).view(rows, tokens, -1)
-        a, b = bank.gathered(site)
-        dropout = None if routing.keys is None else Dropout(routing.keys, site.index, lora.dropout)
-        kept = x if dropout is None else dropout(x)
-        h = torch.bmm(kept, a)  # scaled, because A is
-        y.baddbmm_(h, b)
-        ctx.save_for_backward(x, h)
-        ctx.held = bank, site, weight, owners, dropout
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, h = ctx.saved_tensors
-        bank, site, weight, owners, dropout = ctx.held
-        lora = bank.lora
-        dy = grads[0].contiguous()  # (R, T, o)
-        rows, tokens, width = x.shape
-        a, b = bank.gathered(site)
-        da, db = bank.views(bank.grads, site)
-        dh = torch.bmm(dy, b.transpose(1, 2))  # (R, T, r)
-        kept = x if dropout is None else dropout(x)
-        db.index_add_(0, owners, torch.bmm(h.transpose(1, 2), dy).float())
-        da.index_add_(0, owners, torch.bmm(kept.transpose(1, 2), dh).float(), alpha=lora.scale)
-        if not ctx.needs_input_grad[0]:
-            return (None,) * 6
-        dx = (dy.view(rows * tokens, -1) @ weight.t()).view(rows, tokens, width)
-        if dropout is None:
-            dx.baddbmm_(dh, a.transpose(1, 2))
-        else:
-            dx = dropout(torch.bmm(dh, a.transpose(1, 2)), add=dx)
-        return dx, None, None, None, None, None
+def _stacked_site(entry: Stacked, index: int, offset: int) -> Site:
+    """Read a stacked parameter's sizes as PEFT does: (experts, out, in), or (experts, in, out) where it says so."""
+    shape = tuple(getattr(entry.module, entry.parameter).shape)
+    experts, one, two = shape if len(shape) == 3 else (1, *shape)
+    out_first = len(shape) == 2 or not getattr(entry.module, "is_transposed", False)
+    fan_in, fan_out = (two, one) if out_first else (one, two)
+    return Site(entry.name, index, fan_in, fan_out, offset, entry.rank * experts, entry.scale, experts, out_first)

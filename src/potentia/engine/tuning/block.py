@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from potentia.engine.tuning.adapters import AdapterBank, Site
+from potentia.engine.tuning.lane_layers import LaneForward
 from potentia.engine.tuning.layout import StaticInputs
 from potentia.engine.tuning.thin import Route, ThinGroup
 
@@ -51,6 +52,9 @@ class Block:
         }
         if not all(type(part) is nn.Linear for part in self.parts.values()):
             raise TypeError("a projection is no plain linear layer")
+        if any(map(_altered, (layer, attention, mlp, *self.parts.values()))):
+            raise TypeError("somebody else's forward or hook is in place")
+        _check_gate(mlp)
         if any(part.bias is not None for name, part in self.parts.items() if name not in GROUPS[0]):
             raise TypeError("only queries, keys and values may have a bias here")
         self.head = int(attention.head_dim)
@@ -97,7 +101,7 @@ class Blocks:
             return None
         try:
             return cls(layers)
-        except (AttributeError, TypeError, ValueError):
+        except (AttributeError, TypeError, ValueError, RuntimeError):
             return None
 
     def adapt(self, bank: AdapterBank) -> None:
@@ -220,6 +224,23 @@ def _gain(module: nn.Module) -> tuple[Tensor, float]:
             if torch.allclose(size * gain.float(), own, rtol=2e-2, atol=2e-2):
                 return gain, epsilon
     raise TypeError("no root-mean-square norm")
+
+
+def _altered(module: nn.Module) -> bool:
+    own = isinstance(module.__dict__.get("forward"), LaneForward | None)
+    return not own or bool(module._forward_hooks) or bool(module._forward_pre_hooks)
+
+
+@torch.no_grad()
+def _check_gate(mlp: Any) -> None:
+    """Raise where a feed-forward block is not silu(g) ∘ u, on small and on large inputs: they may be capped."""
+    weight = mlp.gate_proj.weight
+    for size in (0.1, 1.0, 100.0):
+        sample = size * torch.linspace(-1, 1, 4 * weight.shape[1], device=weight.device).view(4, -1).to(weight.dtype)
+        own = mlp(sample).float()
+        ours = mlp.down_proj(nn.functional.silu(mlp.gate_proj(sample)) * mlp.up_proj(sample)).float()
+        if not torch.allclose(ours, own, rtol=2e-2, atol=2e-2 * float(own.abs().max())):
+            raise TypeError("no gated feed-forward block with silu")
 
 
 def _side_by_side(parts: Sequence[nn.Linear]) -> Tensor:

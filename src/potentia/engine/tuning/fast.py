@@ -8,6 +8,7 @@ attention backends that compile a plan for every new shape are left aside: lanes
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,6 +22,7 @@ from torch.nn.functional import rms_norm
 from potentia.engine.tuning import fused as quick
 
 Forward = Callable[[Tensor], Tensor]
+SCALES = (1.0, 100.0)
 _ROTATION = "apply_rotary_pos_emb"  # what transformers calls it in every architecture's own module
 
 
@@ -66,16 +68,18 @@ def fused_norm(module: nn.Module) -> Forward | None:
         return None
     if len(parameters) != 1 or weight is None or weight.dim() != 1 or not isinstance(epsilon, float):
         return None
+    if not _takes_one(module):  # a gate, or something else that a plain norm knows nothing of
+        return None
     shape, size = (weight.shape[0],), float(epsilon)
     # an accelerator has a kernel for it
     kernel = weight.device.type == "cuda"
+
+    def fused_with(gain: Tensor) -> Forward:
+        return lambda x: rms_norm(x, shape, gain, size) if kernel else quick.norm(x, gain, size)
+
     for gain in (weight.detach(), 1 + weight.detach()):
-
-        def fused(x: Tensor, gain: Tensor = gain) -> Tensor:
-            return rms_norm(x, shape, gain, size) if kernel else quick.norm(x, gain, size)
-
-        if _agree(module, fused, _sample(weight, 4, *shape)):
-            return fused
+        if _agree(module, fused_with(gain), weight, shape):
+            return fused_with(gain)
     return None
 
 
@@ -85,6 +89,8 @@ def fused_gate(module: nn.Module) -> Forward | None:
     parts = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
     if "forward" in module.__dict__ or not all(isinstance(part, nn.Module) for part in parts):
         return None
+    if not _takes_one(module):
+        return None
     gate, up, down = parts
 
     def fused(x: Tensor) -> Tensor:
@@ -93,16 +99,16 @@ def fused_gate(module: nn.Module) -> Forward | None:
     weight = getattr(gate, "weight", None)
     if not isinstance(weight, Tensor) or weight.dim() != 2:
         return None
-    return fused if _agree(module, fused, _sample(weight, 4, weight.shape[1])) else None
+    return fused if _agree(module, fused, weight, (weight.shape[1],)) else None
 
 
 @torch.no_grad()
 def fused_rotation(own: Callable[..., Any], like: Tensor) -> Callable[..., Any] | None:
     """Return a fused form of a function that turns queries and keys, or None where it does something else."""
 
-    def fused(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Any:
-        if cos.shape[-1] != q.shape[-1]:  # some architectures turn a part of each head
-            return own(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim)
+    def fused(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *more: Any, unsqueeze_dim: int = 1, **others: Any) -> Any:
+        if more or others or cos.shape[-1] != q.shape[-1]:  # some architectures turn a part of each head
+            return own(q, k, cos, sin, *more, unsqueeze_dim=unsqueeze_dim, **others)
         cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
         return quick.rotated(q, cos, sin), quick.rotated(k, cos, sin)
 
@@ -111,9 +117,10 @@ def fused_rotation(own: Callable[..., Any], like: Tensor) -> Callable[..., Any] 
     cos, sin = angles.cos().to(like.dtype), angles.sin().to(like.dtype)
     try:
         wanted = own(q, k, cos, sin, unsqueeze_dim=1)
-    except (TypeError, RuntimeError, ValueError):
+        agreed = all(_close(a, b) for a, b in zip(fused(q, k, cos, sin), wanted, strict=True))
+    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError):
         return None
-    return fused if all(_close(a, b) for a, b in zip(fused(q, k, cos, sin), wanted, strict=True)) else None
+    return fused if agreed else None
 
 
 def _homes(model: nn.Module) -> list[ModuleType]:
@@ -128,16 +135,29 @@ def _sample(like: Tensor, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=stream, device=like.device, dtype=torch.float32).to(like.dtype)
 
 
-def _agree(module: nn.Module, fused: Forward, sample: Tensor) -> bool:
+def _takes_one(module: nn.Module) -> bool:
+    """Whether the forward takes an input and nothing else."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    return len(parameters) == 1 and all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
+
+
+def _agree(module: nn.Module, fused: Forward, like: Tensor, shape: tuple[int, ...]) -> bool:
+    """Try small and large inputs: some parts cap theirs."""
     try:
-        own: Any = module(sample)
-        return isinstance(own, Tensor) and _close(fused(sample), own)
-    except (TypeError, RuntimeError, ValueError, IndexError):
+        for scale in SCALES:
+            sample = _sample(like, 4, *shape) * scale
+            own: Any = module(sample)
+            if not isinstance(own, Tensor) or own.dtype != sample.dtype or not _close(fused(sample), own):
+                return False
+    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError):
         return False
+    return True
 
 
 def _close(ours: Tensor, own: Tensor) -> bool:
     """Equal up to the rounding of a few operations in their dtype."""
+    if ours.shape != own.shape or ours.dtype != own.dtype:
+        return False
     step = torch.finfo(own.dtype).eps
     size = float(own.float().abs().max())
     return torch.allclose(ours.float(), own.float(), rtol=4 * step, atol=4 * step * max(1.0, size))

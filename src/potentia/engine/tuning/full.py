@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from potentia.engine.memory import out_of_memory
 from potentia.engine.split import SplitModel
 from potentia.engine.tuning.examples import TokenisedExamples
-from potentia.engine.tuning.passes import Lesson, assemble, backpropagate, recomputing
-from potentia.engine.tuning.planner import PassPlan, make_plan, pack, token_bytes
+from potentia.engine.tuning.passes import Lesson, assemble, backpropagate, cut, find_divides, recomputing
+from potentia.engine.tuning.planner import PassPlan, make_plan, token_bytes
 from potentia.engine.tuning.schedule import LaneSpec, Schedule, data_order
 from potentia.engine.tuning.sealed import Snapshots
 from potentia.errors import TuningError
@@ -166,7 +166,7 @@ class FullTrainer:
             whole = torch.cuda.get_device_properties(first.device).total_memory
             memory = max(1, whole - size * (2 * first.element_size() + 12))
         config = getattr(self.model.config, "text_config", None) or self.model.config
-        return make_plan(
+        plan = make_plan(
             lanes=1,
             tokens_per_step=1.0,
             parameters=size,
@@ -174,6 +174,7 @@ class FullTrainer:
             token_bytes=2 * token_bytes(config, first.element_size()),
             token_budget=self.token_budget,
         )
+        return replace(plan, divides=find_divides(self.split, min(self.limit or 1 << 30, spec.longest)))
 
     def _rows(self, spec: LaneSpec, step: int) -> list[Lesson]:
         epoch, at = divmod(step, spec.steps_per_epoch)
@@ -208,8 +209,9 @@ class FullTrainer:
         device = self._parameters[0].device
         total = torch.zeros((), device=device)
         with recomputing(self.model, plan.checkpointing):
-            for chosen, length in pack([len(row.ids) for row in rows], plan):
-                batch = assemble([rows[i] for i in chosen], length, device, dropout=False)
+            for chosen, length in cut(rows, plan):
+                assert length is not None
+                batch = assemble(chosen, length, device, dropout=False)
                 values = backpropagate(self.split, batch)
                 total += (values * batch.weights).sum()
         return float(total)

@@ -30,18 +30,19 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain: Tensor, epsilon: float) -> Tensor:
-        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        # squares overflow in half precision: the scale is made in float32, as the models do
+        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32 if x.itemsize < 4 else None)
         scale = size.square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
         ctx.save_for_backward(x, scale, gain)
-        out: Tensor = (x * scale).mul_(gain)
+        out: Tensor = (x * scale).to(x.dtype).mul_(gain)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         x, scale, gain = ctx.saved_tensors
-        slope = grads[0] * gain
+        slope = (grads[0] * gain).to(scale.dtype)
         along = (slope * x).sum(dim=-1, keepdim=True).mul_(scale.pow(3).div_(-x.shape[-1]))
-        return slope.mul_(scale).addcmul_(x, along), None, None
+        return slope.mul_(scale).addcmul_(x.to(scale.dtype), along).to(x.dtype), None, None
 
 
 class _Gate(torch.autograd.Function):

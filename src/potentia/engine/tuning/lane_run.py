@@ -6,7 +6,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from potentia.engine.tuning.adapters import AdapterBank
 from potentia.engine.tuning.lane import Decision, Lane, LaneEpoch, LaneResult, OnEpoch, StepInfo
 from potentia.engine.tuning.optimizer import LaneAdamW, settings_row
 from potentia.engine.tuning.packed import can_pack
-from potentia.engine.tuning.passes import Lesson, effect_of_adapters
+from potentia.engine.tuning.passes import Lesson, effect_of_adapters, find_divides
 from potentia.engine.tuning.planner import PassPlan, make_plan, token_bytes
 from potentia.engine.tuning.schedule import LaneSpec, LoraConfig
 from potentia.engine.tuning.sealed import AdapterShelf, Snapshots
@@ -69,7 +69,7 @@ class LaneRun:
     def go(self) -> dict[str, LaneResult]:
         """Train until every lane is over or ``stop`` says so."""
         found = self.snapshots.latest() if self.snapshots is not None else None
-        self.plan = PassPlan(**found[1]["plan"]) if found else self._first_plan()
+        self.plan = PassPlan.of(found[1]["plan"]) if found else self._first_plan()
         self.trainer.plan = self.plan
         self.bank: AdapterBank = self.trainer.bank(self.lora, self.plan.slots)
         self.optimizer = LaneAdamW(self.plan.slots, self.bank.width, self.bank.device)
@@ -103,15 +103,20 @@ class LaneRun:
         if first.device.type == "cuda":
             whole = torch.cuda.get_device_properties(first.device).total_memory
             memory = whole - sum(p.numel() * p.element_size() for p in model.parameters())
-        return make_plan(
+        plan = make_plan(
             lanes=len(lanes),
             tokens_per_step=sum(tokens) / len(tokens),
             parameters=parameters,
             memory=memory,
             token_bytes=token_bytes(getattr(model.config, "text_config", None) or model.config, first.element_size()),
             token_budget=self.trainer.token_budget,
-            packed=first.device.type == "cuda" and can_pack(self.trainer.split),
+            packed=first.device.type == "cuda" and can_pack(self.trainer.split, self._longest()),
         )
+        plan = replace(plan, divides=find_divides(self.trainer.split, self._longest()))
+        return plan if self.trainer.recompute is None else replace(plan, checkpointing=self.trainer.recompute)
+
+    def _longest(self) -> int:
+        return min(self.trainer.limit or 1 << 30, max(lane.spec.longest for lane in self.lanes.values()))
 
     # ---- slots ----------------------------------------------------------------------------------------------------
 
@@ -145,8 +150,7 @@ class LaneRun:
         active = self._active()
         rows = [row for lane in active for row in lane.batch(self.trainer.limit)]
         if self.steps is None:
-            longest = min(self.trainer.limit or 1 << 30, max(lane.spec.longest for lane in self.lanes.values()))
-            self.steps = choose_steps(self.trainer, self.bank, self.optimizer, self.standing, rows, longest)
+            self.steps = choose_steps(self.trainer, self.bank, self.optimizer, self.standing, rows, self._longest())
         self._gradients(self.steps, rows)
         table = np.zeros((self.plan.slots, COLUMNS), np.float32)
         for lane in active:

@@ -38,8 +38,9 @@ class LaneTrainer:
 
     ``token_budget`` bounds the padded tokens of one pass (chosen from the model's size otherwise). ``workspace`` is
     where adapters and snapshots go; without one they stay in memory and an interrupted run starts over. ``static``
-    asks for passes of static sizes, captured as graphs where that pays: by default on a GPU. Use as a context manager,
-    or call :meth:`close`, to take the adapters off the model.
+    asks for passes of static sizes, captured as graphs where that pays: by default on a GPU. ``recompute`` says whether
+    activations are computed again in the backward pass: by default where memory is short. Use as a context manager, or
+    call :meth:`close`, to take the adapters off the model.
     """
 
     def __init__(
@@ -49,13 +50,14 @@ class LaneTrainer:
         token_budget: int | None = None,
         workspace: Path | None = None,
         static: bool | None = None,
+        recompute: bool | None = None,
     ) -> None:
         self.model: nn.Module = loaded if isinstance(loaded, nn.Module) else loaded.model
         self.split = SplitModel(self.model)
         self.fast = FastPasses(self.model)
         self.static = static if static is not None else next(self.model.parameters()).device.type == "cuda"
         self.blocks = Blocks.of(self.model) if self.static else None
-        self.token_budget, self.workspace = token_budget, workspace
+        self.token_budget, self.workspace, self.recompute = token_budget, workspace, recompute
         self.router = _Router(self)
         self.plan: PassPlan | None = None
         self.run_under_way: LaneRun | None = None
@@ -163,23 +165,11 @@ class LaneTrainer:
 
     def save_peft(self, lane_key: str, folder: Path, epoch: int | None = None) -> None:
         """Write a lane's adapter as PEFT does; ``PeftModel.from_pretrained`` reads it."""
-        from peft import LoraConfig as PeftConfig
         from safetensors.torch import save_file
-        from transformers.pytorch_utils import Conv1D
 
         bank, row = self._row(lane_key, epoch)
         folder.mkdir(parents=True, exist_ok=True)
-        names = [site.name for site in bank.sites]
-        PeftConfig(
-            r=bank.lora.r,
-            lora_alpha=bank.lora.alpha,  # type: ignore[arg-type]  # PEFT says int and takes any number
-            lora_dropout=bank.lora.dropout,
-            target_modules=names,
-            fan_in_fan_out=any(isinstance(self.model.get_submodule(name), Conv1D) for name in names),
-            task_type="CAUSAL_LM",
-            inference_mode=True,
-            base_model_name_or_path=getattr(self.model.config, "_name_or_path", None) or None,
-        ).save_pretrained(str(folder))
+        bank.peft_config().save_pretrained(str(folder))
         save_file(bank.state(row), str(folder / "adapter_model.safetensors"), metadata={"format": "pt"})
 
     def bare(self) -> None:

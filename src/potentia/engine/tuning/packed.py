@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from potentia.engine.split import SplitModel
 from potentia.engine.tuning.planner import PassPlan, pack
+from potentia.engine.windows import horizons
 
 STRETCH = 32
 _NAME = "potentia_packed"
@@ -98,8 +99,10 @@ def _attend(
 
     packing = _Current.packing
     assert packing is not None
+    if options.get("softcap") is not None or options.get("s_aux") is not None:  # small scores would not show it
+        raise NotImplementedError("attention with soft caps or sinks")
     window = options.get("sliding_window")
-    options = {name: options[name] for name in ("scaling", "softcap") if options.get(name) is not None}
+    options = {} if options.get("scaling") is None else {"scaling": options["scaling"]}
     spread: list[Tensor] = [
         _Spread.apply(part.transpose(1, 2).squeeze(0), packing)  # type: ignore[no-untyped-call]
         for part in (query, key, value)
@@ -139,13 +142,18 @@ def packed_attention(model: nn.Module, packing: Packing) -> Iterator[None]:
             config._attn_implementation = name
 
 
+def can_pack(split: SplitModel, longest: int) -> bool:
+    """Try both layouts on random rows, some past every window that rows can cross; say whether they agree."""
+    reached = [min(longest, 2 * horizon) for horizon in horizons(split.model.config, longest)]
+    return all(_agrees(split, [7, 3, length, length - 2]) for length in (12, *reached))
+
+
 @torch.no_grad()
-def can_pack(split: SplitModel) -> bool:
-    """Try both layouts on short random rows, and say whether they agree to the dtype's rounding."""
+def _agrees(split: SplitModel, lengths: list[int]) -> bool:
+    """Compare the hidden states of both layouts, whole rows and their last quarters, to the dtype's rounding."""
     first = next(split.model.parameters())
     stream = np.random.default_rng(0)
-    lengths = [7, 3, 12, 10]
-    ids = torch.from_numpy(stream.integers(0, split.vocabulary, (4, 12))).to(first.device)
+    ids = torch.from_numpy(stream.integers(0, split.vocabulary, (len(lengths), max(lengths)))).to(first.device)
     index, inverse, groups = spread_plan(lengths)
     packing = Packing(torch.from_numpy(index).to(first.device), torch.from_numpy(inverse).to(first.device), groups)
     rows = torch.cat([ids[i, :n] for i, n in enumerate(lengths)]).unsqueeze(0)
@@ -156,6 +164,10 @@ def can_pack(split: SplitModel) -> bool:
             found = split.hidden(rows, places)
     except (TypeError, ValueError, RuntimeError, KeyError, AttributeError):
         return False
-    wanted = torch.cat([wanted[i, :n] for i, n in enumerate(lengths)]).float()
-    error = float((found[0].float() - wanted).norm() / wanted.norm())
-    return error < (1e-4 if first.dtype == torch.float32 else 2e-2)
+    most = 1e-4 if first.dtype == torch.float32 else 2e-2
+    for row, ours in enumerate(torch.split(found[0].float(), lengths)):
+        own = wanted[row, : lengths[row]].float()
+        for part in (slice(None), slice(3 * lengths[row] // 4, None)):
+            if not float((ours[part] - own[part]).norm()) < most * float(own[part].norm()):
+                return False
+    return True

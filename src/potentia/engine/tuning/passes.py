@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from potentia.engine.split import SplitModel
 from potentia.engine.tuning.adapters import AdapterBank
@@ -18,6 +20,7 @@ from potentia.engine.tuning.dropout import token_keys
 from potentia.engine.tuning.fast import FastPasses
 from potentia.engine.tuning.packed import STRETCH, Packing, packed_attention, spread_plan
 from potentia.engine.tuning.planner import PassPlan, pack
+from potentia.engine.windows import horizons
 
 Ints = npt.NDArray[np.int64]
 
@@ -157,6 +160,10 @@ Cut = tuple[list[Lesson], int | None]  # rows of a pass, and the length they are
 def cut(rows: Sequence[Lesson], plan: PassPlan) -> list[Cut]:
     """Divide the rows of a step into passes."""
     lengths = np.array([len(row.ids) for row in rows])
+    if plan.divides:
+        level, alike = np.searchsorted(plan.divides, lengths), replace(plan, divides=())
+        parts = ([rows[i] for i in np.flatnonzero(level == n).tolist()] for n in range(len(plan.divides) + 1))
+        return [one for part in parts if part for one in cut(part, alike)]
     if not plan.packed:
         return [([rows[i] for i in chosen], length) for chosen, length in pack(lengths, plan)]
     passes = -(-int(lengths.sum()) // plan.token_budget)
@@ -164,6 +171,25 @@ def cut(rows: Sequence[Lesson], plan: PassPlan) -> list[Cut]:
     which = np.minimum((ends - 1) * passes // int(ends[-1]), passes - 1)
     parts = ([rows[i] for i in np.flatnonzero(which == number).tolist()] for number in range(passes))
     return [(part, None) for part in parts if part]
+
+
+@torch.no_grad()
+def find_divides(split: SplitModel, longest: int) -> tuple[int, ...]:
+    """Find the lengths beyond which a row changes what shorter rows of its pass become.
+
+    Some models turn positions otherwise in a pass with one long row (``longrope``), and a lane would depend on others.
+    """
+    first = next(split.model.parameters())
+    stream = np.random.default_rng(0)
+    found = []
+    for horizon in horizons(split.model.config, longest):
+        few = min(8, horizon)
+        ids = torch.from_numpy(stream.integers(0, split.vocabulary, (2, horizon + 1))).to(first.device)
+        alone, beside = split.hidden(ids[:1, :few])[0].float(), split.hidden(ids)[0, :few].float()
+        most = 1e-3 if first.dtype == torch.float32 else 3e-2
+        if not float((alone - beside).norm()) < most * float(alone.norm()):
+            found.append(horizon)
+    return tuple(found)
 
 
 def backpropagate(split: SplitModel, batch: Batch) -> Tensor:
@@ -179,31 +205,50 @@ def backpropagate(split: SplitModel, batch: Batch) -> Tensor:
 
 @torch.no_grad()
 def effect_of_adapters(split: SplitModel, bank: AdapterBank, rows: Sequence[Lesson]) -> list[bool]:
-    """Whether each row's hidden states differ with its adapter on and off."""
+    """Whether each row's adapter was changed by training, and changes what the model computes.
+
+    A first update may be smaller than half precision resolves, so the adapters are made large for the trial.
+    """
     length = min(64, max(len(row.ids) for row in rows))
     batch = assemble([replace(row, ids=row.ids[:length]) for row in rows], length, bank.device, dropout=False)
+    learned = [bool(bank.learned(row.slot)) for row in rows]
     bank.route(None)
     off = split.hidden(batch.ids)
-    with bank.training_rows(batch.owners, None):
+    with bank.magnified(), bank.training_rows(batch.owners, None):
         on = split.hidden(batch.ids)
-    return (on != off).flatten(1).any(dim=1).tolist()
+    changed = (on != off).flatten(1).any(dim=1).tolist()
+    return [a and b for a, b in zip(learned, changed, strict=True)]
 
 
 @contextmanager
 def recomputing(model: nn.Module, wanted: bool) -> Iterator[None]:
-    """Recompute each layer in the backward pass instead of keeping its activations; dropout of the base stays off."""
+    """Recompute each block in the backward pass instead of keeping its activations.
+
+    The blocks' forwards are wrapped, and their modes left alone: a block in training mode would drop out again.
+    """
     if not wanted:
         yield
         return
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})  # type: ignore[operator]
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    for layer in layers:
-        layer.training = True
+    blocks = _blocks(model)
+    before = [block.__dict__.get("forward") for block in blocks]
+    for block in blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
     try:
         yield
     finally:
-        for layer in layers:
-            layer.training = False
-        model.gradient_checkpointing_disable()  # type: ignore[operator]
+        for block, own in zip(blocks, before, strict=True):
+            block.__dict__.pop("forward", None)
+            if own is not None:
+                block.forward = own
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    """The layers that transformers would recompute, or else the parts of the model's largest list of modules."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    blocks: list[nn.Module] = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if blocks:
+        return blocks
+    lists: list[nn.ModuleList] = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    sizes = [sum(p.numel() for p in part.parameters()) for part in lists]
+    return list(lists[sizes.index(max(sizes))]) if lists else []

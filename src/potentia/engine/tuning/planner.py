@@ -20,7 +20,8 @@ import numpy.typing as npt
 class PassPlan:
     """How a run is packed: lanes in flight, padded tokens per pass, and the price of a pass in tokens.
 
-    Where launches are ``overlapped`` with the device's work, a step takes the longer of the two, not their sum.
+    Where launches are ``overlapped`` with the device's work, a step takes the longer of the two, not their sum. Rows on
+    two sides of a length in ``divides`` never share a pass.
     """
 
     slots: int
@@ -29,6 +30,12 @@ class PassPlan:
     overlapped: bool = False
     checkpointing: bool = False
     packed: bool = False
+    divides: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> PassPlan:
+        """Read a plan back from a snapshot."""
+        return cls(**{**record, "divides": tuple(record.get("divides", ()))})
 
     @property
     def shares(self) -> tuple[float, ...]:

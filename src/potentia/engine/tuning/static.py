@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from potentia.engine.memory import out_of_memory
 from potentia.engine.operations import operations
-from potentia.engine.split import SplitModel
+from potentia.engine.split import LEAST_PIECE, SplitModel
 from potentia.engine.tuning.adapters import AdapterBank, Site
 from potentia.engine.tuning.block import Blocks, StaticRun
 from potentia.engine.tuning.fast import FastPasses
@@ -37,7 +38,8 @@ class StaticPass:
         self.split, self.bank, self.fast, self.blocks = split, bank, fast, blocks
         self.operations = operations(bank.device)
         self.losses = torch.zeros(bank.slots + 1, device=bank.device)  # of the step under way, by slot
-        self._groups = {site.index: ThinGroup([(site, 0)], bank.lora.r, bank.device) for site in bank.sites}
+        plain = [site for site in bank.sites if not site.experts]
+        self._groups = {site.index: ThinGroup([(site, 0)], bank.lora.r, bank.device) for site in plain}
         parts = (getattr(module, "config", None) for module in split.model.modules())
         self._configs = list({id(config): config for config in parts if config is not None}.values())
 
@@ -48,7 +50,6 @@ class StaticPass:
         run = StaticRun(self.operations, inputs, route)
         with ExitStack() as stack:
             stack.enter_context(self.fast.active())
-            stack.enter_context(recomputing(self.split.model, recompute))
             # in this thread, whose streams and handles are known: another would have to be woken for every pass
             stack.enter_context(torch.autograd.set_multithreading_enabled(False))
             # also where the layers' own attention is not called: the model makes no mask of tokens × tokens for it
@@ -57,6 +58,7 @@ class StaticPass:
                 stack.enter_context(self.blocks.active(run))
             else:
                 stack.enter_context(self._stretches(run))
+            stack.enter_context(recomputing(self.split.model, recompute))  # of whichever form the layers have
             hidden = self.split.hidden(inputs.ids.long().unsqueeze(0), inputs.places.long().unsqueeze(0))
             flat = hidden.detach().reshape(-1, hidden.shape[-1])
             positions = inputs.positions.long()
@@ -67,7 +69,7 @@ class StaticPass:
 
     def _head(self, states: Tensor, inputs: StaticInputs) -> tuple[Tensor, Tensor]:
         """Return the cross-entropies at the targets, and the gradient of their weighted sum at the hidden states."""
-        piece = max(64, _PIECE_BYTES // (self.split.vocabulary * states.element_size()))
+        piece = max(LEAST_PIECE, _PIECE_BYTES // (self.split.vocabulary * states.element_size()))
         values, slopes = [], []
         for begin in range(0, states.shape[0], piece):
             span = slice(begin, begin + piece)
@@ -216,8 +218,10 @@ def _obstacle(ours: StaticPass, rows: Sequence[Lesson]) -> str | None:
         NotImplementedError,
         AssertionError,
     ) as error:
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
+        if out_of_memory(error):
+            if bank.device.type == "cuda":
+                torch.cuda.empty_cache()
+            return "no memory to try it"
         return f"{type(error).__name__}: {str(error)[:200]}"
     finally:
         ours.losses.zero_()
@@ -234,6 +238,16 @@ def place(row: LongRow, bank: AdapterBank, *, few: bool) -> StaticInputs:
     row.fill(bucket, buffer)
     inputs.buffer.copy_(torch.from_numpy(buffer))
     return inputs
+
+
+def past_windows(rows: Sequence[Lesson], windows: Sequence[int], longest: int) -> list[Lesson]:
+    """Make up one row past each window, as far as rows go, with its targets beyond it: there a wrong form shows."""
+    made = []
+    last = rows[-1]
+    for window in windows:
+        ids = np.resize(np.concatenate([row.ids for row in rows]), min(longest, 2 * window))
+        made.append(replace(last, ids=ids, first_target=window, weight=1 / (len(ids) - window)))
+    return made
 
 
 def sample(rows: Sequence[Lesson], tokens: int) -> list[Lesson]:

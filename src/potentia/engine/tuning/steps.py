@@ -20,6 +20,7 @@ from potentia.engine.tuning.adapters import AdapterBank
 from potentia.engine.tuning.optimizer import LaneAdamW
 from potentia.engine.tuning.passes import Lesson, run_step, to_device
 from potentia.engine.tuning.planner import PassPlan
+from potentia.engine.windows import horizons
 
 if TYPE_CHECKING:
     from potentia.engine.tuning.lanes import LaneTrainer
@@ -104,12 +105,13 @@ def choose_steps(
     longest: int,
 ) -> Steps:
     """Take static passes where they are wanted and give the plain passes' gradients on some of these rows."""
-    if trainer.static:
+    if trainer.static and trainer.plan is not None and not trainer.plan.divides:
         from potentia.engine.tuning.captured import StaticSteps
-        from potentia.engine.tuning.static import find_static, sample
+        from potentia.engine.tuning.static import find_static, past_windows, sample
 
+        tried = sample(rows, TRIED_TOKENS) + past_windows(rows, horizons(trainer.model.config, longest), longest)
         blocks = trainer.blocks if not _beyond_window(trainer.model.config, longest) else None
-        found, reason = find_static(trainer.split, bank, trainer.fast, blocks, sample(rows, TRIED_TOKENS))
+        found, reason = find_static(trainer.split, bank, trainer.fast, blocks, tried)
         if found is not None:
             if reason:
                 log.info("static passes: %s", reason)
