@@ -292,6 +292,36 @@ def test_a_stopped_full_tuning_before_the_test_goes_on_where_it_was(
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
+def test_a_stopped_race_drops_its_lanes_when_the_whole_one_does(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+):
+    from potentia.run.tuned import RowHost
+
+    one = {"tasks": [{"name": "colours", "file": str(world / "colours.jsonl")}]}
+    tuning = TUNING | {"method": method, "learning_rates": [1e-2, 1e-3, 1e-8], "epochs": 4, "race": True}
+    whole, halted = (
+        study(world, tmp_path / f"{n}.db", "train_before_test", tuning=tuning, **one) for n in ("whole", "halted")
+    )
+    asked: list[int] = []
+    monkeypatch.setattr(RowHost, "stop", lambda self: bool(asked.append(1)))
+    cells, lanes = ran(whole)
+    steps = len(asked)
+    assert "dropped" in {lane.status for lane in lanes}
+    for share in (0.3, 0.3):
+        with monkeypatch.context() as patch:
+            asked.clear()
+            patch.setattr(RowHost, "stop", lambda self, n=share * steps: asked.append(1) or len(asked) > n)
+            assert run_study(halted).interrupted
+    again, resumed = ran(halted)
+    curves = [
+        {lane.learning_rate: (lane.status, [(p.epoch, p.value) for p in lane.epochs]) for lane in of}
+        for of in (lanes, resumed)
+    ]
+    assert curves[0] == curves[1]
+    assert [cell.score for cell in again.values()] == [cell.score for cell in cells.values()]
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
 def test_one_diverging_rate_costs_the_others_nothing(world: Path, tmp_path: Path, method: str):
     tuning = TUNING | {"method": method, "learning_rates": [3e-3, 1e30], "clip": 1e30}
     cells, lanes = ran(study(world, tmp_path / "s.db", "adjust", tuning=tuning))

@@ -109,6 +109,7 @@ def evaluate(
     return [_graded(ask.task, asked, given) for ask, asked, given in zip(asks, prompts, answers, strict=True)]
 
 
+REMEMBERED_PROMPTS = 4
 # Validation prompts of a task, rendered once for all lanes and epochs: (shots, seed, chat template) → prompts.
 _rendered: WeakKeyDictionary[Task, dict[tuple[int, int, ChatTemplate | None], list[Prompt]]] = WeakKeyDictionary()
 
@@ -122,7 +123,7 @@ def _prompts(ask: Ask, chat: ChatTemplate | None) -> list[Prompt]:
     known = _rendered.setdefault(ask.task, {})
     key = (ask.shots, ask.seed, chat)
     if key not in known:
-        if len(known) > 4:  # templates of models that are gone
+        if len(known) > REMEMBERED_PROMPTS:  # templates of models that are gone
             known.clear()
         known[key] = render()
     return known[key]
