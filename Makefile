@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench faults docs blocks fuzz scale audit clean
+.PHONY: help setup demo test lint bench faults docs blocks fuzz scale audit architectures weights clean
 
 help: ## say what each target does
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -57,6 +57,12 @@ docs: $(STAMP) ## build the documentation site into site/, from docs/ and the co
 
 blocks: $(STAMP) ## run every code block of README and docs, also those that take minutes (make test runs the quick ones)
 	@$(BIN)/python tools/doc_blocks.py --slow $(PAGES)
+
+architectures: $(STAMP) ## every causal architecture beside HFLM and PEFT, and docs/architectures.md from it; ARGS="llama gpt2" for some
+	@PYTHONPATH=tools HF_HUB_OFFLINE=1 $(BIN)/python -m architectures $(ARGS)
+
+weights: $(STAMP) ## a study of real models on real benchmarks, to the end, on this CPU; DATA=FOLDER of benchmark splits
+	@$(BIN)/python bench/real_weights.py --data $(or $(DATA),../shared/data/benchmarks) $(ARGS)
 
 clean: ## remove what was built here
 	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache potentia-demo

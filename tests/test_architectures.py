@@ -1,0 +1,52 @@
+"""The architecture matrix tries a case whole, tells wrong from right, and its page is about this transformers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from architectures import tune
+from architectures.page import write_page
+from architectures.run import PAGE
+from architectures.tiny import SKIPPED, cases
+from architectures.trial import try_case
+
+
+@pytest.fixture(scope="module")
+def row() -> dict[str, Any]:
+    return try_case("gpt2")
+
+
+def test_a_case_is_tried_whole(row: dict[str, Any]) -> None:
+    assert row["verdict"] == "exact", row
+    assert (row["paths"], row["writing"], row["written"]) == ("plain+tree", "fast", row["asked"])
+    assert 0 < row["choice"] < 2e-4
+    assert 0 < row["all-linear"]["plain"] < tune.EXACT_ADAPTER
+    assert "| gpt2 | GPT2LMHeadModel | fast |" in write_page([row])
+
+
+def test_what_is_wrong_is_said(row: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = row | {"case": "other", "verdict": "WRONG"}
+    page = write_page([row, wrong])
+    assert "2 cases, 1 exact, 0 refused, 1 wrong, 0 crashed" in page
+    assert "| other | GPT2LMHeadModel | fast **WRONG** |" in page
+    monkeypatch.setattr("architectures.trial.tune.EXACT_ADAPTER", 0.0)
+    assert not tune.Tuning("", 1, 1e-9, 0.0, 0.0, 1.0).exact
+    assert not tune.Tuning("", 1, 0.0, 0.0, 0.0, 0.0).exact  # an adapter that does nothing proves nothing
+
+
+def test_what_was_left_out_is_named(row: dict[str, Any]) -> None:
+    page = write_page([row])
+    assert len({case.partition("+")[0] for case in cases()}) >= 70
+    assert all(f"**{kind}**: {reason}" in page for kind, reason in SKIPPED.items())
+    assert "not in this run" in page
+
+
+def test_the_page_shows_no_wrong_case() -> None:
+    page = Path(PAGE).read_text("utf-8")
+    told = re.search(r"(\d+) cases, (\d+) exact, (\d+) refused, 0 wrong, 0 crashed", page)
+    assert told is not None
+    assert int(told[2]) >= 70

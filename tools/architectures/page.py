@@ -1,0 +1,111 @@
+"""The page of the matrix: ``docs/architectures.md``, written from its results."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import Any
+
+from architectures.tiny import SKIPPED, VARIANTS, cases
+from architectures.trial import EXACT_LIKELIHOOD
+from architectures.tune import EXACT_ADAPTER, EXACT_LOGITS
+
+Row = Mapping[str, Any]
+
+HEAD = """# Architectures
+
+Every causal architecture of the installed transformers that builds on a CPU, as a tiny model with random weights in
+float32, tried whole by one command, which writes this page:
+
+<!-- not run: takes an hour -->
+```bash
+make architectures                      # all of them; ARGS="llama gpt2" for some
+```
+
+**Scoring** is compared with lm-evaluation-harness's `HFLM`, one request at a time: multiple choice with long and short
+questions in several orders, some longer than the model reads; whole texts in windows; greedy texts. *Fast*: requests
+that begin alike share one pass. *Plain*: padded rows, nothing shared. A path is taken only after it gave the reference
+path's numbers on rows like the real ones. Texts are written by our own *loop*, or by the model's own *generate*.
+
+**Tuning** is compared with PEFT: four lanes in shared passes for six steps, with and without recomputed activations,
+beside four PEFT trainings that see one example at a time; then one adapter is saved and loaded by plain PEFT. The
+distance is that of the adapters, as a share of how far PEFT's moved; the larger of both ways. (Where a router decides
+a near tie by rounding, other data are drawn, up to three times.)
+"""
+
+
+def write_page(rows: Sequence[Row]) -> str:
+    """Write the page."""
+    counts = Counter(row["verdict"] for row in rows)
+    tried = [row for row in rows if "choice" in row]
+    fast = sum("tree" in row["paths"] for row in tried)
+    tuned = [row[name] for row in tried for name in ("default", "all-linear")]
+    done = [entry for entry in tuned if not entry["refused"]]
+    likelihood = max(max(row["choice"], row["rolling"]) for row in tried)
+    adapter = max(max(entry["plain"], entry["recomputed"]) for entry in done)
+    logits = max(entry["saved"] for entry in done)
+    versions = [f"{name} {version(name)}" for name in ("transformers", "peft", "lm_eval", "torch")]
+    parts = [
+        HEAD,
+        f"With {', '.join(versions)}: {len(rows)} cases, {counts['exact']} exact, {counts['refused']} refused, "
+        f"{counts['WRONG']} wrong, {counts['CRASH']} crashed. {fast} are scored fast, {len(tried) - fast} plainly.",
+        "",
+        "| | largest | exact is |",
+        "|---|---|---|",
+        f"| difference of a log-likelihood | {_number(likelihood)} | {EXACT_LIKELIHOOD:g} |",
+        f"| distance of an adapter, of its movement | {_number(adapter)} | {EXACT_ADAPTER:g} |",
+        f"| difference of a saved adapter's logits | {_number(logits)} | {EXACT_LOGITS:g} |",
+        "",
+        "| architecture | class | scoring | off by | texts | default targets | off by | all-linear | off by | saved |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+        *(_line(row) for row in rows),
+        "",
+        *_notes(rows),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _line(row: Row) -> str:
+    if "choice" not in row:
+        return f"| {row['case']} | {row.get('class', '')} | **{row['verdict']}** | | | | | | | |"
+    way = "fast" if "tree" in row["paths"] else "plain"
+    texts = "loop" if row["writing"] == "fast" else "generate"
+    mark = "" if row["verdict"] == "exact" else " **WRONG**"
+    cells = [row["case"], row["class"], way + mark, _number(max(row["choice"], row["rolling"])), texts]
+    for name in ("default", "all-linear"):
+        entry = row[name]
+        if entry["refused"]:
+            cells += ["refused", ""]
+        else:
+            shown = f"{entry['targets']}" if name == "default" else f"{entry['layers']} layers"
+            cells += [shown, _number(max(entry["plain"], entry["recomputed"]))]
+    cells.append(_number(max(row[name]["saved"] for name in ("default", "all-linear"))))
+    return "| " + " | ".join(cells) + " |"
+
+
+def _notes(rows: Sequence[Row]) -> list[str]:
+    refused = [(row["case"], row["reason"]) for row in rows if row["verdict"] in ("refused", "CRASH")]
+    refused += [
+        (f"{row['case']}, {name}", row[name]["refused"])
+        for row in rows
+        if "choice" in row
+        for name in ("default", "all-linear")
+        if row[name]["refused"]
+    ]
+    moved = [row["case"] for row in rows if row.get("reloaded") is False]
+    lines = ["## Refused", ""]
+    lines += [f"- **{case}**: {' '.join(reason.split())}" for case, reason in refused] or ["Nothing."]
+    lines += ["", "## Not tried", ""]
+    lines += [f"- **{kind}**: {reason}" for kind, reason in sorted(SKIPPED.items())]
+    left = sorted(set(cases()) - {row["case"] for row in rows})
+    lines += [f"- {', '.join(left)}: not in this run"] if left else []
+    lines += ["", "## Variants", "", "Settings that switch another computation on:", ""]
+    lines += [f"- **{case}**: {', '.join(settings)}" for case, settings in sorted(VARIANTS.items())]
+    if moved:
+        lines += ["", f"Tried in memory, because transformers does not read back its own files: {', '.join(moved)}."]
+    return lines
+
+
+def _number(value: float) -> str:
+    return f"{value:.1e}"
