@@ -43,6 +43,8 @@ def main() -> int:
     for split, cap in (("train", 32), ("validation", 12), ("test", 16)):
         parser.add_argument(f"--{split}", type=int, default=cap, help=f"documents of each benchmark; {cap}")
     given = parser.parse_args()
+    if given.train < 6:
+        parser.error("prompts of five examples need six training documents")
     fetch = [sys.executable, str(ROOT / "tools" / "real_models.py"), "--out", str(given.models), *given.only]
     subprocess.run(fetch + (["--archives", str(given.archives)] if given.archives else []), check=True)
     study = write_study(given)
