@@ -448,6 +448,12 @@ def _facts_of(evidence: Evidence, given: Iterable[ModelFacts]) -> ModelTable:
     return ModelTable((*known, *told.values(), *mine)) if told or mine else known
 
 
+def study_facts(study: Study) -> ModelTable:
+    """Return what is known of models, with what a study that has not run yet says of its own."""
+    bare = Evidence(study.name, study.name, {}, known_models(), specs=study.rows())
+    return _facts_of(bare, read_facts(study.facts) if study.facts and Path(study.facts).is_file() else ())
+
+
 def _tasks_of(view: StoreView) -> Iterator[Benchmark]:
     """Return what the studies tell of their tasks: the size of the train split before carving, the score of a guess."""
     with view.open() as store:

@@ -189,6 +189,7 @@ def _is_source(value: str, *, last: bool) -> bool:
 from potentia.cli import adapters as _adapters  # noqa: E402, F401
 from potentia.cli import analyze_checkpoints as _analyze_checkpoints  # noqa: E402, F401
 from potentia.cli import analyze_consistency as _analyze_consistency  # noqa: E402, F401
+from potentia.cli import analyze_few_tasks as _analyze_few_tasks  # noqa: E402, F401
 from potentia.cli import analyze_proxy as _analyze_proxy  # noqa: E402, F401
 from potentia.cli import analyze_rankings as _analyze_rankings  # noqa: E402, F401
 from potentia.cli import analyze_test_task as _analyze_test_task  # noqa: E402, F401
@@ -198,9 +199,11 @@ from potentia.cli import demo as _demo  # noqa: E402, F401
 from potentia.cli import doctor as _doctor  # noqa: E402, F401
 from potentia.cli import init as _init  # noqa: E402, F401
 from potentia.cli import models as _models  # noqa: E402, F401
+from potentia.cli import plan as _plan  # noqa: E402, F401
 from potentia.cli import report as _report  # noqa: E402, F401
 from potentia.cli import reproduce as _reproduce  # noqa: E402, F401
 from potentia.cli import run as _run  # noqa: E402, F401
+from potentia.cli import select as _select  # noqa: E402, F401
 from potentia.cli import serve as _serve  # noqa: E402, F401
 from potentia.cli import store as _store  # noqa: E402, F401
 from potentia.cli import studies as _studies  # noqa: E402, F401

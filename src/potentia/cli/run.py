@@ -50,6 +50,15 @@ def run(
     workers: Annotated[int, typer.Option(min=0, help="Rows at once; 0 means one per GPU, or one.")] = 0,
     executor: Annotated[str, typer.Option(help="local or ray.")] = "local",
     threads: Annotated[int, typer.Option(min=0, help="CPU threads of a row; 0 shares the machine evenly.")] = 0,
+    adaptive: Annotated[
+        bool, typer.Option("--adaptive", help="Run the cells that tell the most, wave by wave.")
+    ] = False,
+    budget: Annotated[str | None, typer.Option(help="With --adaptive: stop after 30min, 2gpu-hours, 25% …")] = None,
+    confidence: Annotated[
+        float | None, typer.Option(help="With --adaptive: stop when this agreement is expected.")
+    ] = None,
+    top: Annotated[int | None, typer.Option(min=1, help="With --adaptive: who is among the first so many.")] = None,
+    history: Annotated[list[str] | None, typer.Option(help="With --adaptive: scores of other models.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and its cost, run nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     allow_code: Annotated[
@@ -116,13 +125,19 @@ def run(
     if dry_run:
         show_plan(plan, as_json=as_json)
         return
-    result = run_study(
-        plan,
-        workers=workers or default_workers(made.device),
-        threads=threads,
-        executor=executor,  # type: ignore[arg-type]
-        watch=watch,
-    )
+    if adaptive or budget or confidence:
+        from potentia.cli.plan import run_adaptive
+
+        at_once = workers or default_workers(made.device)
+        result = run_adaptive(plan, budget, confidence, top, history or [], at_once, watch, as_json)
+    else:
+        result = run_study(
+            plan,
+            workers=workers or default_workers(made.device),
+            threads=threads,
+            executor=executor,  # type: ignore[arg-type]
+            watch=watch,
+        )
     found = None if result.interrupted else scores_of(made.store, result.study)
     place = without_password(made.store)
     if as_json:

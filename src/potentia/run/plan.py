@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 SCORING_VERSION = 1
 
 SMALL_TEST = 100  # documents; with fewer, few differences between models can be told
-CHARACTERS_PER_TOKEN = 4.0  # a rough reading of English text, used for the cost estimate alone
 
 
 # Fields that say where and how fast to compute, but not what.
@@ -122,32 +121,16 @@ class StudyPlan:
 
     def cost(self) -> dict[str, float]:
         """Estimate the pending work: cells, lanes, tokens to train and to score, and FLOPs where sizes are known."""
-        cells = lanes = 0
-        trained = scored = flops = 0.0
-        tuning, data = self.study.tuning, self.tasks.auxiliary
-        for row in self.rows:
-            size = row.model.parameters or 0.0
-            for cell in row.pending:
-                cells += 1
-                task = self.tasks.benchmarks[cell.task]
-                test = _tokens(task, "test")
-                scored += test
-                flops += 2 * size * test
-                if cell.protocol == TRAIN_BEFORE_TEST:
-                    jobs = len(tuning.learning_rates) * self.study.seeds
-                    train = _tokens(task, "train") * tuning.epochs * jobs
-                    check = _tokens(task, "validation") * tuning.epochs * jobs
-                    lanes += jobs
-                    trained += train
-                    scored += check
-                    flops += size * (4 * train + 2 * check)
-            if data is not None and any(cell.protocol.kind == "adjust" for cell in row.pending):
-                recipe = adjust_tuning(self.study, row.model, size)
-                train = _tokens(data, "train") * recipe.epochs * len(recipe.learning_rates)
-                lanes += len(recipe.learning_rates)
-                trained += train
-                flops += 4 * size * train
-        return {"cells": cells, "lanes": lanes, "train_tokens": trained, "score_tokens": scored, "flops": flops}
+        from potentia.run.cost import work_of
+
+        left = [work for work in work_of(self) if not work.done]
+        return {
+            "cells": len(left),
+            "lanes": sum(work.lanes for work in left),
+            "train_tokens": sum(work.train_tokens for work in left),
+            "score_tokens": sum(work.score_tokens for work in left),
+            "flops": sum(work.flops for work in left if work.flops == work.flops),
+        }
 
 
 # --- tasks -----------------------------------------------------------------------------------------------------------
@@ -405,6 +388,8 @@ def _plan_row(study: Study, key: str, tasks: LoadedTasks, model: ModelSpec) -> R
         for name, task in tasks.benchmarks.items():
             if protocol.kind == "few_shot" and task.kind == "corpus":
                 continue  # a text to predict has no examples before it
+            if not study.asks(model.name, name, protocol):
+                continue
             content = (weights, prints[name], protocol)
             shots = study.shots_for(name, protocol)
             more: KeyParts = {"kind": kind, "shots": shots, "rates": rates, "auxiliary": auxiliary}
@@ -490,12 +475,3 @@ def _check_adjust(study: Study, tasks: LoadedTasks) -> None:
             f"adjust.at_steps: {beyond[0]} lies beyond the tuning, which has {last} steps",
             hint="name earlier steps, or raise the epochs",
         )
-
-
-def _tokens(task: Task, split: Any) -> float:
-    documents: Sequence[Any] = task.documents(split)
-    if not documents:
-        return 0.0
-    sample = documents[: min(len(documents), 50)]
-    length = sum(len(r.context) + len(r.continuation) for r in task.examples(sample)) / len(sample)
-    return len(documents) * length / CHARACTERS_PER_TOKEN

@@ -70,7 +70,14 @@ def asked_cells(store: Store, record: StudyRecord) -> int | None:
         samples = (store.cells(study=record.key, task=task.name, limit=1) for task in study.benchmarks())
         texts = sum(not cells[0].score.higher_is_better for cells in samples if cells)
     steps = len(set(study.adjust.at_steps)) if study.adjust and ADJUST in study.protocols else 0
-    return len(study.rows()) * (len(study.benchmarks()) * (len(study.protocols) + steps) - shots * texts)
+    rows, tasks = study.rows(), study.benchmarks()
+    left_out = sum(
+        (1 + (steps if protocol == ADJUST else 0)) * (not study.asks(row.name, task.name, protocol))
+        for row in rows
+        for task in tasks
+        for protocol in study.protocols
+    )
+    return len(rows) * (len(tasks) * (len(study.protocols) + steps) - shots * texts) - left_out
 
 
 def _study(record: StudyRecord) -> Study | None:

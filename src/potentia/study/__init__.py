@@ -11,5 +11,6 @@ from potentia.study.schema import (
     Study,
     TaskSpec,
     Tuning,
+    Wanted,
     content_key,
 )

@@ -274,6 +274,13 @@ def _half(rows: tuple[ModelSpec, ...], seed: int) -> set[str]:
     return {pair[side].name for pair, side in tossed if side < len(pair)}
 
 
+class Wanted(Strict):
+    """The tuned cells of one model that a study asks for."""
+
+    model: str = Field(description="a row of the study")
+    tasks: tuple[str, ...] = Field(description="the tasks it is tuned for")
+
+
 class Study(Strict):
     """What a user asks for: models, tasks, protocols, the tuning recipe and the budget."""
 
@@ -309,6 +316,9 @@ class Study(Strict):
         "auto", description="chat template of instruct models; `auto` lets validation choose"
     )
     adjust: Adjust | None = Field(None, description="the auxiliary data of the protocol `adjust`")
+    only: tuple[Wanted, ...] | None = Field(
+        None, description="tune these cells alone, as `potentia plan --budget` writes them; all where absent"
+    )
     treat: Treat | None = Field(None, description="show some models test tasks before the study, on purpose")
     seed: int = Field(0, description="seed of splits, orders and examples, and the first of the fine-tuning seeds")
     seeds: Positive = Field(1, description="fine-tuning seeds per cell; the score is their mean")
@@ -339,6 +349,23 @@ class Study(Strict):
     def _tasks_once(cls, value: tuple[TaskSpec, ...]) -> tuple[TaskSpec, ...]:
         _once("task", [task.name for task in value])
         return value
+
+    @model_validator(mode="after")
+    def _only_known(self) -> Study:
+        rows, tasks = {row.name for row in self.rows()}, {task.name for task in self.benchmarks()}
+        _once("model under `only`", [wanted.model for wanted in self.only or ()])
+        for wanted in self.only or ():
+            if wanted.model not in rows:
+                raise ValueError(f"`only` names {wanted.model}, which is not among the models")
+            if unknown := sorted(set(wanted.tasks) - tasks):
+                raise ValueError(f"`only` names {', '.join(unknown)}, not among the tasks")
+        return self
+
+    def asks(self, model: str, task: str, protocol: Protocol) -> bool:
+        """Say whether a cell is part of the study; ``only`` leaves out tuned cells."""
+        if self.only is None or not Protocol(protocol).tuned:
+            return True
+        return any(wanted.model == model and task in wanted.tasks for wanted in self.only)
 
     @model_validator(mode="after")
     def _adjust_has_data(self) -> Study:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from potentia import read
-from potentia.analysis.planning import Completion, Costs, choose_cells, complete
+from potentia.analysis.planning import Completion, Costs, chances, choose_cells, complete, find_task_curve, stay_in
 from potentia.analysis.planning.factors import Problem, Weights, _objective
 from potentia.analysis.planning.link import Links
 from potentia.analysis.planning.outlook import expected_misorder
@@ -196,3 +196,52 @@ def test_the_published_ranking_at_two_per_cent_of_its_cost(shared_data):
 def agreement(a: np.ndarray, b: np.ndarray) -> float:
     first, second = np.triu_indices(len(a), 1)
     return float(np.mean(np.sign(a[first] - a[second]) == np.sign(b[first] - b[second])) * 2 - 1)
+
+
+def test_few_tasks_are_judged_on_models_that_did_not_choose_them(world):
+    """Of tasks that are all noise but one, that one is chosen; noise looks better to those who chose it."""
+    rng = np.random.default_rng(0)
+    ability = rng.normal(size=(40, 1))
+    noise = rng.normal(size=(40, 8))
+    values = np.hstack([ability + 0.05 * rng.normal(size=(40, 1)), 0.6 * ability + noise])
+    matrix = ScoreMatrix.build([f"m{i}" for i in range(40)], [f"t{j}" for j in range(9)], values)
+    curve = find_task_curve(matrix, splits=10)
+    assert curve.tasks[0] == "t0"
+    assert curve.held_out[-1].value == pytest.approx(1.0)
+    assert curve.cost[-1] == pytest.approx(1.0)
+    assert curve.held_out[3].value < curve.seen[3]
+    dear = find_task_curve(matrix, costs={f"t{j}": 1e6 if j == 0 else 1.0 for j in range(9)}, splits=2)
+    assert dear.tasks[0] != "t0"
+    with pytest.raises(InputError):
+        find_task_curve(matrix.select(models=[f"m{i}" for i in range(5)]))
+
+
+def test_a_race_keeps_whoever_may_be_best():
+    values = {"a": 0.80, "b": 0.79, "c": 0.60, "d": 0.78, "e": 0.5}
+    staying, chance = stay_in(values, dict.fromkeys(values, 0.02), higher_is_better=True)
+    assert staying == ["a", "b", "d"]  # the better half of five
+    assert sum(chance.values()) == pytest.approx(1.0)
+    wide, _ = stay_in(values, dict.fromkeys(values, 0.4), higher_is_better=True)
+    assert set(wide) == set(values)  # with such noise nobody is out
+    bits, _ = stay_in(values, dict.fromkeys(values, 0.01), higher_is_better=False)
+    assert bits[0] == "e"
+    lost, _ = stay_in({**values, "f": np.nan}, dict.fromkeys([*values, "f"], 0.5), higher_is_better=True)
+    assert "f" not in lost
+
+
+def test_the_chance_to_be_best_is_calibrated():
+    """Over many made-up files the stated probability of the named winner is how often it truly is the best."""
+    rng = np.random.default_rng(0)
+    stated, right = [], []
+    for _ in range(200):
+        truth = rng.normal(0.7, 0.04, size=3)
+        hard = rng.normal(scale=0.15, size=120)
+        items = rng.random((3, 120)) < np.clip(truth[:, None] + hard, 0, 1)
+        found = chances(
+            {f"m{i}": dict(enumerate(row.astype(float))) for i, row in enumerate(items)}, higher_is_better=True
+        )
+        best = max(found, key=found.__getitem__)
+        stated.append(found[best])
+        right.append(best == f"m{np.argmax(truth)}")
+    assert np.mean(stated) == pytest.approx(np.mean(right), abs=0.09)
+    assert np.mean(right) > 0.6

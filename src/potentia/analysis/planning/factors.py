@@ -27,8 +27,11 @@ from scipy.optimize import minimize
 
 from potentia.scores import Floats
 
-FACTORS = 3
-ITERATIONS = 15  # stopping early shrinks too: with more, unseen cells are predicted worse and too surely
+# With whole rows to start from, stopping early shrinks: with more, unseen cells are predicted worse and too surely.
+# Without them the search starts from one common ability and has further to go.
+FACTORS, ITERATIONS = 3, 15
+COLD_FACTORS, COLD_ITERATIONS = 5, 30
+WHOLE_ROWS = 8  # at most so many: cold
 MOST_ROWS = 160  # rows that the weights are learned from; prediction takes all
 LOADING, LOADING_SPREAD, FURTHER_SPREAD = 0.9, 0.3, 0.25
 REST, REST_WEIGHT = 0.12, 3.0
@@ -166,7 +169,7 @@ def rest_covariance(problem: Problem, weights: Weights) -> Floats:
     )
 
 
-def learn(problem: Problem, *, factors: int = FACTORS, iterations: int = ITERATIONS, seed: int = 0) -> Weights:
+def learn(problem: Problem, *, seed: int = 0) -> Weights:
     """Find the weights; of many rows, those with the most known scores speak."""
     rows = np.flatnonzero(problem.known.any(axis=1))
     if len(rows) > MOST_ROWS:
@@ -174,6 +177,8 @@ def learn(problem: Problem, *, factors: int = FACTORS, iterations: int = ITERATI
         rows = np.sort(rows[np.argsort(-count)[:MOST_ROWS]])
     part = problem.take(rows) if len(rows) else problem.take(np.arange(min(len(problem.z), 2)))
     tasks = problem.z.shape[1]
+    warm = int(part.known.all(axis=1).sum()) > WHOLE_ROWS
+    factors, iterations = (FACTORS, ITERATIONS) if warm else (COLD_FACTORS, COLD_ITERATIONS)
     first = _start(part, min(factors, max(tasks, 1)))
     best = minimize(
         _objective,
@@ -192,7 +197,7 @@ def _start(problem: Problem, factors: int) -> Weights:
     whole = problem.z[problem.known.all(axis=1)]
     loadings = np.random.default_rng(0).normal(scale=0.05, size=(tasks, factors))
     loadings[:, 0] = LOADING
-    if len(whole) > 8 and tasks > factors:
+    if len(whole) > WHOLE_ROWS and tasks > factors:
         values, vectors = np.linalg.eigh(whole.T @ whole / len(whole))
         values, vectors = values[::-1], vectors[:, ::-1]
         vectors = vectors * np.where(vectors.sum(axis=0) < 0, -1.0, 1.0)

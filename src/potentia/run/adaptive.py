@@ -1,0 +1,198 @@
+"""Adaptive runs: wave after wave of the cells that are worth the most, until the budget is spent or the answer is sure.
+
+First come the direct scores of every row, then waves of tuned cells, each chosen from all that was measured before. A
+wave is written to the store's log before it runs, with what its cells cost by the estimate of the first day: killed and
+started again, the run goes on with the same wave, and the next ones follow from the same numbers. The budget counts
+estimated seconds, so that what is chosen does not depend on how busy the machine was. A cell of a wave is the cell
+of the whole study: the same key, the same lanes, the same score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from potentia.analysis.planning import Completion, Costs, Grid, NextCells, choose_cells, find_completion
+from potentia.errors import InputError
+from potentia.run.cost import read_budget
+from potentia.run.execute import RunResult, run_study
+from potentia.run.pace import estimate_cost
+from potentia.run.plan import StudyPlan, plan_study, seen
+from potentia.run.proposal import costs_of, facts_of, grid_of, known_so_far
+
+if TYPE_CHECKING:
+    from potentia.evidence import Evidence
+    from potentia.store import Store
+
+WAVE = 8  # cells, or two of every row where there are many rows
+Cells = Sequence[tuple[str, str]]
+
+
+@dataclass
+class AdaptiveRun:
+    """A study that is run by need."""
+
+    plan: StudyPlan
+    budget: str | None = None
+    confidence: float | None = None
+    top: int | None = None
+    history: Evidence | None = None
+    wave: int = 0
+    workers: int = 1
+    watch: Callable[[StudyPlan], Any] | None = None
+    tell: Callable[[str], Any] = lambda _: None
+    calibrate: bool = True
+    grid: Grid = field(init=False)
+    results: list[RunResult] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.budget is None and self.confidence is None:
+            raise InputError("an adaptive run needs an end", hint="give --budget 30min, or --confidence 0.9")
+        self.grid = grid_of(self.plan)
+        self.wave = self.wave or max(WAVE, 2 * len(self.grid.models))
+
+    def run(self) -> tuple[RunResult, Completion, NextCells | None]:
+        """Run waves to the end; return how it went, what is known then, and what would come next."""
+        from potentia.store import Store
+
+        first = replace(self.plan, rows=tuple(_narrow(row, ()) for row in self.plan.rows))
+        journal = self._journal()
+        # The price of a cell is what was thought on the first day; without times the whole study counts as 100 %.
+        costs = _costs_from(journal[0]) if journal else self._price()
+        whole = float(np.nansum(costs.values))
+        room = read_budget(self.budget, whole) if self.budget is not None else None
+        if room is not None and costs.unit != "seconds" and not str(self.budget).strip().endswith("%"):
+            raise InputError("no times are known, so a budget in time says nothing", hint="say a share: --budget 25%")
+        self._run_part(first)
+        if not journal:
+            with Store.open(self.plan.study.store) as store:
+                store.event(self.plan.key, "adaptive", _costs_as_event(costs, self._measured(store)))
+            journal = self._journal()
+        measured = np.array(journal[0]["measured"], dtype=bool)
+        for wave in journal[1:]:
+            cells = [(str(m), str(t)) for m, t in wave["cells"]]
+            self._run_cells(cells)
+            room = self._count(cells, costs, measured, room)
+        while not (self.results and self.results[-1].interrupted):
+            done, chosen = self._choose(costs, measured, room)
+            if not chosen.cells or (self.confidence is not None and chosen.now.value >= self.confidence):
+                return self._sum(), done, chosen
+            self.tell(f"wave {len(self._journal())}: {len(chosen.cells)} cells")
+            with Store.open(self.plan.study.store) as store:
+                payload = {"cells": [list(cell) for cell in chosen.cells], "p_best": _first(done)}
+                store.event(self.plan.key, "wave", payload)
+            self._run_cells(chosen.cells)
+            room = self._count(chosen.cells, costs, measured, room)
+        return self._sum(), self._complete(measured), None
+
+    # --- choosing ------------------------------------------------------------------------------------------------
+
+    def _complete(self, measured: npt.NDArray[np.bool_]) -> Completion:
+        facts = facts_of(self.plan.study)
+        return find_completion(
+            self.grid, known_so_far(self.plan), history=self.history, facts=facts, measured=measured.astype(np.float64)
+        )
+
+    def _choose(
+        self, costs: Costs, measured: npt.NDArray[np.bool_], room: float | None
+    ) -> tuple[Completion, NextCells]:
+        done = self._complete(measured)
+        tried = replace(costs, values=np.where(measured, np.nan, costs.values))
+        return done, choose_cells(done, tried, budget=room, confidence=self.confidence, top=self.top, most=self.wave)
+
+    def _count(self, cells: Cells, costs: Costs, measured: npt.NDArray[np.bool_], room: float | None) -> float | None:
+        """Take the cells for done, also those that failed: they are not asked again."""
+        for model, task in cells:
+            place = self.grid.models.index(model), self.grid.tasks.index(task)
+            measured[place] = True
+            room = None if room is None else max(room - float(costs.values[place]), 0.0)
+        return room
+
+    def _price(self) -> Costs:
+        self.tell("estimating the cost")
+        return costs_of(self.grid, estimate_cost(self.plan, calibrate=self.calibrate))
+
+    def _measured(self, store: Store) -> list[list[bool]]:
+        """Which tuned cells were there before the first wave."""
+        rows = {row.model.name: row for row in seen(self.plan.rows, store)}
+        return [
+            [
+                (t, self.grid.protocol) in {(c.task, c.protocol) for c in rows[m].cells if c.done}
+                for t in self.grid.tasks
+            ]
+            for m in self.grid.models
+        ]
+
+    def _journal(self) -> list[dict[str, Any]]:
+        """The events of this adaptive run: prices first, then the waves."""
+        from potentia.store import Store
+
+        store = Store.find(self.plan.study.store)
+        if store is None:
+            return []
+        found: list[dict[str, Any]] = []
+        with store:
+            if not any(record.key == self.plan.key for record in store.studies()):
+                return []
+            last = 0
+            while page := store.events(self.plan.key, after_id=last):
+                last = page[-1].id
+                found += [dict(event.payload) for event in page if event.kind in ("adaptive", "wave")]
+        return found
+
+    # --- running -------------------------------------------------------------------------------------------------
+
+    def _run_cells(self, cells: Cells) -> None:
+        self._run_part(replace(plan_study(self.plan.study), outdated=(), damaged=()), cells)
+
+    def _run_part(self, plan: StudyPlan, cells: Cells | None = None) -> None:
+        if self.results and self.results[-1].interrupted:
+            return
+        if cells is not None:
+            by_model = {row.model.name: [t for m, t in cells if m == row.model.name] for row in plan.rows}
+            rows = tuple(_narrow(row, by_model[row.model.name], self.grid.protocol) for row in plan.rows)
+            plan = replace(plan, rows=tuple(row for row in rows if row.cells))
+        if any(row.pending for row in plan.rows):
+            self.results.append(run_study(plan, workers=self.workers, watch=self.watch))
+        elif not self.results:
+            self.results.append(run_study(plan, workers=1))
+
+    def _sum(self) -> RunResult:
+        """All parts as one result."""
+        last = self.results[-1]
+        return RunResult(
+            study=self.plan.key,
+            reused=self.results[0].reused,
+            computed=sum(r.computed for r in self.results),
+            failed=sum(r.failed for r in self.results),
+            interrupted=last.interrupted,
+            reasons=[reason for r in self.results for reason in r.reasons],
+        )
+
+
+def _narrow(row: Any, tasks: Sequence[str], protocol: str | None = None) -> Any:
+    """Keep the untuned cells of a row, or these tuned ones."""
+    if protocol is None:
+        return replace(row, cells=tuple(c for c in row.cells if not c.protocol.tuned))
+    wanted = [c for c in row.cells if c.protocol.kind == protocol and c.task in tasks]
+    return replace(row, cells=tuple(wanted))
+
+
+def _costs_as_event(costs: Costs, measured: list[list[bool]]) -> dict[str, Any]:
+    values = [[None if v != v else float(v) for v in row] for row in costs.values]
+    names = {"models": list(costs.models), "tasks": list(costs.tasks), "unit": costs.unit}
+    return {**names, "costs": values, "measured": measured}
+
+
+def _costs_from(event: dict[str, Any]) -> Costs:
+    values = np.array([[np.nan if v is None else v for v in row] for row in event["costs"]], dtype=np.float64)
+    return Costs(tuple(event["models"]), tuple(event["tasks"]), values, str(event["unit"]))
+
+
+def _first(done: Completion) -> dict[str, float]:
+    """The chances of the models, for the board."""
+    return {model: round(float(p), 4) for model, p in zip(done.models, done.p_best, strict=True)}

@@ -1,0 +1,260 @@
+"""What the cells of a study cost: lanes, tokens and FLOPs from the tasks, and seconds from paces that were measured.
+
+A pace is how fast a model of some size went on a device: seconds to load, seconds per token scored (by task: texts that
+are written cost more than texts that are read) and per token trained. Paces come from the rows that the store holds,
+else from a short calibration (``pace``). A model between two measured sizes has a pace between theirs, one beyond them
+pays in proportion to its size.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from potentia.errors import InputError
+from potentia.protocol import TRAIN_BEFORE_TEST, Protocol
+from potentia.study import adjust_tuning
+
+if TYPE_CHECKING:
+    from potentia.run.plan import CellPlan, RowPlan, StudyPlan
+    from potentia.store import CellRecord, Store
+    from potentia.study import ModelSpec
+    from potentia.tasks import Task
+
+CHARACTERS_PER_TOKEN = 4.0  # a rough reading of English text; paces are measured by the same ruler
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class CellWork:
+    """What one cell has to do, whoever computes it."""
+
+    model: str
+    task: str
+    protocol: Protocol
+    done: bool
+    lanes: int
+    train_tokens: float  # over all epochs of all lanes
+    score_tokens: float  # test, and validation after every epoch of every lane
+    flops: float  # NaN where the size is unknown
+    seconds: float = float("nan")
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds that a model of this size took; None where that was not measured."""
+
+    parameters: float
+    load: float | None
+    score: Mapping[str, float]  # by task, per token
+    train: float | None  # per token
+    begin: float = 0.0  # before and after the steps of a row's tuning
+
+
+@dataclass(frozen=True)
+class StudyCost:
+    """The work of every cell, with seconds where a pace is known."""
+
+    cells: tuple[CellWork, ...]
+    loads: Mapping[str, float]  # seconds by model; 0 where only the store's cells were timed
+    weights: Mapping[str, float]  # bytes by model; NaN where unknown
+    source: str  # where the seconds come from
+    device: str
+
+    @property
+    def pending(self) -> tuple[CellWork, ...]:
+        """The cells still to compute."""
+        return tuple(cell for cell in self.cells if not cell.done)
+
+    def seconds(self, *, everything: bool = False) -> float:
+        """Seconds of what is left, or of the whole study as if nothing were in the store."""
+        cells = self.cells if everything else self.pending
+        models = {cell.model for cell in cells}
+        return float(sum(c.seconds for c in cells) + sum(self.loads[m] for m in models))
+
+
+def work_of(plan: StudyPlan) -> list[CellWork]:
+    """Count lanes, tokens and FLOPs of every cell."""
+    study = plan.study
+    tuning, data = study.tuning, plan.tasks.auxiliary
+    found: list[CellWork] = []
+
+    @cache
+    def tokens(name: str, split: Any) -> float:
+        return count_tokens(plan.tasks.benchmarks[name], split)
+
+    for row in plan.rows:
+        size = parameters_of(row.model)
+        adjusted = [cell for cell in row.cells if cell.protocol.kind == "adjust" and cell.protocol.step is None]
+        for cell in row.cells:
+            score, train, lanes = tokens(cell.task, "test"), 0.0, 0
+            if cell.protocol == TRAIN_BEFORE_TEST:
+                lanes = len(tuning.learning_rates) * study.seeds
+                train = tokens(cell.task, "train") * tuning.epochs * lanes
+                score += tokens(cell.task, "validation") * (tuning.epochs * lanes + 1)
+            elif cell in adjusted and data is not None:  # one tuning for all of them, shared out
+                recipe = adjust_tuning(study, row.model, size if size == size else 0.0)
+                jobs = len(recipe.learning_rates) * study.seeds
+                lanes = jobs if cell is adjusted[0] else 0
+                train = count_tokens(data, "train") * recipe.epochs * jobs / len(adjusted)
+                score += tokens(cell.task, "validation") * (jobs + 1)
+            flops = size * (4 * train + 2 * score)
+            found.append(CellWork(row.model.name, cell.task, cell.protocol, cell.done, lanes, train, score, flops))
+    return found
+
+
+def price(plan: StudyPlan, paces: Sequence[Pace], source: str, device: str) -> StudyCost:
+    """Put seconds on the work of a study."""
+    sizes = {row.model.name: parameters_of(row.model) for row in plan.rows}
+    at = {model: _pace_at(paces, size) for model, size in sizes.items()}
+    work = work_of(plan)
+    tuned = {m: sum(c.protocol.tuned and c.protocol.step is None for c in work if c.model == m) for m in sizes}
+    cells = []
+    for cell in work:
+        pace = at[cell.model]
+        score = pace.score.get(cell.task, _typical(pace.score))
+        seconds = cell.score_tokens * score
+        if cell.train_tokens:
+            seconds += cell.train_tokens * (np.nan if pace.train is None else pace.train)
+            seconds += pace.begin / max(tuned[cell.model], 1)
+        cells.append(replace(cell, seconds=float(seconds)))
+    loads = {m: pace.load or 0.0 for m, pace in at.items()}
+    width = BYTES.get(plan.study.dtype, 4 if device == "cpu" else 2)
+    return StudyCost(tuple(cells), loads, {m: size * width for m, size in sizes.items()}, source, device)
+
+
+def paces_of_store(plan: StudyPlan, store: Store, device: str) -> list[Pace]:
+    """Return the paces of the rows whose cells the store has, of the same kind of device."""
+    work = {(w.model, w.task, w.protocol): w for w in work_of(plan)}
+    paces = []
+    for row in plan.rows:
+        records = [
+            (work[row.model.name, cell.task, cell.protocol], record)
+            for cell in row.cells
+            if cell.done and (record := _timed(store, cell, device)) is not None
+        ]
+        pace = pace_of(parameters_of(row.model), [(w, r.seconds) for w, r in records])
+        if pace is not None and np.isfinite(pace.parameters):
+            paces.append(pace)
+    return paces
+
+
+def pace_of(parameters: float, timed: Iterable[tuple[CellWork, float]], *, load: float | None = None) -> Pace | None:
+    """Make a pace of the cells of one row and the seconds they took.
+
+    The tuned cells of a row train together and are committed one by one, so their seconds count as one sum.
+    """
+    given = list(timed)
+    plain = [(w, s) for w, s in given if not w.protocol.tuned and w.score_tokens]
+    tuned = [(w, s) for w, s in given if w.train_tokens]
+    score = {w.task: s / w.score_tokens for w, s in plain}
+    if not score and not tuned:
+        return None
+    usual = _typical(score)
+    train = None
+    if tuned:
+        whole, tokens = sum(s for _, s in tuned), sum(w.train_tokens for w, _ in tuned)
+        asked = sum(w.score_tokens * score.get(w.task, usual) for w, _ in tuned)
+        asked = asked if np.isfinite(asked) else 0.0
+        train = max(whole - asked, 0.1 * whole) / tokens
+        if not score:
+            score = {w.task: 0.0 for w, _ in tuned}  # unknown apart: all is in the training
+    return Pace(parameters, load, score, train)
+
+
+def count_tokens(task: Task, split: Any) -> float:
+    """Estimate the tokens of a split from its first documents."""
+    documents: Sequence[Any] = task.documents(split)
+    if not documents:
+        return 0.0
+    sample = documents[: min(len(documents), 50)]
+    length = sum(len(r.context) + len(r.continuation) for r in task.examples(sample)) / len(sample)
+    return len(documents) * length / CHARACTERS_PER_TOKEN
+
+
+def parameters_of(model: ModelSpec) -> float:
+    """Parameters of a model: as the study says, as is known, or by the size of its weight files; NaN where unknown."""
+    from potentia.facts import models
+
+    if model.parameters:
+        return model.parameters
+    facts = models().find(model.name) or models().find(model.source)
+    if facts is not None and facts.parameters:
+        return facts.parameters
+    folder = Path(model.source).expanduser()
+    files = [f for pattern in ("*.safetensors", "*.bin") for f in folder.glob(pattern)] if folder.is_dir() else []
+    return sum(f.stat().st_size for f in files) / 2 if files else float("nan")
+
+
+# --- paces in between ---------------------------------------------------------------------------------------------
+
+
+def _pace_at(paces: Sequence[Pace], size: float) -> Pace:
+    """Return the pace of a size: between measured ones on log scales, beyond them in proportion."""
+    tasks = {task for pace in paces for task in pace.score}
+    pick: Callable[[Callable[[Pace], float | None]], float | None] = lambda read: _between(paces, size, read)  # noqa: E731
+    score = {t: v for t in tasks if (v := pick(lambda p, t=t: p.score.get(t))) is not None}  # type: ignore[misc]
+    begin = pick(lambda p: p.begin)
+    return Pace(size, pick(lambda p: p.load), score, pick(lambda p: p.train), begin or 0.0)
+
+
+def _between(paces: Sequence[Pace], size: float, read: Callable[[Pace], float | None]) -> float | None:
+    known = sorted((p.parameters, v) for p in paces if (v := read(p)) is not None)
+    if not known:
+        return None
+    x, y = (np.array(part, dtype=np.float64) for part in zip(*known, strict=True))
+    if not np.isfinite(size):
+        return float(np.median(y))
+    sizes = np.unique(x)
+    means = np.array([y[x == s].mean() for s in sizes])
+    inside = float(np.exp(np.interp(np.log(size), np.log(sizes), np.log(np.maximum(means, 1e-12)))))
+    return inside * max(size / float(sizes[-1]), 1.0)
+
+
+def _typical(score: Mapping[str, float]) -> float:
+    return float(np.median(list(score.values()))) if score else float("nan")
+
+
+def _timed(store: Store, cell: CellPlan, device: str) -> CellRecord | None:
+    """Return the cell's record where its seconds were measured on such a device."""
+    record = store.cell(cell.key)
+    if record is None or record.seconds <= 0:
+        return None
+    where = str((record.manifest.get("model") or {}).get("device") or "")
+    return record if where.partition(":")[0] == device else None
+
+
+def rows_left(plan: StudyPlan) -> tuple[RowPlan, ...]:
+    """The rows with cells to compute."""
+    return tuple(row for row in plan.rows if row.pending and not row.problem)
+
+
+UNITS = {
+    "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "hour": 3600.0, "hours": 3600.0, "gpuh": 3600.0,
+    "gpu-hour": 3600.0, "gpu-hours": 3600.0, "d": 86400.0, "days": 86400.0,
+}  # fmt: skip
+
+
+def read_budget(text: str, whole: float) -> float:
+    """Read a budget in seconds of the device: ``90s``, ``30min``, ``1.5h``, ``2gpu-hours``, or ``10%`` of all."""
+    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z-]+|%)\s*", text)
+    if found is None or (found[2] != "%" and found[2].lower() not in UNITS) or float(found[1]) <= 0:
+        raise InputError(f"a budget of {text!r}", hint="say 90s, 30min, 2h, 2gpu-hours, or 10% of the whole study")
+    if found[2] == "%":
+        return float(found[1]) / 100.0 * whole
+    return float(found[1]) * UNITS[found[2].lower()]
+
+
+def tell_time(seconds: float) -> str:
+    """Say a time as a person would: 40 s, 12 min, 3.5 h."""
+    if not np.isfinite(seconds):
+        return "?"
+    if seconds < 90:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

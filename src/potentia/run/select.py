@@ -1,0 +1,216 @@
+"""Choosing a model for one's own data: all candidates tuned identically, the weaker dropped early, the rest tested.
+
+The rounds are ordinary studies in one store: direct scores of all, then train-before-test on a share of the training
+documents with hardly a test document (validation decides who stays), then the finalists on all of it, tested once.
+Run again, everything that is there is found again.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from potentia.analysis.planning import Choice, Standing, apart, chances, documents_needed, stay_in
+from potentia.errors import InputError, PotentiaError
+from potentia.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol
+from potentia.run.execute import RunResult, run_study
+from potentia.run.plan import load_tasks, plan_study
+from potentia.study import Study
+
+if TYPE_CHECKING:
+    from potentia.store import CellRecord, Store
+
+LEAST = 32  # training documents of the first round, at least
+GLANCE = 8  # test documents of a round that decides by validation: they are not looked at
+
+
+@dataclass
+class Race:
+    """The state of a selection as it goes."""
+
+    study: Study
+    budget: float | None = None  # seconds
+    tell: Callable[[str], Any] = lambda _: None
+    workers: int = 1
+    last: str = ""  # key of the final round's study
+
+    def run(self) -> Choice:
+        """Run the rounds and return the answer."""
+        began = time.monotonic()
+        if len(self.study.benchmarks()) != 1:
+            raise InputError("a selection is on one task", hint="give one --data; several tasks are a study")
+        task = next(iter(load_tasks(self.study).benchmarks.values()))
+        if not task.documents("train") or not task.documents("validation"):
+            raise InputError(f"{task.name} has too few documents to tune and to choose by", hint="give more rows")
+        names = [row.name for row in self.study.rows()]
+        self.tell(f"direct scores of {len(names)} models")
+        direct = self._round(names, "direct", protocols=(DIRECT,))
+        problems = self._problems(direct[1], names)
+        racing = [name for name in names if name not in problems]
+        if not racing:
+            raise PotentiaError("no candidate could be scored", hint=next(iter(problems.values()), ""))
+        out: dict[str, tuple[int, float, float]] = {}  # model → round, P(best) then, validation then
+        whole = len(task.documents("train"))
+        sizes, notes = rounds(len(racing), whole), []
+        for number, size in enumerate(sizes[:-1], start=1):
+            start = time.monotonic()
+            self.tell(f"round {number}: {len(racing)} models on {size} documents")
+            cells, result = self._round(racing, f"round-{number}", train=size, test=GLANCE)
+            problems |= self._problems(result, racing)
+            seen = {c.model: c for c in cells if c.model in racing}
+            racing = [name for name in racing if name in seen]
+            if not racing:
+                raise PotentiaError("no candidate could be tuned", hint=next(iter(problems.values()), ""))
+            values = {m: _number(seen[m].selection.get("validation")) for m in racing}
+            errors = {m: _stderr(values[m], len(task.documents("validation"))) for m in racing}
+            staying, chance = stay_in(values, errors, higher_is_better=task.higher_is_better, seed=self.study.seed)
+            spent = time.monotonic() - start
+            left = math.inf if self.budget is None else self.budget - (time.monotonic() - began)
+            each = spent / len(racing) * sizes[number] / size
+            if each * len(staying) > left and len(staying) > 2:
+                keep = max(2, int(left / each))
+                notes.append(f"The budget let {min(keep, len(staying))} of {len(staying)} possible winners go on.")
+                staying = staying[:keep]
+            out |= {m: (number, chance[m], values[m]) for m in racing if m not in staying}
+            racing = [name for name in racing if name in staying]
+            if each * len(racing) > left:  # not even they fit: all get the same, smaller share
+                fits = max(size, int(sizes[number] * max(left, 0.0) / (each * len(racing))))
+                sizes[number:] = [min(fits, s) for s in sizes[number:]]
+                notes.append(f"The budget allowed {fits} of {whole} training documents.")
+        self.tell(f"the last {len(racing)} on {sizes[-1]} documents")
+        cells, result = self._round(racing, "final", train=sizes[-1])
+        problems |= self._problems(result, racing)
+        return self._answer(task, direct[0], cells, out, problems, time.monotonic() - began, sizes[-1], notes)
+
+    def _round(
+        self,
+        models: Sequence[str],
+        name: str,
+        *,
+        protocols: Sequence[Protocol] = (TRAIN_BEFORE_TEST,),
+        train: int | None = None,
+        test: int | None = None,
+    ) -> tuple[list[CellRecord], RunResult]:
+        caps = self.study.caps.model_copy(update={k: v for k, v in (("train", train), ("test", test)) if v is not None})
+        study = self.study.model_copy(
+            update={
+                "name": f"{self.study.name}-{name}",
+                "models": tuple(row for row in self.study.rows() if row.name in models),
+                "protocols": tuple(protocols),
+                "caps": caps,
+                "keep_adapters": name == "final",
+            }
+        )
+        result = run_study(plan_study(study), workers=self.workers)
+        if result.interrupted:
+            raise KeyboardInterrupt
+        self.last = result.study
+        return self._cells(study, result.study), result
+
+    def final(self, store: Store, model: str) -> CellRecord:
+        """Return a finalist's cell."""
+        return next(c for c in store.cells(study=self.last) if c.model == model)
+
+    def _cells(self, study: Study, key: str) -> list[CellRecord]:
+        """Read what a round left in the store."""
+        from potentia.store import Store
+
+        with Store.open(study.store, readonly=True) as store:
+            return list(store.cells(study=key))
+
+    @staticmethod
+    def _problems(result: RunResult, models: Sequence[str]) -> dict[str, str]:
+        return {
+            model: reason.removeprefix(model).partition(": ")[2]
+            for reason in result.reasons
+            for model in models
+            if reason.startswith((f"{model} × ", f"{model}, "))
+        }
+
+    def _answer(
+        self,
+        task: Any,
+        direct: Sequence[CellRecord],
+        final: Sequence[CellRecord],
+        out: dict[str, tuple[int, float, float]],
+        problems: dict[str, str],
+        seconds: float,
+        train: int,
+        notes: Sequence[str],
+    ) -> Choice:
+        from potentia.store import Store
+
+        if not final:
+            raise PotentiaError("no finalist could be tuned", hint=next(iter(problems.values()), ""))
+        up = task.higher_is_better
+        with Store.open(self.study.store, readonly=True) as store:
+            outcomes = {c.model: {item.doc_id: item.value for item in store.items(c.key)} for c in final}
+        lost = min(sum(chance for _, chance, _ in out.values()), 1.0)
+        among = chances(outcomes, higher_is_better=up, seed=self.study.seed)
+        chance = {m: p * (1.0 - lost) for m, p in among.items()}
+        sign = 1.0 if up else -1.0
+        scores = {c.model: c.score for c in final}
+        order = sorted(scores, key=lambda m: (-chance[m], -sign * scores[m].value, m))
+        best = order[0]
+        gaps = {m: apart(outcomes[best], outcomes[m]) for m in order[1:]}
+        tie = (best, *(m for m, (gap, error, _) in gaps.items() if abs(gap) <= 1.96 * error))
+        needed = documents_needed(*gaps[order[1]]) if len(order) > 1 else 0.0
+        documents = len(outcomes[best])
+        before = {c.model: c for c in direct}
+        each = max((c.seconds / max(c.score.n, 1) for c in before.values()), default=math.nan)
+        standings = [
+            Standing(
+                model=m,
+                direct=before[m].score.value if m in before else math.nan,
+                direct_stderr=before[m].score.stderr if m in before else math.nan,
+                tuned=scores[m].value if m in scores else math.nan,
+                tuned_stderr=scores[m].stderr if m in scores else math.nan,
+                validation=_number(next((c.selection.get("validation") for c in final if c.model == m), None))
+                if m in scores
+                else out[m][2]
+                if m in out
+                else math.nan,
+                p_best=chance[m] if m in scores else out[m][1] if m in out else 0.0,
+                tied=m in tie,
+                out=out[m][0] if m in out else None,
+                problem=problems.get(m, "") if m not in scores else "",
+            )
+            for m in (row.name for row in self.study.rows())
+        ]
+        standings.sort(key=lambda s: (-s.p_best, s.out is not None, -sign * s.tuned if s.tuned == s.tuned else 0.0))
+        return Choice(
+            task=task.name,
+            metric=task.metric,
+            best=best,
+            p_best=chance[best],
+            tie=tie,
+            documents=documents,
+            needed=needed,
+            seconds=seconds,
+            more_seconds=each * 2 * max(needed - documents, 0.0) if math.isfinite(needed) else math.nan,
+            train=train,
+            standings=tuple(standings),
+            notes=tuple(notes),
+        )
+
+
+def rounds(candidates: int, documents: int) -> list[int]:
+    """Training documents of each round: all at once for two candidates, a quarter first for a few, a ninth for many."""
+    if candidates <= 2 or documents <= LEAST:
+        return [documents]
+    shares = [1 / 4] if candidates <= 6 else [1 / 9, 1 / 3]
+    early = sorted({max(LEAST, int(documents * share)) for share in shares})
+    return [*(size for size in early if size < documents), documents]
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float)) else math.nan
+
+
+def _stderr(value: float, documents: int) -> float:
+    """Standard error of a share; for other metrics of the unit interval an upper bound of its size."""
+    p = min(max(value, 0.0), 1.0) if math.isfinite(value) else 0.5
+    return math.sqrt((p * (1 - p) + 1.0 / documents) / documents)

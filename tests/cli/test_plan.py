@@ -1,0 +1,210 @@
+"""``potentia plan``, ``potentia select`` and adaptive runs on real models small enough for a test."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+import tiny
+from potentia.errors import InputError, StudyError
+from potentia.run import AdaptiveRun, estimate_cost, plan_study, read_budget, run_study
+from potentia.run.cost import CellWork, Pace, pace_of, price
+from potentia.store import Store
+from potentia.study import Study, make_study
+
+MODELS, TASKS = ("m0", "m1", "m2"), ("colours", "others")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("planned")
+    for seed, name in enumerate(MODELS):
+        tiny.save_model(folder / name, seed=seed, width=32 if seed < 2 else 64)
+    for seed, name in enumerate(TASKS):
+        tiny.save_questions(folder / f"{name}.jsonl", n=60, seed=seed)
+    return folder
+
+
+def body(world: Path, store: Path, **changes: object) -> dict:
+    return {
+        "name": "planned",
+        "models": [{"name": name, "path": str(world / name)} for name in MODELS],
+        "tasks": [{"name": name, "file": str(world / f"{name}.jsonl")} for name in TASKS],
+        "tuning": {"epochs": 1, "learning_rates": [1e-3]},
+        "device": "cpu",
+        "store": str(store),
+    } | changes
+
+
+def study(world: Path, store: Path, **changes: object) -> Study:
+    return make_study(body(world, store, **changes))
+
+
+def scores(store: Path | str) -> dict[tuple[str, str, str], float]:
+    with Store.open(store, readonly=True) as opened:
+        return {(c.model, c.task, str(c.protocol)): c.score.value for c in opened.cells()}
+
+
+@pytest.fixture(scope="module")
+def whole(world: Path) -> Path:
+    """The study run from end to end."""
+    store = world / "whole.db"
+    assert run_study(plan_study(study(world, store))).failed == 0
+    return store
+
+
+def test_plan_tells_work_without_times_and_leaves_nothing_behind(world, potentia, tmp_path):
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(body(world, tmp_path / "new.db")))
+    done = potentia("plan", "study.yaml", "--no-calibrate", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["cells_to_do"] == 12
+    assert found["lanes"] == 6
+    assert found["train_tokens"] > 0
+    assert found["seconds"] is None
+    assert not (tmp_path / "new.db").exists()
+
+
+def test_times_come_from_the_rows_in_the_store(world, whole, tmp_path):
+    copy = tmp_path / "half.db"
+    shutil.copy(whole, copy)
+    shutil.copytree(f"{whole}.items", f"{copy}.items")
+    more = study(world, copy, models=[*body(world, copy)["models"], {"name": "m3", "path": str(world / "m0")}])
+    cost = estimate_cost(plan_study(more), calibrate=False)
+    assert "measured rows" in cost.source
+    assert cost.pending == ()  # the same files under another name: nothing to do
+    own = estimate_cost(plan_study(study(world, whole)), calibrate=False)
+    with Store.open(whole, readonly=True) as store:
+        spent = sum(cell.seconds for cell in store.cells())
+    assert 0.5 < own.seconds(everything=True) / spent < 2  # a few documents on a busy machine
+    assert own.seconds() == 0
+
+
+def test_a_calibration_of_the_engine_gives_times_where_nothing_was_run(world, tmp_path):
+    plan = plan_study(study(world, tmp_path / "new.db", models=body(world, world)["models"][:1]))
+    cost = estimate_cost(plan)
+    assert "calibration" in cost.source
+    assert 0 < cost.seconds() < 600
+    assert not (tmp_path / "new.db").exists()
+
+
+def test_paces_lie_between_the_measured_ones(world, tmp_path):
+    plan = plan_study(study(world, tmp_path / "new.db", models=body(world, world)["models"][:1]))
+    size = 1e6
+    spec = plan.rows[0].model.model_copy(update={"parameters": size})
+    plan = plan_study(study(world, tmp_path / "new.db", models=[spec.model_dump(exclude_defaults=True)]))
+    slow, fast = Pace(4e6, 2.0, {"colours": 4e-3}, 8e-3), Pace(0.25e6, 1.0, {"colours": 1e-3}, 2e-3)
+    cost = price(plan, [slow, fast], "test", "cpu")
+    direct = next(c for c in cost.cells if c.task == "colours" and c.protocol == "direct")
+    assert direct.seconds == pytest.approx(direct.score_tokens * 2e-3)  # half-way on log scales
+    beyond = price(plan, [fast], "test", "cpu")
+    assert beyond.loads["m0"] == pytest.approx(4.0)  # four times the size
+    work = CellWork("m0", "colours", direct.protocol, True, 0, 0.0, 100.0, 0.0)
+    assert pace_of(1e6, [(work, 2.0)]).score == {"colours": 0.02}
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30min", 1800), ("2gpu-hours", 7200), ("10%", 5.0)])
+def test_budgets_are_read_as_people_say_them(text, seconds):
+    assert read_budget(text, 50.0) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "ten", "5 parsecs", "-3h", "0min"])
+def test_other_budgets_are_refused(text):
+    with pytest.raises(InputError):
+        read_budget(text, 50.0)
+
+
+def test_a_budget_makes_a_study_of_the_chosen_cells(world, potentia, tmp_path):
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(body(world, tmp_path / "new.db")))
+    done = potentia("plan", "study.yaml", "--no-calibrate", "--budget", "50%", "-o", "chosen.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "Expected agreement" in done.stdout
+    chosen = yaml.safe_load((tmp_path / "chosen.yaml").read_text())
+    cells = [(wanted["model"], task) for wanted in chosen["only"] for task in wanted["tasks"]]
+    assert 1 <= len(cells) < 6
+    assert potentia("plan", "study.yaml", "--no-calibrate", "--budget", "50%", "-o", "chosen.yaml").returncode == 2
+    ran = potentia("run", "chosen.yaml", "--json")
+    assert ran.returncode == 0, ran.stderr
+    tuned = {key[:2] for key in scores(tmp_path / "new.db") if key[2] == "train_before_test"}
+    assert tuned == set(cells)
+    state = json.loads(potentia("status", "new.db", "--json").stdout)["studies"][0]
+    assert state["asked"] == state["done"] == 6 + len(cells)
+
+
+def test_only_names_cells_of_the_study(world, tmp_path):
+    for wrong in ([{"model": "nobody", "tasks": ["colours"]}], [{"model": "m0", "tasks": ["nothing"]}]):
+        with pytest.raises(StudyError, match="only"):
+            study(world, tmp_path / "new.db", only=wrong)
+
+
+class Killed(BaseException):
+    """As by kill -9: nothing below may catch it."""
+
+
+def test_an_adaptive_run_has_the_scores_of_the_whole_one_and_survives_being_killed(world, whole, tmp_path):
+    truth = scores(whole)
+
+    def run(store: Path, **options: object) -> AdaptiveRun:
+        return AdaptiveRun(plan_study(study(world, store)), budget="70%", wave=2, calibrate=False, **options)
+
+    result, known, _ = run(tmp_path / "one.db").run()
+    assert result.failed == 0
+    found = scores(tmp_path / "one.db")
+    tuned = [key for key in found if key[2] == "train_before_test"]
+    assert 2 <= len(tuned) < 6
+    assert known.measured.sum() == len(tuned)
+    assert all(found[key] == pytest.approx(truth[key], abs=1e-6) for key in found)
+
+    def die(text: str) -> None:
+        if text.startswith("wave 2"):
+            raise Killed
+
+    with pytest.raises(Killed):
+        run(tmp_path / "two.db", tell=die).run()
+    assert 0 < len(scores(tmp_path / "two.db")) < len(found)
+    _, same, _ = run(tmp_path / "two.db").run()
+    assert scores(tmp_path / "two.db") == found
+    assert np.array_equal(same.p_best, known.p_best)
+    last, _, _ = run(tmp_path / "two.db").run()
+    assert last.computed == 0
+
+
+def test_run_adaptive_from_the_command_line(world, potentia, tmp_path):
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(body(world, tmp_path / "new.db")))
+    assert potentia("run", "study.yaml", "--adaptive").returncode == 2  # no end is given
+    shutil.copy(world / "whole.db", tmp_path / "new.db")
+    shutil.copytree(world / "whole.db.items", tmp_path / "new.db.items")
+    done = potentia("run", "study.yaml", "--adaptive", "--budget", "1h")
+    assert done.returncode == 0, done.stderr
+    assert "P(best)" in done.stdout
+
+
+def test_select_names_the_better_model_and_its_adapter_loads(world, potentia, tmp_path):
+    done = potentia("select", "--data", world / "colours.jsonl", "--models", world / "m0", world / "m2", "--epochs", 6,
+                    "--learning-rates", "1e-2", "--device", "cpu", "-o", "picked", "--json")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert Path(found["best"]).name in ("m0", "m2")
+    assert sum(s["p_best"] for s in found["standings"]) == pytest.approx(1.0)
+    assert {Path(s["model"]).name for s in found["standings"]} == {"m0", "m2"}
+    assert found["adapter"] is not None
+    lines = "\n".join(found["adapter"]["load"])
+    scope: dict[str, object] = {}
+    exec(lines, scope)  # the lines that a user pastes
+    assert any("PeftModel" in type(value).__name__ for value in scope.values())
+
+
+def test_a_tie_is_told_as_a_tie(world, potentia, tmp_path):
+    for name in ("left", "right"):
+        shutil.copytree(world / "m0", tmp_path / name)
+    done = potentia("select", "--data", world / "colours.jsonl", "--models", "./left", "./right", "--epochs", 1,
+                    "--learning-rates", "1e-3", "--device", "cpu")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "A tie: ./left and ./right" in " ".join(done.stdout.split())
+    one = potentia("select", "--data", world / "colours.jsonl", "--models", "./left")
+    assert one.returncode == 2
