@@ -25,7 +25,7 @@ from potentia.findings import Cell, Finding, Table
 from potentia.protocol import Protocol
 from potentia.scores import ItemOutcome
 from potentia.study import content_key
-from potentia.tasks.forms.judge import FILTER, METRIC, math_equal
+from potentia.tasks import verified
 
 ASK = (
     "Question:\n{question}\n\nRight answer:\n{gold}\n\nAnswer to judge:\n{answer}\n\n"
@@ -123,21 +123,13 @@ def judge_answers(
             continue
         asked = [(_question(item), item.gold, str(item.detail["generated"])) for item in items]
         right = judge.judge(asked, progress)
-        verify = [_verified(item) for item in items]
+        verify = [verified(i.detail.get("metrics") or {}, i.gold, str(i.detail["generated"])) for i in items]
         current, checked = (sum(v) / len(v) for v in ([i.value for i in items], verify))
         label = Protocol(cell.protocol).label
         rows.append((cell.model, cell.task, label, len(items), current, checked, sum(right) / len(right)))
     if not rows:
         raise DataError("no written answers are stored here", where=evidence.source, hint="run a generation task")
     return Judged(judge.model, tuple(rows))
-
-
-def _verified(item: ItemOutcome) -> float:
-    """Return math-verify's verdict: as the form stored it, else by the answers that count as right."""
-    stored = (item.detail.get("metrics") or {}).get(f"{METRIC}|{FILTER}")
-    if isinstance(stored, (int, float)):
-        return float(stored)
-    return float(any(math_equal(answer, str(item.detail["generated"])) for answer in item.gold.split(" | ")))
 
 
 def _question(item: ItemOutcome) -> str:
