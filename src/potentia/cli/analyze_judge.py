@@ -32,7 +32,7 @@ def judge(
       potentia analyze judge potentia.db --url http://localhost:8000/v1 --model gpt-4o --key-env OPENAI_API_KEY
     """
     from potentia.evidence import read
-    from potentia.integrations.judge import Judge, judge_answers
+    from potentia.integrations import Judge, judge_answers
 
     if key_env is not None and not os.environ.get(key_env):
         raise InputError(f"the environment variable {key_env} is empty", hint="set it to the endpoint's key")
