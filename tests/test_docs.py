@@ -50,7 +50,7 @@ def test_most_blocks_are_run_and_not_only_parsed(told: dict[str, list[dict[str, 
     how = Counter(block["how"] for page in told.values() for block in page if block["block"] in live)
     marked = [b for b in live.values() if b.mark]
     assert how["run"] == len(live) - (sum(b.mark == "not run" for b in marked) if SLOW else len(marked))
-    assert how["run"] >= 0.65 * len(live), how
+    assert how["run"] >= 0.5 * len(live), how
 
 
 @pytest.mark.parametrize(
