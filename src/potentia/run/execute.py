@@ -194,7 +194,8 @@ def _stoppable() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         flag.set()
 
-    heard = [number for number in POLITE if signal.getsignal(number) != signal.SIG_IGN]  # nohup has it ignored
+    under_nohup = hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    heard = [number for number in POLITE if not (under_nohup and number == signal.SIGHUP)]
     before = {number: signal.signal(number, ask) for number in heard}
     try:
         yield flag.is_set
