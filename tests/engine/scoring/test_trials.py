@@ -13,6 +13,7 @@ from lm_eval.models.huggingface import HFLM
 from architectures.score import compare, limited, orders, questions
 from architectures.tiny import build, config, words
 from potentia.engine import LoadedModel, load
+from potentia.engine.admission import admit
 from potentia.engine.scoring import Scorer
 from potentia.engine.windows import horizons
 from potentia.errors import InputError, ModelError
@@ -137,6 +138,20 @@ def test_a_model_that_reads_ahead_is_refused() -> None:
     loaded = LoadedModel.of(AutoModelForCausalLM.from_config(encoder).eval(), words())
     with pytest.raises(ModelError, match="BertLMHeadModel reads ahead"):
         Scorer(loaded).loglikelihood([Continuation("a", " b")])
+
+
+def test_whether_it_reads_ahead_is_asked_of_texts_of_one_length() -> None:
+    """Lengths alone moved SmolLM2-135M's logits by 0.09 of their spread in bfloat16, and it was refused."""
+    loaded = made("llama")
+    seen: list[list[int]] = []
+    note = lambda _, __, given: seen.append(given["input_ids"][0].tolist())  # noqa: E731
+    loaded.model.register_forward_pre_hook(note, with_kwargs=True)
+    admit(loaded.model, loaded.tokenizer)
+    one, another = seen
+    assert len(one) == len(another)
+    half = len(one) // 2
+    assert one[:half] == another[:half]
+    assert one[half:] != another[half:], "something must follow that differs"
 
 
 def test_encoder_decoders_are_refused_in_two_lines(tmp_path: Path) -> None:
