@@ -54,6 +54,14 @@ def test_the_interval_is_that_of_a_paired_t_test() -> None:
     assert (shown.low, shown.high) == pytest.approx((interval.low, interval.high))
 
 
+def test_the_noise_of_these_very_models_is_that_of_their_standard_errors() -> None:
+    matrix = scores("direct", 0.1)
+    assert measure_copies({Protocol("direct"): matrix}, COPIES, SHOWN).advantages[0].noise is None, "none are known"
+    matrix.stderr[:] = 0.02
+    noise = measure_copies({Protocol("direct"): matrix}, COPIES, SHOWN).advantages[0].noise
+    assert noise == pytest.approx(1.96 * np.sqrt(2) * 0.02 / np.sqrt(6 * 2), rel=1e-3)
+
+
 def test_gaps_and_lone_copies_are_left_out() -> None:
     matrix = scores("direct", 0.1)
     matrix.values[0, :2] = np.nan  # the first original was not scored on what its copy was shown

@@ -3,6 +3,8 @@
 Each pair of a model and its copy is one observation: the mean difference over the tasks that the copy was shown, and
 over those it was not. If a protocol measures what models can become, the advantage on the shown tasks is there under
 direct evaluation and gone after the same tuning of all (section 3.1 of "Training on the test task", on any models).
+Two intervals answer two questions: over pairs, what models like these would show; by test noise, what these very
+models do. The latter counts originals and copies as tested apart, though they answer the same documents: it is wide.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import rankdata
+from scipy.stats import norm, rankdata
 from scipy.stats import t as student
 
 from potentia.findings import Bars, Cell, Chart, Finding, Interval, Plot, Points, Table
@@ -29,6 +31,7 @@ class Advantage:
     protocol: Protocol
     pairs: tuple[tuple[str, str], ...]  # (original, copy)
     shown: Interval
+    noise: float | None  # half-width of the interval of `shown` for these very models, by their standard errors
     other: Interval | None  # on tasks that the copies were not shown
     by_pair: tuple[float, ...]  # mean difference on the shown tasks
     by_task: dict[str, Interval]
@@ -47,7 +50,8 @@ class Copies(Finding):
         rows: list[tuple[Cell, ...]] = []
         for one in self.advantages:
             other = _span(one.other) if one.other is not None else None
-            rows.append((one.protocol.label, len(one.pairs), one.shown.value, _span(one.shown), one.places,
+            rows.append((one.protocol.label, len(one.pairs), one.shown.value, _span(one.shown),
+                         None if one.noise is None else f"± {one.noise:.3f}", one.places,
                          None if one.other is None else one.other.value, other))  # fmt: skip
         by_task: list[tuple[Cell, ...]] = [
             (task, *(x for one in self.advantages for x in _cells(one.by_task.get(task)))) for task in self.tasks
@@ -56,9 +60,10 @@ class Copies(Finding):
         return [
             Table(
                 "What copies that were shown a test score more than their originals",
-                ("protocol", "pairs", "shown tasks", "95 %", "places", "other tasks", "95 % "),
+                ("protocol", "pairs", "shown tasks", "95 %", "these models", "places", "other tasks", "95 % "),
                 tuple(rows),
-                note="Mean difference copy − original; intervals over pairs of models (Student's t). Places: how far "
+                note="Mean difference copy − original; intervals over pairs of models (Student's t), and for "
+                "these very models by test noise alone. Places: how far "
                 f"copies stand above their originals among all models on the shown tasks ({', '.join(self.tasks)}).",
             ),
             Table("The same by shown task", ("task", *heads), tuple(by_task)),
@@ -140,12 +145,17 @@ def _advantage(
         for j, task in enumerate(matrix.tasks)
         if seen[:, j].any() and np.isfinite(difference[seen[:, j], j]).any()
     }
+    variance = np.array([matrix.stderr[place[a]] ** 2 + matrix.stderr[place[b]] ** 2 for a, b in pairs])
+    counted = seen & np.isfinite(difference)
+    shares = counted / np.maximum(counted.sum(axis=1, keepdims=True), 1) / int(kept.sum())
+    reach = float(norm.ppf(0.5 + LEVEL / 2) * np.sqrt((np.where(counted, variance, 0.0) * shares**2).sum()))
     order = _order(_means(values, np.tile(seen.any(axis=0), (len(values), 1))))
     places = [order[place[original]] - order[place[copy]] for original, copy in pairs]
     return Advantage(
         protocol=protocol,
         pairs=tuple(pair for pair, there in zip(pairs, kept, strict=True) if there),
         shown=_interval(by_pair),
+        noise=reach if np.isfinite(reach) else None,
         other=_interval(others) if np.isfinite(others).any() else None,
         by_pair=tuple(float(v) for v in by_pair[kept]),
         by_task=by_task,
