@@ -24,6 +24,7 @@ import yaml
 import postgres
 import tiny
 from drivers import Driver, Nursery
+from potentia.errors import PotentiaError
 from potentia.store import Store
 
 Scores = dict[tuple[str, str, str], tuple[float, float]]
@@ -124,6 +125,15 @@ class World:
         self.nursery.close()
 
 
+def begun(driver: Driver, store: str) -> None:
+    """Wait until a run has its first cell, or is over."""
+    while driver.alive:
+        with contextlib.suppress(PotentiaError), Store.open(store, readonly=True) as opened:
+            if opened.cells():
+                return
+        time.sleep(0.02)
+
+
 def two_drivers(world: World, kind: str, stream: random.Random) -> None:
     """Start two runs of the study on one store: both end well, and every cell is computed once."""
     store = world.store(kind)
@@ -151,7 +161,8 @@ def stops(world: World, kind: str, stream: random.Random) -> None:
     """Ask a run to stop as schedulers and people do: it says how to go on, and fails no cell."""
     store = world.store(kind)
     driver = world.drive(store, *world.workers(stream))
-    if driver.wait(stream.uniform(0.2, 0.7) * world.seconds) is None:
+    begun(driver, store)
+    if driver.wait(stream.uniform(0.0, 0.4) * world.seconds) is None:
         number = stream.choice([signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
         driver.signal(number, group=True)
         if number == signal.SIGINT and stream.random() < 0.5:
@@ -188,7 +199,8 @@ def lost_database(world: World, kind: str, stream: random.Random) -> None:
     """Take the database away for a while: the run waits and goes on. A file is locked by another instead."""
     store = world.store(kind)
     driver = world.drive(store, *world.workers(stream))
-    driver.wait(stream.uniform(0.2, 0.7) * world.seconds)
+    begun(driver, store)
+    driver.wait(stream.uniform(0.0, 0.4) * world.seconds)
     if kind == "postgres":
         assert world.server is not None
         world.server.stop(stream.choice(["immediate", "fast"]))

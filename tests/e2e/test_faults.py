@@ -6,14 +6,13 @@ import os
 import random
 import shutil
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import postgres
-from faults import FAULTS, World
+from faults import FAULTS, World, begun
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +38,7 @@ def test_the_scores_are_those_of_an_undisturbed_run(world: World, fault: str, ki
 def test_a_store_removed_under_a_run_is_an_error(world: World):
     store = Path(world.store("sqlite"))
     driver = world.drive(str(store))
-    while driver.alive and "[1/8]" not in driver.said:
-        time.sleep(0.02)
+    begun(driver, str(store))
     driver.signal(signal.SIGSTOP)
     for file in store.parent.glob(f"{store.name}*"):
         shutil.rmtree(file) if file.is_dir() else file.unlink()

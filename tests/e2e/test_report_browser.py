@@ -383,7 +383,7 @@ def test_the_board_during_a_real_run(page, tmp_path: Path):
         until(page, "document.querySelector('[data-live=state]').classList.contains('on')", 60)
         page.locator(".row-card").first.wait_for(timeout=60_000)
         page.locator(".lane svg polyline").first.wait_for(timeout=120_000, state="attached")
-        until(page, "Number(document.getElementById('board').dataset.done) === 4", 180)
+        until(page, "Number(document.getElementById('board')?.dataset.done) === 4", 180)
         assert run.wait(timeout=120) == 0, run.stderr.read()
         until(page, "!document.querySelector('[data-live=state]').classList.contains('on')", 90)
         page.locator("#answer .headline").wait_for(timeout=120_000)

@@ -33,7 +33,7 @@ def test_every_study_file_can_be_read_and_names_what_is_there(laboratory: Labora
         for row in study.rows():
             check_source(row)
     loaded = load_tasks(read_study(laboratory.studies["checkpoints-direct"]))
-    assert loaded.benchmarks["ask:blank_ppl"].metric == "acc_norm"
+    assert loaded.benchmarks["ask:blank_ppl"].metric == "acc_token"
 
 
 def test_checkpoint_series_end_with_the_finished_model(laboratory: Laboratory):

@@ -6,6 +6,8 @@ import errno
 import logging
 import os
 import re
+import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -106,10 +108,23 @@ def _reading(path: Path) -> str:
 def _configure(connection: Any, _record: Any) -> None:
     connection.isolation_level = None  # the driver starts no transactions by itself; _begin does
     connection.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
-    connection.execute("PRAGMA journal_mode = WAL")
+    _keep_a_log(connection)
     connection.execute("PRAGMA synchronous = FULL")  # a committed cell survives a power cut
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute("PRAGMA cache_size = -65536")  # 64 MiB: content keys are random, so their pages are all touched
+
+
+def _keep_a_log(connection: Any) -> None:
+    """Have the store write ahead. SQLite does not wait by itself where two make a new file so at one moment."""
+    end = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > end:
+                raise
+            time.sleep(0.02)
 
 
 def _configure_readonly(connection: Any, _record: Any) -> None:
@@ -133,6 +148,9 @@ def speaking(where: str) -> Iterator[None]:
         raise _in_words(str(error.orig), where, away=_is_away(error)) from error
     except UnicodeDecodeError as error:
         raise _in_words("malformed text", where, away=False) from error
+    except FileNotFoundError as error:
+        hint = "put it back, or run the same command again: what was in it is computed anew"
+        raise StoreError("the store was removed while it was in use", where=where, hint=hint) from error
     except OSError as error:
         raise StoreError(error.strerror or str(error), where=where, hint=_os_hint(error)) from error
 

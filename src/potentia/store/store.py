@@ -59,9 +59,10 @@ class Store(Leases):
             raise NoStoreError("this is a folder", where=name, hint="give a file, for example potentia.db")
         if path is not None and readonly and not path.exists():
             raise NoStoreError("there is no such store", where=name, hint="check the path, or run a study first")
+        hint = "put it back, or run the same command again: what was in it is computed anew"
+        removed = StoreError("the store was removed while it was in use", where=name, hint=hint)
         if path is not None and not create and not path.exists():
-            hint = "put it back, or run the same command again: what was in it is computed anew"
-            raise StoreError("the store was removed while it was in use", where=name, hint=hint)
+            raise removed
 
         def prepared() -> tuple[sa.Engine, int]:
             return cls._prepared(url, path, name, readonly=readonly)
@@ -70,7 +71,10 @@ class Store(Leases):
         store = cls(engine, name, folder)
         store.version, store.patience = version, patience
         if path is not None and not readonly:
-            found = path.stat()
+            try:
+                found = path.stat()
+            except FileNotFoundError:  # just now
+                raise removed from None
             store._file = (path, (found.st_dev, found.st_ino))
         store._opened = (str(where), items, readonly)
         return store
