@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import sqlite3
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +16,7 @@ import pytest
 from potentia.errors import DataError, InputError, StoreError
 from potentia.scores import ItemOutcome, Score
 from potentia.store import CellRecord, EpochRecord, LaneRecord, Store
+from potentia.store.database import _configure, speaking
 
 MakeCell = Callable[..., CellRecord]
 ITEMS = [
@@ -240,3 +242,37 @@ def test_odd_keys_have_items_too(store: Store, make_cell: MakeCell, tmp_path: Pa
         store.commit_cell(make_cell(key, task=key), items=ITEMS)
         assert store.items(key) == ITEMS
     assert all(p.is_relative_to(store.items_folder) for p in tmp_path.rglob("*.parquet"))
+
+
+def test_many_make_one_store_at_one_moment(tmp_path: Path) -> None:
+    """SQLite does not wait by itself where several turn one new file to write-ahead logging."""
+    errors: list[Exception] = []
+
+    def make(path: Path, gate: threading.Barrier) -> None:
+        connection = sqlite3.connect(path)
+        gate.wait()
+        try:
+            _configure(connection, None)
+        except sqlite3.OperationalError as error:
+            errors.append(error)
+        finally:
+            connection.close()
+
+    for number in range(150):
+        gate = threading.Barrier(6)
+        threads = [threading.Thread(target=make, args=(tmp_path / f"{number}.db", gate)) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert errors == []
+
+
+def test_only_a_store_that_is_gone_is_called_gone(tmp_path: Path) -> None:
+    here = tmp_path / "here.db"
+    here.touch()
+    for place, said in ((here, "No such file"), (tmp_path / "gone.db", "removed while it was in use")):
+        with pytest.raises(StoreError, match=said), speaking(str(place)):
+            (tmp_path / "items" / "of-a-cell").read_bytes()
+    with pytest.raises(StoreError, match="No such file"), speaking("postgresql://server/potentia"):
+        (tmp_path / "items" / "of-a-cell").read_bytes()

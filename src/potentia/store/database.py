@@ -148,11 +148,16 @@ def speaking(where: str) -> Iterator[None]:
         raise _in_words(str(error.orig), where, away=_is_away(error)) from error
     except UnicodeDecodeError as error:
         raise _in_words("malformed text", where, away=False) from error
-    except FileNotFoundError as error:
-        hint = "put it back, or run the same command again: what was in it is computed anew"
-        raise StoreError("the store was removed while it was in use", where=where, hint=hint) from error
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and "://" not in where and not Path(where).exists():
+            raise store_gone(where) from error
         raise StoreError(error.strerror or str(error), where=where, hint=_os_hint(error)) from error
+
+
+def store_gone(where: str, how: str = "removed") -> StoreError:
+    """Return the error of a store that somebody took away under a run."""
+    hint = "put it back, or run the same command again: what was in it is computed anew"
+    return StoreError(f"the store was {how} while it was in use", where=where, hint=hint)
 
 
 def _os_hint(error: OSError) -> str:

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from potentia.errors import StoreError
 from potentia.store import schema as s
-from potentia.store.database import WRITE, now, speaking
+from potentia.store.database import WRITE, now, speaking, store_gone
 from potentia.store.items import dumps, loads
 from potentia.store.patience import patient
 from potentia.store.records import EpochRecord, EventRecord, FailureRecord, LaneRecord
@@ -58,9 +58,7 @@ class LiveStore:
         except FileNotFoundError:
             found = None
         if found is None or (found.st_dev, found.st_ino) != known:
-            how = "removed" if found is None else "replaced by another file"
-            hint = "put it back, or run the same command again: what was in it is computed anew"
-            raise StoreError(f"the store was {how} while it was in use", where=self.where, hint=hint)
+            raise store_gone(self.where, "removed" if found is None else "replaced by another file")
 
     def _insert(self, table: sa.Table) -> Any:
         """Return an INSERT that knows ON CONFLICT, in the dialect at hand."""

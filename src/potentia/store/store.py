@@ -16,7 +16,17 @@ from sqlalchemy.engine import URL
 from potentia.errors import EmptyStoreError, InputError, NoStoreError, StoreError
 from potentia.scores import ItemOutcome, Score, ScoreMatrix
 from potentia.store import schema as s
-from potentia.store.database import WRITE, check_version, connect, locate, now, prepare, speaking, without_password
+from potentia.store.database import (
+    WRITE,
+    check_version,
+    connect,
+    locate,
+    now,
+    prepare,
+    speaking,
+    store_gone,
+    without_password,
+)
 from potentia.store.items import dumps, items_path, load, load_values, loads, looks_whole, publish, stage
 from potentia.store.leases import Leases
 from potentia.store.matrix import Grid
@@ -59,10 +69,8 @@ class Store(Leases):
             raise NoStoreError("this is a folder", where=name, hint="give a file, for example potentia.db")
         if path is not None and readonly and not path.exists():
             raise NoStoreError("there is no such store", where=name, hint="check the path, or run a study first")
-        hint = "put it back, or run the same command again: what was in it is computed anew"
-        removed = StoreError("the store was removed while it was in use", where=name, hint=hint)
         if path is not None and not create and not path.exists():
-            raise removed
+            raise store_gone(name)
 
         def prepared() -> tuple[sa.Engine, int]:
             return cls._prepared(url, path, name, readonly=readonly)
@@ -74,7 +82,7 @@ class Store(Leases):
             try:
                 found = path.stat()
             except FileNotFoundError:  # just now
-                raise removed from None
+                raise store_gone(name) from None
             store._file = (path, (found.st_dev, found.st_ino))
         store._opened = (str(where), items, readonly)
         return store
