@@ -465,7 +465,7 @@ def _tasks_of(view: StoreView) -> Iterator[Benchmark]:
         size = train.get("available")
         if size is not None and validation.get("origin", "validation") not in ("validation", "none"):
             size += validation.get("available", 0)  # carved out of train
-        yield Benchmark(task, train_size=size, chance=told.get("chance"))
+        yield Benchmark(_FOLD.sub("", task), train_size=size, chance=told.get("chance"))
 
 
 def _told(row: ModelSpec, known: ModelFacts | None) -> ModelFacts:

@@ -93,6 +93,14 @@ def test_a_calibration_of_the_engine_gives_times_where_nothing_was_run(world, tm
     assert not (tmp_path / "new.db").exists()
 
 
+def test_copies_that_are_shown_other_data_have_the_pace_of_their_originals(world, tmp_path):
+    treat = {"data": ["others"], "who": "copies", "tuning": {"epochs": 1, "learning_rates": [1e-3]}}
+    plan = plan_study(study(world, tmp_path / "treated.db", treat=treat, tasks=body(world, tmp_path)["tasks"]))
+    cost = estimate_cost(plan)
+    assert cost.seconds() > 0
+    assert {work.model for work in cost.pending} == {*MODELS, *(f"{name}+exposed" for name in MODELS)}
+
+
 def test_paces_lie_between_the_measured_ones(world, tmp_path):
     plan = plan_study(study(world, tmp_path / "new.db", models=body(world, world)["models"][:1]))
     size = 1e6

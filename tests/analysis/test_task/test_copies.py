@@ -62,6 +62,17 @@ def test_the_noise_of_these_very_models_is_that_of_their_standard_errors() -> No
     assert noise == pytest.approx(1.96 * np.sqrt(2) * 0.02 / np.sqrt(6 * 2), rel=1e-3)
 
 
+def test_copies_that_were_shown_texts_alone_are_compared_on_them() -> None:
+    values = np.column_stack([np.full(12, 0.5), np.r_[np.full(6, 2.0), np.full(6, 1.5)]])
+    models = [*MODELS, *COPIES]
+    matrix = ScoreMatrix.build(models, ["piqa", "books"], values, higher_is_better=[True, False], protocol="direct")
+    few = ScoreMatrix.build(models, ["piqa"], values[:, :1], protocol="few_shot:5")  # texts have no examples
+    both = {Protocol("direct"): matrix, Protocol("few_shot:5"): few}
+    found = measure_copies(both, COPIES, dict.fromkeys(COPIES, ("books",)))
+    (one,) = found.advantages
+    assert (one.protocol, one.shown.value) == ("direct", 0.5), "half a bit less is half a bit better"
+
+
 def test_gaps_and_lone_copies_are_left_out() -> None:
     matrix = scores("direct", 0.1)
     matrix.values[0, :2] = np.nan  # the first original was not scored on what its copy was shown

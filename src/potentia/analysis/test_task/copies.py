@@ -121,7 +121,9 @@ def measure_copies(
     tasks = tuple(dict.fromkeys(task for names in shown.values() for task in names))
     found = []
     for protocol, matrix in scores.items():
-        one = _advantage(matrix.benchmarks(), protocol, copies, shown)
+        benchmarks = matrix.benchmarks()
+        alike = benchmarks if set(tasks) & set(benchmarks.tasks) else matrix.corpora()  # copies that saw texts alone
+        one = _advantage(alike, protocol, copies, shown)
         if one is not None:
             found.append(one)
     return Copies(tasks, tuple(found)) if found else None
@@ -132,7 +134,7 @@ def _advantage(
 ) -> Advantage | None:
     values, place = matrix.oriented(), {m: k for k, m in enumerate(matrix.models)}
     pairs = [(original, copy) for copy, original in copies.items() if copy in place and original in place]
-    if not pairs:
+    if not pairs or not matrix.tasks:
         return None
     difference = np.array([values[place[copy]] - values[place[original]] for original, copy in pairs])
     seen = np.array([[task in shown.get(copy, ()) for task in matrix.tasks] for _, copy in pairs])
