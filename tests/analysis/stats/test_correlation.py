@@ -177,14 +177,35 @@ def test_many_models_are_resampled_to_first_order(monkeypatch: pytest.MonkeyPatc
     )
     for ask in asks:
         whole = ask()
-        kendall_matrix.forget()
+        kendall_matrix.forget(), kendall_of_signs.forget()
         monkeypatch.setattr(module, "FIRST_ORDER", 100)
         first = ask()
         monkeypatch.undo()
-        kendall_matrix.forget()
+        kendall_matrix.forget(), kendall_of_signs.forget()
         assert first.shape == whole.shape
         assert not np.array_equal(first, whole)
         assert np.abs(first - whole).max() < 0.04
         assert first.std(axis=0) == pytest.approx(whole.std(axis=0), rel=0.1, abs=1e-3)
         assert first.mean(axis=0) == pytest.approx(whole.mean(axis=0), abs=0.002)
     assert kendall_matrix(x, weights=np.ones(models)) == pytest.approx(kendall_matrix(x), abs=1e-6)
+
+
+@pytest.mark.parametrize("gaps", [0.0, 0.1])
+def test_models_drawn_together_are_weighed_as_if_each_alone(monkeypatch: pytest.MonkeyPatch, gaps):
+    """Families: pairs are summed by unit first. Also past FIRST_ORDER, where nothing need be left out then."""
+    rng = np.random.default_rng(4)
+    family = rng.integers(0, 5, size=60)
+    x = np.round(rng.normal(size=(60, 4)), 1)
+    x[rng.random(x.shape) < gaps] = np.nan
+    y = np.round(x[:, :2] + rng.normal(size=(60, 2)), 1)
+    draws = rng.multinomial(5, [1 / 5] * 5, size=6)[:, family]
+    a, b = np.triu_indices(60, 1)
+    signs, known = np.sign(np.nan_to_num(x[a] - x[b])), ~np.isnan(x[a] - x[b])
+    monkeypatch.setattr(module, "FIRST_ORDER", 10)
+    for k, draw in enumerate(draws):
+        rows = np.repeat(np.arange(60), draw)
+        alone = by_pairs(kendall_matrix, x[rows], x[rows])
+        np.testing.assert_allclose(kendall_matrix(x, weights=draws)[k], alone, atol=1e-12)
+        np.testing.assert_allclose(kendall_of_signs(signs, known, weights=draws)[k], alone, atol=1e-12)
+        beside = by_pairs(kendall_matrix, x[rows], y[rows])
+        np.testing.assert_allclose(kendall_matrix(x, y, weights=draws)[k], beside, atol=1e-12)

@@ -108,11 +108,12 @@ def measure_fewer(matrix: ScoreMatrix, *, draws: int = DRAWS, level: float = LEV
             row[rng.permutation(total)[:size]] = True
         tau = kendall_matrix(z @ masks.T / size, full)[:, 0]
         found.append(interval(float(np.nanmean(tau)), tau, level=level))
-        others = z @ (~masks).T  # (models, draws)
-        pairs = [
-            float(kendall_matrix(z @ m[:, None], o[:, None])[0, 0]) for m, o in zip(masks[:50], others.T, strict=False)
-        ]
-        rest.append(float(np.nanmean(pairs)) if size < total else float("nan"))
+        if size < total:
+            others = z @ (~masks).T  # (models, draws)
+            both = [np.column_stack([z @ m[:, None], o]) for m, o in zip(masks[:50], others.T, strict=False)]
+            rest.append(float(np.nanmean(kendall_matrix(np.stack(both))[:, 0, 1])))
+        else:
+            rest.append(float("nan"))
     best, order = _grown(z, full)
     return FewerTasks(
         matrix.protocol, int(whole.sum()), tuple(names), tuple(range(1, total + 1)), tuple(found), tuple(rest), best,

@@ -4,28 +4,37 @@ Kendall's tau only needs the sign of every pair of models on every task. Written
 entries -1, 0, 1, the concordant-minus-discordant counts of all tasks are one product SᵀS, and a bootstrap resample of
 models is that product with each pair (a, b) weighted by w_a·w_b, the times each model was drawn: copies of one model
 tie on every task and so count nowhere, exactly as tau-b on the resampled rows. Missing scores are treated pairwise:
-a pair of tasks is compared on the models that have both.
+a pair of tasks is compared on the models that have both. ``pair_sums`` has the sums.
 
 The cost of a resample grows with the pairs of models. Past ``FIRST_ORDER`` models it is followed to first order: with
 w = 1 + d, the sum over pairs of w_a·w_b·c_ab is that of c_ab, plus the sum of d_a times the row sums of c, and what is
 left out, d_a·d_b·c_ab, is of order 1 / models (the Hájek projection of a U-statistic). Row sums are needed once.
+Models that are always drawn together, as those of a family, need no such step: their pairs are summed beforehand.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
 
+from potentia.analysis.stats.pair_sums import (
+    Index,
+    Row,
+    Signs,
+    Totals,
+    bits_of_scores,
+    bits_of_signs,
+    model_blocks,
+)
 from potentia.analysis.stats.remember import remembered
 from potentia.errors import InputError
 from potentia.scores import Floats
 
 _BLOCK = 1 << 22  # entries of a working block: small enough for the cache to help, large enough for BLAS
-_STACK = 1 << 23  # bytes of a working block of signs for a stack of matrices
-_MANY_MODELS = 1_000
+_STACK = 1 << 23  # bytes of a working block of bits
+_MANY_MODELS = 10_000
 FIRST_ORDER = 500
 _EXACT = 1 << 24  # integers up to here are exact in float32
 
@@ -52,14 +61,15 @@ def kendall_matrix(
     single = np.ndim(values) == 2 and (weights is None or np.ndim(weights) == 1)
     if x.shape[0] == 1:
         tau = _tau_of_one(x[0], None if y is None else y[0], draws)
-    elif y is None and draws is None and x.shape[1] <= _MANY_MODELS and not np.isnan(x).any():
-        tau = _tau_of_stack(x)
+    elif draws is None and x.shape[1] <= _MANY_MODELS:
+        tau = _tau_of_bits(x, y)
     else:
         weight = [None] * len(x) if draws is None else [draws[r % len(draws)][None] for r in range(len(x))]
         tau = np.stack([_tau_of_one(x[r], None if y is None else y[r], weight[r])[0] for r in range(len(x))])
     return tau[0] if single else tau
 
 
+@remembered
 def kendall_of_signs(
     signs: npt.ArrayLike, known: npt.ArrayLike | None = None, *, weights: npt.ArrayLike | None = None
 ) -> Floats:
@@ -69,195 +79,119 @@ def kendall_of_signs(
     are not transitive and only the pairwise signs exist (appendix C.2). ``known`` marks the pairs that could be
     compared at all (default: every pair); ``weights`` are per model, as in ``kendall_matrix``.
     """
-    s = np.asarray(signs, dtype=np.float32)
+    s = np.asarray(signs)
     models = _models_of_pairs(s.shape[0])
     draws = _draws(weights, models)
-    a, b = np.triu_indices(models, 1)
-    v = None if known is None or np.all(known) else np.asarray(known, dtype=np.float32)
-    totals = _Totals(s.shape[1], None, 1 if draws is None else len(draws), gaps=v is not None)
-    if draws is not None and models > FIRST_ORDER:
-        totals.first_order(_rows_of_signs(s, v, models), draws)
-    for part in _slices(len(a), totals.width) if draws is None or models <= FIRST_ORDER else ():
-        pair = None if draws is None else draws[:, a[part]] * draws[:, b[part]]
-        totals.add(s[part], None, None if v is None else v[part], None, pair)
+    v = None if known is None or np.all(known) else np.asarray(known, dtype=bool)
+    totals = Totals(s.shape[1], None, 1 if draws is None else len(draws), gaps=v is not None)
+    if draws is None:
+        totals.add_bits(bits_of_signs(s, v), None)
+    else:
+        pairs = _SignsGiven(s, v, models)
+        totals.add_weighted(pairs, draws, block=_BLOCK, first_order=models > FIRST_ORDER)
     tau = totals.tau()
     return tau[0] if weights is None or np.ndim(weights) == 1 else tau
 
 
-Signs = npt.NDArray[np.float32]
-_Row = tuple[Signs, Signs | None, Signs | None, Signs | None]  # the signs on both sides, and which are known
+class _SignsOfScores:
+    """Signs of pairs of models from their scores, (models, tasks) on either side."""
 
-
-class _Totals:
-    """Running sums over blocks of pairs: concordance, and pairs untied on one side among those known on both."""
-
-    def __init__(self, left: int, right: int | None, resamples: int, *, gaps: bool) -> None:
-        self.symmetric = right is None
-        self.left, self.right = left, left if right is None else right
+    def __init__(self, x: Floats, y: Floats | None, *, gaps: bool) -> None:
+        self.sides = [np.ascontiguousarray(x.T), None if y is None else np.ascontiguousarray(y.T)]
         self.gaps = gaps
-        shape = (resamples, self.left, self.right)
-        self.concordance = np.zeros(shape)
-        self.untied_left, self.untied_right = np.zeros(shape), np.zeros(shape)
-        self.width = max(1, self.left * self.right if resamples > 1 else self.left + self.right, resamples)
 
-    def add(
-        self,
-        s: npt.NDArray[np.float32],
-        t: npt.NDArray[np.float32] | None,
-        known_s: npt.NDArray[np.float32] | None,
-        known_t: npt.NDArray[np.float32] | None,
-        pair: npt.NDArray[np.floating] | None,
-    ) -> None:
-        t = s if t is None else t
-        known_t = known_s if known_t is None else known_t
-        square_s, square_t = np.abs(s), np.abs(t)
-        if pair is None:
-            self.concordance[0] += s.T @ t
-            if self.gaps:
-                self.untied_left[0] += square_s.T @ _ones_or(known_t, t)
-                self.untied_right[0] += _ones_or(known_s, s).T @ square_t
-            elif not self.symmetric:
-                self.untied_left[0] += square_s.sum(axis=0)[:, None]
-                self.untied_right[0] += square_t.sum(axis=0)[None, :]
-            return
-        self.concordance += self._products(s, t, pair, self.symmetric)
-        if self.gaps:
-            self.untied_left += self._products(square_s, _ones_or(known_t, t), pair, False)
-            self.untied_right += self._products(_ones_or(known_s, s), square_t, pair, False)
-        elif not self.symmetric:
-            self.untied_left += (pair @ square_s)[:, :, None]
-            self.untied_right += (pair @ square_t)[:, None, :]
+    def block(self, start: int, stop: int) -> Row:
+        """The models from start to stop, each with those after it."""
+        models = self.sides[0].shape[1]  # type: ignore[union-attr]
+        a = np.repeat(np.arange(start, stop), models - 1 - np.arange(start, stop))
+        b = np.concatenate([np.arange(m + 1, models) for m in range(start, stop)])
+        return self._row([None if x is None else (x[:, a], x[:, b]) for x in self.sides])
 
-    def first_order(self, rows: Iterable[_Row], draws: npt.NDArray[np.floating]) -> None:
-        """Add all pairs, each model's with all others in turn, weighted to first order in how the draws differ."""
-        sums = [np.zeros((draws.shape[1], self.left, self.right), dtype=np.float32) for _ in range(3)]
-        concordance, left, right = sums
-        for m, (s, t, known_s, known_t) in enumerate(rows):
-            t = s if t is None else t
-            known_t = known_s if known_t is None else known_t
-            concordance[m] = s.T @ t
-            if self.gaps:
-                left[m] = np.abs(s).T @ _ones_or(known_t, t)
-                right[m] = _ones_or(known_s, s).T @ np.abs(t)
-            elif not self.symmetric:
-                left[m] = np.abs(s).sum(axis=0)[:, None]
-                right[m] = np.abs(t).sum(axis=0)[None, :]
-        weights = (draws - 0.5).astype(np.float64)  # row sums hold every pair twice: half of 1 + 2d, d = w - 1
-        for total, found in zip((self.concordance, self.untied_left, self.untied_right), sums, strict=True):
-            total += (weights @ found.reshape(len(found), -1)).reshape(total.shape)
+    def between(self, some: Index, others: Index) -> Row:
+        """Some models, each with each of the others."""
+        return self._row([None if x is None else (x[:, some, None], x[:, None, others]) for x in self.sides])
 
-    def _products(
-        self, s: npt.NDArray[np.float32], t: npt.NDArray[np.float32], pair: npt.NDArray[np.floating], symmetric: bool
-    ) -> Floats:
-        """Weighted sums of s_i·t_j for every i and j; for a symmetric matrix only half of them are computed."""
-        i, j = np.triu_indices(self.left) if symmetric else np.indices((self.left, self.right)).reshape(2, -1)
-        flat = pair @ (s[:, i] * t[:, j])
-        full = np.empty((len(pair), self.left, self.right))
-        full[:, i, j] = flat
-        if symmetric:
-            full[:, j, i] = flat
-        return full
+    def _row(self, sides: list[tuple[Floats, Floats] | None]) -> Row:
+        signs: list[Signs | None] = [None, None]
+        known: list[Signs | None] = [None, None]
+        for k, side in enumerate(sides):
+            if side is not None:
+                one, two = side
+                signs[k] = np.subtract(one > two, one < two, dtype=np.float32).reshape(len(one), -1)
+                if self.gaps:
+                    known[k] = (~np.isnan(one) & ~np.isnan(two)).astype(np.float32).reshape(len(one), -1)
+        assert signs[0] is not None
+        return signs[0], signs[1], known[0], known[1]
 
-    def tau(self) -> Floats:
-        if self.symmetric and not self.gaps:  # then the diagonal of SᵀS counts the untied pairs
-            untied = np.diagonal(self.concordance, axis1=1, axis2=2)
-            self.untied_left, self.untied_right = untied[:, :, None], untied[:, None, :]
-        with np.errstate(invalid="ignore", divide="ignore"):
-            tau = self.concordance / np.sqrt(self.untied_left) / np.sqrt(self.untied_right)
-        return np.clip(tau, -1.0, 1.0)
+
+class _SignsGiven:
+    """Signs of pairs of models as they were given, (pairs, tasks) in the order of ``np.triu_indices``."""
+
+    def __init__(self, s: npt.NDArray[np.generic], known: npt.NDArray[np.bool_] | None, models: int) -> None:
+        itself = np.zeros((1, s.shape[1]))  # a model ties with itself
+        self.signs = np.concatenate([s, itself]).astype(np.float32)
+        self.known = None if known is None else np.concatenate([known, itself + 1]).astype(np.float32)
+        self.place = np.full((models, models), len(s), dtype=np.intp)
+        a, b = np.triu_indices(models, 1)
+        self.place[a, b] = self.place[b, a] = np.arange(len(a))
+
+    def block(self, start: int, stop: int) -> Row:
+        """The models from start to stop, each with those after it."""
+        models = len(self.place)
+        return self._row(slice(int(self.place[start, start + 1]), int(self.place[stop - 1, models - 1]) + 1))
+
+    def between(self, some: Index, others: Index) -> Row:
+        """Some models, each with each of the others."""
+        return self._row(self.place[np.ix_(some, others)].ravel())
+
+    def _row(self, pairs: Index | slice) -> Row:
+        signs = np.ascontiguousarray(self.signs[pairs].T)
+        return signs, None, None if self.known is None else np.ascontiguousarray(self.known[pairs].T), None
 
 
 def _tau_of_one(x: Floats, y: Floats | None, draws: npt.NDArray[np.floating] | None) -> Floats:
     """Tau-b of one score matrix under any number of resampling weights."""
     models = x.shape[0]
-    if models > _MANY_MODELS and draws is None:
-        return _tau_by_sorting(x, y)[None]
-    known_x, known_y = ~np.isnan(x), None if y is None else ~np.isnan(y)
-    gaps = not (known_x.all() and (known_y is None or known_y.all()))
-    totals = _Totals(x.shape[1], None if y is None else y.shape[1], 1 if draws is None else len(draws), gaps=gaps)
-    if draws is not None and models > FIRST_ORDER:
-        totals.first_order(_rows(x, y, gaps=gaps), draws)
-        return totals.tau()
-    for a, b in _pairs(models, max(1, _BLOCK // totals.width)):
-        totals.add(
-            _signs(x, a, b),
-            None if y is None else _signs(y, a, b),
-            (known_x[a] & known_x[b]).astype(np.float32) if gaps else None,
-            (known_y[a] & known_y[b]).astype(np.float32) if gaps and known_y is not None else None,
-            None if draws is None else draws[:, a] * draws[:, b],
+    if draws is None:
+        return (
+            _tau_by_sorting(x, y)[None] if models > _MANY_MODELS else _tau_of_bits(x[None], y if y is None else y[None])
         )
+    gaps = bool(np.isnan(x).any() or (y is not None and np.isnan(y).any()))
+    totals = Totals(x.shape[1], None if y is None else y.shape[1], len(draws), gaps=gaps)
+    pairs = _SignsOfScores(x, y, gaps=gaps)
+    totals.add_weighted(pairs, draws, block=_BLOCK, first_order=models > FIRST_ORDER)
     return totals.tau()
 
 
-def _rows(x: Floats, y: Floats | None, *, gaps: bool) -> Iterator[_Row]:
-    """Give every model's signs against all others."""
-    for m in range(len(x)):
-        others = np.delete(np.arange(len(x)), m)
-        same = np.full(len(others), m)
-        yield (
-            _signs(x, same, others),
-            None if y is None else _signs(y, same, others),
-            _both(x, m, others) if gaps else None,
-            _both(y, m, others) if gaps and y is not None else None,
-        )
-
-
-def _rows_of_signs(s: Signs, known: Signs | None, models: int) -> Iterator[_Row]:
-    """The same from signs of pairs: that of (a, b) turns with their order, a product of two of them does not."""
-    place = np.zeros((models, models), dtype=np.intp)
-    a, b = np.triu_indices(models, 1)
-    place[a, b] = place[b, a] = np.arange(len(a))
-    for m in range(models):
-        pairs = np.delete(place[m], m)
-        yield s[pairs], None, None if known is None else known[pairs], None
-
-
-def _both(x: Floats, m: int, others: npt.NDArray[np.intp]) -> Signs:
-    found: Signs = (~np.isnan(x[m]) & ~np.isnan(x[others])).astype(np.float32)
-    return found
-
-
-def _tau_of_stack(x: Floats) -> Floats:
-    """Tau-b of each of a stack of whole matrices."""
+def _tau_of_bits(x: Floats, y: Floats | None) -> Floats:
+    """Tau-b of each of a stack of matrices, all models counting once."""
     resamples, models, tasks = x.shape
-    tau = np.empty((resamples, tasks, tasks))
-    step = max(1, _STACK // max(1, models * (models - 1) // 2 * tasks))
+    others = 0 if y is None else y.shape[2]
+    tau = np.empty((resamples, tasks, others or tasks))
+    step = max(1, _STACK // max(1, models * (models - 1) // 2 * (tasks + others)))
     for start in range(0, resamples, step):
-        places, tied = _dense_ranks(x[start : start + step])
-        tau[start : start + step] = _tau_of_signs(places) if tied else _tau_of_bits(places)
+        part = slice(start, start + step)
+        gaps = bool(np.isnan(x[part]).any() or (y is not None and np.isnan(y[part]).any()))
+        left = _dense_ranks(x[part])
+        right = None if y is None else _dense_ranks(y[part])
+        totals = Totals(tasks, None if y is None else others, len(left[0]), gaps=gaps)
+        for block in model_blocks(models, max(1, _STACK // (tasks + others))):
+            totals.add_bits(
+                bits_of_scores(left[0], *block, tied=left[1], gaps=gaps),
+                None if right is None else bits_of_scores(right[0], *block, tied=right[1], gaps=gaps),
+            )
+        tau[part] = totals.tau()
     return tau
 
 
-def _tau_of_signs(places: npt.NDArray[np.int16]) -> Floats:
-    """Tau-b from places with ties, by batched products of small integers."""
-    a, b = np.triu_indices(places.shape[2], 1)
-    totals = _Totals(places.shape[1], None, len(places), gaps=False)
-    for k, part in enumerate(places):  # (tasks, models)
-        s = np.sign(part[:, a] - part[:, b]).astype(np.float32)  # (tasks, pairs)
-        totals.concordance[k] = s @ s.T
-    return totals.tau()
+def _dense_ranks(x: Floats) -> tuple[npt.NDArray[np.generic], bool]:
+    """Return integers in the order of the models, equal for equal scores, as (resamples, tasks, models); any ties.
 
-
-def _tau_of_bits(places: npt.NDArray[np.int16]) -> Floats:
-    """Tau from places without ties: a sign is one bit, and the discordant pairs of two tasks are where bits part."""
-    resamples, tasks, models = places.shape
-    pairs = models * (models - 1) // 2
-    above = np.zeros((resamples, tasks, -(-pairs // 64) * 64), dtype=bool)  # padded to whole words
-    end = 0
-    for m in range(models - 1):
-        end, begin = end + models - 1 - m, end
-        np.greater(places[:, :, m : m + 1], places[:, :, m + 1 :], out=above[:, :, begin:end])
-    words = np.packbits(above, axis=2).view(np.uint64)
-    totals = _Totals(tasks, None, resamples, gaps=False)
-    for j in range(tasks):
-        apart = np.bitwise_count(words[:, j : j + 1] ^ words[:, j:]).sum(axis=2, dtype=np.int64)
-        totals.concordance[:, j, j:] = totals.concordance[:, j:, j] = pairs - 2 * apart
-    return totals.tau()
-
-
-def _dense_ranks(x: Floats) -> tuple[npt.NDArray[np.int16], bool]:
-    """Return integers in the order of the models, equal for equal scores, as (resamples, tasks, models); any ties."""
+    With gaps the scores themselves serve: what follows only compares them.
+    """
     scores = np.ascontiguousarray(x.transpose(0, 2, 1))
+    if np.isnan(scores).any():
+        return scores, True
     order = np.argsort(scores, axis=2)
     ascending = np.take_along_axis(scores, order, axis=2)
     new = ascending[:, :, 1:] != ascending[:, :, :-1]
@@ -283,37 +217,6 @@ def _tau_by_sorting(x: Floats, y: Floats | None) -> Floats:
             if both.sum() > 1:
                 tau[i, j] = kendalltau(x[both, i], other[both, j], method="asymptotic").statistic
     return tau
-
-
-def _signs(x: Floats, a: npt.NDArray[np.intp], b: npt.NDArray[np.intp]) -> npt.NDArray[np.float32]:
-    """Which of each pair is better, per task: 1, -1, or 0 for a tie or a gap."""
-    first, second = x[a], x[b]
-    return np.subtract(first > second, first < second, dtype=np.float32)
-
-
-def _pairs(models: int, size: int) -> Iterator[tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]]:
-    """All pairs a < b in blocks of at most about ``size`` pairs (never fewer than one model's)."""
-    start = 0
-    while start < models - 1:
-        stop, count = start, 0
-        while stop < models - 1 and (count == 0 or count + models - 1 - stop <= size):
-            count += models - 1 - stop
-            stop += 1
-        lengths = models - 1 - np.arange(start, stop)
-        a = np.repeat(np.arange(start, stop), lengths)
-        b = np.concatenate([np.arange(m + 1, models) for m in range(start, stop)])
-        yield a, b
-        start = stop
-
-
-def _ones_or(known: npt.NDArray[np.float32] | None, like: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    return np.ones_like(like) if known is None else known
-
-
-def _slices(total: int, width: int) -> Iterator[slice]:
-    step = max(1, _BLOCK // width)
-    for start in range(0, total, step):
-        yield slice(start, min(start + step, total))
 
 
 def _models_of_pairs(pairs: int) -> int:
