@@ -4,6 +4,6 @@ This room itself imports no torch until a model is loaded, so that a plan can na
 """
 
 from potentia.engine.chat import chat_template, write_chat
-from potentia.engine.identity import fingerprint, may_have_template
+from potentia.engine.identity import fingerprint, may_have_template, quantised_fingerprint
 from potentia.engine.loading import LoadedModel, context_length, load, pick_device, pick_dtype, planned_dtype
 from potentia.engine.tokens import BosPolicy, Encoder, Ids

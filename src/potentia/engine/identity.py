@@ -54,6 +54,11 @@ REMEMBER_ABOVE = 8 * 2**20  # smaller files are hashed faster than they are look
 SETTLED = 2 * 10**9  # nanoseconds since the last change, beyond the step of any file system's clock
 
 
+def quantised_fingerprint(whole: str, quantise: str | None) -> str:
+    """Name a model whose weights are kept in few bits, by the name of the whole one."""
+    return whole if quantise is None else _join([whole, "quantise", quantise])
+
+
 def fingerprint(
     source: str, *, revision: str | None = None, gguf_file: str | None = None, adapters: Sequence[str] = ()
 ) -> str:

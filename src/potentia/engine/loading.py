@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from potentia.consent import PICKLE, allowed
 from potentia.engine.adapted import merge_adapter
 from potentia.engine.admission import admit, refuse_encoder_decoder, why_not_loaded
-from potentia.engine.identity import fingerprint, memory_fingerprint
+from potentia.engine.identity import fingerprint, memory_fingerprint, quantised_fingerprint
 from potentia.engine.tokens import BosPolicy, Encoder
 from potentia.errors import InputError, MissingExtraError, PotentiaError
 
@@ -62,6 +63,13 @@ class LoadedModel:
         """The model's encoder, shared by scoring and training so that every text is tokenised once."""
         return Encoder(self.tokenizer, self.bos, self.max_length)
 
+    @property
+    def parameters(self) -> int:
+        """How many weights the model has, however they are kept."""
+        from potentia.engine.quantised import count_parameters
+
+        return count_parameters(self.model)
+
     def close(self) -> None:
         """Let go of the weights and give the memory back."""
         import torch
@@ -82,14 +90,17 @@ def load(
     gguf_file: str | None = None,
     trust_remote_code: bool = False,
     adapters: Sequence[str] = (),
+    quantise: str | None = None,
 ) -> LoadedModel:
     """Load a causal LM from the Hub, a folder, or a GGUF file, with PEFT adapters merged into it one after another.
 
-    ``auto`` means: the first CUDA device in bfloat16, or else the CPU in float32.
+    ``auto`` means: the first CUDA device in bfloat16, or else the CPU in float32. ``quantise`` (``8bit``, ``4bit``)
+    keeps what the adapters made of the weights in few bits.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     from potentia.engine.memory import out_of_memory
+    from potentia.engine.quantised import compute_plainly, keep_small, refuse_twice, settings
 
     place = pick_device(device)
     kind = pick_dtype(dtype, place)
@@ -109,9 +120,16 @@ def load(
     if adapters:  # before the weights are read: an adapter of another model is refused by its note
         fingerprint(name_or_path, revision=revision, gguf_file=gguf_file, adapters=adapters)
     plain = {name: value for name, value in options.items() if name != "use_safetensors"}
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it speaks when it is imported, and PEFT imports it
+    at_once = quantise is not None and gguf_file is None and not adapters
+    if quantise is not None:
+        options |= {"quantization_config": settings(quantise, kind), "device_map": {"": place}} if at_once else {}
     try:
         if gguf_file is None:
-            refuse_encoder_decoder(AutoConfig.from_pretrained(name_or_path, **plain))
+            config = AutoConfig.from_pretrained(name_or_path, **plain)
+            refuse_encoder_decoder(config)
+            if quantise is not None:
+                refuse_twice(config, quantise)
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, **plain)
         model: Any = AutoModelForCausalLM.from_pretrained(name_or_path, dtype=kind, **options)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
@@ -123,11 +141,16 @@ def load(
         _declare_bos(tokenizer, name_or_path, gguf_file, revision)
     for adapter in adapters:
         model = merge_adapter(model, Path(adapter).expanduser())
+    if quantise is not None and not at_once:
+        model = keep_small(model, quantise, kind, {"": place})
+    compute_plainly(model)
     model.eval()
     model.requires_grad_(False)
-    model.to(place)
+    if quantise is None:
+        model.to(place)
     admit(model, tokenizer)
     content = fingerprint(name_or_path, revision=revision, gguf_file=gguf_file, adapters=adapters)
+    content = quantised_fingerprint(content, quantise)
     loaded = LoadedModel.of(model, tokenizer, fingerprint=content)
     loaded.checked["predictions"] = "agrees"
     return loaded

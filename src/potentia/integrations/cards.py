@@ -40,7 +40,8 @@ def export_adapter(store: Store, cell: CellRecord, folder: Path) -> ExportedAdap
     before = [str(model["adapter"])] if model.get("adapter") else []
     if model.get("copy_of"):  # a treated copy: what it was shown comes first
         before += [str(store.adapter(f"treated-{model.get('fingerprint')}"))]
-    lines = loading_lines(base, str(folder), gguf=model.get("gguf_file"), before=before)
+    few = (str(model["quantise"]), str(model.get("dtype"))) if model.get("quantise") else None
+    lines = loading_lines(base, str(folder), gguf=model.get("gguf_file"), before=before, few=few)
     (folder / "README.md").write_text(adapter_card(cell, base, lines), encoding="utf-8")
     note = json.loads((folder / "potentia.json").read_text(encoding="utf-8"))
     note |= {"cell": cell.key, "task": cell.task, "protocol": cell.protocol, "selection": dict(cell.selection)}
@@ -48,19 +49,45 @@ def export_adapter(store: Store, cell: CellRecord, folder: Path) -> ExportedAdap
     return ExportedAdapter(folder, base, lines)
 
 
-def loading_lines(base: str, folder: str, *, gguf: str | None = None, before: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return Python that loads the adapted model with transformers and PEFT alone."""
+def loading_lines(
+    base: str,
+    folder: str,
+    *,
+    gguf: str | None = None,
+    before: Sequence[str] = (),
+    few: tuple[str, str] | None = None,
+) -> tuple[str, ...]:
+    """Return Python that loads the adapted model with transformers and PEFT alone; ``few``: bits of the base, dtype."""
     place = f"{base!r}" if gguf is None else f"{base!r}, gguf_file={gguf!r}"
     if base.endswith(".gguf"):
         path = Path(base)
         place = f"{str(path.parent)!r}, gguf_file={path.name!r}"
     first = ["from peft import PeftModel", "from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
+    late = bool(before) or ", gguf_file=" in place  # first whole, then in few bits
+    kept = _kept(few) if few is not None else ""
     loads = [
         f"tokenizer = AutoTokenizer.from_pretrained({place})",
-        f"base = AutoModelForCausalLM.from_pretrained({place})",
+        f"base = AutoModelForCausalLM.from_pretrained({place}{'' if late else kept})",
     ]
     loads += [f"base = PeftModel.from_pretrained(base, {other!r}).merge_and_unload()" for other in before]
+    if few is not None:
+        first.insert(2, "import torch")
+        first[1] = first[1].replace("AutoTokenizer", "AutoTokenizer, BitsAndBytesConfig")
+    if few is not None and late:
+        loads.append(f"base = type(base).from_pretrained(None, config=base.config, state_dict=base.state_dict(){kept})")
     return (*first, *loads, f"model = PeftModel.from_pretrained(base, {folder!r})")
+
+
+def _kept(few: tuple[str, str]) -> str:
+    """Say how a base was kept in few bits, as arguments of ``from_pretrained``."""
+    bits, dtype = few
+    told = "load_in_8bit=True"
+    if bits == "4bit":
+        told = (
+            "load_in_4bit=True, bnb_4bit_quant_type='nf4', bnb_4bit_use_double_quant=True,"
+            f" bnb_4bit_compute_dtype=torch.{dtype}"
+        )
+    return f", dtype=torch.{dtype}, quantization_config=BitsAndBytesConfig({told})"
 
 
 def adapter_card(cell: CellRecord, base: str, lines: tuple[str, ...]) -> str:

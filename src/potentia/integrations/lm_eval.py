@@ -42,6 +42,7 @@ class PotentiaLM(TemplateLM):  # type: ignore[misc]
         dtype: str = "auto",
         revision: str | None = None,
         gguf_file: str | None = None,
+        quantise: str | None = None,
         trust_remote_code: bool = False,
         token_budget: int | None = None,
         max_length: int | None = None,
@@ -59,6 +60,7 @@ class PotentiaLM(TemplateLM):  # type: ignore[misc]
                 dtype=dtype,
                 revision=revision,
                 gguf_file=gguf_file,
+                quantise=quantise,
                 trust_remote_code=trust_remote_code,
             )
         if max_length is not None:

@@ -65,6 +65,8 @@ def _models(cells: Iterable[CellRecord]) -> list[dict[str, Any]]:
     for cell in cells:
         model = cell.manifest.get("model") or {}
         row = {name: model.get(name) or "" for name in ("source", "revision", "fingerprint", "dtype", "device")}
+        if model.get("quantise"):
+            row["dtype"] = f"{row['dtype']}, {model['quantise']}"
         found.setdefault(f"{cell.model} {row['fingerprint']}", {"model": cell.model, **row})
     return sorted(found.values(), key=lambda row: str(row["model"]))
 

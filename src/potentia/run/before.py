@@ -64,13 +64,17 @@ def check_source(model: ModelSpec) -> None:
             f"{name}: there is no {source}",
             hint="give a folder with config.json and weights, or a hub name such as org/model",
         )
+    if model.quantise and not _is_there("bitsandbytes"):
+        raise InputError(
+            f"{name}: quantise: {model.quantise} needs bitsandbytes", hint="pip install 'potentia[quantise]'"
+        )
     if source.endswith(".gguf") or model.gguf_file:
         if not _is_there("gguf"):
             raise InputError(f"{name}: reading a GGUF file needs gguf", hint="pip install 'potentia[gguf]'")
         return
     if not (path / "config.json").is_file():
         return
-    _check_quantised(path / "config.json", name)
+    _check_quantised(path / "config.json", name, model.quantise)
     if not model.trust_remote_code and not any(next(path.glob(kind), None) for kind in TOKENIZER_FILES):
         raise InputError(
             f"{name}: {source} has no tokenizer",
@@ -78,12 +82,17 @@ def check_source(model: ModelSpec) -> None:
         )
 
 
-def _check_quantised(config: Path, name: str) -> None:
+def _check_quantised(config: Path, name: str, quantise: str | None) -> None:
     try:
         said = json.loads(config.read_text(encoding="utf-8")).get("quantization_config") or {}
         method = str(said.get("quant_method", ""))
     except (OSError, ValueError, AttributeError):
         return  # no config at all: the loading says so
+    if said and quantise:
+        raise InputError(
+            f"{name}: its weights are quantised already ({method or 'as its config.json says'})",
+            hint=f"drop `quantise: {quantise}`, or give the model unquantised",
+        )
     packages, install = QUANTISED.get(method, ((), ""))
     if packages and not any(map(_is_there, packages)):
         raise InputError(f"{name}: its {method} weights need a package that is not installed",

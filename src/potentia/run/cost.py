@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 CHARACTERS_PER_TOKEN = 4.0  # a rough reading of English text; paces are measured by the same ruler
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+FEW_BYTES = {"8bit": 1.2, "4bit": 0.75}  # per weight; embeddings and head among them, which keep their dtype
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,8 @@ def price(plan: StudyPlan, paces: Sequence[Pace], source: str, device: str) -> S
         cells.append(replace(cell, seconds=float(seconds)))
     loads = {m: pace.load or 0.0 for m, pace in at.items()}
     width = BYTES.get(plan.study.dtype, 4 if device == "cpu" else 2)
-    return StudyCost(tuple(cells), loads, {m: size * width for m, size in sizes.items()}, source, device)
+    each = {row.model.name: FEW_BYTES.get(row.model.quantise or "", width) for row in plan.rows}
+    return StudyCost(tuple(cells), loads, {m: size * each[m] for m, size in sizes.items()}, source, device)
 
 
 def paces_of_store(plan: StudyPlan, store: Store, device: str) -> list[Pace]:

@@ -18,6 +18,7 @@ from typing import Any
 
 from potentia.errors import InputError, MissingExtraError, PotentiaError, StoreError
 from potentia.protocols import Stopped
+from potentia.run.cost import FEW_BYTES
 from potentia.run.execute import give_up_row, opened, work_row
 from potentia.run.plan import LoadedTasks, RowPlan
 from potentia.run.row import RowOutcome
@@ -60,8 +61,13 @@ def needs(row: RowPlan, gpu_bytes: int | None) -> Needs:
 
 def weight_bytes(row: RowPlan) -> int | None:
     """Return the size of a model's weights in memory, by its files or its facts; None where nothing is known."""
-    folder = Path(row.model.source).expanduser()
     wide = 4 if row.study.dtype in ("float32", "auto") else 2
+    whole, few = _whole_bytes(row, wide), FEW_BYTES.get(row.model.quantise or "")
+    return whole if whole is None or few is None else int(whole / wide * few)
+
+
+def _whole_bytes(row: RowPlan, wide: int) -> int | None:
+    folder = Path(row.model.source).expanduser()
     if folder.is_file():
         return 4 * folder.stat().st_size  # a GGUF file is unpacked
     files = [f for pattern in ("*.safetensors", "*.bin") for f in folder.glob(pattern)] if folder.is_dir() else []

@@ -65,7 +65,7 @@ class RowPlan:
     model: ModelSpec
     cells: tuple[CellPlan, ...]
     weights: str  # fingerprint of the model: its files, or what a treated copy is made of
-    original: str  # fingerprint of the files that are loaded first
+    original: str  # fingerprint of the files that are loaded first, before they are quantised
     prints: Mapping[str, str]  # fingerprints of the tasks
     problem: str | None = None
     threads: int = 0  # on a CPU; 0 while it is not planned to run
@@ -365,7 +365,7 @@ def _known_as(study: Study, store: Store) -> str:
 
 def _plan_row(study: Study, key: str, tasks: LoadedTasks, model: ModelSpec) -> RowPlan:
     """Plan one row; a model that cannot be read becomes a row with a problem, not an error."""
-    from potentia.engine import fingerprint, planned_dtype
+    from potentia.engine import fingerprint, planned_dtype, quantised_fingerprint
     from potentia.run.treated import treated_fingerprint
 
     asked = study
@@ -378,7 +378,8 @@ def _plan_row(study: Study, key: str, tasks: LoadedTasks, model: ModelSpec) -> R
     except (PotentiaError, OSError) as error:
         problem = str(error)
     treated = model.copy_of is not None and not problem
-    weights = treated_fingerprint(study, original, tasks.shown) if treated else original
+    weights = quantised_fingerprint(original, model.quantise) if not problem else original
+    weights = treated_fingerprint(study, weights, tasks.shown) if treated else weights
     prints = {name: task.fingerprint for name, task in tasks.benchmarks.items()}
     auxiliary = tasks.auxiliary.fingerprint if tasks.auxiliary else None
     steps, rates = sorted(set(study.adjust.at_steps)) if study.adjust else [], own_rates(study, model)

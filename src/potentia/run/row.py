@@ -169,6 +169,7 @@ class RowRun:
             gguf_file=None if elsewhere else model.gguf_file,
             trust_remote_code=model.trust_remote_code,
             adapters=() if elsewhere else (*model.adapters, *([more] if more else [])),
+            quantise=model.quantise,
         )
 
     def _direct(self, cells: list[CellPlan]) -> None:
@@ -259,6 +260,7 @@ class RowRun:
                 "revision": model.revision,
                 **({"gguf_file": model.gguf_file} if model.gguf_file else {}),
                 **({"adapter": model.adapter} if model.adapter else {}),
+                **({"quantise": model.quantise} if model.quantise else {}),
                 **({"trust_remote_code": True} if model.trust_remote_code else {}),
                 **({"copy_of": model.copy_of, "shown": list(self.tasks.shown)} if model.copy_of else {}),
                 "fingerprint": self.loaded.fingerprint,
@@ -283,7 +285,7 @@ class RowRun:
             made["selection"] = self.study.selection
         if cell.protocol.kind == "adjust" and self.study.adjust is not None:
             made["adjust"] = self.study.adjust.model_dump(mode="json")
-            tuning = adjust_tuning(self.study, model, sum(p.numel() for p in self.loaded.model.parameters()))
+            tuning = adjust_tuning(self.study, model, self.loaded.parameters)
             made["adjusted_with"] = tuning.model_dump(mode="json")
         return made
 
@@ -376,7 +378,7 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
 
 
-PARTS = ("potentia", "torch", "transformers", "peft", "lm-eval", "tokenizers", "datasets", "numpy")
+PARTS = ("potentia", "torch", "transformers", "peft", "lm-eval", "tokenizers", "datasets", "numpy", "bitsandbytes")
 
 
 @cache

@@ -37,7 +37,7 @@ def tune_row(row: RowRun, kind: Protocol, cells: Sequence[CellPlan]) -> None:
         if not pending:
             return
     folder = row.store.lanes_folder / lanes_name(row.plan, kind)
-    size = sum(parameter.numel() for parameter in row.loaded.model.parameters())
+    size = row.loaded.parameters
     adjusted = study.adjust if kind == ADJUST else None
     tuning = adjust_tuning(study, row.plan.model, size) if adjusted else study.tuning
     waved = kind == TRAIN_BEFORE_TEST and tuning.method == "lora"
@@ -138,7 +138,11 @@ class RowHost:
     def keep(self, task: str, save: Callable[[Path], None]) -> None:
         """Keep the chosen adapter beside the store, where the study wants it."""
         if self.row.study.keep_adapters and (task, None) in self.cells:
-            base = {"fingerprint": self.row.plan.weights, "source": self.row.plan.model.source}
+            plan = self.row.plan  # an adapter tuned on few bits goes on the whole model too
+            print_of = plan.weights if plan.model.copy_of is not None else plan.original
+            base = {"fingerprint": print_of, "source": plan.model.source}
+            if plan.model.quantise:
+                base["quantise"] = plan.model.quantise
             with spending("save"):
                 self.row.store.keep_adapter(self.cells[task, None].key, save, {"base": base})
 

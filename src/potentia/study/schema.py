@@ -59,6 +59,9 @@ class ModelSpec(Strict):
     step: int | None = Field(None, description="where in that run; set by `checkpoints`")
     trust_remote_code: bool = Field(False, description="run the model's own code; only for those you trust")
     adapter: str | None = Field(None, description="folder of a PEFT adapter, merged into the model when it loads")
+    quantise: Literal["8bit", "4bit"] | None = Field(
+        None, description="keep its weights in few bits, by bitsandbytes: `8bit`, or `4bit` (NF4, as in QLoRA)"
+    )
     learning_rates: tuple[Annotated[float, Field(gt=0)], ...] | None = Field(
         None, min_length=1, description="its own under `adjust`, where the recipe's would harm it"
     )
@@ -371,6 +374,26 @@ class Study(Strict):
     def _adjust_has_data(self) -> Study:
         if ADJUST in self.protocols and self.adjust is None:
             raise ValueError("protocol adjust needs an `adjust:` section that names its data")
+        return self
+
+    @model_validator(mode="after")
+    def _no_few_bits_tuned(self) -> Study:
+        few = next((model for model in self.models if model.quantise is not None), None)
+        asked = {Protocol(protocol).kind for protocol in self.protocols}
+        if few is None:
+            return self
+        methods = {"train_before_test": self.tuning.method} if "train_before_test" in asked else {}
+        if "adjust" in asked and self.adjust is not None:
+            own = (self.adjust.tuning or self.tuning).method
+            methods["adjust"] = "full" if self.adjust.recipe is not None else own
+        if self.treat is not None:
+            methods["treat"] = self.treat.recipe(self.tuning).method
+        full = next((where for where, method in methods.items() if method == "full"), None)
+        if full is not None:
+            raise ValueError(
+                f"{full} tunes all weights, and those of {few.name} are quantised ({few.quantise}):"
+                " use `method: lora`, or drop `quantise`"
+            )
         return self
 
     @model_validator(mode="after")

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from potentia.engine.memory import out_of_memory
+from potentia.engine.quantised import is_quantised
 from potentia.engine.split import SplitModel
 from potentia.engine.tuning.examples import TokenisedExamples
 from potentia.engine.tuning.passes import Lesson, assemble, backpropagate, cut, find_divides, recomputing
@@ -55,6 +56,8 @@ class FullTrainer:
 
     def __init__(self, loaded: Any, *, token_budget: int | None = None, workspace: Path | None = None) -> None:
         self.model: nn.Module = loaded if isinstance(loaded, nn.Module) else loaded.model
+        if is_quantised(self.model):
+            raise TuningError("quantised weights cannot be tuned themselves", hint="use method: lora")
         self.limit: int | None = getattr(loaded, "max_length", None)
         self.split = SplitModel(self.model)
         self.token_budget, self.workspace = token_budget, workspace

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from potentia.engine.memory import out_of_memory
+from potentia.engine.quantised import count_parameters
 from potentia.engine.tuning.adapters import AdapterBank
 from potentia.engine.tuning.lane import Decision, Lane, LaneEpoch, LaneResult, OnEpoch, StepInfo
 from potentia.engine.tuning.optimizer import LaneAdamW, settings_row
@@ -98,7 +99,7 @@ class LaneRun:
             for spec in (lane.spec for lane in lanes)
         ]
         first = next(model.parameters())
-        parameters = sum(p.numel() for p in model.parameters())
+        parameters = count_parameters(model)
         memory = None
         if first.device.type == "cuda":
             whole = torch.cuda.get_device_properties(first.device).total_memory

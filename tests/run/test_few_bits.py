@@ -1,0 +1,67 @@
+"""Few bits as a plan sees them: keys of their own, no others; and what is said where bitsandbytes is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import tiny
+from potentia.engine import fingerprint, quantised_fingerprint
+from potentia.errors import InputError
+from potentia.run import before, plan_study
+from potentia.run.on_ray import weight_bytes
+from potentia.study import make_study
+
+
+def body(folder: Path, **model: str) -> dict:
+    return {
+        "models": [{"name": "base", "path": str(folder / "base"), **model}],
+        "tasks": [{"name": "colours", "file": str(folder / "colours.jsonl")}],
+        "device": "cpu",
+        "store": str(folder / "s.db"),
+    }
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Path:
+    tiny.save_model(tmp_path / "base", width=64)
+    tiny.save_questions(tmp_path / "colours.jsonl", n=60)
+    return tmp_path
+
+
+def test_bits_name_another_model_and_no_bits_the_one_it_was(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(before, "_is_there", lambda _: True)
+    plans = {
+        how: plan_study(make_study(body(world, **({"quantise": how} if how else {})))) for how in ("", "8bit", "4bit")
+    }
+    rows = {how: plan.rows[0] for how, plan in plans.items()}
+    whole = fingerprint(str(world / "base"))
+    assert rows[""].weights == rows[""].original == rows["4bit"].original == whole
+    assert len({row.weights for row in rows.values()}) == 3
+    assert quantised_fingerprint(whole, None) == whole
+    assert len({cell.key for plan in plans.values() for cell in plan.cells()}) == 6
+    assert len({plan.key for plan in plans.values()}) == 3
+    small, middle, large = (weight_bytes(rows[how]) for how in ("4bit", "8bit", ""))
+    assert small < middle < large
+
+
+def test_without_the_package_a_study_ends_at_once_and_names_the_extra(
+    world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from potentia.cli.app import app
+
+    monkeypatch.setattr(before, "_is_there", lambda package: package != "bitsandbytes")
+    made = make_study(body(world, quantise="4bit"))
+    with pytest.raises(InputError, match="quantise: 4bit needs bitsandbytes") as told:
+        plan_study(made)
+    assert told.value.hint == "pip install 'potentia[quantise]'"
+    lines = [
+        f"models: [{{name: base, path: {world / 'base'}, quantise: 3bit}}]",
+        f"tasks: [{{name: c, file: {world / 'colours.jsonl'}}}]",
+    ]
+    (world / "study.yaml").write_text("\n".join(lines))
+    answer = CliRunner().invoke(app, ["run", str(world / "study.yaml")])
+    assert answer.exit_code != 0
+    assert "quantise" in str(answer.exception) + answer.output
