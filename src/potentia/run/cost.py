@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,6 +56,9 @@ class Pace:
     score: Mapping[str, float]  # by task, per token
     train: float | None  # per token
     begin: float = 0.0  # before and after the steps of a row's tuning
+    check: float = 1.0  # how much slower tuned models are asked than untuned ones
+    each: float = 0.0  # the fixed part of validating all lanes once
+    shown: Mapping[tuple[str, str], float] = field(default_factory=dict)  # per token of a question after examples
 
 
 @dataclass(frozen=True)
@@ -120,12 +123,17 @@ def price(plan: StudyPlan, paces: Sequence[Pace], source: str, device: str) -> S
     for cell in work:
         pace = at[cell.model]
         score = pace.score.get(cell.task, _typical(pace.score))
-        seconds = cell.score_tokens * score
+        if cell.protocol.kind == "few_shot":
+            score = pace.shown.get((cell.task, str(cell.protocol)), score * (1 + (cell.protocol.shots or 0)))
+        seconds = cell.score_tokens * score * (pace.check if cell.train_tokens else 1.0)
         if cell.train_tokens:
             seconds += cell.train_tokens * (np.nan if pace.train is None else pace.train)
-            seconds += pace.begin / max(tuned[cell.model], 1)
+            seconds += (pace.begin + pace.each * plan.study.tuning.epochs) / max(tuned[cell.model], 1)
         cells.append(replace(cell, seconds=float(seconds)))
-    loads = {m: pace.load or 0.0 for m, pace in at.items()}
+    shown = sum(count_tokens(task, "train") for task in plan.tasks.shown.values())
+    shown *= plan.study.treat.recipe(plan.study.tuning).epochs if plan.study.treat is not None else 0
+    copies = {row.model.name for row in plan.rows if row.model.copy_of is not None}  # tuned before they are there
+    loads = {m: (pace.load or 0.0) + (shown * (pace.train or 0.0) if m in copies else 0.0) for m, pace in at.items()}
     width = BYTES.get(plan.study.dtype, 4 if device == "cpu" else 2)
     each = {row.model.name: FEW_BYTES.get(row.model.quantise or "", width) for row in plan.rows}
     return StudyCost(tuple(cells), loads, {m: size * each[m] for m, size in sizes.items()}, source, device)
@@ -134,6 +142,7 @@ def price(plan: StudyPlan, paces: Sequence[Pace], source: str, device: str) -> S
 def paces_of_store(plan: StudyPlan, store: Store, device: str) -> list[Pace]:
     """Return the paces of the rows whose cells the store has, of the same kind of device."""
     work = {(w.model, w.task, w.protocol): w for w in work_of(plan)}
+    loads = _loads(plan, store)
     paces = []
     for row in plan.rows:
         records = [
@@ -141,7 +150,9 @@ def paces_of_store(plan: StudyPlan, store: Store, device: str) -> list[Pace]:
             for cell in row.cells
             if cell.done and (record := _timed(store, cell, device)) is not None
         ]
-        pace = pace_of(parameters_of(row.model), [(w, r.seconds) for w, r in records])
+        timed = [(w, r.seconds) for w, r in records]
+        load = loads.get(row.model.name) if row.model.copy_of is None else None  # a copy is also made
+        pace = pace_of(parameters_of(row.model), timed, load=load)
         if pace is not None and np.isfinite(pace.parameters):
             paces.append(pace)
     return paces
@@ -153,7 +164,8 @@ def pace_of(parameters: float, timed: Iterable[tuple[CellWork, float]], *, load:
     The tuned cells of a row train together and are committed one by one, so their seconds count as one sum.
     """
     given = list(timed)
-    plain = [(w, s) for w, s in given if not w.protocol.tuned and w.score_tokens]
+    plain = [(w, s) for w, s in given if w.protocol.kind == "direct" and w.score_tokens]
+    shots = [(w, s) for w, s in given if w.protocol.kind == "few_shot" and w.score_tokens]
     tuned = [(w, s) for w, s in given if w.train_tokens]
     score = {w.task: s / w.score_tokens for w, s in plain}
     if not score and not tuned:
@@ -167,7 +179,7 @@ def pace_of(parameters: float, timed: Iterable[tuple[CellWork, float]], *, load:
         train = max(whole - asked, 0.1 * whole) / tokens
         if not score:
             score = {w.task: 0.0 for w, _ in tuned}  # unknown apart: all is in the training
-    return Pace(parameters, load, score, train)
+    return Pace(parameters, load, score, train, shown={(w.task, str(w.protocol)): s / w.score_tokens for w, s in shots})
 
 
 def count_tokens(task: Task, split: Any) -> float:
@@ -202,11 +214,16 @@ def _pace_at(paces: Sequence[Pace], size: float) -> Pace:
     tasks = {task for pace in paces for task in pace.score}
     pick: Callable[[Callable[[Pace], float | None]], float | None] = lambda read: _between(paces, size, read)  # noqa: E731
     score = {t: v for t in tasks if (v := pick(lambda p, t=t: p.score.get(t))) is not None}  # type: ignore[misc]
-    begin = pick(lambda p: p.begin)
-    return Pace(size, pick(lambda p: p.load), score, pick(lambda p: p.train), begin or 0.0)
+    load, train, begin, each = (pick(lambda p, n=n: getattr(p, n)) for n in ("load", "train", "begin", "each"))  # type: ignore[misc]
+    check = _between(paces, size, lambda p: p.check, alike=True)
+    places = {place for pace in paces for place in pace.shown}
+    shown = {at: v for at in places if (v := pick(lambda p, at=at: p.shown.get(at))) is not None}  # type: ignore[misc]
+    return Pace(size, load, score, train, begin or 0.0, 1.0 if check is None else check, each or 0.0, shown)
 
 
-def _between(paces: Sequence[Pace], size: float, read: Callable[[Pace], float | None]) -> float | None:
+def _between(
+    paces: Sequence[Pace], size: float, read: Callable[[Pace], float | None], *, alike: bool = False
+) -> float | None:
     known = sorted((p.parameters, v) for p in paces if (v := read(p)) is not None)
     if not known:
         return None
@@ -216,7 +233,7 @@ def _between(paces: Sequence[Pace], size: float, read: Callable[[Pace], float | 
     sizes = np.unique(x)
     means = np.array([y[x == s].mean() for s in sizes])
     inside = float(np.exp(np.interp(np.log(size), np.log(sizes), np.log(np.maximum(means, 1e-12)))))
-    return inside * max(size / float(sizes[-1]), 1.0)
+    return inside if alike else inside * max(size / float(sizes[-1]), 1.0)
 
 
 def _typical(score: Mapping[str, float]) -> float:
@@ -230,6 +247,19 @@ def _timed(store: Store, cell: CellPlan, device: str) -> CellRecord | None:
         return None
     where = str((record.manifest.get("model") or {}).get("device") or "")
     return record if where.partition(":")[0] == device else None
+
+
+def _loads(plan: StudyPlan, store: Store) -> dict[str, float]:
+    """Return the seconds that the rows of this study took to load when they ran last."""
+    found: dict[str, float] = {}
+    if any(record.key == plan.key for record in store.studies()):
+        last = 0
+        while page := store.events(plan.key, after_id=last):
+            last = page[-1].id
+            for event in page:
+                if event.kind == "row" and "load" in event.payload.get("tally", {}):
+                    found[str(event.payload["row"])] = float(event.payload["tally"]["load"])
+    return found
 
 
 def rows_left(plan: StudyPlan) -> tuple[RowPlan, ...]:

@@ -1,0 +1,195 @@
+"""What ``potentia plan`` says one row will take on this device, beside what the row took.
+
+    python bench/plan_gpu.py --pack carry                # where there is a network: the packages that the machine lacks
+    python3 bench/plan_gpu.py --carry carry              # on the machine, about four minutes; figures in $OUT too
+    python bench/plan_gpu.py --device cpu --tiny         # tries the script itself, in half a minute
+
+One model of 135M parameters with random weights, two tasks of real questions (``arc_easy.json`` and ``gsm8k.json`` of
+``--carry``, as bench/gpu.py packs them, with ``tokenizer/``): one to choose from, one to write. The row is planned by a
+calibration, run in this process, and run once more in a process of its own, as ``potentia run`` would: predicted over
+measured for both, and where the time went. Exits with 1 where the first ratio leaves ± 30 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
+
+WITHIN = 0.30
+# What Potentia needs beyond torch, transformers, peft, pandas and pyarrow, in the flavour of that machine's Python.
+LACKING = (
+    "pydantic", "pydantic-core", "typing-inspection", "typing-extensions", "annotated-types", "sqlalchemy", "lm-eval",
+    "datasets", "dill", "multiprocess", "xxhash", "more-itertools", "pytablewriter", "requests", "urllib3", "idna",
+    "charset-normalizer", "certifi", "sacrebleu", "portalocker", "tabulate", "colorama", "lxml",
+)  # fmt: skip
+
+
+def main() -> int:
+    """Plan, run, run apart, compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model and few documents, to try the script")
+    parser.add_argument("--carry", type=Path, default=HERE.parent / "carry")
+    parser.add_argument("--pack", type=Path, metavar="CARRY", help="fetch packages into CARRY/site, and end")
+    parser.add_argument("--python", default="3.12", help="with --pack: the machine's Python")
+    parser.add_argument("--model", type=Path, help="a folder with weights, in place of random ones")
+    parser.add_argument("--train", type=int, default=1600)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--row", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.pack:
+        return pack(given.pack, given.python)
+    sys.path.append(str(given.carry.resolve() / "site"))  # what the machine has itself comes first
+    if given.row:
+        print(json.dumps(run_row(json.loads(given.row.read_text()))))
+        return 0
+    with tempfile.TemporaryDirectory(prefix="potentia-plan-") as folder:
+        return judge(given, Path(folder))
+
+
+def judge(given: argparse.Namespace, folder: Path) -> int:
+    """Print predicted and measured."""
+    from potentia.run import estimate_cost, plan_study
+    from potentia.study import make_study
+
+    body = make_body(given, folder)
+    plan = plan_study(make_study(body))
+    began = time.monotonic()
+    said: list[str] = []
+    cost = estimate_cost(plan, tell=said.append)
+    calibration = time.monotonic() - began
+    print(f"calibration {calibration:.1f} s ({cost.source}): predicted {cost.seconds():.1f} s", flush=True)
+    for cell in cost.cells:
+        print(f"  {cell.task:8}{cell.protocol!s:20}{cell.seconds:8.1f} s predicted")
+    here = run_row(body)
+    again = {**body, "store": str(folder / "apart.db")}
+    (folder / "row.json").write_text(json.dumps(again))
+    began = time.monotonic()
+    command = [sys.executable, __file__, "--carry", str(given.carry), "--row", str(folder / "row.json")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    whole = time.monotonic() - began
+    apart = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
+    found: dict[str, Any] = {
+        "device": given.device,
+        "calibration_s": calibration,
+        "predicted_s": cost.seconds(),
+        "measured_s": here["seconds"],
+        "ratio": cost.seconds() / here["seconds"],
+        "apart_s": apart.get("seconds"),
+        "apart_ratio": cost.seconds() / apart["seconds"] if apart else None,
+        "apart_with_imports_s": whole,
+        "cells": here["cells"],
+        "predicted_cells": [[c.task, str(c.protocol), c.seconds] for c in cost.cells],
+        "loads": dict(cost.loads),
+        "tally": here["tally"],
+        "tally_apart": apart.get("tally"),
+    }
+    print(f"here:  {here['seconds']:.1f} s, predicted / measured {found['ratio']:.2f}")
+    for name, seconds in here["cells"]:
+        print(f"  {name:28}{seconds:8.1f} s")
+    print("  " + ", ".join(f"{kind} {seconds:.1f} s" for kind, seconds in here["tally"].items()))
+    if apart:
+        print(f"apart: {apart['seconds']:.1f} s ({whole:.1f} s with imports), ratio {found['apart_ratio']:.2f}")
+    else:
+        print(f"apart: failed\n{done.stderr[-3000:]}")
+    out = Path(os.environ.get("OUT", folder)) / "plan_gpu.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(found, indent=1))
+    return int(abs(found["ratio"] - 1.0) > WITHIN)
+
+
+def run_row(body: dict[str, Any]) -> dict[str, Any]:
+    """Run the study; its seconds in all, by cell, and by kind of work."""
+    from potentia.run import run_study
+    from potentia.store import Store
+    from potentia.study import make_study
+
+    began = time.monotonic()
+    result = run_study(make_study(body))
+    seconds = time.monotonic() - began
+    if result.failed:
+        raise SystemExit(f"a cell failed: {result.reasons}")
+    with Store.open(body["store"], readonly=True) as store:
+        cells = [[f"{cell.task} × {cell.protocol}", cell.seconds] for cell in store.cells()]
+        events = store.events(result.study)
+        tally = next((dict(event.payload["tally"]) for event in events if event.kind == "row"), {})
+    return {"seconds": seconds, "cells": cells, "tally": tally}
+
+
+def make_body(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Lay out the model and the tasks, and return the study."""
+    model = given.model or make_model(given, folder / "model")
+    train, held = (48, 16) if given.tiny else (given.train, 200)
+    rows = json.loads((given.carry / "arc_easy.json").read_text())
+    arc = [
+        {"question": row["question"], "choices": row["choices"]["text"], "answer": n % len(row["choices"]["text"])}
+        for n, row in enumerate(rows)
+    ]
+    sums = [{"prompt": f"Question: {text}\nAnswer:", "completion": f"{n % 100} apples"}
+            for n, text in enumerate(json.loads((given.carry / "gsm8k.json").read_text()))]  # fmt: skip
+    tasks = []
+    for name, documents in (("arc", arc), ("sums", sums)):
+        path = folder / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(document) + "\n" for document in documents))
+        tasks.append({"name": name, "file": str(path)})
+    return {
+        "name": "row",
+        "models": [{"name": "135m", "path": str(model), "kind": "base"}],
+        "tasks": tasks,
+        "caps": {"train": train, "validation": held, "test": held},
+        "tuning": {"epochs": 1 if given.tiny else given.epochs},
+        "answer_tokens": 8 if given.tiny else 32,
+        "device": given.device,
+        "store": str(folder / "row.db"),
+    }
+
+
+def make_model(given: argparse.Namespace, folder: Path) -> Path:
+    """Write a model with random weights and the carried tokenizer."""
+    import torch
+    from transformers import AutoTokenizer
+
+    import lanes
+
+    words = AutoTokenizer.from_pretrained(str(given.carry / "tokenizer"))
+    if given.tiny:
+        lanes.SHAPES["tiny"]["vocab"] = len(words)
+    device = torch.device(given.device)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    lanes.build("tiny" if given.tiny else "135m", device, dtype).save_pretrained(folder)
+    words.save_pretrained(folder)
+    return folder
+
+
+def pack(carry: Path, python: str) -> int:
+    """Fetch what the machine lacks, for its Python, without what it has."""
+    command = [
+        sys.executable, "-m", "pip", "install", "--quiet", "--target", str(carry / "site"), "--upgrade", "--no-deps",
+        "--only-binary=:all:", "--python-version", python, "--implementation", "cp",
+        *(part for tag in ("manylinux_2_28_x86_64", "manylinux2014_x86_64", "any") for part in ("--platform", tag)),
+        *LACKING,
+    ]  # fmt: skip
+    done = subprocess.run(command, check=False).returncode
+    tasks = carry / "site" / "lm_eval" / "tasks"  # thousands of files that nobody asks for here
+    for folder in [*(f for f in tasks.glob("*") if f.is_dir()), *(carry / "site").rglob("__pycache__")]:
+        shutil.rmtree(folder, ignore_errors=True)
+    for file in (*(carry / "site" / "sqlalchemy").rglob("*.so"), *(carry / "site" / "lxml").glob("objectify*.so")):
+        file.unlink()  # it does without
+    return done
+
+
+if __name__ == "__main__":
+    sys.exit(main())
