@@ -56,21 +56,21 @@ def scores(store: str) -> Scores:
 
 def check(store: str, expected: Scores) -> None:
     """Assert that nothing was lost, doubled, different, failed or left behind."""
-    assert scores(store) == expected, "the scores are those of a run that was never disturbed"
+    assert scores(store) == expected, f"the scores are those of a run that was never disturbed, not {scores(store)}"
     with Store.open(store, readonly=True) as opened:
-        assert opened.failures() == []
-        assert opened.leases() == []
+        assert opened.failures() == [], opened.failures()
+        assert opened.leases() == [], opened.leases()
         (record,) = opened.studies()
         ended = [
             (e.payload["row"], e.payload["task"], e.payload["protocol"])
             for e in opened.events(record.key, limit=10**6)
             if e.kind == "cell"
         ]
-        assert sorted(ended) == sorted(expected), "every cell was computed once"
+        assert sorted(ended) == sorted(expected), f"every cell was computed once, not {sorted(ended)}"
         assert not opened.lanes_folder.exists(), "no lanes are left behind"
         assert not list(opened.items_folder.glob("*/.*")), "no half-written files are left behind"
         for cell in opened.cells():
-            assert len(opened.items(cell.key)) == cell.score.n
+            assert len(opened.items(cell.key)) == cell.score.n, (cell, len(opened.items(cell.key)))
 
 
 @dataclass
@@ -218,8 +218,6 @@ def lost_database(world: World, kind: str, stream: random.Random) -> None:
 
 def node_loss(world: World, kind: str, stream: random.Random) -> None:
     """Run on a cluster of two machines, here two of Ray's nodes, and kill one of them in the middle."""
-    if kind == "sqlite":
-        return  # cannot be shared between machines
     from ray.cluster_utils import Cluster
 
     store = world.store(kind)
@@ -249,6 +247,7 @@ FAULTS: dict[str, Callable[[World, str, random.Random], None]] = {
     "lost-database": lost_database,
     "node-loss": node_loss,
 }
+ON_POSTGRES_ALONE = {"node-loss"}  # a file cannot be shared between machines
 
 
 def main() -> int:
@@ -268,6 +267,8 @@ def main() -> int:
             print(f"{'fault':<14} {'store':<10} {'rounds':>6} {'equal':>6} {'seconds':>8}", flush=True)
             for name in chosen.faults:
                 for kind in chosen.stores:
+                    if kind == "sqlite" and name in ON_POSTGRES_ALONE:
+                        continue
                     began, good = time.monotonic(), 0
                     for number in range(chosen.rounds):
                         try:

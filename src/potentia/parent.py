@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import threading
 import time
 
 
 def leave_with_parent() -> None:
-    """End this process soon after its parent is gone, killed perhaps, and cannot say so any more."""
-    parent = os.getppid()
+    """End this process soon after its parent is gone, killed perhaps, and cannot say so any more.
+
+    A process that Python started knows its parent by number: it may be gone before this one has come so far.
+    """
+    known = multiprocessing.parent_process()
+    parent = os.getppid() if known is None else known.pid
 
     def watch() -> None:
         while os.getppid() == parent:
