@@ -5,12 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
+import tiny
 from potentia import __version__
 
 LONG = "an-organisation/a-model-with-a-name-so-long-that-no-terminal-of-eighty-columns-would-show-it-on-one-line"
@@ -38,6 +41,23 @@ def test_a_shell_completes_commands():
     command = [str(Path(sys.executable).with_name("potentia"))]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **asked})
     assert done.stdout.split() == ["compare"]
+
+
+def test_little_memory_is_told_in_a_sentence(tmp_path):
+    tiny.save_model(tmp_path / "m")
+    tiny.save_questions(tmp_path / "q.jsonl", n=20)
+    study = {"name": "s", "models": [{"name": "m", "path": "m"}], "tasks": [{"name": "q", "file": "q.jsonl"}]}
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
+    addresses = 900 * 10**6  # too few for torch
+    done = subprocess.run(
+        [sys.executable, "-m", "potentia", "run", "study.yaml"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (addresses, addresses)),
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
+    assert "memory ran out" in done.stderr
 
 
 def test_a_piped_table_is_not_broken(potentia, scores):

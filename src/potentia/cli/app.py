@@ -73,14 +73,36 @@ def run() -> None:
         sys.exit(2)
     except BrokenPipeError:
         sys.exit(0)
-    except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
-            raise
-        print_error(InputError("a path is too long for this system"))
-        sys.exit(2)
     except KeyboardInterrupt:
         errors.print("interrupted")
         sys.exit(130)
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            print_error(InputError("a path is too long for this system"))
+            sys.exit(2)
+        if not _short_of_memory(error):
+            raise
+        print_error(
+            PotentiaError(
+                f"memory ran out: {error}".removesuffix(": "),
+                hint="is it limited (ulimit -v, a container, a scheduler)? Libraries alone take some 3 GB of addresses",
+            )
+        )
+        sys.exit(1)
+
+
+NO_MEMORY = ("can't start new thread", "std::bad_alloc", "can't allocate memory")
+
+
+def _short_of_memory(error: Exception) -> bool:
+    """Say whether the system refused memory, in one of the ways in which Python tells of it."""
+    told = str(error)
+    return (
+        isinstance(error, MemoryError)
+        or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+        or (isinstance(error, ImportError) and "failed to map segment" in told)
+        or (isinstance(error, RuntimeError) and any(words in told for words in NO_MEMORY))
+    )
 
 
 # --- several values after one flag ------------------------------------------------------------------------------------
