@@ -11,11 +11,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from multiprocessing import resource_tracker
@@ -31,6 +30,7 @@ from potentia.run.before import check_machine
 from potentia.run.log import RunLog
 from potentia.run.plan import LoadedTasks, RowPlan, StudyPlan, load_tasks, plan_study, seen, take_over, under_way
 from potentia.run.row import RowOutcome, RowRun, versions
+from potentia.run.stopping import POLITE, stoppable
 from potentia.run.sweep import sweep
 from potentia.run.turns import Keeper, Turns
 
@@ -42,7 +42,6 @@ Executor = Literal["local", "ray"]
 STORE_PATIENCE = 300.0  # seconds that a run waits for a store that is away; POTENTIA_STORE_PATIENCE sets another
 LEAVE_SECONDS = 60.0  # that workers get to save once they are told to stop
 Stop = Callable[[], bool]
-POLITE = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ def run_study(
     outcomes: dict[str, RowOutcome] = {}
     interrupted = False
     if todo:
-        with _stoppable() as stop, watch(plan) if watch else nullcontext():
+        with stoppable() as stop, watch(plan) if watch else nullcontext():
             try:
                 outcomes = _execute(plan, todo, workers, executor, stop)
             except (Stopped, KeyboardInterrupt):
@@ -176,32 +175,6 @@ def _execute(
 
         return run_rows_on_ray(rows, plan.tasks, stop=stop)
     raise InputError(f"no executor {executor!r}", hint="use local or ray")
-
-
-@contextmanager
-def _stoppable() -> Iterator[Callable[[], bool]]:
-    """Turn Ctrl-C, SIGTERM and SIGHUP into a polite stop, and a second Ctrl-C into the usual interrupt.
-
-    Schedulers send SIGTERM to all processes of a job, some more than once, and SIGHUP with it: these only ask.
-    """
-    flag = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield flag.is_set
-        return
-
-    def ask(number: int, frame: Any) -> None:
-        if flag.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        flag.set()
-
-    under_nohup = hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    heard = [number for number in POLITE if not (under_nohup and number == signal.SIGHUP)]
-    before = {number: signal.signal(number, ask) for number in heard}
-    try:
-        yield flag.is_set
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 # --- the local executor ----------------------------------------------------------------------------------------------

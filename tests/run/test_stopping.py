@@ -1,0 +1,45 @@
+"""A run hears that it is to stop: politely once, at once the second time, wherever it is just then."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from potentia.run.stopping import stoppable
+
+
+class Careless:
+    """Somebody presses Ctrl-C while it is let go: Python prints what is raised there, and drops it."""
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(1000):  # until the handler has been called
+            time.sleep(0.001)
+
+
+def let_a_careless_one_go() -> None:
+    with stoppable() as stop:
+        assert not stop()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop()
+        thing = Careless()
+        del thing
+        time.sleep(5)
+
+
+def test_the_second_interrupt_is_not_lost_where_python_drops_it(capfd):
+    with pytest.raises(KeyboardInterrupt):
+        let_a_careless_one_go()
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_schedulers_only_ask():
+    before = signal.getsignal(signal.SIGTERM)
+    with stoppable() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop()
+    assert signal.getsignal(signal.SIGTERM) is before
