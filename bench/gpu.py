@@ -399,6 +399,13 @@ def checks(name: str) -> Callable[[Bench], None]:
     return stage
 
 
+def large(bench: Bench) -> None:
+    """Models over several devices, and in few bits."""
+    import gpu_large
+
+    gpu_large.large(bench)
+
+
 def peers(bench: Bench) -> None:
     """Several PEFT trainings at once, as many as help."""
     import gpu_peers
@@ -425,6 +432,7 @@ STAGES: dict[str, tuple[Callable[[Bench], None], int]] = {  # and each one's lim
     "lanes-135m": (lanes_135m, 100),
     "peft": (checks("peft"), 60),
     "seats": (checks("seats"), 90),
+    "large": (large, 180),
     "lanes-410m": (lanes_410m, 110),
     "lanes-8b": (lanes_8b, 110),
     "generation": (generation, 200),

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 DEFAULT_MAX_LENGTH = 2048
+SPREAD = "spread"  # the device that means: over all of them
 UNLIMITED = 10**9  # tokenizers without a limit report 1e30
 
 
@@ -94,15 +95,18 @@ def load(
 ) -> LoadedModel:
     """Load a causal LM from the Hub, a folder, or a GGUF file, with PEFT adapters merged into it one after another.
 
-    ``auto`` means: the first CUDA device in bfloat16, or else the CPU in float32. ``quantise`` (``8bit``, ``4bit``)
-    keeps what the adapters made of the weights in few bits.
+    ``auto`` means: the first CUDA device in bfloat16, or else the CPU in float32; a model that does not fit it is laid
+    out over all of them. ``spread`` lays it out in any case, with the processor for what GPUs do not hold.
+    ``quantise`` (``8bit``, ``4bit``) keeps what the adapters made of the weights in few bits.
     """
+    import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     from potentia.engine.memory import out_of_memory
     from potentia.engine.quantised import compute_plainly, keep_small, refuse_twice, settings
 
     place = pick_device(device)
+    first = torch.device("cpu") if device == SPREAD or _several(device) else place  # of weights that are to be divided
     kind = pick_dtype(dtype, place)
     path = Path(name_or_path).expanduser()
     if path.exists():
@@ -123,7 +127,7 @@ def load(
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it speaks when it is imported, and PEFT imports it
     at_once = quantise is not None and gguf_file is None and not adapters
     if quantise is not None:
-        options |= {"quantization_config": settings(quantise, kind), "device_map": {"": place}} if at_once else {}
+        options |= {"quantization_config": settings(quantise, kind), "device_map": {"": first}} if at_once else {}
     try:
         if gguf_file is None:
             config = AutoConfig.from_pretrained(name_or_path, **plain)
@@ -142,12 +146,11 @@ def load(
     for adapter in adapters:
         model = merge_adapter(model, Path(adapter).expanduser())
     if quantise is not None and not at_once:
-        model = keep_small(model, quantise, kind, {"": place})
+        model = keep_small(model, quantise, kind, {"": first})
     compute_plainly(model)
     model.eval()
     model.requires_grad_(False)
-    if quantise is None:
-        model.to(place)
+    _settle(model, device, place)
     admit(model, tokenizer)
     content = fingerprint(name_or_path, revision=revision, gguf_file=gguf_file, adapters=adapters)
     content = quantised_fingerprint(content, quantise)
@@ -156,16 +159,45 @@ def load(
     return loaded
 
 
-def pick_device(name: str) -> torch.device:
-    """Turn ``auto``, ``cpu``, ``cuda`` or ``cuda:1`` into a device that is there."""
+def _several(device: str) -> bool:
+    """Tell whether more than one GPU may be used."""
     import torch
 
-    if name == "auto":
+    return device in ("auto", "cuda") and torch.cuda.is_available() and torch.cuda.device_count() > 1
+
+
+def _settle(model: Any, device: str, place: torch.device) -> None:
+    """Bring a model to its device, or lay it out over several."""
+    import torch
+    from torch import nn
+
+    from potentia.engine.spread import all_devices, fits, lay_out, spread
+
+    if place.type == "cuda" and place.index is not None:
+        torch.cuda.set_device(place)  # kernels and graphs start on the device that is current
+    devices = all_devices()
+    if device == SPREAD and len(devices) > 1:
+        spread(model, lay_out(model, devices))
+    elif _several(device) and not fits(model, place):
+        spread(model, lay_out(model, devices[:-1]))
+    elif not all(_at(parameter.device, place) for parameter in model.parameters()):
+        nn.Module.to(model, place)  # transformers' own refuses weights of 8 bits
+
+
+def _at(device: torch.device, place: torch.device) -> bool:
+    return device.type == place.type and place.index in (None, device.index)
+
+
+def pick_device(name: str) -> torch.device:
+    """Turn ``auto``, ``cpu``, ``cuda``, ``cuda:1`` or ``spread`` (its first) into a device that is there."""
+    import torch
+
+    if name in ("auto", SPREAD):
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise InputError(f"no such device: {name!r}", hint="use auto, cpu, cuda or cuda:N") from error
+        raise InputError(f"no such device: {name!r}", hint="use auto, cpu, cuda, cuda:N or spread") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError("there is no CUDA device on this machine", hint="use --device cpu")
     return device

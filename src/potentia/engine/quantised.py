@@ -129,5 +129,6 @@ def _four(module: Any) -> Tensor:
 
 def _eight(module: Any) -> Tensor:
     scale = module.weight.SCB if module.weight.SCB is not None else module.state.SCB
+    scale = scale.to(module.weight.device)  # stays behind where the layer is moved
     weights: Tensor = module.weight.data.float() * (scale.float() / 127.0).unsqueeze(1)
     return weights

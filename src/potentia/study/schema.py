@@ -325,7 +325,10 @@ class Study(Strict):
     treat: Treat | None = Field(None, description="show some models test tasks before the study, on purpose")
     seed: int = Field(0, description="seed of splits, orders and examples, and the first of the fine-tuning seeds")
     seeds: Positive = Field(1, description="fine-tuning seeds per cell; the score is their mean")
-    device: str = Field("auto", description="`auto`, `cpu`, `cuda`, `cuda:1` …")
+    device: str = Field(
+        "auto",
+        description="`auto`, `cpu`, `cuda`, `cuda:1` …; `spread`: each model over all GPUs, and the CPU if need be",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="of the weights; `auto` is bfloat16 on a GPU, else float32"
     )

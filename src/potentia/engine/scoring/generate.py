@@ -14,6 +14,7 @@ from potentia.engine.scoring.continuous import ContinuousLoop
 from potentia.engine.scoring.decoding import Decoding, generate_themselves, seen_tokens
 from potentia.engine.scoring.network import Network, log_softmax
 from potentia.engine.scoring.stops import StopTables
+from potentia.engine.spread import is_spread
 from potentia.engine.tokens import Encoder, Ids
 from potentia.errors import ModelError
 from potentia.requests import Generation
@@ -69,7 +70,9 @@ class Writer:
         self.ways: set[str] = set()
         self.tokenizer = encoder.tokenizer
         self.tables = tables or StopTables(self.tokenizer, network.vocabulary)
-        self.continuous = network.device.type == "cuda" if continuous is None else continuous
+        self.spread = is_spread(network.model)
+        at_once = network.device.type == "cuda" and not self.spread
+        self.continuous = at_once if continuous is None else continuous
         self.ends = _end_tokens(network.model, self.tokenizer)
         self._end_text = self.tokenizer.eos_token
         self._lengths: dict[str, int] = {}
@@ -269,7 +272,7 @@ class Writer:
                 seen.scatter_(1, choice[:, None], True)
             if len(going) < len(live):
                 keep = torch.tensor(going, device=device)
-                cache.batch_select_indices(keep)
+                cache.batch_select_indices(keep.cpu() if self.spread else keep)
                 choice, places, mask = choice[keep], places[keep], mask[keep]
                 seen = seen[keep] if seen is not None else None
                 live = [live[i] for i in going]

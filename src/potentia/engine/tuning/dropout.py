@@ -87,7 +87,9 @@ class Dropout:
 
     def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
         """Return ``x`` (R, T, D) with dropped elements zero and the others scaled by 1/(1 − p); plus ``add``."""
-        kernel = _triton_drop() if x.is_cuda and x.shape[-1] % 2 == 0 else None
+        # Triton starts its kernels on the device that is current
+        near = x.is_cuda and x.device.index == torch.cuda.current_device()
+        kernel = _triton_drop() if near and x.shape[-1] % 2 == 0 else None
         if kernel is not None:  # cheaper to draw again than to keep
             return kernel(x, self.keys, self.layer, self.p, add)  # type: ignore[no-any-return]
         if self._factors is None:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from potentia.engine.memory import out_of_memory
 from potentia.engine.quantised import is_quantised
 from potentia.engine.split import SplitModel
+from potentia.engine.spread import room_for_passes
 from potentia.engine.tuning.examples import TokenisedExamples
 from potentia.engine.tuning.passes import Lesson, assemble, backpropagate, cut, find_divides, recomputing
 from potentia.engine.tuning.planner import PassPlan, make_plan, token_bytes
@@ -163,11 +164,10 @@ class FullTrainer:
 
     def _plan(self, spec: LaneSpec) -> PassPlan:
         first = self._parameters[0]
-        memory = None
         size = sum(p.numel() for p in self._parameters)
-        if first.device.type == "cuda":  # weights, gradients, masters and two moments stay on the device
-            whole = torch.cuda.get_device_properties(first.device).total_memory
-            memory = max(1, whole - size * (2 * first.element_size() + 12))
+        # weights, gradients, masters and two moments stay on the device
+        room = room_for_passes(self.model, more=first.element_size() + 12)
+        memory = None if room is None else max(1, room)
         config = getattr(self.model.config, "text_config", None) or self.model.config
         plan = make_plan(
             lanes=1,

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from potentia.engine.spread import beside
 from potentia.engine.tuning.dropout import Dropout
 from potentia.errors import TuningError
 
@@ -110,13 +111,14 @@ def _share(ctx: Any, x: Tensor, bank: AdapterBank, site: Site, *, into: Tensor) 
     owners = routing.owners
     assert owners is not None
     if routing.single:
-        a, b = (part[owners[0]] for part in bank.views(bank.work, site))
+        a, b = (beside(part[owners[0]], x) for part in bank.views(bank.work, site))
         into.addmm_(x.reshape(-1, x.shape[-1]) @ a, b)
         return
     rows, tokens = grouped(x, routing, site.name)
     parts = x.reshape(rows, tokens, x.shape[-1])
-    a, b = bank.gathered(site)
-    dropout = None if routing.keys is None else Dropout(_keys(routing.keys, rows, tokens), site.index, lora.dropout)
+    a, b = (beside(part, x) for part in bank.gathered(site))
+    keys = None if routing.keys is None else beside(_keys(routing.keys, rows, tokens), x)
+    dropout = None if keys is None else Dropout(keys, site.index, lora.dropout)
     kept = parts if dropout is None else dropout(parts)
     h = torch.bmm(kept, a)  # scaled, because A is
     into.view(rows, tokens, -1).baddbmm_(h, b)
@@ -135,12 +137,12 @@ def _share_back(ctx: Any, slope: Tensor, base: Tensor | None) -> Tensor | None:
     bank, site, owners, dropout, shape = ctx.held
     rows, tokens, width = parts.shape
     dy = slope.to(parts.dtype).reshape(rows, tokens, -1).contiguous()  # (R, T, o)
-    a, b = bank.gathered(site)
+    a, b = (beside(part, dy) for part in bank.gathered(site))
     da, db = bank.views(bank.grads, site)
     dh = torch.bmm(dy, b.transpose(1, 2))  # (R, T, r)
     kept = parts if dropout is None else dropout(parts)
-    db.index_add_(0, owners, torch.bmm(h.transpose(1, 2), dy).float())
-    da.index_add_(0, owners, torch.bmm(kept.transpose(1, 2), dh).float(), alpha=bank.lora.scale)
+    db.index_add_(0, owners, beside(torch.bmm(h.transpose(1, 2), dy).float(), db))
+    da.index_add_(0, owners, beside(torch.bmm(kept.transpose(1, 2), dh).float(), da), alpha=bank.lora.scale)
     if not ctx.needs_input_grad[0]:
         return None
     if base is None:
@@ -203,7 +205,7 @@ class _StackedWeight(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, bank: AdapterBank, site: Site, slot: int, weight: Tensor) -> Tensor:
-        a, b = _factors(bank, site, slot)
+        a, b = (beside(part, weight) for part in _factors(bank, site, slot))
         delta = torch.bmm(b, a)  # (E, o, i), scaled, because A is
         ctx.held = bank, site, slot
         delta = (delta if site.out_first else delta.transpose(1, 2)).view_as(weight)
@@ -212,15 +214,15 @@ class _StackedWeight(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         bank, site, slot = ctx.held
-        a, b = _factors(bank, site, slot)
+        a, b = (beside(part, grads[0]) for part in _factors(bank, site, slot))
         slope = grads[0].view(
             site.experts, *((site.fan_out, site.fan_in) if site.out_first else (site.fan_in, site.fan_out))
         )
         slope = (slope if site.out_first else slope.transpose(1, 2)).to(a.dtype)  # (E, o, i)
         db, da = torch.bmm(slope, a.transpose(1, 2)), torch.bmm(b.transpose(1, 2), slope)  # (E, o, r), (E, r, i)
         into_a, into_b = (part[slot] for part in bank.views(bank.grads, site))
-        into_a.add_(da.permute(2, 0, 1).reshape(into_a.shape).float(), alpha=site.scale)
-        into_b.add_(db.permute(2, 0, 1).reshape(into_b.shape).float())
+        into_a.add_(beside(da.permute(2, 0, 1).reshape(into_a.shape).float(), into_a), alpha=site.scale)
+        into_b.add_(beside(db.permute(2, 0, 1).reshape(into_b.shape).float(), into_b))
         return None, None, None, None, None
 
 

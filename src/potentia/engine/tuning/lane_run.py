@@ -16,6 +16,7 @@ from torch import Tensor
 
 from potentia.engine.memory import out_of_memory
 from potentia.engine.quantised import count_parameters
+from potentia.engine.spread import is_spread, room_for_passes
 from potentia.engine.tuning.adapters import AdapterBank
 from potentia.engine.tuning.lane import Decision, Lane, LaneEpoch, LaneResult, OnEpoch, StepInfo
 from potentia.engine.tuning.optimizer import LaneAdamW, settings_row
@@ -100,21 +101,22 @@ class LaneRun:
         ]
         first = next(model.parameters())
         parameters = count_parameters(model)
-        memory = None
-        if first.device.type == "cuda":
-            whole = torch.cuda.get_device_properties(first.device).total_memory
-            memory = whole - sum(p.numel() * p.element_size() for p in model.parameters())
         plan = make_plan(
             lanes=len(lanes),
             tokens_per_step=sum(tokens) / len(tokens),
             parameters=parameters,
-            memory=memory,
+            memory=room_for_passes(model),
             token_bytes=token_bytes(getattr(model.config, "text_config", None) or model.config, first.element_size()),
             token_budget=self.trainer.token_budget,
-            packed=first.device.type == "cuda" and can_pack(self.trainer.split, self._longest()),
+            packed=self._may_pack(first.device),
         )
         plan = replace(plan, divides=find_divides(self.trainer.split, self._longest()))
         return plan if self.trainer.recompute is None else replace(plan, checkpointing=self.trainer.recompute)
+
+    def _may_pack(self, device: torch.device) -> bool:
+        if device.type != "cuda" or is_spread(self.trainer.model):
+            return False
+        return can_pack(self.trainer.split, self._longest())
 
     def _longest(self) -> int:
         return min(self.trainer.limit or 1 << 30, max(lane.spec.longest for lane in self.lanes.values()))

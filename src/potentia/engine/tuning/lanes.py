@@ -22,6 +22,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from potentia.engine.split import SplitModel
+from potentia.engine.spread import is_spread
 from potentia.engine.tuning.adapters import AdapterBank
 from potentia.engine.tuning.block import Blocks
 from potentia.engine.tuning.fast import FastPasses
@@ -55,7 +56,8 @@ class LaneTrainer:
         self.model: nn.Module = loaded if isinstance(loaded, nn.Module) else loaded.model
         self.split = SplitModel(self.model)
         self.fast = FastPasses(self.model)
-        self.static = static if static is not None else next(self.model.parameters()).device.type == "cuda"
+        on_gpu = next(self.model.parameters()).device.type == "cuda" and not is_spread(self.model)
+        self.static = static if static is not None else on_gpu
         self.blocks = Blocks.of(self.model) if self.static else None
         self.token_budget, self.workspace, self.recompute = token_budget, workspace, recompute
         self.router = _Router(self)

@@ -1,0 +1,190 @@
+"""A model over several devices: its blocks laid out in order, all else (embeddings, norms, head) at home on the first.
+
+What enters a block is sent to the block's device, and what the last block answers is sent home; so texts go in and
+predictions come out on one device, tied weights stay one tensor, and lanes keep their adapters at home and send a layer
+its share. A device is whatever computes: GPUs, or a GPU and the processor. One block runs at a time, so several GPUs
+hold more and are not faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from potentia.errors import ModelError
+
+FULL = 0.9  # of a GPU's memory: weights beyond this do not fit it
+FILLED = 0.8  # of a device's free memory that weights may take where there are several
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on a device."""
+    return tensor.to(device)
+
+
+def device_of(tensor: Tensor) -> torch.device:
+    """Return where a tensor is."""
+    return tensor.device
+
+
+def beside(tensor: Tensor, other: Tensor) -> Tensor:
+    """Return a tensor where another is."""
+    return tensor if device_of(tensor) == device_of(other) else send(tensor, device_of(other))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a model's blocks go, in order, and where everything else is."""
+
+    home: torch.device
+    places: tuple[torch.device, ...]
+
+
+def all_devices() -> list[torch.device]:
+    """Return the GPUs that are there, and the processor for what they do not hold."""
+    gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    return [*(torch.device("cuda", k) for k in gpus), torch.device("cpu")]
+
+
+def fits(model: nn.Module, device: torch.device) -> bool:
+    """Tell whether a GPU can hold the weights."""
+    return device.type != "cuda" or bytes_of(model) <= FULL * torch.cuda.get_device_properties(device).total_memory
+
+
+def bytes_of(module: nn.Module) -> int:
+    """Return the bytes of a module's weights."""
+    return sum(p.numel() * p.element_size() for p in module.parameters())
+
+
+def find_blocks(model: nn.Module) -> list[nn.Module]:
+    """Return the blocks that a text goes through one after the other: the model's largest list of modules."""
+    lists: list[nn.ModuleList] = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    if not lists:
+        raise ModelError(
+            f"{type(model).__name__} has no list of blocks to lay out over devices", hint="use a larger device"
+        )
+    sizes = [bytes_of(one) for one in lists]
+    return list(lists[sizes.index(max(sizes))])
+
+
+def lay_out(model: nn.Module, devices: Sequence[torch.device], room: Sequence[int] | None = None) -> Layout:
+    """Divide blocks among devices: in proportion to the memory of the first ones, where these hold all, else filled.
+
+    ``room`` is the memory for weights on each device; a processor's is not counted where it comes last.
+    """
+    blocks = [bytes_of(block) for block in find_blocks(model)]
+    rooms = list(room if room is not None else map(_free, devices))
+    rest = bytes_of(model) - sum(blocks)
+    rooms[0] -= rest
+    counted = [r for d, r in zip(devices, rooms, strict=True) if d.type != "cpu" or room is not None or d == devices[0]]
+    held = sum(max(r, 0) for r in counted)
+    if len(counted) == len(devices) and held < sum(blocks):
+        raise ModelError(
+            f"the weights take {bytes_of(model) / 1e9:.1f} GB, and there is room for {(held + rest) / 1e9:.1f} GB",
+            hint="use `quantise: 4bit`, more GPUs, or `device: spread`, which lets the processor compute the rest",
+        )
+    share = min(1.0, sum(blocks) / max(held, 1))
+    places: list[torch.device] = []
+    at, used = 0, 0.0
+    for size in blocks:
+        while at + 1 < len(devices) and used + size > max(rooms[at], 0) * share + size / 2:
+            at, used = at + 1, 0.0
+        places.append(devices[at])
+        used += size
+    return Layout(devices[0], tuple(places))
+
+
+def spread(model: nn.Module, layout: Layout) -> None:
+    """Move a model's parts to their places, and let what goes through them follow."""
+    blocks = find_blocks(model)
+    inside = {id(module) for block in blocks for module in block.modules()}
+    for module in model.modules():
+        if id(module) not in inside:
+            module._apply(lambda tensor: tensor.to(layout.home), recurse=False)  # type: ignore[no-untyped-call]
+    for block, place in zip(blocks, layout.places, strict=True):
+        block.to(place)
+    follow(blocks, layout)
+
+
+def follow(blocks: Sequence[nn.Module], layout: Layout) -> None:
+    """Send what enters a block to its place, and what the last one answers home."""
+    sent = _Sent()
+    for block, place in zip(blocks, layout.places, strict=True):
+        block.register_forward_pre_hook(_Enter(place, sent), with_kwargs=True)
+    blocks[-1].register_forward_hook(lambda _module, _inputs, out: sent.moved(out, layout.home))
+
+
+class _Enter:
+    """Brings a block's inputs to its device."""
+
+    def __init__(self, place: torch.device, sent: _Sent) -> None:
+        self.place, self.sent = place, sent
+
+    def __call__(self, _: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        return self.sent.moved(inputs, self.place), self.sent.moved(options, self.place)
+
+
+class _Sent:
+    """Sends tensors, wherever they lie in what a block takes; masks and positions once a pass, for all blocks there."""
+
+    def __init__(self) -> None:
+        self._kept: dict[torch.device, WeakTensorKeyDictionary] = {}
+
+    def moved(self, value: Any, place: torch.device) -> Any:
+        if isinstance(value, Tensor):
+            return self._tensor(value, place)
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*(self.moved(part, place) for part in value))
+        if isinstance(value, (tuple, list)):
+            return type(value)(self.moved(part, place) for part in value)
+        if isinstance(value, dict):
+            return {name: self.moved(part, place) for name, part in value.items()}
+        return value  # caches among them: each of their layers lives with its block
+
+    def _tensor(self, tensor: Tensor, place: torch.device) -> Tensor:
+        if device_of(tensor) == place:
+            return tensor
+        if tensor.requires_grad or tensor.is_inference():
+            return send(tensor, place)
+        kept = self._kept.setdefault(place, WeakTensorKeyDictionary())
+        version, copy = kept.get(tensor, (None, None))  # type: ignore[no-untyped-call]
+        if version != tensor._version:
+            copy = send(tensor, place)
+            kept[tensor] = (tensor._version, copy)
+        return copy  # type: ignore[no-any-return]
+
+
+def is_spread(model: nn.Module) -> bool:
+    """Tell whether a model lies on several devices."""
+    return len({parameter.device for parameter in model.parameters()}) > 1
+
+
+def room_for_passes(model: nn.Module, *, more: int = 0) -> int | None:
+    """Return the memory for a pass's activations as if all blocks lay on one GPU; None at home on a processor.
+
+    A GPU that holds a part of the blocks keeps that part of the activations: the one with the least room for its part
+    counts. ``more`` are bytes beside each weight (gradients, moments).
+    """
+    home = next(model.parameters()).device
+    if home.type != "cuda":
+        return None
+    taken: dict[torch.device, int] = {}
+    for parameter in model.parameters():
+        size = parameter.numel() * (parameter.element_size() + more)
+        taken[parameter.device] = taken.get(parameter.device, 0) + size
+    whole = {d: torch.cuda.get_device_properties(d).total_memory for d in taken if d.type == "cuda"}
+    if len(taken) == 1:
+        return whole[home] - taken[home]
+    blocks = [next(block.parameters()).device for block in find_blocks(model)]
+    return min((whole[d] - taken[d]) * len(blocks) // max(blocks.count(d), 1) for d in whole)
+
+
+def _free(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(FILLED * torch.cuda.mem_get_info(device)[0])
+    return 1 << 62
