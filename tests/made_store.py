@@ -19,7 +19,12 @@ N = 60
 
 
 def make_store(
-    path: Path | str, *, models: tuple[str, ...] = MODELS, tasks: tuple[str, ...] = TASKS, seed: int = 0
+    path: Path | str,
+    *,
+    models: tuple[str, ...] = MODELS,
+    tasks: tuple[str, ...] = TASKS,
+    seed: int = 0,
+    untuned: frozenset[tuple[str, str]] = frozenset(),  # (model, task): not tuned yet
 ) -> Path:
     stream = np.random.default_rng(seed)
     spec = {
@@ -42,10 +47,19 @@ def make_store(
                     )
                     continue
                 for protocol, lift in (("direct", 0.0), ("train_before_test", 0.2)):
+                    if protocol != "direct" and (model, task) in untuned:
+                        continue
                     skill = min(0.95, 0.3 + 0.1 * k + 0.03 * j + lift)
                     items = [_item(stream, d, bool(stream.random() < skill)) for d in range(N)]
                     _commit(store, model, task, protocol, items)
     return Path(path)
+
+
+def tune(path: Path | str, model: str, task: str, *, right: int = 40) -> None:
+    """Commit a cell that was not tuned yet, as a run would."""
+    stream = np.random.default_rng(0)
+    with Store.open(path) as store:
+        _commit(store, model, task, "train_before_test", [_item(stream, d, d < right) for d in range(N)])
 
 
 def _item(stream: np.random.Generator, document: int, right: bool) -> ItemOutcome:

@@ -343,6 +343,11 @@ def _by_metric(
 _FOLD = re.compile(r"#\d+/\d+$")
 
 
+def whole_task(name: str) -> str:
+    """Return the task that a fold (``name#1/5``) is of, as scores call it."""
+    return _FOLD.sub("", name)
+
+
 def _unfolded(matrix: ScoreMatrix) -> ScoreMatrix:
     """Join the folds of a task (``name#1/5`` …) into one column: the mean over all documents, if no fold is missing."""
     if not any(_FOLD.search(task) for task in matrix.tasks):

@@ -21,6 +21,11 @@ Outcomes = Mapping[str, Mapping[str, Mapping[int, float]]]  # task → model →
 TASK_LOSSES = frozenset({"brier_score", "brier"})  # lower is better on a task, where else it means a text to predict
 
 
+def is_text(metric: str, higher_is_better: bool) -> bool:
+    """Say whether a column of scores is of a text to predict rather than of a task."""
+    return not higher_is_better and metric not in TASK_LOSSES
+
+
 @dataclass(frozen=True, slots=True)
 class Score:
     """One number with its uncertainty: the value, its standard error, and the number of items behind it."""
@@ -157,7 +162,7 @@ class ScoreMatrix:
         return self.select(models=rows, tasks=[self.tasks[j] for j in columns])
 
     def _texts(self) -> list[bool]:
-        return [not up and m not in TASK_LOSSES for up, m in zip(self.higher_is_better, self.metrics, strict=True)]
+        return [is_text(m, up) for up, m in zip(self.higher_is_better, self.metrics, strict=True)]
 
     def complete(self) -> ScoreMatrix:
         """Drop every model that lacks a score on some task: the listwise treatment of missing cells."""

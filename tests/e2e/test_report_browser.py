@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import tiny
-from made_store import EVIL, STUDY, make_store
+from made_store import EVIL, STUDY, make_store, tune
 from potentia.report import write_report
 
 pytestmark = pytest.mark.browser
@@ -154,12 +154,12 @@ def test_matrix_toggles_sorts_and_filters(any_page, report: str):
     page.locator("#matrix thead th.task button").first.click()
     values = [float(text.split("\n")[0]) for text in column(page, 3)]
     assert values == sorted(values)
-    page.locator("[data-control=name]").fill("beta")
+    page.locator("#matrix [data-control=name]").fill("beta")
     assert [text.strip() for text in column(page, 1)] == ["beta-7b"]
-    page.locator("[data-control=name]").fill("")
-    page.locator("[data-control=family]").select_option("greek")
+    page.locator("#matrix [data-control=name]").fill("")
+    page.locator("#matrix [data-control=family]").select_option("greek")
     assert page.locator("#matrix tbody tr").count() == 3
-    page.locator("[data-control=family]").select_option("")
+    page.locator("#matrix [data-control=family]").select_option("")
     assert page.locator("#matrix td.failed, #matrix td.missing").count() == 1
 
 
@@ -167,6 +167,21 @@ def test_failed_cells_say_why(page, report: str):
     page.goto(report)
     page.locator("#matrix .segmented label", has_text=re.compile("^direct$")).click()
     assert page.locator("#matrix td.failed span[title]").get_attribute("title") == "failed: it broke: <b>badly</b>"
+
+
+def test_predicted_cells_are_hatched_and_say_so(page, report: str):
+    page.goto(report)
+    page.locator("#completed tbody tr").first.wait_for()
+    hatched = page.locator("#completed td.predicted")
+    assert hatched.count() == 1
+    assert "repeating-linear-gradient" in hatched.evaluate("td => getComputedStyle(td).backgroundImage")
+    assert re.search(r"predicted 0\.\d+.*95 % interval 0\.\d+ to [01]\.\d+", hatched.inner_text().replace("\n", " "))
+    assert page.locator("#matrix td.predicted").count() == 0
+    with page.expect_download() as waiting:
+        page.get_by_role("button", name="Download the completed matrix as CSV").click()
+    rows = list(csv.DictReader(io.StringIO(Path(waiting.value.path()).read_text(encoding="utf-8"))))
+    assert [row["kind"] for row in rows].count("predicted") == 1
+    assert len(rows) == 12
 
 
 def test_hover_highlights_one_model(page, report: str):
@@ -332,7 +347,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    "section", ["", "/scores", "/ranks", "/agreement", "/evidence", "/structure", "/cells", "/how"]
+    "section", ["", "/scores", "/predicted", "/ranks", "/agreement", "/evidence", "/structure", "/cells", "/how"]
 )
 def test_every_page_of_the_board_works(any_page, served: str, section: str):
     page = any_page
@@ -355,6 +370,23 @@ def test_the_board_pages_through_all_items(page, served: str):
     page.locator("#cell-panel input[type=search]").fill("(59)")
     until(page, "document.querySelector('#cell-panel [role=status]').textContent.startsWith('1–1 of 1')")
     assert serious(page) == []
+
+
+def test_the_board_tells_who_may_be_best_as_cells_come_in(page, tmp_path: Path):
+    models = ("org/a", "org/b", "org/c")
+    store = make_store(
+        tmp_path / "open.db", models=models, untuned=frozenset({("org/c", "arc_easy"), ("org/c", "piqa")})
+    )
+    serving = Serving(store)
+    try:
+        page.goto(f"{serving.address}/studies/{STUDY}")
+        until(page, "document.querySelectorAll('#outlook .rung').length === 3", 60)
+        assert "7 of 9 tuned cells" in page.locator("#outlook").inner_text()
+        assert serious(page) == []
+        tune(store, "org/c", "arc_easy", right=2)
+        until(page, "document.querySelector('#outlook')?.innerText.includes('8 of 9 tuned cells')", 90)
+    finally:
+        serving.stop()
 
 
 def test_the_board_during_a_real_run(page, tmp_path: Path):

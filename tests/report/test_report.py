@@ -18,7 +18,9 @@ import numpy as np
 import pytest
 
 from made_store import DOCUMENT, EVIL, MODELS, TASKS, make_store
+from potentia.analysis.planning import find_outlook
 from potentia.errors import InputError
+from potentia.evidence import read as open_evidence
 from potentia.report import ReportData, read_report, report_page, write_report
 from potentia.report.page import embed, plotly_source
 from potentia.scores import ScoreMatrix
@@ -68,7 +70,7 @@ def page(data: ReportData) -> str:
 
 def test_every_section_is_there(page: str):
     sections = [a["id"] for tag, a in read(page).tags if tag == "section"]
-    assert sections == ["answer", "scores", "ranks", "agreement", "evidence", "structure", "cells", "how"]
+    assert sections == ["answer", "scores", "predicted", "ranks", "agreement", "evidence", "structure", "cells", "how"]
 
 
 def test_nothing_is_fetched_and_only_our_scripts_may_run(page: str):
@@ -145,8 +147,9 @@ def test_the_numbers_are_the_command_lines(store: Path, data: ReportData):
     printed = subprocess.run([POTENTIA, "analyze", "rankings", str(store), "--json"], capture_output=True, text=True)
     assert printed.returncode == 0, printed.stderr
     found = json.loads(printed.stdout)
-    assert list(found) == list(data.named())
-    for name, finding in data.named().items():
+    measured = {name: finding for name, finding in data.named().items() if name != "completion"}
+    assert list(found) == list(measured)
+    for name, finding in measured.items():
         assert json.loads(json.dumps(finding.to_dict())) == found[name], name
 
 
@@ -249,3 +252,46 @@ def test_training_on_the_test_task_has_its_section(shared_data: Path, tmp_path: 
     page = report_page(data)
     assert "Training on the test task" in page
     assert "gsm8k before adjustment: θ = " in page
+
+
+# --- predicted cells ---
+
+
+def test_predictions_are_marked_and_in_no_table_of_scores(page: str, data: ReportData):
+    """The made store has one tuned cell to come: predicted in a section of its own, a gap in the matrix of scores."""
+    done = data.completion
+    assert done is not None
+    assert int((~done.measured).sum()) == 1
+    where = tuple(np.argwhere(~done.measured)[0])
+    assert (done.models[where[0]], done.tasks[where[1]]) == (EVIL, "piqa")
+    completed, scores = read(page).json("completed-data"), read(page).json("matrix-data")
+    block = completed["scores"]["train_before_test"]
+    i = next(k for k, model in enumerate(completed["models"]) if model["name"] == EVIL)
+    j = next(k for k, task in enumerate(completed["tasks"]) if task["name"] == "piqa")
+    assert sum(map(sum, block["predicted"])) == 1
+    assert block["predicted"][i][j]
+    assert block["low"][i][j] < block["values"][i][j] < block["high"][i][j]
+    assert block["stderr"][i][j] is None
+    row = next(k for k, model in enumerate(scores["models"]) if model["name"] == EVIL)
+    column = next(k for k, task in enumerate(scores["tasks"]) if task["name"] == "piqa")
+    assert scores["scores"]["train_before_test"]["values"][row][column] is None
+    assert "predicted" not in scores["scores"]["train_before_test"]
+    frame = data.evidence.frame()
+    assert not ((frame.model == EVIL) & (frame.task == "piqa")).any()
+
+
+def test_the_outlook_says_the_same_in_report_and_python(page: str, store: Path, data: ReportData):
+    done = find_outlook(open_evidence(store))
+    assert done is not None
+    assert data.named()["completion"].to_dict() == done.to_dict()
+    answer = page.split('id="outlook"', 1)[1].split("</section>", 1)[0]
+    assert "predicted" in answer
+    assert f"best with probability {done.p_best.max():.2f}, predicted" in answer
+
+
+def test_a_finished_study_has_nothing_to_predict(tmp_path: Path):
+    whole = make_store(tmp_path / "whole.db", models=("org/a", "org/b", "org/c"))
+    found = read_report(whole)
+    assert found.completion is None
+    assert find_outlook(open_evidence(whole)) is None
+    assert 'id="predicted"' not in report_page(found)

@@ -22,9 +22,9 @@ from potentia.report import read_report
 from potentia.store import Store
 from potentia.web import create_app
 from potentia.web.live import Watch
-from potentia.web.snapshot import Snapshots
+from potentia.web.snapshot import Snapshots, Worker
 
-SECTIONS = ("answer", "scores", "ranks", "agreement", "evidence", "structure", "cells", "how")
+SECTIONS = ("answer", "scores", "predicted", "outlook", "ranks", "agreement", "evidence", "structure", "cells", "how")
 
 
 def handlers(page: str) -> list[str]:
@@ -53,6 +53,24 @@ def test_pages_show_what_the_report_shows(board: TestClient, store: Path):
         assert board.get(f"/api/studies/{STUDY}/findings/{name}").json() == json.loads(json.dumps(finding.to_dict()))
     scores = board.get("/api/studies/made/scores/direct").json()
     assert scores["models"] == list(data.evidence.scores["direct"].models)
+
+
+def test_the_board_predicts_as_the_report_does(board: TestClient, store: Path):
+    done = read_report(store, study="made", items=0).completion
+    assert done is not None
+    told = board.get(f"/api/studies/{STUDY}/outlook").json()
+    assert told == json.loads(json.dumps(done.to_dict()))
+    part = board.get(f"/studies/{STUDY}/outlook")
+    assert part.headers["x-cells"] == "22"
+    assert f"best with probability {done.p_best.max():.2f}, predicted" in part.text
+
+
+def test_a_study_with_nothing_left_has_no_outlook(tmp_path: Path):
+    whole = make_store(tmp_path / "whole.db", models=("org/a", "org/b"))
+    with TestClient(create_app(str(whole), executor=ThreadPoolExecutor(1)), base_url="http://127.0.0.1") as client:
+        assert client.get(f"/api/studies/{STUDY}/outlook").status_code == 404
+        part = client.get(f"/studies/{STUDY}/outlook")
+        assert (part.status_code, part.text, part.headers["x-cells"]) == (200, "", "12")
 
 
 def test_studies_and_live_state(board: TestClient):
@@ -212,7 +230,7 @@ def test_a_row_that_went_silent_does_not_run(tmp_path: Path):
 
 def test_snapshots_are_made_once_and_not_too_often(store: Path):
     async def ask() -> tuple:
-        snapshots = Snapshots(str(store), executor=ThreadPoolExecutor(1))
+        snapshots = Snapshots(str(store), Worker(ThreadPoolExecutor(1)))
         first = await asyncio.gather(*(snapshots.get(STUDY, (22, 1)) for _ in range(20)))
         again = await snapshots.get(STUDY, (23, 1))
         return first, again

@@ -213,6 +213,7 @@ from potentia.cli import analyze_checkpoints as _analyze_checkpoints  # noqa: E4
 from potentia.cli import analyze_consistency as _analyze_consistency  # noqa: E402, F401
 from potentia.cli import analyze_few_tasks as _analyze_few_tasks  # noqa: E402, F401
 from potentia.cli import analyze_judge as _analyze_judge  # noqa: E402, F401
+from potentia.cli import analyze_outlook as _analyze_outlook  # noqa: E402, F401
 from potentia.cli import analyze_proxy as _analyze_proxy  # noqa: E402, F401
 from potentia.cli import analyze_rankings as _analyze_rankings  # noqa: E402, F401
 from potentia.cli import analyze_test_task as _analyze_test_task  # noqa: E402, F401

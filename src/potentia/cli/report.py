@@ -47,6 +47,9 @@ def report(
     baseline: Annotated[
         str | None, typer.Option(help="Stability and consistency: compare every method with this one.")
     ] = None,
+    history: Annotated[
+        list[str] | None, typer.Option(help="Cells not measured yet: predict them with these scores of other models.")
+    ] = None,
     figures: Annotated[Path | None, typer.Option(help="Draw the figures for a paper into this folder, too.")] = None,
     format: Formats = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
@@ -80,6 +83,7 @@ def report(
             else None,
             proxies=ProxyOptions(target, protocol=evidence.main or "direct") if target else None,
             baseline=baseline,
+            history=read(*history) if history else None,
         )
         data = make_report(evidence, items=items, options=options)
         path = save_report(data, output)

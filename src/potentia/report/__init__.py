@@ -6,5 +6,6 @@ from potentia.report.draw import FORMATS, draw, draw_all, interactive
 from potentia.report.onefile import report_page, save_report, write_report
 from potentia.report.page import SCRIPTS, asset, environment, plotly_source
 from potentia.report.parts import Parts
+from potentia.report.predicted import outlook_part
 from potentia.report.sections import Section, build_sections, evidence_maps
-from potentia.report.source import ReportData, ReportOptions, make_report, read_report
+from potentia.report.source import ReportData, ReportOptions, make_report, read_outlook, read_report

@@ -20,6 +20,7 @@ from potentia.report.how import how_context
 from potentia.report.ladder import make_ladder
 from potentia.report.page import render, table_payload
 from potentia.report.parts import Parts
+from potentia.report.predicted import completed_grid, make_outlook
 from potentia.report.source import ReportData
 
 
@@ -51,6 +52,8 @@ def answer_section(data: ReportData, parts: Parts) -> str:
         ladder=None if told.board is None else make_ladder(told.board),
         method="" if told.board is None else NAMES[told.method] if len(told.board.ranked_on) > 1 else "score",
         names=() if told.board is None else tuple(told.board.names.values()),
+        outlook=None if data.completion is None else make_outlook(data.completion),
+        predicted="#predicted",
         parts=parts,
     )
 
@@ -78,8 +81,26 @@ def scores_section(data: ReportData, parts: Parts) -> str:
     )
 
 
+def predicted_section(data: ReportData, parts: Parts) -> str:
+    """Section 3: the cells that are not measured yet, hatched among those that are."""
+    if data.completion is None:
+        return ""
+    known = {model["name"]: model for model in grid(data, answer(data))["models"]}
+    done = data.completion
+    return render(
+        "predicted.html",
+        grid=completed_grid(data, done, known),
+        done=done,
+        count_measured=int(done.measured.sum()),
+        count_predicted=int((~done.measured).sum()),
+        failed=any(f.protocol == done.protocol for f in data.failures),
+        tables=_tables([done]),
+        parts=parts,
+    )
+
+
 def ranks_section(data: ReportData, parts: Parts) -> str:
-    """Section 3: rank bump charts, and the aggregate ranking with its intervals."""
+    """Section 4: rank bump charts, and the aggregate ranking with its intervals."""
     if data.rankings is None or (data.training is not None and data.training.whole):  # steps are no rivals
         return ""
     found = data.rankings.aggregate
@@ -94,7 +115,7 @@ def ranks_section(data: ReportData, parts: Parts) -> str:
 
 
 def agreement_section(data: ReportData, parts: Parts) -> str:
-    """Section 4: the mean bars of every task, the heat maps side by side, categories, and groups of models."""
+    """Section 5: the mean bars of every task, the heat maps side by side, categories, and groups of models."""
     if data.rankings is None or not data.rankings.agreement:
         return ""
     found = data.rankings
@@ -128,7 +149,7 @@ def agreement_section(data: ReportData, parts: Parts) -> str:
 
 
 def evidence_section(data: ReportData, parts: Parts) -> str:
-    """Section 5: model × model evidence, and how much each task resolves."""
+    """Section 6: model × model evidence, and how much each task resolves."""
     weighed = evidence_maps(data)
     if not weighed or data.rankings is None:
         return ""
@@ -157,7 +178,7 @@ def evidence_maps(data: ReportData) -> dict[Protocol, EvidenceMap]:
 
 
 def structure_section(data: ReportData, parts: Parts) -> str:
-    """Section 6: principal components of all protocols, and PC1 against compute; families apart."""
+    """Section 7: principal components of all protocols, and PC1 against compute; families apart."""
     if data.rankings is None or not data.rankings.components:
         return ""
     found = data.rankings
@@ -180,14 +201,14 @@ def structure_section(data: ReportData, parts: Parts) -> str:
 
 
 def perplexity_section(data: ReportData, parts: Parts) -> str:
-    """Section 7: perplexity against tasks."""
+    """Section 8: perplexity against tasks."""
     ranked = data.rankings
     found = [] if ranked is None else [*ranked.perplexity.values(), *ranked.perplexity_by_kind.values()]
     return _plain(parts, "perplexity", "Perplexity", PERPLEXITY, found)
 
 
 def test_task_section(data: ReportData, parts: Parts) -> str:
-    """Section 8: training on the test task."""
+    """Section 9: training on the test task."""
     if data.test_task is None:
         return ""
     found = list(data.test_task.named().values())
@@ -195,7 +216,7 @@ def test_task_section(data: ReportData, parts: Parts) -> str:
 
 
 def stability_section(data: ReportData, parts: Parts) -> str:
-    """Section 9: whether scores grow over the checkpoints of a run."""
+    """Section 10: whether scores grow over the checkpoints of a run."""
     found: list[Finding] = [] if data.stability is None else [data.stability]
     if data.training is not None and not data.training.whole:  # else the answer begins with it
         found.insert(0, data.training)
@@ -203,20 +224,20 @@ def stability_section(data: ReportData, parts: Parts) -> str:
 
 
 def consistency_section(data: ReportData, parts: Parts) -> str:
-    """Section 10: base models against their instruct versions."""
+    """Section 11: base models against their instruct versions."""
     found = [] if data.consistency is None else [data.consistency.consistency]
     return _plain(parts, "consistency", "Consistency", CONSISTENCY, found, most=MOST)
 
 
 def ablation_section(data: ReportData, parts: Parts) -> str:
-    """Section 11: every model by every method, and which method ranks best."""
+    """Section 12: every model by every method, and which method ranks best."""
     paired = data.consistency.ablation if data.consistency is not None else None
     found = [finding for finding in (paired, data.ablation) if finding is not None]
     return _plain(parts, "ablation", "Methods", ABLATION, found)
 
 
 def proxies_section(data: ReportData, parts: Parts) -> str:
-    """Section 12: tasks that stand in for one which early models cannot do yet."""
+    """Section 13: tasks that stand in for one which early models cannot do yet."""
     if data.proxies is None:
         return ""
     found = list(data.proxies.named().values())
@@ -224,7 +245,7 @@ def proxies_section(data: ReportData, parts: Parts) -> str:
 
 
 def cells_section(data: ReportData, parts: Parts) -> str:
-    """Section 13: one cell at a time: curves, prompts, items."""
+    """Section 14: one cell at a time: curves, prompts, items."""
     if not has_details(data):
         return ""
     lanes: dict[str | None, list[Any]] = {}
@@ -238,7 +259,7 @@ def cells_section(data: ReportData, parts: Parts) -> str:
 
 
 def how_section(data: ReportData, parts: Parts) -> str:
-    """Section 14: the study, versions, seeds, recipe, fingerprints and cost."""
+    """Section 15: the study, versions, seeds, recipe, fingerprints and cost."""
     return render("how.html", **how_context(data))
 
 
@@ -279,6 +300,7 @@ PROXIES = (
 SECTIONS: tuple[tuple[str, str, Callable[[ReportData, Parts], str]], ...] = (
     ("answer", "Answer", answer_section),
     ("scores", "Scores", scores_section),
+    ("predicted", "Predicted", predicted_section),
     ("ranks", "Ranks", ranks_section),
     ("agreement", "Agreement", agreement_section),
     ("evidence", "Evidence", evidence_section),

@@ -17,6 +17,7 @@ from potentia.analysis.base_models import (
     find_stability,
     find_training,
 )
+from potentia.analysis.planning import Completion, find_outlook
 from potentia.analysis.proxy import Options as ProxyOptions
 from potentia.analysis.proxy import Proxies, find_proxies
 from potentia.analysis.rankings import Rankings, Scoreboard, find_rankings, find_scoreboard
@@ -50,6 +51,7 @@ class ReportOptions:
     test_task: TestTaskOptions | None = None  # else newer models against older ones, where models were adjusted
     proxies: ProxyOptions | None = None  # which task to predict
     baseline: str | None = None  # the method that stability and consistency are compared with
+    history: Evidence | None = None  # other models' scores, to predict cells that are not measured yet
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class ReportData:
     consistency: ConsistencyFindings | None = None
     ablation: Ablation | None = None  # of prompt forms, where no pairs of base and instruct models are known
     proxies: Proxies | None = None
+    completion: Completion | None = None  # of a study with cells not measured yet: predictions, never scores
     cells: tuple[CellRecord, ...] = ()
     failures: tuple[FailureRecord, ...] = ()
     lanes: tuple[LaneRecord, ...] = ()
@@ -87,7 +90,12 @@ class ReportData:
         """Return every finding under the name that the command line and the board's API give it."""
         several = (self.rankings, self.test_task, self.consistency, self.proxies)
         found = {name: f for part in several if part is not None for name, f in part.named().items()}
-        single = {"training": self.training, "stability": self.stability, "ablation": self.ablation}
+        single = {
+            "training": self.training,
+            "stability": self.stability,
+            "ablation": self.ablation,
+            "completion": self.completion,
+        }
         return found | {name: f for name, f in single.items() if f is not None}
 
     def charts(self) -> list[Chart]:
@@ -105,6 +113,12 @@ def read_report(
 ) -> ReportData:
     """Read a store or any file of scores and compute its findings."""
     return make_report(read(source, study=study, facts=facts), items=items, options=options)
+
+
+def read_outlook(source: str | Path, *, study: str | Sequence[str] | None = None) -> Completion | None:
+    """Read a store and predict what its study has not measured, as its report does; None once all is there."""
+    evidence = read(source, study=study)
+    return _completion(evidence, None, _training(evidence))
 
 
 def make_report(evidence: Evidence, *, items: int | None = None, options: ReportOptions | None = None) -> ReportData:
@@ -131,6 +145,7 @@ def make_report(evidence: Evidence, *, items: int | None = None, options: Report
         consistency=consistency,
         ablation=_ablation(evidence) if consistency is None else None,
         proxies=find_proxies(evidence, options.proxies) if options.proxies is not None else None,
+        completion=_completion(evidence, options.history, training),
         cells=cells,
         failures=tuple(evidence.failures()),
         lanes=tuple(evidence.lanes()),
@@ -165,6 +180,16 @@ def _board(evidence: Evidence) -> Scoreboard | None:
     try:
         return find_scoreboard(evidence)
     except PotentiaError:
+        return None
+
+
+def _completion(evidence: Evidence, history: Evidence | None, training: Training | None) -> Completion | None:
+    """Predict what the studies ask for and have not measured; steps of a run are no rivals, and nothing to predict."""
+    if training is not None and training.whole:
+        return None
+    try:
+        return find_outlook(evidence, history=history)
+    except InputError:  # nothing is tuned, or nothing is known yet
         return None
 
 

@@ -87,6 +87,12 @@ def make_api(desk: Desk) -> APIRouter:
         """Return the answer: headline, sentences, and every model's rank with its interval."""
         return (await desk.snapshot(desk.study(study).key)).answer
 
+    @api.get("/studies/{study}/outlook", response_model=dict[str, Any])
+    async def outlook(study: Name) -> Any:
+        """Return what is predicted of cells not measured yet: P(best), ranks with intervals; 404 once all is there."""
+        made = await desk.outlook(desk.study(study).key, wait=True)
+        return json_text(made.findings.get("completion") if made is not None else None)
+
     @api.get("/studies/{study}/findings")
     async def findings(study: Name) -> Names:
         """Name the findings of the study."""

@@ -12,7 +12,7 @@ from potentia.errors import StoreError
 from potentia.scores import ItemOutcome
 from potentia.store import CellRecord, Store, StudyRecord
 from potentia.web.live import Watch, study_summary
-from potentia.web.snapshot import Snapshot, Snapshots
+from potentia.web.snapshot import Snapshot, Snapshots, Worker, make_outlook
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -27,7 +27,9 @@ class Desk:
     def __init__(self, where: str, *, executor: Executor | None = None) -> None:
         self.where = where
         self.store = Store.open(where, readonly=True)
-        self.snapshots = Snapshots(where, executor=executor)
+        self.worker = Worker(executor)
+        self.snapshots = Snapshots(where, self.worker)
+        self.outlooks = Snapshots(where, self.worker, make_outlook)
         self._watches: dict[str, Watch] = {}
         self._stamps: dict[str, tuple[float, tuple[int, int]]] = {}
         self._studies: tuple[float, list[StudyRecord]] = (-FRESH, [])
@@ -36,13 +38,13 @@ class Desk:
 
     def stop(self) -> None:
         """End what waits: streams, and pages whose findings are being made."""
-        self.snapshots.stopped = True
+        self.snapshots.stopped = self.outlooks.stopped = True
         for watch in list(self._watches.values()):
             watch.stopped = True
 
     def close(self) -> None:
         """Let the store and the worker go."""
-        self.snapshots.close()
+        self.worker.close()
         self.store.close()
 
     def studies(self) -> list[StudyRecord]:
@@ -110,6 +112,13 @@ class Desk:
         from starlette.concurrency import run_in_threadpool
 
         return self.snapshots.peek(key, await run_in_threadpool(self.stamp, key))
+
+    async def outlook(self, key: str, *, wait: bool = False) -> Snapshot | None:
+        """Return the expected final ranking; None while the first is being made, unless it is waited for."""
+        from starlette.concurrency import run_in_threadpool
+
+        stamp = await run_in_threadpool(self.stamp, key)
+        return await self.outlooks.get(key, stamp) if wait else self.outlooks.peek(key, stamp)
 
     async def warm(self) -> None:
         """Begin the first snapshot of the study opened last, before anyone asks."""

@@ -13,6 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from potentia.report import SCRIPTS, asset, cell_payload, environment, plotly_source
 from potentia.web.api import Name
 from potentia.web.desk import Desk
+from potentia.web.snapshot import Snapshot
 
 STYLE = "report.css"
 PLOTLY = "plotly.min.js"
@@ -62,12 +63,15 @@ def make_pages(desk: Desk) -> APIRouter:
         record = await run_in_threadpool(desk.study, study)
         state = await run_in_threadpool(desk.watch(record.key).look)
         made = await desk.peek(record.key)  # the board itself never waits for findings
+        outlook = await desk.outlook(record.key)
         sections = made.sections if made else ()
         return _page(
             "board.html",
             title=record.name,
             state=state,
             answer=next((html for name, _, html in sections if name == "answer"), ""),
+            outlook=_outlook(outlook),
+            outlook_cells=outlook.stamp[0] if outlook else -1,
             problem=made.problem if made else "",
             cells=made.stamp[0] if made else 0,
             pending=made is None,
@@ -75,6 +79,13 @@ def make_pages(desk: Desk) -> APIRouter:
             links=_links(sections),
             here="live",
         )
+
+    @pages.get("/studies/{study}/outlook")
+    async def outlook(study: Name) -> HTMLResponse:
+        """Return the part alone, for a board that is open; empty where nothing is left to predict, or not yet made."""
+        record = await run_in_threadpool(desk.study, study)
+        made = await desk.outlook(record.key)
+        return HTMLResponse(_outlook(made), headers={"x-cells": str(made.stamp[0] if made else -1)})
 
     @pages.get("/studies/{study}/cell")
     async def cell_of(study: Name, model: str, task: str, protocol: str) -> HTMLResponse:
@@ -125,6 +136,10 @@ def _page(template: str, *, status: int = 200, **context: Any) -> HTMLResponse:
 
 def _links(sections: tuple[tuple[str, str, str], ...]) -> tuple[tuple[str, str], ...]:
     return tuple((name, title) for name, title, _ in sections)
+
+
+def _outlook(made: Snapshot | None) -> str:
+    return next((html for _, _, html in made.sections), "") if made is not None else ""
 
 
 def _content(name: str) -> str:

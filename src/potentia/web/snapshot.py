@@ -1,7 +1,9 @@
 """Snapshots: a study's sections and findings, made in a process of their own and kept until there is more to say.
 
 Findings take seconds to compute. They are made in one niced worker, never while serving a request that an older
-snapshot can answer, and never more often than a twentieth of the time, so that readers do not slow a run.
+snapshot can answer, and never more often than a twentieth of the time, so that readers do not slow a run. The outlook
+(who may be best once all is measured) takes a part of that and is a snapshot of its own, so that it keeps up with a
+run.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,6 +64,22 @@ def make_snapshot(where: str, study: str, stamp: tuple[int, int]) -> Snapshot:
     )
 
 
+def make_outlook(where: str, study: str, stamp: tuple[int, int]) -> Snapshot:
+    """Read a study and predict what it has not measured: the expected final ranking alone; runs in the worker."""
+    from potentia.report import outlook_part, read_outlook
+
+    began = time.monotonic()
+    try:
+        done = read_outlook(where, study=study)
+    except PotentiaError as error:  # no scores yet, or nothing is tuned
+        return Snapshot(study, stamp, time.monotonic() - began, problem=error.message)
+    if done is None:
+        return Snapshot(study, stamp, time.monotonic() - began)
+    part = ("outlook", "Expected final ranking", outlook_part(done, f"/studies/{study}/predicted"))
+    findings = {"completion": json.dumps(done.to_dict())}
+    return Snapshot(study, stamp, time.monotonic() - began, sections=(part,), findings=findings)
+
+
 def _settle() -> None:
     import os
     import signal
@@ -72,12 +91,42 @@ def _settle() -> None:
     leave_with_parent()
 
 
+class Worker:
+    """One niced process for all that is computed; a new one where it was killed."""
+
+    def __init__(self, executor: Executor | None = None) -> None:
+        self._executor = executor
+
+    def get(self) -> Executor:
+        """Return the executor, started when first asked for."""
+        if self._executor is None:
+            from multiprocessing import get_context
+
+            self._executor = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_settle)
+        return self._executor
+
+    def drop(self) -> None:
+        """Forget a process that was killed."""
+        self._executor = None
+
+    def close(self) -> None:
+        """Stop it."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+
+
 class Snapshots:
     """The latest snapshot of each study; a newer one is made in the background."""
 
-    def __init__(self, where: str, *, executor: Executor | None = None) -> None:
+    def __init__(
+        self,
+        where: str,
+        worker: Worker,
+        make: Callable[[str, str, tuple[int, int]], Snapshot] = make_snapshot,
+    ) -> None:
         self.where = where
-        self._executor = executor
+        self._worker = worker
+        self._make = make
         self._latest: dict[str, Snapshot] = {}
         self._making: dict[str, asyncio.Future[Snapshot]] = {}
         self._not_before: dict[str, float] = {}
@@ -104,7 +153,7 @@ class Snapshots:
         if known is not None and (known.stamp == stamp or time.monotonic() < self._not_before.get(study, 0.0)):
             return known
         if study not in self._making:
-            task = asyncio.get_running_loop().run_in_executor(self._worker(), make_snapshot, self.where, study, stamp)
+            task = asyncio.get_running_loop().run_in_executor(self._worker.get(), self._make, self.where, study, stamp)
             self._making[study] = task
             task.add_done_callback(lambda done: self._keep(study, done))
         return known
@@ -113,21 +162,9 @@ class Snapshots:
         self._making.pop(study, None)
         if done.cancelled() or done.exception() is not None:
             if not done.cancelled() and isinstance(done.exception(), BrokenExecutor):
-                self._executor = None  # the worker was killed; the next snapshot gets another
+                self._worker.drop()  # the next snapshot gets another
             self._not_before[study] = time.monotonic() + LEAST_SECONDS
             return
         made = done.result()
         self._latest[study] = made
         self._not_before[study] = time.monotonic() + max(LEAST_SECONDS, SHARE * made.seconds)
-
-    def _worker(self) -> Executor:
-        if self._executor is None:
-            from multiprocessing import get_context
-
-            self._executor = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_settle)
-        return self._executor
-
-    def close(self) -> None:
-        """Stop the worker."""
-        if self._executor is not None:
-            self._executor.shutdown(wait=False, cancel_futures=True)

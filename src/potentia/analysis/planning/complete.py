@@ -28,6 +28,7 @@ from potentia.errors import InputError
 from potentia.facts import ModelTable
 from potentia.facts import models as known_models
 from potentia.findings import Bars, Cell, Chart, Finding, Heatmap, Interval, Plot, Points, Table, jsonable
+from potentia.protocol import Protocol
 from potentia.scores import Floats, ScoreMatrix
 
 DRAWS = 1_000
@@ -47,9 +48,10 @@ class Fitted:
 class Completion(Finding):
     """Measured cells, predicted cells and the ranking of the finished study, as far as it can be known."""
 
-    protocol: str
+    protocol: Protocol
     models: tuple[str, ...]
     tasks: tuple[str, ...]
+    higher_is_better: tuple[bool, ...]  # (tasks,)
     measured: npt.NDArray[np.bool_]  # (models, tasks)
     values: Floats  # measured scores; NaN where predicted
     mean: Floats  # predicted scores (medians); NaN where measured
@@ -214,6 +216,7 @@ def complete(
         protocol=tuned.protocol,
         models=tuned.models,
         tasks=tuned.tasks,
+        higher_is_better=tuned.higher_is_better,
         measured=measured,
         values=np.where(measured, tuned.values, np.nan),
         mean=np.where(measured, np.nan, middle),

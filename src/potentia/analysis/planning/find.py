@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from potentia.analysis.planning.complete import DRAWS, Completion, Fitted, complete
-from potentia.evidence import Evidence
+from potentia.errors import InputError
+from potentia.evidence import Evidence, study_of, whole_task
 from potentia.facts import ModelTable
-from potentia.protocol import DIRECT, Protocol
-from potentia.scores import Floats, ScoreMatrix
+from potentia.protocol import ADJUST, DIRECT, TRAIN_BEFORE_TEST, Protocol
+from potentia.scores import Floats, ScoreMatrix, is_text
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,45 @@ class Grid:
         )
 
 
+def find_grid(evidence: Evidence) -> Grid:
+    """Return the tuned cells that the studies of the evidence ask for, measured or not.
+
+    Rows and tasks are those of the studies, folds of a task joined, texts to predict left out as in every ranking. A
+    task of which nothing is known yet, under no protocol, has no metric either and waits; a row of which every tuned
+    cell failed is no candidate.
+    """
+    studies = [study for study in map(study_of, evidence.studies) if study is not None]
+    protocol = next((p for p in (TRAIN_BEFORE_TEST, ADJUST) for s in studies if p in s.protocols), None)
+    if protocol is None:
+        raise InputError("there is nothing to predict: no study of these scores tunes models")
+    kinds: dict[str, tuple[str, bool]] = {}
+    for matrix in evidence.planned.values():
+        for task, metric, up in zip(matrix.tasks, matrix.metrics, matrix.higher_is_better, strict=True):
+            kinds.setdefault(task, (metric, bool(up)))
+    asked = dict.fromkeys(whole_task(task.name) for study in studies for task in study.benchmarks())
+    tasks = [t for t in asked if t in kinds and not is_text(*kinds[t])]
+    failed = {(f.model, whole_task(f.task)) for f in evidence.failures() if f.protocol == protocol}
+    models = [m for m in dict.fromkeys(row.name for s in studies for row in s.rows())
+              if not tasks or not all((m, t) in failed for t in tasks)]  # fmt: skip
+    if not models or not tasks:
+        raise InputError("there is nothing to predict: no model has a score on any task yet")
+    return Grid(
+        models=tuple(models),
+        tasks=tuple(tasks),
+        metrics=tuple(kinds[t][0] for t in tasks),
+        higher_is_better=tuple(kinds[t][1] for t in tasks),
+        protocol=Protocol(protocol),
+    )
+
+
+def find_outlook(evidence: Evidence, *, history: Evidence | None = None) -> Completion | None:
+    """Complete what the studies of the evidence ask for, as report and board show it; None once all is measured."""
+    grid = find_grid(evidence)
+    if np.isfinite(grid.laid_out(evidence.scores.get(grid.protocol)).values).all():
+        return None
+    return find_completion(grid, evidence, history=history)
+
+
 def find_completion(
     grid: Grid,
     evidence: Evidence | None,
@@ -69,15 +110,16 @@ def find_completion(
     past = history.scores if history is not None else {}
     before = [*_untuned(own), *_untuned(past)]
     table = facts if facts is not None else (evidence or history).facts if (evidence or history) else None  # type: ignore[union-attr]
-    return complete(
-        tuned,
-        direct=before,
-        history=[matrix.benchmarks() for protocol, matrix in past.items() if protocol == grid.protocol],
-        facts=table,
-        draws=draws,
-        seed=seed,
-        fitted=fitted,
-    )
+    with threadpool_limits(1, user_api="blas"):  # small matrices: threads that wait for each other cost ten times more
+        return complete(
+            tuned,
+            direct=before,
+            history=[matrix.benchmarks() for protocol, matrix in past.items() if protocol == grid.protocol],
+            facts=table,
+            draws=draws,
+            seed=seed,
+            fitted=fitted,
+        )
 
 
 def _untuned(scores: Mapping[Protocol, ScoreMatrix]) -> Sequence[ScoreMatrix]:

@@ -1,9 +1,7 @@
-/* The score matrix: protocols, gains, intervals, sorting, filters, and the way into each cell. */
+/* A matrix: protocols, gains, intervals, sorting, filters, the way into each cell; of scores, or completed by predictions. */
 "use strict";
-(async function (P) {
-  const box = document.getElementById("matrix");
-  if (!box) return;
-  const data = await P.load(document.getElementById("matrix-data"));
+for (const box of document.querySelectorAll(".matrix")) (async function (P) {
+  const data = await P.load(box.querySelector("script"));
   const [head, body] = [box.querySelector("thead"), box.querySelector("tbody")];
   const control = (name) => box.querySelector(`[data-control="${name}"]`);
   const names = data.protocols.map((p) => p.name);
@@ -14,18 +12,20 @@
   const state = { view: data.main || before, sort: "rank", down: false };
 
   const segmented = control("protocol");
-  for (const view of views) {
+  for (const view of segmented ? views : []) {
     const input = P.make("input", { type: "radio", name: "matrix-view", value: view.id, id: `view-${view.id}` });
     input.checked = view.id === state.view;
     input.addEventListener("change", () => { state.view = view.id; draw(); });
     segmented.append(input, P.make("label", { for: `view-${view.id}`, text: view.label }));
   }
 
+  const completed = names.some((name) => data.scores[name].predicted);
   const isGain = () => state.view.startsWith("gain:");
   const protocol = () => (isGain() ? state.view.slice(5) : state.view);
   const cell = (i, j) => {
     const block = data.scores[protocol()];
     const [value, error] = [block.values[i][j], block.stderr[i][j]];
+    if (block.predicted) return { value, error, predicted: block.predicted[i][j], low: block.low[i][j], high: block.high[i][j] };
     if (!isGain()) return { value, error };
     const first = data.scores[before];
     const [low, lowError] = [first.values[i][j], first.stderr[i][j]];
@@ -90,10 +90,10 @@
     ? `${box.dataset.live}/cell?${new URLSearchParams({ model: model.name, task: task.name, protocol: protocol() })}`
     : `#cell=${[model.name, task.name, protocol()].map(encodeURIComponent).join("/")}`);
   const scoreCell = (model, i, task, j, range, withInterval) => {
-    const { value, error } = cell(i, j);
+    const { value, error, predicted, low, high } = cell(i, j);
     const td = P.make("td", { class: "score" });
+    const reason = failed.get(`${model.name}\n${task.name}\n${protocol()}`);
     if (value === null) {
-      const reason = failed.get(`${model.name}\n${task.name}\n${protocol()}`);
       td.className = reason ? "score failed" : "score missing";
       td.append(P.make("span", { title: reason ? `failed: ${reason}` : "no score", text: reason ? "✕" : "·" }));
       td.append(P.make("span", { class: "sr", text: reason ? `failed: ${reason}` : "no score" }));
@@ -103,9 +103,18 @@
     td.style.setProperty("--share", share.toFixed(3));
     td.classList.add(good === false ? "worse" : "better");
     const told = (isGain() && value > 0 ? "+" : "") + value.toFixed(Math.abs(value) >= 100 ? 1 : 3);
-    const predicted = !isGain() && data.scores[protocol()].predicted && data.scores[protocol()].predicted[i][j];
-    if (predicted) td.classList.add("predicted"); /* hatched: no test was run */
-    const number = !isGain() && data.details && !predicted
+    if (predicted) { /* hatched: no test was run */
+      const digits = Math.abs(value) >= 100 ? 1 : 2;
+      const span = [low, high].map((end) => end.toFixed(digits));
+      td.classList.add("predicted");
+      td.title = `${model.name}, ${task.name}: predicted ${value.toFixed(3)}, 95 % interval ${span.join(" to ")}${reason ? `; failed: ${reason}` : ""}`;
+      td.append(P.make("span", { class: "sr", text: `${reason ? `failed: ${reason}; ` : ""}predicted ` }));
+      if (reason) td.append(P.make("span", { class: "cross", "aria-hidden": "true", text: "✕ " }));
+      td.append(P.make("span", { text: value.toFixed(digits) }));
+      td.append(withInterval ? P.make("small", { text: span.join("–") }) : "", P.make("span", { class: "sr", text: ` 95 % interval ${span.join(" to ")}` }));
+      return td;
+    }
+    const number = !isGain() && data.details
       ? P.make("a", { href: address(model, task), text: told })
       : P.make("span", { text: told });
     td.append(number);
@@ -154,11 +163,12 @@
   box.querySelector("[data-download-matrix]").addEventListener("click", () => {
     const { rows, columns } = visible();
     const lines = rows.flatMap(({ model, i }) => columns.map(({ task, j }) => {
-      const { value, error } = cell(i, j);
-      return [protocol(), model.name, task.name, value, error, failed.get(`${model.name}\n${task.name}\n${protocol()}`) || ""];
+      const { value, error, predicted, low, high } = cell(i, j);
+      const kind = completed ? [predicted ? "predicted" : "measured", low, high] : [];
+      return [protocol(), model.name, task.name, value, error, ...kind, failed.get(`${model.name}\n${task.name}\n${protocol()}`) || ""];
     }));
-    P.save(`${isGain() ? "gains" : "scores"}-${P.fileName(protocol())}.csv`,
-      P.csv(["protocol", "model", "task", isGain() ? "gain" : "value", "stderr", "failed"], lines));
+    P.save(`${isGain() ? "gains" : completed ? "completed" : "scores"}-${P.fileName(protocol())}.csv`,
+      P.csv(["protocol", "model", "task", isGain() ? "gain" : "value", "stderr", ...(completed ? ["kind", "low", "high"] : []), "failed"], lines));
   });
   draw();
 })(window.potentia);
