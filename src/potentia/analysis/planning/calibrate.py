@@ -7,6 +7,11 @@ about models without known relatives, or a whole family where it asks about a fa
 distances in standard deviations replace the normal quantiles. A few distances say little, so they are pooled with
 those of a Student t with five degrees of freedom and unit variance, whose shape such residuals have: many small, few
 large.
+
+Families differ in how well they are predicted, and a new one may be the worst so far. Where a family is new, its scale
+is drawn as well: the scales of the known families (root mean square distances) are taken for a normal sample on the
+log scale, a new one follows its predictive distribution (a Student t, with a weak belief about the spread), and the
+distances of all families, each divided by its own scale and each family counting alike, are multiplied with it.
 """
 
 from __future__ import annotations
@@ -27,6 +32,8 @@ FOLDS = 5
 PSEUDO = 150  # distances of the Student t in the pool
 PSEUDO_ROWS = 10  # rows that were off as far as expected
 FREEDOM = 5
+SCALE_SPREAD, SCALE_WEIGHT = 0.3, 2.0  # families' scales differ by so much on the log scale; a belief worth two of them
+KNOWN_SHARE = 0.3  # of a family's rows that are whole, from which on the family is known
 LIKE = 3  # a hidden row takes the gaps of one of so many unfinished rows of like ability
 _LEVELS = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995])
 
@@ -55,12 +62,35 @@ class Calibration:
 
 def pooled(distances: Floats, unit: str, wider: float = 1.0) -> Calibration:
     """Make the calibration from observed distances |truth − mean| / sd and those of the Student t."""
-    shares = (np.arange(PSEUDO) + 0.5) / PSEUDO
-    typical = student.ppf(0.5 + shares / 2.0, FREEDOM) * np.sqrt((FREEDOM - 2) / FREEDOM)
-    pool = np.concatenate([np.abs(distances), typical])
+    pool = np.concatenate([np.abs(distances), _typical(PSEUDO)])
     quantiles = np.quantile(pool, _LEVELS)
     quantiles[0] = 0.0
     return Calibration(_LEVELS, np.maximum.accumulate(quantiles), len(distances), wider, unit)
+
+
+def for_new_family(distances: Sequence[Floats]) -> Calibration:
+    """Make the calibration for a family not seen yet from the distances of each known one."""
+    known = [np.abs(d) for d in distances if len(d)]
+    typical = _typical(PSEUDO // 10)
+    scales = np.array([np.sqrt(np.mean(np.concatenate([d, typical]) ** 2)) for d in known])
+    middle, count = float(np.log(scales).mean()), len(scales)
+    squares = float(((np.log(scales) - middle) ** 2).sum())
+    freedom = count - 1 + SCALE_WEIGHT
+    spread = np.sqrt((squares + SCALE_WEIGHT * SCALE_SPREAD**2) / freedom * (1.0 + 1.0 / count))
+    drawn = np.exp(middle + spread * student.ppf(_shares(60), freedom))
+    shapes = [np.quantile(d / scale, _shares(200)) for d, scale in zip(known, scales, strict=True)]
+    quantiles = np.quantile(np.multiply.outer(np.concatenate([*shapes, _typical(200)]), drawn), _LEVELS)
+    quantiles[0] = 0.0
+    return Calibration(_LEVELS, quantiles, sum(map(len, known)), 1.0, "family")
+
+
+def _typical(count: int) -> Floats:
+    """Distances of the Student t with unit variance, evenly over its quantiles."""
+    return np.asarray(student.ppf(0.5 + _shares(count) / 2.0, FREEDOM) * np.sqrt((FREEDOM - 2) / FREEDOM))
+
+
+def _shares(count: int) -> Floats:
+    return (np.arange(count) + 0.5) / count
 
 
 def calibrate(
@@ -80,7 +110,7 @@ def calibrate(
     whole = np.flatnonzero(share >= max(0.6, min(0.9, most)))
     whole = whole[~np.isin(whole, open_rows)] if len(whole) else whole
     families = np.asarray(family)
-    new = len(open_rows) > 0 and not np.isin(families[open_rows], families[whole]).any()
+    new = len(open_rows) > 0 and _met(families, open_rows, whole) < KNOWN_SHARE
     rng = np.random.default_rng(seed)
     labels = families if new else _groups(np.asarray(lineage), open_rows, whole, rng)
     groups = np.unique(labels[whole]) if len(whole) else np.array([], dtype=str)
@@ -102,6 +132,13 @@ def calibrate(
         few = np.sort(rng.permutation(study)[:MOST_ROWS])
         problem, study = problem.take(few), np.arange(len(few))
     return _by_tasks(problem, study, rng)
+
+
+def _met(families: npt.NDArray[np.str_], open_rows: npt.NDArray[np.intp], whole: npt.NDArray[np.intp]) -> float:
+    """How much of its family an open row can lean on: the share of the family's rows that are whole, on average."""
+    there = np.array([(families[whole] == f).sum() for f in families[open_rows]], dtype=np.float64)
+    missing = np.array([(families[open_rows] == f).sum() for f in families[open_rows]])
+    return float((there / (there + missing)).mean())
 
 
 def _groups(
@@ -131,7 +168,9 @@ def _by_rows(
 ) -> Calibration:
     """Hide these cells of the whole rows, a fold of groups at a time, learn everything anew, and predict them."""
     tasks = np.arange(problem.z.shape[1])
-    off, sums = [np.zeros(0)], [np.zeros(0)]
+    off: list[Floats] = []
+    of: list[npt.NDArray[np.str_]] = []  # whose distances these are
+    sums = [np.zeros(0)]
     for fold in range(min(FOLDS, len(groups))):
         inside = np.isin(labels, groups[fold::FOLDS])
         rows, gone = whole[inside], hide[inside]
@@ -143,12 +182,16 @@ def _by_rows(
         posterior = predict(less, solve(less, learn(less)), rows, tasks)
         error = np.where(gone, problem.z[rows] - posterior.mean, 0.0)
         off.append((error / np.sqrt(np.maximum(posterior.variance, 1e-12)))[gone])
+        of.append(np.repeat(labels[inside][:, None], gone.shape[1], axis=1)[gone])
         total, _ = posterior.covariance_with(gone.astype(np.float64))
         some = gone.any(axis=1)
         sums.append((error.sum(axis=1) / np.sqrt(np.maximum(np.diag(total), 1e-12)))[some])
     apart = np.concatenate(sums)
     wider = np.sqrt((float((apart**2).sum()) + PSEUDO_ROWS) / (len(apart) + PSEUDO_ROWS))
-    return pooled(np.concatenate(off), unit, float(wider))
+    if unit == "family" and len(off) > 1:
+        distances, whose = np.concatenate(off), np.concatenate(of)
+        return replace(for_new_family([distances[whose == f] for f in np.unique(whose)]), wider=float(wider))
+    return pooled(np.concatenate([np.zeros(0), *off]), unit, float(wider))
 
 
 def _by_tasks(problem: Problem, study: npt.NDArray[np.intp], rng: np.random.Generator) -> Calibration:
