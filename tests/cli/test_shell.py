@@ -15,6 +15,7 @@ import yaml
 
 import tiny
 from potentia import __version__
+from potentia.store import Store
 
 LONG = "an-organisation/a-model-with-a-name-so-long-that-no-terminal-of-eighty-columns-would-show-it-on-one-line"
 
@@ -87,3 +88,17 @@ def test_help_loads_nothing_that_is_slow():
         "print(sorted(heavy & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_status_loads_none_of_the_analyses(tmp_path: Path):
+    """It answers within a second on any store, of which the analyses' libraries would take another."""
+    with Store.open(tmp_path / "s.db") as store:
+        store.study("s", "k", {"models": ["m"], "tasks": ["t"]})
+    code = (
+        "import sys; from potentia.cli.app import run; sys.argv = ['potentia', 'status', sys.argv[1]]\n"
+        "try: run()\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "print(sorted({'torch', 'scipy', 'pandas', 'sklearn', 'matplotlib', 'pyarrow'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "s.db")], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[]", done.stdout + done.stderr

@@ -1,11 +1,32 @@
-"""Running a study: plan and cost, row runner, executors, resume, progress."""
+"""Running a study: plan and cost, row runner, executors, resume, progress.
 
-from potentia.run.adaptive import AdaptiveRun
+What proposes cells and races lanes draws on the analyses, and so on scipy; it is loaded when first used, which spares
+``potentia status`` and every worker a second.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from potentia.run.cost import StudyCost, parameters_of, price, read_budget, tell_time, work_of
 from potentia.run.count import Count
 from potentia.run.execute import RunResult, run_study
 from potentia.run.pace import estimate_cost, measure_paces
 from potentia.run.plan import CellPlan, RowPlan, StudyPlan, plan_study, study_key
-from potentia.run.proposal import complete_study, costs_of, grid_of, proposed_study, study_text
-from potentia.run.select import Race
 from potentia.run.status import asked_cells, is_running, store_status
+
+if TYPE_CHECKING:
+    from potentia.run.adaptive import AdaptiveRun
+    from potentia.run.proposal import complete_study, costs_of, grid_of, proposed_study, study_text
+    from potentia.run.select import Race
+
+_LATER = {
+    "AdaptiveRun": "adaptive",
+    **dict.fromkeys(("complete_study", "costs_of", "grid_of", "proposed_study", "study_text"), "proposal"),
+    "Race": "select",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(import_module(f"potentia.run.{_LATER[name]}"), name)
+    raise AttributeError(f"module 'potentia.run' has no attribute {name!r}")
