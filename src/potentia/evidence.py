@@ -22,7 +22,7 @@ from potentia.facts import Background, Benchmark, ModelFacts, ModelTable, read_b
 from potentia.facts import models as known_models
 from potentia.protocol import Protocol, in_order, main_protocol
 from potentia.scores import ItemOutcome, Outcomes, ScoreMatrix
-from potentia.store import CellRecord, FailureRecord, LaneRecord, Store, StudyRecord
+from potentia.store import CellRecord, ChoiceRecord, FailureRecord, LaneRecord, Store, StudyRecord
 from potentia.store.files import read_files
 from potentia.study import EXPOSED, ModelSpec, Study
 
@@ -144,6 +144,10 @@ class Evidence:
     def cells(self) -> list[CellRecord]:
         """Return the committed cells, in the order of their making."""
         return self._gathered(lambda store, key: store.cells(study=key), lambda cell: cell.key)
+
+    def choices(self, protocol: Protocol) -> list[ChoiceRecord]:
+        """Return what validation chose for every committed cell of a protocol: far less to read than the cells."""
+        return self._gathered(lambda store, key: store.choices(study=key, protocol=protocol), lambda cell: cell.key)
 
     def lanes(self) -> list[LaneRecord]:
         """Return the fine-tuning lanes with their curves."""

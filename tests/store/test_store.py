@@ -154,6 +154,28 @@ def test_events_are_followed_by_id(store: Store) -> None:
     assert store.events("first", after_id=ids[-1]) == []
 
 
+def test_a_cell_is_told_with_its_commit_and_once(store: Store, make_cell: MakeCell) -> None:
+    """In one transaction: a run that is killed has told of what it committed, and of nothing else."""
+    assert store.commit_cell(make_cell("k1"), event={"row": "m", "value": 0.5})
+    assert not store.commit_cell(make_cell("k1", value=0.9), event={"row": "m", "value": 0.9})
+    unspeakable: dict[str, object] = {}
+    unspeakable["itself"] = unspeakable
+    with pytest.raises(ValueError, match="Circular"):
+        store.commit_cell(make_cell("k2"), event=unspeakable)
+    assert not store.has("k2")
+    assert [(e.kind, e.payload["value"]) for e in store.events("first")] == [("cell", 0.5)]
+    assert store.commit_cell(make_cell("k2"))
+    assert len(store.events("first")) == 1
+
+
+def test_choices_are_the_selections_of_the_cells(store: Store, make_cell: MakeCell) -> None:
+    chosen = {"tuned": False, "form": "chat", "best_tuned": {"value": 0.4}}  # a store of 0.1 says form for style
+    store.commit_cells([make_cell("k1", protocol="train_before_test", selection=chosen), make_cell("k2")])
+    assert {c.key: c.selection for c in store.choices(study="s1")} == {c.key: c.selection for c in store.cells()}
+    (one,) = store.choices(protocol="train_before_test")
+    assert (one.model, one.task, one.metric, one.names("tuned"), one.names("rates")) == ("m", "t", "acc", True, False)
+
+
 def test_progress_is_the_latest_state(store: Store) -> None:
     store.put_progress("s1", "m", {"tokens_per_s": 1})
     store.put_progress("s1", "m", {"tokens_per_s": 2, "left": np.float32(1.5)})

@@ -323,10 +323,12 @@ def renamed(key: str, model: str, task: str) -> str:
 def plan_study(study: Study) -> StudyPlan:
     """Find every cell's key and whether the store has it. Model files are hashed, not loaded; nothing is written."""
     from potentia.store import Store
+    from potentia.tasks import quiet
 
     for model in study.rows():
         check_source(model)
-    tasks = load_tasks(study)
+    with quiet():  # once for all tasks
+        tasks = load_tasks(study)
     _check_adjust(study, tasks)
     store = Store.find(study.store)
     if store is None:

@@ -228,8 +228,10 @@ class RowRun:
             gain=None if direct_value is None else test.main.value - direct_value,
         )
         names = (record.model, record.task)
+        said = {"task": cell.task, "protocol": cell.protocol, "value": test.main.value, "stderr": test.main.stderr}
         with spending("save"):
-            if not self.store.commit_cell(record, items=test.outcomes):
+            new = self.store.commit_cell(record, items=test.outcomes, event={"row": self.plan.model.name, **said})
+            if not new:
                 if names not in self.store.names([cell.key]).values():
                     own = renamed(cell.key, *names)  # another row with the same files was first
                     self.store.copy_cell(cell.key, own, study=record.study, model=record.model, task=record.task)
@@ -238,7 +240,7 @@ class RowRun:
                     self.board.event("found", cells=1, done=[(cell.task, cell.protocol)])
                     return
         self.outcome.done += 1
-        self.board.event("cell", task=cell.task, protocol=cell.protocol, value=test.main.value, stderr=test.main.stderr)
+        self.board.event("cell", told=new, **said)
 
     def _is_own(self, record: CellRecord) -> bool:
         """Say whether a cell in the store is this one: its commit went through, and the answer got lost."""
@@ -249,7 +251,7 @@ class RowRun:
         """Say how a cell's score came about, in enough detail to explain or repeat it."""
         task = self.tasks.benchmarks[cell.task]
         model = self.plan.model
-        spec = next((spec for spec in self.study.benchmarks() if spec.name == cell.task), None)
+        spec = self.study.benchmark(cell.task)
         guess = spec.chance if spec is not None and spec.chance is not None else task.chance
         told = {"chance": guess} if guess is not None else {}
         made: dict[str, Any] = {
@@ -439,10 +441,11 @@ class Board:
         self._state.update(facts)
         self._write()
 
-    def event(self, kind: str, **payload: Any) -> None:
-        """Append to the study's log, and to the run's."""
+    def event(self, kind: str, *, told: bool = False, **payload: Any) -> None:
+        """Append to the study's log, where it was not told with what happened, and to the run's."""
         self._log.write(kind, row=self._row, **payload)
-        self._store.event(self._study, kind, {"row": self._row, **payload})
+        if not told:
+            self._store.event(self._study, kind, {"row": self._row, **payload})
 
     def finish(self, phase: str) -> None:
         """Close the row's record."""

@@ -4,7 +4,15 @@ from potentia.store.check import check_store, repair_store
 from potentia.store.database import locate, without_password
 from potentia.store.files import StagedScores, read_files, write_scores
 from potentia.store.leases import BEAT_SECONDS, LeaseRecord
-from potentia.store.records import CellRecord, EpochRecord, EventRecord, FailureRecord, LaneRecord, StudyRecord
+from potentia.store.records import (
+    CellRecord,
+    ChoiceRecord,
+    EpochRecord,
+    EventRecord,
+    FailureRecord,
+    LaneRecord,
+    StudyRecord,
+)
 from potentia.store.shelf import Removed, count_shared, delete_study, find_study, rename_study
 from potentia.store.store import Store
 from potentia.store.transfer import import_scores

@@ -18,6 +18,7 @@ from potentia.store.patience import patient
 from potentia.store.records import EpochRecord, EventRecord, FailureRecord, LaneRecord
 
 _EVENT_LOCK = 0x706F74656E746961  # any fixed number: all writers of events wait for one another on PostgreSQL
+_SAID = s.events.insert().returning(s.events.c.id)
 
 
 class LiveStore:
@@ -212,15 +213,18 @@ class LiveStore:
     def event(self, study: str, kind: str, payload: Mapping[str, Any] | None = None) -> int:
         """Append to the study's log and return the entry's id."""
         with self._writing() as connection:
-            if self._engine.dialect.name == "postgresql":
-                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_EVENT_LOCK)))
-            row = {
-                "study": self._study_key(connection, study),
-                "kind": kind,
-                "payload": dumps(dict(payload or {})),
-                "created": now(),
-            }
-            return int(connection.execute(s.events.insert().values(**row).returning(s.events.c.id)).scalar_one())
+            return self._say(connection, study, kind, payload or {})
+
+    def _say(self, connection: sa.Connection, study: str, kind: str, payload: Mapping[str, Any]) -> int:
+        if self._engine.dialect.name == "postgresql":
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_EVENT_LOCK)))
+        row = {
+            "study": self._study_key(connection, study),
+            "kind": kind,
+            "payload": dumps(dict(payload)),
+            "created": now(),
+        }
+        return int(connection.execute(_SAID, row).scalar_one())
 
     @patient
     def events(self, study: str, *, after_id: int = 0, limit: int = 1000) -> list[EventRecord]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from potentia.scores import Score
 from potentia.store.database import now
+from potentia.store.items import loads
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,33 @@ class CellRecord:
     def score(self) -> Score:
         """The score of the main metric."""
         return self.scores[self.metric]
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceRecord:
+    """What validation chose for one cell, and no more of it: a store of 200,000 cells gives them in seconds."""
+
+    key: str
+    model: str
+    task: str
+    protocol: str
+    metric: str
+    text: str  # the selection as it is stored
+
+    def names(self, field: str) -> bool:
+        """Say whether the selection may have this field, without reading it."""
+        return f'"{field}"' in self.text
+
+    @property
+    def selection(self) -> Mapping[str, Any]:
+        """The selection of the cell, as ``CellRecord`` has it."""
+        found: Mapping[str, Any] = read_selection(self.text)
+        return found
+
+
+def read_selection(text: str) -> Any:
+    """Read what was chosen; stores of version 0.1 call the style of a prompt (plain or chat) its form."""
+    return loads(text, object_hook=lambda found: {"style" if k == "form" else k: v for k, v in found.items()})
 
 
 @dataclass(frozen=True)

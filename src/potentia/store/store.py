@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,12 +32,14 @@ from potentia.store.items import dumps, items_path, load, load_values, loads, lo
 from potentia.store.leases import Leases
 from potentia.store.matrix import Grid
 from potentia.store.patience import patient, wait_for
-from potentia.store.records import CellRecord, StudyRecord
+from potentia.store.records import CellRecord, ChoiceRecord, StudyRecord, read_selection
 
 _LOCK = 0x706F74656E740001  # guards the creation of the tables on PostgreSQL
 _Key = TypeVar("_Key", str, int)
 Studies = str | Sequence[str] | None  # one or several studies, by key or name
 ADAPTER_NOTE = "potentia.json"
+_LAST = sa.select(sa.func.max(s.cells.c.id))  # statements of every commit, built once
+_ANY_FAILURE = sa.select(s.failures.c.study).limit(1)
 _CHUNK = 500  # keys per statement, well under SQLite's limit of parameters
 
 
@@ -181,10 +184,17 @@ class Store(Leases):
         return found
 
     @patient
-    def commit_cell(self, cell: CellRecord, *, items: Sequence[ItemOutcome] | None = None) -> bool:
-        """Commit one cell with its scores, manifest and items, wholly or not at all.
+    def commit_cell(
+        self,
+        cell: CellRecord,
+        *,
+        items: Sequence[ItemOutcome] | None = None,
+        event: Mapping[str, Any] | None = None,
+    ) -> bool:
+        """Commit one cell with scores, manifest and items, and an ``event`` of the kind "cell", wholly or not at all.
 
-        Returns False when the key was committed before: the first writer wins, and the cell is only added to the study.
+        Returns False when the key was committed before: the first writer wins, the cell is only added to the study, and
+        nothing is said of it.
         """
         _check(cell)
         with speaking(self.where):
@@ -195,6 +205,8 @@ class Store(Leases):
                 fresh = self._put(connection, [cell], {cell.key: count})
                 if fresh and staged is not None:
                     publish(self.items_folder, cell.key, staged)
+                if fresh and event is not None:  # last: on PostgreSQL writers of events wait for one another
+                    self._say(connection, cell.study, "cell", event)
             return bool(fresh)
         finally:
             if staged is not None:
@@ -300,17 +312,24 @@ class Store(Leases):
         """Insert the cells whose keys are free; returns the number of each."""
         if not rows:
             return {}
-        c = s.cells.c
-        if connection.dialect.name == "postgresql":  # another writer may claim a key meanwhile: ask the insert itself
-            insert = self._insert(s.cells).on_conflict_do_nothing().returning(c.key, c.id)
-            return dict(connection.execute(insert, rows).tuples().all())
+        alone = len(rows) == 1 and connection.dialect.insert_returning
+        if connection.dialect.name == "postgresql" or alone:  # another may claim a key meanwhile: ask the insert itself
+            return dict(connection.execute(self._claiming, rows).tuples().all())
         known = self._numbers(connection, [row["key"] for row in rows])
-        last = connection.execute(sa.select(sa.func.max(c.id))).scalar() or 0  # this transaction alone is writing
+        last = connection.execute(_LAST).scalar() or 0  # this transaction alone is writing
         fresh = [row for row in rows if row["key"] not in known]
         numbered = [{**row, "id": number} for number, row in enumerate(fresh, last + 1)]
         if numbered:
             connection.execute(s.cells.insert(), numbered)
         return {row["key"]: row["id"] for row in numbered}
+
+    @cached_property
+    def _claiming(self) -> Any:
+        return self._insert(s.cells).on_conflict_do_nothing().returning(s.cells.c.key, s.cells.c.id)
+
+    @cached_property
+    def _linking(self) -> Any:
+        return self._insert(s.study_cells).on_conflict_do_nothing()
 
     @staticmethod
     def _numbers(connection: sa.Connection, keys: Sequence[str]) -> dict[str, int]:
@@ -326,8 +345,8 @@ class Store(Leases):
         if not pairs:
             return
         rows = [{"study": study, "cell": number} for study, number in sorted(pairs)]
-        connection.execute(self._insert(s.study_cells).on_conflict_do_nothing(), rows)
-        if connection.execute(sa.select(s.failures.c.study).limit(1)).first() is None:
+        connection.execute(self._linking, rows)
+        if connection.execute(_ANY_FAILURE).first() is None:
             return
         f, c = s.failures.c, s.cells.c
         for chunk in _chunks([number for _, number in pairs]):
@@ -375,12 +394,22 @@ class Store(Leases):
                 manifest=loads(r["manifest"]),
                 created=r["created"],
                 seconds=r["seconds"],
-                selection=_selection(r["selection"]),
+                selection=read_selection(r["selection"]),
                 direct_value=r["direct_value"],
                 gain=r["gain"],
             )
             for r in rows
         ]
+
+    @patient
+    def choices(self, *, study: Studies = None, protocol: str | None = None) -> list[ChoiceRecord]:
+        """Return what validation chose for every committed cell, without scores and manifests, in the same order."""
+        with self._reading() as connection:
+            c = s.cells.c
+            body = sa.select(c.key, c.model, c.task, c.protocol, c.metric, s.manifests.c.selection)
+            body = body.join_from(s.cells, s.manifests).order_by(c.created, c.key)
+            wanted = self._wanted(connection, study=study, protocol=protocol)
+            return [ChoiceRecord(*row) for row in connection.execute(body.where(*wanted))]
 
     @patient
     def count(
@@ -561,11 +590,6 @@ def _score_rows(number: int, cell: CellRecord) -> list[dict[str, Any]]:
         }
         for name, score in cell.scores.items()
     ]
-
-
-def _selection(text: str) -> Any:
-    """Read what was chosen; stores of version 0.1 call the style of a prompt (plain or chat) its form."""
-    return loads(text, object_hook=lambda found: {"style" if k == "form" else k: v for k, v in found.items()})
 
 
 def _null(value: float) -> float | None:

@@ -284,6 +284,19 @@ class Wanted(Strict):
     tasks: tuple[str, ...] = Field(description="the tasks it is tuned for")
 
 
+_latest: tuple[tuple[TaskSpec, ...], dict[str, TaskSpec]] = ((), {})
+
+
+def _expanded(tasks: tuple[TaskSpec, ...]) -> dict[str, TaskSpec]:
+    """Return tasks by name, folds expanded; every cell asks, so the latest answer is kept."""
+    global _latest
+    asked, known = _latest
+    if asked is not tasks:
+        known = {one.name: one for task in tasks for one in task.expand()}
+        _latest = (tasks, known)
+    return known
+
+
 class Study(Strict):
     """What a user asks for: models, tasks, protocols, the tuning recipe and the budget."""
 
@@ -409,13 +422,18 @@ class Study(Strict):
 
     def benchmarks(self) -> tuple[TaskSpec, ...]:
         """Return every task of the study, folds expanded."""
-        return tuple(one for task in self.tasks for one in task.expand())
+        return tuple(_expanded(self.tasks).values())
+
+    def benchmark(self, name: str) -> TaskSpec | None:
+        """Return one task of the study, or one of its folds; None where there is none of this name."""
+        return _expanded(self.tasks).get(name)
 
     def shots_for(self, task: str, protocol: Protocol) -> int:
         """Return the examples before a question: the task's number, the leaderboards', else the protocol's."""
         if protocol.kind == "train_before_test":
             return 0
-        own = next((spec.shots for spec in self.benchmarks() if spec.name == task), None)
+        spec = self.benchmark(task)
+        own = None if spec is None else spec.shots
         if own is None and self.shots == "leaderboard":
             own = leaderboard_shots(task)
         return protocol.shots if own is None else own

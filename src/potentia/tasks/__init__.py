@@ -2,6 +2,7 @@
 
 from potentia.study import Caps
 from potentia.tasks.contamination import Overlap, overlap
+from potentia.tasks.data import quiet
 from potentia.tasks.forms.judge import verified
 from potentia.tasks.index import index as task_index
 from potentia.tasks.leaf import Answer, ChatTemplate

@@ -61,19 +61,19 @@ def always_tuned(
     """Return each tuned protocol's scores with the best tuned state in every cell, where some cell kept the untuned."""
     found: dict[Protocol, tuple[ScoreMatrix, Kept]] = {}
     tuned = {p: m for p, m in planned.items() if p.tuned and p.step is None}
-    cells = [c for c in evidence.cells() if Protocol(c.protocol) in tuned] if tuned and evidence.stores else []
     for protocol, matrix in tuned.items():
         values, total, unknown = matrix.values.copy(), 0, 0
+        rows, columns = ({name: k for k, name in enumerate(names)} for names in (matrix.models, matrix.tasks))
         kept: dict[str, list[str]] = {}
-        for cell in cells:
-            if cell.protocol != protocol or cell.model not in matrix.models or cell.task not in matrix.tasks:
+        for cell in evidence.choices(protocol) if evidence.stores else ():
+            if cell.model not in rows or cell.task not in columns:
                 continue
             total += 1
-            if cell.selection.get("tuned", True):
+            if not cell.names("tuned") or (chosen := cell.selection).get("tuned", True):
                 continue
             kept.setdefault(cell.model, []).append(cell.task)
-            own = (cell.selection.get("best_tuned") or {}).get("value")
-            place = matrix.models.index(cell.model), matrix.tasks.index(cell.task)
+            own = (chosen.get("best_tuned") or {}).get("value")
+            place = rows[cell.model], columns[cell.task]
             if own is None or matrix.metrics[place[1]] not in ("", cell.metric):
                 unknown += 1
             else:

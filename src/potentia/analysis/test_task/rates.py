@@ -70,8 +70,8 @@ class RateBudget(Finding):
 def stored_rates(evidence: Evidence, protocol: Protocol) -> dict[str, Rates]:
     """Return the scores of every learning rate by task, where a study stored them; several seeds are averaged."""
     found: dict[str, dict[str, dict[float, list[float]]]] = {}
-    for cell in evidence.cells() if evidence.stores else ():
-        if Protocol(cell.protocol) == protocol:
+    for cell in evidence.choices(protocol) if evidence.stores else ():
+        if cell.names("rates"):
             for one in cell.selection.get("rates") or ():
                 by = found.setdefault(cell.task, {}).setdefault(cell.model, {})
                 by.setdefault(float(one["learning_rate"]), []).append(float(one["value"]))
