@@ -216,7 +216,17 @@ def negative_mean_rank(values: Floats) -> Floats:
 
 def _task_ranks(values: Floats) -> Floats:
     """Midranks on each task, 1 for the lowest, among the models that have it."""
-    return np.asarray(rankdata(values, axis=0, nan_policy="omit"))
+    if not np.isfinite(values).all():
+        return np.asarray(rankdata(values, axis=0, nan_policy="omit"))
+    columns = np.ascontiguousarray(values.T)
+    order = np.argsort(columns, axis=1)
+    ascending = np.take_along_axis(columns, order, axis=1)
+    tied = ascending[:, 1:] == ascending[:, :-1]
+    if tied.any():
+        return np.asarray(rankdata(values, axis=0))
+    ranks = np.empty(columns.shape)
+    np.put_along_axis(ranks, order, np.arange(1.0, columns.shape[1] + 1)[None], axis=1)
+    return np.ascontiguousarray(ranks.T)
 
 
 METHODS: dict[str, Callable[[Floats], Floats]] = {

@@ -21,6 +21,7 @@ from potentia.scores import Floats, ScoreMatrix
 
 GAPS = ("models", "tasks", "mean")
 ALL = "all models"
+BLOCK = 1 << 20  # scores standardised at once
 
 
 @dataclass(frozen=True)
@@ -168,9 +169,12 @@ def without_gaps(matrix: ScoreMatrix, gaps: str) -> ScoreMatrix:
 
 
 def standardise(values: Floats, weights: Floats | None = None) -> Floats:
-    """Columns with mean 0 and standard deviation 1 (divisor n, as a z score); a constant column becomes zero."""
+    """Columns with mean 0 and standard deviation 1 (divisor n, as a z score); a constant column becomes zero.
+
+    ``weights`` says how many models each row stands for; of several resamples, (resamples, models), each is done.
+    """
     w = np.ones(len(values)) if weights is None else weights
-    share = w / w.sum()
+    share = (w / w.sum(axis=-1, keepdims=True))[..., None, :]  # (…, 1, models)
     centred = values - share @ values
     spread = np.sqrt(share @ centred**2)
     scale = np.abs(values).max(axis=0, initial=0.0)
@@ -184,9 +188,12 @@ def explained_variance(values: Floats, weights: Floats | None = None) -> Floats:
     ``weights`` (resamples, models) says how many models each row stands for; then one set of ratios per resample.
     """
     w = np.ones((1, len(values))) if weights is None else weights
-    z = np.stack([standardise(values, row) * np.sqrt(row)[:, None] for row in w])
-    gram = z.transpose(0, 2, 1) @ z if z.shape[2] <= z.shape[1] else z @ z.transpose(0, 2, 1)
-    eigen = np.clip(np.linalg.eigvalsh(gram)[:, ::-1], 0.0, None)
+    parts = []
+    for rows in np.array_split(w, max(1, -(-w.shape[0] * values.size // BLOCK))):
+        z = standardise(values, rows) * np.sqrt(rows)[:, :, None]  # (resamples, models, tasks)
+        gram = z.transpose(0, 2, 1) @ z if z.shape[2] <= z.shape[1] else z @ z.transpose(0, 2, 1)
+        parts.append(np.linalg.eigvalsh(gram)[:, ::-1])
+    eigen = np.clip(np.concatenate(parts), 0.0, None)
     total = eigen.sum(axis=1, keepdims=True)
     ratios = np.divide(eigen, total, out=np.full(eigen.shape, np.nan), where=total > 0)
     return np.asarray(ratios[0] if weights is None else ratios)

@@ -33,7 +33,7 @@ from potentia.errors import InputError
 from potentia.scores import Floats
 
 _BLOCK = 1 << 22  # entries of a working block: small enough for the cache to help, large enough for BLAS
-_STACK = 1 << 23  # bytes of a working block of bits
+_STACK = 1 << 24  # bytes of a working block of bits
 _MANY_MODELS = 10_000
 FIRST_ORDER = 500
 _EXACT = 1 << 24  # integers up to here are exact in float32
@@ -128,9 +128,9 @@ class _SignsGiven:
     """Signs of pairs of models as they were given, (pairs, tasks) in the order of ``np.triu_indices``."""
 
     def __init__(self, s: npt.NDArray[np.generic], known: npt.NDArray[np.bool_] | None, models: int) -> None:
-        itself = np.zeros((1, s.shape[1]))  # a model ties with itself
-        self.signs = np.concatenate([s, itself]).astype(np.float32)
-        self.known = None if known is None else np.concatenate([known, itself + 1]).astype(np.float32)
+        itself = np.zeros((1, s.shape[1]), dtype=np.int8)  # a model ties with itself
+        self.signs = np.concatenate([s.astype(np.int8), itself])
+        self.known = None if known is None else np.concatenate([known, itself == 0])
         self.place = np.full((models, models), len(s), dtype=np.intp)
         a, b = np.triu_indices(models, 1)
         self.place[a, b] = self.place[b, a] = np.arange(len(a))
@@ -145,8 +145,9 @@ class _SignsGiven:
         return self._row(self.place[np.ix_(some, others)].ravel())
 
     def _row(self, pairs: Index | slice) -> Row:
-        signs = np.ascontiguousarray(self.signs[pairs].T)
-        return signs, None, None if self.known is None else np.ascontiguousarray(self.known[pairs].T), None
+        signs = np.ascontiguousarray(self.signs[pairs].T, dtype=np.float32)
+        known = None if self.known is None else np.ascontiguousarray(self.known[pairs].T, dtype=np.float32)
+        return signs, None, known, None
 
 
 def _tau_of_one(x: Floats, y: Floats | None, draws: npt.NDArray[np.floating] | None) -> Floats:
@@ -192,14 +193,18 @@ def _dense_ranks(x: Floats) -> tuple[npt.NDArray[np.generic], bool]:
     scores = np.ascontiguousarray(x.transpose(0, 2, 1))
     if np.isnan(scores).any():
         return scores, True
-    order = np.argsort(scores, axis=2)
-    ascending = np.take_along_axis(scores, order, axis=2)
-    new = ascending[:, :, 1:] != ascending[:, :, :-1]
-    steps = np.zeros(scores.shape, dtype=np.int16)
-    np.cumsum(new, axis=2, out=steps[:, :, 1:])
-    places = np.empty_like(steps)
-    np.put_along_axis(places, order, steps, axis=2)
-    return places, not bool(new.all())
+    models = scores.shape[2]
+    order = np.argsort(scores, axis=2).reshape(-1, models)
+    order += np.arange(len(order))[:, None] * models  # into all the scores, laid end to end
+    ascending = scores.reshape(-1)[order]
+    new = ascending[:, 1:] != ascending[:, :-1]
+    steps = np.broadcast_to(np.arange(models, dtype=np.int16), order.shape)
+    if tied := not bool(new.all()):
+        steps = np.zeros(order.shape, dtype=np.int16)
+        np.cumsum(new, axis=1, out=steps[:, 1:])
+    places = np.empty(scores.size, dtype=np.int16)
+    places[order] = steps
+    return places.reshape(scores.shape), tied
 
 
 def _tau_by_sorting(x: Floats, y: Floats | None) -> Floats:

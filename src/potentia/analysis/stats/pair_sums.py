@@ -133,24 +133,29 @@ class Totals:
     def _spread(self, sums: list[Floats]) -> None:
         """Put sums of products, (products, resamples), where they belong: (resamples, tasks, other tasks)."""
         i, j = self._products_of_one()
-        flat = sums[0].T
-        self.concordance[:, i, j] += flat
+        where = np.empty((self.left, self.right), dtype=np.intp)
+        where[i, j] = np.arange(len(i))
         if self.symmetric:
-            off = i != j
-            self.concordance[:, j[off], i[off]] += flat[:, off]
+            where[j, i] = where[i, j]
+        self.concordance = np.take(np.ascontiguousarray(sums[0].T, dtype=np.float64), where, axis=1)
         if self.gaps:
-            left = sums[1].T.reshape(self.shape)
-            self.untied_left += left
-            self.untied_right += left.transpose(0, 2, 1) if self.symmetric else sums[2].T.reshape(self.shape)
+            self.untied_left = left = np.ascontiguousarray(sums[1].T, dtype=np.float64).reshape(self.shape)
+            self.untied_right = left.transpose(0, 2, 1) if self.symmetric else sums[2].T.reshape(self.shape)
         elif not self.symmetric:
-            self.untied_left += sums[1].T[:, :, None]
-            self.untied_right += sums[2].T[:, None, :]
+            self.untied_left, self.untied_right = sums[1].T[:, :, None], sums[2].T[:, None, :]
 
     # --- unweighted ----------------------------------------------------------------------------------------------
 
     def add_bits(self, left: Bits, right: Bits | None) -> None:
         """Add the pairs that these bits stand for, of every resample."""
         other = left if right is None else right
+        if self.right < self.left:  # go through the smaller side
+            turned = Totals(self.right, self.left, len(self.concordance), gaps=self.gaps)
+            turned.add_bits(other, left)
+            self.concordance += turned.concordance.transpose(0, 2, 1)
+            self.untied_left += turned.untied_right.transpose(0, 2, 1)
+            self.untied_right += turned.untied_left.transpose(0, 2, 1)
+            return
         for i in range(self.left):
             for total, found in self._counts(left.task(i), other.tasks(i if right is None else 0), other.pairs):
                 total[:, i, other.above.shape[1] - found.shape[1] :] += found
@@ -244,7 +249,7 @@ def _packed(flags: npt.NDArray[np.bool_]) -> Words:
 
 
 def _count(words: Words) -> npt.NDArray[np.int64]:
-    found: npt.NDArray[np.int64] = np.bitwise_count(words).sum(axis=2, dtype=np.int64)
+    found: npt.NDArray[np.int64] = np.bitwise_count(words).sum(axis=2, dtype=np.uint32).astype(np.int64)
     return found
 
 
