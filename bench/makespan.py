@@ -6,9 +6,9 @@
 The sizes of models and training splits are the paper's (its tables, in potentia.facts), capped as a study caps them.
 What a lane's step costs was measured on an H200: with k lanes in one pass a lane's step takes w(N) + o(N) / k, w the
 work and o what a pass costs however many lanes are in it, between measured sizes by a power law. A row begins by
-loading its model, and rows go to GPUs longest first. ``whole`` is what the executors do; ``split`` cuts long rows into
-parts, each a model loaded again with fewer lanes in a pass, as far as that shortens the whole. Not simulated: several
-GPUs for one lane, machines that fail, models that do not fit.
+loading its model, and rows go to GPUs longest first. ``split`` is what the executors do on GPUs: the tasks of long rows
+are halved (``run/parts.py``), each part a model loaded again with fewer lanes in a pass, as far as that shortens the
+whole; ``whole`` is --no-split. Not simulated: several GPUs for one lane, machines that fail, models that do not fit.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class Lane:
     """One fine-tuning: its steps of the measured size, with validation, and the test where it is the one chosen."""
 
     steps: float
+    task: str
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,10 @@ class Part:
     model: float  # parameters
     lanes: tuple[Lane, ...]
     direct: float = 0.0  # steps' worth of direct scoring
+
+    def steps(self, task: str) -> float:
+        """Return the steps of a task's lanes."""
+        return sum(lane.steps for lane in self.lanes if lane.task == task)
 
     def seconds(self, at_once: int) -> float:
         """Return how long it takes: load, then passes of as many lanes as fit and are left."""
@@ -81,7 +86,7 @@ def rows(tokens: float) -> list[Part]:
             test = min(task.train_size or 0, caps.test) / 4
             for _ in range(len(tuning.learning_rates) * (2 if model.kind == "instruct" else 1)):
                 seen = tuning.epochs * (train + min(caps.validation, train / 5) / SCORING)
-                lanes.append(Lane(seen * tokens / STEP_TOKENS))
+                lanes.append(Lane(seen * tokens / STEP_TOKENS, task.name))
             direct += 2 * test * tokens / STEP_TOKENS / SCORING  # before and after the tuning
         found.append(Part(float(model.parameters or 0), tuple(lanes), direct))
     return found
@@ -97,18 +102,19 @@ def schedule(parts: Sequence[float], gpus: int) -> float:
 
 
 def split(row: Part, most: float, at_once: int) -> list[Part]:
-    """Cut a row into the fewest parts that take no longer than ``most`` each, lanes dealt out by their length."""
-    for count in range(1, len(row.lanes) + 1):
-        dealt: list[list[Lane]] = [[] for _ in range(count)]
-        loads = [(0.0, k) for k in range(count)]
-        for lane in sorted(row.lanes, key=lambda lane: -lane.steps):
-            load, k = heapq.heappop(loads)
-            dealt[k].append(lane)
-            heapq.heappush(loads, (load + lane.steps, k))
-        parts = [Part(row.model, tuple(lanes), row.direct / count) for lanes in dealt if lanes]
-        if max(part.seconds(at_once) for part in parts) <= most:
-            return parts
-    return parts
+    """Halve a row's tasks, as ``run/parts.py`` does, until no part of several tasks takes longer than ``most``."""
+    tasks = sorted({lane.task for lane in row.lanes}, key=lambda task: (-row.steps(task), task))
+    if len(tasks) < 2 or row.seconds(at_once) <= most:
+        return [row]
+    dealt: tuple[list[str], list[str]] = ([], [])
+    loads = [0.0, 0.0]
+    for task in tasks:
+        k = int(loads[1] < loads[0])
+        dealt[k].append(task)
+        loads[k] += row.steps(task)
+    halves = (tuple(lane for lane in row.lanes if lane.task in half) for half in dealt)
+    parts = [Part(row.model, lanes, row.direct * len(lanes) / len(row.lanes)) for lanes in halves]
+    return [one for part in parts for one in split(part, most, at_once)]
 
 
 def best(whole: Sequence[Part], gpus: int, at_once: int) -> tuple[float, list[Part]]:

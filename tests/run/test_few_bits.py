@@ -11,7 +11,7 @@ import tiny
 from potentia.engine import fingerprint, quantised_fingerprint
 from potentia.errors import InputError
 from potentia.run import before, plan_study
-from potentia.run.on_ray import weight_bytes
+from potentia.run.cost import weight_bytes
 from potentia.study import make_study
 
 

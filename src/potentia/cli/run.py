@@ -50,6 +50,10 @@ def run(
     workers: Annotated[int, typer.Option(min=0, help="Rows at once; 0 means one per GPU, or one.")] = 0,
     executor: Annotated[str, typer.Option(help="local or ray.")] = "local",
     threads: Annotated[int, typer.Option(min=0, help="CPU threads of a row; 0 shares the machine evenly.")] = 0,
+    split: Annotated[
+        bool | None,
+        typer.Option("--split/--no-split", help="Tasks of a row to several workers; by itself for long rows on GPUs."),
+    ] = None,
     adaptive: Annotated[
         bool, typer.Option("--adaptive", help="Run the cells that tell the most, wave by wave.")
     ] = False,
@@ -137,6 +141,7 @@ def run(
             threads=threads,
             executor=executor,  # type: ignore[arg-type]
             watch=watch,
+            split=split,
         )
     found = None if result.interrupted else scores_of(made.store, result.study)
     place = without_password(made.store)
@@ -183,7 +188,7 @@ def score_rows(evidence: Evidence) -> list[dict[str, Any]]:
 
 def default_workers(device: str) -> int:
     """One row per GPU; on a CPU one row, which uses all threads."""
-    if device == "cpu":
+    if device in ("cpu", "spread"):
         return 1
     import torch
 

@@ -104,8 +104,9 @@ class View:
     def _rows(self) -> dict[str, dict[str, Any]]:
         """The rows that this run has begun; what an earlier one left behind is no state of theirs."""
         progress = self.store.get_progress(self.key)
-        names = [row.model.name for row in self.plan.rows if row.pending]
-        return {name: progress[name] for name in names if progress.get(name, {}).get("at", 0.0) >= self.since}
+        names = {row.model.name for row in self.plan.rows if row.pending}
+        fresh = {name: state for name, state in progress.items() if state.get("at", 0.0) >= self.since}
+        return {name: state for name, state in fresh.items() if state.get("model", name) in names}
 
     def __rich__(self) -> Group:
         try:
@@ -133,7 +134,8 @@ class View:
         active = [(name, row) for name, row in rows.items() if "ended" not in row]
         for name, row in active[:SHOWN]:
             table.add_row(*self._row(name, row, others.get(name, "")))
-        waiting = sum(bool(row.pending) for row in self.plan.rows) - len(rows)
+        begun = {state.get("model", name) for name, state in rows.items()}
+        waiting = sum(bool(row.pending) for row in self.plan.rows) - len(begun)
         foot = f"[dim]{waiting} rows wait · Ctrl-C stops and saves[/dim]"
         return Group(head, table, foot)
 

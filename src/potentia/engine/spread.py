@@ -177,11 +177,17 @@ def room_for_passes(model: nn.Module, *, more: int = 0) -> int | None:
     for parameter in model.parameters():
         size = parameter.numel() * (parameter.element_size() + more)
         taken[parameter.device] = taken.get(parameter.device, 0) + size
-    whole = {d: torch.cuda.get_device_properties(d).total_memory for d in taken if d.type == "cuda"}
+    whole = {d: _own(d) for d in taken if d.type == "cuda"}
     if len(taken) == 1:
         return whole[home] - taken[home]
     blocks = [next(block.parameters()).device for block in find_blocks(model)]
     return min((whole[d] - taken[d]) * len(blocks) // max(blocks.count(d), 1) for d in whole)
+
+
+def _own(device: torch.device) -> int:
+    """Return the memory of a GPU that this process may take: rows that share one have a part of it."""
+    share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device)
+    return int(share * torch.cuda.get_device_properties(device).total_memory)
 
 
 def _free(device: torch.device) -> int:

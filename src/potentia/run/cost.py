@@ -206,6 +206,23 @@ def parameters_of(model: ModelSpec) -> float:
     return sum(f.stat().st_size for f in files) / 2 if files else float("nan")
 
 
+def weight_bytes(row: RowPlan) -> int | None:
+    """Return the size of a model's weights in memory, by its files or its facts; None where nothing is known."""
+    wide = 4 if row.study.dtype in ("float32", "auto") else 2
+    whole, few = _whole_bytes(row, wide), FEW_BYTES.get(row.model.quantise or "")
+    return whole if whole is None or few is None else int(whole / wide * few)
+
+
+def _whole_bytes(row: RowPlan, wide: int) -> int | None:
+    folder = Path(row.model.source).expanduser()
+    if folder.is_file():
+        return 4 * folder.stat().st_size  # a GGUF file is unpacked
+    files = [f for pattern in ("*.safetensors", "*.bin") for f in folder.glob(pattern)] if folder.is_dir() else []
+    if files:
+        return sum(f.stat().st_size for f in files) * (2 if wide == 4 else 1)
+    return int(row.model.parameters * wide) if row.model.parameters else None
+
+
 # --- paces in between ---------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ rows that wait go to a new worker. Ctrl-C lets every worker finish its step and 
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
@@ -27,7 +28,9 @@ from potentia.errors import InputError, PotentiaError, StoreError
 from potentia.parent import leave_with_parent
 from potentia.protocols import Stopped
 from potentia.run.before import check_machine
+from potentia.run.cost import weight_bytes
 from potentia.run.log import RunLog
+from potentia.run.parts import LEAST_SECONDS, in_parts
 from potentia.run.plan import LoadedTasks, RowPlan, StudyPlan, load_tasks, plan_study, seen, take_over, under_way
 from potentia.run.row import RowOutcome, RowRun, versions
 from potentia.run.stopping import POLITE, stoppable
@@ -40,6 +43,8 @@ if TYPE_CHECKING:
 
 Executor = Literal["local", "ray"]
 STORE_PATIENCE = 300.0  # seconds that a run waits for a store that is away; POTENTIA_STORE_PATIENCE sets another
+FULL = 0.9  # of a GPU's memory: weights beyond this do not fit it
+LEAST_GPU = 4 << 30  # bytes; smaller weights fit any GPU
 LEAVE_SECONDS = 60.0  # that workers get to save once they are told to stop
 Stop = Callable[[], bool]
 
@@ -68,11 +73,13 @@ def run_study(
     executor: Executor = "local",
     threads: int = 0,
     watch: Callable[[StudyPlan], Any] | None = None,
+    split: bool | None = None,
 ) -> RunResult:
     """Run what is not done yet of a study, or of a plan just made of it.
 
     ``threads`` are those of a row on a CPU, by default an even share of the machine: the last bits of a score follow
-    from them. ``watch`` gives a context manager that shows progress while the rows run.
+    from them. ``watch`` gives a context manager that shows progress while the rows run. ``split`` lets the tasks of a
+    long row go to several workers: by default on GPUs.
     """
     plan = study if isinstance(study, StudyPlan) else plan_study(study)
     check_machine(plan.study, executor)
@@ -86,7 +93,7 @@ def run_study(
     if todo:
         with stoppable() as stop, watch(plan) if watch else nullcontext():
             try:
-                outcomes = _execute(plan, todo, workers, executor, stop)
+                outcomes = _execute(plan, todo, workers, executor, stop, split)
             except (Stopped, KeyboardInterrupt):
                 interrupted = True
             except BaseException as error:
@@ -166,14 +173,28 @@ def opened(study: Study) -> Store:
 
 
 def _execute(
-    plan: StudyPlan, rows: list[RowPlan], workers: int, executor: Executor, stop: Callable[[], bool]
+    plan: StudyPlan,
+    rows: list[RowPlan],
+    workers: int,
+    executor: Executor,
+    stop: Callable[[], bool],
+    split: bool | None,
 ) -> dict[str, RowOutcome]:
+    def divide(workers: int, device: str) -> list[RowPlan]:
+        wanted = device != "cpu" if split is None else split
+        least = LEAST_SECONDS if split is None else 0.0
+        with opened(plan.study) as store:
+            return in_parts(plan, rows, store, workers, device=device, least=least if wanted else math.inf)
+
     if executor == "local":
-        return run_rows(rows, plan.tasks, workers=workers, stop=stop)
+        from potentia.engine import pick_device
+
+        device = pick_device(plan.study.device).type
+        return run_rows(divide(workers, device), plan.tasks, workers=workers, stop=stop)
     if executor == "ray":
         from potentia.run.on_ray import run_rows_on_ray
 
-        return run_rows_on_ray(rows, plan.tasks, stop=stop)
+        return run_rows_on_ray(rows, plan.tasks, stop=stop, divide=divide)
     raise InputError(f"no executor {executor!r}", hint="use local or ray")
 
 
@@ -182,9 +203,13 @@ def _execute(
 
 def run_rows(rows: Sequence[RowPlan], tasks: LoadedTasks, *, workers: int, stop: Stop) -> dict[str, RowOutcome]:
     """Run these rows of a study, whose tasks are loaded here, and return how each ended."""
+    ended = dict[str, RowOutcome]()
     if workers > 1:
-        return _Pool(min(workers, len(rows)), tasks).run(rows, stop)
-    turns, ended = Turns(rows), dict[str, RowOutcome]()
+        large = too_large(rows)
+        small = [row for row in rows if row not in large]
+        ended = _Pool(min(workers, len(small)), tasks).run(small, stop) if small else {}
+        rows = large  # these have all GPUs to themselves, one after the other
+    turns = Turns(rows)
     while turns:
         row = turns.take()
         if row is None:
@@ -196,8 +221,35 @@ def run_rows(rows: Sequence[RowPlan], tasks: LoadedTasks, *, workers: int, stop:
         if outcome.held:
             turns.held(row)
         else:
-            ended[row.model.name] = outcome
+            note(ended, row, outcome)
     return ended
+
+
+def too_large(rows: Sequence[RowPlan]) -> list[RowPlan]:
+    """Return the rows whose models do not fit one of this machine's GPUs."""
+    sizes = {row.label: weight_bytes(row) or 0 for row in rows if row.study.device in ("auto", "cuda")}
+    if max(sizes.values(), default=0) < LEAST_GPU:
+        return []  # and no GPU has to be asked
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    whole = min(torch.cuda.get_device_properties(k).total_memory for k in range(torch.cuda.device_count()))
+    return [row for row in rows if sizes.get(row.label, 0) > FULL * whole]
+
+
+def place_of(device: str, number: int, workers: int, gpus: int) -> tuple[str, float]:
+    """Return the device of a worker and its share of that GPU's memory: one each, or as many as there are on each."""
+    if not gpus or device not in ("auto", "cuda"):
+        return device, 1.0
+    mine = number % gpus
+    return f"cuda:{mine}", 1.0 / len(range(mine, max(workers, mine + 1), gpus))
+
+
+def note(ended: dict[str, RowOutcome], row: RowPlan, outcome: RowOutcome) -> None:
+    """Note how a row ended, or a part of it."""
+    before = ended.get(row.model.name)
+    ended[row.model.name] = outcome if before is None else before.join(outcome)
 
 
 def work_row(row: RowPlan, stop: Stop, *, tasks: LoadedTasks | None = None, device: str | None = None) -> RowOutcome:
@@ -211,9 +263,9 @@ def work_row(row: RowPlan, stop: Stop, *, tasks: LoadedTasks | None = None, devi
         lease = _claim(row, store)
         log = RunLog.of(store, row.run)
         if not store.mine(lease):
-            log.write("held", row=row.model.name, by=lease.told)
+            log.write("held", row=row.label, by=lease.told)
             return RowOutcome(held=lease.told)
-        log.write("lease", row=row.model.name, cells=len(row.pending))
+        log.write("lease", row=row.label, cells=len(row.pending))
         with Keeper(store, lease) as keeper:
             made = RowRun(
                 row,
@@ -243,7 +295,7 @@ def give_up_row(row: RowPlan, tasks: LoadedTasks, reason: str) -> RowOutcome:
 
 def _claim(row: RowPlan, store: Store) -> LeaseRecord:
     keys = [cell.key for cell in row.pending if cell.key]
-    return store.claim(row.study_key, row.model.name, keys, run=row.run)
+    return store.claim(row.study_key, row.label, keys, run=row.run)
 
 
 @lru_cache(maxsize=2)
@@ -307,7 +359,10 @@ class _Pool:
     def _start(self, number: int) -> None:
         ours, theirs = self.context.Pipe()
         process = self.context.Process(
-            target=_worker, args=(theirs, self.halt, number), daemon=True, name=f"potentia worker {number}"
+            target=_worker,
+            args=(theirs, self.halt, number, self.workers),
+            daemon=True,
+            name=f"potentia worker {number}",
         )
         process.start()
         theirs.close()
@@ -339,7 +394,7 @@ class _Pool:
             if not self.pipes:
                 self._start(0)
         elif outcome is not None:
-            ended[row.model.name] = outcome
+            note(ended, row, outcome)
 
 
 def _start_tracker() -> None:
@@ -357,7 +412,7 @@ def _death(code: int | None) -> str:
     return f"the worker of this row died ({how}); if the kernel killed it, memory ran out"
 
 
-def _worker(pipe: Connection, halt: Event, number: int) -> None:
+def _worker(pipe: Connection, halt: Event, number: int, workers: int) -> None:
     for asked in POLITE:
         signal.signal(asked, signal.SIG_IGN)  # the parent decides, through `halt`
     leave_with_parent()
@@ -370,9 +425,9 @@ def _worker(pipe: Connection, halt: Event, number: int) -> None:
             row: RowPlan = pipe.recv()
         except (EOFError, ConnectionResetError):
             return
-        device = row.study.device
-        if gpus and device in ("auto", "cuda"):
-            device = f"cuda:{number % gpus}"
+        device, share = place_of(row.study.device, number, workers, gpus)
+        if share < 1:
+            torch.cuda.set_per_process_memory_fraction(share, int(device.partition(":")[2]))
         answer: RowOutcome | PotentiaError | None
         try:
             answer = work_row(row, halt.is_set, device=device)

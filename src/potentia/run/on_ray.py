@@ -18,8 +18,8 @@ from typing import Any
 
 from potentia.errors import InputError, MissingExtraError, PotentiaError, StoreError
 from potentia.protocols import Stopped
-from potentia.run.cost import FEW_BYTES
-from potentia.run.execute import give_up_row, opened, work_row
+from potentia.run.cost import weight_bytes
+from potentia.run.execute import give_up_row, note, opened, work_row
 from potentia.run.plan import LoadedTasks, RowPlan
 from potentia.run.row import RowOutcome
 from potentia.run.turns import Turns
@@ -28,6 +28,7 @@ STOP_SECONDS = 60.0  # that rows get to end once they are told to stop
 TRIES = 3  # of a row whose worker or machine is lost, after the first
 ROOM_BYTES = 2 * 2**30  # beside the weights: passes, adapters, the runtime itself
 ROOM = 1.5  # times the weights
+FULL, FILLED = 0.9, 0.8  # of a GPU's memory that weights may take: of one alone, and of each of several
 STEP = 0.05  # shares of a GPU are whole multiples of this
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
@@ -48,36 +49,30 @@ class Needs:
 def needs(row: RowPlan, gpu_bytes: int | None) -> Needs:
     """Say what a row needs by the size of its weights; models that fit beside others share a GPU by its memory.
 
-    A row keeps to its share. One whose size is not known has a GPU to itself.
+    A row keeps to its share. One whose size is not known has a GPU to itself, one that does not fit a GPU several.
     """
     weights = weight_bytes(row)
     memory = int(ROOM * (weights or 0)) + ROOM_BYTES
     cpus = max(1, row.threads)
     if gpu_bytes is None or row.study.device == "cpu":
         return Needs(cpus, memory)
+    if weights is not None and weights > FULL * gpu_bytes:
+        return Needs(1, memory, float(math.ceil(weights / (FILLED * gpu_bytes))))
     share = 1.0 if weights is None else min(1.0, STEP * math.ceil(memory / gpu_bytes / STEP))
     return Needs(1, memory, round(share, 2))
 
 
-def weight_bytes(row: RowPlan) -> int | None:
-    """Return the size of a model's weights in memory, by its files or its facts; None where nothing is known."""
-    wide = 4 if row.study.dtype in ("float32", "auto") else 2
-    whole, few = _whole_bytes(row, wide), FEW_BYTES.get(row.model.quantise or "")
-    return whole if whole is None or few is None else int(whole / wide * few)
+def run_rows_on_ray(
+    rows: Sequence[RowPlan],
+    tasks: LoadedTasks,
+    *,
+    stop: Callable[[], bool],
+    divide: Callable[[int, str], Sequence[RowPlan]] | None = None,
+) -> dict[str, RowOutcome]:
+    """Run each row as a Ray task; one that stays lost costs its row alone.
 
-
-def _whole_bytes(row: RowPlan, wide: int) -> int | None:
-    folder = Path(row.model.source).expanduser()
-    if folder.is_file():
-        return 4 * folder.stat().st_size  # a GGUF file is unpacked
-    files = [f for pattern in ("*.safetensors", "*.bin") for f in folder.glob(pattern)] if folder.is_dir() else []
-    if files:
-        return sum(f.stat().st_size for f in files) * (2 if wide == 4 else 1)
-    return int(row.model.parameters * wide) if row.model.parameters else None
-
-
-def run_rows_on_ray(rows: Sequence[RowPlan], tasks: LoadedTasks, *, stop: Callable[[], bool]) -> dict[str, RowOutcome]:
-    """Run each row as a Ray task; one that stays lost costs its row alone."""
+    ``divide`` gives the rows in parts, for so many workers of a kind of device.
+    """
     try:
         import ray
     except ImportError as error:
@@ -86,6 +81,8 @@ def run_rows_on_ray(rows: Sequence[RowPlan], tasks: LoadedTasks, *, stop: Callab
         ray.init(ignore_reinit_error=True, log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
     check_shared(ray, rows[0])
     gpu_bytes = _gpu_bytes(ray)
+    if divide is not None:
+        rows = divide(*_workers(ray, rows[0], gpu_bytes))
     flag = ray.remote(num_cpus=0)(_Flag).remote()
     turns, pending, ended = Turns(rows), dict[Any, RowPlan](), dict[str, RowOutcome]()
     while turns or pending:
@@ -103,7 +100,7 @@ def run_rows_on_ray(rows: Sequence[RowPlan], tasks: LoadedTasks, *, stop: Callab
             if outcome is not None and outcome.held:
                 turns.held(row)
             elif outcome is not None:
-                ended[row.model.name] = outcome
+                note(ended, row, outcome)
         if stop():
             _leave(ray, flag, pending)
             raise Stopped
@@ -112,12 +109,21 @@ def run_rows_on_ray(rows: Sequence[RowPlan], tasks: LoadedTasks, *, stop: Callab
     return ended
 
 
+def _workers(ray: Any, row: RowPlan, gpu_bytes: int | None) -> tuple[int, str]:
+    """Return how many rows the cluster runs at once, and on what."""
+    has = ray.cluster_resources()
+    if gpu_bytes is None or row.study.device == "cpu":
+        return max(1, int(has.get("CPU", 1) // max(1, row.threads))), "cpu"
+    return max(1, int(has["GPU"])), "cuda"
+
+
 def _within(ray: Any, options: dict[str, Any]) -> dict[str, Any]:
     """Ask for no more than the largest machine has: Ray would wait for ever for another."""
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    for option, resource in (("num_cpus", "CPU"), ("memory", "memory")):
+    for option, resource in (("num_cpus", "CPU"), ("memory", "memory"), ("num_gpus", "GPU")):
         most = max((machine.get(resource, 0) for machine in machines), default=0)
-        options[option] = min(options[option], int(most))
+        if option in options and options[option] > most:
+            options[option] = int(most)
     return options
 
 

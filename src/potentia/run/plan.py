@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 # Raise this when a change of the scoring code can change a score: older cells are then computed anew.
 SCORING_VERSION = 1
 
+PART = " · part "
 SMALL_TEST = 100  # documents; with fewer, few differences between models can be told
 
 
@@ -70,6 +71,14 @@ class RowPlan:
     problem: str | None = None
     threads: int = 0  # on a CPU; 0 while it is not planned to run
     run: str = ""  # the run that this is for
+    part: tuple[int, int] | None = None  # which of how many, where some of the row's tasks are meant
+
+    @property
+    def label(self) -> str:
+        """What the row is called while it runs."""
+        if self.part is None:
+            return self.model.name
+        return f"{self.model.name}{PART}{self.part[0]} of {self.part[1]}"
 
     @property
     def pending(self) -> tuple[CellPlan, ...]:
@@ -305,6 +314,12 @@ def _since_0_2(study: Study, protocol: Protocol) -> dict[str, Any]:
     if protocol.tuned and study.selection == "paper":
         parts["paper"] = "bare"  # the direct score could be taken with another task's adapter in place
     return parts
+
+
+def lanes_name(row: RowPlan, kind: Protocol) -> str:
+    """Name the folder of a row's lanes by the cells that they are for, whether these are done or not."""
+    cells = [cell.copy_of or cell.key for cell in row.cells if cell.protocol == kind]
+    return content_key(cells=sorted(cells))
 
 
 def step_key(key: str, step: int) -> str:

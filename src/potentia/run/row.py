@@ -56,6 +56,12 @@ class RowOutcome:
     held: str = ""  # who computes the row now, where that is another process
     reasons: dict[str, list[str]] = field(default_factory=dict)  # why, and the cells that failed for it
 
+    def join(self, other: RowOutcome) -> RowOutcome:
+        """Add how another part of the row ended."""
+        why = {**self.reasons, **other.reasons}
+        reasons = {reason: [*self.reasons.get(reason, []), *other.reasons.get(reason, [])] for reason in why}
+        return RowOutcome(self.done + other.done, self.failed + other.failed, self.found + other.found, "", reasons)
+
 
 @dataclass
 class RowRun:
@@ -78,7 +84,7 @@ class RowRun:
 
     def __post_init__(self) -> None:
         log = RunLog.of(self.store, self.plan.run)
-        self.board = Board(self.store, self.plan.study_key, self.plan.model.name, log=log)
+        self.board = Board(self.store, self.plan.study_key, self.plan.model.name, log=log, label=self.plan.label)
         self.study = self.plan.study
 
     def run(self) -> RowOutcome:
@@ -405,21 +411,33 @@ class Board:
     runs in this process, in a worker or on another machine.
     """
 
-    def __init__(self, store: Store, study: str, row: str, *, log: RunLog | None = None, every: float = 1.0) -> None:
+    def __init__(
+        self,
+        store: Store,
+        study: str,
+        row: str,
+        *,
+        log: RunLog | None = None,
+        every: float = 1.0,
+        label: str | None = None,
+    ) -> None:
         self._store = store
         self._log = log or RunLog.of(store, "")
         self._study = study
         self._row = row
+        self._label = label or row  # parts of a row have a state each
         self._every = every
         self._written = 0.0
         self._began = time.time()
         self._state: dict[str, Any] = {"phase": "waiting", "done": 0, "total": 0, "began": self._began}
+        if self._label != row:
+            self._state["model"] = row
         self._began = time.monotonic()
 
     def phase(self, name: str, *, total: int = 0, **facts: Any) -> None:
         """Enter a phase of the row (load, direct arc_easy, tune, test …) with a known amount of work."""
         self._state.update({"phase": name, "done": 0, "total": total, "rate": None, "left": None, **facts})
-        self._log.write("phase", row=self._row, phase=name, total=total)
+        self._log.write("phase", row=self._label, phase=name, total=total)
         self._began = time.monotonic()
         self._write(force=self._began - self._written >= BRIEF)
 
@@ -449,7 +467,7 @@ class Board:
 
     def finish(self, phase: str) -> None:
         """Close the row's record."""
-        self._log.write("row", row=self._row, ended=phase)
+        self._log.write("row", row=self._label, ended=phase)
         self._state.update({"phase": phase, "left": 0.0, "ended": time.time()})
         self._write(force=True)
 
@@ -458,4 +476,4 @@ class Board:
         if force or now - self._written >= self._every:
             self._written = now
             self._state["at"] = time.time()
-            self._store.put_progress(self._study, self._row, dict(self._state))
+            self._store.put_progress(self._study, self._label, dict(self._state))

@@ -11,18 +11,12 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from potentia.protocol import ADJUST, TRAIN_BEFORE_TEST, Protocol
-from potentia.run.plan import RowPlan, StudyPlan, seen
-from potentia.study import content_key
+from potentia.protocol import ADJUST, TRAIN_BEFORE_TEST
+from potentia.run.parts import every_part, train_sizes
+from potentia.run.plan import RowPlan, StudyPlan, lanes_name, seen
 
 if TYPE_CHECKING:
     from potentia.store import Store
-
-
-def lanes_name(row: RowPlan, kind: Protocol) -> str:
-    """Name the folder of a row's lanes by the cells that they are for, whether these are done or not."""
-    cells = [cell.copy_of or cell.key for cell in row.cells if cell.protocol == kind]
-    return content_key(cells=sorted(cells))
 
 
 def sweep(plan: StudyPlan, store: Store) -> None:
@@ -31,13 +25,22 @@ def sweep(plan: StudyPlan, store: Store) -> None:
     folder = store.lanes_folder
     if not folder.is_dir():
         return
-    for row in seen([row for row in plan.rows if not row.problem], store):
-        for kind in (TRAIN_BEFORE_TEST, ADJUST):
-            own = [cell for cell in row.cells if cell.protocol.kind == kind]
-            if own and all(cell.done for cell in own):
-                remove(folder / lanes_name(row, kind))
+    rows = seen([row for row in plan.rows if not row.problem], store)
+    for row in rows:
+        _remove_done(folder, row)
+    sizes = train_sizes(plan) if folder.is_dir() and any(folder.iterdir()) else {}
+    for row in rows if sizes else ():  # a run may have been killed that had them in parts
+        for part in every_part(row, sizes):
+            _remove_done(folder, part)
     with contextlib.suppress(OSError):  # others have lanes there
         folder.rmdir()
+
+
+def _remove_done(folder: Path, row: RowPlan) -> None:
+    for kind in (TRAIN_BEFORE_TEST, ADJUST):
+        own = [cell for cell in row.cells if cell.protocol.kind == kind]
+        if own and all(cell.done for cell in own):
+            remove(folder / lanes_name(row, kind))
 
 
 def remove(folder: Path) -> None:

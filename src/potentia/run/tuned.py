@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from potentia.errors import ModelError
 from potentia.protocol import ADJUST, TRAIN_BEFORE_TEST, Protocol
 from potentia.protocols import Candidate, Evaluation, LanePlan, Tuned, TunedResult, trainable
-from potentia.run.plan import CellPlan
-from potentia.run.sweep import lanes_name, remove
+from potentia.run.plan import CellPlan, lanes_name
+from potentia.run.sweep import remove
 from potentia.study import adjust_tuning
 from potentia.tally import spending
 

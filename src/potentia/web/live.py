@@ -90,7 +90,7 @@ class Watch:
                 "seconds": self.store.seconds(study=key),
                 "left": self._left(progress, done, failed) if running else None,
                 "rows": rows[:MOST_ROWS],
-                "lanes": {name: self._lanes(name) for name in running[:8]},
+                "lanes": {name: self._lanes(progress[name].get("model", name)) for name in running[:8]},
                 "events": list(self._events)[::-1],
             }
         )
