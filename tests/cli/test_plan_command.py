@@ -12,7 +12,16 @@ import yaml
 
 import tiny
 from potentia.errors import InputError, StudyError
-from potentia.run import AdaptiveRun, estimate_cost, plan_study, read_budget, run_study
+from potentia.run import (
+    AdaptiveRun,
+    costs_of,
+    estimate_cost,
+    grid_of,
+    plan_study,
+    proposed_study,
+    read_budget,
+    run_study,
+)
 from potentia.run.cost import CellWork, Pace, pace_of, price
 from potentia.store import Store
 from potentia.study import Study, make_study
@@ -68,6 +77,27 @@ def test_plan_tells_work_without_times_and_leaves_nothing_behind(world, potentia
     assert found["train_tokens"] > 0
     assert found["seconds"] is None
     assert not (tmp_path / "new.db").exists()
+
+
+def test_texts_and_folds_are_chosen_as_the_ranking_counts_them(world, tmp_path):
+    """A text to predict ranks nobody and is not chosen; a task in folds is one cell, of the price of all its folds."""
+    (world / "text.txt").write_text("\n\n".join(f"the red cat sat on mat {k}" for k in range(60)))
+    own = [{"name": name, "file": str(world / f"{name}.jsonl")} for name in TASKS]
+    text = {"name": "text", "file": str(world / "text.txt")}
+    made = study(world, tmp_path / "new.db", tasks=[{**own[0], "folds": 2}, own[1], text])
+    plan = plan_study(made)
+    grid, cost = grid_of(plan), estimate_cost(plan, calibrate=False)
+    assert grid.tasks == TASKS
+    costs = costs_of(grid, cost)
+    tuned = [c for c in cost.cells if c.protocol == "train_before_test" and c.model == "m0"]
+    assert costs.values[0].tolist() == [
+        sum(c.flops for c in tuned if c.task.startswith("colours#")),
+        sum(c.flops for c in tuned if c.task == "others"),
+    ]
+    chosen = proposed_study(made, [("m1", "colours")], name="chosen")
+    assert [(w.model, w.tasks) for w in chosen.only] == [("m1", ("colours#1/2", "colours#2/2"))]
+    with pytest.raises(InputError, match="no task"):
+        grid_of(plan_study(study(world, tmp_path / "new.db", tasks=[text])))
 
 
 def test_times_come_from_the_rows_in_the_store(world, whole, tmp_path):

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from potentia.analysis.planning import Completion, Costs, Grid, NextCells, choose_cells, find_completion
 from potentia.errors import InputError
+from potentia.evidence import whole_task
 from potentia.run.cost import read_budget
 from potentia.run.execute import RunResult, run_study
 from potentia.run.pace import estimate_cost
@@ -119,13 +120,12 @@ class AdaptiveRun:
     def _measured(self, store: Store) -> list[list[bool]]:
         """Which tuned cells were there before the first wave."""
         rows = {row.model.name: row for row in seen(self.plan.rows, store)}
-        return [
-            [
-                (t, self.grid.protocol) in {(c.task, c.protocol) for c in rows[m].cells if c.done}
-                for t in self.grid.tasks
-            ]
-            for m in self.grid.models
-        ]
+
+        def there(model: str, task: str) -> bool:
+            folds = [c for c in rows[model].cells if whole_task(c.task) == task and c.protocol == self.grid.protocol]
+            return bool(folds) and all(c.done for c in folds)
+
+        return [[there(m, t) for t in self.grid.tasks] for m in self.grid.models]
 
     def _journal(self) -> list[dict[str, Any]]:
         """The events of this adaptive run: prices first, then the waves."""
@@ -178,7 +178,7 @@ def _narrow(row: Any, tasks: Sequence[str], protocol: str | None = None) -> Any:
     """Keep the untuned cells of a row, or these tuned ones."""
     if protocol is None:
         return replace(row, cells=tuple(c for c in row.cells if not c.protocol.tuned))
-    wanted = [c for c in row.cells if c.protocol.kind == protocol and c.task in tasks]
+    wanted = [c for c in row.cells if c.protocol.kind == protocol and whole_task(c.task) in tasks]
     return replace(row, cells=tuple(wanted))
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from potentia.analysis.planning import Costs, Grid, find_completion
 from potentia.errors import InputError
+from potentia.evidence import whole_task
 from potentia.protocol import ADJUST, TRAIN_BEFORE_TEST, Protocol
 from potentia.run.cost import StudyCost
 from potentia.run.plan import StudyPlan
@@ -23,14 +24,19 @@ SHARED_LOAD = 4.0  # cells among which a row's loading is shared out: it is load
 
 
 def grid_of(plan: StudyPlan) -> Grid:
-    """Return the tuned cells that a study is ranked by."""
+    """Return the tuned cells that a study is ranked by: folds of a task joined, texts to predict left out."""
     protocol = next((p for p in (TRAIN_BEFORE_TEST, ADJUST) if p in plan.study.protocols), None)
     if protocol is None:
         raise InputError(
             "there is nothing to choose: the study tunes nothing",
             hint="add the protocol train_before_test, or run it whole: scores without tuning are cheap",
         )
-    tasks = plan.tasks.benchmarks
+    tasks = {whole_task(name): task for name, task in plan.tasks.benchmarks.items() if task.kind != "corpus"}
+    if not tasks:
+        raise InputError(
+            "there is nothing to choose: the study has texts to predict and no task",
+            hint="models are ranked by their tasks; run the study whole",
+        )
     return Grid(
         models=tuple(row.model.name for row in plan.rows if not row.problem),
         tasks=tuple(tasks),
@@ -45,10 +51,11 @@ def costs_of(grid: Grid, cost: StudyCost) -> Costs:
     timed = all(np.isfinite(cell.seconds) for cell in cost.cells)
     values = np.full((len(grid.models), len(grid.tasks)), np.nan)
     for cell in cost.cells:
-        if cell.protocol == grid.protocol and cell.model in grid.models:
-            load = cost.loads[cell.model] / SHARED_LOAD
-            place = grid.models.index(cell.model), grid.tasks.index(cell.task)
-            values[place] = cell.seconds + load if timed else cell.flops
+        task = whole_task(cell.task)
+        if cell.protocol == grid.protocol and cell.model in grid.models and task in grid.tasks:
+            place = grid.models.index(cell.model), grid.tasks.index(task)
+            load = cost.loads[cell.model] / SHARED_LOAD if np.isnan(values[place]) else 0.0  # once for all its folds
+            values[place] = np.nan_to_num(values[place]) + (cell.seconds + load if timed else cell.flops)
     if not np.isfinite(values).any():
         values = np.ones_like(values)
         return Costs(grid.models, grid.tasks, values, "cells")
@@ -72,10 +79,10 @@ def known_so_far(plan: StudyPlan) -> Evidence | None:
 def proposed_study(study: Study, cells: Sequence[tuple[str, str]], *, name: str) -> Study:
     """Return the study that tunes these cells alone (and those that ``only`` names already)."""
     wanted: dict[str, list[str]] = {w.model: list(w.tasks) for w in study.only or ()}
+    folds = {whole: [t.name for t in study.benchmarks() if whole_task(t.name) == whole] for _, whole in cells}
     for model, task in cells:
-        wanted.setdefault(model, [])
-        if task not in wanted[model]:
-            wanted[model].append(task)
+        known = wanted.setdefault(model, [])
+        known += [name for name in folds[task] if name not in known]
     only = tuple(Wanted(model=model, tasks=tuple(tasks)) for model, tasks in wanted.items())
     return study.model_copy(update={"only": only, "name": name})
 
