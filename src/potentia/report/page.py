@@ -52,7 +52,7 @@ def whole(text: str, names: Iterable[str]) -> Any:
     known = sorted(set(names), key=len, reverse=True)
     if not known:
         return escape(text)
-    parts = re.split("(" + "|".join(map(re.escape, known)) + ")", text)
+    parts = re.split(r"(?<!\w)(" + "|".join(map(re.escape, known)) + r")(?!\w)", text)  # a model may be called "a"
     return Markup("").join(
         Markup('<span class="whole">{}</span>').format(part) if k % 2 else escape(part) for k, part in enumerate(parts)
     )

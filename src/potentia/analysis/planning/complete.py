@@ -74,6 +74,14 @@ class Completion(Finding):
         """P(rank ≤ k) of every model."""
         return np.asarray(self.p_rank[:, : max(k, 0)].sum(axis=1))
 
+    @property
+    def check(self) -> str:
+        """Say what the intervals were checked on."""
+        if not self.checked:
+            return "Too few cells are known to check the intervals on: they are those of a Student t."
+        cells = "One known cell was" if self.checked == 1 else f"{self.checked:,} known cells were"
+        return f"{cells} hidden and predicted to calibrate them."
+
     def order(self) -> list[str]:
         """Return the models from the best to the worst."""
         return [self.models[i] for i in np.argsort(self.rank, kind="stable")]
@@ -115,7 +123,7 @@ class Completion(Finding):
                 f"Predicted cells ({self.protocol}); none of them is measured",
                 ("model", "task", "predicted", "low", "high"),
                 tuple(unseen),
-                note=f"{self.level:.0%} intervals, calibrated on {self.checked} known cells.",
+                note=f"{self.level:.0%} intervals. {self.check}",
             ),
         ]
 
@@ -205,13 +213,15 @@ def complete(
     reach = calibration.distance(level) * np.sqrt(posterior.variance)
     middle, one, other = (ready.scale.scores(posterior.mean + k * reach) for k in (0.0, -1.0, 1.0))
     sign = np.where(np.asarray(tuned.higher_is_better, dtype=bool), 1.0, -1.0)
-    aggregate = mean_z(np.where(measured, tuned.values, middle) * sign)
+    completed = np.where(measured, tuned.values, middle)
+    aggregate = expected_z(completed * sign, expected_spread(completed, posterior, ready.scale))
     drawn = _draw_aggregates(tuned, posterior, ready.scale, calibration, sign, draws, np.random.default_rng(seed))
     drawn = aggregate + calibration.wider * (drawn - drawn.mean(axis=0))
     ranks = rankdata(-drawn, axis=1, method="ordinal").astype(int)  # (draws, models)
     shares = np.stack([np.bincount(column - 1, minlength=len(rows)) for column in ranks.T]) / draws
     tail = (1.0 - level) / 2.0
     alike = tau_rows(aggregate, drawn[: min(draws, max(20, 2_000_000 // len(rows) ** 2))])
+    alike = np.nan_to_num(alike, nan=1.0 if len(rows) == 1 or measured.all() else 0.0)  # all tied: no order to agree on
     return Completion(
         protocol=tuned.protocol,
         models=tuned.models,
@@ -235,6 +245,24 @@ def complete(
         fitted=Fitted(weights, ready.scale, calibration),
         posterior=posterior,
     )
+
+
+def expected_spread(completed: Floats, posterior: Posterior, scale: Scale) -> Floats:
+    """How far apart the models will be on each task: predictions lie closer together than the scores to come will."""
+    unseen = (steepness(posterior, scale) ** 2 * posterior.variance).mean(axis=0) * (1.0 - 1.0 / len(completed))
+    return np.asarray(np.sqrt(completed.var(axis=0) + unseen))
+
+
+def steepness(posterior: Posterior, scale: Scale) -> Floats:
+    """How much a score moves with its standardised link value, at the prediction."""
+    step = 1e-3
+    return np.abs(scale.scores(posterior.mean + step) - scale.scores(posterior.mean - step)) / (2 * step)
+
+
+def expected_z(scores: Floats, spread: Floats) -> Floats:
+    """Mean z score over tasks with the spreads of the finished study; ``mean_z`` where all is measured."""
+    centred = scores - scores.mean(axis=0)
+    return np.asarray(np.where(spread > 1e-12, centred / np.maximum(spread, 1e-12), 0.0).mean(axis=1))
 
 
 def _draw_aggregates(
@@ -262,12 +290,9 @@ def _draw_aggregates(
 
 
 def _agreement(alike: Floats, level: float) -> Interval:
-    known = alike[np.isfinite(alike)]
-    if not known.size:
-        return Interval(float("nan"), float("nan"), float("nan"), level)
     tail = (1.0 - level) / 2.0
-    low, high = np.quantile(known, [tail, 1.0 - tail])
-    return Interval(float(known.mean()), float(low), float(high), level)
+    low, high = np.quantile(alike, [tail, 1.0 - tail])
+    return Interval(float(alike.mean()), float(low), float(high), level)
 
 
 def _several(given: ScoreMatrix | Sequence[ScoreMatrix] | None) -> list[ScoreMatrix]:

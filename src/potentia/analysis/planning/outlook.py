@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtr, owens_t
 
-from potentia.analysis.planning.complete import Completion
+from potentia.analysis.planning.complete import Completion, expected_spread, steepness
 from potentia.analysis.planning.posterior import Posterior
 from potentia.analysis.stats.uncertainty import tau_rows
 from potentia.findings import Interval
@@ -40,10 +40,8 @@ class Outlook:
     def of(cls, completion: Completion) -> Outlook:
         """Linearise each model's aggregate in its unseen cells."""
         posterior, scale = completion.posterior, completion.fitted.scale
-        step = 1e-3
-        rise = np.abs(scale.scores(posterior.mean + step) - scale.scores(posterior.mean - step)) / (2 * step)
-        scores = np.where(completion.measured, completion.values, completion.mean)
-        spread = scores.std(axis=0)
+        rise = steepness(posterior, scale)
+        spread = expected_spread(np.where(completion.measured, completion.values, completion.mean), posterior, scale)
         weights = np.where(completion.measured | (spread < 1e-12), 0.0, rise / np.maximum(spread, 1e-12))
         weights = weights / len(completion.tasks)
         return cls(posterior, completion.aggregate, weights, completion.fitted.calibration.wider)
@@ -143,7 +141,7 @@ def forecast(state: Outlook, start: Floats, completion: Completion, top: int | N
         measure = np.ones(len(truth))
     else:
         few = max(20, min(len(truth), 2_000_000 // len(state.aggregate) ** 2))
-        measure = np.nan_to_num(tau_rows(believed[:few], truth[:few]), nan=1.0)
+        measure = np.nan_to_num(tau_rows(believed[:few], truth[:few]), nan=0.0 if left.any() else 1.0)  # all tied
     tail = (1.0 - completion.level) / 2.0
     low, high = np.quantile(measure, [tail, 1.0 - tail])
     value = float(measure.mean())
