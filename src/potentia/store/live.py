@@ -30,6 +30,7 @@ class LiveStore:
         self.items_folder = folder
         self.version = s.SCHEMA_VERSION
         self._studies: dict[str, str] = {}
+        self._upserts: dict[tuple[str, ...], Any] = {}
         self._own: set[str] = set()  # leases
         self.patience = 0.0  # seconds to wait while the store is away
         self.stop: Callable[[], bool] = lambda: False  # or until this says so
@@ -72,10 +73,13 @@ class LiveStore:
         return sqlite.insert(table)
 
     def _upsert(self, connection: sa.Connection, table: sa.Table, row: Mapping[str, Any]) -> None:
-        keys = [column.name for column in table.primary_key]
-        insert = self._insert(table).values(**row)
-        update = {name: insert.excluded[name] for name in row if name not in keys}
-        connection.execute(insert.on_conflict_do_update(index_elements=keys, set_=update))
+        fields = (table.name, *row)
+        if fields not in self._upserts:  # built once: a running row writes every second
+            keys = [column.name for column in table.primary_key]
+            insert = self._insert(table)
+            update = {name: insert.excluded[name] for name in row if name not in keys}
+            self._upserts[fields] = insert.on_conflict_do_update(index_elements=keys, set_=update)
+        connection.execute(self._upserts[fields], dict(row))
 
     def _study_key(self, connection: sa.Connection, study: str) -> str:
         """Return the key of a study given by key or by name; a name means the one opened last."""

@@ -15,6 +15,7 @@ from potentia.scores import Floats
 
 Correlate = Callable[..., Floats]
 _BLOCK = 1 << 20  # scores weighed at once
+_SURE = 1e-3  # of a sum of squares: a variance above it has lost no more than three digits
 
 
 def spearman_matrix(
@@ -65,9 +66,11 @@ def _correlate(
             parts.append(_pearson_of_whole(left, left if right is None else right, part))
         result = np.concatenate(parts)
     else:
-        one = _spearman if ranks else _pearson
-        resamples = max(len(x), len(draws))
-        result = np.stack([one(x[r % len(x)], y[r % len(y)], draws[r % len(draws)]) for r in range(resamples)])
+        rows = np.arange(max(len(x), len(draws)))
+        each = _spearman_with_gaps if ranks else _pearson_with_gaps
+        size = x.shape[1] * (x.shape[2] + y.shape[2])
+        blocks = np.array_split(rows, -(-len(rows) * size // _BLOCK))
+        result = np.concatenate([each(x[b % len(x)], y[b % len(y)], draws[b % len(draws)]) for b in blocks])
     return result[0] if single else result
 
 
@@ -84,16 +87,41 @@ def _pearson_of_whole(x: Floats, y: Floats, weight: Floats) -> Floats:
     return np.asarray(np.clip(r, -1.0, 1.0))
 
 
-def _pearson(x: Floats, y: Floats, weight: Floats) -> Floats:
-    """Weighted r of every pair of columns on the rows that both have."""
-    result = np.full((x.shape[1], y.shape[1]), np.nan)
-    for i in range(x.shape[1]):
-        for j in range(y.shape[1]):
-            both = np.isfinite(x[:, i]) & np.isfinite(y[:, j]) & (weight > 0)
-            if both.sum() > 1:
-                left, right = x[None, both, i : i + 1], y[None, both, j : j + 1]
-                result[i, j] = _pearson_of_whole(left, right, weight[None, both])[0, 0, 0]
-    return result
+def _pearson_with_gaps(x: Floats, y: Floats, weight: Floats) -> Floats:
+    """Weighted r of columns on the rows that both have: x and y are (R, models, tasks), weight (R, models).
+
+    Sums over the rows that both have are products with which rows are known. A variance that is left over from much
+    larger sums is not to be trusted (a column may be constant there): such pairs are taken by themselves.
+    """
+    (left, here), (right, there) = _centred(x), _centred(y)
+    share = weight[:, :, None]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        turned, known = (left * share).transpose(0, 2, 1), (here * share).transpose(0, 2, 1)  # (R, tasks, models)
+        n = known @ there
+        mean_x, mean_y = turned @ there / n, known @ right / n
+        square_x, square_y = (left**2 * share).transpose(0, 2, 1) @ there / n, known @ right**2 / n
+        spread_x, spread_y = square_x - mean_x**2, square_y - mean_y**2
+        r = np.clip((turned @ right / n - mean_x * mean_y) / np.sqrt(spread_x) / np.sqrt(spread_y), -1.0, 1.0)
+    several = (here * (share > 0)).transpose(0, 2, 1) @ there > 1
+    sure = (spread_x > _SURE * square_x) & (spread_y > _SURE * square_y)
+    for k, i, j in np.argwhere(several & ~sure):
+        both = np.isfinite(x[k, :, i]) & np.isfinite(y[k, :, j]) & (weight[k] > 0)
+        one, other = x[k, both, i][None, :, None], y[k, both, j][None, :, None]
+        r[k, i, j] = _pearson_of_whole(one, other, weight[k, both][None])[0, 0, 0]
+    return np.asarray(np.where(several, r, np.nan))
+
+
+def _centred(x: Floats) -> tuple[Floats, Floats]:
+    """Columns less their mean over the rows that have them, zero at the others, and which rows have them."""
+    known = np.isfinite(x)
+    filled = np.where(known, x, 0.0)
+    mean = filled.sum(axis=1, keepdims=True) / np.maximum(known.sum(axis=1, keepdims=True), 1)
+    return np.where(known, filled - mean, 0.0), known.astype(np.float64)
+
+
+def _spearman_with_gaps(x: Floats, y: Floats, weight: Floats) -> Floats:
+    """The same of the midranks; they differ from pair to pair, so pairs are taken one by one."""
+    return np.stack([_spearman(one, other, w) for one, other, w in zip(x, y, weight, strict=True)])
 
 
 def _spearman(x: Floats, y: Floats, weight: Floats) -> Floats:
