@@ -29,7 +29,7 @@ lint: $(STAMP) ## style, types and import contracts
 
 test: lint ## lint, then all tests
 	@echo "== tests"
-	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
+	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 bench: $(STAMP) ## side-by-side measurements on this CPU, each printing a ratio; MODEL=FOLDER ITEMS=arc_easy.parquet adds scoring
 	@echo "== store" && $(BIN)/python bench/store.py

@@ -7,10 +7,12 @@ import subprocess
 import sys
 import uuid
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 import tiny
+from potentia.cli import main
 from potentia.store import without_password
 
 POTENTIA = str(Path(sys.executable).with_name("potentia"))
@@ -33,7 +35,12 @@ def test_a_url_is_shown_without_its_password(given: str, shown: str):
 
 
 @pytest.mark.postgres
-def test_the_password_is_written_nowhere(postgres_server: str, tmp_path: Path):
+def test_the_password_is_written_nowhere(
+    postgres_server: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+):
     import psycopg
     from fastapi.testclient import TestClient
 
@@ -49,21 +56,29 @@ def test_the_password_is_written_nowhere(postgres_server: str, tmp_path: Path):
     tiny.save_questions(tmp_path / "q.jsonl", n=60)
     (tmp_path / "bad.jsonl").write_text("")
 
-    def run(*arguments: str, code: int = 0) -> str:
-        done = subprocess.run(
-            [POTENTIA, *arguments],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            timeout=300,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        )
-        assert done.returncode == code, done.stdout + done.stderr
+    monkeypatch.chdir(tmp_path)
+
+    def alone(*arguments: str) -> str:
+        """In a process of its own, whose every word is heard."""
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        done = subprocess.run([POTENTIA, *arguments], capture_output=True, text=True, timeout=300, env=environment)
+        assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout + done.stderr
+
+    def run(*arguments: str, code: int = 0) -> str:
+        """In this one: the command as the shell calls it, with its errors in words."""
+        with monkeypatch.context() as patch, mock.patch.dict(os.environ):
+            patch.setattr(sys, "argv", ["potentia", *arguments])
+            with pytest.raises(SystemExit) as ended:
+                main()
+        said = "".join(capfd.readouterr())
+        assert said
+        assert (ended.value.code or 0) == code, said
+        return said
 
     study = ("run", "--models", "./m0", "./m1", "--tasks", "q.jsonl", "--store", url, "--epochs", "1")
     said = [
-        run(*study, "--learning-rates", "1e-3"),
+        alone(*study, "--learning-rates", "1e-3"),
         run(*study, "--learning-rates", "1e-3", "--json"),
         run("status", url),
         run("status", url, "--json"),
