@@ -4,7 +4,8 @@ First come the direct scores of every row, then waves of tuned cells, each chose
 wave is written to the store's log before it runs, with what its cells cost by the estimate of the first day: killed and
 started again, the run goes on with the same wave, and the next ones follow from the same numbers. The budget counts
 estimated seconds, so that what is chosen does not depend on how busy the machine was. A cell of a wave is the cell
-of the whole study: the same key, the same lanes, the same score.
+of the whole study: the same key, the same lanes, the same score. Tasks are read once, workers and, while there is
+memory for them, models stay from wave to wave.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from potentia.analysis.planning import Completion, Costs, Grid, NextCells, choos
 from potentia.errors import InputError
 from potentia.evidence import whole_task
 from potentia.run.cost import read_budget
-from potentia.run.execute import RunResult, run_study
+from potentia.run.execute import RunResult, Stay, run_study
 from potentia.run.pace import estimate_cost
-from potentia.run.plan import StudyPlan, plan_study, seen
+from potentia.run.plan import StudyPlan, seen
 from potentia.run.proposal import costs_of, facts_of, grid_of, known_so_far
 
 if TYPE_CHECKING:
@@ -47,8 +48,10 @@ class AdaptiveRun:
     watch: Callable[[StudyPlan], Any] | None = None
     tell: Callable[[str], Any] = lambda _: None
     calibrate: bool = True
+    keep: bool = True  # models and workers from wave to wave
     grid: Grid = field(init=False)
     results: list[RunResult] = field(init=False, default_factory=list)
+    stay: Stay = field(init=False, default_factory=Stay)
 
     def __post_init__(self) -> None:
         if self.budget is None and self.confidence is None:
@@ -58,6 +61,10 @@ class AdaptiveRun:
 
     def run(self) -> tuple[RunResult, Completion, NextCells | None]:
         """Run waves to the end; return how it went, what is known then, and what would come next."""
+        with self.stay:
+            return self._run()
+
+    def _run(self) -> tuple[RunResult, Completion, NextCells | None]:
         from potentia.store import Store
 
         first = replace(self.plan, rows=tuple(_narrow(row, ()) for row in self.plan.rows))
@@ -114,8 +121,10 @@ class AdaptiveRun:
         return room
 
     def _price(self) -> Costs:
+        """Price the cells: by the clock where the budget is a time, else what the store knows, else by arithmetic."""
         self.tell("estimating the cost")
-        return costs_of(self.grid, estimate_cost(self.plan, calibrate=self.calibrate))
+        timed = self.budget is not None and not self.budget.strip().endswith("%")
+        return costs_of(self.grid, estimate_cost(self.plan, calibrate=self.calibrate and timed))
 
     def _measured(self, store: Store) -> list[list[bool]]:
         """Which tuned cells were there before the first wave."""
@@ -147,7 +156,11 @@ class AdaptiveRun:
     # --- running -------------------------------------------------------------------------------------------------
 
     def _run_cells(self, cells: Cells) -> None:
-        self._run_part(replace(plan_study(self.plan.study), outdated=(), damaged=()), cells)
+        from potentia.store import Store
+
+        with Store.open(self.plan.study.store, readonly=True) as store:
+            rows = tuple(seen(self.plan.rows, store))
+        self._run_part(replace(self.plan, rows=rows, outdated=(), damaged=()), cells)
 
     def _run_part(self, plan: StudyPlan, cells: Cells | None = None) -> None:
         if self.results and self.results[-1].interrupted:
@@ -157,7 +170,9 @@ class AdaptiveRun:
             rows = tuple(_narrow(row, by_model[row.model.name], self.grid.protocol) for row in plan.rows)
             plan = replace(plan, rows=tuple(row for row in rows if row.cells))
         if any(row.pending for row in plan.rows):
-            self.results.append(run_study(plan, workers=self.workers, watch=self.watch))
+            self.results.append(
+                run_study(plan, workers=self.workers, watch=self.watch, stay=self.stay if self.keep else None)
+            )
         elif not self.results:
             self.results.append(run_study(plan, workers=1))
 

@@ -33,6 +33,7 @@ from potentia.run.log import RunLog
 from potentia.run.parts import LEAST_SECONDS, in_parts
 from potentia.run.plan import LoadedTasks, RowPlan, StudyPlan, load_tasks, plan_study, seen, take_over, under_way
 from potentia.run.row import RowOutcome, RowRun, versions
+from potentia.run.shelf import Shelf
 from potentia.run.stopping import POLITE, stoppable
 from potentia.run.sweep import sweep
 from potentia.run.turns import Keeper, Turns
@@ -74,12 +75,13 @@ def run_study(
     threads: int = 0,
     watch: Callable[[StudyPlan], Any] | None = None,
     split: bool | None = None,
+    stay: Stay | None = None,
 ) -> RunResult:
     """Run what is not done yet of a study, or of a plan just made of it.
 
     ``threads`` are those of a row on a CPU, by default an even share of the machine: the last bits of a score follow
     from them. ``watch`` gives a context manager that shows progress while the rows run. ``split`` lets the tasks of a
-    long row go to several workers: by default on GPUs.
+    long row go to several workers: by default on GPUs. ``stay`` keeps models and workers for the next call.
     """
     plan = study if isinstance(study, StudyPlan) else plan_study(study)
     check_machine(plan.study, executor)
@@ -93,7 +95,7 @@ def run_study(
     if todo:
         with stoppable() as stop, watch(plan) if watch else nullcontext():
             try:
-                outcomes = _execute(plan, todo, workers, executor, stop, split)
+                outcomes = _execute(plan, todo, workers, executor, stop, split, stay)
             except (Stopped, KeyboardInterrupt):
                 interrupted = True
             except BaseException as error:
@@ -179,6 +181,7 @@ def _execute(
     executor: Executor,
     stop: Callable[[], bool],
     split: bool | None,
+    stay: Stay | None = None,
 ) -> dict[str, RowOutcome]:
     def divide(workers: int, device: str) -> list[RowPlan]:
         wanted = device != "cpu" if split is None else split
@@ -190,7 +193,7 @@ def _execute(
         from potentia.engine import pick_device
 
         device = pick_device(plan.study.device).type
-        return run_rows(divide(workers, device), plan.tasks, workers=workers, stop=stop)
+        return run_rows(divide(workers, device), plan.tasks, workers=workers, stop=stop, stay=stay)
     if executor == "ray":
         from potentia.run.on_ray import run_rows_on_ray
 
@@ -201,13 +204,39 @@ def _execute(
 # --- the local executor ----------------------------------------------------------------------------------------------
 
 
-def run_rows(rows: Sequence[RowPlan], tasks: LoadedTasks, *, workers: int, stop: Stop) -> dict[str, RowOutcome]:
+class Stay:
+    """What stays from one run to the next of the same tasks: models in this process, or workers with theirs."""
+
+    def __init__(self) -> None:
+        self.shelf = Shelf()
+        self._pool: _Pool | None = None
+
+    def __enter__(self) -> Stay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shelf.clear()
+        if self._pool is not None:
+            self._pool.end(LEAVE_SECONDS)
+
+    def pool(self, workers: int, tasks: LoadedTasks) -> _Pool:
+        """Return the workers, who are there from the first time they are asked for."""
+        if self._pool is None:
+            self._pool = _Pool(workers, tasks, stays=True)
+        return self._pool
+
+
+def run_rows(
+    rows: Sequence[RowPlan], tasks: LoadedTasks, *, workers: int, stop: Stop, stay: Stay | None = None
+) -> dict[str, RowOutcome]:
     """Run these rows of a study, whose tasks are loaded here, and return how each ended."""
     ended = dict[str, RowOutcome]()
     if workers > 1:
         large = too_large(rows)
         small = [row for row in rows if row not in large]
-        ended = _Pool(min(workers, len(small)), tasks).run(small, stop) if small else {}
+        if small:
+            pool = _Pool(min(workers, len(small)), tasks) if stay is None else stay.pool(workers, tasks)
+            ended = pool.run(small, stop)
         rows = large  # these have all GPUs to themselves, one after the other
     turns = Turns(rows)
     while turns:
@@ -217,7 +246,7 @@ def run_rows(rows: Sequence[RowPlan], tasks: LoadedTasks, *, workers: int, stop:
                 raise Stopped
             time.sleep(0.1)
             continue
-        outcome = work_row(row, stop, tasks=tasks)
+        outcome = work_row(row, stop, tasks=tasks, shelf=stay.shelf if stay is not None else None)
         if outcome.held:
             turns.held(row)
         else:
@@ -252,7 +281,14 @@ def note(ended: dict[str, RowOutcome], row: RowPlan, outcome: RowOutcome) -> Non
     ended[row.model.name] = outcome if before is None else before.join(outcome)
 
 
-def work_row(row: RowPlan, stop: Stop, *, tasks: LoadedTasks | None = None, device: str | None = None) -> RowOutcome:
+def work_row(
+    row: RowPlan,
+    stop: Stop,
+    *,
+    tasks: LoadedTasks | None = None,
+    device: str | None = None,
+    shelf: Shelf | None = None,
+) -> RowOutcome:
     """Run one row, from its plan alone, so that any process or machine can do it; or say who else does."""
     import torch
 
@@ -273,6 +309,7 @@ def work_row(row: RowPlan, stop: Stop, *, tasks: LoadedTasks | None = None, devi
                 store,
                 lambda: stop() or keeper.lost,
                 device or row.study.device,
+                shelf,
             )
             try:
                 return made.run()
@@ -307,7 +344,7 @@ def _tasks(study: Study) -> LoadedTasks:
 class _Pool:
     """Worker processes, each with a pipe: a row's plan goes in, its outcome comes back."""
 
-    def __init__(self, workers: int, tasks: LoadedTasks) -> None:
+    def __init__(self, workers: int, tasks: LoadedTasks, *, stays: bool = False) -> None:
         self.context = multiprocessing.get_context("spawn")
         _start_tracker()
         self.workers = workers
@@ -316,11 +353,13 @@ class _Pool:
         self.pipes: dict[Connection, SpawnProcess] = {}
         self.numbers: dict[Connection, int] = {}
         self.busy: dict[Connection, RowPlan] = {}
+        self.stays = stays  # from one run to the next
+        self.had: dict[Connection, set[str]] = {}  # the rows that a worker has had: it may have their models
 
     def run(self, rows: Sequence[RowPlan], stop: Stop) -> dict[str, RowOutcome]:
         turns, ended = Turns(rows), dict[str, RowOutcome]()
         try:
-            for number in range(self.workers):
+            for number in sorted({*range(self.workers)} - {*self.numbers.values()}):
                 self._start(number)
             while turns or self.busy:
                 if stop():
@@ -334,18 +373,19 @@ class _Pool:
                     assert isinstance(spoke, Connection)
                     self._receive(spoke, turns, ended)
         except KeyboardInterrupt:
-            self._end(0)  # at once: the second time somebody asks
+            self.end(0)  # at once: the second time somebody asks
             raise
         except BaseException:
             self.halt.set()  # the others save what they have
-            self._end(LEAVE_SECONDS)
+            self.end(LEAVE_SECONDS)
             raise
-        self._end(LEAVE_SECONDS)
+        if not self.stays or self.halt.is_set():
+            self.end(LEAVE_SECONDS)
         if self.halt.is_set():
             raise Stopped
         return ended
 
-    def _end(self, seconds: float) -> None:
+    def end(self, seconds: float) -> None:
         """Let the workers go; those that have not left after some seconds are ended."""
         end = time.monotonic() + seconds
         for pipe in self.pipes:
@@ -360,7 +400,7 @@ class _Pool:
         ours, theirs = self.context.Pipe()
         process = self.context.Process(
             target=_worker,
-            args=(theirs, self.halt, number, self.workers),
+            args=(theirs, self.halt, number, self.workers, self.stays),
             daemon=True,
             name=f"potentia worker {number}",
         )
@@ -370,8 +410,9 @@ class _Pool:
         self.numbers[ours] = number
 
     def _hand_over(self, pipe: Connection, turns: Turns) -> None:
-        row = turns.take()
+        row = turns.take(self.had.setdefault(pipe, set()))
         if row is not None:
+            self.had[pipe].add(row.model.name)
             self.busy[pipe] = row
             pipe.send(row)
 
@@ -412,7 +453,7 @@ def _death(code: int | None) -> str:
     return f"the worker of this row died ({how}); if the kernel killed it, memory ran out"
 
 
-def _worker(pipe: Connection, halt: Event, number: int, workers: int) -> None:
+def _worker(pipe: Connection, halt: Event, number: int, workers: int, stays: bool = False) -> None:
     for asked in POLITE:
         signal.signal(asked, signal.SIG_IGN)  # the parent decides, through `halt`
     leave_with_parent()
@@ -420,6 +461,7 @@ def _worker(pipe: Connection, halt: Event, number: int, workers: int) -> None:
     import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    shelf = Shelf(among=workers) if stays else None
     while True:
         try:
             row: RowPlan = pipe.recv()
@@ -430,7 +472,7 @@ def _worker(pipe: Connection, halt: Event, number: int, workers: int) -> None:
             torch.cuda.set_per_process_memory_fraction(share, int(device.partition(":")[2]))
         answer: RowOutcome | PotentiaError | None
         try:
-            answer = work_row(row, halt.is_set, device=device)
+            answer = work_row(row, halt.is_set, device=device, shelf=shelf)
         except Stopped:
             answer = None
         except PotentiaError as error:

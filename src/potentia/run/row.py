@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import math
 import platform
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -41,6 +42,7 @@ from potentia.tally import Tally, spending
 if TYPE_CHECKING:
     from potentia.engine import LoadedModel
     from potentia.engine.scoring import Scorer
+    from potentia.run.shelf import Shelf
     from potentia.store import CellRecord, Store
     from potentia.study import Study
     from potentia.tasks import ChatTemplate
@@ -72,6 +74,7 @@ class RowRun:
     store: Store
     stop: Callable[[], bool]
     device: str
+    shelf: Shelf | None = None  # where the model waits for the next wave
     board: Board = field(init=False)
     study: Study = field(init=False)
     loaded: LoadedModel = field(init=False)
@@ -127,7 +130,7 @@ class RowRun:
             self.board.finish("stopped")
             raise
         finally:
-            self.loaded.close()
+            self._let_go()
         self.board.finish("failed" if self.outcome.failed else "done")
         return self.outcome
 
@@ -142,7 +145,10 @@ class RowRun:
         logging.disable_progress_bar()  # the board shows progress; bars of other libraries would tear it
         model = self.plan.model
         self.board.phase(f"loading {model.name}")
-        if model.copy_of is not None:
+        kept = self.shelf.take(self.plan, self.device) if self.shelf is not None else None
+        if kept is not None:
+            self.loaded = kept
+        elif model.copy_of is not None:
             from potentia.run.treated import load_treated
 
             self.loaded = load_treated(self)
@@ -160,6 +166,13 @@ class RowRun:
         if template is not None and self.study.chat != "never" and (asked or self.kind.value == "instruct"):
             self.chat = template
             self.styles = ("chat",) if self.study.chat == "always" else ("plain", "chat")
+
+    def _let_go(self) -> None:
+        """Put the model where the next wave finds it, unless something went wrong with it."""
+        if self.shelf is not None and not self.outcome.failed and not self.stop() and sys.exc_info()[0] is None:
+            self.shelf.put(self.plan, self.device, self.loaded)
+        else:
+            self.loaded.close()
 
     def load_model(self, *, source: str | None = None, more: str | None = None) -> LoadedModel:
         """Load the row's model, or the one at ``source``, with one more adapter than its own where one is given."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from potentia.errors import StoreError
@@ -27,11 +27,14 @@ class Turns:
     def __len__(self) -> int:
         return len(self._ready) + len(self._held)
 
-    def take(self) -> RowPlan | None:
-        """Return the next row to try, or None while all that are left are held by others."""
+    def take(self, own: Collection[str] = ()) -> RowPlan | None:
+        """Return the next row to try, one of these first, or None while all that are left are held by others."""
         if not self._ready and self._held and self._held[0][0] <= time.monotonic():
             self._ready.append(self._held.popleft()[1])
-        return self._ready.popleft() if self._ready else None
+        row = next((row for row in self._ready if row.model.name in own), self._ready[0] if self._ready else None)
+        if row is not None:
+            self._ready.remove(row)
+        return row
 
     def held(self, row: RowPlan) -> None:
         """Put a row back that another process has."""
