@@ -74,13 +74,6 @@ def select(candidates: Sequence[Candidate], *, higher_is_better: bool) -> Candid
     return min(candidates, key=order)
 
 
-def behind(one: Candidate, best: Candidate, *, higher_is_better: bool, z: float = 1.96) -> bool:
-    """Say whether ``one`` trails ``best`` by more than the noise of their difference (for the learning-rate race)."""
-    gap = (best.value - one.value) if higher_is_better else (one.value - best.value)
-    noise = math.hypot(one.stderr, best.stderr)
-    return bool(gap > z * noise) if math.isfinite(gap) and math.isfinite(noise) else math.isnan(one.value)
-
-
 class Stopped(Exception):  # noqa: N818 - the user asked for it
     """The tuning was asked to stop; its state is in the workspace."""
 
@@ -228,19 +221,30 @@ class Training:
         self.trainer.hold(leaders)
 
     def _is_behind(self, lane: LanePlan, epoch: int) -> bool:
-        """Say whether a lane trails the best of its rivals at the same epoch by more than noise, on all its tasks."""
+        """Say whether a lane has hardly a chance to be the best of its rivals at the same epoch, on all its tasks.
+
+        The rule is that of every race (``analysis.planning.race``); the doubt is shared out over the ends of epochs.
+        """
+        from potentia.analysis.planning import MAYBE, may_win
+
         names = self._validated(lane, epoch)
+        looks = max(self.tuned.tuning.epochs - 1, 1)
         for name in names:
-            higher = self.tuned.judge(name).higher_is_better
-            same = [
-                candidate
+            same = {
+                key: candidate
                 for key, other in self.lanes.items()
                 if (other.data, other.style, other.seed) == (lane.data, lane.style, lane.seed)
                 for candidate in self.tuned.curves[key, name]
                 if candidate.epoch == epoch
-            ]
-            own = next(c for c in same if c.lane == lane)
-            if not behind(own, self.tuned.best(name, same), higher_is_better=higher):
+            }
+            if any(math.isfinite(c.value) and not math.isfinite(c.stderr) for c in same.values()):
+                return False  # no telling what is noise
+            chance = may_win(
+                {key: c.value for key, c in same.items()},
+                {key: c.stderr for key, c in same.items()},
+                higher_is_better=self.tuned.judge(name).higher_is_better,
+            )
+            if chance[lane.key] >= MAYBE / looks:
                 return False
         return bool(names)
 

@@ -299,6 +299,8 @@ def _since_0_2(study: Study, protocol: Protocol) -> dict[str, Any]:
     parts: dict[str, Any] = {}
     if protocol == TRAIN_BEFORE_TEST and study.tuning.method == "full":
         parts["full"] = True  # adapters were tuned nevertheless
+    if protocol == TRAIN_BEFORE_TEST and study.tuning.race:
+        parts["race"] = "chances"  # rates were dropped by another rule
     if protocol == ADJUST and study.adjust is not None:
         tuning = adjust_tuning(study)
         if study.adjust.recipe is not None:
@@ -308,7 +310,7 @@ def _since_0_2(study: Study, protocol: Protocol) -> dict[str, Any]:
         if study.seeds > 1:
             parts["seeds"] = study.seeds  # one seed was tuned
         if tuning.race:
-            parts["race"] = True  # no rate was dropped
+            parts["race"] = "chances"  # no rate was dropped
         if study.adjust.at_steps and len(tuning.learning_rates) > 1:
             parts["on_the_way"] = "chosen"  # the first rate's scores were kept, whichever was chosen
     if protocol.tuned and study.selection == "paper":
