@@ -210,6 +210,8 @@ def test_an_adaptive_run_has_the_scores_of_the_whole_one_and_survives_being_kill
     assert np.array_equal(same.p_best, known.p_best)
     last, _, _ = run(tmp_path / "two.db").run()
     assert last.computed == 0
+    run(tmp_path / "three.db", keep=False).run()  # every model is loaded anew in every wave
+    assert scores(tmp_path / "three.db") == found  # to the last bit
 
 
 def test_run_adaptive_from_the_command_line(world, potentia, tmp_path):
@@ -234,7 +236,30 @@ def test_select_names_the_better_model_and_its_adapter_loads(world, potentia, tm
     lines = "\n".join(found["adapter"]["load"])
     scope: dict[str, object] = {}
     exec(lines, scope)  # the lines that a user pastes
-    assert any("PeftModel" in type(value).__name__ for value in scope.values())
+    (adapted,) = [value for value in scope.values() if "PeftModel" in type(value).__name__]
+    assert peft_outcomes(adapted, found["best"], world / "colours.jsonl") == outcomes_of(found)
+
+
+def peft_outcomes(adapted: object, base: str, data: Path) -> dict[int, float]:
+    """Test the adapter as PEFT loads it, on the documents that the selection tested on."""
+    from transformers import AutoTokenizer
+
+    from potentia import tasks
+    from potentia.engine import LoadedModel
+    from potentia.engine.scoring import Scorer
+    from potentia.protocols import direct
+
+    merged = adapted.merge_and_unload()  # type: ignore[attr-defined]
+    loaded = LoadedModel.of(merged, AutoTokenizer.from_pretrained(base))
+    test = direct(Scorer(loaded), tasks.load(str(data))).test
+    return {item.doc_id: item.value for item in test.outcomes}
+
+
+def outcomes_of(found: dict) -> dict[int, float]:
+    """What the selection's own store says of the winner."""
+    with Store.open(found["store"], readonly=True) as store:
+        (cell,) = [c for c in store.cells(study="select-final") if c.model == found["best"]]
+        return {item.doc_id: item.value for item in store.items(cell.key)}
 
 
 def test_a_tie_is_told_as_a_tie(world, potentia, tmp_path):

@@ -64,9 +64,10 @@ class Race:
             racing = [name for name in racing if name in seen]
             if not racing:
                 raise PotentiaError("no candidate could be tuned", hint=next(iter(problems.values()), ""))
-            values = {m: _number(seen[m].selection.get("validation")) for m in racing}
-            errors = {m: _stderr(values[m], len(task.documents("validation"))) for m in racing}
-            staying, chance = stay_in(values, errors, higher_is_better=task.higher_is_better, seed=self.study.seed)
+            told = {m: _validated(seen[m], len(task.documents("validation"))) for m in racing}
+            values, errors = {m: told[m][0] for m in racing}, {m: told[m][1] for m in racing}
+            up, looks = task.higher_is_better, len(sizes) - 1
+            staying, chance = stay_in(values, errors, higher_is_better=up, looks=looks, seed=self.study.seed)
             spent = time.monotonic() - start
             left = math.inf if self.budget is None else self.budget - (time.monotonic() - began)
             each = spent / len(racing) * sizes[number] / size
@@ -149,7 +150,11 @@ class Race:
         with Store.open(self.study.store, readonly=True) as store:
             outcomes = {c.model: {item.doc_id: item.value for item in store.items(c.key)} for c in final}
         lost = min(sum(chance for _, chance, _ in out.values()), 1.0)
-        among = chances(outcomes, higher_is_better=up, seed=self.study.seed)
+        documents = len(task.documents("validation"))
+        told = {c.model: _validated(c, documents) for c in final}
+        among = chances(
+            outcomes, higher_is_better=up, validated=told, documents=documents, seed=self.study.seed
+        )  # fmt: skip
         chance = {m: p * (1.0 - lost) for m, p in among.items()}
         sign = 1.0 if up else -1.0
         scores = {c.model: c.score for c in final}
@@ -208,6 +213,12 @@ def rounds(candidates: int, documents: int) -> list[int]:
 
 def _number(value: Any) -> float:
     return float(value) if isinstance(value, (int, float)) else math.nan
+
+
+def _validated(cell: CellRecord, documents: int) -> tuple[float, float]:
+    """Return the validation value of a cell's chosen state, and its standard error."""
+    value, error = (_number(cell.selection.get(key)) for key in ("validation", "validation_stderr"))
+    return value, error if error > 0 else _stderr(value, documents)
 
 
 def _stderr(value: float, documents: int) -> float:

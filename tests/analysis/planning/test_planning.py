@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 from potentia import read
-from potentia.analysis.planning import Completion, Costs, chances, choose_cells, complete, find_task_curve, stay_in
+from potentia.analysis.planning import (
+    Completion,
+    Costs,
+    chances,
+    choose_cells,
+    complete,
+    find_task_curve,
+    may_win,
+    stay_in,
+)
 from potentia.analysis.planning.factors import Problem, Weights, _objective
 from potentia.analysis.planning.link import Links
 from potentia.analysis.planning.outlook import expected_misorder
@@ -245,3 +254,30 @@ def test_the_chance_to_be_best_is_calibrated():
         right.append(best == f"m{np.argmax(truth)}")
     assert np.mean(stated) == pytest.approx(np.mean(right), abs=0.09)
     assert np.mean(right) > 0.6
+
+
+def test_validation_counts_as_more_documents_and_luck_is_shrunk():
+    rng = np.random.default_rng(1)
+    hits = {"a": rng.random(40) < 0.7, "b": rng.random(40) < 0.5, "c": rng.random(40) < 0.5}
+    outcomes = {name: dict(enumerate(row.astype(float))) for name, row in hits.items()}
+    alone = chances(outcomes, higher_is_better=True)
+    agree = {"a": (0.75, 0.03), "b": (0.5, 0.03), "c": (0.5, 0.03)}
+    differ = {"a": (0.5, 0.03), "b": (0.75, 0.03), "c": (0.5, 0.03)}
+    more = chances(outcomes, higher_is_better=True, validated=agree, documents=200)
+    less = chances(outcomes, higher_is_better=True, validated=differ, documents=200)
+    assert more["a"] > alone["a"] > less["a"]
+    none = chances(outcomes, higher_is_better=True, validated={"a": (np.nan, np.nan)}, documents=200)
+    assert none == alone  # what is not known of all counts for nobody
+    few = {"a": {0: 1.0, 1: 1.0, 2: 1.0, 3: 0.0}, "b": {0: 1.0, 1: 0.0, 2: 0.0, 3: 0.0}}
+    assert chances(few, higher_is_better=True)["a"] < 0.9  # never beaten, on four documents
+
+
+def test_doubt_is_shared_out_over_the_looks():
+    values = {"a": 0.80, "b": 0.70, "c": 0.69, "d": 0.66}
+    errors = dict.fromkeys(values, 0.05)
+    once, chance = stay_in(values, errors, higher_is_better=True)
+    often, _ = stay_in(values, errors, higher_is_better=True, looks=50)
+    assert set(once) < set(often)
+    assert may_win(values, errors, higher_is_better=True) == chance
+    assert may_win({"a": np.nan, "b": np.nan}, errors, higher_is_better=True) == {"a": 0.5, "b": 0.5}
+    assert may_win({"a": np.nan, "b": 0.1}, errors, higher_is_better=True) == {"a": 0.0, "b": 1.0}
