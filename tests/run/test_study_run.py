@@ -151,7 +151,7 @@ def test_a_lost_worker_costs_its_row_alone(world: Path, tmp_path: Path, monkeypa
     assert all("SIGKILL" in reason for reason in result.reasons)
 
 
-def _suicidal_worker(pipe, halt, number):  # module level, so that spawn can find it
+def _suicidal_worker(pipe, halt, number, *_):  # module level, so that spawn can find it
     import os
     import signal
 
