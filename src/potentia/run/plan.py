@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # Raise this when a change of the scoring code can change a score: older cells are then computed anew.
 SCORING_VERSION = 1
+FEW_BITS = ("bfloat16", "float16")
 
 PART = " · part "
 SMALL_TEST = 100  # documents; with fewer, few differences between models can be told
@@ -313,6 +314,8 @@ def _since_0_2(study: Study, protocol: Protocol) -> dict[str, Any]:
             parts["race"] = "chances"  # no rate was dropped
         if study.adjust.at_steps and len(tuning.learning_rates) > 1:
             parts["on_the_way"] = "chosen"  # the first rate's scores were kept, whichever was chosen
+    if protocol.tuned:
+        parts |= trained_since_0_2(study)
     if protocol.tuned and study.selection == "paper":
         parts["paper"] = "bare"  # the direct score could be taken with another task's adapter in place
     return parts
@@ -322,6 +325,11 @@ def lanes_name(row: RowPlan, kind: Protocol) -> str:
     """Name the folder of a row's lanes by the cells that they are for, whether these are done or not."""
     cells = [cell.copy_of or cell.key for cell in row.cells if cell.protocol == kind]
     return content_key(cells=sorted(cells))
+
+
+def trained_since_0_2(study: Study) -> dict[str, Any]:
+    """Tell apart trainings in few bits: a Gemma's norms and gates were taken for a Llama's in them."""
+    return {"parts": "sure"} if study.dtype in FEW_BITS else {}
 
 
 def step_key(key: str, step: int) -> str:
@@ -414,7 +422,8 @@ def _plan_row(study: Study, key: str, tasks: LoadedTasks, model: ModelSpec) -> R
             shots = study.shots_for(name, protocol)
             more: KeyParts = {"kind": kind, "shots": shots, "rates": rates, "auxiliary": auxiliary}
             own = "" if problem else cell_key(study, *content, **more)
-            old = None if problem or asked == study else cell_key(asked, *content, **more)
+            sure = not protocol.tuned or study.dtype not in FEW_BITS
+            old = cell_key(asked, *content, **more) if sure and not problem and asked != study else None
             if protocol == ADJUST:
                 for step in steps:
                     before = old and step_key(old, step)

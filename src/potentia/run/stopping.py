@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import logging
 import signal
 import sys
 import threading
@@ -27,6 +28,7 @@ def stoppable() -> Iterator[Callable[[], bool]]:
 
     def ask(number: int, frame: Any) -> None:
         if flag.is_set() and number == signal.SIGINT:
+            logging.getLogger("sqlalchemy.pool").disabled = True  # would print it where a connection is just closed
             raise KeyboardInterrupt
         flag.set()
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from potentia.errors import TuningError
 from potentia.protocols import Stopped, schedule
+from potentia.run.plan import trained_since_0_2
 from potentia.run.sweep import remove
 from potentia.study import Study, content_key
 
@@ -31,6 +32,7 @@ def treated_fingerprint(study: Study, original: str, shown: Mapping[str, Task]) 
         tuning=study.treat.recipe(study.tuning),
         seed=study.treat.seed,
         dtype=study.dtype,
+        **trained_since_0_2(study),
     )
 
 

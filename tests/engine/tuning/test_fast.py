@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lane_models import VOCAB, tiny
+from potentia.engine.split import SplitModel
 from potentia.engine.tuning import fast
 from potentia.engine.tuning.fast import FastPasses
 
@@ -61,3 +62,63 @@ def test_a_part_that_only_looks_alike_is_left_alone():
             return 1.01 * x * self.weight * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
 
     assert fast.fused_norm(Odd()) is None
+
+
+def gemma_like(weight: float, width: int = 64) -> torch.nn.Module:
+    from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
+
+    norm = Gemma3RMSNorm(width)
+    norm.weight.data.uniform_(0.9 * weight, 1.1 * weight, generator=torch.Generator().manual_seed(0))
+    return norm.to(torch.bfloat16)
+
+
+@pytest.mark.parametrize("weight", [0.5, 60.0, 195.0])
+def test_a_gain_less_one_is_seen_also_where_one_is_little_beside_it(weight: float):
+    norm = gemma_like(weight)
+    gain, _ = fast.norm_gain(norm)
+    assert torch.equal(gain, 1 + norm.weight.float())
+    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(2)).bfloat16()
+    fused = fast.fused_norm(norm)
+    assert torch.allclose(fused(x).float(), norm(x).float(), rtol=2**-8, atol=0), "up to one rounding, everywhere"
+
+
+def test_a_gelu_of_small_values_is_not_taken_for_a_silu():
+    from transformers import GemmaConfig
+    from transformers.models.gemma.modeling_gemma import GemmaMLP
+
+    torch.manual_seed(0)
+    block = GemmaMLP(GemmaConfig(hidden_size=64, intermediate_size=128)).to(torch.bfloat16)
+    for part in (block.gate_proj, block.up_proj, block.down_proj):
+        part.weight.data.mul_(0.01)
+    assert fast.fused_gate(block) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_with_a_few_large_gains_stays_what_it_is(dtype: torch.dtype):
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "vocab_size": VOCAB, "head_dim": 32}
+    config = Gemma3TextConfig(**sizes, num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=64)
+    model = Gemma3ForCausalLM(config)
+    for name, weight in model.named_parameters():
+        if "norm" in name:
+            weight.data[3] = 150.0  # as trained models have them
+    split = SplitModel(model.to(dtype).requires_grad_(False))
+    quick = FastPasses(model)
+    ids = torch.randint(0, VOCAB, (4, 20), generator=torch.Generator().manual_seed(1))
+    own = split.hidden(ids).float()
+    with quick.active():
+        ours = split.hidden(ids).float()
+    assert len(quick.parts) == 3 * 6 + 1
+    assert float((ours - own).norm() / own.norm()) < (1e-4 if dtype == torch.float32 else 0.05)
+
+
+def test_parts_that_change_the_model_are_not_used(caplog: pytest.LogCaptureFixture):
+    model = tiny("llama")
+    quick = FastPasses(model)
+    module, own = quick.parts[0]
+    quick.parts[0] = (module, lambda x: 1.5 * own(x))
+    quick.keep_if_sound(SplitModel(model))
+    assert (quick.parts, quick.rotations) == ([], [])
+    assert "take longer" in caplog.text

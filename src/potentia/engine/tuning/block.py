@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from potentia.engine.tuning.adapters import AdapterBank, Site
+from potentia.engine.tuning.fast import gates_with_silu, norm_gain
 from potentia.engine.tuning.lane_layers import LaneForward
 from potentia.engine.tuning.layout import StaticInputs
 from potentia.engine.tuning.thin import Route, ThinGroup
@@ -54,7 +55,8 @@ class Block:
             raise TypeError("a projection is no plain linear layer")
         if any(map(_altered, (layer, attention, mlp, *self.parts.values()))):
             raise TypeError("somebody else's forward or hook is in place")
-        _check_gate(mlp)
+        if not gates_with_silu(mlp):
+            raise TypeError("no gated feed-forward block with silu")
         if any(part.bias is not None for name, part in self.parts.items() if name not in GROUPS[0]):
             raise TypeError("only queries, keys and values may have a bias here")
         self.head = int(attention.head_dim)
@@ -212,35 +214,16 @@ class _Layer(torch.autograd.Function):
 
 
 def _gain(module: nn.Module) -> tuple[Tensor, float]:
-    """Return a norm's gain as it multiplies, and its ε; some models keep the gain less one."""
-    weight, epsilon = module.weight, getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    if not isinstance(weight, Tensor) or not isinstance(epsilon, float) or getattr(module, "bias", None) is not None:
+    found = norm_gain(module)
+    if found is None:
         raise TypeError("no root-mean-square norm")
-    sample = torch.linspace(-1, 1, weight.shape[0], device=weight.device, dtype=weight.dtype).unsqueeze(0)
-    with torch.no_grad():
-        own = module(sample).float()
-        size = torch.rsqrt(sample.float().square().mean() + epsilon) * sample.float()
-        for gain in (weight.detach(), 1 + weight.detach()):
-            if torch.allclose(size * gain.float(), own, rtol=2e-2, atol=2e-2):
-                return gain, epsilon
-    raise TypeError("no root-mean-square norm")
+    gain, epsilon = found
+    return gain.to(module.weight.dtype), epsilon
 
 
 def _altered(module: nn.Module) -> bool:
     own = isinstance(module.__dict__.get("forward"), LaneForward | None)
     return not own or bool(module._forward_hooks) or bool(module._forward_pre_hooks)
-
-
-@torch.no_grad()
-def _check_gate(mlp: Any) -> None:
-    """Raise where a feed-forward block is not silu(g) ∘ u, on small and on large inputs: they may be capped."""
-    weight = mlp.gate_proj.weight
-    for size in (0.1, 1.0, 100.0):
-        sample = size * torch.linspace(-1, 1, 4 * weight.shape[1], device=weight.device).view(4, -1).to(weight.dtype)
-        own = mlp(sample).float()
-        ours = mlp.down_proj(nn.functional.silu(mlp.gate_proj(sample)) * mlp.up_proj(sample)).float()
-        if not torch.allclose(ours, own, rtol=2e-2, atol=2e-2 * float(own.abs().max())):
-            raise TypeError("no gated feed-forward block with silu")
 
 
 def _side_by_side(parts: Sequence[nn.Linear]) -> Tensor:

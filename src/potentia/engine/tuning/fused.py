@@ -34,8 +34,8 @@ class _Norm(torch.autograd.Function):
         size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32 if x.itemsize < 4 else None)
         scale = size.square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
         ctx.save_for_backward(x, scale, gain)
-        out: Tensor = (x * scale).to(x.dtype).mul_(gain)
-        return out
+        out: Tensor = (x * scale).to(gain.dtype).mul_(gain)
+        return out.to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:

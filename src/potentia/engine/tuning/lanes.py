@@ -56,6 +56,7 @@ class LaneTrainer:
         self.model: nn.Module = loaded if isinstance(loaded, nn.Module) else loaded.model
         self.split = SplitModel(self.model)
         self.fast = FastPasses(self.model)
+        self.fast.keep_if_sound(self.split)
         on_gpu = next(self.model.parameters()).device.type == "cuda" and not is_spread(self.model)
         self.static = static if static is not None else on_gpu
         self.blocks = Blocks.of(self.model) if self.static else None
