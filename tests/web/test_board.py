@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from made_store import DOCUMENT, EVIL, MODELS, STUDY, make_store
-from potentia.report import read_report
+from potentia.evidence import read
+from potentia.report import read_outlook, read_report
 from potentia.store import Store
 from potentia.web import create_app
 from potentia.web.live import Watch
@@ -63,6 +64,18 @@ def test_the_board_predicts_as_the_report_does(board: TestClient, store: Path):
     part = board.get(f"/studies/{STUDY}/outlook")
     assert part.headers["x-cells"] == "22"
     assert f"best with probability {done.p_best.max():.2f}, predicted" in part.text
+
+
+def test_the_board_predicts_with_history_where_it_is_given(store: Path, tmp_path: Path):
+    past = make_store(tmp_path / "past.db", models=tuple(f"org/old-{k}b" for k in range(5)), seed=1)
+    app = create_app(str(store), executor=ThreadPoolExecutor(1), history=(str(past),))
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        told = client.get(f"/api/studies/{STUDY}/outlook").json()
+        assert told["history"] == 5
+        assert "5 rows of history" in client.get(f"/studies/{STUDY}/outlook").text
+        done = read_outlook(store, history=read(past))
+        assert done is not None
+        assert told == json.loads(json.dumps(done.to_dict()))
 
 
 def test_a_study_with_nothing_left_has_no_outlook(tmp_path: Path):

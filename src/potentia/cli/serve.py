@@ -19,6 +19,9 @@ def serve(
     token: Annotated[
         str | None, typer.Option(envvar="POTENTIA_TOKEN", help="Token to ask for; made up where one is needed.")
     ] = None,
+    history: Annotated[
+        list[str] | None, typer.Option(help="Cells not measured yet: predict them with these scores of other models.")
+    ] = None,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the board in a browser.")] = False,
 ) -> None:
     """Show running and finished studies in a browser: rows, lanes, curves, costs, failures, and every finding.
@@ -40,6 +43,10 @@ def serve(
     from potentia.web.server import serve as run_server
 
     Store.open(store, readonly=True).close()  # say at once what is wrong with it
+    if history:
+        from potentia.evidence import read
+
+        read(*history)
     asked = choose_token(host, token)
     listener = bind(host, port)
     place = address(host, listener.getsockname()[1], asked)
@@ -49,4 +56,4 @@ def serve(
     console.print("it only reads; Ctrl-C stops it", style="dim")
     if open_browser:
         typer.launch(place)
-    run_server(store, listener, token=asked)
+    run_server(store, listener, token=asked, history=tuple(history or ()))

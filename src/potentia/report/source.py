@@ -115,10 +115,12 @@ def read_report(
     return make_report(read(source, study=study, facts=facts), items=items, options=options)
 
 
-def read_outlook(source: str | Path, *, study: str | Sequence[str] | None = None) -> Completion | None:
+def read_outlook(
+    source: str | Path, *, study: str | Sequence[str] | None = None, history: Evidence | None = None
+) -> Completion | None:
     """Read a store and predict what its study has not measured, as its report does; None once all is there."""
     evidence = read(source, study=study)
-    return _completion(evidence, None, _training(evidence))
+    return _completion(evidence, history, _training(evidence))
 
 
 def make_report(evidence: Evidence, *, items: int | None = None, options: ReportOptions | None = None) -> ReportData:

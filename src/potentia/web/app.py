@@ -22,12 +22,15 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
 
-def create_app(store_url: str, token: str | None = None, *, executor: Executor | None = None) -> FastAPI:
+def create_app(
+    store_url: str, token: str | None = None, *, executor: Executor | None = None, history: tuple[str, ...] = ()
+) -> FastAPI:
     """Make the board of a store. Without a token it answers requests for loopback hosts only.
 
-    ``executor`` runs the analyses; by default one niced process of its own.
+    ``executor`` runs the analyses; by default one niced process of its own. ``history`` are stores or score files of
+    other models, to predict cells that are not measured yet.
     """
-    desk = Desk(store_url, executor=executor)
+    desk = Desk(store_url, executor=executor, history=history)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import HTTPException
@@ -12,7 +12,7 @@ from potentia.errors import StoreError
 from potentia.scores import ItemOutcome
 from potentia.store import CellRecord, Store, StudyRecord
 from potentia.web.live import Watch, study_summary
-from potentia.web.snapshot import Snapshot, Snapshots, Worker, make_outlook
+from potentia.web.snapshot import Snapshot, Snapshots, Worker, make_outlook, make_snapshot
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -24,12 +24,12 @@ FRESH = 1.0  # seconds for which a count is believed
 class Desk:
     """Everything that pages and API share. Reads the store, never writes it."""
 
-    def __init__(self, where: str, *, executor: Executor | None = None) -> None:
+    def __init__(self, where: str, *, executor: Executor | None = None, history: tuple[str, ...] = ()) -> None:
         self.where = where
         self.store = Store.open(where, readonly=True)
         self.worker = Worker(executor)
-        self.snapshots = Snapshots(where, self.worker)
-        self.outlooks = Snapshots(where, self.worker, make_outlook)
+        self.snapshots = Snapshots(where, self.worker, partial(make_snapshot, history=history))
+        self.outlooks = Snapshots(where, self.worker, partial(make_outlook, history=history))
         self._watches: dict[str, Watch] = {}
         self._stamps: dict[str, tuple[float, tuple[int, int]]] = {}
         self._studies: tuple[float, list[StudyRecord]] = (-FRESH, [])

@@ -59,13 +59,13 @@ class Sparing(logging.Filter):
         return self.told <= MOST_LINES
 
 
-def serve(store_url: str, listener: socket.socket, *, token: str | None = None) -> None:
+def serve(store_url: str, listener: socket.socket, *, token: str | None = None, history: tuple[str, ...] = ()) -> None:
     """Serve the board of a store on a bound socket until interrupted."""
     import uvicorn
 
     from potentia.web.app import create_app
 
-    app = create_app(store_url, token)
+    app = create_app(store_url, token, history=history)
 
     class Server(uvicorn.Server):
         """Ends the open streams when asked to stop; they would hold it up."""

@@ -38,14 +38,16 @@ class Snapshot:
     evidence: dict[str, str] = field(default_factory=dict)  # protocol → JSON, as the page has it
 
 
-def make_snapshot(where: str, study: str, stamp: tuple[int, int]) -> Snapshot:
+def make_snapshot(where: str, study: str, stamp: tuple[int, int], history: tuple[str, ...] = ()) -> Snapshot:
     """Read a study and compute everything; runs in the worker."""
+    from potentia.evidence import read
     from potentia.findings import jsonable
-    from potentia.report import Parts, answer, build_sections, evidence_maps, read_report
+    from potentia.report import Parts, ReportOptions, answer, build_sections, evidence_maps, read_report
 
     began = time.monotonic()
     try:
-        data = read_report(where, study=study, items=0)
+        options = ReportOptions(history=read(*history)) if history else None
+        data = read_report(where, study=study, items=0, options=options)
         parts = Parts(f"/studies/{study}")
         sections = build_sections(data, parts)
     except PotentiaError as error:
@@ -64,13 +66,14 @@ def make_snapshot(where: str, study: str, stamp: tuple[int, int]) -> Snapshot:
     )
 
 
-def make_outlook(where: str, study: str, stamp: tuple[int, int]) -> Snapshot:
+def make_outlook(where: str, study: str, stamp: tuple[int, int], history: tuple[str, ...] = ()) -> Snapshot:
     """Read a study and predict what it has not measured: the expected final ranking alone; runs in the worker."""
+    from potentia.evidence import read
     from potentia.report import outlook_part, read_outlook
 
     began = time.monotonic()
     try:
-        done = read_outlook(where, study=study)
+        done = read_outlook(where, study=study, history=read(*history) if history else None)
     except PotentiaError as error:  # no scores yet, or nothing is tuned
         return Snapshot(study, stamp, time.monotonic() - began, problem=error.message)
     if done is None:
