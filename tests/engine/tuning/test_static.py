@@ -21,7 +21,8 @@ from potentia.engine.tuning.lane import Lane
 from potentia.engine.tuning.lanes import LaneTrainer
 from potentia.engine.tuning.layout import Bucket, StaticInputs, lay
 from potentia.engine.tuning.optimizer import LaneAdamW
-from potentia.engine.tuning.passes import Lesson
+from potentia.engine.tuning.passes import Lesson, run_step
+from potentia.engine.tuning.planner import PassPlan
 from potentia.engine.tuning.schedule import LoraConfig
 from potentia.engine.tuning.static import find_static, place, sample
 from potentia.engine.tuning.steps import COLUMNS, PlainSteps, Standing
@@ -281,3 +282,37 @@ def test_a_lane_that_is_not_sound_fails_alone() -> None:
 
 def test_the_vocabulary_is_what_the_tests_think() -> None:
     assert SplitModel(tiny("llama")).vocabulary == VOCAB
+
+
+def deep_in_few_bits() -> tuple[torch.nn.Module, AdapterBank]:
+    """A model so deep, with weights so large, that in bfloat16 roundings alone change gradients by a tenth."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": VOCAB, "num_attention_heads": 4}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=24, initializer_range=0.16)).bfloat16()
+    model.requires_grad_(False)
+    bank = AdapterBank(model, LoraConfig(), 4)
+    bank.weights[:4].normal_(0, 0.02, generator=torch.Generator().manual_seed(1))
+    bank.refresh()
+    return model, bank
+
+
+def test_rounding_in_a_deep_model_is_no_fault_of_a_form_but_a_wrong_form_is():
+    model, bank = deep_in_few_bits()
+    rows = sample(lessons((0, 1)), 400)
+    fast = FastPasses(model)
+    plan = PassPlan(slots=bank.slots, token_budget=1 << 40, pass_price=0)
+    grads = []
+    for passes in (fast, fast.without()):
+        bank.grads.zero_()
+        run_step(SplitModel(model), bank, rows, plan, passes)
+        grads.append(bank.grads.clone())
+    rounding = float((grads[0] - grads[1]).norm() / grads[0].norm())
+    assert rounding > static_module.FEW_BITS_ERROR, "or the test tests nothing"
+    blocks = Blocks.of(model)
+    found, reason = find_static(SplitModel(model), bank, fast, blocks, rows)
+    assert found is not None, reason
+    for block in blocks.blocks:
+        block.scale *= 1.5
+    assert static_module._obstacle(static_module.StaticPass(SplitModel(model), bank, fast, blocks), rows) is not None

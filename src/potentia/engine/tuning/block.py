@@ -218,7 +218,7 @@ def _gain(module: nn.Module) -> tuple[Tensor, float]:
     if found is None:
         raise TypeError("no root-mean-square norm")
     gain, epsilon = found
-    return gain.to(module.weight.dtype), epsilon
+    return gain.to(next(module.parameters()).dtype), epsilon
 
 
 def _altered(module: nn.Module) -> bool:

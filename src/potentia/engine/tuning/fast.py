@@ -60,6 +60,12 @@ class FastPasses:
             log.warning("lanes take longer: quicker parts change what the model computes, by %.1e", error)
             self.parts, self.rotations = [], []
 
+    def without(self) -> FastPasses:
+        """Return passes in which the model's own parts run."""
+        bare = copy.copy(self)
+        bare.parts, bare.rotations = [], []
+        return bare
+
     @contextmanager
     def active(self) -> Iterator[None]:
         """Use the quicker ways inside the block."""
