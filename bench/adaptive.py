@@ -49,7 +49,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--budget", default="30%")
+    parser.add_argument("--budget", default="20%")
     parser.add_argument("--top", type=int, default=3)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--whole", action="store_true", help="the whole demo in place of the quick one")

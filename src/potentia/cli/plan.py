@@ -41,9 +41,11 @@ def plan(
       potentia plan study.yaml --budget 2gpu-hours --history earlier.db -o first.yaml
     """
     from potentia.errors import StudyError
-    from potentia.run import estimate_cost, plan_study
+    from potentia.run import estimate_cost, plan_study, read_budget
     from potentia.study import read_study
 
+    if budget is not None:
+        read_budget(budget, 1.0)  # what cannot be read is said before anything is timed
     if study is None and not (models and tasks):
         raise StudyError("give a study file, or both --models and --tasks", hint="potentia plan study.yaml")
     flags = {

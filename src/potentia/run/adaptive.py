@@ -56,6 +56,8 @@ class AdaptiveRun:
     def __post_init__(self) -> None:
         if self.budget is None and self.confidence is None:
             raise InputError("an adaptive run needs an end", hint="give --budget 30min, or --confidence 0.9")
+        if self.budget is not None:
+            read_budget(self.budget, 1.0)  # what cannot be read is said before anything is timed
         self.grid = grid_of(self.plan)
         self.wave = self.wave or max(WAVE, 2 * len(self.grid.models))
 

@@ -10,8 +10,10 @@ import pytest
 
 from potentia import read
 from potentia.analysis.planning import (
+    Choice,
     Completion,
     Costs,
+    Standing,
     chances,
     choose_cells,
     complete,
@@ -281,3 +283,12 @@ def test_doubt_is_shared_out_over_the_looks():
     assert may_win(values, errors, higher_is_better=True) == chance
     assert may_win({"a": np.nan, "b": np.nan}, errors, higher_is_better=True) == {"a": 0.5, "b": 0.5}
     assert may_win({"a": np.nan, "b": 0.1}, errors, higher_is_better=True) == {"a": 0.0, "b": 1.0}
+
+
+def test_one_candidate_that_loads_was_compared_with_nothing():
+    alone = Standing("a", 0.5, 0.1, 0.6, 0.1, 0.6, 1.0, tied=False)
+    lost = Standing("b", np.nan, np.nan, np.nan, np.nan, np.nan, 0.0, tied=False, problem="no such folder")
+    choice = Choice("t", "acc", "a", 1.0, ("a",), 9, 0.0, 1.0, np.nan, 80, (alone, lost))
+    assert "nothing was compared" in choice.answer()
+    beaten = replace(lost, problem="", out=1)
+    assert "the best of 2" in replace(choice, standings=(alone, beaten)).answer()

@@ -63,10 +63,11 @@ class Choice(Finding):
         """Return the answer in a sentence or two."""
         if len(self.tie) > 1:
             names = ", ".join(self.tie[:-1]) + f" and {self.tie[-1]}"
-            first = (
-                f"A tie: {names} cannot be told apart on {self.documents} test documents"
-                f" ({self.best} is best with probability {self.p_best:.2f})."
-            )
+            tested = f"{self.documents} test document{'s' if self.documents != 1 else ''}"
+            chance = f"({self.best} is best with probability {self.p_best:.2f})"
+            first = f"A tie: {names} cannot be told apart on {tested} {chance}."
+        elif all(s.problem for s in self.standings if s.model != self.best):
+            first = f"{self.best} is the only one of {len(self.standings)} that could be tuned: nothing was compared."
         else:
             first = f"{self.best} is the best of {len(self.standings)}, with probability {self.p_best:.2f}."
         return f"{first} {self.surer()}".strip()
