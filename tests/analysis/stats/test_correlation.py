@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 
 import numpy as np
@@ -13,7 +14,7 @@ from scipy import stats
 
 from potentia.analysis.stats import kendall as module
 from potentia.analysis.stats.correlation import mean_offdiagonal, pearson_matrix, spearman_matrix
-from potentia.analysis.stats.kendall import kendall_matrix, kendall_of_signs
+from potentia.analysis.stats.kendall import kendall_matrix, kendall_of_tests
 from potentia.errors import InputError
 
 SCIPY = {kendall_matrix: stats.kendalltau, spearman_matrix: stats.spearmanr, pearson_matrix: stats.pearsonr}
@@ -97,15 +98,34 @@ def test_blocks_do_not_change_the_result(monkeypatch):
     np.testing.assert_array_equal(kendall_matrix(x, weights=draws), whole)
 
 
-def test_tau_of_signs_is_tau_of_the_scores_they_come_from():
+def every_difference(x, **how):
+    """Tau-b of tests that find every difference: the scores' own."""
+    return kendall_of_tests(x, np.where(np.isnan(x), np.nan, 0.0), 0.0, **how)
+
+
+def test_tau_of_tests_that_find_every_difference_is_tau_of_the_scores():
     rng = np.random.default_rng(3)
     x = rng.normal(size=(20, 5)).round(1)
-    a, b = np.triu_indices(20, 1)
     draws = rng.multinomial(20, [1 / 20] * 20, size=3)
-    np.testing.assert_allclose(kendall_of_signs(np.sign(x[a] - x[b])), kendall_matrix(x), atol=1e-12)
-    np.testing.assert_allclose(
-        kendall_of_signs(np.sign(x[a] - x[b]), weights=draws), kendall_matrix(x, weights=draws), atol=1e-12
-    )
+    np.testing.assert_allclose(every_difference(x), kendall_matrix(x), atol=1e-12)
+    np.testing.assert_allclose(every_difference(x, weights=draws), kendall_matrix(x, weights=draws), atol=1e-12)
+
+
+def test_tau_of_tests_counts_pair_by_pair(monkeypatch):
+    """The slow way: every pair of models, in blocks or at once, with errors, ties and gaps."""
+    rng = np.random.default_rng(6)
+    x, error = rng.normal(size=(30, 4)).round(1), rng.uniform(0.1, 0.6, size=(30, 4))
+    x[rng.random(x.shape) < 0.1] = np.nan
+    error[rng.random(x.shape) < 0.05] = np.nan
+    s, known = np.zeros((2, 435, 4))
+    for k, (a, b) in enumerate(itertools.combinations(range(30), 2)):
+        z = (x[a] - x[b]) / np.sqrt(error[a] ** 2 + error[b] ** 2)
+        known[k] = np.isfinite(z)
+        s[k] = np.where(np.abs(z) > 1.5, np.sign(z), 0.0)
+    slow = (s.T @ s) / np.sqrt(np.abs(s).T @ known) / np.sqrt(known.T @ np.abs(s))
+    np.testing.assert_allclose(kendall_of_tests(x, error, 1.5), slow, atol=1e-12)
+    monkeypatch.setattr(module, "_BLOCK", 100)
+    np.testing.assert_allclose(kendall_of_tests(x, error, 1.5), slow, atol=1e-12)
 
 
 def test_mean_over_pairs_leaves_the_diagonal_and_gaps_out():
@@ -120,8 +140,8 @@ def test_wrong_shapes_are_refused():
         kendall_matrix(np.ones((4, 2)), weights=[1, 1, 1])
     with pytest.raises(InputError, match="same models"):
         kendall_matrix(np.ones((4, 2)), np.ones((5, 2)))
-    with pytest.raises(InputError, match="not all pairs"):
-        kendall_of_signs(np.ones((4, 2)))
+    with pytest.raises(InputError, match="weights are for 3 models"):
+        kendall_of_tests(np.ones((4, 2)), np.ones((4, 2)), 2.0, weights=[1, 1, 1])
 
 
 @given(data=st.data())
@@ -168,20 +188,18 @@ def test_many_models_are_resampled_to_first_order(monkeypatch: pytest.MonkeyPatc
     x[rng.random(x.shape) < 0.03] = np.nan
     y = x[:, :2] + rng.normal(size=(models, 2))
     draws = rng.multinomial(models, np.full(models, 1 / models), size=400)
-    a, b = np.triu_indices(models, 1)
-    signs, known = np.sign(np.nan_to_num(x[a] - x[b])), ~np.isnan(x[a] - x[b])
     asks = (
         lambda: kendall_matrix(x, weights=draws),
         lambda: kendall_matrix(x, y, weights=draws),
-        lambda: kendall_of_signs(signs, known, weights=draws),
+        lambda: every_difference(x, weights=draws),
     )
     for ask in asks:
         whole = ask()
-        kendall_matrix.forget(), kendall_of_signs.forget()
+        kendall_matrix.forget(), kendall_of_tests.forget()
         monkeypatch.setattr(module, "FIRST_ORDER", 100)
         first = ask()
         monkeypatch.undo()
-        kendall_matrix.forget(), kendall_of_signs.forget()
+        kendall_matrix.forget(), kendall_of_tests.forget()
         assert first.shape == whole.shape
         assert not np.array_equal(first, whole)
         assert np.abs(first - whole).max() < 0.04
@@ -199,13 +217,11 @@ def test_models_drawn_together_are_weighed_as_if_each_alone(monkeypatch: pytest.
     x[rng.random(x.shape) < gaps] = np.nan
     y = np.round(x[:, :2] + rng.normal(size=(60, 2)), 1)
     draws = rng.multinomial(5, [1 / 5] * 5, size=6)[:, family]
-    a, b = np.triu_indices(60, 1)
-    signs, known = np.sign(np.nan_to_num(x[a] - x[b])), ~np.isnan(x[a] - x[b])
     monkeypatch.setattr(module, "FIRST_ORDER", 10)
     for k, draw in enumerate(draws):
         rows = np.repeat(np.arange(60), draw)
         alone = by_pairs(kendall_matrix, x[rows], x[rows])
         np.testing.assert_allclose(kendall_matrix(x, weights=draws)[k], alone, atol=1e-12)
-        np.testing.assert_allclose(kendall_of_signs(signs, known, weights=draws)[k], alone, atol=1e-12)
+        np.testing.assert_allclose(every_difference(x, weights=draws)[k], alone, atol=1e-12)
         beside = by_pairs(kendall_matrix, x[rows], y[rows])
         np.testing.assert_allclose(kendall_matrix(x, y, weights=draws)[k], beside, atol=1e-12)

@@ -28,8 +28,8 @@ from potentia.analysis.stats.bootstrap import (
 )
 from potentia.analysis.stats.bootstrap import row_draws as draw_rows
 from potentia.analysis.stats.correlation import METHODS, mean_offdiagonal, nan_mean
-from potentia.analysis.stats.kendall import FIRST_ORDER, kendall_of_signs
-from potentia.analysis.stats.significance import pair_signs
+from potentia.analysis.stats.kendall import FIRST_ORDER
+from potentia.analysis.stats.significance import tau_b_matrix
 from potentia.errors import InputError
 from potentia.facts import CATEGORIES
 from potentia.findings import Bars, Cell, Chart, Finding, Heatmap, Interval, Table, mean_in_words
@@ -370,9 +370,8 @@ def _resample(
     for matrix in matrices:
         noise = None
         if method == SIGNIFICANT:
-            signs, known = pair_signs(matrix, level=level)
-            tau = kendall_of_signs(signs, known)
-            by_models, by_units = (kendall_of_signs(signs, known, weights=d) for d in (model_draws, unit_draws))
+            tau = tau_b_matrix(matrix, level=level)
+            by_models, by_units = (tau_b_matrix(matrix, level=level, weights=d) for d in (model_draws, unit_draws))
         else:
             correlate, values = METHODS[method], matrix.oriented()
             if items:

@@ -16,7 +16,7 @@ import numpy as np
 from potentia.analysis.rankings.agreement import shared
 from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.analysis.stats.kendall import kendall_matrix
-from potentia.analysis.stats.significance import pair_signs
+from potentia.analysis.stats.significance import count_pairs
 from potentia.findings import Cell, Chart, Finding, Heatmap, Table
 from potentia.protocol import Protocol
 from potentia.scores import Floats, ScoreMatrix
@@ -131,9 +131,8 @@ def screen(
     tau = np.where(np.eye(len(tau), dtype=bool), np.nan, tau)  # a copy: answers of many tasks are shared
     others = np.isfinite(tau).sum(axis=1)
     against = np.divide((tau < 0).sum(axis=1), others, out=np.full(len(tasks), np.nan), where=others > 0)
-    signs, known = pair_signs(final, level=level)
-    pairs = known.sum(axis=0)
-    resolved = np.divide((signs != 0).sum(axis=0), pairs, out=np.full(len(tasks), np.nan), where=pairs > 0)
+    pairs, apart = (np.array(counts) for counts in count_pairs(final, level=level))
+    resolved = np.divide(apart, pairs, out=np.full(len(tasks), np.nan), where=pairs > 0)
     best = np.array([_best(final, k) for k in range(len(tasks))])
     flags: list[Flag] = []
 

@@ -14,8 +14,6 @@ Models that are always drawn together, as those of a family, need no such step: 
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import numpy.typing as npt
 
@@ -27,6 +25,7 @@ from potentia.analysis.stats.pair_sums import (
     bits_of_scores,
     bits_of_signs,
     model_blocks,
+    pairs_of,
 )
 from potentia.analysis.stats.remember import remembered
 from potentia.errors import InputError
@@ -70,27 +69,61 @@ def kendall_matrix(
 
 
 @remembered
-def kendall_of_signs(
-    signs: npt.ArrayLike, known: npt.ArrayLike | None = None, *, weights: npt.ArrayLike | None = None
+def kendall_of_tests(
+    values: npt.ArrayLike, stderr: npt.ArrayLike, threshold: float, *, weights: npt.ArrayLike | None = None
 ) -> Floats:
-    """Tau-b between the columns of a sign matrix: (pairs of models, tasks) in the order of ``np.triu_indices``.
+    """Tau-b between the columns where two models differ when |z| exceeds a threshold, and tie where it does not.
 
-    This is tau-b for comparisons that need not be a ranking: where an insignificant difference counts as a tie, ties
-    are not transitive and only the pairwise signs exist (appendix C.2). ``known`` marks the pairs that could be
-    compared at all (default: every pair); ``weights`` are per model, as in ``kendall_matrix``.
+    This is tau-b for comparisons that are no ranking: where an insignificant difference counts as a tie, ties are not
+    transitive and only the pairwise signs exist (appendix C.2). ``values`` and ``stderr`` are (models, tasks); pairs
+    without a score or an error could not be compared at all; ``weights`` are per model, as in ``kendall_matrix``. Signs
+    are made in blocks as they are needed: five thousand models have twelve million pairs on every task.
     """
-    s = np.asarray(signs)
-    models = _models_of_pairs(s.shape[0])
+    x, spread = np.asarray(values, dtype=np.float64), np.asarray(stderr, dtype=np.float64)
+    models, tasks = x.shape
     draws = _draws(weights, models)
-    v = None if known is None or np.all(known) else np.asarray(known, dtype=bool)
-    totals = Totals(s.shape[1], None, 1 if draws is None else len(draws), gaps=v is not None)
+    pairs = _SignsOfTests(x, spread, threshold)
+    totals = Totals(tasks, None, 1 if draws is None else len(draws), gaps=pairs.gaps)
     if draws is None:
-        totals.add_bits(bits_of_signs(s, v), None)
+        for block in model_blocks(models, max(1, _BLOCK // max(1, tasks))):
+            signs, _, known, _ = pairs.block(*block)
+            totals.add_bits(bits_of_signs(signs.T, None if known is None else known.T > 0), None)
     else:
-        pairs = _SignsGiven(s, v, models)
         totals.add_weighted(pairs, draws, block=_BLOCK, first_order=models > FIRST_ORDER)
     tau = totals.tau()
     return tau[0] if weights is None or np.ndim(weights) == 1 else tau
+
+
+def z_of(one: Floats, one_error: Floats, two: Floats, two_error: Floats) -> Floats:
+    """The z of differences; NaN where a score or its error is missing, and infinite or zero where there is no error."""
+    difference, error = one - two, np.sqrt(one_error**2 + two_error**2)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        z = difference / error
+    return np.where((difference == 0) & np.isfinite(error), 0.0, z)
+
+
+class _SignsOfTests:
+    """Signs of pairs of models where a test tells them apart, from scores and standard errors (models, tasks)."""
+
+    def __init__(self, x: Floats, stderr: Floats, threshold: float) -> None:
+        self.x, self.stderr = np.ascontiguousarray(x.T), np.ascontiguousarray(stderr.T)
+        self.threshold = threshold
+        self.gaps = bool(np.isnan(x).any() or np.isnan(stderr).any())
+
+    def block(self, start: int, stop: int) -> Row:
+        """The models from start to stop, each with those after it."""
+        a, b = pairs_of(start, stop, self.x.shape[1])
+        return self._row(z_of(self.x[:, a], self.stderr[:, a], self.x[:, b], self.stderr[:, b]))
+
+    def between(self, some: Index, others: Index) -> Row:
+        """Some models, each with each of the others."""
+        x, s = self.x, self.stderr
+        return self._row(z_of(x[:, some, None], s[:, some, None], x[:, None, others], s[:, None, others]))
+
+    def _row(self, z: Floats) -> Row:
+        flat = z.reshape(len(z), -1)
+        signs = np.subtract(flat > self.threshold, flat < -self.threshold, dtype=np.float32)
+        return signs, None, (~np.isnan(flat)).astype(np.float32) if self.gaps else None, None
 
 
 class _SignsOfScores:
@@ -102,9 +135,7 @@ class _SignsOfScores:
 
     def block(self, start: int, stop: int) -> Row:
         """The models from start to stop, each with those after it."""
-        models = self.sides[0].shape[1]  # type: ignore[union-attr]
-        a = np.repeat(np.arange(start, stop), models - 1 - np.arange(start, stop))
-        b = np.concatenate([np.arange(m + 1, models) for m in range(start, stop)])
+        a, b = pairs_of(start, stop, self.sides[0].shape[1])  # type: ignore[union-attr]
         return self._row([None if x is None else (x[:, a], x[:, b]) for x in self.sides])
 
     def between(self, some: Index, others: Index) -> Row:
@@ -122,32 +153,6 @@ class _SignsOfScores:
                     known[k] = (~np.isnan(one) & ~np.isnan(two)).astype(np.float32).reshape(len(one), -1)
         assert signs[0] is not None
         return signs[0], signs[1], known[0], known[1]
-
-
-class _SignsGiven:
-    """Signs of pairs of models as they were given, (pairs, tasks) in the order of ``np.triu_indices``."""
-
-    def __init__(self, s: npt.NDArray[np.generic], known: npt.NDArray[np.bool_] | None, models: int) -> None:
-        itself = np.zeros((1, s.shape[1]), dtype=np.int8)  # a model ties with itself
-        self.signs = np.concatenate([s.astype(np.int8), itself])
-        self.known = None if known is None else np.concatenate([known, itself == 0])
-        self.place = np.full((models, models), len(s), dtype=np.intp)
-        a, b = np.triu_indices(models, 1)
-        self.place[a, b] = self.place[b, a] = np.arange(len(a))
-
-    def block(self, start: int, stop: int) -> Row:
-        """The models from start to stop, each with those after it."""
-        models = len(self.place)
-        return self._row(slice(int(self.place[start, start + 1]), int(self.place[stop - 1, models - 1]) + 1))
-
-    def between(self, some: Index, others: Index) -> Row:
-        """Some models, each with each of the others."""
-        return self._row(self.place[np.ix_(some, others)].ravel())
-
-    def _row(self, pairs: Index | slice) -> Row:
-        signs = np.ascontiguousarray(self.signs[pairs].T, dtype=np.float32)
-        known = None if self.known is None else np.ascontiguousarray(self.known[pairs].T, dtype=np.float32)
-        return signs, None, known, None
 
 
 def _tau_of_one(x: Floats, y: Floats | None, draws: npt.NDArray[np.floating] | None) -> Floats:
@@ -222,13 +227,6 @@ def _tau_by_sorting(x: Floats, y: Floats | None) -> Floats:
             if both.sum() > 1:
                 tau[i, j] = kendalltau(x[both, i], other[both, j], method="asymptotic").statistic
     return tau
-
-
-def _models_of_pairs(pairs: int) -> int:
-    models = (1 + math.isqrt(1 + 8 * pairs)) // 2
-    if models * (models - 1) // 2 != pairs:
-        raise InputError(f"{pairs} rows are not all pairs of any number of models")
-    return models
 
 
 def _draws(weights: npt.ArrayLike | None, models: int) -> npt.NDArray[np.floating] | None:

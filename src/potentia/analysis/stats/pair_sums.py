@@ -265,6 +265,12 @@ def model_blocks(models: int, size: int) -> Iterator[tuple[int, int]]:
         start = stop
 
 
+def pairs_of(start: int, stop: int, models: int) -> tuple[Index, Index]:
+    """Return the pairs a < b of models from start to stop with those after them."""
+    a = np.repeat(np.arange(start, stop), models - 1 - np.arange(start, stop))
+    return a, np.concatenate([np.arange(m + 1, models) for m in range(start, stop)])
+
+
 def _units(draws: npt.NDArray[np.floating]) -> list[Index]:
     """Return the models that are always drawn alike, together."""
     together: dict[bytes, list[int]] = {}

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from scipy.stats import binom, false_discovery_control, norm
 
 from potentia.analysis.stats.bootstrap import LEVEL, MODELS, RESAMPLES, Units, interval, pair_mean, row_draws
-from potentia.analysis.stats.kendall import kendall_matrix, kendall_of_signs
+from potentia.analysis.stats.kendall import kendall_matrix, kendall_of_tests, z_of
 from potentia.errors import InputError
 from potentia.findings import Bars, Cell, Chart, Finding, Interval, Table
 from potentia.protocol import Protocol
@@ -89,27 +89,27 @@ def measure_significance(
     matrix: ScoreMatrix, *, units: Units = MODELS, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
 ) -> Significance:
     """Test every pair of models on every task; needs standard errors."""
-    signs, known = pair_signs(matrix, level=level)
+    pairs, significant = count_pairs(matrix, level=level)
     kept = [
         int((benjamini_hochberg(pair_p_values(part)) <= 1 - level).sum())
         for part in (matrix.select(tasks=[task]) for task in matrix.tasks)
     ]
     draws = units.draws(matrix.models, resamples, seed)
-    tau, tau_b = kendall_matrix(matrix.oriented()), kendall_of_signs(signs, known)
+    tau, tau_b = kendall_matrix(matrix.oriented()), tau_b_matrix(matrix, level=level)
     return Significance(
         protocol=matrix.protocol,
         level=level,
         models=matrix.shape[0],
         tasks=matrix.tasks,
-        pairs=tuple(int(k) for k in known.sum(axis=0)),
-        significant=tuple(int(k) for k in np.count_nonzero(signs, axis=0)),
+        pairs=pairs,
+        significant=significant,
         discoveries=tuple(kept),
         detectable=tuple(detectable_difference(matrix, level=level).tolist()),
         tau=tau,
         tau_b=tau_b,
         tau_mean=float(pair_mean(tau)),
         tau_b_mean=interval(
-            float(pair_mean(tau_b)), pair_mean(kendall_of_signs(signs, known, weights=draws)), level=level
+            float(pair_mean(tau_b)), pair_mean(tau_b_matrix(matrix, level=level, weights=draws)), level=level
         ),
         over=units.over(matrix.models),
     )
@@ -123,11 +123,7 @@ def pair_z(matrix: ScoreMatrix) -> Floats:
     """
     a, b = np.triu_indices(matrix.shape[0], 1)
     values = matrix.oriented()
-    difference = values[a] - values[b]
-    error = np.sqrt(matrix.stderr[a] ** 2 + matrix.stderr[b] ** 2)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        z = difference / error
-    return np.where((difference == 0) & np.isfinite(error), 0.0, z)
+    return z_of(values[a], matrix.stderr[a], values[b], matrix.stderr[b])
 
 
 def pair_p_values(matrix: ScoreMatrix) -> Floats:
@@ -149,6 +145,22 @@ def pair_signs(matrix: ScoreMatrix, *, level: float = LEVEL) -> tuple[npt.NDArra
         known[:, k] = ~np.isnan(z)
         signs[:, k] = np.subtract(z > threshold, z < -threshold, dtype=np.int8)
     return signs, known
+
+
+def count_pairs(matrix: ScoreMatrix, *, level: float = LEVEL) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return, per task, how many pairs of models could be compared and how many differ significantly."""
+    pairs, apart = [], []
+    for task in matrix.tasks:
+        signs, known = pair_signs(matrix.select(tasks=[task]), level=level)
+        pairs.append(int(known.sum()))
+        apart.append(int(np.count_nonzero(signs)))
+    return tuple(pairs), tuple(apart)
+
+
+def tau_b_matrix(matrix: ScoreMatrix, *, level: float = LEVEL, weights: npt.ArrayLike | None = None) -> Floats:
+    """Tau-b between all tasks with insignificant differences as ties (appendix C.2), under draws of models."""
+    threshold = float(norm.ppf(0.5 + level / 2))
+    return kendall_of_tests(matrix.oriented(), matrix.stderr, threshold, weights=weights)
 
 
 def better(values: Floats, stderr: Floats, *, level: float = LEVEL) -> npt.NDArray[np.bool_]:
