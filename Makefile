@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench faults quantised docs blocks fuzz scale audit architectures weights clean
+.PHONY: help setup demo test lint bench faults large docs blocks fuzz scale audit architectures weights clean
 
 help: ## say what each target does
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -42,9 +42,9 @@ bench: $(STAMP) ## side-by-side measurements on this CPU, each printing a ratio;
 faults: $(STAMP) ## the long schedule of faults: kills, stops, full disks, a lost database, two runs at once; ROUNDS=20 of each
 	@PYTHONPATH=tests $(BIN)/python tests/faults.py --rounds $(or $(ROUNDS),20)
 
-quantised: $(STAMP) ## models in 8 and 4 bits, with bitsandbytes installed into .venv
+large: $(STAMP) ## models in 8 and 4 bits (bitsandbytes is installed into .venv), and a study with full tuning in shards
 	@$(BIN)/python -m pip install --quiet --editable '.[quantise]'
-	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/engine/test_quantised.py
+	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/engine/test_quantised.py tests/shards.py
 
 fuzz: $(STAMP) ## mutated inputs for everything that reads files, requests and command lines; INPUTS=100000 SEED=0
 	@PYTHONPATH=tools $(BIN)/python -m fuzz --inputs $(or $(INPUTS),5000) --seed $(or $(SEED),0)

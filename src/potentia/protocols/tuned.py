@@ -94,6 +94,7 @@ class Tuned:
     shots: Mapping[str, int] = field(default_factory=dict)  # examples before a question, by benchmark
     every_rate: bool = False  # test every lane at its end, whatever is chosen
     token_budget: int | None = None
+    shards: int = 1  # processes of one full tuning
     workspace: Path | None = None
     untuned: dict[tuple[str, Style], Candidate] = field(default_factory=dict)
     curves: dict[tuple[str, str], list[Candidate]] = field(default_factory=dict)  # by lane and task
@@ -120,8 +121,13 @@ class Tuned:
         with spending("validate"):
             self._validate_untuned(names, Scorer(self.loaded, token_budget=self.token_budget))
         lanes = {lane.key: lane for lane in self._lanes(names)}
-        trainers = FullLanes if self.tuning.method == "full" else LaneTrainer
-        with trainers(self.loaded, token_budget=self.token_budget, workspace=self.workspace) as trainer:
+        where: dict[str, Any] = {"token_budget": self.token_budget, "workspace": self.workspace}
+        made: LaneTrainer | FullLanes
+        if self.tuning.method == "full":
+            made = FullLanes(self.loaded, **where, shards=self.shards, looks=self.at_steps)
+        else:
+            made = LaneTrainer(self.loaded, **where)
+        with made as trainer:
             scorer = Scorer(self.loaded, token_budget=self.token_budget, router=trainer.router)
             results = Training(self, trainer, scorer, lanes).go()
             for name in wanted:

@@ -55,7 +55,7 @@ def load_treated(row: RowRun) -> LoadedModel:
 
 def _make(row: RowRun, name: str) -> Path:
     """Tune the original on the data shown, and keep the result."""
-    from potentia.engine.tuning import FullTrainer, LaneSpec, LaneTrainer, LoraConfig, encode_examples
+    from potentia.engine.tuning import LaneSpec, LaneTrainer, LoraConfig, encode_examples, full_trainer
 
     study, shown = row.study, row.tasks.shown
     assert study.treat is not None
@@ -69,7 +69,8 @@ def _make(row: RowRun, name: str) -> Path:
         examples = encode_examples(loaded.encoder, texts, end_id=loaded.tokenizer.eos_token_id)
         row.board.phase(f"showing {', '.join(shown)}", total=plan.total_steps(len(examples)), unit="steps")
         if tuning.method == "full":
-            with FullTrainer(loaded, token_budget=study.token_budget, workspace=workspace) as trainer:
+            budget = study.token_budget
+            with full_trainer(loaded, study.shards, token_budget=budget, workspace=workspace) as trainer:
                 made = trainer.train(
                     examples,
                     plan,

@@ -57,6 +57,7 @@ def tune_row(row: RowRun, kind: Protocol, cells: Sequence[CellPlan]) -> None:
         shots={name: study.shots_for(name, kind) for name in begun},
         every_rate=adjusted is not None and adjusted.every_rate,
         token_budget=study.token_budget,
+        shards=study.shards,
         workspace=folder,
     )
     with _on_threads(threads):

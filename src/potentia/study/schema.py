@@ -342,6 +342,9 @@ class Study(Strict):
         "auto",
         description="`auto`, `cpu`, `cuda`, `cuda:1` …; `spread`: each model over all GPUs, and the CPU if need be",
     )
+    shards: Positive = Field(
+        1, description="GPUs that share the weights and moments of one full tuning (FSDP), a process each"
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="of the weights; `auto` is bfloat16 on a GPU, else float32"
     )

@@ -6,3 +6,4 @@ from potentia.engine.tuning.full_lanes import FullLanes
 from potentia.engine.tuning.lane import DROP, KEEP, Decision, LaneEpoch, LaneResult, StepInfo
 from potentia.engine.tuning.lanes import LaneTrainer
 from potentia.engine.tuning.schedule import LaneSpec, LoraConfig, Schedule
+from potentia.engine.tuning.sharded import full_trainer

@@ -117,7 +117,7 @@ class FullTrainer:
             parameter.requires_grad_(True)
             parameter.grad = None
         masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self._parameters]
-        optimizer = _adamw(masters, schedule)
+        optimizer = adamw(masters, schedule)
         saved = self._saved(spec, masters, optimizer)
         done = self.steps = saved.restore() if saved is not None else []
         self._put(masters)
@@ -260,7 +260,8 @@ class _Saved:
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def _adamw(parameters: list[Tensor], schedule: Schedule) -> torch.optim.AdamW:
+def adamw(parameters: list[Tensor], schedule: Schedule) -> torch.optim.AdamW:
+    """Return the optimizer of a job: weight decay on matrices alone."""
     matrices = [p for p in parameters if p.dim() >= 2]
     vectors = [p for p in parameters if p.dim() < 2]
     groups = [

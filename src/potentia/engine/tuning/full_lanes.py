@@ -17,10 +17,11 @@ from typing import Any
 
 from torch import Tensor
 
-from potentia.engine.tuning.full import DivergedError, FullStep, FullTrainer
+from potentia.engine.tuning.full import DivergedError, FullStep
 from potentia.engine.tuning.lane import DROP, LaneEpoch, LaneResult, OnEpoch, StepInfo
 from potentia.engine.tuning.schedule import LaneSpec
 from potentia.engine.tuning.sealed import read_sealed, write_sealed
+from potentia.engine.tuning.sharded import full_trainer
 from potentia.errors import TuningError
 
 NOTES, UNDER_WAY = "notes.sealed", "under-way"  # what a lane's folder holds beside its kept states
@@ -30,14 +31,23 @@ State = tuple[str, int]  # a lane's key and an epoch
 class FullLanes:
     """Tunes all weights of a loaded model for one lane at a time, and puts any held state back for scoring.
 
-    Without a ``workspace`` the held states stay in memory and an interrupted run starts over. Use as a context manager,
-    or call :meth:`close`, to put the original weights back.
+    Without a ``workspace`` the held states stay in memory and an interrupted run starts over. With ``shards`` a job has
+    so many processes, and the model has its weights at ends of epochs and after the steps in ``looks``. Use as a
+    context manager, or call :meth:`close`, to put the original weights back.
     """
 
     router = None  # the weights themselves are tuned: there is nothing to choose per row
 
-    def __init__(self, loaded: Any, *, token_budget: int | None = None, workspace: Path | None = None) -> None:
-        self.trainer = FullTrainer(loaded, token_budget=token_budget)
+    def __init__(
+        self,
+        loaded: Any,
+        *,
+        token_budget: int | None = None,
+        workspace: Path | None = None,
+        shards: int = 1,
+        looks: Collection[int] = (),
+    ) -> None:
+        self.trainer = full_trainer(loaded, shards, token_budget=token_budget, looks=looks)
         self.workspace = workspace
         self._folders: dict[str, Path] = {}  # of the lanes trained here
         self._memory: dict[State, list[Tensor]] = {}
