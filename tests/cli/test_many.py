@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@cache
+def commands():
+    """The command line, made once: it takes a tenth of a second."""
+    return typer.main.get_command(app)
+
+
 def parsed(arguments: str | list[str]) -> tuple[list[str], dict[str, object]]:
     """The command's own arguments and its options, as click reads them."""
-    root = typer.main.get_command(app)
+    root = commands()
     rest = expand_many(root, arguments.split() if isinstance(arguments, str) else arguments)
     command = root
     while hasattr(command, "commands"):
@@ -106,7 +113,7 @@ def test_models_and_tasks_of_a_run_may_be_files(line: str, study: list[str], tas
 
 def test_every_option_of_several_values_takes_them():
     """Whatever the command: two values after the flag, then its own arguments."""
-    root = typer.main.get_command(app)
+    root = commands()
 
     def walk(command, path):
         for name, inner in getattr(command, "commands", {}).items():
