@@ -210,8 +210,26 @@ def test_an_adaptive_run_has_the_scores_of_the_whole_one_and_survives_being_kill
     assert np.array_equal(same.p_best, known.p_best)
     last, _, _ = run(tmp_path / "two.db").run()
     assert last.computed == 0
+    with Store.open(tmp_path / "two.db") as store:  # a run beside this one writes its prices and waves as well
+        (key,) = {record.key for record in store.studies()}
+        for event in [e for e in store.events(key) if e.kind in ("adaptive", "wave")]:
+            store.event(key, event.kind, event.payload)
+    beside, again, _ = run(tmp_path / "two.db").run()
+    assert beside.computed == 0
+    assert np.array_equal(again.p_best, known.p_best)
     run(tmp_path / "three.db", keep=False).run()  # every model is loaded anew in every wave
     assert scores(tmp_path / "three.db") == found  # to the last bit
+
+
+def test_a_model_that_does_not_load_is_tried_once(world, tmp_path):
+    shutil.copytree(world / "m0", tmp_path / "broken")
+    (tmp_path / "broken" / "model.safetensors").write_bytes(b"none")
+    models = [*body(world, world)["models"][:2], {"name": "broken", "path": str(tmp_path / "broken")}]
+    made = study(world, tmp_path / "new.db", models=models, tasks=body(world, world)["tasks"][:1])
+    run = AdaptiveRun(plan_study(made), budget="90%", wave=1, calibrate=False)
+    result, _, _ = run.run()
+    assert result.failed == 1  # its direct score
+    assert {key[0] for key in scores(tmp_path / "new.db") if key[2] == "train_before_test"} <= {"m0", "m1"}
 
 
 def test_run_adaptive_from_the_command_line(world, potentia, tmp_path):

@@ -111,15 +111,26 @@ class AdaptiveRun:
         self, costs: Costs, measured: npt.NDArray[np.bool_], room: float | None
     ) -> tuple[Completion, NextCells]:
         done = self._complete(measured)
-        tried = replace(costs, values=np.where(measured, np.nan, costs.values))
+        lost = self._lost()
+        away = measured | np.array([[model in lost] for model in self.grid.models])
+        tried = replace(costs, values=np.where(away, np.nan, costs.values))
         return done, choose_cells(done, tried, budget=room, confidence=self.confidence, top=self.top, most=self.wave)
+
+    def _lost(self) -> set[str]:
+        """The models that not one direct score could be had of: they do not load, and are not tried wave after wave."""
+        from potentia.store import Store
+
+        asked = {row.model.name for row in self.plan.rows if any(not cell.protocol.tuned for cell in row.cells)}
+        with Store.open(self.plan.study.store, readonly=True) as store:
+            return asked - set(store.linked(self.plan.key).values())
 
     def _count(self, cells: Cells, costs: Costs, measured: npt.NDArray[np.bool_], room: float | None) -> float | None:
         """Take the cells for done, also those that failed: they are not asked again."""
         for model, task in cells:
             place = self.grid.models.index(model), self.grid.tasks.index(task)
+            if room is not None and not measured[place]:  # two runs at once may both have asked for it
+                room = max(room - float(costs.values[place]), 0.0)
             measured[place] = True
-            room = None if room is None else max(room - float(costs.values[place]), 0.0)
         return room
 
     def _price(self) -> Costs:
@@ -139,7 +150,7 @@ class AdaptiveRun:
         return [[there(m, t) for t in self.grid.tasks] for m in self.grid.models]
 
     def _journal(self) -> list[dict[str, Any]]:
-        """The events of this adaptive run: prices first, then the waves."""
+        """The events of this adaptive run: the first prices, then the waves, also those of a run beside this one."""
         from potentia.store import Store
 
         store = Store.find(self.plan.study.store)
@@ -152,7 +163,9 @@ class AdaptiveRun:
             last = 0
             while page := store.events(self.plan.key, after_id=last):
                 last = page[-1].id
-                found += [dict(event.payload) for event in page if event.kind in ("adaptive", "wave")]
+                prices = [dict(event.payload) for event in page if event.kind == "adaptive"]
+                found += [] if found else prices[:1]
+                found += [dict(event.payload) for event in page if event.kind == "wave"]
         return found
 
     # --- running -------------------------------------------------------------------------------------------------
