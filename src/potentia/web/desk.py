@@ -121,11 +121,12 @@ class Desk:
         return await self.outlooks.get(key, stamp) if wait else self.outlooks.peek(key, stamp)
 
     async def warm(self) -> None:
-        """Begin the first snapshot of the study opened last, before anyone asks."""
+        """Begin the first snapshots of the study opened last, before anyone asks; the short one first."""
         from starlette.concurrency import run_in_threadpool
 
         records = await run_in_threadpool(self.studies)
         if records:
+            await self.outlook(records[0].key)
             await self.peek(records[0].key)
 
     def cell(self, key: str) -> CellRecord:

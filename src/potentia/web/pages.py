@@ -62,8 +62,8 @@ def make_pages(desk: Desk) -> APIRouter:
     async def board(study: Name) -> HTMLResponse:
         record = await run_in_threadpool(desk.study, study)
         state = await run_in_threadpool(desk.watch(record.key).look)
+        outlook = await desk.outlook(record.key)  # before the findings, which keep the worker longer
         made = await desk.peek(record.key)  # the board itself never waits for findings
-        outlook = await desk.outlook(record.key)
         sections = made.sections if made else ()
         return _page(
             "board.html",
