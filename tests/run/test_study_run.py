@@ -151,6 +151,18 @@ def test_a_lost_worker_costs_its_row_alone(world: Path, tmp_path: Path, monkeypa
     assert all("SIGKILL" in reason for reason in result.reasons)
 
 
+def test_a_commit_whose_answer_got_lost_is_told_once(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The database went away after it had committed: the cell is tried again, and found to be this run's own."""
+    commit = Store.commit_cell
+    monkeypatch.setattr(Store, "commit_cell", lambda *a, **k: commit(*a, **k) and commit(*a, **k))
+    made = study(world, tmp_path / "s.db", protocols=["direct"])
+    result = run_study(made)
+    assert (result.computed, result.reused, result.failed) == (4, 0, 0)
+    with Store.open(made.store) as store:
+        told = [(e.payload["row"], e.payload["task"]) for e in store.events("tiny") if e.kind == "cell"]
+    assert sorted(told) == [(m, t) for m in ("base", "chat") for t in ("colours", "notes")]
+
+
 def _suicidal_worker(pipe, halt, number, *_):  # module level, so that spawn can find it
     import os
     import signal

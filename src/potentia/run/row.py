@@ -249,17 +249,18 @@ class RowRun:
         names = (record.model, record.task)
         said = {"task": cell.task, "protocol": cell.protocol, "value": test.main.value, "stderr": test.main.stderr}
         with spending("save"):
-            new = self.store.commit_cell(record, items=test.outcomes, event={"row": self.plan.model.name, **said})
-            if not new:
+            told = True  # in the transaction of the commit, also where that went through and its answer got lost
+            if not self.store.commit_cell(record, items=test.outcomes, event={"row": self.plan.model.name, **said}):
                 if names not in self.store.names([cell.key]).values():
                     own = renamed(cell.key, *names)  # another row with the same files was first
                     self.store.copy_cell(cell.key, own, study=record.study, model=record.model, task=record.task)
+                    told = False
                 elif not self._is_own(record):  # another process had the row meanwhile
                     self.outcome.found += 1
                     self.board.event("found", cells=1, done=[(cell.task, cell.protocol)])
                     return
         self.outcome.done += 1
-        self.board.event("cell", told=new, **said)
+        self.board.event("cell", told=told, **said)
 
     def _is_own(self, record: CellRecord) -> bool:
         """Say whether a cell in the store is this one: its commit went through, and the answer got lost."""
