@@ -292,3 +292,13 @@ def test_one_candidate_that_loads_was_compared_with_nothing():
     assert "nothing was compared" in choice.answer()
     beaten = replace(lost, problem="", out=1)
     assert "the best of 2" in replace(choice, standings=(alone, beaten)).answer()
+
+
+def test_models_that_tie_share_the_probability_to_be_best():
+    values = [[0.45], [0.45], [0.38], [0.38], [0.30]]
+    tuned = ScoreMatrix.build(list("abcde"), ["t"], values, protocol="train_before_test")
+    done = complete(tuned)
+    assert done.rank.tolist() == [1.5, 1.5, 3.5, 3.5, 5]
+    assert done.p_best[:2] == pytest.approx([0.5, 0.5], abs=0.06)
+    assert done.p_best[2:].tolist() == [0, 0, 0]
+    assert list(zip(done.rank_low, done.rank_high, strict=True)) == [(1, 2), (1, 2), (3, 4), (3, 4), (5, 5)]

@@ -33,6 +33,7 @@ from potentia.scores import Floats, ScoreMatrix
 
 DRAWS = 1_000
 LEVEL = 0.95
+TIE = 1e-9  # aggregates closer than this are equal but for rounding
 
 
 @dataclass(frozen=True)
@@ -217,7 +218,8 @@ def complete(
     aggregate = expected_z(completed * sign, expected_spread(completed, posterior, ready.scale))
     drawn = _draw_aggregates(tuned, posterior, ready.scale, calibration, sign, draws, np.random.default_rng(seed))
     drawn = aggregate + calibration.wider * (drawn - drawn.mean(axis=0))
-    ranks = rankdata(-drawn, axis=1, method="ordinal").astype(int)  # (draws, models)
+    lots = TIE * np.random.default_rng([seed, 1]).uniform(size=drawn.shape)  # among models that tie, chance decides
+    ranks = rankdata(-(drawn + lots), axis=1, method="ordinal").astype(int)  # (draws, models)
     shares = np.stack([np.bincount(column - 1, minlength=len(rows)) for column in ranks.T]) / draws
     tail = (1.0 - level) / 2.0
     alike = tau_rows(aggregate, drawn[: min(draws, max(20, 2_000_000 // len(rows) ** 2))])
