@@ -88,14 +88,18 @@ def select(
 
 
 def _export(race: Any, choice: Choice, folder: Path) -> ExportedAdapter | None:
-    """Write the winner's adapter; one of an earlier selection makes way."""
+    """Write the winner's adapter; one of an earlier selection makes way, in one step: another may run beside this."""
+    import os
     import shutil
+    from contextlib import suppress
 
     from potentia.integrations import export_adapter
     from potentia.store import Store
 
-    if folder.exists():
-        shutil.rmtree(folder)
+    old = folder.with_name(f".{folder.name}-{os.getpid()}")
+    with suppress(FileNotFoundError):
+        folder.rename(old)
+    shutil.rmtree(old, ignore_errors=True)
     with Store.open(race.study.store, readonly=True) as store:
         cell = race.final(store, choice.best)
         return export_adapter(store, cell, folder) if store.adapter(cell.key) is not None else None
