@@ -142,6 +142,8 @@ def test_folds_of_a_study_become_one_task_with_all_documents(tmp_path: Path) -> 
     assert status["asked"] == status["done"] == 12
     evidence = read(study.store)
     assert evidence.background.chance["q"] == pytest.approx(1 / 3), "what is known of a fold is known of the task"
+    links = find_completion(find_grid(evidence), evidence).fitted.scale.links
+    assert links.chance.tolist() == pytest.approx([1 / 3]), "and known where its scores are predicted"
     matrix = evidence.scores["train_before_test"]
     assert (matrix.tasks, matrix.n.tolist()) == (("q",), [[60.0], [60.0]])
     items = evidence.outcomes["train_before_test"]["q"][matrix.models[0]]

@@ -109,6 +109,7 @@ def find_completion(
         )  # fmt: skip
     past = history.scores if history is not None else {}
     before = [*_untuned(own), *_untuned(past)]
+    chances = {task: chance for told in (history, evidence) if told for task, chance in told.background.chance.items()}
     table = facts if facts is not None else (evidence or history).facts if (evidence or history) else None  # type: ignore[union-attr]
     with threadpool_limits(1, user_api="blas"):  # small matrices: threads that wait for each other cost ten times more
         return complete(
@@ -116,6 +117,7 @@ def find_completion(
             direct=before,
             history=[matrix.benchmarks() for protocol, matrix in past.items() if protocol == grid.protocol],
             facts=table,
+            chances=chances,
             draws=draws,
             seed=seed,
             fitted=fitted,
