@@ -10,6 +10,7 @@ import pytest
 
 import tiny
 from potentia import tasks
+from potentia.analysis.planning import find_completion, find_grid
 from potentia.errors import StudyError, TaskError
 from potentia.evidence import read
 from potentia.run import plan_study, run_study
