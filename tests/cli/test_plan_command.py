@@ -120,6 +120,8 @@ def test_a_calibration_of_the_engine_gives_times_where_nothing_was_run(world, tm
     cost = estimate_cost(plan)
     assert "calibration" in cost.source
     assert 0 < cost.seconds() < 600
+    assert cost.seconds(anew=True) == pytest.approx(cost.seconds() + cost.start)
+    assert 0 <= cost.start < 60
     assert not (tmp_path / "new.db").exists()
 
 

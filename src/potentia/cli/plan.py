@@ -153,8 +153,8 @@ def _totals(planned: StudyPlan, cost: StudyCost) -> dict[str, Any]:
         "train_tokens": sum(cell.train_tokens for cell in left),
         "score_tokens": sum(cell.score_tokens for cell in left),
         "flops": sum(cell.flops for cell in left),
-        "seconds": cost.seconds(),
-        "hours": cost.seconds() / 3600,
+        "seconds": cost.seconds(anew=True),
+        "hours": cost.seconds(anew=True) / 3600,
         "problems": {row.model.name: row.problem for row in planned.rows if row.problem},
     }
 
@@ -192,6 +192,7 @@ def cost_tables(planned: StudyPlan, cost: StudyCost) -> list[Table]:
         f"{_short(total['train_tokens'])} tokens to train on and {_short(total['score_tokens'])} to score, "
         f"{_short(total['flops'])} FLOPs, {tell_time(total['seconds'])} on {cost.device}"
         + (f" = {total['hours']:.3g} {per_device}" if total["hours"] == total["hours"] else "")
+        + (f", {tell_time(cost.start)} of it before the first cell" if cost.start >= 1 and cost.pending else "")
         + f" ({told})."
     )
     columns: tuple[str, ...] = (

@@ -70,17 +70,19 @@ class StudyCost:
     weights: Mapping[str, float]  # bytes by model; NaN where unknown
     source: str  # where the seconds come from
     device: str
+    start: float = 0.0  # seconds more that a process takes which begins anew: libraries, kernels, the device
 
     @property
     def pending(self) -> tuple[CellWork, ...]:
         """The cells still to compute."""
         return tuple(cell for cell in self.cells if not cell.done)
 
-    def seconds(self, *, everything: bool = False) -> float:
-        """Seconds of what is left, or of the whole study as if nothing were in the store."""
+    def seconds(self, *, everything: bool = False, anew: bool = False) -> float:
+        """Seconds of what is left, or of the whole study as if nothing were in the store; ``anew`` in a new process."""
         cells = self.cells if everything else self.pending
         models = {cell.model for cell in cells}
-        return float(sum(c.seconds for c in cells) + sum(self.loads[m] for m in models))
+        begin = self.start if anew and cells else 0.0
+        return float(begin + sum(c.seconds for c in cells) + sum(self.loads[m] for m in models))
 
 
 def work_of(plan: StudyPlan) -> list[CellWork]:
@@ -113,7 +115,7 @@ def work_of(plan: StudyPlan) -> list[CellWork]:
     return found
 
 
-def price(plan: StudyPlan, paces: Sequence[Pace], source: str, device: str) -> StudyCost:
+def price(plan: StudyPlan, paces: Sequence[Pace], source: str, device: str, *, start: float = 0.0) -> StudyCost:
     """Put seconds on the work of a study."""
     sizes = {row.model.name: parameters_of(row.model) for row in plan.rows}
     at = {model: _pace_at(paces, size) for model, size in sizes.items()}
@@ -136,7 +138,7 @@ def price(plan: StudyPlan, paces: Sequence[Pace], source: str, device: str) -> S
     loads = {m: (pace.load or 0.0) + (shown * (pace.train or 0.0) if m in copies else 0.0) for m, pace in at.items()}
     width = BYTES.get(plan.study.dtype, 4 if device == "cpu" else 2)
     each = {row.model.name: FEW_BYTES.get(row.model.quantise or "", width) for row in plan.rows}
-    return StudyCost(tuple(cells), loads, {m: size * each[m] for m, size in sizes.items()}, source, device)
+    return StudyCost(tuple(cells), loads, {m: size * each[m] for m, size in sizes.items()}, source, device, start)
 
 
 def paces_of_store(plan: StudyPlan, store: Store, device: str) -> list[Pace]:

@@ -48,33 +48,35 @@ def estimate_cost(plan: StudyPlan, *, calibrate: bool = True, tell: Callable[[st
     left = rows_left(plan)
     if not calibrate or not left:
         return price(plan, paces, "", device)
-    measured = measure_paces(plan, tell=tell)
-    return price(plan, [*paces, *measured], f"a calibration on {len(measured)} of its models", device)
+    measured, start = measure_paces(plan, tell=tell)
+    return price(plan, [*paces, *measured], f"a calibration on {len(measured)} of its models", device, start=start)
 
 
-def measure_paces(plan: StudyPlan, *, tell: Callable[[str], Any] = lambda _: None) -> list[Pace]:
-    """Run the study in small on a few of its models and return their paces."""
+def measure_paces(plan: StudyPlan, *, tell: Callable[[str], Any] = lambda _: None) -> tuple[list[Pace], float]:
+    """Run the study in small on a few of its models; return their paces, and what the very first run took beyond."""
     from potentia.engine import pick_device
 
     rows = sorted(rows_left(plan), key=lambda row: np.nan_to_num(parameters_of(row.model), nan=np.inf))
     picked = [rows[k] for k in sorted({0, len(rows) // 2, len(rows) - 1})][:MODELS]
     device = str(pick_device(plan.study.device)).partition(":")[0]
     whole = max(len(task.documents("train")) for task in plan.tasks.benchmarks.values())
-    paces = []
+    paces, first, start = list[Pace](), 0.0, 0.0
     with tempfile.TemporaryDirectory(prefix="potentia-pace-") as folder:
         for number, row in enumerate(picked):
             tell(f"calibrating on {row.model.name}")
             runs: list[Timed] = []
             documents, began = FIRST, time.monotonic()
-            # The very first run also imports libraries and warms the device: it is made and not counted.
+            # The very first run also imports libraries and warms the device, as every new process does: counted apart.
             warm = number == 0
             while True:
                 small = _small(plan, row.model.name, documents, str(Path(folder) / f"{number}-{len(runs)}-{warm}.db"))
                 timed = _timed_run(small)
                 if warm:
-                    warm, began = False, time.monotonic()
+                    warm, began, first = False, time.monotonic(), timed.whole
                     continue
                 runs.append(timed)
+                if number == 0 and len(runs) == 1:  # the same once more
+                    start = max(first - timed.whole, 0.0)
                 late = time.monotonic() - began > PATIENCE.get(device, PATIENCE["cpu"])
                 if len(runs) > 1 and (_holds(runs, device) or late or documents >= whole):
                     break
@@ -82,7 +84,7 @@ def measure_paces(plan: StudyPlan, *, tell: Callable[[str], Any] = lambda _: Non
             pace = _slope(parameters_of(row.model), *runs[-2:])
             if pace is not None:
                 paces.append(pace)
-    return paces
+    return paces, start
 
 
 def _holds(runs: Sequence[Timed], device: str) -> bool:
