@@ -60,23 +60,24 @@ def measure_paces(plan: StudyPlan, *, tell: Callable[[str], Any] = lambda _: Non
     picked = [rows[k] for k in sorted({0, len(rows) // 2, len(rows) - 1})][:MODELS]
     device = str(pick_device(plan.study.device)).partition(":")[0]
     whole = max(len(task.documents("train")) for task in plan.tasks.benchmarks.values())
-    paces, first, start = list[Pace](), 0.0, 0.0
+    paces, start = list[Pace](), 0.0
     with tempfile.TemporaryDirectory(prefix="potentia-pace-") as folder:
         for number, row in enumerate(picked):
             tell(f"calibrating on {row.model.name}")
             runs: list[Timed] = []
             documents, began = FIRST, time.monotonic()
-            # The very first run also imports libraries and warms the device, as every new process does: counted apart.
-            warm = number == 0
             while True:
-                small = _small(plan, row.model.name, documents, str(Path(folder) / f"{number}-{len(runs)}-{warm}.db"))
-                timed = _timed_run(small)
-                if warm:
-                    warm, began, first = False, time.monotonic(), timed.whole
-                    continue
-                runs.append(timed)
-                if number == 0 and len(runs) == 1:  # the same once more
-                    start = max(first - timed.whole, 0.0)
+                # The very first run also imports libraries and warms the device, as every new process does: counted
+                # apart. A GPU also compiles something for every new size: there the second run of a size tells.
+                twice = device != "cpu" or (number == 0 and not runs)
+                name = f"{number}-{len(runs)}"
+                once = _timed_run(_small(plan, row.model.name, documents, str(Path(folder) / f"{name}.db")))
+                if twice:
+                    again = _timed_run(_small(plan, row.model.name, documents, str(Path(folder) / f"{name}-again.db")))
+                    if number == 0 and not runs:
+                        start, began = max(once.whole - again.whole, 0.0), time.monotonic()
+                    once = again
+                runs.append(once)
                 late = time.monotonic() - began > PATIENCE.get(device, PATIENCE["cpu"])
                 if len(runs) > 1 and (_holds(runs, device) or late or documents >= whole):
                     break
@@ -212,5 +213,5 @@ def _slope(parameters: float, few: Timed, more: Timed) -> Pace | None:
 
 
 def _rate(tokens: float, seconds: float, all_tokens: float, all_seconds: float) -> float:
-    plain = all_seconds / max(all_tokens, 1e-9)
-    return max(seconds / tokens, 0.2 * plain) if tokens > 0 else plain
+    plain = all_seconds / max(all_tokens, 1e-9)  # with the fixed part in it: no pace is slower
+    return min(max(seconds / tokens, 0.2 * plain), plain) if tokens > 0 else plain
