@@ -10,6 +10,7 @@ import pytest
 from potentia import consent
 from potentia.errors import TaskError
 from potentia.tasks import load
+from potentia.tasks.data import load_splits
 
 BODY = """
 task: own
@@ -128,3 +129,8 @@ def test_a_split_that_is_no_name_is_absent(tmp_path: Path):
     file = definition(tmp_path)
     file.write_text(file.read_text().replace("training_split: train", "training_split: [train]"))
     assert ask(file).startswith("question")
+
+
+def test_a_data_set_whose_name_no_disk_takes_is_told(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="too long"):
+        load_splits({"dataset_path": "é" * 300}, tmp_path)

@@ -28,9 +28,12 @@ def local_folder(config: Mapping[str, Any], data_dir: Path) -> Path:
 def find_splits(folder: Path) -> dict[str, Path]:
     """Return the split files of a folder by name; the first known suffix counts."""
     found: dict[str, Path] = {}
-    for suffix in SUFFIXES:
-        for file in sorted(folder.glob(f"*{suffix}")):
-            found.setdefault(file.stem, file)
+    try:
+        for suffix in SUFFIXES:
+            for file in sorted(folder.glob(f"*{suffix}")):
+                found.setdefault(file.stem, file)
+    except OSError as error:
+        raise TaskError(f"cannot look for data: {error.strerror}", where=str(folder)[:200]) from error
     return found
 
 

@@ -267,6 +267,7 @@ def test_a_link_that_leads_out_of_a_folder_is_passed_over(tmp_path: Path):
         ("half.json", '{"direct_eval": {"arc": {"m\\ud800": 0.5}}}'),  # half of a character
         ("huge.json", '[{"model": "a", "task": "t", "score": 1' + "0" * 400 + "}]"),
         ("staged.csv", "stage,step,model,benchmark,metric,value,stderr\nbase,,m,arc,acc,x,0.1,9,9\n"),  # more fields
+        ("staged.csv", "stage,step,model,benchmark,metric,value,stderr\nbase,inf,m,arc,acc,0.5,0.1\n"),
     ],
 )
 def test_what_fuzzing_found_is_told_in_a_sentence(tmp_path: Path, name: str, text: str):

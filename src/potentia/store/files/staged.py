@@ -54,6 +54,9 @@ class StagedScores:
         if table["value"].isna().any():
             line = int(table.index[table["value"].isna()][0]) + 2
             raise DataError("a value is no number", where=f"{path}:{line}")
+        if np.isinf(table["step"]).any():
+            line = int(table.index[np.isinf(table["step"])][0]) + 2
+            raise DataError("a step is no number of steps", where=f"{path}:{line}")
         return cls(table, str(path))
 
     @staticmethod
