@@ -82,7 +82,11 @@ def measure_paces(plan: StudyPlan, *, tell: Callable[[str], Any] = lambda _: Non
                 if len(runs) > 1 and (_holds(runs, device) or late or documents >= whole):
                     break
                 documents *= GROWTH
-            pace = _slope(parameters_of(row.model), *runs[-2:])
+            longer = None
+            if device != "cpu" and runs[-1].trained:  # what every validation costs there, and what only the first does
+                last = _small(plan, row.model.name, documents, str(Path(folder) / f"{number}-longer.db"), epochs=2)
+                longer = _timed_run(last)
+            pace = _slope(parameters_of(row.model), runs[-2], runs[-1], longer)
             if pace is not None:
                 paces.append(pace)
     return paces, start
@@ -101,8 +105,8 @@ def _holds(runs: Sequence[Timed], device: str) -> bool:
     return min(steps) > 0 and max(steps) / min(steps) < SAME
 
 
-def _small(plan: StudyPlan, model: str, documents: int, store: str) -> Study:
-    """Return the study with one model, one epoch, and so many documents of its largest task."""
+def _small(plan: StudyPlan, model: str, documents: int, store: str, *, epochs: int = 1) -> Study:
+    """Return the study with one model, one epoch or two, and so many documents of its largest task."""
     study = plan.study
     rows = {row.name: row for row in study.rows()}
     tasks = tuple(
@@ -118,7 +122,7 @@ def _small(plan: StudyPlan, model: str, documents: int, store: str) -> Study:
             "models": (rows[model].model_copy(update={"copy_of": None}),),  # a treated copy is as fast as its original
             "protocols": tuple(dict.fromkeys((DIRECT, *study.protocols))),
             "tasks": tasks,
-            "tuning": study.tuning.model_copy(update={"epochs": 1}),
+            "tuning": study.tuning.model_copy(update={"epochs": epochs}),
             "adjust": adjust,
             "treat": None,
             "only": None,
@@ -175,8 +179,11 @@ def _timed_run(small: Study) -> Timed:
     return Timed(cells, dict(rows[-1]["tally"]) if rows else {}, whole)
 
 
-def _slope(parameters: float, few: Timed, more: Timed) -> Pace | None:
-    """Return the pace between two runs; a share of the plain ratio at least, for clocks are noisy."""
+def _slope(parameters: float, few: Timed, more: Timed, longer: Timed | None = None) -> Pace | None:
+    """Return the pace between two runs; a share of the plain ratio at least, for clocks are noisy.
+
+    ``longer`` is the second run with one epoch more, where the first validation of a row costs more than the others.
+    """
     score = {
         task: _rate(b.score_tokens - few.plain[task][0].score_tokens, s - few.plain[task][1], b.score_tokens, s)
         for task, (b, s) in more.plain.items()
@@ -206,6 +213,9 @@ def _slope(parameters: float, few: Timed, more: Timed) -> Pace | None:
     train = _rate(more.trained - few.trained, spent[1] - spent[0], more.trained, spent[1])
     check = _rate(asked(more) - asked(few), scored(more) - scored(few), asked(more), scored(more))
     each = max(scored(more) - check * asked(more), 0.0)  # of it, the fixed part of one validation of all lanes
+    if longer is not None:
+        another = scored(longer) - scored(more) - check * (asked(longer) - asked(more))
+        each = min(each, max(another, 0.0))
     known = load + train * more.trained + check * asked(more) + each + sum(
         seconds for work, seconds in more.cells if not work.protocol.tuned
     )  # fmt: skip
