@@ -94,9 +94,14 @@ def _on_task(task: str, one: ScoreMatrix, two: ScoreMatrix) -> list[Bump]:
     label = f"{names[0]} → {names[1]}: {task}"
     caption = (
         f"{aligned.moved} of {len(aligned.models)} models change rank by more than test noise; Kendall's τ "
-        f"{aligned.tau:.2f} as measured, {aligned.aligned_tau:.2f} aligned. "
+        f"{_told(aligned.tau)} as measured, {_told(aligned.aligned_tau)} aligned. "
         "Crossings that noise could explain are undone."
     )
     chart = aligned.charts()[0]
     assert isinstance(chart, Bump)
     return [replace(chart, name=f"bump-{task}", title=label, caption=caption)]
+
+
+def _told(tau: float) -> str:
+    """Say a correlation; models that all tie have none."""
+    return f"{tau:.2f}" if tau == tau else "undefined"

@@ -121,6 +121,13 @@ def test_one_model_has_scores_and_no_rank():
     assert board.certainty() == []
 
 
+def test_models_that_tie_share_the_best_estimate():
+    same = np.tile(SPREAD[:1], (3, 1))
+    told = find_scoreboard(both(same - 0.2, same)).certainty()[0]
+    assert told.startswith("m0, m1 and m2 share the best estimate (rank 2,")
+    assert "other model" not in told
+
+
 def test_scores_without_errors_have_no_interval():
     board = find_scoreboard(both(SPREAD - 0.2, SPREAD, stderr=np.nan))
     assert board.tables()[0].rows[0][2:] == ("0.550", "0.750", "+0.200")

@@ -115,14 +115,18 @@ class Scoreboard(Finding):
             again = "on other tasks like these" if others else "on this task"
             return [f"Its first place ({reach}) holds when the tests are run again with their noise {again}."]
         cause = "test noise and the choice of tasks" if others else "test noise"
-        count = len(self.rivals)
+        tied = [s.model for s in self.standings if s.rank == top.rank]
+        names, count = self.names, len([rival for rival in self.rivals if rival not in tied])
         rest = (
             f"the interval of one other model reaches first place too: {cause} could put it there."
             if count == 1
             else f"the intervals of {count} other models reach first place too: {cause} could put any of them there."
         )
-        names = self.names
-        sentences = [f"{names[top.model]} has the best estimate ({reach}), but {rest}"]
+        if len(tied) > 1:
+            shared = f"{_listing([names[model] for model in tied], 4)} share the best estimate ({reach})"
+            sentences = [f"{shared}, and {rest}" if count else f"{shared}."]
+        else:
+            sentences = [f"{names[top.model]} has the best estimate ({reach}), but {rest}"]
         if self.lead is not None:
             sentences.append(self.lead.sentence(names[top.model], names[self.lead.rival], len(self.tasks)))
         if self.missing is not None:
