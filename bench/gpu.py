@@ -118,7 +118,7 @@ def time_row(
     import torch
 
     import lanes
-    from potentia.engine.tuning import LaneTrainer
+    from potentia.engine.tune import LaneTrainer
 
     marks: list[float] = []
     tokens: list[int] = []
@@ -246,11 +246,11 @@ def problems(bench: Bench) -> list[str]:
 @contextlib.contextmanager
 def phases() -> Iterator[dict[str, list[float]]]:
     """Add up the calls of the parts of writing and the host's seconds in them."""
-    from potentia.engine.scoring import continuous, generate, seats, stops, trial
+    from potentia.engine.score import continuous, generate, seats, stops, trial
 
     parts = [
-        (seats.Seats, "seat"), (seats.Seats, "step"), (seats.Seats, "_step"), (seats.Seats, "_captured"),
-        (seats.Seats, "move"), (continuous.ContinuousLoop, "_send"), (continuous._Sent, "read"),
+        (seats.Slots, "seat"), (seats.Slots, "step"), (seats.Slots, "_step"), (seats.Slots, "_captured"),
+        (seats.Slots, "move"), (continuous.ContinuousLoop, "_send"), (continuous._Sent, "read"),
         (trial.Trials, "may_write"), (stops.StopTables, "table"), (generate.Writer, "_finish"),
         (generate.Writer, "_draft"), (generate.Writer, "_write_batch"),
     ]  # fmt: skip
@@ -298,8 +298,8 @@ def generation(bench: Bench) -> None:
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
 
-    from potentia.engine.scoring import Scorer
-    from potentia.requests import Generation
+    from potentia.engine.score import Scorer
+    from potentia.values.requests import Generation
 
     seconds, loaded = clock(bench.device, lambda: make_loaded(bench, "410m"))
     bench.tell(what="note", note="loaded", seconds=seconds)
@@ -356,8 +356,8 @@ def scoring(bench: Bench) -> None:
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
 
-    from potentia.engine.scoring import Scorer
-    from potentia.requests import Continuation
+    from potentia.engine.score import Scorer
+    from potentia.values.requests import Continuation
     from scoring import answers, questions
 
     loaded = make_loaded(bench, "410m")
@@ -583,8 +583,8 @@ def main() -> None:
     import torch
     import transformers
 
-    import potentia.engine.scoring
-    import potentia.engine.tuning  # noqa: F401
+    import potentia.engine.score
+    import potentia.engine.tune  # noqa: F401
 
     if options.inline:
         run_stage(Bench(**{**vars(bench), "stage": names[0]}), forked=False)

@@ -70,9 +70,9 @@ def operation_checks(
     """Make the checks of one shape: each runs an operation both ways on random numbers."""
     from potentia.engine.operations import operations, plain
     from potentia.engine.operations.tiles import Rows, tile
-    from potentia.engine.tuning.adapters import AdapterBank
-    from potentia.engine.tuning.schedule import LoraConfig
-    from potentia.engine.tuning.thin import Route, ThinGroup
+    from potentia.engine.tune.adapters import AdapterBank
+    from potentia.engine.tune.schedule import LoraConfig
+    from potentia.engine.tune.thin import Route, ThinGroup
 
     ours = operations(device)
     s = lanes.SHAPES[shape]
@@ -216,17 +216,17 @@ def quickly(work: Callable[[], Any]) -> float:
 def captures(bench: Bench) -> None:
     """Capture a step of lanes part by part, and tell which part cannot be captured and at which line."""
     from potentia.engine.split import SplitModel
-    from potentia.engine.tuning.adapters import AdapterBank
-    from potentia.engine.tuning.block import Blocks, StaticRun
-    from potentia.engine.tuning.captured import StaticSteps
-    from potentia.engine.tuning.fast import FastPasses
-    from potentia.engine.tuning.lane import Lane
-    from potentia.engine.tuning.layout import lay
-    from potentia.engine.tuning.optimizer import LaneAdamW
-    from potentia.engine.tuning.schedule import LoraConfig
-    from potentia.engine.tuning.static import StaticPass, _within_rows, place
-    from potentia.engine.tuning.steps import COLUMNS, Standing
-    from potentia.engine.tuning.thin import Route
+    from potentia.engine.tune.adapters import AdapterBank
+    from potentia.engine.tune.block import Blocks, StaticRun
+    from potentia.engine.tune.captured import StaticSteps
+    from potentia.engine.tune.fast import FastPasses
+    from potentia.engine.tune.lane import Lane
+    from potentia.engine.tune.layout import lay
+    from potentia.engine.tune.optimizer import LaneAdamW
+    from potentia.engine.tune.schedule import LoraConfig
+    from potentia.engine.tune.static import StaticPass, _within_rows, place
+    from potentia.engine.tune.steps import COLUMNS, Standing
+    from potentia.engine.tune.thin import Route
 
     device, slots = torch.device(bench.device), 6
     shape = bench.shape("135m")
@@ -303,17 +303,17 @@ def passes(bench: Bench) -> None:
 def compare(shape: str, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     """Run the same five steps through plain passes and through static ones, and float32 passes for the truth."""
     from potentia.engine.split import SplitModel
-    from potentia.engine.tuning.adapters import AdapterBank
-    from potentia.engine.tuning.block import Blocks
-    from potentia.engine.tuning.captured import StaticSteps
-    from potentia.engine.tuning.fast import FastPasses
-    from potentia.engine.tuning.lane import Lane
-    from potentia.engine.tuning.optimizer import LaneAdamW
-    from potentia.engine.tuning.passes import run_step
-    from potentia.engine.tuning.planner import PassPlan
-    from potentia.engine.tuning.schedule import LoraConfig
-    from potentia.engine.tuning.static import find_static, sample
-    from potentia.engine.tuning.steps import Standing
+    from potentia.engine.tune.adapters import AdapterBank
+    from potentia.engine.tune.block import Blocks
+    from potentia.engine.tune.captured import StaticSteps
+    from potentia.engine.tune.fast import FastPasses
+    from potentia.engine.tune.lane import Lane
+    from potentia.engine.tune.optimizer import LaneAdamW
+    from potentia.engine.tune.passes import run_step
+    from potentia.engine.tune.planner import PassPlan
+    from potentia.engine.tune.schedule import LoraConfig
+    from potentia.engine.tune.static import find_static, sample
+    from potentia.engine.tune.steps import Standing
 
     slots, steps = 6, 5
     model = lanes.build(shape, device, dtype)
@@ -407,7 +407,7 @@ def peft(bench: Bench) -> None:
 
 def beside_peft(device: torch.device, dtype: torch.dtype, kept: dict[str, Any]) -> dict[str, Any]:
     """Return how far a lane's update is from PEFT's, and in bf16 how far both are from float32's."""
-    from potentia.engine.tuning import LaneSpec, LaneTrainer, LoraConfig, Schedule, TokenisedExamples
+    from potentia.engine.tune import LaneSpec, LaneTrainer, LoraConfig, Schedule, TokenisedExamples
 
     vocabulary = lanes.SHAPES["short"]["vocab"]
     specs = []
@@ -451,7 +451,7 @@ def with_peft(model: Any, lane: Any, initial: dict[str, Tensor]) -> dict[str, Te
     from peft import LoraConfig as PeftConfig
     from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 
-    from potentia.engine.tuning.schedule import data_order
+    from potentia.engine.tune.schedule import data_order
 
     device = next(model.parameters()).device
     wrapped = get_peft_model(model, PeftConfig(r=8, lora_alpha=32, lora_dropout=0.0, task_type="CAUSAL_LM"))
@@ -496,8 +496,8 @@ def seats(bench: Bench) -> None:
 def write_both_ways(bench: Bench, dtype: str) -> dict[str, Any]:
     """Write some answers both ways."""
     from gpu import find_stop, make_loaded, problems
-    from potentia.engine.scoring import Scorer
-    from potentia.requests import Generation
+    from potentia.engine.score import Scorer
+    from potentia.values.requests import Generation
 
     loaded = make_loaded(bench, "135m", dtype)
     count, most = (6, 8) if bench.tiny else (64, 48)
@@ -529,9 +529,9 @@ def write_both_ways(bench: Bench, dtype: str) -> dict[str, Any]:
 def write_with_adapters(bench: Bench) -> dict[str, Any]:
     """Write with lanes' adapters, each text its own."""
     from gpu import make_loaded, problems
-    from potentia.engine.scoring import Scorer
-    from potentia.engine.tuning import LaneSpec, LaneTrainer, LoraConfig, Schedule, TokenisedExamples
-    from potentia.requests import Generation
+    from potentia.engine.score import Scorer
+    from potentia.engine.tune import LaneSpec, LaneTrainer, LoraConfig, Schedule, TokenisedExamples
+    from potentia.values.requests import Generation
 
     loaded = make_loaded(bench, "135m", "float32")
     stream = np.random.default_rng(0)

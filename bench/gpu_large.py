@@ -42,7 +42,7 @@ def jobs(vocabulary: int) -> list[Any]:
     """Make some lanes with dropout, of several lengths."""
     import numpy as np
 
-    from potentia.engine.tuning import LaneSpec, LoraConfig, Schedule, TokenisedExamples
+    from potentia.engine.tune import LaneSpec, LoraConfig, Schedule, TokenisedExamples
 
     made = []
     for n in range(4):
@@ -56,9 +56,9 @@ def jobs(vocabulary: int) -> list[Any]:
 def everything(bench: Bench, loaded: Any) -> dict[str, Any]:
     """Score, write, train lanes and tune fully with a model."""
     from gpu import problems
-    from potentia.engine.scoring import Scorer
-    from potentia.engine.tuning import FullTrainer, LaneTrainer
-    from potentia.requests import Continuation, Generation
+    from potentia.engine.score import Scorer
+    from potentia.engine.tune import FullTrainer, LaneTrainer
+    from potentia.values.requests import Continuation, Generation
 
     count = 6 if bench.tiny else 32
     texts = problems(bench)[:count]
@@ -120,8 +120,8 @@ def by_name(bench: Bench, home: torch.device) -> dict[str, Any]:
 
     from gpu import make_loaded
     from potentia.engine import load, spread
-    from potentia.engine.scoring import Scorer
-    from potentia.requests import Continuation
+    from potentia.engine.score import Scorer
+    from potentia.values.requests import Continuation
 
     made = make_loaded(bench, "135m", "float32")
     asks = [Continuation("Question: how many?\nAnswer:", f" {n}") for n in range(20)]
@@ -149,7 +149,7 @@ def few_bits(bench: Bench, home: torch.device, bits: str) -> dict[str, Any]:
         return {"right": None, "skipped": "bitsandbytes is not installed here"}
     from gpu import make_loaded
     from potentia.engine.quantised import compute_plainly, keep_small
-    from potentia.engine.tuning import LaneTrainer
+    from potentia.engine.tune import LaneTrainer
 
     whole = make_loaded(bench, "135m", "float32").model
     model = keep_small(whole, bits, torch.float32, {"": home})

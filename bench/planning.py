@@ -34,7 +34,7 @@ from potentia.analysis.planning.features import Kinship
 from potentia.analysis.rankings.aggregate import mean_z
 from potentia.facts import models as known_models
 from potentia.facts.benchmarks import benchmarks
-from potentia.scores import Floats, ScoreMatrix
+from potentia.values.scores import Floats, ScoreMatrix
 
 LEVELS = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 WAVE = 12

@@ -42,9 +42,9 @@ CELL_MS, FOUND_MS = 5, 2  # of processor time for a trivial cell beside its scor
 
 def make_store(where: Path, models: int, tasks: int, *, lanes: int = 3) -> None:
     """Write a study of two protocols, its scores of one ability and some noise, with lanes and their curves."""
-    from potentia.scores import Score
     from potentia.store import CellRecord, EpochRecord, LaneRecord, Store
     from potentia.store import schema as s
+    from potentia.values.scores import Score
 
     stream = np.random.default_rng(0)
     ability, ease = stream.normal(size=models), stream.normal(size=tasks)

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 from potentia.engine import LoadedModel, load, pick_device, pick_dtype
-from potentia.engine.scoring import Scorer
-from potentia.requests import Continuation
+from potentia.engine.score import Scorer
+from potentia.values.requests import Continuation
 
 WIDTHS = (
     "hidden_size",
@@ -120,9 +120,9 @@ def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
 
 def stages(loaded: LoadedModel, requests: list[Continuation]) -> dict[str, float]:
     """Time the parts of one scoring run one after the other, waiting for the device after each."""
-    from potentia.engine.scoring.forest import batches
-    from potentia.engine.scoring.inflight import Tally
-    from potentia.engine.scoring.scorer import MASK_CELLS, Strand
+    from potentia.engine.score.forest import batches
+    from potentia.engine.score.inflight import Tally
+    from potentia.engine.score.scorer import MASK_CELLS, Strand
 
     def now() -> float:
         if loaded.device.type == "cuda":

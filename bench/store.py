@@ -18,8 +18,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from potentia.scores import Score
 from potentia.store import CellRecord, Store
+from potentia.values.scores import Score
 
 MODELS, TASKS, BATCH = 1000, 100, 2000
 

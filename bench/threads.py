@@ -26,7 +26,7 @@ import sys, time
 from pathlib import Path
 if sys.argv[2] == "spinning":
     import torch
-from potentia.threads import wait_asleep
+from potentia.processes import wait_asleep
 wait_asleep()
 import torch
 torch.set_num_threads(1 if sys.argv[2] == "one thread" else torch.get_num_threads())

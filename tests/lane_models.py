@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from potentia.engine.tuning import LaneSpec, LoraConfig, Schedule, TokenisedExamples
+from potentia.engine.tune import LaneSpec, LoraConfig, Schedule, TokenisedExamples
 
 VOCAB = 96
 

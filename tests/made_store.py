@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from potentia.scores import ItemOutcome, Score
 from potentia.store import CellRecord, EpochRecord, LaneRecord, Store
+from potentia.values.scores import ItemOutcome, Score
 
 EVIL = "<img src=x onerror=alert(1)>"
 DOCUMENT = "</script><script>alert(2)</script> which is it?"

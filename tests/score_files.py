@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from potentia.evidence import read
-from potentia.protocol import Protocol
-from potentia.scores import ScoreMatrix
+from potentia.values.protocol import Protocol
+from potentia.values.scores import ScoreMatrix
 
 
 def read_scores(source: str | Path, **options: Any) -> dict[Protocol, ScoreMatrix]:

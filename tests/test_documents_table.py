@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from potentia.cli.app import app
-from potentia.report import sections
+from potentia.show import sections
 
 PAGE = Path(__file__).parents[1] / "docs" / "documents.md"
 ROWS = [

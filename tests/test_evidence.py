@@ -18,10 +18,11 @@ from potentia.analysis.test_task import Options as TestTaskOptions
 from potentia.analysis.test_task import find_test_task
 from potentia.errors import InputError
 from potentia.evidence import Evidence, read
-from potentia.report import make_report
-from potentia.scores import ItemOutcome, Score, ScoreMatrix
-from potentia.store import CellRecord, Store, write_scores
+from potentia.formats import write_scores
+from potentia.show import make_report
+from potentia.store import CellRecord, Store
 from potentia.study import make_study
+from potentia.values.scores import ItemOutcome, Score, ScoreMatrix
 
 MODELS = [f"m{k}" for k in range(12)]
 TASKS = ["arc_easy", "boolq", "mmlu"]
@@ -112,7 +113,7 @@ def plain(value: Any) -> Any:
 
 def test_terminal_report_board_and_python_find_the_same(store: Path) -> None:
     """Facts that only the study tells, and scores on the way, once made two answers of one store."""
-    from potentia.web import create_app
+    from potentia.show.board import create_app
 
     evidence = read(store)
     ours = find_rankings(evidence).named() | find_test_task(evidence).named()

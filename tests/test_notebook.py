@@ -58,7 +58,7 @@ def test_findings_show_and_plot_themselves(result: potentia.Result) -> None:
 
 
 def test_tables_escape_what_they_show() -> None:
-    from potentia.findings import Table
+    from potentia.values.findings import Table
 
     html = Table("<b>", ("a", "b"), (("<script>", None), (0.12345, True)), note="x & y")._repr_html_()
     assert "<script>" not in html

@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from potentia.engine import spread
-from potentia.engine.tuning import passes
-from potentia.engine.tuning.adapters import AdapterBank
+from potentia.engine.tune import passes
+from potentia.engine.tune.adapters import AdapterBank
 
 
 class Devices(TorchDispatchMode):

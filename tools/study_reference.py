@@ -15,8 +15,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from potentia.protocol import Protocol
 from potentia.study import Study
+from potentia.values.protocol import Protocol
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "study.md"
 HEAD = """# The study file

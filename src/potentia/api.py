@@ -16,12 +16,13 @@ from potentia.analysis.test_task import Options as TestTaskOptions
 from potentia.analysis.test_task import find_test_task
 from potentia.errors import InputError, PotentiaError
 from potentia.evidence import Evidence, read
-from potentia.findings import Finding
+from potentia.formats import write_scores
 from potentia.notebook import Result, evaluate
 from potentia.papers import reproduce_task_training, reproduce_train_before_test
-from potentia.protocol import Protocol
-from potentia.report import ReportOptions, draw, make_report, write_report
 from potentia.run import plan_study, run_study
-from potentia.scores import ItemOutcome, Score, ScoreMatrix
-from potentia.store import Store, write_scores
+from potentia.show import ReportOptions, draw, make_report, write_report
+from potentia.store import Store
 from potentia.study import Study, make_study, read_study
+from potentia.values.findings import Finding
+from potentia.values.protocol import Protocol
+from potentia.values.scores import ItemOutcome, Score, ScoreMatrix

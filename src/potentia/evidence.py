@@ -20,11 +20,11 @@ import numpy as np
 from potentia.errors import DataError, InputError, PotentiaError, StoreError
 from potentia.facts import Background, Benchmark, ModelFacts, ModelTable, read_benchmarks, read_facts
 from potentia.facts import models as known_models
-from potentia.protocol import Protocol, in_order, main_protocol
-from potentia.scores import ItemOutcome, Outcomes, ScoreMatrix
+from potentia.formats import read_files
 from potentia.store import CellRecord, ChoiceRecord, FailureRecord, LaneRecord, Store, StudyRecord
-from potentia.store.files import read_files
 from potentia.study import EXPOSED, ModelSpec, Study
+from potentia.values.protocol import Protocol, in_order, main_protocol
+from potentia.values.scores import ItemOutcome, Outcomes, ScoreMatrix
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from potentia.analysis.rankings import Rankings, Scoreboard, find_rankings
 from potentia.errors import PotentiaError
 from potentia.evidence import Evidence, read
-from potentia.report import make_report, save_report
 from potentia.run import RunResult, StudyPlan, plan_study, run_study
+from potentia.show import make_report, save_report
 from potentia.study import Study, read_study
 
 if TYPE_CHECKING:

@@ -187,9 +187,9 @@ def test_proxy_refuses_what_it_does_not_know(capsys, world):
 @pytest.fixture
 def store(tmp_path):
     """A store whose study names a series of checkpoints, and instruct versions that no fact knows."""
-    from potentia.scores import Score
     from potentia.store import CellRecord, Store
     from potentia.study import make_study
+    from potentia.values.scores import Score
 
     series = {
         "name": "run",

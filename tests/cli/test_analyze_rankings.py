@@ -105,8 +105,8 @@ def test_reproduce_prints_paper_and_ours(shared_data):
 
 
 def test_items_of_a_store_give_paired_tests(tmp_path):
-    from potentia.scores import ItemOutcome, Score
     from potentia.store import CellRecord, Store
+    from potentia.values.scores import ItemOutcome, Score
 
     rng = np.random.default_rng(0)
     hardness = rng.random(200)

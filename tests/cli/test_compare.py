@@ -12,7 +12,7 @@ from made_store import MODELS, N, make_store
 from potentia.analysis.rankings import find_pair
 from potentia.errors import InputError
 from potentia.evidence import Evidence, read
-from potentia.scores import ScoreMatrix
+from potentia.values.scores import ScoreMatrix
 
 ALPHA, GAMMA = MODELS[0], MODELS[2]
 

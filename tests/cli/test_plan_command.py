@@ -266,8 +266,8 @@ def peft_outcomes(adapted: object, base: str, data: Path) -> dict[int, float]:
 
     from potentia import tasks
     from potentia.engine import LoadedModel
-    from potentia.engine.scoring import Scorer
-    from potentia.protocols import direct
+    from potentia.engine.score import Scorer
+    from potentia.run.ask import direct
 
     merged = adapted.merge_and_unload()  # type: ignore[attr-defined]
     loaded = LoadedModel.of(merged, AutoTokenizer.from_pretrained(base))

@@ -18,7 +18,7 @@ import pytest
 
 import tiny
 from made_store import EVIL, STUDY, make_store, tune
-from potentia.report import write_report
+from potentia.show import write_report
 
 pytestmark = pytest.mark.browser
 POTENTIA = str(Path(sys.executable).with_name("potentia"))

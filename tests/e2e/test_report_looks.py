@@ -12,9 +12,9 @@ from test_report_browser import chromium, no_sideways_scroll, page, settle, unti
 
 from made_store import make_store
 from potentia.analysis.rankings import map_evidence
-from potentia.report import read_report, write_report
-from potentia.scores import ScoreMatrix
-from potentia.store import write_scores
+from potentia.formats import write_scores
+from potentia.show import read_report, write_report
+from potentia.values.scores import ScoreMatrix
 
 pytestmark = pytest.mark.browser
 MODELS, TASKS = 61, 27

@@ -13,14 +13,14 @@ import lane_models
 import tiny
 from potentia import engine
 from potentia.engine.quantised import compute_plainly, count_parameters, keep_small, unpacked
-from potentia.engine.scoring import Scorer
-from potentia.engine.tuning import FullTrainer, LaneTrainer
+from potentia.engine.score import Scorer
+from potentia.engine.tune import FullTrainer, LaneTrainer
 from potentia.errors import InputError, StudyError, TuningError
-from potentia.requests import Continuation
 from potentia.run import plan_study, run_study
 from potentia.run.cost import FEW_BYTES
 from potentia.store import Store
 from potentia.study import make_study
+from potentia.values.requests import Continuation
 
 pytest.importorskip("bitsandbytes")
 WAYS = ["8bit", "4bit"]
@@ -69,7 +69,7 @@ def with_peft(model: torch.nn.Module, lane: Any, initial: dict[str, torch.Tensor
     optimizer = torch.optim.AdamW(
         trained, lr=plan.learning_rate, betas=plan.betas, eps=plan.eps, weight_decay=plan.weight_decay
     )
-    from potentia.engine.tuning.schedule import data_order
+    from potentia.engine.tune.schedule import data_order
 
     for step in range(lane.total_steps):
         epoch, at = divmod(step, lane.steps_per_epoch)
@@ -146,7 +146,7 @@ def test_few_bits_are_near_the_whole_and_smaller_and_counted_whole(world: Path) 
 
 def test_a_study_runs_on_few_bits_under_keys_of_its_own_and_says_so(world: Path, tmp_path: Path) -> None:
     from potentia.integrations import export_adapter
-    from potentia.report.how import _models
+    from potentia.show.provenance import _models
 
     asked = {how: study(world, tmp_path / "s.db", how, name=str(how)) for how in (None, *WAYS)}
     keys = {how: {cell.key for cell in plan_study(one).cells()} for how, one in asked.items()}

@@ -8,11 +8,11 @@ import torch
 import lane_models
 import tiny
 from potentia import engine
-from potentia.engine.scoring import Scorer
+from potentia.engine.score import Scorer
 from potentia.engine.spread import find_blocks, is_spread, lay_out, room_for_passes
-from potentia.engine.tuning import FullTrainer, LaneTrainer
+from potentia.engine.tune import FullTrainer, LaneTrainer
 from potentia.errors import InputError, ModelError
-from potentia.requests import Continuation, Generation
+from potentia.values.requests import Continuation, Generation
 from two_devices import spread_over_two
 
 KINDS = ["llama", "gpt2", "gemma2"]

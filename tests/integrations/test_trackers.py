@@ -7,8 +7,8 @@ import pytest
 
 from potentia.errors import InputError, MissingExtraError
 from potentia.integrations.trackers import send
-from potentia.scores import Score
 from potentia.store import CellRecord, EpochRecord, LaneRecord, Store
+from potentia.values.scores import Score
 
 
 @pytest.fixture

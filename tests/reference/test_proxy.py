@@ -12,7 +12,7 @@ from potentia.analysis.proxy.sampling import PAPER_CONFIGURATIONS, measure_sampl
 from potentia.analysis.proxy.validation import validate
 from potentia.papers import reproduce_proxy
 from potentia.papers.proxy import PROXY_ROW, TABLE_4, TABLE_5, TABLE_6_AND_8, TASKS
-from potentia.scores import ScoreMatrix
+from potentia.values.scores import ScoreMatrix
 from score_files import read_scores
 
 

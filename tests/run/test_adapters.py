@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 
 import tiny
 from potentia import engine, tasks
-from potentia.engine.scoring import Scorer
+from potentia.engine.score import Scorer
 from potentia.errors import InputError, ModelError
 from potentia.evidence import read
-from potentia.protocols import Ask, evaluate
 from potentia.run import plan_study, run_study
+from potentia.run.ask import Ask, evaluate
 from potentia.store import Store
 from potentia.study import Study, make_study
 

@@ -107,7 +107,7 @@ def test_selection_tuned_never_keeps_the_untuned_model(world: Path, tmp_path: Pa
 
 
 def test_full_tuning_goes_on_where_it_was_stopped(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from potentia.engine.tuning import FullTrainer
+    from potentia.engine.tune import FullTrainer
     from potentia.run.tuned import RowHost
 
     tuning = {"method": "full", "learning_rates": [3e-3], "epochs": 3}

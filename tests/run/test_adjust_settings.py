@@ -10,11 +10,11 @@ import pytest
 
 import tiny
 from potentia.errors import InputError
-from potentia.protocol import Protocol
 from potentia.run import plan_study, run_study
 from potentia.run.plan import load_tasks
 from potentia.store import Store
 from potentia.study import Study, TaskSpec, adjust_tuning, make_study
+from potentia.values.protocol import Protocol
 
 
 @pytest.fixture(scope="module")
@@ -138,8 +138,8 @@ def test_held_out_auxiliary_data_choose_and_every_rate_is_stored(world: Path, tm
 
 def test_a_group_is_tested_on_all_items_and_averaged_over_its_subtasks(tmp_path: Path):
     """MMLU as the authors take it: all items, and the plain mean over subjects."""
-    from potentia.scores import ItemOutcome
     from potentia.tasks import load
+    from potentia.values.scores import ItemOutcome
 
     for name, n in (("large", 30), ("small", 10)):
         folder = tmp_path / name

@@ -16,10 +16,9 @@ import pytest
 
 import tiny
 from potentia.engine import identity, split, tokens
-from potentia.engine.scoring import generate, network, scorer
-from potentia.engine.tuning import adapters, full, lane_run
-from potentia.protocols import ask
-from potentia.run import run_study
+from potentia.engine.score import generate, network, scorer
+from potentia.engine.tune import adapters, full, lane_run
+from potentia.run import ask, run_study
 from potentia.store import Store, store
 from potentia.study import make_study
 

@@ -185,7 +185,7 @@ def test_a_missing_folder_is_bad_input(world: Path, tmp_path: Path):
 
 def test_test_documents_are_asked_only_after_selection(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A spy on the prompts: no test prompt is rendered while any lane of the row still trains or is validated."""
-    from potentia.engine.tuning import LaneTrainer
+    from potentia.engine.tune import LaneTrainer
     from potentia.tasks import Task
 
     log: list[str] = []

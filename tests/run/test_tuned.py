@@ -56,8 +56,8 @@ def trainer_losses(world: Path, recipe: dict) -> list[float]:
     from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 
     from potentia import engine, tasks
-    from potentia.engine.tuning import encode_examples
-    from potentia.engine.tuning.schedule import data_order
+    from potentia.engine.tune import encode_examples
+    from potentia.engine.tune.schedule import data_order
 
     loaded = engine.load(str(world / "base"), device="cpu")
     task = tasks.load(str(world / "colours.jsonl"))
@@ -228,7 +228,7 @@ def test_scores_on_the_way_are_the_chosen_rates(world: Path, tmp_path: Path, met
 def test_a_stopped_adjustment_scores_no_step_twice(
     world: Path, tmp_path: Path, method: str, rates: list[float], monkeypatch: pytest.MonkeyPatch
 ):
-    from potentia.protocols import training
+    from potentia.run import training
     from potentia.run.tuned import RowHost
 
     adjust = {"data": str(world / "auxiliary.jsonl"), "form": "own", "at_steps": [5, 20]}
@@ -267,7 +267,7 @@ def test_a_stopped_adjustment_scores_no_step_twice(
 def test_a_stopped_full_tuning_before_the_test_goes_on_where_it_was(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from potentia.engine.tuning import FullTrainer
+    from potentia.engine.tune import FullTrainer
     from potentia.run.tuned import RowHost
 
     tuning = TUNING | {"method": "full", "learning_rates": [1e-3, 3e-3]}

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from potentia.scores import Score
 from potentia.store import CellRecord, Store
+from potentia.values.scores import Score
 
 
 @pytest.fixture

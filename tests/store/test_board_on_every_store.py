@@ -8,9 +8,9 @@ from pathlib import Path
 from starlette.testclient import TestClient
 
 from made_store import STUDY, make_store
-from potentia.report import write_report
+from potentia.show import write_report
+from potentia.show.board import create_app
 from potentia.store import Store
-from potentia.web import create_app
 
 
 def test_report_and_board(store_url: str, tmp_path: Path):

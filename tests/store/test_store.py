@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from potentia.errors import DataError, InputError, StoreError
-from potentia.scores import ItemOutcome, Score
 from potentia.store import CellRecord, EpochRecord, LaneRecord, Store
 from potentia.store.database import _configure, speaking
+from potentia.values.scores import ItemOutcome, Score
 
 MakeCell = Callable[..., CellRecord]
 ITEMS = [

@@ -19,7 +19,7 @@ CELLS = 2000
 BATCH = 25
 WRITER = f"""
 import sys
-from potentia.scores import ItemOutcome, Score
+from potentia.values.scores import ItemOutcome, Score
 from potentia.store import CellRecord, Store
 
 where, name = sys.argv[1:]

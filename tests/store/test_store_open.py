@@ -13,9 +13,9 @@ import pytest
 import sqlalchemy as sa
 
 from potentia.errors import NoStoreError, StoreError
-from potentia.scores import ItemOutcome
 from potentia.store import CellRecord, Store, schema
 from potentia.store.database import locate
+from potentia.values.scores import ItemOutcome
 
 MakeCell = Callable[..., CellRecord]
 
@@ -179,7 +179,7 @@ def test_a_full_disk_keeps_what_was_committed(tmp_path: Path, make_cell: MakeCel
 LIMITED = """
 import resource, sys
 from potentia.errors import NoStoreError, StoreError
-from potentia.scores import ItemOutcome, Score
+from potentia.values.scores import ItemOutcome, Score
 from potentia.store import CellRecord, Store
 
 store = Store.open(sys.argv[1])

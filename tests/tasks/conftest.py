@@ -78,7 +78,7 @@ def fake_lm(known: Mapping[str, str]) -> Any:
 
 def answers(prompts: list[Any], known: Mapping[str, str]) -> list[list[Any]]:
     """Answer our prompts as the fake model answers lm-eval's."""
-    from potentia.requests import Continuation, Document
+    from potentia.values.requests import Continuation, Document
 
     def one(request: Any) -> Any:
         if isinstance(request, Continuation):

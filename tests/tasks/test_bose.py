@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from potentia.errors import TaskError
-from potentia.requests import Continuation, Generation, Likelihood
 from potentia.tasks import load
 from potentia.tasks.forms.judge import math_equal
 from potentia.tasks.forms.reading import bare, last_boxed, solution
+from potentia.values.requests import Continuation, Generation, Likelihood
 
 GOLDEN = Path(__file__).parent / "golden"
 

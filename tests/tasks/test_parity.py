@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from potentia import tasks
-from potentia.requests import Continuation, Generation
+from potentia.values.requests import Continuation, Generation
 
 from .conftest import BENCHMARKS, answers, fake_lm
 

@@ -10,7 +10,7 @@ import pytest
 
 from potentia import tasks
 from potentia.errors import TaskError
-from potentia.requests import Continuation, Generation
+from potentia.values.requests import Continuation, Generation
 
 pytestmark = pytest.mark.shared
 

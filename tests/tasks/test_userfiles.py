@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from potentia import tasks
 from potentia.errors import TaskError
-from potentia.requests import Continuation, Document, Example, Generation
+from potentia.values.requests import Continuation, Document, Example, Generation
 
 
 def jsonl(path: Path, records: list[Any]) -> str:

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from potentia.engine.tuning import LaneSpec, LaneTrainer, LoraConfig, Schedule, TokenisedExamples
-from potentia.engine.tuning.schedule import data_order
+from potentia.engine.tune import LaneSpec, LaneTrainer, LoraConfig, Schedule, TokenisedExamples
+from potentia.engine.tune.schedule import data_order
 from potentia.errors import TuningError
 
 EXACT_ADAPTER = 2e-3  # of its movement: Adam divides rounding by small gradients

@@ -183,8 +183,8 @@ def study(stream: Random, folder: Path) -> Act:
 
 def scores(stream: Random, folder: Path) -> Act:
     """Read a score file of any layout; write what was read in every format."""
-    from potentia.store import write_scores
-    from potentia.store.files.read import read_files
+    from potentia.formats import write_scores
+    from potentia.formats.read import read_files
 
     name, text, value = stream.choice(FILES)
     if stream.random() < 0.1:
@@ -283,7 +283,7 @@ def _client(root: Path) -> Any:
 
         from starlette.testclient import TestClient
 
-        from potentia.web import create_app
+        from potentia.show.board import create_app
 
         app = create_app(str(_made_store(root)), executor=ThreadPoolExecutor(1))
         _CLIENTS[root] = TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=True).__enter__()

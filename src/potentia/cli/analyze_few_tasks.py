@@ -46,7 +46,7 @@ def few_tasks(
     from potentia.analysis.planning import find_task_curve
     from potentia.errors import InputError
     from potentia.evidence import read
-    from potentia.protocol import Protocol
+    from potentia.values.protocol import Protocol
 
     evidence = read(scores, study=study, metric=metric, task_facts=task_facts, columns=columns_of(columns))
     print_notes(evidence)

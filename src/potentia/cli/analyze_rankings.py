@@ -27,7 +27,7 @@ from potentia.cli.output import (
     training_of,
 )
 from potentia.errors import InputError
-from potentia.findings import telling
+from potentia.values.findings import telling
 
 SHOWN = 20  # models of the score table
 

@@ -17,7 +17,7 @@ import typer
 
 from potentia.cli.output import errors, print_error
 from potentia.errors import InputError, MissingExtraError, PotentiaError
-from potentia.threads import wait_asleep
+from potentia.processes import wait_asleep
 
 app = typer.Typer(
     name="potentia",

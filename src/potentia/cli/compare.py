@@ -8,7 +8,7 @@ import typer
 
 from potentia.cli.app import app
 from potentia.cli.output import Metric, Study, console, print_json, print_notes, print_table
-from potentia.findings import Table
+from potentia.values.findings import Table
 
 if TYPE_CHECKING:
     from potentia.analysis.rankings import Pair

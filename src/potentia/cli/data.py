@@ -11,11 +11,11 @@ import typer
 from potentia.cli.app import app
 from potentia.cli.output import Map, Metric, Study, columns_of, console, print_json, print_notes, print_table
 from potentia.errors import InputError
-from potentia.findings import Table
+from potentia.values.findings import Table
 
 if TYPE_CHECKING:
-    from potentia.protocol import Protocol
-    from potentia.scores import ScoreMatrix
+    from potentia.values.protocol import Protocol
+    from potentia.values.scores import ScoreMatrix
 
 
 @app.command("import")
@@ -34,7 +34,8 @@ def import_command(
       potentia import results/ scores.csv --store potentia.db
     """
     from potentia.evidence import read as read_evidence
-    from potentia.store import Store, import_scores, without_password
+    from potentia.formats import import_scores
+    from potentia.store import Store, without_password
 
     named = columns_of(columns)
     read = [
@@ -78,7 +79,7 @@ def export(
       potentia export potentia.db -o - --format markdown
     """
     from potentia.evidence import read
-    from potentia.store import write_scores
+    from potentia.formats import write_scores
 
     evidence = read(source, study=study, metric=metric, protocols=protocol, columns=columns_of(columns))
     print_notes(evidence)
@@ -101,7 +102,7 @@ def _print_file(matrices: Mapping[Protocol, ScoreMatrix], format: str) -> None:
     import sys
     import tempfile
 
-    from potentia.store import write_scores
+    from potentia.formats import write_scores
 
     if format == "lm-eval":
         raise InputError("lm-eval results are several files", hint="give a folder: -o results")

@@ -31,8 +31,8 @@ def demo(
     """
     from potentia.cli.view import watch
     from potentia.lab import demo_findings, demo_study
-    from potentia.report import write_report
     from potentia.run import plan_study, run_study
+    from potentia.show import write_report
 
     study = demo_study(folder, quick=quick)
     plan = plan_study(study)

@@ -14,7 +14,7 @@ import typer
 
 from potentia.cli.app import app
 from potentia.cli.output import print_json, print_table
-from potentia.findings import Table
+from potentia.values.findings import Table
 
 _PARTS = (
     "torch", "transformers", "peft", "datasets", "lm-eval", "accelerate", "safetensors", "numpy", "scipy", "pandas",

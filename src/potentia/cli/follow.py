@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from potentia.cli.output import console
-from potentia.findings import Table, clock
 from potentia.run import is_running, store_status
+from potentia.values.findings import Table, clock
 
 EVERY = 2.0  # seconds between two looks
 

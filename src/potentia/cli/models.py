@@ -10,7 +10,7 @@ import typer
 from potentia.cli.app import app
 from potentia.cli.output import print_json, print_table
 from potentia.errors import InputError
-from potentia.findings import Table
+from potentia.values.findings import Table
 
 
 @app.command()

@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from potentia.errors import InputError, PotentiaError
-from potentia.findings import Finding, Table, jsonable, on_one_scale, telling, written
+from potentia.values.findings import Finding, Table, jsonable, on_one_scale, telling, written
 
 if TYPE_CHECKING:
     from potentia.analysis.base_models import Training
@@ -147,7 +147,7 @@ def columns_of(pairs: list[str] | None) -> dict[str, str]:
 
 def check_formats(formats: list[str] | None) -> list[str]:
     """Return the formats of figures asked for, pdf where none is; refuse what cannot be drawn before anything is."""
-    from potentia.report import FORMATS
+    from potentia.show import FORMATS
 
     chosen = list(dict.fromkeys(formats or ["pdf"]))
     for name in chosen:
@@ -160,7 +160,7 @@ def draw_figures(findings: Iterable[Finding], folder: Path | None, formats: list
     """Draw every chart of the findings where a folder is given, say so, and return the files."""
     if folder is None:
         return []
-    from potentia.report import draw_all
+    from potentia.show import draw_all
 
     charts = (chart for finding in findings for chart in finding.charts() if chart.tells)
     written = draw_all(on_one_scale(charts), folder, check_formats(formats))

@@ -11,8 +11,8 @@ from potentia.cli.app import app
 from potentia.cli.output import console, errors, print_json, print_table
 
 if TYPE_CHECKING:
-    from potentia.findings import Cell, Table
     from potentia.run import RunResult, StudyCost, StudyPlan
+    from potentia.values.findings import Cell, Table
 
 
 @app.command()
@@ -161,8 +161,8 @@ def _totals(planned: StudyPlan, cost: StudyCost) -> dict[str, Any]:
 
 def cost_tables(planned: StudyPlan, cost: StudyCost) -> list[Table]:
     """Return the cost by row and by task."""
-    from potentia.findings import Table
     from potentia.run import tell_time
+    from potentia.values.findings import Table
 
     total = _totals(planned, cost)
     rows: list[tuple[Cell, ...]] = []

@@ -69,7 +69,7 @@ def report(
     from potentia.analysis.test_task import SINCE
     from potentia.analysis.test_task import Options as TestTaskOptions
     from potentia.evidence import read
-    from potentia.report import ReportOptions, draw_all, make_report, save_report
+    from potentia.show import ReportOptions, draw_all, make_report, save_report
 
     formats = check_formats(format)
     with errors.status("reading scores, computing findings …"):

@@ -59,8 +59,8 @@ def training_on_the_test_task(
     """
     from potentia.analysis.test_task import Cohort
     from potentia.facts import read_facts
+    from potentia.formats import StagedScores
     from potentia.papers import reproduce_task_training
-    from potentia.store import StagedScores
 
     check_formats(format)
     cohort = Cohort.known(table=read_facts(models))

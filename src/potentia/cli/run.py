@@ -197,7 +197,7 @@ def default_workers(device: str) -> int:
 
 def show_plan(plan: Any, *, as_json: bool) -> None:
     """Print rows, cells and the cost of what is left."""
-    from potentia.findings import Table
+    from potentia.values.findings import Table
 
     cost = plan.cost()
     rows = tuple(
@@ -281,7 +281,7 @@ def status(
 
 def _print_status(state: dict[str, Any]) -> None:
     from potentia.cli.follow import running
-    from potentia.findings import Table
+    from potentia.values.findings import Table
 
     print_table(
         Table(

@@ -10,7 +10,7 @@ from rich.markup import escape
 from potentia.cli.app import app
 from potentia.cli.output import Study, console, print_json, print_table
 from potentia.errors import InputError
-from potentia.findings import Table
+from potentia.values.findings import Table
 
 store_group = typer.Typer(help="A store's health: check, repair, discard.", no_args_is_help=True)
 app.add_typer(store_group, name="store")

@@ -10,7 +10,7 @@ import typer
 from potentia.cli.app import app
 from potentia.cli.output import console, print_json, print_table
 from potentia.errors import InputError
-from potentia.findings import Table
+from potentia.values.findings import Table
 
 studies = typer.Typer(help="The studies of a store: list, rename, delete.", no_args_is_help=True)
 app.add_typer(studies, name="studies")

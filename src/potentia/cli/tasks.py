@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from potentia.cli.app import app
 from potentia.cli.output import console, print_json, print_table
-from potentia.findings import Table
+from potentia.values.findings import Table
 
 if TYPE_CHECKING:
     from potentia.tasks import Prompt, Task

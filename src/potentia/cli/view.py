@@ -15,10 +15,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from potentia.errors import StoreError
-from potentia.findings import clock
 from potentia.run import Count, StudyPlan
 from potentia.store import LeaseRecord, Store
-from potentia.tally import told as shares
+from potentia.timing import told as shares
+from potentia.values.findings import clock
 
 SHOWN = 18  # rows of the live table; the rest are counted
 QUIET_SECONDS = 30.0  # after which a plain line says how far the study is

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from potentia.tally import spending
+from potentia.timing import spending
 
 Ids = list[int]
 Pair = tuple[Ids, Ids]

@@ -21,11 +21,11 @@ from pathlib import Path
 
 from potentia.errors import DataError
 from potentia.evidence import Evidence
-from potentia.findings import Cell, Finding, Table
-from potentia.protocol import Protocol
-from potentia.scores import ItemOutcome
 from potentia.study import content_key
 from potentia.tasks import verified
+from potentia.values.findings import Cell, Finding, Table
+from potentia.values.protocol import Protocol
+from potentia.values.scores import ItemOutcome
 
 ASK = (
     "Question:\n{question}\n\nRight answer:\n{gold}\n\nAnswer to judge:\n{answer}\n\n"

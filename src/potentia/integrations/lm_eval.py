@@ -18,9 +18,9 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 
 from potentia.engine import Ids, LoadedModel, load, write_chat
-from potentia.engine.scoring import Scorer
+from potentia.engine.score import Scorer
 from potentia.errors import InputError
-from potentia.requests import Continuation, Document, Generation, decoding_options
+from potentia.values.requests import Continuation, Document, Generation, decoding_options
 
 DEFAULT_NEW_TOKENS = 256
 DEFAULT_DEVICE = "cuda:0"  # what lm-eval's command line passes where nobody named a device, with a GPU or without

@@ -12,9 +12,9 @@ from potentia.analysis.rankings import find_rankings
 from potentia.analysis.stats import kendall_matrix
 from potentia.errors import PotentiaError
 from potentia.evidence import read
-from potentia.findings import Finding, Interval, Table
-from potentia.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol
 from potentia.study import Study
+from potentia.values.findings import Finding, Interval, Table
+from potentia.values.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol
 
 WAYS = (DIRECT, TRAIN_BEFORE_TEST)
 

@@ -78,9 +78,9 @@ def _treat(source: Path, target: Path, seed: int) -> None:
     from transformers.utils import logging
 
     from potentia.engine import load
-    from potentia.engine.tuning import FullTrainer, encode_examples
-    from potentia.protocols import schedule
-    from potentia.requests import Example
+    from potentia.engine.tune import FullTrainer, encode_examples
+    from potentia.run import schedule
+    from potentia.values.requests import Example
 
     logging.disable_progress_bar()
     asked = zoo.items(zoo.make_world(), zoo.BENCHMARK[TASK], "exposure")

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from potentia.analysis.base_models.ablation import Ablation, compare_methods
-from potentia.findings import Chart, Finding, Table
-from potentia.protocol import DIRECT
-from potentia.scores import ScoreMatrix
+from potentia.values.findings import Chart, Finding, Table
+from potentia.values.protocol import DIRECT
+from potentia.values.scores import ScoreMatrix
 
 METHODS = ("instruct", "instruct@5", "light", "iclip")
 TASKS = ("cmath", "mgsm_zh", "gaokao2023en", "collegemath", "minerva_math", "multi_logieval")

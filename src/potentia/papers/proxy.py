@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from potentia.analysis.proxy.robustness import Robustness, measure_robustness
-from potentia.findings import Cell, Chart, Finding, Table
-from potentia.scores import ScoreMatrix
+from potentia.values.findings import Cell, Chart, Finding, Table
+from potentia.values.scores import ScoreMatrix
 
 TASKS = ("C3", "CMNLI", "OCNLI", "CHID", "RTE", "CMMLU")
 TABLE_4 = {  # models A to C differ in their seed, D to H in their data

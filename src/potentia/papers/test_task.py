@@ -25,8 +25,8 @@ from potentia.analysis.test_task.mediation import Mediation, mediate
 from potentia.analysis.test_task.pair import Pair, best_of, pair_up
 from potentia.analysis.test_task.rank_shift import RankShift, shift_of_ranks
 from potentia.analysis.test_task.treatment import Treatment, compare_copies
-from potentia.findings import Chart, Finding, Table, jsonable
-from potentia.store.files.staged import StagedScores
+from potentia.formats.staged import StagedScores
+from potentia.values.findings import Chart, Finding, Table, jsonable
 
 CUTOFF = "2023-11"
 BATCH = 64

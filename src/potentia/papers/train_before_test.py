@@ -35,10 +35,10 @@ from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.analysis.stats.significance import Significance, measure_significance
 from potentia.errors import InputError
 from potentia.facts import ModelFacts, benchmarks, models
-from potentia.findings import Cell, Chart, Finding, Table
 from potentia.papers import train_before_test_numbers as paper
-from potentia.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol
-from potentia.scores import ScoreMatrix
+from potentia.values.findings import Cell, Chart, Finding, Table
+from potentia.values.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol
+from potentia.values.scores import ScoreMatrix
 
 PROTOCOLS = (DIRECT, TRAIN_BEFORE_TEST)
 CORPORA = ("arxiv_2025", "wiki_2025", "stackexchange_2025")

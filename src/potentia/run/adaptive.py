@@ -20,11 +20,11 @@ import numpy.typing as npt
 from potentia.analysis.planning import Completion, Costs, Grid, NextCells, choose_cells, find_completion
 from potentia.errors import InputError
 from potentia.evidence import whole_task
+from potentia.run.budget import costs_of, facts_of, grid_of, known_so_far
+from potentia.run.calibration import estimate_cost
 from potentia.run.cost import read_budget
 from potentia.run.execute import RunResult, Stay, run_study
-from potentia.run.pace import estimate_cost
 from potentia.run.plan import StudyPlan, seen
-from potentia.run.proposal import costs_of, facts_of, grid_of, known_so_far
 
 if TYPE_CHECKING:
     from potentia.evidence import Evidence

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from potentia.errors import InputError
-from potentia.protocol import TRAIN_BEFORE_TEST, Protocol
 from potentia.study import adjust_tuning
+from potentia.values.protocol import TRAIN_BEFORE_TEST, Protocol
 
 if TYPE_CHECKING:
     from potentia.run.plan import CellPlan, RowPlan, StudyPlan

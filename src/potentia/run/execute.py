@@ -25,18 +25,18 @@ from multiprocessing.synchronize import Event
 from typing import TYPE_CHECKING, Any, Literal
 
 from potentia.errors import InputError, PotentiaError, StoreError
-from potentia.parent import leave_with_parent
-from potentia.protocols import Stopped
-from potentia.run.before import check_machine
+from potentia.processes import leave_with_parent
 from potentia.run.cost import weight_bytes
 from potentia.run.log import RunLog
-from potentia.run.parts import LEAST_SECONDS, in_parts
+from potentia.run.model_cache import ModelCache
 from potentia.run.plan import LoadedTasks, RowPlan, StudyPlan, load_tasks, plan_study, seen, take_over, under_way
+from potentia.run.preflight import check_machine
+from potentia.run.queue import Keeper, Turns
 from potentia.run.row import RowOutcome, RowRun, versions
-from potentia.run.shelf import Shelf
+from potentia.run.row_parts import LEAST_SECONDS, in_parts
 from potentia.run.stopping import POLITE, stoppable
 from potentia.run.sweep import sweep
-from potentia.run.turns import Keeper, Turns
+from potentia.run.training import Stopped
 
 if TYPE_CHECKING:
     from potentia.store import LeaseRecord, Store
@@ -208,7 +208,7 @@ class Stay:
     """What stays from one run to the next of the same tasks: models in this process, or workers with theirs."""
 
     def __init__(self) -> None:
-        self.shelf = Shelf()
+        self.shelf = ModelCache()
         self._pool: _Pool | None = None
 
     def __enter__(self) -> Stay:
@@ -287,7 +287,7 @@ def work_row(
     *,
     tasks: LoadedTasks | None = None,
     device: str | None = None,
-    shelf: Shelf | None = None,
+    shelf: ModelCache | None = None,
 ) -> RowOutcome:
     """Run one row, from its plan alone, so that any process or machine can do it; or say who else does."""
     import torch
@@ -461,7 +461,7 @@ def _worker(pipe: Connection, halt: Event, number: int, workers: int, stays: boo
     import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    shelf = Shelf(among=workers) if stays else None
+    shelf = ModelCache(among=workers) if stays else None
     while True:
         try:
             row: RowPlan = pipe.recv()

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from potentia.errors import InputError, PotentiaError
 from potentia.facts import Kind, decide_kind, models
-from potentia.protocol import ADJUST, TRAIN_BEFORE_TEST, Protocol
-from potentia.run.before import check_source
+from potentia.run.preflight import check_source
 from potentia.study import Adjust, Caps, ModelSpec, Study, TaskSpec, adjust_tuning, content_key, own_rates
+from potentia.values.protocol import ADJUST, TRAIN_BEFORE_TEST, Protocol
 
 if TYPE_CHECKING:
     from potentia.store import Store

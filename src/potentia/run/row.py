@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from potentia.errors import DamagedItemsError, ModelError, PotentiaError, StoreError
 from potentia.facts import Kind
-from potentia.protocol import ADJUST, DIRECT, TRAIN_BEFORE_TEST
-from potentia.protocols import Evaluation, Stopped, Style, direct
+from potentia.run.ask import Evaluation, Style, direct
 from potentia.run.log import RunLog
 from potentia.run.plan import (
     SCORING_VERSION,
@@ -35,14 +34,16 @@ from potentia.run.plan import (
     settled_kind,
     take_over,
 )
+from potentia.run.training import Stopped
 from potentia.run.tuned import tune_row
 from potentia.study import adjust_tuning
-from potentia.tally import Tally, spending
+from potentia.timing import Tally, spending
+from potentia.values.protocol import ADJUST, DIRECT, TRAIN_BEFORE_TEST
 
 if TYPE_CHECKING:
     from potentia.engine import LoadedModel
-    from potentia.engine.scoring import Scorer
-    from potentia.run.shelf import Shelf
+    from potentia.engine.score import Scorer
+    from potentia.run.model_cache import ModelCache
     from potentia.store import CellRecord, Store
     from potentia.study import Study
     from potentia.tasks import ChatTemplate
@@ -74,7 +75,7 @@ class RowRun:
     store: Store
     stop: Callable[[], bool]
     device: str
-    shelf: Shelf | None = None  # where the model waits for the next wave
+    shelf: ModelCache | None = None  # where the model waits for the next wave
     board: Board = field(init=False)
     study: Study = field(init=False)
     loaded: LoadedModel = field(init=False)
@@ -140,7 +141,7 @@ class RowRun:
         from transformers.utils import logging
 
         from potentia.engine import chat_template
-        from potentia.engine.scoring import Scorer
+        from potentia.engine.score import Scorer
 
         logging.disable_progress_bar()  # the board shows progress; bars of other libraries would tear it
         model = self.plan.model

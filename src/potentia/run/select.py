@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from potentia.analysis.planning import Choice, Standing, apart, chances, documents_needed, stay_in
 from potentia.errors import InputError, PotentiaError
-from potentia.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol
 from potentia.run.execute import RunResult, run_study
 from potentia.run.plan import load_tasks, plan_study
 from potentia.study import Study
+from potentia.values.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol
 
 if TYPE_CHECKING:
     from potentia.store import CellRecord, Store

@@ -6,8 +6,8 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from potentia.protocol import ADJUST
 from potentia.study import Study
+from potentia.values.protocol import ADJUST
 
 if TYPE_CHECKING:
     from potentia.store import Store, StudyRecord

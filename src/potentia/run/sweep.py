@@ -11,9 +11,9 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from potentia.protocol import ADJUST, TRAIN_BEFORE_TEST
-from potentia.run.parts import every_part, train_sizes
 from potentia.run.plan import RowPlan, StudyPlan, lanes_name, seen
+from potentia.run.row_parts import every_part, train_sizes
+from potentia.values.protocol import ADJUST, TRAIN_BEFORE_TEST
 
 if TYPE_CHECKING:
     from potentia.store import Store

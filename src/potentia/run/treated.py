@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from potentia.errors import TuningError
-from potentia.protocols import Stopped, schedule
 from potentia.run.plan import trained_since_0_2
 from potentia.run.sweep import remove
+from potentia.run.training import Stopped, schedule
 from potentia.study import Study, content_key
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def load_treated(row: RowRun) -> LoadedModel:
 
 def _make(row: RowRun, name: str) -> Path:
     """Tune the original on the data shown, and keep the result."""
-    from potentia.engine.tuning import LaneSpec, LaneTrainer, LoraConfig, encode_examples, full_trainer
+    from potentia.engine.tune import LaneSpec, LaneTrainer, LoraConfig, encode_examples, full_trainer
 
     study, shown = row.study, row.tasks.shown
     assert study.treat is not None

@@ -11,15 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from potentia.errors import ModelError
-from potentia.protocol import ADJUST, TRAIN_BEFORE_TEST, Protocol
-from potentia.protocols import Candidate, Evaluation, LanePlan, Tuned, TunedResult, trainable
+from potentia.run.ask import Evaluation
+from potentia.run.fine_tuning import Tuned, trainable
 from potentia.run.plan import CellPlan, lanes_name
 from potentia.run.sweep import remove
+from potentia.run.training import Candidate, LanePlan, TunedResult
 from potentia.study import adjust_tuning
-from potentia.tally import spending
+from potentia.timing import spending
+from potentia.values.protocol import ADJUST, TRAIN_BEFORE_TEST, Protocol
 
 if TYPE_CHECKING:
-    from potentia.engine.tuning import StepInfo
+    from potentia.engine.tune import StepInfo
     from potentia.run.row import RowRun
 
 

@@ -1,8 +1,7 @@
-"""Results: the store (SQLite or PostgreSQL, items as Parquet), and scores read from and written to files."""
+"""Results: the store (SQLite or PostgreSQL, items as Parquet)."""
 
 from potentia.store.check import check_store, repair_store
 from potentia.store.database import locate, without_password
-from potentia.store.files import StagedScores, read_files, write_scores
 from potentia.store.leases import BEAT_SECONDS, LeaseRecord
 from potentia.store.records import (
     CellRecord,
@@ -13,6 +12,5 @@ from potentia.store.records import (
     LaneRecord,
     StudyRecord,
 )
-from potentia.store.shelf import Removed, count_shared, delete_study, find_study, rename_study
 from potentia.store.store import Store
-from potentia.store.transfer import import_scores
+from potentia.store.studies import Removed, count_shared, delete_study, find_study, rename_study

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from potentia.errors import DamagedItemsError, StoreError
-from potentia.scores import ItemOutcome
+from potentia.values.scores import ItemOutcome
 
 
 def items_path(folder: Path, key: str) -> Path:

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from potentia.errors import DataError
-from potentia.protocol import Protocol
-from potentia.scores import ScoreMatrix
+from potentia.values.protocol import Protocol
+from potentia.values.scores import ScoreMatrix
 
 
 class Grid:

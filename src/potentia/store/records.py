@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from potentia.scores import Score
 from potentia.store.database import now
 from potentia.store.items import loads
+from potentia.values.scores import Score
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ import sqlalchemy as sa
 from sqlalchemy.engine import URL
 
 from potentia.errors import EmptyStoreError, InputError, NoStoreError, StoreError
-from potentia.scores import ItemOutcome, Score, ScoreMatrix
 from potentia.store import schema as s
 from potentia.store.database import (
     WRITE,
@@ -33,6 +32,7 @@ from potentia.store.leases import Leases
 from potentia.store.matrix import Grid
 from potentia.store.patience import patient, wait_for
 from potentia.store.records import CellRecord, ChoiceRecord, StudyRecord, read_selection
+from potentia.values.scores import ItemOutcome, Score, ScoreMatrix
 
 _LOCK = 0x706F74656E740001  # guards the creation of the tables on PostgreSQL
 _Key = TypeVar("_Key", str, int)

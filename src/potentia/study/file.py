@@ -15,8 +15,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from potentia.errors import StudyError
-from potentia.plain_yaml import read_yaml
 from potentia.study.schema import Study
+from potentia.values.plain_yaml import read_yaml
 
 Place = tuple[str | int, ...]
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from potentia.facts import leaderboard_shots
-from potentia.protocol import ADJUST, DIRECT, TRAIN_BEFORE_TEST, Protocol
+from potentia.values.protocol import ADJUST, DIRECT, TRAIN_BEFORE_TEST, Protocol
 
 Positive = Annotated[int, Field(gt=0)]
 PositiveShare = Annotated[float, Field(gt=0)]

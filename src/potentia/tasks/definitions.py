@@ -17,8 +17,8 @@ import yaml
 
 from potentia.consent import CODE, allowed
 from potentia.errors import PotentiaError, TaskError
-from potentia.plain_yaml import read_yaml
 from potentia.tasks.index import tasks_folder
+from potentia.values.plain_yaml import read_yaml
 
 HARNESS = "lm_eval.tasks."
 LONGEST = 10_000_000  # characters that a template may make of one product

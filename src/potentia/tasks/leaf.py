@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from potentia.errors import TaskError
-from potentia.requests import Continuation, Document, Example, Generation, Request, decoding_options
 from potentia.tasks import metrics
 from potentia.tasks.data import quiet
 from potentia.tasks.fewshot import Lender, stream
 from potentia.tasks.harness import SPLIT_KEYS, build
+from potentia.values.requests import Continuation, Document, Example, Generation, Request, decoding_options
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -11,14 +11,14 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from potentia.errors import TaskError
-from potentia.requests import Document, Example, Request
-from potentia.scores import ItemOutcome, Score
 from potentia.study import Caps
 from potentia.tasks import metrics
 from potentia.tasks.forms.reading import bare
 from potentia.tasks.harness import fingerprint
 from potentia.tasks.leaf import PER_TOKEN, Answer, ChatTemplate, Leaf, per_token
 from potentia.tasks.splits import SPLITS, Division, Part, Rows, Split, SplitPlan, cap, divide, undivided
+from potentia.values.requests import Document, Example, Request
+from potentia.values.scores import ItemOutcome, Score
 
 Kind = Literal["choice", "generation", "corpus"]
 GUESSED = 1_000  # documents whose options are counted

@@ -3,7 +3,7 @@ import pytest
 
 from potentia.analysis.base_models.ablation import compare_methods
 from potentia.errors import InputError
-from potentia.scores import ScoreMatrix
+from potentia.values.scores import ScoreMatrix
 
 
 def scores(values, tasks):

@@ -3,7 +3,7 @@ import pytest
 
 from potentia.analysis.base_models.consistency import measure_consistency
 from potentia.errors import InputError
-from potentia.scores import ScoreMatrix
+from potentia.values.scores import ScoreMatrix
 
 BASE = [f"b{i}" for i in range(8)]
 PAIRS = {b: f"i{b[1:]}" for b in BASE}

@@ -7,7 +7,7 @@ from scipy.stats import kendalltau
 from potentia.analysis.base_models.stability import Checkpoint, measure_stability, resolvable_gap
 from potentia.analysis.stats.uncertainty import redraw, tau_interval, tau_rows
 from potentia.errors import InputError
-from potentia.scores import ScoreMatrix
+from potentia.values.scores import ScoreMatrix
 
 STEPS = (1000.0, 2000.0, 4000.0, 8000.0, 16000.0)
 

@@ -9,9 +9,9 @@ from scipy.stats import kendalltau
 from potentia.analysis.base_models import find_training
 from potentia.errors import InputError
 from potentia.evidence import Evidence
-from potentia.report import make_report
-from potentia.report.sections import build_sections
-from potentia.scores import ScoreMatrix
+from potentia.show import make_report
+from potentia.show.sections import build_sections
+from potentia.values.scores import ScoreMatrix
 
 STEPS = {"one": (100, 200, 400, 800), "two": (150, 300, 600, 900)}
 DIRECT = {"one": (0.30, 0.29, 0.31, 0.30), "two": (0.25, 0.30, 0.40, 0.45)}

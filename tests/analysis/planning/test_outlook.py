@@ -13,10 +13,10 @@ from potentia.analysis.planning import find_outlook
 from potentia.cli.app import app
 from potentia.errors import InputError
 from potentia.evidence import read
-from potentia.report import read_report, report_page
-from potentia.scores import Score
+from potentia.show import read_report, report_page
 from potentia.store import CellRecord, Store
 from potentia.study import make_study
+from potentia.values.scores import Score
 
 BOTH = ("direct", "train_before_test")
 Cells = Mapping[tuple[str, str, str], float]  # (model, task, protocol) → score

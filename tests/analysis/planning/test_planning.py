@@ -27,7 +27,7 @@ from potentia.analysis.planning.outlook import expected_misorder
 from potentia.analysis.rankings.aggregate import mean_z
 from potentia.errors import InputError
 from potentia.facts import ModelTable, models
-from potentia.scores import ScoreMatrix
+from potentia.values.scores import ScoreMatrix
 
 MODELS, TASKS = 14, 6
 NOBODY = ModelTable(())

@@ -13,7 +13,7 @@ from potentia.analysis.proxy.sampling import PAPER_CONFIGURATIONS
 from potentia.analysis.proxy.validation import _halves, validate
 from potentia.errors import InputError
 from potentia.evidence import Evidence
-from potentia.scores import ScoreMatrix
+from potentia.values.scores import ScoreMatrix
 
 
 def world(models=24, *, informative=True, seed=0):

@@ -3,7 +3,7 @@ import pytest
 
 from potentia.analysis.proxy.robustness import measure_robustness, variance_ratio
 from potentia.errors import InputError
-from potentia.scores import ScoreMatrix
+from potentia.values.scores import ScoreMatrix
 
 
 def test_the_ratio_is_of_sample_variances():

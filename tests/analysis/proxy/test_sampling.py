@@ -7,7 +7,7 @@ from scipy import stats
 from potentia.analysis.proxy.relevance import METRICS, correlate_target, measure_relevance, normalise
 from potentia.analysis.proxy.sampling import measure_sampling, top_share
 from potentia.errors import InputError
-from potentia.scores import ScoreMatrix
+from potentia.values.scores import ScoreMatrix
 
 
 def matrix(values):

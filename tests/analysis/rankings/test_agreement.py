@@ -21,7 +21,7 @@ from potentia.analysis.rankings.groups import (
 from potentia.analysis.stats.bootstrap import Units, interval, item_values, noisy_values, pair_mean, row_draws
 from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.errors import InputError
-from potentia.scores import ScoreMatrix
+from potentia.values.scores import ScoreMatrix
 
 
 def scores(models=20, tasks=5, *, signal=1.0, seed=0, stderr=0.02, protocol="direct", **more):

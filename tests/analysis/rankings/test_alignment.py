@@ -14,7 +14,7 @@ from scipy.stats import rankdata
 from potentia.analysis.rankings.alignment import align, rank_models
 from potentia.analysis.stats.significance import better
 from potentia.errors import InputError
-from potentia.scores import ScoreMatrix
+from potentia.values.scores import ScoreMatrix
 
 
 def naive_rank_models(score1, stderr1, score2, stderr2):

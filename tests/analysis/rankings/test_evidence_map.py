@@ -12,7 +12,7 @@ from scipy.stats import norm
 
 from potentia.analysis.rankings.evidence_map import _packed, map_evidence
 from potentia.analysis.stats.significance import compare_items
-from potentia.scores import ScoreMatrix
+from potentia.values.scores import ScoreMatrix
 
 STREAM = np.random.default_rng(0)
 ERROR = np.full((5, 4), 0.03)

@@ -8,7 +8,7 @@ import pytest
 from potentia.analysis.rankings.fewer import measure_fewer
 from potentia.analysis.rankings.find import Options, rank_scores
 from potentia.facts import Background
-from potentia.scores import ScoreMatrix
+from potentia.values.scores import ScoreMatrix
 
 
 def matrix(values, **more):

@@ -11,8 +11,8 @@ from potentia.analysis.rankings import Options, rank_scores
 from potentia.errors import InputError
 from potentia.evidence import read
 from potentia.facts import Background
-from potentia.scores import ScoreMatrix
-from potentia.store import write_scores
+from potentia.formats import write_scores
+from potentia.values.scores import ScoreMatrix
 
 MODELS = [f"m{i}" for i in range(12)]
 TASKS = ["arc_easy", "boolq", "gsm8k", "rte"]

@@ -12,8 +12,8 @@ from potentia.analysis.rankings import find_rankings, find_scoreboard, summarise
 from potentia.analysis.rankings.certainty import what_is_missing
 from potentia.errors import InputError
 from potentia.evidence import Evidence
-from potentia.findings import Bars, Heatmap, Table, telling
-from potentia.scores import ScoreMatrix
+from potentia.values.findings import Bars, Heatmap, Table, telling
+from potentia.values.scores import ScoreMatrix
 
 
 def matrix(values, protocol="train_before_test", stderr=0.01, **more) -> ScoreMatrix:

@@ -20,7 +20,7 @@ from potentia.analysis.rankings.perplexity import compare_perplexity
 from potentia.analysis.rankings.ranks import rank_intervals, simultaneous_threshold
 from potentia.analysis.rankings.screening import screen
 from potentia.errors import InputError
-from potentia.scores import ScoreMatrix
+from potentia.values.scores import ScoreMatrix
 
 
 def matrix(values, **more):

@@ -9,7 +9,7 @@ from statsmodels.stats.contingency_tables import mcnemar
 from potentia.analysis.rankings import Options, rank_scores
 from potentia.analysis.stats.paired import compare_all_items, item_tables, mcnemar_of_all
 from potentia.facts import Background
-from potentia.scores import ScoreMatrix
+from potentia.values.scores import ScoreMatrix
 
 
 def study(models=4, items=300, seed=0):

@@ -26,7 +26,7 @@ from potentia.analysis.stats.significance import (
     wilson,
 )
 from potentia.errors import InputError
-from potentia.scores import ScoreMatrix
+from potentia.values.scores import ScoreMatrix
 
 
 def matrix(values, stderr, **more):

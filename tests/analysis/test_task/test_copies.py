@@ -9,9 +9,9 @@ from scipy.stats import ttest_rel
 from potentia.analysis.test_task.copies import measure_copies
 from potentia.analysis.test_task.find import find_test_task
 from potentia.evidence import read
-from potentia.protocol import Protocol
-from potentia.scores import ScoreMatrix
-from potentia.store import write_scores
+from potentia.formats import write_scores
+from potentia.values.protocol import Protocol
+from potentia.values.scores import ScoreMatrix
 
 MODELS = [f"m{k}" for k in range(6)]
 COPIES = {f"{m}+exposed": m for m in MODELS}

@@ -22,7 +22,7 @@ from potentia.analysis.test_task.rank_shift import shift_of_ranks
 from potentia.analysis.test_task.treatment import assign_half, compare_copies
 from potentia.errors import DataError, InputError
 from potentia.facts import benchmarks, chance, models, read_facts
-from potentia.scores import ScoreMatrix
+from potentia.values.scores import ScoreMatrix
 
 
 def _cohort(n: int = 40, seed: int = 0) -> Cohort:

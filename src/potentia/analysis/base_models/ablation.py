@@ -14,9 +14,9 @@ from scipy.stats import rankdata
 
 from potentia.analysis.base_models.methods import Column, columns
 from potentia.errors import InputError
-from potentia.findings import Bars, Cell, Chart, Finding, Interval, Table
-from potentia.protocol import Protocol
-from potentia.scores import Floats, ScoreMatrix
+from potentia.values.findings import Bars, Cell, Chart, Finding, Interval, Table
+from potentia.values.protocol import Protocol
+from potentia.values.scores import Floats, ScoreMatrix
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,9 +17,9 @@ from potentia.analysis.base_models.improvement import Improvement, improvement_c
 from potentia.analysis.base_models.methods import Column, columns, order_methods
 from potentia.analysis.stats.uncertainty import redraw, tau_interval, tau_rows
 from potentia.errors import InputError
-from potentia.findings import Chart, Finding, Heatmap, Interval, Plot, Points, Table
-from potentia.protocol import Protocol
-from potentia.scores import Floats, ScoreMatrix
+from potentia.values.findings import Chart, Finding, Heatmap, Interval, Plot, Points, Table
+from potentia.values.protocol import Protocol
+from potentia.values.scores import Floats, ScoreMatrix
 
 _DRAWS = 2000
 _ALL = "all pairs"

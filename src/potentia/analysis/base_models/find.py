@@ -12,8 +12,8 @@ from potentia.analysis.base_models.lineage import known_pairs, named_checkpoints
 from potentia.analysis.base_models.stability import Checkpoint, Stability, measure_stability
 from potentia.analysis.base_models.training import Training, follow_training
 from potentia.errors import InputError
-from potentia.findings import Finding
-from potentia.protocol import Protocol
+from potentia.values.findings import Finding
+from potentia.values.protocol import Protocol
 
 if TYPE_CHECKING:
     from potentia.evidence import Evidence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from potentia.findings import Bars, Interval, Table
+from potentia.values.findings import Bars, Interval, Table
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from potentia.errors import InputError
-from potentia.protocol import Protocol
-from potentia.scores import Floats, ScoreMatrix
+from potentia.values.protocol import Protocol
+from potentia.values.scores import Floats, ScoreMatrix
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,9 +17,9 @@ from scipy.stats import norm
 from potentia.analysis.base_models.stability import Checkpoint
 from potentia.analysis.stats.uncertainty import tau_rows
 from potentia.errors import InputError
-from potentia.findings import Cell, Chart, Finding, Line, Plot, Points, Table, short_names
-from potentia.protocol import Protocol
-from potentia.scores import Floats, ScoreMatrix
+from potentia.values.findings import Cell, Chart, Finding, Line, Plot, Points, Table, short_names
+from potentia.values.protocol import Protocol
+from potentia.values.scores import Floats, ScoreMatrix
 
 LEAST = 3  # checkpoints of a series that has a course at all
 

@@ -26,7 +26,7 @@ from scipy.stats import t as student
 
 from potentia.analysis.planning.factors import MOST_ROWS, Problem, Solved, learn, solve
 from potentia.analysis.planning.posterior import predict
-from potentia.scores import Floats
+from potentia.values.scores import Floats
 
 FOLDS = 5
 PSEUDO = 150  # distances of the Student t in the pool

@@ -20,8 +20,8 @@ import numpy as np
 from potentia.analysis.planning.complete import Completion
 from potentia.analysis.planning.outlook import Outlook, forecast
 from potentia.errors import InputError
-from potentia.findings import Cell, Chart, Finding, Heatmap, Interval, Line, Plot, Table
-from potentia.scores import Floats
+from potentia.values.findings import Cell, Chart, Finding, Heatmap, Interval, Line, Plot, Table
+from potentia.values.scores import Floats
 
 FORECASTS = 400  # simulated studies behind a forecast
 

@@ -27,9 +27,9 @@ from potentia.analysis.stats.uncertainty import tau_rows
 from potentia.errors import InputError
 from potentia.facts import ModelTable
 from potentia.facts import models as known_models
-from potentia.findings import Bars, Cell, Chart, Finding, Heatmap, Interval, Plot, Points, Table, jsonable
-from potentia.protocol import Protocol
-from potentia.scores import Floats, ScoreMatrix
+from potentia.values.findings import Bars, Cell, Chart, Finding, Heatmap, Interval, Plot, Points, Table, jsonable
+from potentia.values.protocol import Protocol
+from potentia.values.scores import Floats, ScoreMatrix
 
 DRAWS = 1_000
 LEVEL = 0.95

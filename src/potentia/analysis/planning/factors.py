@@ -25,7 +25,7 @@ import numpy.typing as npt
 from scipy.linalg import lapack
 from scipy.optimize import minimize
 
-from potentia.scores import Floats
+from potentia.values.scores import Floats
 
 # With whole rows to start from, stopping early shrinks: with more, unseen cells are predicted worse and too surely.
 # Without them the search starts from one common ability and has further to go.

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from potentia.analysis.base_models.lineage import named_checkpoints
 from potentia.analysis.planning.link import Links
 from potentia.facts import ModelTable
-from potentia.scores import Floats, ScoreMatrix
+from potentia.values.scores import Floats, ScoreMatrix
 
 COMPONENTS = 6
 SMOOTH_COMPONENTS = 3

@@ -12,8 +12,8 @@ from potentia.analysis.planning.complete import DRAWS, Completion, Fitted, compl
 from potentia.errors import InputError
 from potentia.evidence import Evidence, study_of, whole_task
 from potentia.facts import ModelTable
-from potentia.protocol import ADJUST, DIRECT, TRAIN_BEFORE_TEST, Protocol
-from potentia.scores import Floats, ScoreMatrix, is_text
+from potentia.values.protocol import ADJUST, DIRECT, TRAIN_BEFORE_TEST, Protocol
+from potentia.values.scores import Floats, ScoreMatrix, is_text
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import numpy as np
 
 from potentia.errors import InputError
 from potentia.facts import benchmark, chance
-from potentia.scores import Floats
+from potentia.values.scores import Floats
 
 SHRINK = 0.05
 BEYOND = 0.8 * SHRINK  # how far outside [chance, 1] a score may count, as a share of that interval

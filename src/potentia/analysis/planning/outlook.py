@@ -15,8 +15,8 @@ from scipy.special import ndtr, owens_t
 from potentia.analysis.planning.complete import Completion, expected_spread, steepness
 from potentia.analysis.planning.posterior import Posterior
 from potentia.analysis.stats.uncertainty import tau_rows
-from potentia.findings import Interval
-from potentia.scores import Floats
+from potentia.values.findings import Interval
+from potentia.values.scores import Floats
 
 CANDIDATES = 150  # cells looked at closely in each step: the best by variance
 PAIRS = 3_000  # pairs of models looked at: those most likely to be misordered

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from potentia.analysis.planning.factors import Problem, Solved
-from potentia.scores import Floats
+from potentia.values.scores import Floats
 
 CHUNK = 100  # draws at a time
 

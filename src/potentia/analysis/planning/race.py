@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from potentia.findings import Bars, Cell, Chart, Finding, Table
-from potentia.scores import Floats
+from potentia.values.findings import Bars, Cell, Chart, Finding, Table
+from potentia.values.scores import Floats
 
 MAYBE = 0.05  # a candidate at least so likely to be the best stays in the race
 # Tuned models of like size differ by so much on a benchmark: the standard deviation of published scores between models

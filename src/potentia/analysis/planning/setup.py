@@ -18,7 +18,7 @@ from potentia.analysis.planning.features import Kinship, describe
 from potentia.analysis.planning.link import TYPICAL_SPREAD, Links
 from potentia.errors import InputError
 from potentia.facts import ModelTable
-from potentia.scores import Floats, ScoreMatrix
+from potentia.values.scores import Floats, ScoreMatrix
 
 GAIN, CARRY = 0.7, 0.4  # a task's mean after tuning: 0.7 + 0.4 · its mean before, on the logit scale
 LEVEL_SPREAD = 0.9  # give or take so much

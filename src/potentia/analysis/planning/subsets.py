@@ -16,8 +16,8 @@ import numpy.typing as npt
 from potentia.analysis.rankings.aggregate import mean_z
 from potentia.analysis.stats.uncertainty import tau_rows
 from potentia.errors import InputError
-from potentia.findings import Cell, Chart, Finding, Interval, Line, Plot, Table
-from potentia.scores import Floats, ScoreMatrix
+from potentia.values.findings import Cell, Chart, Finding, Interval, Line, Plot, Table
+from potentia.values.scores import Floats, ScoreMatrix
 
 SPLITS = 40
 LEAST = 8  # models

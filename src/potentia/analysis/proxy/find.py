@@ -23,9 +23,9 @@ from potentia.analysis.proxy.sampling import (
 )
 from potentia.analysis.proxy.validation import Validation, validate
 from potentia.errors import InputError
-from potentia.findings import Finding
-from potentia.protocol import Protocol
-from potentia.scores import ScoreMatrix
+from potentia.values.findings import Finding
+from potentia.values.protocol import Protocol
+from potentia.values.scores import ScoreMatrix
 
 if TYPE_CHECKING:
     from potentia.evidence import Evidence

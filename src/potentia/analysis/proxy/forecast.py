@@ -14,8 +14,8 @@ import numpy as np
 from scipy.stats import rankdata
 
 from potentia.analysis.proxy.proxies import predict
-from potentia.findings import Chart, Finding, Plot, Points, Table
-from potentia.scores import Floats, ScoreMatrix
+from potentia.values.findings import Chart, Finding, Plot, Points, Table
+from potentia.values.scores import Floats, ScoreMatrix
 
 
 @dataclass(frozen=True, eq=False)

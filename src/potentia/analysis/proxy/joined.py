@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from potentia.errors import InputError
-from potentia.scores import Floats, ScoreMatrix
+from potentia.values.scores import Floats, ScoreMatrix
 
 
 @dataclass(frozen=True, eq=False)

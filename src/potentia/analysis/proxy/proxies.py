@@ -16,8 +16,8 @@ import numpy as np
 from potentia.analysis.proxy.relevance import METRICS, Metric, Normalise, measure_relevance
 from potentia.analysis.proxy.robustness import Robustness, TaskRobustness
 from potentia.errors import InputError
-from potentia.findings import Bars, Chart, Finding, Table
-from potentia.scores import Floats, ScoreMatrix
+from potentia.values.findings import Bars, Chart, Finding, Table
+from potentia.values.scores import Floats, ScoreMatrix
 
 Transform = Callable[[float], float]
 _FEW_TASKS = 8  # normalised over T tasks, correlations average -1/(T-1): with fewer than this many it shows

@@ -16,7 +16,7 @@ import numpy as np
 from potentia.analysis.stats.correlation import pearson_matrix, spearman_matrix
 from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.errors import InputError
-from potentia.scores import Floats, ScoreMatrix
+from potentia.values.scores import Floats, ScoreMatrix
 
 Metric = Literal["pearson", "spearman", "kendall"]
 METRICS: tuple[Metric, ...] = get_args(Metric)

@@ -16,8 +16,8 @@ from scipy.stats import f as f_distribution
 
 from potentia.analysis.stats.uncertainty import three
 from potentia.errors import InputError
-from potentia.findings import Bars, Chart, Finding, Interval, Table
-from potentia.scores import ScoreMatrix
+from potentia.values.findings import Bars, Chart, Finding, Interval, Table
+from potentia.values.scores import ScoreMatrix
 
 _SMALL_GROUP = 6
 

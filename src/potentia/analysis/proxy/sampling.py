@@ -19,8 +19,8 @@ from potentia.analysis.proxy.relevance import METRICS, Metric, Normalise, correl
 from potentia.analysis.stats.correlation import pearson_matrix
 from potentia.analysis.stats.uncertainty import Spread, spread_of, three
 from potentia.errors import InputError
-from potentia.findings import Bars, Chart, Finding, Table
-from potentia.scores import Floats, ScoreMatrix
+from potentia.values.findings import Bars, Chart, Finding, Table
+from potentia.values.scores import Floats, ScoreMatrix
 
 # The paper's (n, k): models per sample and number of samples, in table 3's order.
 PAPER_CONFIGURATIONS: tuple[tuple[int, int], ...] = ((6, 25), (8, 25), (10, 25), (10, 15), (10, 35))

@@ -21,8 +21,8 @@ from potentia.analysis.proxy.robustness import Robustness
 from potentia.analysis.stats.correlation import nan_mean
 from potentia.analysis.stats.uncertainty import Spread, spread_of, tau_rows, three
 from potentia.errors import InputError
-from potentia.findings import Bars, Chart, Finding, Table
-from potentia.scores import Floats, ScoreMatrix
+from potentia.values.findings import Bars, Chart, Finding, Table
+from potentia.values.scores import Floats, ScoreMatrix
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from potentia.analysis.rankings.components import standardise
 from potentia.analysis.stats.bootstrap import LEVEL, noisy_values, row_draws
 from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.errors import InputError
-from potentia.findings import Cell, Chart, Finding, Heatmap, Plot, Points, Table
-from potentia.protocol import Protocol
-from potentia.scores import Floats, ScoreMatrix
+from potentia.values.findings import Cell, Chart, Finding, Heatmap, Plot, Points, Table
+from potentia.values.protocol import Protocol
+from potentia.values.scores import Floats, ScoreMatrix
 
 TOP = 5
 

@@ -32,9 +32,9 @@ from potentia.analysis.stats.kendall import FIRST_ORDER
 from potentia.analysis.stats.significance import tau_b_matrix
 from potentia.errors import InputError
 from potentia.facts import CATEGORIES
-from potentia.findings import Bars, Cell, Chart, Finding, Heatmap, Interval, Table, mean_in_words
-from potentia.protocol import Protocol
-from potentia.scores import Floats, ScoreMatrix
+from potentia.values.findings import Bars, Cell, Chart, Finding, Heatmap, Interval, Table, mean_in_words
+from potentia.values.protocol import Protocol
+from potentia.values.scores import Floats, ScoreMatrix
 
 NOISE_BLOCK = 1 << 22  # scores drawn at once
 MANY_MODELS_NOISE = 200  # draws of noise for more models than FIRST_ORDER: their mean agreement hardly moves

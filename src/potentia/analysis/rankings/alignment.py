@@ -27,9 +27,9 @@ from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.analysis.stats.significance import better
 from potentia.errors import InputError
-from potentia.findings import Bump, Cell, Chart, Finding, Table
-from potentia.protocol import Protocol
-from potentia.scores import Floats, ScoreMatrix
+from potentia.values.findings import Bump, Cell, Chart, Finding, Table
+from potentia.values.protocol import Protocol
+from potentia.values.scores import Floats, ScoreMatrix
 
 Ints = npt.NDArray[np.int_]
 

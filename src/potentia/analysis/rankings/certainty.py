@@ -18,7 +18,7 @@ import numpy.typing as npt
 from scipy.stats import norm
 
 from potentia.analysis.stats.significance import POWER
-from potentia.scores import Floats, ScoreMatrix
+from potentia.values.scores import Floats, ScoreMatrix
 
 MOST_DOCUMENTS = 100.0  # times as many as there are: more are out of reach
 MOST_TASKS = 10.0

@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from potentia.analysis.stats.bootstrap import LEVEL, MODELS, RESAMPLES, Units, interval
 from potentia.errors import InputError
-from potentia.findings import Bars, Chart, Finding, Interval, Table
-from potentia.protocol import Protocol
-from potentia.scores import Floats, ScoreMatrix
+from potentia.values.findings import Bars, Chart, Finding, Interval, Table
+from potentia.values.protocol import Protocol
+from potentia.values.scores import Floats, ScoreMatrix
 
 GAPS = ("models", "tasks", "mean")
 ALL = "all models"

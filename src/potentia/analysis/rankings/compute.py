@@ -16,8 +16,8 @@ from potentia.analysis.rankings.components import Components
 from potentia.analysis.stats.bootstrap import LEVEL, RESAMPLES, interval, row_draws
 from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.errors import InputError
-from potentia.findings import Cell, Chart, Finding, Interval, Line, Plot, Points, Table
-from potentia.protocol import Protocol
+from potentia.values.findings import Cell, Chart, Finding, Interval, Line, Plot, Points, Table
+from potentia.values.protocol import Protocol
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from scipy.stats import norm
 from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.analysis.stats.paired import Outcomes, mcnemar_of_all
 from potentia.analysis.stats.significance import POWER, benjamini_hochberg, pair_p_values
-from potentia.findings import Cell, Table
-from potentia.protocol import Protocol
-from potentia.scores import Floats, ScoreMatrix
+from potentia.values.findings import Cell, Table
+from potentia.values.protocol import Protocol
+from potentia.values.scores import Floats, ScoreMatrix
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ import numpy as np
 
 from potentia.analysis.stats.bootstrap import LEVEL, interval
 from potentia.analysis.stats.kendall import kendall_matrix
-from potentia.findings import Cell, Chart, Finding, Interval, Line, Plot, Table
-from potentia.protocol import Protocol
-from potentia.scores import Floats, ScoreMatrix
+from potentia.values.findings import Cell, Chart, Finding, Interval, Line, Plot, Table
+from potentia.values.protocol import Protocol
+from potentia.values.scores import Floats, ScoreMatrix
 
 DRAWS = 200
 ENOUGH = 0.9  # a tau that calls two rankings the same

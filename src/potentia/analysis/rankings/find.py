@@ -43,9 +43,9 @@ from potentia.analysis.stats.paired import Outcomes, PairedSignificance, compare
 from potentia.analysis.stats.significance import Significance, measure_significance
 from potentia.errors import InputError
 from potentia.facts import Background, chance
-from potentia.findings import Cell, Chart, Finding, Interval, Table
-from potentia.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol, in_order, main_protocol
-from potentia.scores import ScoreMatrix
+from potentia.values.findings import Cell, Chart, Finding, Interval, Table
+from potentia.values.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol, in_order, main_protocol
+from potentia.values.scores import ScoreMatrix
 
 if TYPE_CHECKING:
     from potentia.evidence import Evidence

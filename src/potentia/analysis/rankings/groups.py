@@ -14,9 +14,9 @@ import numpy as np
 
 from potentia.analysis.stats.bootstrap import LEVEL, MODELS, RESAMPLES, Units, interval, pair_mean
 from potentia.analysis.stats.kendall import kendall_matrix
-from potentia.findings import Bars, Cell, Chart, Finding, Interval, Table
-from potentia.protocol import Protocol
-from potentia.scores import ScoreMatrix
+from potentia.values.findings import Bars, Cell, Chart, Finding, Interval, Table
+from potentia.values.protocol import Protocol
+from potentia.values.scores import ScoreMatrix
 
 
 @dataclass(frozen=True)

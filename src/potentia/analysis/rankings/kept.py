@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from potentia.findings import Cell, Finding, Table
-from potentia.protocol import Protocol
-from potentia.scores import ScoreMatrix
+from potentia.values.findings import Cell, Finding, Table
+from potentia.values.protocol import Protocol
+from potentia.values.scores import ScoreMatrix
 
 if TYPE_CHECKING:
     from potentia.evidence import Evidence

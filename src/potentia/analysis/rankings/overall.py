@@ -15,9 +15,9 @@ import numpy as np
 from potentia.analysis.rankings.aggregate import Aggregate
 from potentia.analysis.rankings.components import Components
 from potentia.analysis.stats.bootstrap import LEVEL
-from potentia.findings import Cell, Finding, Table
-from potentia.protocol import Protocol
-from potentia.scores import Floats
+from potentia.values.findings import Cell, Finding, Table
+from potentia.values.protocol import Protocol
+from potentia.values.scores import Floats
 
 MAY_BE_FIRST = 1.5  # an interval that reaches below this holds the first place
 NAMES = {"PC1": "first principal component", "mean z": "mean z score over tasks"}

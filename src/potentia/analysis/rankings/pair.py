@@ -18,9 +18,9 @@ from scipy.stats import norm
 from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.analysis.stats.significance import POWER, mcnemar
 from potentia.errors import InputError
-from potentia.findings import Cell, Finding, Interval, Table, short_names
-from potentia.protocol import Protocol
-from potentia.scores import ScoreMatrix
+from potentia.values.findings import Cell, Finding, Interval, Table, short_names
+from potentia.values.protocol import Protocol
+from potentia.values.scores import ScoreMatrix
 
 if TYPE_CHECKING:
     from potentia.evidence import Evidence

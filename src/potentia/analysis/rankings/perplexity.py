@@ -17,9 +17,9 @@ from potentia.analysis.stats.bootstrap import LEVEL, MODELS, RESAMPLES, Units, i
 from potentia.analysis.stats.correlation import nan_mean
 from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.errors import InputError
-from potentia.findings import Cell, Chart, Finding, Heatmap, Interval, Table, mean_in_words
-from potentia.protocol import Protocol
-from potentia.scores import Floats, ScoreMatrix
+from potentia.values.findings import Cell, Chart, Finding, Heatmap, Interval, Table, mean_in_words
+from potentia.values.protocol import Protocol
+from potentia.values.scores import Floats, ScoreMatrix
 
 
 @dataclass(frozen=True)

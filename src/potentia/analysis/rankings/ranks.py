@@ -17,9 +17,9 @@ from scipy.stats import norm, rankdata
 
 from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.errors import InputError
-from potentia.findings import Cell, Chart, Finding, Plot, Points, Table
-from potentia.protocol import Protocol
-from potentia.scores import Floats, ScoreMatrix
+from potentia.values.findings import Cell, Chart, Finding, Plot, Points, Table
+from potentia.values.protocol import Protocol
+from potentia.values.scores import Floats, ScoreMatrix
 
 SIMULATIONS = 2_000
 

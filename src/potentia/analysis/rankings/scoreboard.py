@@ -19,9 +19,9 @@ from potentia.analysis.rankings.certainty import Missing, what_is_missing
 from potentia.analysis.rankings.components import Components
 from potentia.analysis.rankings.groups import items_per_task
 from potentia.analysis.rankings.overall import NAMES, Ranking
-from potentia.findings import Cell, Chart, Finding, Interval, Plot, Points, Table, short_names
-from potentia.protocol import Protocol
-from potentia.scores import Floats, Outcomes, ScoreMatrix
+from potentia.values.findings import Cell, Chart, Finding, Interval, Plot, Points, Table, short_names
+from potentia.values.protocol import Protocol
+from potentia.values.scores import Floats, Outcomes, ScoreMatrix
 
 PREPARED = {
     "train_before_test": "after the same fine-tuning for all",

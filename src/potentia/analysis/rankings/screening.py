@@ -17,9 +17,9 @@ from potentia.analysis.rankings.agreement import shared
 from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.analysis.stats.significance import count_pairs
-from potentia.findings import Cell, Chart, Finding, Heatmap, Table
-from potentia.protocol import Protocol
-from potentia.scores import Floats, ScoreMatrix
+from potentia.values.findings import Cell, Chart, Finding, Heatmap, Table
+from potentia.values.protocol import Protocol
+from potentia.values.scores import Floats, ScoreMatrix
 
 TRAIN_EXAMPLES = 1_000  # fewer cannot prepare a model (section 3.1)
 NOT_IMPROVED = 0.20  # share of models that tuning leaves no better (appendix A.1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from potentia.findings import Cell, Interval, Table
+from potentia.values.findings import Cell, Interval, Table
 
 if TYPE_CHECKING:
     from potentia.analysis.rankings.find import Rankings

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from potentia.findings import Interval
-from potentia.scores import Floats, ScoreMatrix
+from potentia.values.findings import Interval
+from potentia.values.scores import Floats, ScoreMatrix
 
 RESAMPLES = 1_000
 LEVEL = 0.95

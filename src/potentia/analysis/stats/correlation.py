@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from potentia.analysis.stats.kendall import kendall_matrix, three_axes
-from potentia.scores import Floats
+from potentia.values.scores import Floats
 
 Correlate = Callable[..., Floats]
 _BLOCK = 1 << 20  # scores weighed at once

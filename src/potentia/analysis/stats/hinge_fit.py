@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from potentia.scores import Floats
+from potentia.values.scores import Floats
 
 LEAST_ABOVE = 3  # distinct x that must lie at or above c: with fewer, slope and c cannot be told from noise
 

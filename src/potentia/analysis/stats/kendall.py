@@ -29,7 +29,7 @@ from potentia.analysis.stats.pair_sums import (
 )
 from potentia.analysis.stats.remember import remembered
 from potentia.errors import InputError
-from potentia.scores import Floats
+from potentia.values.scores import Floats
 
 _BLOCK = 1 << 22  # entries of a working block: small enough for the cache to help, large enough for BLAS
 _STACK = 1 << 24  # bytes of a working block of bits

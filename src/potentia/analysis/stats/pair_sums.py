@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from potentia.scores import Floats
+from potentia.values.scores import Floats
 
 Signs = npt.NDArray[np.float32]
 Words = npt.NDArray[np.uint64]

@@ -16,9 +16,9 @@ from scipy.stats import binom
 
 from potentia.analysis.stats.bootstrap import LEVEL, RESAMPLES
 from potentia.analysis.stats.significance import PairedComparison, benjamini_hochberg, compare_items, pair_signs
-from potentia.findings import Cell, Finding, Table
-from potentia.protocol import Protocol
-from potentia.scores import Floats, Outcomes, ScoreMatrix
+from potentia.values.findings import Cell, Finding, Table
+from potentia.values.protocol import Protocol
+from potentia.values.scores import Floats, Outcomes, ScoreMatrix
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from scipy.stats import binom, false_discovery_control, norm
 from potentia.analysis.stats.bootstrap import LEVEL, MODELS, RESAMPLES, Units, interval, pair_mean, row_draws
 from potentia.analysis.stats.kendall import kendall_matrix, kendall_of_tests, z_of
 from potentia.errors import InputError
-from potentia.findings import Bars, Cell, Chart, Finding, Interval, Table
-from potentia.protocol import Protocol
-from potentia.scores import Floats, ScoreMatrix
+from potentia.values.findings import Bars, Cell, Chart, Finding, Interval, Table
+from potentia.values.protocol import Protocol
+from potentia.values.scores import Floats, ScoreMatrix
 
 POWER = 0.8
 

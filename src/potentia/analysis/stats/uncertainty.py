@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from potentia.findings import Interval
-from potentia.scores import Floats
+from potentia.values.findings import Interval
+from potentia.values.scores import Floats
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from potentia.analysis.stats import hinge_fit
-from potentia.findings import Interval
-from potentia.scores import Floats
+from potentia.values.findings import Interval
+from potentia.values.scores import Floats
 
 
 @dataclass(frozen=True)

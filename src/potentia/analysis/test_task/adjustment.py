@@ -19,8 +19,8 @@ from potentia.analysis.test_task.scaling import (
     fit_hinge,
 )
 from potentia.errors import InputError
-from potentia.findings import Chart, Finding, Line, Plot, Points, Table
-from potentia.scores import Floats
+from potentia.values.findings import Chart, Finding, Line, Plot, Points, Table
+from potentia.values.scores import Floats
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from potentia.errors import InputError
 from potentia.facts import ModelTable
 from potentia.facts import models as known_models
-from potentia.scores import Floats
+from potentia.values.scores import Floats
 
 Flags = npt.NDArray[np.bool_]
 

@@ -17,9 +17,9 @@ import numpy.typing as npt
 from scipy.stats import norm, rankdata
 from scipy.stats import t as student
 
-from potentia.findings import Bars, Cell, Chart, Finding, Interval, Plot, Points, Table
-from potentia.protocol import Protocol
-from potentia.scores import Floats, ScoreMatrix
+from potentia.values.findings import Bars, Cell, Chart, Finding, Interval, Plot, Points, Table
+from potentia.values.protocol import Protocol
+from potentia.values.scores import Floats, ScoreMatrix
 
 LEVEL = 0.95
 

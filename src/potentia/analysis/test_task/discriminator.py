@@ -17,8 +17,8 @@ import numpy.typing as npt
 from potentia.analysis.test_task.cohort import Split
 from potentia.analysis.test_task.pair import Pair
 from potentia.errors import InputError
-from potentia.findings import Finding, Interval, Table
-from potentia.scores import Floats
+from potentia.values.findings import Finding, Interval, Table
+from potentia.values.scores import Floats
 
 Flags = npt.NDArray[np.bool_]
 TREES = {"xgboost": "XGBoost's defaults", "scikit-learn": "scikit-learn's trees, set like XGBoost's"}

@@ -10,7 +10,7 @@ import numpy as np
 from potentia.analysis.test_task.cohort import Cohort
 from potentia.analysis.test_task.scaling import HingeFit, LogLinearFit, fit_hinge, fit_log_linear
 from potentia.errors import InputError
-from potentia.findings import Chart, Finding, Line, Plot, Table
+from potentia.values.findings import Chart, Finding, Line, Plot, Table
 
 LEAST_MODELS = 8  # that a curve is fitted to
 

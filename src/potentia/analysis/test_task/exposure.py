@@ -28,8 +28,8 @@ from potentia.analysis.test_task.scaling import (
     linear_coefficients,
 )
 from potentia.errors import InputError
-from potentia.findings import Finding, Table
-from potentia.scores import Floats
+from potentia.values.findings import Finding, Table
+from potentia.values.scores import Floats
 
 ASSIGNMENTS = 5_000  # up to so many are tried one by one; of more, so many are drawn
 

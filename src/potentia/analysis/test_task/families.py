@@ -10,8 +10,8 @@ import numpy as np
 from potentia.analysis.test_task.pair import Pair
 from potentia.analysis.test_task.scaling import LogLinearFit, fit_log_linear
 from potentia.errors import InputError
-from potentia.findings import Chart, Finding, Line, Plot, Points, Table
-from potentia.scores import Floats
+from potentia.values.findings import Chart, Finding, Line, Plot, Points, Table
+from potentia.values.scores import Floats
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,10 @@ from potentia.analysis.test_task.rank_shift import RankShift, shift_of_ranks
 from potentia.analysis.test_task.rates import RateBudget, Rates, stored_rates, weigh_rates
 from potentia.errors import InputError
 from potentia.facts import chance
-from potentia.findings import Chart, Finding, Table, slug
-from potentia.protocol import Protocol
-from potentia.scores import ScoreMatrix
 from potentia.study import adjust_tuning
+from potentia.values.findings import Chart, Finding, Table, slug
+from potentia.values.protocol import Protocol
+from potentia.values.scores import ScoreMatrix
 
 if TYPE_CHECKING:
     from potentia.evidence import Evidence

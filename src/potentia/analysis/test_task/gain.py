@@ -9,8 +9,8 @@ import numpy as np
 
 from potentia.analysis.test_task.cohort import Flags, Split
 from potentia.analysis.test_task.pair import Pair
-from potentia.findings import Chart, Finding, Plot, Points, Table
-from potentia.scores import Floats
+from potentia.values.findings import Chart, Finding, Plot, Points, Table
+from potentia.values.scores import Floats
 
 
 @dataclass(frozen=True)

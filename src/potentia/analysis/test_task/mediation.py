@@ -10,8 +10,8 @@ import numpy as np
 from potentia.analysis.test_task.cohort import Split
 from potentia.analysis.test_task.pair import Pair
 from potentia.analysis.test_task.scaling import Coefficient, linear_coefficients
-from potentia.findings import Finding, Table
-from potentia.scores import Floats
+from potentia.values.findings import Finding, Table
+from potentia.values.scores import Floats
 
 KNOTS = (22.0, 23.0)  # log₁₀ FLOPs: 10²² and 10²³ (after equation 2)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from potentia.analysis.test_task.cohort import Cohort
 from potentia.errors import InputError
-from potentia.scores import Floats, ScoreMatrix
+from potentia.values.scores import Floats, ScoreMatrix
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,8 +9,8 @@ import numpy as np
 from scipy import stats
 
 from potentia.analysis.test_task.pair import Pair
-from potentia.findings import Bump, Chart, Finding, Table
-from potentia.scores import Floats
+from potentia.values.findings import Bump, Chart, Finding, Table
+from potentia.values.scores import Floats
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ import numpy as np
 from potentia.analysis.test_task.adjustment import GroupScaling, compare_groups, favour_group
 from potentia.analysis.test_task.cohort import Split
 from potentia.analysis.test_task.pair import Pair
-from potentia.findings import Cell, Chart, Finding, Line, Plot, Table
-from potentia.protocol import Protocol
-from potentia.scores import Floats
+from potentia.values.findings import Cell, Chart, Finding, Line, Plot, Table
+from potentia.values.protocol import Protocol
+from potentia.values.scores import Floats
 
 if TYPE_CHECKING:
     from potentia.evidence import Evidence

@@ -18,8 +18,8 @@ from scipy import stats
 from potentia.analysis.stats import hinge_fit
 from potentia.analysis.stats.wild import WildBootstrap, wild_bootstrap
 from potentia.errors import InputError
-from potentia.findings import Cell, Finding, Interval, Table
-from potentia.scores import Floats
+from potentia.values.findings import Cell, Finding, Interval, Table
+from potentia.values.scores import Floats
 
 
 @dataclass(frozen=True)

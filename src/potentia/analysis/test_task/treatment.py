@@ -9,7 +9,7 @@ import numpy as np
 
 from potentia.analysis.test_task.cohort import Cohort, Split
 from potentia.analysis.test_task.scaling import EFFECT_COLUMNS, EFFECT_NOTE, HingeFit, fit_hinge
-from potentia.findings import Finding, Table
+from potentia.values.findings import Finding, Table
 
 COMPUTE_FLOOR = 7e21  # FLOPs of the smallest newer model: smaller models are not treated (section 3.1)
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from potentia.engine.tuning.dropout import keep_mask
+from potentia.engine.tune.dropout import keep_mask
 
 if TYPE_CHECKING:
     from potentia.engine.operations.tiles import LongRows
-    from potentia.engine.tuning.thin import Route, ThinGroup
+    from potentia.engine.tune.thin import Route, ThinGroup
 
 
 def norm(x: Tensor, gain: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
@@ -205,7 +205,7 @@ def update_(
 ) -> None:
     """Update the rows that are active and sound, with their working copies, and clear all gradients (n rows).
 
-    ``settings`` (n, 10 or more): the nine numbers of :func:`~potentia.engine.tuning.optimizer.settings_row`, and
+    ``settings`` (n, 10 or more): the nine numbers of :func:`~potentia.engine.tune.optimizer.settings_row`, and
     whether the lane takes part in this step.
     """
     _, keep, one_b1, b2, one_b2, size, root, eps, clip, active = settings[:, :10].unsqueeze(2).unbind(1)

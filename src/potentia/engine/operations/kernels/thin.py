@@ -1,7 +1,7 @@
 """LoRA's two thin products with dropout in one kernel, and their gradients, for lanes that share a long row.
 
 A stretch of 16 tokens belongs to one lane, so a program reads one lane's A and B. Dropout is drawn on the fly from the
-tokens' keys (see :mod:`~potentia.engine.tuning.dropout`). A lane's gradients are summed by one program per piece over
+tokens' keys (see :mod:`~potentia.engine.tune.dropout`). A lane's gradients are summed by one program per piece over
 the lane's own tokens, in their order, and added to the float32 sums: nothing depends on neighbours or timing.
 """
 

@@ -48,7 +48,7 @@ def update_(
 ) -> None:  # fmt: skip
     """Update the rows that are active and sound, with their working copies, and clear all gradients (n rows).
 
-    ``settings`` (n, 10 or more): the nine numbers of :func:`~potentia.engine.tuning.optimizer.settings_row`, and
+    ``settings`` (n, 10 or more): the nine numbers of :func:`~potentia.engine.tune.optimizer.settings_row`, and
     whether the lane takes part in this step.
     """
     rows, width = first.shape

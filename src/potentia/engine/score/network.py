@@ -1,0 +1,216 @@
+"""The model as the scorer sees it: a body that turns rows into hidden states, and a head called only where needed."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from potentia.engine.score.forest import Forest
+from potentia.engine.split import SplitModel
+
+if TYPE_CHECKING:
+    from potentia.engine.loading import LoadedModel
+    from potentia.engine.tune.fast import FastPasses
+
+HEAD_BYTES = {"cuda": 1 << 29, "cpu": 1 << 28}  # of float32 logits at a time
+CPU_CACHE_BYTES = 1 << 31
+ALIGNMENT = {"cuda": 8, "cpu": 1}  # masked attention on a GPU wants the key length in multiples of 16 bytes
+TREE_LAYERS = frozenset({"full_attention", "sliding_attention"})
+
+
+class Router(Protocol):
+    """Says, right before a forward pass, which adapter each row of the batch is to be computed with."""
+
+    def route(self, row_owners: torch.Tensor | None) -> None:
+        """Take the owner (lane index, int64 on the model's device) of each row; None when there are no owners."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Results of one batch, still on the device: for each read, the log-probability and whether it was the argmax."""
+
+    strands: npt.NDArray[np.int64]  # (reads,) index of the strand that asked
+    logprobs: torch.Tensor  # (reads,)
+    hits: torch.Tensor  # (reads,)
+
+
+class Network:
+    """Run rows through a causal LM without ever forming logits for positions that nobody reads."""
+
+    def __init__(self, loaded: LoadedModel, router: Router | None = None) -> None:
+        model = loaded.model
+        if hasattr(model, "get_base_model"):  # a PEFT wrapper
+            model = model.get_base_model()
+        self.model = model
+        self._split = SplitModel(model)
+        self.run = self._split.run
+        self.device = loaded.device
+        self.dtype = loaded.dtype
+        self.router = router
+        config = getattr(model.config, "text_config", None) or model.config
+        self.config = config
+        self.tree_obstacle = _tree_obstacle(self._split.body, config)
+        self._layer_types = frozenset(getattr(config, "layer_types", None) or ())
+        self._window = getattr(config, "sliding_window", None)
+        if getattr(config, "use_sliding_window", True) is False:
+            self._window = None
+
+    @cached_property
+    def fast(self) -> FastPasses:
+        """Parts of the model in forms that move less memory; for passes that are made many times."""
+        from potentia.engine.tune.fast import FastPasses
+
+        return FastPasses(self.model)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Switch the model to evaluation without gradients, and back to what it was, with no adapter on."""
+        training = self.model.training
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            if self.router is not None:
+                self.router.route(None)
+            if training:
+                self.model.train()
+
+    def route(self, owners: Sequence[int]) -> None:
+        """Tell the router whose rows come next."""
+        if self.router is not None:
+            known = any(owner >= 0 for owner in owners)
+            self.router.route(torch.tensor(list(owners), device=self.device) if known else None)
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens the model knows."""
+        return self._split.vocabulary
+
+    def cache_room(self) -> int:
+        """How many tokens' keys and values may be kept: a third of the free memory of a GPU, 2 GiB on a CPU."""
+        config = self.config
+        heads = size_of(config, "num_attention_heads", 1)
+        width = size_of(config, "head_dim", size_of(config, "hidden_size", 1024) // heads)
+        kept = size_of(config, "num_key_value_heads", heads)
+        layers = size_of(config, "num_hidden_layers", 1)
+        size = 2 * layers * kept * width * self.dtype.itemsize
+        free = torch.cuda.mem_get_info(self.device)[0] // 3 if self.device.type == "cuda" else CPU_CACHE_BYTES
+        return int(free // size)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Apply the model's own head, and whatever the model does to its output."""
+        return self._split.logits(hidden)
+
+    def score(self, rows: list[Forest]) -> Outcome:
+        """Score one batch of rows, either all with branches or all without."""
+        rows = sorted(rows, key=lambda row: row.owner)
+        length = max(1, *(len(row) for row in rows))
+        masked = any(row.branches for row in rows)
+        if masked:
+            step = ALIGNMENT.get(self.device.type, 1)
+            length = -(-length // step) * step
+        tokens = np.zeros((len(rows), length), dtype=np.int64)
+        for i, row in enumerate(rows):
+            tokens[i, : len(row)] = row.tokens
+        inputs: dict[str, Any] = {"input_ids": self._send(tokens)}
+        if masked:
+            inputs |= self._tree(rows, length)
+        self.route([row.owner for row in rows])
+        hidden = self.run(**inputs, use_cache=False).last_hidden_state  # (rows, length, width)
+        return self._read(rows, hidden.reshape(-1, hidden.shape[-1]), length)
+
+    def _tree(self, rows: list[Forest], length: int) -> dict[str, Any]:
+        ends = np.tile(np.arange(1, length + 1), (len(rows), 1))  # padding sees itself alone
+        depths = np.zeros((len(rows), length), dtype=np.int64)
+        for i, row in enumerate(rows):
+            ends[i, : len(row)] = row.ends
+            depths[i, : len(row)] = row.depths
+        sent = self._send(np.stack([ends, depths]))
+        return {"position_ids": sent[1], "attention_mask": self._masks(sent[0], sent[1], int(depths.max()) + 1)}
+
+    def _masks(self, ends: torch.Tensor, depths: torch.Tensor, deepest: int) -> torch.Tensor | dict[str, torch.Tensor]:
+        places = torch.arange(ends.shape[1], device=ends.device)
+        sees = (places[:, None] >= places) & (places[:, None] < ends[:, None, :])  # (rows, query, key)
+        full = self._additive(sees)
+        if self._window is None or deepest <= self._window:
+            near = full
+        else:
+            near = self._additive(sees & (depths[:, :, None] - depths[:, None, :] < self._window))
+        if "sliding_attention" in self._layer_types:
+            return {"full_attention": full, "sliding_attention": near}
+        return full if self._layer_types else near
+
+    def _additive(self, sees: torch.Tensor) -> torch.Tensor:
+        blank = torch.zeros(sees.shape, dtype=self.dtype, device=sees.device)
+        return blank.masked_fill_(~sees, torch.finfo(self.dtype).min).unsqueeze(1)  # (rows, 1, query, key)
+
+    def _read(self, rows: list[Forest], hidden: torch.Tensor, length: int) -> Outcome:
+        """Gather log-probabilities: the head runs once per position read, however many ask for it."""
+        nodes: list[int] = []
+        targets: list[int] = []
+        askers: list[int] = []
+        for i, row in enumerate(rows):
+            offset = i * length
+            for strand, places in row.reads:
+                nodes.extend(offset + place for place in places)
+                targets.extend(strand.ids[-strand.scored :])
+                askers.extend([strand.index] * strand.scored)
+        order = np.argsort(np.asarray(nodes, dtype=np.int64), kind="stable")
+        unique, group = np.unique(np.asarray(nodes, dtype=np.int64)[order], return_inverse=True)
+        wanted = np.asarray(targets, dtype=np.int64)[order]
+        sent = self._send(np.concatenate([unique, group, wanted]))
+        at, which, target = sent[: len(unique)], sent[len(unique) : len(unique) + len(group)], sent[-len(group) :]
+        step = max(1, HEAD_BYTES.get(self.device.type, 1 << 28) // (4 * self._split.vocabulary))
+        logprobs: list[torch.Tensor] = []
+        hits: list[torch.Tensor] = []
+        for start in range(0, len(unique), step):
+            logits = self.logits(hidden[at[start : start + step]])  # (positions, vocabulary)
+            first, last = np.searchsorted(group, [start, start + step])
+            local, goal = which[first:last] - start, target[first:last]
+            logprobs.append(log_softmax(logits)[local, goal])
+            hits.append(logits.argmax(dim=-1)[local] == goal)
+        return Outcome(np.asarray(askers, dtype=np.int64)[order], torch.cat(logprobs), torch.cat(hits))
+
+    def _send(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        if self.device.type == "cuda":
+            return tensor.pin_memory().to(self.device, non_blocking=True)
+        return tensor
+
+
+def size_of(config: Any, name: str, otherwise: int) -> int:
+    """Read a size from a config; the largest where it varies over layers."""
+    try:
+        value = getattr(config, name, None)
+    except Exception:  # transformers refuses to name one where layers differ
+        value = [getattr(layer, name, None) for layer in config.per_layer_config]
+    if isinstance(value, list | tuple):
+        value = max((entry for entry in value if isinstance(entry, int)), default=None)
+    return value if isinstance(value, int) and value > 0 else otherwise
+
+
+def log_softmax(logits: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities in at least float32, by the operation lm-eval uses, so that its rounding is shared."""
+    return torch.log_softmax(logits, dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+
+
+def _tree_obstacle(body: Any, config: Any) -> str | None:
+    """Say why this model cannot take a mask and positions of our own, or None."""
+    kinds = frozenset(getattr(config, "layer_types", None) or ())
+    if kinds - TREE_LAYERS:
+        return f"it has layers of kind {', '.join(sorted(kinds - TREE_LAYERS))}"
+    accepted = inspect.signature(body.forward).parameters
+    if "position_ids" not in accepted or "attention_mask" not in accepted:
+        return "its forward pass takes no position ids"
+    if getattr(config, "alibi", False):
+        return "its attention depends on distances in the row (ALiBi)"
+    return None

@@ -1,0 +1,286 @@
+"""The scorer: log-likelihoods, perplexity and greedy text of any causal LM, with lm-eval's numbers and less work."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from potentia.engine.memory import out_of_memory
+from potentia.engine.score.forest import Forest, Strand, batches, plant
+from potentia.engine.score.inflight import Tally
+from potentia.engine.score.network import Network, Router
+from potentia.engine.score.reference import reference_likelihood
+from potentia.engine.score.rolling import rolling_windows
+from potentia.engine.score.stops import StopTables
+from potentia.engine.score.trial import Trials
+from potentia.engine.tokens import Ids
+from potentia.errors import ModelError
+from potentia.values.requests import Continuation, Document, Generation
+
+if TYPE_CHECKING:
+    from potentia.engine.loading import LoadedModel
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[int], None]
+
+PORTION = 2048  # requests tokenised and packed at a time
+ROW_TOKENS = {"cuda": 512, "cpu": 256}
+LONGEST_SHARED = {"cuda": 8192, "cpu": 4096}  # beyond this a mask costs more than a shared prefix saves
+MASK_CELLS = {"cuda": 1 << 28, "cpu": 1 << 24}
+SAMPLES = 3
+PATHS = ("tree", "plain", "single")  # from fast to slow: shared beginnings, padded rows, one row at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Likelihood:
+    """Log-probability (natural log) of a text, whether greedy decoding would write it, and its number of tokens."""
+
+    logprob: float
+    greedy: bool
+    tokens: int
+
+
+class Scorer:
+    """Score requests with one loaded model.
+
+    Requests that begin alike share one pass over what they share (see ``forest``); rows are filled up to a token budget
+    that halves when memory runs out; logits exist only where a prediction is read. A path is taken after a trial in
+    which it gave the numbers of the plain reference path (see ``trial``). ``owners[i]`` names the
+    adapter that request i is to be scored with: it is handed to ``router`` row by row. ``continuous`` asks for texts to
+    be written in seats (see ``continuous``): by default on a GPU.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        token_budget: int | None = None,
+        reference: bool = False,
+        router: Router | None = None,
+        continuous: bool | None = None,
+    ) -> None:
+        self.loaded = loaded
+        self.encoder = loaded.encoder
+        self.network = Network(loaded, router)
+        self.reference = reference
+        self.continuous = continuous
+        self._tables: StopTables | None = None
+        self.trials = Trials(self.network, loaded)
+        self.token_budget = token_budget or default_budget(self.network)
+        self._truncated = 0
+        self._windowed = 0
+        self._fed = 0
+        self._asked = 0
+        self._rows: dict[str, int] = {}
+        self._warnings: list[str] = []
+        self._samples: list[list[int]] = []
+        self._ways: set[str] = set()
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """Everything about how the scores were made that a reader may want to know later."""
+        return {
+            "bos": self.encoder.bos.as_dict(),
+            "max_length": self.encoder.max_length,
+            "truncated": self._truncated,
+            "windowed": self._windowed,
+            "token_budget": self.token_budget,
+            "tokens_requested": self._asked,
+            "tokens_processed": self._fed,
+            "rows_by_path": dict(self._rows),
+            "writing": sorted(self._ways),
+            "fallbacks": list(self._warnings),
+            "prompt_samples": [list(ids) for ids in self._samples],
+        }
+
+    def loglikelihood(
+        self,
+        requests: Sequence[Continuation],
+        *,
+        owners: Sequence[int] | None = None,
+        progress: Progress | None = None,
+    ) -> list[Likelihood]:
+        """Score continuations after their contexts; results in the order of the requests."""
+        portions = (
+            (
+                start,
+                self.encoder.continuations([(r.context, r.continuation) for r in requests[start : start + PORTION]]),
+            )
+            for start in range(0, len(requests), PORTION)
+        )
+        return self._score((self._strands(*portion, owners) for portion in portions), len(requests), progress)
+
+    def loglikelihood_ids(
+        self,
+        pairs: Sequence[tuple[Ids, Ids]],
+        *,
+        owners: Sequence[int] | None = None,
+        progress: Progress | None = None,
+    ) -> list[Likelihood]:
+        """Score continuations that are already token ids, each after its context's ids."""
+        return self._score([self._strands(0, pairs, owners)], len(pairs), progress)
+
+    def rolling(
+        self,
+        requests: Sequence[Document],
+        *,
+        owners: Sequence[int] | None = None,
+        progress: Progress | None = None,
+    ) -> list[Likelihood]:
+        """Score whole documents, read in windows of the model's context length."""
+        strands: list[Strand] = []
+        documents = self.encoder.documents([request.text for request in requests])
+        for index, document in enumerate(documents):
+            owner = -1 if owners is None else owners[index]
+            windows = rolling_windows(document, self.encoder.bos, self.encoder.max_length)
+            self._windowed += len(windows) > 1
+            strands += [Strand(index, ids, scored, owner) for ids, scored in windows]
+            self._remember(windows[0][0] if windows else [])
+        return self._score([strands], len(requests), progress)
+
+    def generate(
+        self,
+        requests: Sequence[Generation],
+        *,
+        owners: Sequence[int] | None = None,
+        progress: Progress | None = None,
+    ) -> list[str]:
+        """Continue contexts greedily; each text ends before its first stop string."""
+        from potentia.engine.score.generate import Writer
+
+        if self._tables is None:
+            self._tables = StopTables(self.encoder.tokenizer, self.network.vocabulary)
+        writer = Writer(
+            self.network, self.encoder, self.token_budget, self.trials, tables=self._tables, continuous=self.continuous
+        )
+        with self.network.evaluating():
+            texts = writer.write(requests, owners, progress)
+        for message in self.trials.failures():
+            self._warn(message)
+        self._ways |= writer.ways
+        self._truncated += writer.truncated
+        self.token_budget = writer.token_budget
+        for prompt in writer.samples:
+            self._remember(prompt)
+        return texts
+
+    def _remember(self, ids: list[int]) -> None:
+        if ids and len(self._samples) < SAMPLES:
+            self._samples.append(ids)
+
+    def _strands(self, start: int, pairs: Sequence[tuple[Ids, Ids]], owners: Sequence[int] | None) -> list[Strand]:
+        strands: list[Strand] = []
+        most = self.encoder.max_length
+        for index, (context, continuation) in enumerate(pairs, start):
+            owner = -1 if owners is None else owners[index]
+            if not continuation:
+                continue
+            if len(continuation) > most:
+                self._windowed += 1
+                windows = rolling_windows(continuation, self.encoder.bos, most, head=context[-1:])
+                strands += [Strand(index, ids, scored, owner) for ids, scored in windows]
+                continue
+            ids, cut = self.encoder.fit(context, continuation)
+            self._truncated += cut
+            self._remember(ids)
+            strands.append(Strand(index, ids, len(continuation), owner))
+        return strands
+
+    def _score(self, portions: Iterable[list[Strand]], count: int, progress: Progress | None) -> list[Likelihood]:
+        """Score portion by portion: while the device works on one, the host tokenises and packs the next."""
+        tally = Tally(count, progress)
+        with self.network.evaluating():
+            for strands in portions:
+                tally.expect(strands)
+                self._asked += sum(len(strand.ids) - 1 for strand in strands)
+                left: list[Strand] = list(strands)
+                if not self.reference:
+                    for path in PATHS:
+                        rows, left = self._rows_for(path, left)
+                        self._run(rows, tally, path)
+                for strand in left:
+                    tally.add(strand, *reference_likelihood(self.network, strand))
+                    self._count("reference", 1, len(strand.ids) - 1)
+                for message in self.trials.failures():
+                    self._warn(message)
+            tally.drain()
+        return [Likelihood(*entry) for entry in tally.totals()]
+
+    def _rows_for(self, path: str, strands: list[Strand]) -> tuple[list[Forest], list[Strand]]:
+        """Pack what may go down a path into rows; returns them, and the strands that are left for the next path."""
+        if not strands:
+            return [], []
+        rows = self._plant(strands, path)
+        if path == "tree":  # rows that branch nowhere need no mask, and are the next path's
+            rows = [row for row in rows if row.branches]
+        longest = max((len(row) for row in rows), default=0)
+        limit = self.trials.limit(path, longest, strands) if rows else 0
+        if limit < longest:
+            short = [strand for strand in strands if len(strand.ids) - 1 <= limit]
+            rows = self._plant(short, path, limit) if short else []
+            rows = [row for row in rows if row.branches] if path == "tree" else rows
+        taken = {id(strand) for row in rows for strand, _ in row.reads}
+        return rows, [strand for strand in strands if id(strand) not in taken]
+
+    def _plant(self, strands: Sequence[Strand], path: str, most: int | None = None) -> list[Forest]:
+        kind = self.loaded.device.type
+        row_tokens, longest = ROW_TOKENS.get(kind, 256), LONGEST_SHARED.get(kind, 4096)
+        return plant(strands, row_tokens, share=path == "tree", longest_shared=longest, most=most)
+
+    def _run(self, rows: list[Forest], tally: Tally, path: str) -> None:
+        """Score rows batch by batch; when memory runs out, halve the budget and go on with what is left."""
+        cells = MASK_CELLS.get(self.loaded.device.type, 1 << 24)
+        left = list(rows)
+        while left:
+            done: list[Forest] = []
+            try:
+                for batch in batches(left, 1 if path == "single" else self.token_budget, cells):
+                    tally.collect(self.network.score(batch), batch)
+                    done += batch
+                    path = path if path == "single" else "tree" if batch[0].branches else "plain"
+                    self._count(path, len(batch), len(batch) * max(len(row) for row in batch))
+                break
+            except (torch.OutOfMemoryError, RuntimeError) as error:
+                if not out_of_memory(error):
+                    raise
+            finished = {id(row) for row in done}
+            left = self._shrink([row for row in left if id(row) not in finished])
+
+    def _shrink(self, left: list[Forest]) -> list[Forest]:
+        if self.loaded.device.type == "cuda":
+            torch.cuda.empty_cache()
+        longest = max(len(row) for row in left)
+        if self.token_budget > longest:
+            self.token_budget = max(self.token_budget // 2, 1)
+        elif any(row.branches for row in left):
+            self.token_budget = max(self.token_budget // 2, 1)
+            left = self._plant([strand for row in left for strand, _ in row.reads], "plain")
+        else:
+            raise ModelError(
+                f"out of memory on a single sequence of {longest} tokens",
+                hint="use a device with more memory, or a smaller model",
+            )
+        log.warning("out of memory: going on with at most %d tokens a batch", self.token_budget)
+        return left
+
+    def _warn(self, message: str) -> None:
+        if message not in self._warnings:
+            self._warnings.append(message)
+            log.warning("%s: %s", self.loaded.target_architecture, message)
+
+    def _count(self, path: str, rows: int, tokens: int) -> None:
+        self._rows[path] = self._rows.get(path, 0) + rows
+        self._fed += tokens
+
+
+def default_budget(network: Network) -> int:
+    """Choose how many tokens to feed at once: enough to fill the chip, few enough to keep activations small."""
+    width = int(getattr(network.config, "hidden_size", 1024) or 1024)
+    if network.device.type == "cuda":
+        return int(min(max((1 << 25) // width, 8192), 32768))
+    return 1024  # a CPU gains nothing from more rows, and its caches lose

@@ -1,0 +1,9 @@
+"""Fine-tunings of one loaded model: lanes, many adapters in shared passes, and full tuning, one job at a time."""
+
+from potentia.engine.tune.examples import TokenisedExamples, encode_examples
+from potentia.engine.tune.full import FullStep, FullTrainer
+from potentia.engine.tune.full_lanes import FullLanes
+from potentia.engine.tune.lane import DROP, KEEP, Decision, LaneEpoch, LaneResult, StepInfo
+from potentia.engine.tune.lanes import LaneTrainer
+from potentia.engine.tune.schedule import LaneSpec, LoraConfig, Schedule
+from potentia.engine.tune.sharded import full_trainer

@@ -1,0 +1,232 @@
+"""Many low-rank adapters on one frozen model: stacked weights, the linear layer that uses them, and the way in and out.
+
+An :class:`AdapterBank` holds the adapters of K slots as rows of one matrix (K + 1, P); the last row stays zero and
+stands for the bare model. Each adapted layer sees views A (K, d, r) and B (K, r, o) of it. A forward pass names the
+slot of every row of its batch; the base product runs once on all rows, the adapters as batched products of gathered A
+and B. Weights of the base are frozen, so the backward pass computes input gradients through the base and adds the
+adapters' gradients, row by row in order, straight into a second (K + 1, P) matrix.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from potentia.engine.tune.lane_layers import LaneForward, StackedForward
+from potentia.engine.tune.schedule import LoraConfig
+from potentia.engine.tune.targets import Stacked, find_targets
+from potentia.errors import TuningError
+
+
+@dataclass(frozen=True)
+class Site:
+    """One adapted layer: its name, its place in the flat row, its widths, and the columns between them.
+
+    A stacked parameter has the columns of all its ``experts``; ``out_first`` says that it is (experts, out, in).
+    """
+
+    name: str
+    index: int
+    fan_in: int
+    fan_out: int
+    offset: int
+    rank: int
+    scale: float
+    experts: int = 0
+    out_first: bool = True
+
+
+GATHERED_BYTES = 2 << 30
+
+
+class Routing:
+    """Which slot each row of the pass under way uses, and the rows' dropout keys (training only)."""
+
+    def __init__(self) -> None:
+        self.owners: Tensor | None = None
+        self.keys: Tensor | None = None
+        self.gathered: Tensor | None = None  # (R, P): the rows' adapters, gathered once for all layers of a pass
+        self.single = False
+        self.long_row: Callable[[Tensor, Site, Tensor, Tensor | None], Tensor] | None = None  # static passes' products
+        self.count = 0  # tokens in the pass
+
+
+class AdapterBank:
+    """The adapters of up to ``slots`` lanes on ``model``; wraps its layers while installed and leaves no trace."""
+
+    def __init__(self, model: nn.Module, lora: LoraConfig, slots: int) -> None:
+        self.model, self.lora, self.slots = model, lora, slots
+        found = find_targets(model, lora)
+        self.targets, self._config = found.names, found.config
+        self.sites: list[Site] = []
+        offset = 0
+        for name, module in found.layers:
+            fan_in, fan_out = _widths(module)
+            self.sites.append(Site(name, len(self.sites), fan_in, fan_out, offset, lora.r, lora.scale))
+            offset += (fan_in + fan_out) * lora.r
+        for entry in found.stacked:
+            site = _stacked_site(entry, len(self.sites), offset)
+            self.sites.append(site)
+            offset += (site.fan_in + site.fan_out) * site.rank
+        first = next(p for p in model.parameters() if p.is_floating_point())
+        self.device, self.dtype = first.device, first.dtype
+        self.width = offset
+        self.weights = torch.zeros(slots + 1, offset, dtype=torch.float32, device=self.device)
+        self.grads = torch.zeros_like(self.weights)
+        self.work = torch.zeros_like(self.weights, dtype=self.dtype)
+        self.factors = torch.ones(offset, device=self.device)
+        for site in self.sites:
+            self.factors[site.offset : site.offset + site.fan_in * site.rank] = site.scale
+        self.anchor = torch.zeros((), requires_grad=True, device=self.device)
+        self.routing = Routing()
+        self._layers = [module for _, module in found.layers]
+        self._frozen = [(p, p.requires_grad) for p in model.parameters()]
+        for parameter, _ in self._frozen:
+            parameter.requires_grad_(False)
+        forwards: list[Any] = [LaneForward(self, *pair) for pair in zip(self.sites, self._layers, strict=False)]
+        holders: dict[int, list[tuple[Site, str]]] = {}
+        for entry, site in zip(found.stacked, self.sites[len(self._layers) :], strict=True):
+            if id(entry.module) not in holders:
+                holders[id(entry.module)] = []
+                self._layers.append(entry.module)
+                forwards.append(StackedForward(self, entry.module, holders[id(entry.module)]))
+            holders[id(entry.module)].append((site, entry.parameter))
+        self._before = [module.__dict__.get("forward") for module in self._layers]
+        for module, forward in zip(self._layers, forwards, strict=True):
+            module.forward = forward
+        embedding = model.get_input_embeddings()  # type: ignore[operator]
+        self._hook = embedding.register_forward_pre_hook(self._count)
+
+    def _count(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self.routing.count = inputs[0].numel()
+
+    def close(self) -> None:
+        """Take the adapters off: the model computes, and asks for gradients, as it did before."""
+        self._hook.remove()
+        for module, before in zip(self._layers, self._before, strict=True):
+            module.__dict__.pop("forward", None)
+            if before is not None:
+                module.forward = before
+        for parameter, flag in self._frozen:
+            parameter.requires_grad_(flag)
+        self._layers, self._before, self._frozen = [], [], []
+
+    def refresh(self) -> None:
+        """Bring the copy that passes multiply with up to date: in the base's dtype, A already scaled by α/r."""
+        self.work.copy_(self.weights * self.factors)
+
+    def learned(self, slot: int) -> bool:
+        """Whether training has moved a slot's B from where it began, at zero."""
+        return any(bool(self.views(self.weights, site)[1][slot].any()) for site in self.sites)
+
+    @contextmanager
+    def magnified(self) -> Iterator[None]:
+        """Multiply with every layer's B scaled up to about one inside the block."""
+        try:
+            for site in self.sites:
+                _, b = self.views(self.work, site)
+                largest = self.views(self.weights, site)[1].abs().amax(dim=(1, 2), keepdim=True)  # (K + 1, 1, 1)
+                b.copy_(self.views(self.weights, site)[1] / largest.clamp(min=1e-30))
+            yield
+        finally:
+            self.refresh()
+
+    def views(self, flat: Tensor, site: Site) -> tuple[Tensor, Tensor]:
+        """View one layer's A (K + 1, d, r) and B (K + 1, r, o) inside a flat (K + 1, P) matrix."""
+        r, cut = site.rank, site.offset + site.fan_in * site.rank
+        stop = cut + r * site.fan_out
+        rows = flat.shape[0]
+        return flat[:, site.offset : cut].view(rows, site.fan_in, r), flat[:, cut:stop].view(rows, r, site.fan_out)
+
+    def fresh(self, seed: int) -> Tensor:
+        """Draw a new adapter's flat row from the seed alone: A uniform in ±1/√d as PEFT draws it, B zero."""
+        row = torch.zeros(1, self.width)
+        stream = torch.Generator().manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
+        for site in self.sites:
+            a, _ = self.views(row, site)
+            bound = site.fan_in**-0.5
+            a.copy_((torch.rand(a.shape, generator=stream) * 2 - 1) * bound)
+        return row[0]
+
+    def state(self, row: Tensor) -> dict[str, Tensor]:
+        """Return a flat row as PEFT's state dict."""
+        row = row.detach().cpu().float().unsqueeze(0)
+        out: dict[str, Tensor] = {}
+        for site in self.sites:
+            a, b = self.views(row, site)
+            out[f"base_model.model.{site.name}.lora_A.weight"] = a[0].t().contiguous()
+            out[f"base_model.model.{site.name}.lora_B.weight"] = b[0].t().contiguous()
+        return out
+
+    def flat(self, state: dict[str, Tensor]) -> Tensor:
+        """PEFT's state dict as a flat row."""
+        row = torch.zeros(1, self.width)
+        for site in self.sites:
+            a, b = self.views(row, site)
+            try:
+                a.copy_(state[f"base_model.model.{site.name}.lora_A.weight"].t().unsqueeze(0))
+                b.copy_(state[f"base_model.model.{site.name}.lora_B.weight"].t().unsqueeze(0))
+            except (KeyError, RuntimeError) as error:
+                raise TuningError(f"the adapter does not fit layer {site.name}: {error}") from error
+        return row[0]
+
+    def peft_config(self, *, inference: bool = True) -> Any:
+        """Return PEFT's config of such an adapter."""
+        config = copy.deepcopy(self._config)
+        config.inference_mode = inference
+        return config
+
+    def gathered(self, site: Site) -> tuple[Tensor, Tensor]:
+        """Return A (R, d, r) and B (R, r, o) of one layer for every row of the pass under way."""
+        if self.routing.gathered is not None:
+            return self.views(self.routing.gathered, site)
+        assert self.routing.owners is not None
+        a, b = self.views(self.work, site)
+        return a.index_select(0, self.routing.owners), b.index_select(0, self.routing.owners)
+
+    def route(self, row_owners: Tensor | None) -> None:
+        """Name the slot of every row of the next forward pass; −1 is the bare model, None switches adapters off."""
+        self.routing.keys = self.routing.gathered = None
+        if row_owners is None:
+            self.routing.owners = None
+            return
+        owners = row_owners.to(self.device, torch.int64)
+        owners = torch.where(owners < 0, self.slots, owners)
+        # one owner for all rows needs no gathering; asking a GPU would wait for it
+        self.routing.single = owners.device.type == "cpu" and bool((owners == owners[0]).all())
+        self.routing.owners = owners
+
+    @contextmanager
+    def training_rows(self, owners: Tensor, keys: Tensor | None) -> Iterator[None]:
+        """Route one pass of training: its rows' slots and dropout keys."""
+        routing = self.routing
+        routing.owners, routing.keys, routing.single = owners, keys, False
+        if owners.shape[0] * self.width * self.work.element_size() <= GATHERED_BYTES:
+            routing.gathered = self.work.index_select(0, owners)
+        try:
+            yield
+        finally:
+            routing.owners = routing.keys = routing.gathered = None
+
+
+def _widths(module: nn.Module) -> tuple[int, int]:
+    if isinstance(module, nn.Linear):  # a quantised weight may be packed
+        return module.in_features, module.out_features
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    return int(weight.shape[0]), int(weight.shape[1])
+
+
+def _stacked_site(entry: Stacked, index: int, offset: int) -> Site:
+    """Read a stacked parameter's sizes as PEFT does: (experts, out, in), or (experts, in, out) where it says so."""
+    shape = tuple(getattr(entry.module, entry.parameter).shape)
+    experts, one, two = shape if len(shape) == 3 else (1, *shape)
+    out_first = len(shape) == 2 or not getattr(entry.module, "is_transposed", False)
+    fan_in, fan_out = (two, one) if out_first else (one, two)
+    return Site(entry.name, index, fan_in, fan_out, offset, entry.rank * experts, entry.scale, experts, out_first)

@@ -1,0 +1,239 @@
+"""A layer of the commonest kind with forward and backward written out by hand, for frozen weights and long rows.
+
+The layer adds attention and a gated feed-forward block to its input, each on a root-mean-square norm of it: ::
+
+    h₂ = h + W_o · attend(rotate(W_qkv · norm(h)))        h₃ = h₂ + W_d · (silu(g) ∘ u),  (g, u) = W_gu · norm(h₂)
+
+Written as one unit it needs eight large products and a dozen passes over memory, about a third of what its parts need
+one by one: projections of the same input are one product, residual sums ride on norms, gradients of gates overwrite
+the gates. Whether a model's layers are of this kind is found by trying (see ``static``): an attribute's name proves
+nothing.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from potentia.engine.tune.adapters import AdapterBank, Site
+from potentia.engine.tune.fast import gates_with_silu, norm_gain
+from potentia.engine.tune.lane_layers import LaneForward
+from potentia.engine.tune.layout import StaticInputs
+from potentia.engine.tune.thin import Route, ThinGroup
+
+GROUPS = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
+
+
+@dataclass(frozen=True)
+class StaticRun:
+    """What every layer of a pass reads: the operations, the rows' bounds, the lanes."""
+
+    operations: Any
+    inputs: StaticInputs
+    route: Route
+
+
+class Block:
+    """One layer: its weights, side by side where they read the same input, and its adapters' places."""
+
+    def __init__(self, layer: Any) -> None:
+        self.layer = layer
+        attention, mlp = layer.self_attn, layer.mlp
+        self.gains = tuple(_gain(part) for part in (layer.input_layernorm, layer.post_attention_layernorm))
+        self.parts = {
+            name: getattr(attention if name in GROUPS[0] + GROUPS[1] else mlp, name)
+            for group in GROUPS
+            for name in group
+        }
+        if not all(type(part) is nn.Linear for part in self.parts.values()):
+            raise TypeError("a projection is no plain linear layer")
+        if any(map(_altered, (layer, attention, mlp, *self.parts.values()))):
+            raise TypeError("somebody else's forward or hook is in place")
+        if not gates_with_silu(mlp):
+            raise TypeError("no gated feed-forward block with silu")
+        if any(part.bias is not None for name, part in self.parts.items() if name not in GROUPS[0]):
+            raise TypeError("only queries, keys and values may have a bias here")
+        self.head = int(attention.head_dim)
+        self.scale = float(attention.scaling)
+        rows = [self.parts[name].weight.shape[0] for name in GROUPS[0]]
+        self.heads, self.kept = rows[0] // self.head, rows[1] // self.head
+        self.products = [_side_by_side([self.parts[name] for name in group]) for group in GROUPS]
+        biases = [self.parts[name].bias for name in GROUPS[0]]
+        self.bias = torch.cat([bias.detach() for bias in biases]) if all(b is not None for b in biases) else None
+        if self.bias is None and any(bias is not None for bias in biases):
+            raise TypeError("queries, keys and values need a bias all or none")
+        self.adapters: list[ThinGroup | None] = [None] * len(GROUPS)
+
+    def adapt(self, bank: AdapterBank, where: Mapping[int, Site]) -> None:
+        """Note where the bank's adapters of this layer lie, given the sites of all layers' parts."""
+        for number, group in enumerate(GROUPS):
+            sites, column = [], 0
+            for name in group:
+                if id(self.parts[name]) in where:
+                    sites.append((where[id(self.parts[name])], column))
+                column += self.parts[name].weight.shape[0]
+            self.adapters[number] = ThinGroup(sites, bank.lora.r, bank.device) if sites else None
+
+    def queries_keys_values(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """View the joint product (N, …) as heads (N, H, d), (N, K, d), (N, K, d)."""
+        sizes = [self.heads * self.head, self.kept * self.head, self.kept * self.head]
+        q, k, v = (part.view(part.shape[0], -1, self.head) for part in torch.split(qkv, sizes, dim=1))
+        return q, k, v
+
+
+class Blocks:
+    """All layers of a model, where all are of this kind."""
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        self.blocks = [Block(layer) for layer in layers]
+        self._adapted: weakref.ref[AdapterBank] | None = None
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Blocks | None:
+        """Look for layers that have the attributes of this kind; None where some layer has not."""
+        layers = [module for module in model.modules() if hasattr(module, "self_attn") and hasattr(module, "mlp")]
+        count = getattr(getattr(model.config, "text_config", None) or model.config, "num_hidden_layers", None)
+        if not layers or len(layers) != count:
+            return None
+        try:
+            return cls(layers)
+        except (AttributeError, TypeError, ValueError, RuntimeError):
+            return None
+
+    def adapt(self, bank: AdapterBank) -> None:
+        """Note where a bank's adapters lie, once: tables sent during a pass would stall it, and spoil its capture."""
+        if self._adapted is None or self._adapted() is not bank:
+            where = {id(bank.model.get_submodule(site.name)): site for site in bank.sites}
+            for block in self.blocks:
+                block.adapt(bank, where)
+            self._adapted = weakref.ref(bank)
+
+    @contextmanager
+    def active(self, run: StaticRun) -> Iterator[None]:
+        """Let the layers compute in this form inside the block."""
+        self.adapt(run.route.bank)
+        try:
+            for block in self.blocks:
+                block.layer.forward = _Forward(block, run)
+            yield
+        finally:
+            for block in self.blocks:
+                block.layer.__dict__.pop("forward", None)
+
+
+class _Forward:
+    """The forward of a layer, set on the instance for as long as the form is active."""
+
+    def __init__(self, block: Block, run: StaticRun) -> None:
+        self.block, self.run = block, run
+
+    def __call__(self, hidden_states: Tensor, *_: Any, position_embeddings: tuple[Tensor, Tensor], **__: Any) -> Tensor:
+        cos, sin = (part.reshape(-1, part.shape[-1]) for part in position_embeddings)
+        flat = hidden_states.reshape(-1, hidden_states.shape[-1])
+        out: Tensor = _Layer.apply(flat, self.run.route.bank.anchor, cos, sin, self.block, self.run)  # type: ignore[no-untyped-call]
+        return out.view_as(hidden_states)
+
+
+class _Layer(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, anchor: Tensor, cos: Tensor, sin: Tensor, block: Block, run: StaticRun) -> Tensor:
+        do, inputs, route = run.operations, run.inputs, run.route
+        to_qkv, to_out, to_gates, to_down = block.products
+        (gain, eps), (gain2, eps2) = block.gains
+        inner: list[Tensor | None] = [None] * len(GROUPS)
+
+        def adapted(number: int, x: Tensor, y: Tensor) -> None:
+            group = block.adapters[number]
+            if group is not None:
+                inner[number] = do.thin(x, y, group, route)
+
+        x, scale = do.norm(h, gain, eps)
+        qkv = x @ to_qkv.t() if block.bias is None else torch.addmm(block.bias, x, to_qkv.t())
+        adapted(0, x, qkv)
+        do.rotate_(qkv, block.heads + block.kept, block.head, cos, sin)
+        q, k, v = block.queries_keys_values(qkv)
+        out, lse = do.attend(q, k, v, inputs, block.scale, None)
+        answers = out.view(out.shape[0], -1)
+        y = answers @ to_out.t()
+        adapted(1, answers, y)
+        h2, x2, scale2 = do.add_norm(h, y, gain2, eps2)
+        both = x2 @ to_gates.t()
+        adapted(2, x2, both)
+        act = do.gate(both)
+        h3 = torch.addmm(h2, act, to_down.t())
+        adapted(3, act, h3)
+        ctx.save_for_backward(
+            h, scale, qkv, out, lse, h2, scale2, both, cos, sin,
+            x if inner[0] is not None else None, x2 if inner[2] is not None else None, *inner,
+        )  # fmt: skip
+        ctx.held = block, run
+        return h3
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        block, run = ctx.held
+        h, scale, qkv, out, lse, h2, scale2, both, cos, sin, x, x2, *inner = ctx.saved_tensors
+        do, inputs, route = run.operations, run.inputs, run.route
+        to_qkv, to_out, to_gates, to_down = block.products
+        (gain, _), (gain2, _) = block.gains
+
+        def adapted(number: int, x: Tensor, dy: Tensor, dx: Tensor | None) -> None:
+            if inner[number] is not None:
+                do.thin_back(x, dy, dx, inner[number], block.adapters[number], route)
+
+        dh3 = grads[0].contiguous()
+        slope = dh3 @ to_down
+        if inner[3] is not None:
+            adapted(3, do.gate(both), dh3, slope)
+        both = do.gate_back_(both, slope)
+        dx2 = both @ to_gates
+        adapted(2, x2, both, dx2)
+        dh2 = do.norm_back(dx2, h2, gain2, scale2, dh3)
+        answers = out.view(out.shape[0], -1)
+        dout = dh2 @ to_out
+        adapted(1, answers, dh2, dout)
+        dqkv = torch.empty_like(qkv)
+        q, k, v = block.queries_keys_values(qkv)
+        do.attend_back(
+            dout.view_as(out), q, k, v, out, lse, inputs, block.scale, None,
+            block.queries_keys_values(dqkv),
+        )  # fmt: skip
+        do.rotate_(dqkv, block.heads + block.kept, block.head, cos, sin, back=True)
+        if not ctx.needs_input_grad[0]:
+            adapted(0, x, dqkv, None)
+            return (None,) * 6
+        dx = dqkv @ to_qkv
+        adapted(0, x, dqkv, dx)
+        return do.norm_back(dx, h, gain, scale, dh2), None, None, None, None, None
+
+
+def _gain(module: nn.Module) -> tuple[Tensor, float]:
+    found = norm_gain(module)
+    if found is None:
+        raise TypeError("no root-mean-square norm")
+    gain, epsilon = found
+    return gain.to(next(module.parameters()).dtype), epsilon
+
+
+def _altered(module: nn.Module) -> bool:
+    own = isinstance(module.__dict__.get("forward"), LaneForward | None)
+    return not own or bool(module._forward_hooks) or bool(module._forward_pre_hooks)
+
+
+def _side_by_side(parts: Sequence[nn.Linear]) -> Tensor:
+    """Return the weights of layers as one matrix, and let the layers be views of it: nothing is kept twice."""
+    if len(parts) == 1:
+        return parts[0].weight.detach()
+    whole = torch.cat([part.weight.detach() for part in parts])
+    begin = 0
+    for part in parts:
+        end = begin + part.weight.shape[0]
+        part.weight.data = whole[begin:end]
+        begin = end
+    return whole

@@ -1,0 +1,124 @@
+"""Files that are whole or not there: tensors and facts in one sealed file, written aside, synced, then renamed.
+
+A sealed file is a line with the SHA-256 of what follows, then a safetensors payload whose metadata holds the facts. A
+file cut short, flipped or half written fails its checksum and reads as absent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from potentia.errors import TuningError
+from potentia.timing import spending
+
+_MARK = b"potentia-sealed sha256 "
+
+
+def write_sealed(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+    """Write tensors and facts to ``path`` in one atomic step; a full disk is an error and leaves the old file."""
+    with spending("save"):
+        _write(path, tensors, facts)
+
+
+def _write(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+    from safetensors.torch import save
+
+    payload = save({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, {"facts": json.dumps(facts)})
+    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with aside.open("wb") as file:
+            file.write(_MARK + hashlib.sha256(payload).hexdigest().encode() + b"\n")
+            file.write(payload)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise TuningError(
+            f"cannot save a checkpoint: {error.strerror or error}",
+            where=str(path),
+            hint="free some space, then run the same command again: what was saved before is intact",
+        ) from error
+
+
+def read_sealed(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """Return the tensors and facts of a sealed file, or None where it is absent or fails its checksum."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        raw = path.read_bytes()
+    except OSError:
+        return None
+    line, found, payload = raw.partition(b"\n")
+    if not found or not line.startswith(_MARK):
+        return None
+    if hashlib.sha256(payload).hexdigest().encode() != line[len(_MARK) :]:
+        return None
+    try:
+        size = int.from_bytes(payload[:8], "little")
+        facts = json.loads(json.loads(payload[8 : 8 + size])["__metadata__"]["facts"])
+        return load(payload), facts
+    except (SafetensorError, KeyError, ValueError):
+        return None
+
+
+class AdapterShelf:
+    """The adapter of every lane after every epoch: sealed files in a folder, or memory where there is none."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self._memory: dict[tuple[str, int], Tensor] = {}
+
+    def _path(self, key: str, epoch: int) -> Path:
+        assert self.folder is not None
+        name = hashlib.sha256(key.encode()).hexdigest()[:24]
+        return self.folder / name / f"epoch-{epoch}.sealed"
+
+    def put(self, key: str, epoch: int, row: Tensor) -> None:
+        """Keep a lane's flat adapter after ``epoch`` (from 1)."""
+        if self.folder is None:
+            self._memory[key, epoch] = row.detach().cpu().clone()
+        else:
+            write_sealed(self._path(key, epoch), {"adapter": row}, {"key": key, "epoch": epoch})
+
+    def get(self, key: str, epoch: int) -> Tensor | None:
+        """Return a kept adapter, or None where it is absent or broken."""
+        if self.folder is None:
+            return self._memory.get((key, epoch))
+        found = read_sealed(self._path(key, epoch))
+        if found is None or found[1] != {"key": key, "epoch": epoch}:
+            return None
+        return found[0]["adapter"]
+
+
+class Snapshots:
+    """Two sealed files written in turn, so that a whole one remains whatever happens to the other."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.serial = 0
+
+    def save(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Write the next snapshot over the older of the two."""
+        self.serial += 1
+        write_sealed(self.folder / f"snapshot-{self.serial % 2}.sealed", tensors, {**facts, "serial": self.serial})
+
+    def latest(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """Return the newest snapshot that is whole."""
+        found = [read_sealed(self.folder / f"snapshot-{turn}.sealed") for turn in (0, 1)]
+        whole = [snapshot for snapshot in found if snapshot is not None]
+        if not whole:
+            return None
+        newest = max(whole, key=lambda snapshot: int(snapshot[1]["serial"]))
+        self.serial = int(newest[1]["serial"])
+        return newest

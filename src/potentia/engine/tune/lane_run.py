@@ -1,0 +1,294 @@
+"""One run of lanes with the same adapter shape: slots filled from a queue, steps, epochs, failures, snapshots."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from potentia.engine.memory import out_of_memory
+from potentia.engine.quantised import count_parameters
+from potentia.engine.spread import is_spread, room_for_passes
+from potentia.engine.tune.adapters import AdapterBank
+from potentia.engine.tune.checkpoint_file import AdapterShelf, Snapshots
+from potentia.engine.tune.lane import Decision, Lane, LaneEpoch, LaneResult, OnEpoch, StepInfo
+from potentia.engine.tune.optimizer import LaneAdamW, settings_row
+from potentia.engine.tune.packed import can_pack
+from potentia.engine.tune.passes import Lesson, effect_of_adapters, find_divides
+from potentia.engine.tune.planner import PassPlan, make_plan, token_bytes
+from potentia.engine.tune.schedule import LaneSpec, LoraConfig
+from potentia.engine.tune.steps import COLUMNS, Standing, Steps, choose_steps
+from potentia.errors import TuningError
+
+if TYPE_CHECKING:
+    from potentia.engine.tune.lanes import LaneTrainer
+
+LOOK_EVERY = 25  # steps between two looks at the lanes' health: each look waits for the device
+SNAPSHOT_SECONDS = 5.0
+SNAPSHOT_FORM = "2"  # snapshots of another form are not taken up
+
+
+class LaneRun:
+    """Lanes in their slots, from the first step or a snapshot to the end of the queue or a request to stop."""
+
+    def __init__(
+        self,
+        trainer: LaneTrainer,
+        lora: LoraConfig,
+        specs: Sequence[LaneSpec],
+        on_epoch: OnEpoch | None,
+        on_step: Callable[[StepInfo], None] | None,
+        on_recall: Callable[[list[LaneEpoch]], None] | None,
+        stop: Callable[[], bool] | None,
+    ) -> None:
+        self.trainer, self.lora = trainer, lora
+        self.on_epoch, self.on_step, self.on_recall, self.stop = on_epoch, on_step, on_recall, stop
+        # the longest lanes first: what is left for the end is short; ties keep the given order
+        ordered = sorted(specs, key=lambda spec: -spec.total_steps)
+        self.lanes = {spec.key: Lane(spec) for spec in ordered}
+        folder = self._folder(ordered)
+        self.shelf = AdapterShelf(folder)
+        self.snapshots = Snapshots(folder) if folder is not None else None
+        self.step = 0
+        self.steps: Steps | None = None
+        self._saved_at, self._save_took = time.monotonic(), 0.0
+        self._before = 0  # steps that a snapshot brought
+
+    def _folder(self, specs: Sequence[LaneSpec]) -> Path | None:
+        if self.trainer.workspace is None:
+            return None
+        facts = [SNAPSHOT_FORM, self.trainer.fingerprint, *(spec.fingerprint() for spec in specs)]
+        return Path(self.trainer.workspace) / hashlib.sha256("\n".join(facts).encode()).hexdigest()[:24]
+
+    def go(self) -> dict[str, LaneResult]:
+        """Train until every lane is over or ``stop`` says so."""
+        found = self.snapshots.latest() if self.snapshots is not None else None
+        self.plan = PassPlan.of(found[1]["plan"]) if found else self._first_plan()
+        self.trainer.plan = self.plan
+        self.bank: AdapterBank = self.trainer.bank(self.lora, self.plan.slots)
+        self.optimizer = LaneAdamW(self.plan.slots, self.bank.width, self.bank.device)
+        self.standing = Standing.of(self.plan.slots, self.bank.device)
+        self.bank.grads.zero_()
+        if found:
+            self._take_up(*found)
+            if self.on_recall is not None:
+                self.on_recall([epoch for lane in self.lanes.values() for epoch in lane.epochs])
+        while self._fill():
+            if self.stop is not None and self.stop():
+                self._snapshot(now=True)
+                break
+            self._one_step()
+        else:
+            self._snapshot(now=True)
+        if self.steps is not None:
+            self.steps.release()
+        self.trainer.occupy({})
+        return {key: lane.result(self.bank.targets) for key, lane in self.lanes.items()}
+
+    def _first_plan(self) -> PassPlan:
+        model, lanes = self.trainer.model, list(self.lanes.values())
+        tokens = [
+            min(spec.schedule.max_tokens, float(spec.examples.lengths.mean())) * spec.schedule.batch
+            for spec in (lane.spec for lane in lanes)
+        ]
+        first = next(model.parameters())
+        parameters = count_parameters(model)
+        plan = make_plan(
+            lanes=len(lanes),
+            tokens_per_step=sum(tokens) / len(tokens),
+            parameters=parameters,
+            memory=room_for_passes(model),
+            token_bytes=token_bytes(getattr(model.config, "text_config", None) or model.config, first.element_size()),
+            token_budget=self.trainer.token_budget,
+            packed=self._may_pack(first.device),
+        )
+        plan = replace(plan, divides=find_divides(self.trainer.split, self._longest()))
+        return plan if self.trainer.recompute is None else replace(plan, checkpointing=self.trainer.recompute)
+
+    def _may_pack(self, device: torch.device) -> bool:
+        if device.type != "cuda" or is_spread(self.trainer.model):
+            return False
+        return can_pack(self.trainer.split, self._longest())
+
+    def _longest(self) -> int:
+        return min(self.trainer.limit or 1 << 30, max(lane.spec.longest for lane in self.lanes.values()))
+
+    # ---- slots ----------------------------------------------------------------------------------------------------
+
+    def _active(self) -> list[Lane]:
+        lanes = [lane for lane in self.lanes.values() if lane.status == "training"]
+        return sorted(lanes, key=lambda lane: lane.slot if lane.slot is not None else -1)
+
+    def _fill(self) -> list[Lane]:
+        """Give free slots to waiting lanes, in the queue's order; returns the lanes in training."""
+        active = self._active()
+        free = sorted(set(range(self.plan.slots)) - {lane.slot for lane in active})
+        waiting = [lane for lane in self.lanes.values() if lane.status == "waiting"]
+        for slot, lane in zip(free, waiting, strict=False):
+            lane.slot, lane.status, lane.began = slot, "training", time.monotonic()
+            self.bank.weights[slot].copy_(self.bank.fresh(lane.spec.seed))
+            self.optimizer.reset(slot)
+            self.standing.loss_sums[slot] = 0.0
+            self.standing.unsound[slot] = False
+            active.append(lane)
+        if free and waiting:
+            self.bank.refresh()
+        self.trainer.occupy({lane.spec.key: lane.slot for lane in active if lane.slot is not None})
+        return self._active()
+
+    def _end(self, lane: Lane, status: str, reason: str | None = None) -> None:
+        lane.status, lane.reason, lane.slot = status, reason, None
+
+    # ---- one step of all active lanes -----------------------------------------------------------------------------
+
+    def _one_step(self) -> None:
+        active = self._active()
+        rows = [row for lane in active for row in lane.batch(self.trainer.limit)]
+        if self.steps is None:
+            self.steps = choose_steps(self.trainer, self.bank, self.optimizer, self.standing, rows, self._longest())
+        self._gradients(self.steps, rows)
+        table = np.zeros((self.plan.slots, COLUMNS), np.float32)
+        for lane in active:
+            table[lane.slot] = (
+                *settings_row(lane.spec.schedule, lane.step, lane.spec.total_steps), 1.0, float(lane.step == 0)
+            )  # fmt: skip
+        self.steps.update(table)
+        for lane in active:
+            lane.step += 1
+        self.step += 1
+        self._check_effect(rows, [lane for lane in active if table[lane.slot, 0] > 0])
+        due = [lane for lane in active if lane.step % lane.spec.steps_per_epoch == 0]
+        if due or self.step % LOOK_EVERY == 0:
+            self._fail_unsound(active)
+        if self.on_step is not None:
+            waiting = sum(lane.status == "waiting" for lane in self.lanes.values())
+            tokens = sum(len(row.ids) for row in rows)
+            done = sum(lane.step for lane in self.lanes.values())
+            self.on_step(StepInfo(self.step, len(active), waiting, len(rows), tokens, done, self._before))
+        due = [lane for lane in due if lane.status == "training"]
+        if due:
+            self._end_epochs(due)
+
+    def _gradients(self, steps: Steps, rows: list[Lesson]) -> None:
+        """Add up the step's gradients, in smaller passes where memory runs out; effective batches stay as they are."""
+        while True:
+            try:
+                return steps.gradients(rows, self.plan)
+            except (torch.OutOfMemoryError, RuntimeError) as error:
+                if not out_of_memory(error):
+                    raise
+                smaller = self.plan.smaller()
+                if smaller is None:
+                    longest = max(len(row.ids) for row in rows)
+                    raise TuningError(
+                        f"one example of {longest} tokens does not fit in memory",
+                        hint="lower max_tokens, or tune on a device with more memory",
+                    ) from error
+            self.plan = self.trainer.plan = smaller
+            steps.clear()
+            steps.release()
+            if self.bank.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def _check_effect(self, rows: list[Lesson], stepped: list[Lane]) -> None:
+        """After a lane's first real update its adapter must change what the model computes."""
+        new = {lane.slot: lane for lane in stepped if not lane.checked}
+        if not new:
+            return
+        samples = {row.slot: row for row in reversed(rows) if row.slot in new}
+        moved = effect_of_adapters(self.trainer.split, self.bank, list(samples.values()))
+        for slot, changed in zip(samples, moved, strict=True):
+            new[slot].checked = True
+            if not changed:
+                self._end(new[slot], "failed", "the adapter left the model unchanged after the first update")
+        if not any(moved) and len(new) == len(self.lanes):
+            raise TuningError(
+                "no adapter changes what the model computes", hint="check `targets` and the learning rates"
+            )
+
+    def _fail_unsound(self, active: list[Lane]) -> None:
+        flags = self.standing.unsound.tolist()
+        for lane in active:
+            if lane.slot is not None and flags[lane.slot]:
+                self._end(lane, "failed", f"the loss or its gradient was not finite within {lane.step} steps")
+
+    # ---- ends of epochs -------------------------------------------------------------------------------------------
+
+    def _end_epochs(self, due: list[Lane]) -> None:
+        sums = self.standing.loss_sums.tolist()
+        starts, blind = self.standing.first_losses.tolist(), math.log(self.trainer.split.vocabulary)
+        ended: dict[str, LaneEpoch] = {}
+        for lane in due:
+            spec, slot = lane.spec, lane.slot
+            assert slot is not None
+            loss = sums[slot] / spec.steps_per_epoch
+            self.standing.loss_sums[slot] = 0.0
+            seconds = time.monotonic() - lane.began
+            epoch = LaneEpoch(spec.key, lane.step // spec.steps_per_epoch, lane.step, loss, lane.tokens, seconds)
+            lane.tokens = 0
+            if loss > 2 * max(blind, starts[slot]):
+                reason = f"diverged: mean loss {loss:.3g} in epoch {epoch.epoch}, {starts[slot]:.3g} at the first step"
+                self._end(lane, "failed", reason)
+                continue
+            self.shelf.put(spec.key, epoch.epoch, self.bank.weights[slot])
+            lane.epochs.append(epoch)
+            ended[spec.key] = epoch
+        decisions = dict(self.on_epoch(list(ended.values())) or {}) if self.on_epoch is not None and ended else {}
+        self.bank.route(None)
+        for key in ended:
+            lane = self.lanes[key]
+            lane.began = time.monotonic()  # scoring took its time too
+            if lane.step >= lane.spec.total_steps:
+                self._end(lane, "done")
+            elif decisions.get(key, Decision.KEEP) is Decision.DROP:
+                self._end(lane, "dropped")
+        self._snapshot()
+
+    # ---- snapshots ------------------------------------------------------------------------------------------------
+
+    def _snapshot(self, now: bool = False) -> None:
+        """Save the whole state; unless asked to at once, not more often than pays."""
+        if self.snapshots is None:
+            return
+        began = time.monotonic()
+        if not now and began - self._saved_at < max(SNAPSHOT_SECONDS, 20 * self._save_took):
+            return
+        n = self.plan.slots
+        tensors = {
+            "weights": self.bank.weights[:n],
+            "first": self.optimizer.first,
+            "second": self.optimizer.second,
+            "loss_sums": self.standing.loss_sums,
+            "first_losses": self.standing.first_losses,
+            "unsound": self.standing.unsound,
+        }
+        lanes = {key: lane.record() for key, lane in self.lanes.items()}
+        self.snapshots.save(tensors, {"plan": asdict(self.plan), "step": self.step, "lanes": lanes})
+        self._saved_at = time.monotonic()
+        self._save_took = self._saved_at - began
+
+    def _take_up(self, tensors: dict[str, Tensor], facts: dict[str, object]) -> None:
+        records = facts["lanes"]
+        assert isinstance(records, dict)
+        if any(self.shelf.get(key, e["epoch"]) is None for key in self.lanes for e in records[key]["epochs"]):
+            return  # a broken adapter file: all start over, for the last bits of a lane follow from those beside it
+        n = self.plan.slots
+        self.bank.weights[:n].copy_(tensors["weights"])
+        self.optimizer.first.copy_(tensors["first"])
+        self.optimizer.second.copy_(tensors["second"])
+        self.standing.loss_sums.copy_(tensors["loss_sums"])
+        self.standing.first_losses.copy_(tensors["first_losses"])
+        self.standing.unsound.copy_(tensors["unsound"])
+        self.step = int(facts["step"])  # type: ignore[call-overload]
+        for key, lane in self.lanes.items():
+            lane.recall(records[key])
+        self._before = sum(lane.step for lane in self.lanes.values())
+        self.bank.refresh()

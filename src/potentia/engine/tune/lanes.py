@@ -1,0 +1,223 @@
+"""Lanes: many fine-tunings of one frozen model in the same forward and backward passes.
+
+A row of a study needs tasks × learning rates × forms fine-tunings of one model. Each is a lane: its own examples,
+order, schedule, dropout stream, clipping and optimizer state, in a slot of an
+:class:`~potentia.engine.tune.adapters.AdapterBank`. Every step gathers one effective batch of each active lane,
+packs the rows of all of them into passes by length, adds up the gradients and updates every lane at once. Losses are
+summed over lanes and no operation mixes rows of different lanes, so a lane's gradients are those it would have alone.
+A lane that ends hands its slot to the next in the queue.
+
+**Resume.** The state of the whole trainer (weights and moments of all slots, each lane's step, the queue, the
+packing) is a snapshot, taken at ends of epochs and when asked to stop. A run that starts from a snapshot repeats what
+the first run did after it, pass for pass; on a CPU its numbers are the same bit for bit. The packing is fixed by the
+list of lanes, so resume with the same list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from potentia.engine.split import SplitModel
+from potentia.engine.spread import is_spread
+from potentia.engine.tune.adapters import AdapterBank
+from potentia.engine.tune.block import Blocks
+from potentia.engine.tune.checkpoint_file import AdapterShelf
+from potentia.engine.tune.fast import FastPasses
+from potentia.engine.tune.lane import LaneEpoch, LaneResult, OnEpoch, StepInfo
+from potentia.engine.tune.lane_run import LaneRun
+from potentia.engine.tune.planner import PassPlan
+from potentia.engine.tune.schedule import LaneSpec, LoraConfig
+from potentia.errors import InputError, TuningError
+
+
+class LaneTrainer:
+    """Trains lanes on a loaded model, and afterwards puts any lane's adapter of any epoch back for scoring.
+
+    ``token_budget`` bounds the padded tokens of one pass (chosen from the model's size otherwise). ``workspace`` is
+    where adapters and snapshots go; without one they stay in memory and an interrupted run starts over. ``static``
+    asks for passes of static sizes, captured as graphs where that pays: by default on a GPU. ``recompute`` says whether
+    activations are computed again in the backward pass: by default where memory is short. Use as a context manager, or
+    call :meth:`close`, to take the adapters off the model.
+    """
+
+    def __init__(
+        self,
+        loaded: Any,
+        *,
+        token_budget: int | None = None,
+        workspace: Path | None = None,
+        static: bool | None = None,
+        recompute: bool | None = None,
+    ) -> None:
+        self.model: nn.Module = loaded if isinstance(loaded, nn.Module) else loaded.model
+        self.split = SplitModel(self.model)
+        self.fast = FastPasses(self.model)
+        self.fast.keep_if_sound(self.split)
+        on_gpu = next(self.model.parameters()).device.type == "cuda" and not is_spread(self.model)
+        self.static = static if static is not None else on_gpu
+        self.blocks = Blocks.of(self.model) if self.static else None
+        self.token_budget, self.workspace, self.recompute = token_budget, workspace, recompute
+        self.router = _Router(self)
+        self.plan: PassPlan | None = None
+        self.run_under_way: LaneRun | None = None
+        self.limit: int | None = getattr(loaded, "max_length", None) or _positions(self.model)
+        self.fingerprint: str = getattr(loaded, "fingerprint", "")
+        self._bank: AdapterBank | None = None
+        self._specs: dict[str, LaneSpec] = {}
+        self._results: dict[str, LaneResult] = {}
+        self._shelves: dict[str, AdapterShelf] = {}
+        self._resident: dict[str, int] = {}  # lane → the slot that holds its adapter
+        self._busy: set[int] = set()  # slots in training
+        self._was_training = self.model.training
+        self.model.eval()
+
+    def __enter__(self) -> LaneTrainer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take the adapters off the model."""
+        if self._bank is not None:
+            self._bank.close()
+            self._bank = None
+        self._resident.clear()
+        self.model.train(self._was_training)
+
+    # ---- training -------------------------------------------------------------------------------------------------
+
+    def train(
+        self,
+        specs: Sequence[LaneSpec],
+        *,
+        on_epoch: OnEpoch | None = None,
+        on_step: Callable[[StepInfo], None] | None = None,
+        on_recall: Callable[[list[LaneEpoch]], None] | None = None,
+        stop: Callable[[], bool] | None = None,
+    ) -> dict[str, LaneResult]:
+        """Train every lane to its end; lanes with the same adapter shape share passes, other shapes take their turn.
+
+        ``on_epoch`` gets the lanes whose epoch ended at this step, with their adapters in their slots, and may score
+        through :attr:`router`; it answers with a decision per key (none means keep). A run that is resumed tells
+        ``on_recall`` the epochs it found, before its first step. ``stop`` is asked before a step.
+        """
+        keys = [spec.key for spec in specs]
+        if len(set(keys)) != len(keys):
+            raise InputError("two lanes have the same key")
+        groups: dict[LoraConfig, list[LaneSpec]] = {}
+        for spec in specs:
+            groups.setdefault(spec.lora, []).append(spec)
+        results: dict[str, LaneResult] = {}
+        for lora, group in groups.items():
+            run = self.run_under_way = LaneRun(self, lora, group, on_epoch, on_step, on_recall, stop)
+            for spec in group:
+                self._specs[spec.key], self._shelves[spec.key] = spec, run.shelf
+            results |= run.go()
+            self._results |= results
+        return {key: results[key] for key in keys}
+
+    def occupy(self, slots: dict[str, int]) -> None:
+        """Note which lanes train in which slots; what a slot held before is gone."""
+        self._busy = set(slots.values())
+        kept = {key: slot for key, slot in self._resident.items() if slot not in self._busy}
+        self._resident = kept | slots
+
+    def bank(self, lora: LoraConfig, slots: int) -> AdapterBank:
+        """Return the installed adapters for this shape, replacing those of another shape or size."""
+        if self._bank is None or self._bank.lora != lora or self._bank.slots != slots:
+            if self._bank is not None:
+                self._bank.close()
+            self._resident.clear()
+            self._bank = AdapterBank(self.model, lora, slots)
+        return self._bank
+
+    # ---- adapters, after or during training -----------------------------------------------------------------------
+
+    def slot(self, lane_key: str) -> int:
+        """Return the slot that holds this lane's adapter now: the owner number to give to the scorer."""
+        if lane_key not in self._resident:
+            raise TuningError(f"lane {lane_key} is not in a slot", hint="call restore(lane_key, epoch) first")
+        return self._resident[lane_key]
+
+    def _row(self, lane_key: str, epoch: int | None) -> tuple[AdapterBank, Tensor]:
+        if lane_key not in self._specs:
+            raise TuningError(f"no lane {lane_key} was trained here")
+        result = self._results.get(lane_key)
+        if epoch is None:
+            if result is None or not result.epochs:
+                raise TuningError(f"lane {lane_key} finished no epoch")
+            epoch = result.epochs[-1].epoch
+        row = self._shelves[lane_key].get(lane_key, epoch)
+        if row is None:
+            raise TuningError(
+                f"lane {lane_key} has no whole adapter of epoch {epoch}",
+                hint="run the same command again to recompute it",
+            )
+        spec = self._specs[lane_key]
+        return self.bank(spec.lora, self.plan.slots if self.plan else 1), row
+
+    def adapter_state(self, lane_key: str, epoch: int | None = None) -> dict[str, Tensor]:
+        """Return a lane's adapter after an epoch (the last one by default) as PEFT's state dict, fp32 on the CPU."""
+        bank, row = self._row(lane_key, epoch)
+        return bank.state(row)
+
+    def save_peft(self, lane_key: str, folder: Path, epoch: int | None = None) -> None:
+        """Write a lane's adapter as PEFT does; ``PeftModel.from_pretrained`` reads it."""
+        from safetensors.torch import save_file
+
+        bank, row = self._row(lane_key, epoch)
+        folder.mkdir(parents=True, exist_ok=True)
+        bank.peft_config().save_pretrained(str(folder))
+        save_file(bank.state(row), str(folder / "adapter_model.safetensors"), metadata={"format": "pt"})
+
+    def bare(self) -> None:
+        """Let the untuned model be scored, also by those who know nothing of adapters."""
+        self.router.route(None)
+
+    def restore(self, lane_key: str, epoch: int) -> int:
+        """Put a lane's adapter of an epoch into a free slot for scoring; returns the slot."""
+        bank, row = self._row(lane_key, epoch)
+        slot = self._resident.get(lane_key)
+        if slot is None or slot in self._busy:
+            taken = self._busy | set(self._resident.values())
+            free = [number for number in range(bank.slots) if number not in taken]
+            if not free:  # let go of the adapter restored longest ago
+                idle = [key for key, number in self._resident.items() if number not in self._busy]
+                if not idle:
+                    raise TuningError("every slot is training", hint="restore adapters after train() returns")
+                free = [self._resident.pop(idle[0])]
+            slot = free[0]
+        self._resident.pop(lane_key, None)
+        self._resident[lane_key] = slot
+        bank.weights[slot].copy_(row)
+        bank.refresh()
+        return slot
+
+
+class _Router:
+    """The scorer's way to choose adapters: a slot per row of the next pass, or None for the bare model."""
+
+    def __init__(self, trainer: LaneTrainer) -> None:
+        self._trainer = trainer
+
+    def route(self, row_owners: Tensor | None) -> None:
+        """Name the slot of every row of the next forward pass; −1 is the bare model, None switches adapters off."""
+        bank = self._trainer._bank
+        if bank is not None:
+            bank.route(row_owners)
+        elif row_owners is not None and bool((row_owners >= 0).any()):
+            raise TuningError("no adapters are installed", hint="train lanes, or restore one, before scoring with them")
+
+
+def _positions(model: nn.Module) -> int | None:
+    config = model.config
+    for name in ("n_positions", "max_position_embeddings", "n_ctx"):
+        value = getattr(config, name, None)
+        if isinstance(value, int):
+            return value
+    return None

@@ -1,0 +1,202 @@
+"""One long row of static size: the rows of all lanes of a pass end to end, and everything about them as plain numbers.
+
+A graph of kernels can be captured once and replayed if shapes and addresses stay; so a pass is laid out in a *bucket*
+of fixed sizes, and all that changes from step to step (tokens, whose they are, where rows begin, targets, dropout
+keys) is data in one buffer of 32-bit numbers, sent in one transfer. Each lane begins at a multiple of
+:data:`~potentia.engine.tune.thin.STRETCH` tokens; what fills the gaps, and the bucket's end, are rows of one token
+that no loss looks at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from potentia.engine.operations.tiles import TILE, tile
+from potentia.engine.tune.dropout import keys_within, row_keys
+from potentia.engine.tune.passes import Lesson
+from potentia.engine.tune.thin import STRETCH
+
+Ints32 = npt.NDArray[np.int32]
+GRAIN = 128  # buckets are multiples of this many tokens
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Sizes of a pass: tokens, targets, and the slots that its spans are told of."""
+
+    tokens: int
+    targets: int
+    slots: int
+
+    @classmethod
+    def holding(cls, tokens: int, targets: int, slots: int, *, few: bool) -> Bucket:
+        """Return the least bucket; with ``few``, of a ladder with eight steps between a size and its double.
+
+        One token and one target more than asked for are always there, for the filling to point at.
+        """
+        return cls(_least(tokens + 1, GRAIN, few), _least(targets + 1, 64, few), slots)
+
+    @property
+    def fields(self) -> dict[str, int]:
+        """Length of every field of the buffer, in their order."""
+        n, t = self.tokens, self.targets
+        return {
+            "ids": n,
+            "places": n,
+            "keys": n,
+            "first": n,
+            "last": n,
+            "owners": n // STRETCH,
+            "positions": t,
+            "targets": t,
+            "target_owners": t,
+            "weights": t,  # float32 in 32 bits
+            "spans": 2 * self.slots,
+            "tiles": 2 * (n // TILE + self.slots + 1),
+        }
+
+    @property
+    def size(self) -> int:
+        """Numbers in the buffer."""
+        return sum(self.fields.values())
+
+
+def _least(count: int, grain: int, few: bool) -> int:
+    if few:
+        grain = max(grain, 1 << max(0, count.bit_length() - 4))
+    return -(-count // grain) * grain
+
+
+@dataclass(frozen=True)
+class LongRow:
+    """Rows of lanes laid end to end, before they are put into a bucket."""
+
+    ids: Ints32  # (n,), lanes filled up to whole stretches
+    places: Ints32
+    keys: Ints32
+    first: Ints32
+    last: Ints32
+    owners: Ints32  # (n / 16,)
+    spans: dict[int, tuple[int, int]]  # of each slot's own tokens
+    ends: npt.NDArray[np.int64]  # of each lane, filling included
+    positions: Ints32  # (t,) tokens whose next one is a target
+    targets: Ints32
+    target_owners: Ints32
+    weights: npt.NDArray[np.float32]
+
+    def fill(self, bucket: Bucket, buffer: Ints32) -> None:
+        """Write all fields into ``buffer`` (bucket.size,)."""
+        n, t = len(self.ids), len(self.targets)
+        end = bucket.tokens - 1  # no real token stands here
+        alone = np.arange(n, bucket.tokens, dtype=np.int32)
+        spans = np.zeros((bucket.slots, 2), np.int32)
+        for slot, span in self.spans.items():
+            spans[slot] = span
+        parts: dict[str, tuple[Ints32, Ints32 | int]] = {
+            "ids": (self.ids, 0),
+            "places": (self.places, 0),
+            "keys": (self.keys, 0),
+            "first": (self.first, alone),
+            "last": (self.last, alone + 1),
+            "owners": (self.owners, bucket.slots),
+            "spans": (spans.ravel(), 0),
+            "tiles": (tile([*self.ends.tolist(), bucket.tokens]), 0),
+            "positions": (self.positions, end),
+            "targets": (self.targets, 0),
+            "target_owners": (self.target_owners, bucket.slots),
+            "weights": (self.weights.view(np.int32), 0),
+        }
+        begin = 0
+        for name, length in bucket.fields.items():
+            values, rest = parts[name]
+            buffer[begin : begin + len(values)] = values
+            buffer[begin + len(values) : begin + length] = rest
+            begin += length
+        assert n < bucket.tokens
+        assert t < bucket.targets
+
+
+def lay(rows: Sequence[Lesson]) -> LongRow:
+    """Lay rows, which come slot by slot, end to end."""
+    count = len(rows)
+    lengths = np.fromiter((len(row.ids) for row in rows), np.int64, count)
+    slots = np.fromiter((row.slot for row in rows), np.int64, count)
+    firsts = np.fromiter((row.first_target for row in rows), np.int64, count)
+    weights = np.fromiter((row.weight for row in rows), np.float32, count)
+    sides = (np.fromiter((getattr(row, name) for row in rows), np.int64, count) for name in ("seed", "step", "place"))
+    shared = row_keys(*sides)
+    cuts = np.flatnonzero(np.diff(slots)) + 1
+    begins, ends = np.concatenate([[0], cuts]), np.concatenate([cuts, [count]])  # rows of each lane
+    per_lane = np.add.reduceat(lengths, begins)
+    whole = -(-per_lane // STRETCH) * STRETCH
+    lane_starts = np.concatenate([[0], np.cumsum(whole)])
+    shift = np.repeat(lane_starts[:-1] - np.concatenate([[0], np.cumsum(per_lane)])[:-1], ends - begins)
+    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]) + shift  # of each row in the long row
+    n = int(lane_starts[-1])
+    row_of = np.repeat(np.arange(count), lengths)
+    places = np.arange(len(row_of)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    at = starts[row_of] + places  # where each real token stands
+    ids = np.concatenate([row.ids for row in rows])
+    wanted = places >= firsts[row_of]
+    who = row_of[wanted]
+
+    def spread(values: npt.NDArray[np.generic], rest: npt.NDArray[np.generic] | int = 0) -> Ints32:
+        out = np.empty(n, np.int32)
+        out[:] = rest
+        out[at] = values
+        return out
+
+    alone = np.arange(n)
+    return LongRow(
+        ids=spread(ids),
+        places=spread(places),
+        keys=spread(keys_within(shared[row_of], places)),
+        first=spread(starts[row_of], alone),
+        last=spread((starts + lengths)[row_of], alone + 1),
+        owners=np.repeat(slots[begins], whole // STRETCH).astype(np.int32),
+        spans={
+            int(slots[row]): (int(start), int(start + size))
+            for row, start, size in zip(begins, lane_starts, per_lane, strict=False)
+        },
+        ends=lane_starts[1:],
+        positions=(at[wanted] - 1).astype(np.int32),
+        targets=ids[wanted].astype(np.int32),
+        target_owners=slots[who].astype(np.int32),
+        weights=weights[who],
+    )
+
+
+@dataclass(frozen=True)
+class StaticInputs:
+    """The device's copy of a bucket's buffer, and its fields as views."""
+
+    bucket: Bucket
+    buffer: Tensor
+    ids: Tensor
+    places: Tensor
+    keys: Tensor
+    first: Tensor
+    last: Tensor
+    owners: Tensor
+    spans: Tensor
+    positions: Tensor
+    targets: Tensor
+    target_owners: Tensor
+    weights: Tensor
+    tiles: Tensor
+
+    @classmethod
+    def on(cls, device: torch.device, bucket: Bucket) -> StaticInputs:
+        """Make room for a bucket on the device."""
+        buffer = torch.zeros(bucket.size, dtype=torch.int32, device=device)
+        views = dict(zip(bucket.fields, torch.split(buffer, list(bucket.fields.values())), strict=True))
+        views["spans"] = views["spans"].view(bucket.slots, 2)
+        views["tiles"] = views["tiles"].view(-1, 2)
+        views["weights"] = views["weights"].view(torch.float32)
+        return cls(bucket, buffer, **views)

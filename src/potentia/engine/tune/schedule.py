@@ -1,0 +1,133 @@
+"""What a lane is asked to do: its examples, its schedule, its order of data. Numbers only, no tensors of a model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from potentia.engine.tune.examples import Ints, TokenisedExamples
+from potentia.errors import InputError
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """A low-rank adapter's shape (train-before-test, appendix A.2: r 8, α 32, dropout 0.1).
+
+    ``targets`` are endings of module names, as in PEFT; ``None`` means PEFT's default for the architecture, and
+    every linear layer but the head where PEFT names none. ``"all-linear"`` as the only target asks for the latter.
+    """
+
+    r: int = 8
+    alpha: float = 32
+    dropout: float = 0.1
+    targets: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.r < 1:
+            raise InputError(f"LoRA rank must be at least 1, not {self.r}")
+        if not 0 <= self.dropout < 1:
+            raise InputError(f"LoRA dropout must lie in [0, 1), not {self.dropout}")
+
+    @property
+    def scale(self) -> float:
+        """The factor α/r on the adapter's output."""
+        return self.alpha / self.r
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long and how fast to learn; the defaults are the train-before-test recipe, with Trainer's conventions.
+
+    The learning rate rises linearly over ``warmup_steps`` from zero, then falls to ``floor`` (a share of the peak)
+    along ``decay``. ``loss`` is taken over the whole text or over the completion alone; either way it is the mean
+    over all target tokens of the effective batch. ``max_tokens`` cuts longer examples: a prompt loses its beginning,
+    a document its end.
+    """
+
+    epochs: int = 5
+    batch: int = 8
+    learning_rate: float = 2e-5
+    weight_decay: float = 0.01
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    clip: float = 1.0
+    decay: Literal["linear", "cosine", "constant"] = "linear"
+    warmup_steps: int = 0
+    floor: float = 0.0
+    loss: Literal["text", "completion"] = "text"
+    max_tokens: int = 1024
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.batch < 1 or self.max_tokens < 2:
+            raise InputError("epochs and batch must be at least 1 and max_tokens at least 2")
+        if self.decay not in ("linear", "cosine", "constant"):
+            raise InputError(f"unknown decay {self.decay!r}", hint="use linear, cosine or constant")
+        if self.loss not in ("text", "completion"):
+            raise InputError(f"unknown loss {self.loss!r}", hint="use text or completion")
+
+    def steps_per_epoch(self, examples: int) -> int:
+        """Count the updates of an epoch; its last batch may be smaller and is a step all the same."""
+        return math.ceil(examples / self.batch)
+
+    def total_steps(self, examples: int) -> int:
+        """All steps of a lane with this many examples."""
+        return self.epochs * self.steps_per_epoch(examples)
+
+    def factor(self, step: int, total: int) -> float:
+        """Return the share of the peak learning rate used by the update number ``step`` (from 0) of ``total``."""
+        if step < self.warmup_steps:
+            return step / max(1, self.warmup_steps)
+        if self.decay == "constant":
+            return 1.0
+        done = min(1.0, (step - self.warmup_steps) / max(1, total - self.warmup_steps))
+        left = 1.0 - done if self.decay == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+        return self.floor + (1.0 - self.floor) * left
+
+
+@dataclass(frozen=True)
+class LaneSpec:
+    """One fine-tuning job: a key, its examples, its schedule, its adapter's shape and its seed."""
+
+    key: str
+    examples: TokenisedExamples
+    schedule: Schedule = field(default_factory=Schedule)
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    seed: int = 0
+
+    @property
+    def total_steps(self) -> int:
+        """Updates of this lane, all epochs together."""
+        return self.schedule.total_steps(len(self.examples))
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Updates of one epoch."""
+        return self.schedule.steps_per_epoch(len(self.examples))
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest example as trained on, where the model sets no limit."""
+        return min(self.schedule.max_tokens, int(self.examples.lengths.max()))
+
+    def text(self, index: int, limit: int | None = None) -> tuple[Ints, int]:
+        """Return the ids of one example as trained on, and the first position that is a target."""
+        most = min(self.schedule.max_tokens, limit) if limit else self.schedule.max_tokens
+        ids, prompt = self.examples.cut(index, most)
+        return ids, max(1, prompt) if self.schedule.loss == "completion" else 1
+
+    def fingerprint(self) -> str:
+        """Return a hash of everything that can change this lane's adapter, the model aside."""
+        facts = {"key": self.key, "schedule": asdict(self.schedule), "lora": asdict(self.lora), "seed": self.seed}
+        text = json.dumps(facts, sort_keys=True) + self.examples.fingerprint()
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def data_order(seed: int, epoch: int, examples: int) -> Ints:
+    """Return the order in which a lane reads its examples in one epoch (from 0): the same for every model."""
+    stream = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed & 0xFFFFFFFF, epoch])))
+    return stream.permutation(examples).astype(np.int64)

@@ -1,0 +1,268 @@
+"""Full tuning over several processes (FSDP): weights, gradients and moments in shards, a process and a GPU for each.
+
+The job is :class:`~potentia.engine.tune.full.FullTrainer`'s: the same rows in the same order, one effective batch an
+update, the loss a mean over all its target tokens; each process takes every n-th row. Blocks are gathered when a pass
+needs them (PyTorch's ``fully_shard``), computed in the base's dtype and updated in float32. The model that is scored
+stays here, and gets the weights when somebody looks. A job that is interrupted starts over.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import tempfile
+from collections.abc import Callable, Collection, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from potentia.engine.spread import find_blocks
+from potentia.engine.tune.examples import TokenisedExamples
+from potentia.engine.tune.full import DivergedError, FullStep, FullTrainer, adamw
+from potentia.engine.tune.passes import Lesson
+from potentia.engine.tune.schedule import LaneSpec, Schedule
+from potentia.errors import TuningError
+from potentia.processes import leave_with_parent
+
+PASS_TOKENS = 4096  # of one process at a time
+WEIGHTS = "weights.safetensors"
+
+
+class ShardedTrainer(FullTrainer):
+    """Tunes all weights of a loaded model in ``shards`` processes of this machine.
+
+    The model has the weights of the steps in ``looks`` when ``on_step`` is called, and those of every checkpoint.
+    """
+
+    def __init__(
+        self,
+        loaded: Any,
+        *,
+        shards: int,
+        token_budget: int | None = None,
+        workspace: Path | None = None,
+        looks: Collection[int] = (),
+    ) -> None:
+        super().__init__(loaded, token_budget=token_budget, workspace=workspace)
+        self.shards, self.looks = shards, looks
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if self._parameters[0].device.type == "cuda" and shards > gpus:
+            raise TuningError(f"{shards} shards need as many GPUs, and there are {gpus}", hint="lower `shards`")
+
+    def train(
+        self,
+        examples: TokenisedExamples,
+        schedule: Schedule,
+        *,
+        seed: int = 0,
+        checkpoints: Collection[int] = (),
+        on_checkpoint: Callable[[FullStep], None] | None = None,
+        on_step: Callable[[FullStep], None] | None = None,
+        stop: Callable[[], bool] | None = None,
+    ) -> list[FullStep]:
+        """Tune from the weights as they are; after the updates in ``checkpoints`` the caller may score the model."""
+        spec = LaneSpec("full", examples, schedule, seed=seed)
+        done = self.steps = []
+        with _Shards(self.model, self.shards, schedule, self.token_budget or PASS_TOKENS) as shards:
+            while len(done) < spec.total_steps and not (stop is not None and stop()):
+                step = len(done)
+                rows = self._rows(spec, step)
+                rate = schedule.learning_rate * schedule.factor(step, spec.total_steps)
+                loss, norm = shards.ask("step", rows, rate)
+                if not math.isfinite(norm) or not math.isfinite(loss):
+                    told = f"full tuning diverged at step {step + 1}: loss {loss:.3g}, gradient norm {norm:.3g}"
+                    raise DivergedError(told)
+                done.append(FullStep(step + 1, loss, norm, sum(len(row.ids) for row in rows)))
+                if step + 1 in self.looks:
+                    self.put(shards.weights())
+                if on_step is not None:
+                    on_step(done[-1])
+                if on_checkpoint is not None and step + 1 in checkpoints:
+                    self.put(shards.weights())
+                    on_checkpoint(done[-1])
+            self.put(shards.weights())
+        return done
+
+
+def full_trainer(
+    loaded: Any,
+    shards: int,
+    *,
+    token_budget: int | None = None,
+    workspace: Path | None = None,
+    looks: Collection[int] = (),
+) -> FullTrainer:
+    """Return a trainer of all weights, in this process or in several."""
+    if shards == 1:
+        return FullTrainer(loaded, token_budget=token_budget, workspace=workspace)
+    return ShardedTrainer(loaded, shards=shards, token_budget=token_budget, workspace=workspace, looks=looks)
+
+
+class _Shards:
+    """The processes of a job, each with a pipe."""
+
+    def __init__(self, model: Any, count: int, schedule: Schedule, budget: int) -> None:
+        self.model, self.count = model, count
+        self.facts = (schedule, budget, next(model.parameters()).device.type, next(model.parameters()).dtype)
+        self.pipes: list[Connection] = []
+        self.processes: list[Any] = []
+
+    def __enter__(self) -> _Shards:
+        context = torch.multiprocessing.get_context("spawn")
+        self._folder = tempfile.TemporaryDirectory(prefix="potentia-shards-")
+        self.folder = Path(self._folder.name)
+        self.model.save_pretrained(self.folder / "model")
+        port = _free_port()
+        for rank in range(self.count):
+            ours, theirs = context.Pipe()
+            place = (rank, self.count, port, str(self.folder))
+            process = context.Process(target=_shard, args=(theirs, place, self.facts), daemon=False)
+            process.start()
+            theirs.close()
+            self.pipes.append(ours)
+            self.processes.append(process)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pipe in self.pipes:
+            pipe.close()
+        for process in self.processes:
+            process.join(timeout=10)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._folder.cleanup()
+
+    def ask(self, *request: Any) -> Any:
+        """Ask all processes for the same, and return what the first one says."""
+        answers = []
+        try:
+            for pipe in self.pipes:
+                pipe.send(request)
+            answers = [pipe.recv() for pipe in self.pipes]
+        except (EOFError, OSError) as error:
+            raise TuningError("a process of the sharded tuning ended", hint="was memory short?") from error
+        wrong = next((answer for answer in answers if isinstance(answer, str)), None)
+        if wrong is not None:
+            raise TuningError(f"the sharded tuning failed: {wrong}", hint="more shards, or a lower max_tokens")
+        return answers[0]
+
+    def weights(self) -> list[Tensor]:
+        """Return the weights as they are now, in the order of the model's parameters."""
+        from safetensors.torch import load_file
+
+        self.ask("weights")
+        held = load_file(str(self.folder / WEIGHTS))
+        return [held[str(place)] for place in range(len(held))]
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def _shard(pipe: Connection, place: tuple[int, int, int, str], facts: Any) -> None:
+    """Serve one shard until the pipe is closed."""
+    leave_with_parent()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    try:
+        shard = _Shard(place, facts)
+    except Exception as error:
+        shard, failed = None, f"{type(error).__name__}: {error}"
+    while True:
+        try:
+            name, *given = pipe.recv()
+        except (EOFError, OSError):
+            break
+        try:
+            answer = failed if shard is None else getattr(shard, name)(*given)
+        except Exception as error:
+            answer = f"{type(error).__name__}: {error}"
+        pipe.send(answer)
+    os._exit(0)  # the others may be gone: a polite end would wait for them
+
+
+class _Shard:
+    """One process: its shard of the model and of the moments."""
+
+    def __init__(self, place: tuple[int, int, int, str], facts: Any) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+        from transformers import AutoModelForCausalLM
+
+        self.rank, self.count, port, folder = place
+        self.schedule, self.budget, kind, dtype = facts
+        self.folder = Path(folder)
+        self.device = torch.device(kind, self.rank) if kind == "cuda" else torch.device(kind)
+        if kind == "cuda":
+            torch.cuda.set_device(self.device)
+        torch.set_num_threads(1 if kind == "cpu" else torch.get_num_threads())
+        torch.distributed.init_process_group(
+            "nccl" if kind == "cuda" else "gloo",
+            init_method=f"tcp://127.0.0.1:{port}",
+            rank=self.rank,
+            world_size=self.count,
+        )
+        model: Any = AutoModelForCausalLM.from_pretrained(self.folder / "model", dtype=torch.float32)
+        self.model: Any = model.eval().to(self.device).requires_grad_(True)
+        mesh = init_device_mesh(kind, (self.count,))
+        policy = MixedPrecisionPolicy(param_dtype=dtype if dtype != torch.float32 else None, reduce_dtype=torch.float32)
+        for block in find_blocks(self.model):
+            fully_shard(block, mesh=mesh, mp_policy=policy)
+        fully_shard(self.model, mesh=mesh, mp_policy=policy)
+        self.parameters = list(self.model.parameters())
+        self.optimizer = adamw(self.parameters, self.schedule)
+
+    def step(self, rows: Sequence[Lesson], rate: float) -> tuple[float, float]:
+        """Make one update by all rows of an effective batch; returns its loss and its gradient's norm."""
+        each = -(-len(rows) // self.count)
+        own = list(rows[self.rank :: self.count])
+        longest = max(len(row.ids) for row in rows)
+        size = max(1, self.budget // longest)
+        total = torch.zeros((), device=self.device)
+        for first in range(0, each, size):  # as many passes in every process: each gathers blocks from all
+            total += self._pass(own[first : first + size], longest)
+        torch.distributed.all_reduce(total)
+        clip = self.schedule.clip if self.schedule.clip > 0 else math.inf
+        norm = nn.utils.clip_grad_norm_(self.parameters, clip)
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return float(total), float(norm)
+
+    def _pass(self, rows: Sequence[Lesson], longest: int) -> Tensor:
+        """Add the gradients of some rows; without any, of a text that counts for nothing."""
+        ids = np.zeros((max(1, len(rows)), longest if rows else 2), np.int64)
+        weights = np.zeros(ids.shape, np.float32)
+        for at, row in enumerate(rows):
+            ids[at, : len(row.ids)] = row.ids
+            weights[at, row.first_target : len(row.ids)] = row.weight
+        tokens, counts = torch.from_numpy(ids).to(self.device), torch.from_numpy(weights).to(self.device)
+        logits = self.model(input_ids=tokens, use_cache=False).logits[:, :-1].float()
+        losses = nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
+        loss = (losses * counts[:, 1:].flatten()).sum()
+        torch.autograd.backward(loss * self.count)  # gradients are averaged over processes
+        return loss.detach()
+
+    def weights(self) -> tuple[()]:
+        """Gather all weights, and let the first process write them."""
+        from safetensors.torch import save_file
+
+        whole = {}
+        for at, parameter in enumerate(self.parameters):
+            full = parameter.detach()
+            full = full.full_tensor() if hasattr(full, "full_tensor") else full
+            if self.rank == 0:
+                whole[str(at)] = full.cpu().contiguous().clone()
+        if self.rank == 0:
+            save_file(whole, str(self.folder / WEIGHTS))
+        torch.distributed.barrier()
+        return ()

@@ -1,0 +1,254 @@
+"""Which layers get an adapter: the user's choice, else PEFT's for the architecture, else all linear ones.
+
+PEFT decides: names go through its own rules, among them that some architectures keep their experts as stacked
+parameters, so that an adapter trained here is the one that PEFT would train and reads back. Left out of every choice
+by name are layers that no text reaches (the picture tower of a multimodal model); left out of "all-linear" are the
+head's, those that PEFT refuses and those that answer with something else than a linear layer's output (routers).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from potentia.engine.memory import out_of_memory
+from potentia.engine.split import find_body
+from potentia.engine.tune.schedule import LoraConfig
+from potentia.errors import TuningError
+
+ALL_LINEAR = "all-linear"
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """A parameter that holds the weights of many experts, or of a router: (experts, out, in), (experts, in, out)."""
+
+    name: str  # PEFT's, of the wrapper around its module
+    module: nn.Module
+    parameter: str
+    rank: int
+    scale: float
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The layers to adapt, by name, the stacked parameters beside them, and PEFT's config that says the same."""
+
+    names: tuple[str, ...]  # as chosen: endings of names
+    layers: list[tuple[str, nn.Module]]
+    stacked: list[Stacked] = field(default_factory=list)
+    config: Any = None
+
+
+def find_targets(model: nn.Module, lora: LoraConfig) -> Targets:
+    """Find what an adapter of this shape is put on."""
+    chosen, whole = _chosen(model, lora)
+    config = _by_peft(model, lora, chosen)
+    wanted = config.target_modules or ()
+    names = (wanted,) if isinstance(wanted, str) else tuple(sorted(wanted))
+    layers = _layers(model, names, config, strict=not whole)
+    stacked = _stacked(model, config, lora)
+    if whole and chosen is not ALL_LINEAR:  # our own choice: PEFT reads the other layers back as they are
+        stacked, config.target_parameters, config.rank_pattern, config.alpha_pattern = [], None, {}, {}
+    if not layers and not stacked:
+        raise TuningError(
+            f"no layer of {type(model).__name__} is named {', '.join(names)}",
+            hint="name the layers with `targets`, or use targets: [all-linear]",
+        )
+    if stacked and lora.dropout > 0:
+        raise TuningError(
+            f"{type(model).__name__} keeps its experts as stacked parameters, which PEFT adapts without dropout only",
+            hint="set the adapter's dropout to 0, or name other layers with `targets`, such as [q_proj, v_proj]",
+        )
+    config.target_modules = [name for name, _ in layers]
+    config.fan_in_fan_out = any(_is_conv1d(module) for _, module in layers)
+    shown = (ALL_LINEAR,) if whole else names
+    return Targets(shown, layers, stacked, config)
+
+
+def _chosen(model: nn.Module, lora: LoraConfig) -> tuple[str | list[str], bool]:
+    """Return the targets in PEFT's words, and whether they are all linear layers."""
+    if lora.targets is not None:
+        if lora.targets == (ALL_LINEAR,):
+            return ALL_LINEAR, True
+        return (lora.targets[0] if _is_pattern(lora.targets) else list(lora.targets)), False
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as DEFAULTS
+
+    found = DEFAULTS.get(getattr(model.config, "model_type", ""))
+    if found is None:
+        head = model.get_output_embeddings()  # type: ignore[operator]
+        return [n for n, m in model.named_modules() if isinstance(m, _linear_types()) and m is not head], True
+    return (found if isinstance(found, str) else list(found)), False
+
+
+def _by_peft(model: nn.Module, lora: LoraConfig, chosen: str | list[str]) -> Any:
+    """Let PEFT turn names into the ones of this version's modules and parameters."""
+    from peft import LoraConfig as PeftConfig
+    from peft.tuners.tuners_utils import _maybe_include_all_linear_layers
+
+    config = PeftConfig(
+        r=lora.r,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # PEFT says int and takes any number
+        lora_dropout=lora.dropout,
+        target_modules=chosen,
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=getattr(model.config, "_name_or_path", None) or None,
+    )
+    try:
+        from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+    except ImportError:  # a PEFT that knows no stacked experts
+        pass
+    else:
+        try:
+            convert_peft_config_for_transformers(config, model, None)
+        except ValueError as error:
+            raise TuningError(str(error), hint="name all parts of a fused layer, or none of them") from error
+    return _maybe_include_all_linear_layers(config, model)
+
+
+def _layers(model: nn.Module, names: tuple[str, ...], config: Any, *, strict: bool) -> list[tuple[str, nn.Module]]:
+    reached, body = _reached(model), find_body(model)
+    inside = {id(module) for module in body.modules()}
+    chosen: list[tuple[str, nn.Module]] = []
+    for name, module in model.named_modules():
+        if not _matches(name, names):
+            continue
+        trouble = _trouble(model, name, module, config)
+        if trouble is None and _kind(name) not in reached:
+            continue  # no text comes here: nothing to learn
+        if trouble is None and id(module) not in inside:
+            trouble = "belongs to the head, which has no adapters"
+        if trouble is None:
+            chosen.append((name, module))
+        elif strict:
+            raise TuningError(f"layer {name} {trouble}", hint="name other layers with `targets`")
+    return chosen
+
+
+def _matches(name: str, names: tuple[str, ...]) -> bool:
+    if _is_pattern(names):
+        return re.fullmatch(names[0], name) is not None
+    return any(name == target or name.endswith("." + target) for target in names)
+
+
+def _trouble(model: nn.Module, name: str, module: nn.Module, config: Any) -> str | None:
+    """Say why a layer cannot be adapted, or None."""
+    if not isinstance(module, _linear_types()):
+        return f"is a {type(module).__name__}: adapters fit Linear and Conv1D layers only"
+    try:
+        from peft.tuners.tuners_utils import _check_lora_target_modules_mamba
+
+        _check_lora_target_modules_mamba(config, model, name.rpartition(".")[2])
+    except ImportError:
+        pass
+    except ValueError:
+        return "takes no adapter of PEFT's in this architecture"
+    return None if type(module) is nn.Linear or _is_conv1d(module) else _unlike_linear(module)
+
+
+@torch.no_grad()
+def _unlike_linear(module: nn.Module) -> str | None:
+    """Try a layer that is more than a Linear: its output must be one tensor of the usual shape."""
+    weight: Any = module.weight
+    sample = torch.zeros(1, 2, module.in_features, dtype=weight.dtype, device=weight.device)  # type: ignore[call-overload]
+    if not weight.is_floating_point():
+        sample = sample.to(torch.get_default_dtype())
+    try:
+        out = module(sample)
+    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+        return f"is a {type(module).__name__} that takes no plain input ({type(error).__name__})"
+    if not isinstance(out, Tensor) or out.shape != (1, 2, module.out_features):
+        return f"is a {type(module).__name__}, whose output is no linear layer's"
+    return None
+
+
+def _reached(model: nn.Module) -> set[str]:
+    """Name the linear layers whose output the prediction of a text depends on, with numbers left out of the names.
+
+    An expert that one short text does not choose is reached all the same if one of its kind is.
+    """
+    reached: set[str] = set()
+
+    def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def note(_: nn.Module, __: Any, out: Any) -> None:
+            if isinstance(out, Tensor) and out.requires_grad:
+                out.register_hook(lambda _slope: reached.add(_kind(name)))  # type: ignore[no-untyped-call]
+
+        return note
+
+    def start(_: nn.Module, __: Any, out: Tensor) -> Tensor:
+        return out.detach().requires_grad_() * 1  # some models write into it
+
+    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, _linear_types())]
+    hooks = [module.register_forward_hook(watch(name)) for name, module in layers]
+    embedding: nn.Module = model.get_input_embeddings()  # type: ignore[operator]
+    hooks.append(embedding.register_forward_hook(start))
+    asked = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    training = model.training
+    model.eval().requires_grad_(False)
+    try:
+        with torch.enable_grad():
+            ids = torch.arange(4, device=asked[0][0].device)[None]
+            logits = model(input_ids=ids, use_cache=False).logits
+            torch.autograd.backward(torch.logsumexp(logits.float(), dim=-1).sum())
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        return {_kind(name) for name, _ in model.named_modules()}  # training will tell
+    finally:
+        model.train(training)
+        for parameter, flag in asked:
+            parameter.requires_grad_(flag)
+        for hook in hooks:
+            hook.remove()
+    return reached
+
+
+def _kind(name: str) -> str:
+    return re.sub(r"\.\d+(?=\.|$)", ".N", name)
+
+
+def _stacked(model: nn.Module, config: Any, lora: LoraConfig) -> list[Stacked]:
+    """Find the stacked parameters that PEFT's config names, each under the name of the wrapper PEFT puts around it."""
+    wanted = sorted(config.target_parameters or ())
+    found: list[Stacked] = []
+    for name, module in model.named_modules() if wanted else ():
+        mine = [
+            parameter
+            for parameter, _ in module.named_parameters(recurse=False)
+            if any(f"{name}.{parameter}" == key or f"{name}.{parameter}".endswith(f".{key}") for key in wanted)
+        ]
+        for place, parameter in enumerate(mine):  # the last is PEFT's outermost wrapper
+            full = f"{name}.{parameter}"
+            rank = _pattern(config.rank_pattern, full, lora.r)
+            alpha = _pattern(config.alpha_pattern, full, lora.alpha)
+            wrapper = name + ".base_layer" * (len(mine) - 1 - place)
+            found.append(Stacked(wrapper, module, parameter, int(rank), alpha / rank))
+    return found
+
+
+def _pattern(patterns: dict[str, Any], name: str, otherwise: float) -> float:
+    return next(
+        (float(v) for pattern, v in (patterns or {}).items() if re.fullmatch(rf"(.*\.)?({pattern})$", name)), otherwise
+    )
+
+
+def _is_pattern(names: tuple[str, ...]) -> bool:
+    return len(names) == 1 and names[0] != ALL_LINEAR and not names[0].replace("_", "").replace(".", "").isalnum()
+
+
+def _is_conv1d(module: nn.Module) -> bool:
+    from transformers.pytorch_utils import Conv1D
+
+    return isinstance(module, Conv1D)
+
+
+def _linear_types() -> tuple[type[nn.Module], ...]:
+    from transformers.pytorch_utils import Conv1D
+
+    return (nn.Linear, Conv1D)

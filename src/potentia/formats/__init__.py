@@ -1,0 +1,6 @@
+"""Score files: tables, lm-eval results, the papers' layouts, leaderboards."""
+
+from potentia.formats.into_store import Imported, import_scores
+from potentia.formats.read import read_files
+from potentia.formats.staged import StagedScores
+from potentia.formats.write import write_scores

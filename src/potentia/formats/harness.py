@@ -1,0 +1,227 @@
+"""Results that lm-evaluation-harness writes, from version 0.3 to today, and those of the leaderboard built on it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from potentia.errors import DataError
+from potentia.formats.assemble import Entry
+from potentia.formats.jsonfile import section
+from potentia.formats.metrics import higher_is_better, main_metric
+from potentia.formats.tidy import number
+from potentia.values.protocol import DIRECT, Protocol
+
+# What a task's entry holds besides metrics.
+_NO_METRIC = frozenset({"alias", "name", "sample_len", "sample_count", "task", "description"})
+_FILTERS = ("none", "strict-match", "flexible-extract", "get-answer", "remove_whitespace")
+_LEADERBOARD = re.compile(r"(?:harness|lighteval|leaderboard|custom)\|(?P<task>[^|]+)\|(?P<shots>\d+)(?:\|\d+)?")
+_OLD_MMLU = "hendrycksTest-"
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """One metric of one task as the file gives it."""
+
+    metric: str
+    filter: str
+    value: Any
+    stderr: Any
+
+
+def harness_entries(content: dict[str, Any], path: Path, *, metric: str | None, subtasks: bool) -> Iterator[Entry]:
+    """Give the scores of one results file: one model, any number of tasks."""
+    where = str(path)
+    results = dict(section(content, "results", where))
+    for group, body in section(content, "groups", where).items():
+        results.setdefault(group, body)
+    if not results:
+        raise DataError("the results are empty", where=where)
+    model = _model_name(content, path)
+    hidden = _passed_over(content, where, results, subtasks=subtasks)
+    old_mmlu: list[Entry] = []
+    for name, body in results.items():
+        if name in hidden or name == "all":
+            continue
+        if not isinstance(body, dict):
+            raise DataError("the entry is no object", where=f"{where}, results.{name}")
+        entry = _entry(content, where, model, name, body, metric)
+        if entry is None:
+            if metric is None:
+                raise DataError("the entry has no metric", where=f"{where}, results.{name}")
+            continue
+        if entry.task.startswith(_OLD_MMLU) and not subtasks:
+            old_mmlu.append(entry)
+        else:
+            yield entry
+    yield from _pool(old_mmlu)
+
+
+def _entry(
+    content: dict[str, Any], where: str, model: str, name: str, body: dict[str, Any], metric: str | None
+) -> Entry | None:
+    place = f"results.{name}"
+    found = _LEADERBOARD.fullmatch(name)
+    task = found["task"].replace(":", "_") if found else name
+    if not task.strip():
+        raise DataError("a task has no name", where=f"{where}, {place}")
+    chosen = _choose(_measured(body), task, metric)
+    if chosen is None:
+        return None
+    stderr = chosen.stderr if isinstance(chosen.stderr, (int, float)) else None  # "N/A" where lm-eval has none
+    if isinstance(chosen.value, str):
+        raise DataError(
+            f"the text {chosen.value[:40]!r} stands where {chosen.metric} should", where=f"{where}, {place}"
+        )
+    error = number(stderr, f"{where}, {place}.{chosen.metric}_stderr")
+    if error < 0:
+        raise DataError("the standard error is negative", where=f"{where}, {place}")
+    return Entry(
+        protocol=_protocol(content, where, name, int(found["shots"][:4]) if found else None),
+        model=model,
+        task=task,
+        value=number(chosen.value, f"{where}, {place}.{chosen.metric}", required=True),
+        stderr=error,
+        n=_size(content, where, name),
+        higher_is_better=_direction(content, where, name, task, chosen.metric),
+        place=f"{where}, {place}",
+        metric=chosen.metric,
+    )
+
+
+def _measured(body: dict[str, Any]) -> list[_Measured]:
+    """Pair each metric with its standard error; ``acc,none`` is today's spelling, ``acc`` the old one."""
+    found = []
+    for key, value in body.items():
+        metric, _, choice = key.partition(",")
+        if not metric.strip() or metric in _NO_METRIC or metric.endswith("_stderr"):
+            continue
+        stderr = body.get(f"{metric}_stderr,{choice}" if choice else f"{metric}_stderr")
+        found.append(_Measured(metric, choice or "none", value, stderr))
+    return found
+
+
+def _choose(found: list[_Measured], task: str, metric: str | None) -> _Measured | None:
+    wanted = metric or main_metric(task, [name for m in found for name in (m.metric, f"{m.metric}|{m.filter}")])
+    rank = {name: i for i, name in enumerate(_FILTERS)}
+    fitting = [m for m in found if wanted in (m.metric, f"{m.metric}|{m.filter}", f"{m.metric},{m.filter}")]
+    return min(fitting, key=lambda m: rank.get(m.filter, len(rank)), default=None)
+
+
+def _protocol(content: dict[str, Any], where: str, name: str, shots: int | None) -> str:
+    own = section(content, "potentia", where).get("protocol")
+    if isinstance(own, str) and own.strip():
+        return own
+    general = section(content, "config", where).get("num_fewshot")
+    members = [_shots(content, where, member) for member in _below(content, where, name)]
+    in_group = max((count for count in members if count is not None), default=None)
+    for count in (shots, _shots(content, where, name), in_group, general):
+        if isinstance(count, int):
+            return Protocol.few_shot(count)
+    return DIRECT
+
+
+def _shots(content: dict[str, Any], where: str, name: str) -> int | None:
+    config = section(section(content, "configs", where), name, where)
+    found = (section(content, "n-shot", where).get(name), config.get("num_fewshot"))
+    return next((int(count) for count in found if isinstance(count, int)), None)
+
+
+def _size(content: dict[str, Any], where: str, name: str) -> float:
+    """Return the number of documents; of a group, the sum over the tasks in it."""
+    sizes = section(content, "n-samples", where)
+    known = [sizes[task].get("effective") for task in (name, *_below(content, where, name)) if _is_object(sizes, task)]
+    if known and all(isinstance(size, int) and 0 < size <= 2**53 for size in known):
+        return float(sum(known))
+    return math.nan
+
+
+def _is_object(content: dict[str, Any], name: str) -> bool:
+    return isinstance(content.get(name), dict)
+
+
+def _direction(content: dict[str, Any], where: str, name: str, task: str, metric: str) -> bool:
+    given = section(section(content, "higher_is_better", where), name, where).get(metric)
+    return given if isinstance(given, bool) else higher_is_better(task, metric)
+
+
+def _below(content: dict[str, Any], where: str, name: str) -> list[str]:
+    """Return everything below a group, however deep; nothing for a task."""
+    groups = section(content, "group_subtasks", where)
+    found: dict[str, None] = {}
+    waiting = [name]
+    while waiting:
+        children = groups.get(waiting.pop())
+        if isinstance(children, list):
+            fresh = [c for c in children if isinstance(c, str) and c not in found and c != name]
+            found.update(dict.fromkeys(fresh))
+            waiting += fresh
+    return list(found)
+
+
+def _passed_over(content: dict[str, Any], where: str, results: dict[str, Any], *, subtasks: bool) -> set[str]:
+    """Return what does not count: members of a group that has a score of its own, or else the groups themselves."""
+    groups = {name: _below(content, where, name) for name in section(content, "group_subtasks", where)}
+    groups = {name: members for name, members in groups.items() if members}
+    if subtasks:
+        return set(groups)
+    scored = [name for name in groups if _is_object(results, name) and _measured(results[name])]
+    empty = [name for name in groups if _is_object(results, name) and not _measured(results[name])]
+    return {member for name in scored for member in groups[name]} | set(empty)
+
+
+def _pool(entries: list[Entry]) -> Iterator[Entry]:
+    """Give MMLU of version 0.3, which wrote its subjects and no total: the mean over subjects."""
+    for protocol in dict.fromkeys(entry.protocol for entry in entries):
+        part = [entry for entry in entries if entry.protocol == protocol]
+        k = len(part)
+        yield Entry(
+            protocol=protocol,
+            model=part[0].model,
+            task="mmlu",
+            value=sum(entry.value for entry in part) / k,
+            stderr=math.sqrt(sum(entry.stderr**2 for entry in part)) / k,
+            higher_is_better=part[0].higher_is_better,
+            place=part[0].place,
+            metric=part[0].metric,
+        )
+
+
+def _model_name(content: dict[str, Any], path: Path) -> str:
+    """Find the model's name; a revision other than main and an adapter make it another model."""
+    where = str(path)
+    config = section(content, "config", where)
+    general = section(content, "config_general", where)
+    arguments = _arguments(config.get("model_args"))
+    candidates = (
+        content.get("model_name"),
+        general.get("model_name"),
+        arguments.get("pretrained"),
+        arguments.get("model"),
+        config.get("model_name"),
+        config.get("model"),
+    )
+    name = next((c.strip() for c in candidates if isinstance(c, str) and c.strip()), None)
+    if name is None:
+        name = path.parent.name.replace("__", "/") if path.parent.name else ""
+    if not name:
+        raise DataError("the file does not say which model it is about", where=where)
+    revision, adapter = arguments.get("revision"), arguments.get("peft")
+    if isinstance(revision, str) and revision not in ("", "main", "None"):
+        name += f"@{revision}"
+    if isinstance(adapter, str) and adapter not in ("", "None"):
+        name += f"+{adapter}"
+    return name
+
+
+def _arguments(given: Any) -> dict[str, Any]:
+    if isinstance(given, dict):
+        return given
+    if not isinstance(given, str):
+        return {}
+    pairs = (part.partition("=") for part in given.split(","))
+    return {name.strip(): value.strip() for name, _, value in pairs}

@@ -1,0 +1,91 @@
+"""Results of other tools, each told by its keys: logs of Inspect, records of EuroEval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from potentia.errors import DataError
+from potentia.formats.assemble import Entry
+from potentia.formats.metrics import higher_is_better
+from potentia.formats.tidy import number
+from potentia.values.protocol import DIRECT, Protocol
+
+EUROEVAL_KEYS = frozenset({"dataset", "model", "results"})
+Z95 = 1.96  # EuroEval writes the half-width of a 95 % interval as the error
+
+
+def is_inspect(content: Any) -> bool:
+    """Tell a log of Inspect: it says what was evaluated, and its results are scores with metrics."""
+    return isinstance(content, dict) and isinstance(content.get("eval"), dict) and "status" in content
+
+
+def inspect_entries(content: Mapping[str, Any], where: str, *, metric: str | None) -> Iterator[Entry]:
+    """Give the score of one Inspect log: the headline metric, or the one asked for."""
+    about, results = content["eval"], content.get("results")
+    if not isinstance(results, dict) or not results.get("scores"):
+        raise DataError(f"the evaluation has no scores: its status is {content.get('status')!r}", where=where)
+    head = results.get("headline") or {}
+    for score in results["scores"]:
+        metrics = score.get("metrics") if isinstance(score, dict) else None
+        if not isinstance(metrics, dict) or (head.get("score") not in (None, score.get("name"))):
+            continue
+        wanted = metric or head.get("metric") or next((m for m in metrics if m != "stderr"), None)
+        if wanted not in metrics:
+            continue
+        task = str(about.get("task", "")).rpartition("/")[2]
+        spread = metrics.get("stderr")
+        yield Entry(
+            protocol=_shots_of(about),
+            model=_text(about.get("model"), f"{where}, eval.model"),
+            task=_text(task, f"{where}, eval.task"),
+            value=number(metrics[wanted].get("value"), f"{where}, {wanted}", required=True),
+            stderr=number(spread.get("value") if isinstance(spread, dict) else None, f"{where}, stderr"),
+            n=number(score.get("scored_samples") or results.get("completed_samples"), f"{where}, scored_samples"),
+            higher_is_better=higher_is_better(task, wanted),
+            place=where,
+            metric=str(wanted),
+        )
+        return
+    raise DataError("the log has no such metric", where=where, hint="leave out --metric to take the headline")
+
+
+def is_euroeval(record: Any) -> bool:
+    """Tell a record of EuroEval."""
+    return isinstance(record, dict) and record.keys() >= EUROEVAL_KEYS and "total" in (record.get("results") or {})
+
+
+def euroeval_entry(record: Mapping[str, Any], where: str, *, metric: str | None) -> Entry:
+    """Return the score of one record: the first metric of the test split, or the one asked for, as a share of 1."""
+    total = record["results"]["total"]
+    names = [k.removeprefix("test_") for k in total if k.startswith("test_") and not k.endswith("_se")]
+    name = metric if metric in names else next(iter(names), None)
+    if name is None or (metric is not None and name != metric):
+        missing = f"the record has no metric {metric or ''}".rstrip()
+        raise DataError(missing, where=where, hint=f"there are: {', '.join(names)}")
+    dataset = _text(record["dataset"], f"{where}, dataset")
+    few = record.get("few_shot")
+    return Entry(
+        protocol="few_shot" if few else DIRECT,
+        model=_text(record["model"], f"{where}, model"),
+        task=dataset,
+        value=number(total[f"test_{name}"], f"{where}, test_{name}", required=True) / 100,
+        stderr=number(total.get(f"test_{name}_se"), f"{where}, test_{name}_se") / Z95 / 100,
+        n=math.nan,
+        higher_is_better=higher_is_better(dataset, name),
+        place=where,
+        metric=name,
+    )
+
+
+def _shots_of(about: Mapping[str, Any]) -> Protocol:
+    arguments = about.get("task_args")
+    shots = arguments.get("fewshot") if isinstance(arguments, dict) else None
+    return Protocol.few_shot(shots) if isinstance(shots, int) and not isinstance(shots, bool) else DIRECT
+
+
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise DataError("a name is missing", where=where)
+    return value.strip()

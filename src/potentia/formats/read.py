@@ -1,0 +1,123 @@
+"""Scores from files, told apart by their content: tables of any layout, and the results of evaluation tools."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from potentia.errors import DataError
+from potentia.formats.assemble import Entry, assemble
+from potentia.formats.harness import harness_entries
+from potentia.formats.jsonfile import load_json, paper_entries
+from potentia.formats.layout import recognise
+from potentia.formats.others import euroeval_entry, inspect_entries, is_euroeval, is_inspect
+from potentia.formats.staged import StagedScores
+from potentia.formats.table import (
+    RawTable,
+    decoded,
+    json_lines,
+    read_parquet_table,
+    read_text_table,
+    records_table,
+)
+from potentia.formats.tidy import entries
+from potentia.values.protocol import Protocol
+from potentia.values.scores import ScoreMatrix
+
+
+@dataclass(frozen=True)
+class FileScores:
+    """One matrix per protocol, and what a reader must know of how the file was read."""
+
+    scores: dict[Protocol, ScoreMatrix]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Wishes:
+    metric: str | None
+    subtasks: bool
+    columns: Mapping[str, str]
+
+
+def read_files(
+    path: Path, *, metric: str | None = None, subtasks: bool = False, columns: Mapping[str, str] | None = None
+) -> FileScores:
+    """Read a file, or a folder of results of lm-eval, Inspect or EuroEval.
+
+    ``metric`` picks a metric where a benchmark has several. A group such as MMLU counts as one benchmark; ``subtasks``
+    takes its members instead. ``columns`` says which column of a table is which field (``{"score": "Accuracy"}``).
+    """
+    wishes = _Wishes(metric, subtasks, columns or {})
+    notes: list[str] = []
+    try:
+        found = _from_folder(path, wishes, notes) if path.is_dir() else _from_file(path, wishes, notes)
+    except FileNotFoundError:
+        raise DataError("there is no such file", where=str(path)) from None
+    except OSError as error:
+        raise DataError(f"it cannot be read: {error.strerror or error}", where=str(path)) from None
+    return FileScores(assemble(found, where=str(path)), tuple(dict.fromkeys(notes)))
+
+
+def _from_file(path: Path, wishes: _Wishes, notes: list[str]) -> list[Entry]:
+    if path.exists() and not path.is_file():
+        raise DataError("this is no plain file", where=str(path))  # reading a pipe or a device may never end
+    with path.open("rb") as file:
+        start = file.read(4096)
+    if start.startswith(b"PAR1"):
+        return _from_table(read_parquet_table(path), wishes, notes)
+    if start.startswith(b"PK"):
+        hint = "for a log of Inspect: inspect log convert FILE --to json --output-dir logs-json"
+        raise DataError("this is a packed archive, no score file", where=str(path), hint=hint)
+    opening = start.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if path.suffix.casefold() == ".jsonl":
+        return _from_records(list(json_lines(decoded(path), str(path))), str(path), wishes, notes)
+    if opening.startswith((b"{", b"[")) or path.suffix.casefold() == ".json":
+        return _from_json(load_json(path), path, wishes, notes)
+    if StagedScores.recognises(path):
+        return StagedScores.read(path).entries(wishes.metric)
+    return _from_table(read_text_table(path), wishes, notes)
+
+
+def _from_table(table: RawTable, wishes: _Wishes, notes: list[str]) -> list[Entry]:
+    layout = recognise(table, wishes.columns)
+    notes += layout.notes
+    return list(entries(layout.rows, where=table.where, metric=wishes.metric))
+
+
+def _from_json(content: Any, path: Path, wishes: _Wishes, notes: list[str]) -> list[Entry]:
+    if isinstance(content, list):
+        return _from_records(content, str(path), wishes, notes)
+    if not isinstance(content, dict):
+        raise DataError("this is no score file: the top is no object", where=str(path))
+    if is_inspect(content):
+        return list(inspect_entries(content, str(path), metric=wishes.metric))
+    if "results" in content:
+        return list(harness_entries(content, path, metric=wishes.metric, subtasks=wishes.subtasks))
+    return list(paper_entries(content, str(path)))
+
+
+def _from_records(records: list[Any], where: str, wishes: _Wishes, notes: list[str]) -> list[Entry]:
+    if records and all(map(is_euroeval, records)):
+        return [euroeval_entry(r, f"{where}, line {n}", metric=wishes.metric) for n, r in enumerate(records, 1)]
+    return _from_table(records_table(records, where), wishes, notes)
+
+
+def _from_folder(folder: Path, wishes: _Wishes, notes: list[str]) -> list[Entry]:
+    found_here = sorted(folder.rglob("results*.json")) or sorted([*folder.rglob("*.json"), *folder.rglob("*.jsonl")])
+    files = [path for path in found_here if path.resolve().is_relative_to(folder.resolve())]
+    if len(files) < len(found_here):
+        notes.append(f"{len(found_here) - len(files)} links that lead out of {folder} are passed over")
+    if not files:
+        hint = "give the output folder of lm-eval, Inspect (as json) or EuroEval"
+        raise DataError("the folder holds no .json results", where=str(folder), hint=hint)
+    known: dict[tuple[str, str, str], Entry] = {}
+    found: list[Entry] = []
+    for path in files:
+        for entry in _from_file(path, wishes, notes):
+            twin = known.setdefault((entry.protocol, entry.model, entry.task), entry)
+            if twin is entry or twin.value != entry.value:  # a copy of the same file says nothing new
+                found.append(entry)
+    return found

@@ -1,0 +1,143 @@
+"""The published scores of training on the test task: one row per stage, step, model, benchmark and metric."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from potentia.errors import DataError, InputError
+from potentia.formats.assemble import Entry
+from potentia.values.scores import ScoreMatrix
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COLUMNS = ("stage", "step", "model", "benchmark", "metric", "value", "stderr")
+LOWER_IS_BETTER = frozenset({"brier_score"})
+
+
+@dataclass(frozen=True, eq=False)
+class StagedScores:
+    """Scores by stage (before tuning, after, at intermediate steps); a thin view on the table."""
+
+    table: pd.DataFrame
+    where: str
+
+    @classmethod
+    def read(cls, path: Path) -> StagedScores:
+        """Read the tidy CSV with the columns stage, step, model, benchmark, metric, value, stderr."""
+        import pandas as pd
+
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", pd.errors.ParserWarning)  # rows longer than the header
+                table = pd.read_csv(path, index_col=False)
+        except OSError as error:
+            raise DataError(f"cannot read the scores: {error.strerror}", where=str(path)) from error
+        except (ValueError, pd.errors.ParserError, pd.errors.ParserWarning) as error:
+            raise DataError(f"this is no CSV of scores: {error}", where=str(path)) from error
+        missing = [name for name in COLUMNS if name not in table.columns]
+        if missing:
+            raise DataError(
+                f"no column named {', '.join(missing)}",
+                where=str(path),
+                hint=f"the columns of staged scores are {', '.join(COLUMNS)}",
+            )
+        table["value"] = pd.to_numeric(table["value"], errors="coerce")
+        table["step"] = pd.to_numeric(table["step"], errors="coerce")
+        table["stderr"] = pd.to_numeric(table["stderr"], errors="coerce")
+        if table["value"].isna().any():
+            line = int(table.index[table["value"].isna()][0]) + 2
+            raise DataError("a value is no number", where=f"{path}:{line}")
+        if np.isinf(table["step"]).any():
+            line = int(table.index[np.isinf(table["step"])][0]) + 2
+            raise DataError("a step is no number of steps", where=f"{path}:{line}")
+        return cls(table, str(path))
+
+    @staticmethod
+    def recognises(path: Path) -> bool:
+        """Tell from the first line whether a file has this layout."""
+        try:
+            with path.open(encoding="utf-8") as file:
+                header = file.readline().strip().split(",")
+        except (OSError, UnicodeDecodeError):
+            return False
+        return {"stage", "model", "benchmark", "value"} <= set(header)
+
+    def entries(self, metric: str | None = None) -> list[Entry]:
+        """Return every score, a stage as a protocol (``stage@step`` on the way).
+
+        Of several metrics the wanted one is taken, or the first in the file for the benchmark at that stage.
+        """
+        table = self.table
+        if metric is not None:
+            table = table[table["metric"] == metric]
+        found = []
+        for (stage, benchmark), part in table.groupby(["stage", "benchmark"], sort=False):
+            name = str(part["metric"].iloc[0])
+            for row in part[part["metric"] == name].itertuples():
+                step = "" if row.step != row.step else f"@{int(row.step)}"
+                found.append(
+                    Entry(
+                        protocol=f"{stage}{step}",
+                        model=str(row.model),
+                        task=str(benchmark),
+                        value=float(row.value),
+                        stderr=float(row.stderr),
+                        higher_is_better=name not in LOWER_IS_BETTER,
+                        place=f"line {row.Index + 2}",
+                        metric=name,
+                    )
+                )
+        return found
+
+    def stages(self) -> tuple[str, ...]:
+        """Return the names of the stages."""
+        return tuple(self.table["stage"].unique())
+
+    def metrics(self, stage: str) -> dict[str, str]:
+        """Return the benchmarks of a stage, each with the metric that comes first in the file."""
+        table = self.table[self.table["stage"] == stage]
+        if table.empty:
+            raise InputError(f"no stage {stage!r}", where=self.where, hint=f"stages there: {', '.join(self.stages())}")
+        return {str(name): str(part["metric"].iloc[0]) for name, part in table.groupby("benchmark", sort=False)}
+
+    def scores(self, stage: str, benchmark: str, metric: str, *, step: int | None = None) -> dict[str, float]:
+        """Return model → score of one benchmark at one stage (and step)."""
+        table = self.table
+        rows = table[(table["stage"] == stage) & (table["benchmark"] == benchmark) & (table["metric"] == metric)]
+        rows = rows[rows["step"].isna()] if step is None else rows[rows["step"] == step]
+        if rows.empty:
+            raise InputError(
+                f"no {benchmark} ({metric}) at stage {stage}" + ("" if step is None else f", step {step}"),
+                where=self.where,
+                hint=f"stages there: {', '.join(self.stages())}",
+            )
+        return {str(k): float(v) for k, v in zip(rows["model"], rows["value"], strict=True)}
+
+    def steps(self, stage: str, benchmark: str, metric: str) -> dict[int, dict[str, float]]:
+        """Return step → model → score of one benchmark."""
+        table = self.table
+        rows = table[(table["stage"] == stage) & (table["benchmark"] == benchmark) & (table["metric"] == metric)]
+        found = sorted(int(step) for step in rows["step"].dropna().unique())
+        return {step: self.scores(stage, benchmark, metric, step=step) for step in found}
+
+    def matrix(self, stage: str, metrics: Mapping[str, str] | None = None, *, step: int | None = None) -> ScoreMatrix:
+        """Return one stage as a matrix; ``metrics`` picks a metric per benchmark (else the first named for each)."""
+        chosen = metrics or self.metrics(stage)
+        columns = {name: self.scores(stage, name, metric, step=step) for name, metric in chosen.items()}
+        models = list(dict.fromkeys(model for column in columns.values() for model in column))
+        values = [[column.get(model, np.nan) for column in columns.values()] for model in models]
+        directions = [metric not in LOWER_IS_BETTER for metric in chosen.values()]
+        return ScoreMatrix.build(models, list(columns), values, higher_is_better=directions, protocol=stage)
+
+    def at_steps(self, stage: str) -> dict[int, ScoreMatrix]:
+        """Return one matrix per intermediate step of a stage."""
+        metrics = self.metrics(stage)
+        found = {step for name, metric in metrics.items() for step in self.steps(stage, name, metric)}
+        return {step: self.matrix(stage, metrics, step=step) for step in sorted(found)}

@@ -1,0 +1,170 @@
+"""Tables as people have them: comma, semicolon, tab or bar between columns, Markdown, Parquet, JSON records.
+
+A table here is a header and rows that know where they stand; what the columns mean is for ``layout`` to say.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from potentia.errors import DataError
+from potentia.values.protocol import Protocol
+
+DELIMITERS = (",", ";", "\t", "|")
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet would compute
+_SHIELDED = tuple("'" + mark for mark in FORMULA)
+LARGEST = 2**30  # bytes of a score file, unpacked
+MOST_ROWS = 10_000_000
+
+
+@dataclass(frozen=True)
+class RawTable:
+    """A header, and every row with its place ("line 7") and one value per column."""
+
+    where: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[Any, ...]], ...]
+
+    def column(self, name: str) -> list[Any]:
+        """Return the values of one column."""
+        place = self.columns.index(name)
+        return [values[place] for _, values in self.rows]
+
+
+def read_text_table(path: Path) -> RawTable:
+    """Read a table of text; the delimiter follows from the header."""
+    text = decoded(path)
+    first = next((line for line in text.splitlines() if line.strip()), "")
+    if not first:
+        raise DataError("the file is empty", where=str(path))
+    if first.lstrip().startswith("|") or path.suffix.casefold() in (".md", ".markdown"):
+        return _markdown(path, text)
+    return _delimited(path, text, delimiter_of(first))
+
+
+def decoded(path: Path) -> str:
+    """Return a file as text: UTF-8, or UTF-16 where it says so, as spreadsheets save it."""
+    data = whole(path)
+    encoding = "utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
+    try:
+        return data.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise DataError(f"byte {error.start} is no UTF-8 text", where=str(path), hint="save it as UTF-8") from None
+
+
+def whole(path: Path) -> bytes:
+    """Return the content of a plain file of a size that scores can have."""
+    if not path.is_file():
+        raise DataError("this is no plain file", where=str(path))
+    if path.stat().st_size > LARGEST:
+        raise DataError(f"larger than {LARGEST // 2**20} MiB, too large for scores", where=str(path))
+    return path.read_bytes()
+
+
+def delimiter_of(header: str) -> str:
+    """Return the delimiter that parts a header into the most columns; a comma where none does."""
+    return max(DELIMITERS, key=lambda mark: (header.count(mark), mark == ","))
+
+
+def _delimited(path: Path, text: str, delimiter: str) -> RawTable:
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    try:
+        header = next(reader, None) or []
+        rows = []
+        for fields in reader:
+            if not any(field.strip() for field in fields):
+                continue
+            place = f"line {reader.line_num}"
+            if len(fields) != len(header):
+                message = f"{len(fields)} fields where the header has {len(header)}"
+                raise DataError(message, where=f"{path}, {place}")
+            rows.append((place, tuple(field[1:] if field.startswith(_SHIELDED) else field for field in fields)))
+    except csv.Error as error:
+        raise DataError(f"this is no CSV: {error}", where=f"{path}, line {reader.line_num}") from None
+    return _table(str(path), header, rows)
+
+
+def _markdown(path: Path, text: str) -> RawTable:
+    """Read the tables of a Markdown file as one; a heading that names a protocol says it of the table below."""
+    records: list[dict[str, Any]] = []
+    places: list[str] = []
+    heading, header = "", list[str]()
+    for n, line in enumerate(text.splitlines(), 1):
+        if not line.lstrip().startswith("|"):
+            heading = line.lstrip("# ").strip() if line.startswith("#") else heading
+            header = header if line.strip() else []
+            continue
+        fields = [c.strip().replace("\\|", "|") for c in re.split(r"(?<!\\)\|", line.strip()[1:].removesuffix("|"))]
+        if not header:
+            header = fields
+        elif not all(re.fullmatch(r":?-+:?", field) for field in fields):
+            if len(fields) != len(header):
+                message = f"{len(fields)} fields where the header has {len(header)}"
+                raise DataError(message, where=f"{path}, line {n}")
+            said = {"protocol": heading} if Protocol(heading).kind != "other" else {}
+            records.append({**said, **dict(zip(header, fields, strict=True))})
+            places.append(f"line {n}")
+    columns = list(dict.fromkeys(key for record in records for key in record))
+    rows = [(at, tuple(r.get(c) for c in columns)) for at, r in zip(places, records, strict=True)]
+    return _table(str(path), columns, rows)
+
+
+def read_parquet_table(path: Path) -> RawTable:
+    """Read a Parquet file."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(path)
+        facts = file.metadata
+        unpacked = sum(facts.row_group(k).total_byte_size for k in range(facts.num_row_groups))
+        if unpacked > LARGEST or facts.num_rows > MOST_ROWS:  # a few bytes can unpack to any number of rows
+            raise DataError(
+                f"{facts.num_rows:,} rows, {unpacked:,} bytes unpacked: too large for scores", where=str(path)
+            )
+        table = file.read()
+        columns = [str(name) for name in table.column_names]
+        values = [table.column(place).to_pylist() for place in range(table.num_columns)]
+    except DataError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+        reason = (str(error).splitlines() or ["unreadable"])[0]
+        raise DataError(f"this is no whole Parquet file: {reason}", where=str(path)) from None
+    rows = [(f"row {i}", row) for i, row in enumerate(zip(*values, strict=True), 1)]
+    return _table(str(path), columns, rows)
+
+
+def records_table(records: Iterable[Any], where: str) -> RawTable:
+    """Take a list of JSON objects as a table; a key that some lack is empty there."""
+    given = list(records)
+    if not all(isinstance(record, dict) for record in given) or not given:
+        raise DataError("this is no list of objects", where=where, hint="each entry is an object with the same keys")
+    columns = list(dict.fromkeys(str(key) for record in given for key in record))
+    rows = [(f"entry {i}", tuple(record.get(c) for c in columns)) for i, record in enumerate(given, 1)]
+    return _table(where, columns, rows)
+
+
+def json_lines(text: str, where: str) -> Iterator[Any]:
+    """Give the value of every line of a JSONL file."""
+    for n, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            try:
+                yield json.loads(line)
+            except (ValueError, RecursionError) as error:
+                reason = getattr(error, "msg", type(error).__name__)
+                raise DataError(f"this is no JSON: {reason}", where=f"{where}, line {n}") from None
+
+
+def _table(where: str, header: Sequence[Any], rows: list[tuple[str, tuple[Any, ...]]]) -> RawTable:
+    names = [str(name).strip() for name in header]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise DataError(f"the column {', '.join(twice)!r} is there twice", where=where)
+    return RawTable(where, tuple(names), tuple(rows))

@@ -1,0 +1,116 @@
+"""Tidy scores, one row each: every row is checked, and of several metrics the wanted or main one is taken.
+
+Fields are ``protocol, model, benchmark, score, stderr``; ``n``, ``metric`` and ``higher_is_better`` may follow. A cell
+that was not measured is left out; a standard error that is not known is left empty.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from potentia.errors import DataError
+from potentia.formats.assemble import Entry
+from potentia.formats.layout import Row
+from potentia.formats.metrics import higher_is_better, main_metric
+
+COLUMNS = ("protocol", "model", "benchmark", "score", "stderr", "n", "metric", "higher_is_better")
+_UNKNOWN = frozenset({"", "n/a", "na", "nan", "none", "null"})
+_TRUE = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+def entries(rows: Iterable[Row], *, where: str, metric: str | None) -> Iterator[Entry]:
+    """Check each row and give its score; of several metrics of one benchmark the wanted or main one is taken."""
+    read = []
+    metrics: dict[str, dict[str, None]] = {}
+    for place, record in rows:
+        task, name = _text(record, "benchmark", where, place), _metric(record)
+        read.append((place, task, name, record))
+        if name is not None:
+            metrics.setdefault(task, {})[name] = None
+    main = {task: metric or main_metric(task, known) for task, known in metrics.items()}
+    passed: dict[tuple[str, str, str], tuple[str, str]] = {}
+    given: set[tuple[str, str, str]] = set()
+    for place, task, name, record in read:
+        protocol = _text(record, "protocol", where, place, default="direct")
+        model = _text(record, "model", where, place)
+        if name is not None and name != main[task]:
+            passed.setdefault((protocol, model, task), (place, name))
+            continue
+        given.add((protocol, model, task))
+        yield Entry(
+            protocol=protocol,
+            model=model,
+            task=task,
+            value=number(record.get("score"), f"{where}, {place}, column score", required=True),
+            stderr=_at_least_zero(record.get("stderr"), f"{where}, {place}, column stderr"),
+            n=_at_least_zero(record.get("n"), f"{where}, {place}, column n"),
+            higher_is_better=_direction(record.get("higher_is_better"), task, name, f"{where}, {place}"),
+            place=place,
+            metric=name or "",
+        )
+    for cell, (place, name) in passed.items():
+        if metric is None and cell not in given:
+            _, model, task = cell
+            raise DataError(
+                f"{model} has {name} on {task}, where others have {main[task]}",
+                where=f"{where}, {place}, column metric",
+                hint=f"choose one metric for all: --metric {name}",
+            )
+
+
+def _metric(record: Mapping[str, Any]) -> str | None:
+    value = record.get("metric")
+    return str(value).strip() or None if value is not None else None
+
+
+def _text(record: Mapping[str, Any], column: str, where: str, place: str, *, default: str | None = None) -> str:
+    value = record.get(column)
+    if value is None and default is not None:
+        return default
+    if not isinstance(value, str) or not value.strip():
+        if default is not None and isinstance(value, str):
+            return default
+        raise DataError(f"the {column} {value!r} is no name", where=f"{where}, {place}, column {column}")
+    return value.strip()
+
+
+def number(value: Any, where: str, *, required: bool = False) -> float:
+    """Read one number; empty, missing and NaN mean unknown, which a score may not be."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str, type(None))):
+        raise DataError(f"{_short(value)} is no number", where=where)
+    if value is None or (isinstance(value, str) and value.strip().casefold() in _UNKNOWN):
+        value = math.nan
+    try:
+        result = float(value)
+    except (ValueError, OverflowError):
+        raise DataError(f"{_short(value)} is no number", where=where) from None
+    if math.isinf(result):
+        raise DataError("the number is infinite", where=where)
+    if required and math.isnan(result):
+        raise DataError(
+            "the score is missing or NaN", where=where, hint="leave out what was not measured: a gap is no score"
+        )
+    return result
+
+
+def _at_least_zero(value: Any, where: str) -> float:
+    result = number(value, where)
+    if result < 0:
+        raise DataError(f"{result:g} is negative", where=where)
+    return result
+
+
+def _direction(value: Any, task: str, metric: str | None, where: str) -> bool:
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return higher_is_better(task, metric)
+    known = value if isinstance(value, bool) else _TRUE.get(str(value).strip().casefold())
+    if known is None:
+        raise DataError(f"{_short(value)} is neither true nor false", where=f"{where}, column higher_is_better")
+    return known
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"

@@ -1,0 +1,193 @@
+"""Asking a model: documents of a task → requests → the scorer → graded outcomes and scores; direct and few-shot.
+
+Many questions (tasks, styles, lanes) go through the scorer together, so that a row of the study is scored in a
+few full batches rather than in many small ones.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary
+
+from potentia.values.requests import Continuation, Document, Generation, Likelihood
+from potentia.values.scores import ItemOutcome, Score
+
+if TYPE_CHECKING:
+    from potentia.engine.score import Scorer
+    from potentia.tasks import ChatTemplate, Prompt, Task
+
+Style = Literal["plain", "chat"]  # the prompt as it is, or in the model's chat template
+SplitName = Literal["train", "validation", "test"]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One evaluation to make: a task's split, plain or as chat, answered by the base model or by a lane's adapter."""
+
+    task: Task
+    split: SplitName
+    style: Style = "plain"
+    shots: int = 0
+    seed: int = 0
+    owner: int | None = None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The graded answers of one ask."""
+
+    outcomes: list[ItemOutcome]
+    scores: dict[str, Score]
+    metric: str
+
+    @property
+    def main(self) -> Score:
+        """The score by the task's own metric."""
+        return self.scores[self.metric]
+
+    def to_json(self) -> str:
+        """Write the answers and scores as text."""
+        return json.dumps(
+            asdict(self), default=lambda value: value.tolist() if hasattr(value, "tolist") else str(value)
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Evaluation:
+        """Read what :meth:`to_json` wrote."""
+        made = json.loads(text)
+        scores = {name: Score(**score) for name, score in made["scores"].items()}
+        return cls([ItemOutcome(**item) for item in made["outcomes"]], scores, made["metric"])
+
+    @classmethod
+    def mean(cls, several: Sequence[Evaluation]) -> Evaluation:
+        """Average the scores over seeds; the items shown are the first seed's."""
+        first = several[0]
+        if len(several) == 1:
+            return first
+        scores = {}
+        for name, score in first.scores.items():
+            values = [one.scores[name].value for one in several]
+            errors = [one.scores[name].stderr for one in several]
+            # The same items are tested with every seed, so their noise does not average out.
+            scores[name] = replace(score, value=sum(values) / len(values), stderr=sum(errors) / len(errors))
+        return cls(outcomes=first.outcomes, scores=scores, metric=first.metric)
+
+
+def evaluate(
+    scorer: Scorer,
+    asks: Sequence[Ask],
+    *,
+    chat: ChatTemplate | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> list[Evaluation]:
+    """Answer all asks; requests of one kind go to the scorer in one call."""
+    prompts = [_prompts(ask, chat if ask.style == "chat" else None) for ask in asks]
+    flat = [
+        (request, asks[a].owner, (a, p, r))
+        for a, asked in enumerate(prompts)
+        for p, prompt in enumerate(asked)
+        for r, request in enumerate(prompt.requests)
+    ]
+    answers: list[list[list[Any]]] = [[[None] * len(prompt.requests) for prompt in asked] for asked in prompts]
+    with_owners = any(ask.owner is not None for ask in asks)
+    answerers: dict[type, Callable[..., Sequence[Any]]] = {
+        Continuation: scorer.loglikelihood,
+        Document: scorer.rolling,
+        Generation: scorer.generate,
+    }
+    for kind, answer in answerers.items():
+        chosen = [entry for entry in flat if isinstance(entry[0], kind)]
+        if not chosen:
+            continue
+        owners = [-1 if owner is None else owner for _, owner, _ in chosen] if with_owners else None
+        given = answer([request for request, _, _ in chosen], owners=owners, progress=progress)
+        for (_, _, (a, p, r)), value in zip(chosen, given, strict=True):
+            answers[a][p][r] = _answer(kind, value)
+    return [_graded(ask.task, asked, given) for ask, asked, given in zip(asks, prompts, answers, strict=True)]
+
+
+REMEMBERED_PROMPTS = 4
+# Validation prompts of a task, rendered once for all lanes and epochs: (shots, seed, chat template) → prompts.
+_rendered: WeakKeyDictionary[Task, dict[tuple[int, int, ChatTemplate | None], list[Prompt]]] = WeakKeyDictionary()
+
+
+def _prompts(ask: Ask, chat: ChatTemplate | None) -> list[Prompt]:
+    def render() -> list[Prompt]:
+        return ask.task.prompts(ask.task.documents(ask.split), shots=ask.shots, chat=chat, seed=ask.seed)
+
+    if ask.split != "validation":
+        return render()
+    known = _rendered.setdefault(ask.task, {})
+    key = (ask.shots, ask.seed, chat)
+    if key not in known:
+        if len(known) > REMEMBERED_PROMPTS:  # templates of models that are gone
+            known.clear()
+        known[key] = render()
+    return known[key]
+
+
+def _answer(kind: type, value: Any) -> Any:
+    if kind is Continuation:
+        return Likelihood(value.logprob, value.greedy, value.tokens)
+    return value.logprob if kind is Document else value
+
+
+def _graded(task: Task, prompts: Sequence[Any], answers: list[list[Any]]) -> Evaluation:
+    outcomes = task.grade(prompts, answers)
+    return Evaluation(outcomes=outcomes, scores=task.score(outcomes), metric=task.metric)
+
+
+# --- the model as it is ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DirectResult:
+    """A test evaluation and the style it was made in, with the validation values that chose the style."""
+
+    test: Evaluation
+    style: Style
+    validation: dict[Style, float]
+
+
+def better(one: float, other: float, *, higher_is_better: bool) -> bool:
+    """Say whether ``one`` beats ``other`` strictly; NaN never beats anything."""
+    return one > other if higher_is_better else one < other
+
+
+def choose_style(task: Task, validation: dict[Style, float]) -> Style:
+    """Return the style with the best validation value; ties go to the one named first."""
+    styles = list(validation)
+    best = styles[0]
+    for style in styles[1:]:
+        if better(validation[style], validation[best], higher_is_better=task.higher_is_better):
+            best = style
+    return best
+
+
+def direct(
+    scorer: Scorer,
+    task: Task,
+    *,
+    styles: Sequence[Style] = ("plain",),
+    chat: ChatTemplate | None = None,
+    shots: int = 0,
+    seed: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> DirectResult:
+    """Evaluate the untuned model on the task's test split, after choosing the style on validation.
+
+    An instruct model is asked with and without its chat template on the validation split, and the better style is used
+    on the test split (appendix A.2 of the train-before-test paper), which is scored once. A task without validation
+    documents cannot choose: the first style is used.
+    """
+    seen: dict[Style, float] = {}
+    if len(styles) > 1 and task.documents("validation"):
+        asks = [Ask(task, "validation", style, shots, seed) for style in styles]
+        made = evaluate(scorer, asks, chat=chat, progress=progress)
+        seen = {ask.style: evaluation.main.value for ask, evaluation in zip(asks, made, strict=True)}
+    style = choose_style(task, seen) if seen else styles[0]
+    (test,) = evaluate(scorer, [Ask(task, "test", style, shots, seed)], chat=chat, progress=progress)
+    return DirectResult(test=test, style=style, validation=seen)

@@ -1,0 +1,227 @@
+"""A short calibration of the real engine: the study itself, made small, on a few of its models.
+
+The smallest, the middle and the largest model run every task with the study's own lanes and one epoch, on a few
+documents and then on three times as many, until what the last run took beyond the one before is a pace that holds (a
+GPU goes its pace only after its first passes). What is left are the beginnings: loading, first passes, the fixed part
+of a validation. Tasks keep their proportions, so that lanes end at different times as they will. So padding, shared
+passes, generation and the device are in the figures as they will be in the run.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from potentia.run.cost import CellWork, Pace, StudyCost, paces_of_store, parameters_of, price, rows_left, work_of
+from potentia.run.execute import run_study
+from potentia.run.plan import StudyPlan, plan_study
+from potentia.study import Caps, Study
+from potentia.values.protocol import DIRECT
+
+FIRST, GROWTH = 16, 3  # documents of the largest task in the first run, and how much larger the next is
+LEAST = 8  # of any task
+MODELS = 3
+SAME = 1.25  # paces of two runs that differ by less are one
+PATIENCE = {"cpu": 10.0, "cuda": 45.0}  # seconds of one model's runs after which what is known has to do
+
+
+def estimate_cost(plan: StudyPlan, *, calibrate: bool = True, tell: Callable[[str], Any] = lambda _: None) -> StudyCost:
+    """Price a study by the rows in its store, else by a short calibration; without either, seconds are NaN."""
+    from potentia.engine import pick_device
+    from potentia.store import Store
+
+    device = str(pick_device(plan.study.device)).partition(":")[0]
+    store = Store.find(plan.study.store)
+    paces: list[Pace] = []
+    if store is not None:
+        with store:
+            paces = paces_of_store(plan, store, device)
+    if any(pace.train is not None for pace in paces) or (paces and not calibrate):
+        return price(plan, paces, f"{len(paces)} measured rows in the store", device)
+    left = rows_left(plan)
+    if not calibrate or not left:
+        return price(plan, paces, "", device)
+    measured, start = measure_paces(plan, tell=tell)
+    return price(plan, [*paces, *measured], f"a calibration on {len(measured)} of its models", device, start=start)
+
+
+def measure_paces(plan: StudyPlan, *, tell: Callable[[str], Any] = lambda _: None) -> tuple[list[Pace], float]:
+    """Run the study in small on a few of its models; return their paces, and what the very first run took beyond."""
+    from potentia.engine import pick_device
+
+    rows = sorted(rows_left(plan), key=lambda row: np.nan_to_num(parameters_of(row.model), nan=np.inf))
+    picked = [rows[k] for k in sorted({0, len(rows) // 2, len(rows) - 1})][:MODELS]
+    device = str(pick_device(plan.study.device)).partition(":")[0]
+    whole = max(len(task.documents("train")) for task in plan.tasks.benchmarks.values())
+    paces, start = list[Pace](), 0.0
+    with tempfile.TemporaryDirectory(prefix="potentia-pace-") as folder:
+        for number, row in enumerate(picked):
+            tell(f"calibrating on {row.model.name}")
+            runs: list[Timed] = []
+            documents, began = FIRST, time.monotonic()
+            while True:
+                # The very first run also imports libraries and warms the device, as every new process does: counted
+                # apart. A GPU also compiles something for every new size: there the second run of a size tells.
+                twice = device != "cpu" or (number == 0 and not runs)
+                name = f"{number}-{len(runs)}"
+                once = _timed_run(_small(plan, row.model.name, documents, str(Path(folder) / f"{name}.db")))
+                if twice:
+                    again = _timed_run(_small(plan, row.model.name, documents, str(Path(folder) / f"{name}-again.db")))
+                    if number == 0 and not runs:
+                        start, began = max(once.whole - again.whole, 0.0), time.monotonic()
+                    once = again
+                runs.append(once)
+                late = time.monotonic() - began > PATIENCE.get(device, PATIENCE["cpu"])
+                if len(runs) > 1 and (_holds(runs, device) or late or documents >= whole):
+                    break
+                documents *= GROWTH
+            longer = None
+            if device != "cpu" and runs[-1].trained:  # what every validation costs there, and what only the first does
+                last = _small(plan, row.model.name, documents, str(Path(folder) / f"{number}-longer.db"), epochs=2)
+                longer = _timed_run(last)
+            pace = _slope(parameters_of(row.model), runs[-2], runs[-1], longer)
+            if pace is not None:
+                paces.append(pace)
+    return paces, start
+
+
+def _holds(runs: Sequence[Timed], device: str) -> bool:
+    """Say whether the last run went at the pace of the one before; on a CPU the first passes are like the others."""
+    if device == "cpu":
+        return True
+    if len(runs) < 3:
+        return False
+    steps = [
+        (b.tally.get("train", 0.0) - a.tally.get("train", 0.0)) / max(b.trained - a.trained, 1.0)
+        for a, b in zip(runs[-3:-1], runs[-2:], strict=True)
+    ]
+    return min(steps) > 0 and max(steps) / min(steps) < SAME
+
+
+def _small(plan: StudyPlan, model: str, documents: int, store: str, *, epochs: int = 1) -> Study:
+    """Return the study with one model, one epoch or two, and so many documents of its largest task."""
+    study = plan.study
+    rows = {row.name: row for row in study.rows()}
+    tasks = tuple(
+        spec.model_copy(update={"caps": _in_proportion(plan, spec.name, documents)}) for spec in study.benchmarks()
+    )
+    adjust = study.adjust
+    if adjust is not None:
+        own = adjust.tuning and adjust.tuning.model_copy(update={"epochs": 1})
+        cap = min(adjust.cap or documents, documents)
+        adjust = adjust.model_copy(update={"at_steps": (), "tuning": own, "cap": cap})
+    return study.model_copy(
+        update={
+            "models": (rows[model].model_copy(update={"copy_of": None}),),  # a treated copy is as fast as its original
+            "protocols": tuple(dict.fromkeys((DIRECT, *study.protocols))),
+            "tasks": tasks,
+            "tuning": study.tuning.model_copy(update={"epochs": epochs}),
+            "adjust": adjust,
+            "treat": None,
+            "only": None,
+            "store": store,
+            "keep_adapters": False,
+        }
+    )
+
+
+def _in_proportion(plan: StudyPlan, name: str, documents: int) -> Caps:
+    """Return caps of a task that keep its share of the largest one's training documents, validation and test alike."""
+    task = plan.tasks.benchmarks[name]
+    largest = max(len(other.documents("train")) for other in plan.tasks.benchmarks.values())
+    have = {split: len(task.documents(split)) for split in ("train", "validation", "test")}
+    least = max(LEAST, 1 + max(plan.study.shots_for(name, protocol) for protocol in plan.study.protocols))
+    wanted = {split: max(math.ceil(documents * count / max(largest, 1)), least) for split, count in have.items()}
+    return Caps(**{split: max(min(wanted[split], count), 1) for split, count in have.items()})
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A small run: its cells with their seconds, the row's seconds by kind of work, and the seconds of all of it."""
+
+    cells: list[tuple[CellWork, float]]
+    tally: Mapping[str, float]
+    whole: float
+
+    @property
+    def trained(self) -> float:
+        """Tokens trained on."""
+        return sum(work.train_tokens for work, _ in self.cells)
+
+    @property
+    def plain(self) -> dict[str, tuple[CellWork, float]]:
+        """The direct cells, by task."""
+        return {work.task: (work, seconds) for work, seconds in self.cells if work.protocol == DIRECT}
+
+
+def _timed_run(small: Study) -> Timed:
+    from potentia.store import Store
+
+    plan = plan_study(small)
+    began = time.monotonic()
+    result = run_study(plan)
+    whole = time.monotonic() - began
+    with Store.open(small.store, readonly=True) as store:
+        seconds = {(c.task, str(c.protocol)): c.seconds for c in store.cells()}
+        rows = [event.payload for event in store.events(result.study) if event.kind == "row"]
+    cells = [
+        (work, seconds[work.task, str(work.protocol)])
+        for work in work_of(plan)
+        if (work.task, str(work.protocol)) in seconds
+    ]
+    return Timed(cells, dict(rows[-1]["tally"]) if rows else {}, whole)
+
+
+def _slope(parameters: float, few: Timed, more: Timed, longer: Timed | None = None) -> Pace | None:
+    """Return the pace between two runs; a share of the plain ratio at least, for clocks are noisy.
+
+    ``longer`` is the second run with one epoch more, where the first validation of a row costs more than the others.
+    """
+    score = {
+        task: _rate(b.score_tokens - few.plain[task][0].score_tokens, s - few.plain[task][1], b.score_tokens, s)
+        for task, (b, s) in more.plain.items()
+        if task in few.plain
+    }
+    if not score:
+        return None
+    load = more.tally.get("load", 0.0)
+    shown = {
+        (work.task, str(work.protocol)): seconds / max(work.score_tokens, 1e-9)
+        for work, seconds in more.cells
+        if work.protocol.kind == "few_shot"
+    }
+    if not more.trained:
+        return Pace(parameters, more.whole - sum(s for _, s in more.cells), score, None, shown=shown)
+
+    def asked(run: Timed) -> float:
+        """Seconds that the scoring of the tuned cells would take if it went like the direct cells'."""
+        return sum(work.score_tokens * score.get(work.task, 0.0) for work, _ in run.cells if work.protocol.tuned)
+
+    def scored(run: Timed) -> float:
+        """Seconds that it took."""
+        plain = sum(seconds for work, seconds in run.cells if not work.protocol.tuned)
+        return max(run.tally.get("validate", 0.0) + run.tally.get("test", 0.0) - plain, 0.0)
+
+    spent = [run.tally.get("train", 0.0) for run in (few, more)]
+    train = _rate(more.trained - few.trained, spent[1] - spent[0], more.trained, spent[1])
+    check = _rate(asked(more) - asked(few), scored(more) - scored(few), asked(more), scored(more))
+    each = max(scored(more) - check * asked(more), 0.0)  # of it, the fixed part of one validation of all lanes
+    if longer is not None:
+        another = scored(longer) - scored(more) - check * (asked(longer) - asked(more))
+        each = min(each, max(another, 0.0))
+    known = load + train * more.trained + check * asked(more) + each + sum(
+        seconds for work, seconds in more.cells if not work.protocol.tuned
+    )  # fmt: skip
+    return Pace(parameters, load, score, train, begin=max(more.whole - known, 0.0), check=check, each=each, shown=shown)
+
+
+def _rate(tokens: float, seconds: float, all_tokens: float, all_seconds: float) -> float:
+    plain = all_seconds / max(all_tokens, 1e-9)  # with the fixed part in it: no pace is slower
+    return min(max(seconds / tokens, 0.2 * plain), plain) if tokens > 0 else plain

@@ -1,0 +1,197 @@
+"""The JSON API: what every page shows, as data. Lists are paged; nothing can be written."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, HTTPException, Path, Query
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel
+
+from potentia.show import cell_payload, find_items, item_payload, lane_payload
+from potentia.show.board.board_state import Desk, json_text
+from potentia.values.findings import jsonable
+
+Name = Annotated[str, Path(min_length=1, max_length=300)]
+Page = Annotated[int, Query(ge=0, le=1_000_000, description="counted from 0")]
+Size = Annotated[int, Query(ge=1, le=200, description="entries on a page")]
+Wanted = Annotated[str | None, Query(max_length=300)]
+
+
+class StudySummary(BaseModel):
+    """A study and how far it is; ``asked`` is null for imported scores."""
+
+    key: str
+    name: str
+    created: str
+    asked: int | None
+    done: int
+    failed: int
+    running: int
+    seconds: float
+
+
+class Listing(BaseModel):
+    """One page of a list."""
+
+    total: int
+    page: int
+    size: int
+    entries: list[dict[str, Any]]
+
+
+class ItemPage(BaseModel):
+    """One page of a cell's items."""
+
+    total: int
+    page: int
+    size: int
+    items: list[dict[str, Any]]
+
+
+class Names(BaseModel):
+    """What there is, by name, and as of how many cells."""
+
+    names: list[str]
+    cells: int
+    problem: str
+
+
+def make_api(desk: Desk) -> APIRouter:
+    """Make the routes on one desk."""
+    api = APIRouter(prefix="/api", responses={404: {"description": "there is nothing of that name"}})
+
+    @api.get("/studies")
+    def studies() -> list[StudySummary]:
+        """Return all studies of the store, the one opened last first."""
+        return [StudySummary(**summary) for summary in desk.summaries()]
+
+    @api.get("/studies/{study}")
+    def study(study: Name) -> dict[str, Any]:
+        """Return what runs now: rows, lanes of running rows, counts, recent events."""
+        return desk.watch(study).look()
+
+    @api.get(
+        "/studies/{study}/stream",
+        response_class=StreamingResponse,
+        responses={200: {"content": {"text/event-stream": {}}}},
+    )
+    async def stream(study: Name) -> StreamingResponse:
+        """Follow a study: server-sent events named ``state``, one whenever something changes."""
+        watch = desk.watch(study)
+        return StreamingResponse(watch.stream(), media_type="text/event-stream", headers={"cache-control": "no-store"})
+
+    @api.get("/studies/{study}/answer")
+    async def answer(study: Name) -> dict[str, Any]:
+        """Return the answer: headline, sentences, and every model's rank with its interval."""
+        return (await desk.snapshot(desk.study(study).key)).answer
+
+    @api.get("/studies/{study}/outlook", response_model=dict[str, Any])
+    async def outlook(study: Name) -> Any:
+        """Return what is predicted of cells not measured yet: P(best), ranks with intervals; 404 once all is there."""
+        made = await desk.outlook(desk.study(study).key, wait=True)
+        return json_text(made.findings.get("completion") if made is not None else None)
+
+    @api.get("/studies/{study}/findings")
+    async def findings(study: Name) -> Names:
+        """Name the findings of the study."""
+        made = await desk.snapshot(desk.study(study).key)
+        return Names(names=list(made.findings), cells=made.stamp[0], problem=made.problem)
+
+    @api.get("/studies/{study}/findings/{name}", response_model=dict[str, Any])
+    async def finding(study: Name, name: Name) -> Any:
+        """Return one finding, as ``potentia analyze rankings --json`` prints it."""
+        return json_text((await desk.snapshot(desk.study(study).key)).findings.get(name))
+
+    @api.get("/studies/{study}/scores/{protocol}", response_model=dict[str, Any])
+    async def scores(study: Name, protocol: Name) -> Any:
+        """Return the score matrix of one protocol; missing scores are null."""
+        return json_text((await desk.snapshot(desk.study(study).key)).scores.get(protocol))
+
+    @api.get("/studies/{study}/evidence/{protocol}", response_model=dict[str, Any])
+    async def evidence(study: Name, protocol: Name) -> Any:
+        """Return the evidence between every two models, pairs in the order of the upper triangle."""
+        return json_text((await desk.snapshot(desk.study(study).key)).evidence.get(protocol))
+
+    @api.get("/studies/{study}/cells")
+    def cells(
+        study: Name,
+        protocol: Wanted = None,
+        model: Wanted = None,
+        task: Wanted = None,
+        page: Page = 0,
+        size: Size = 50,
+    ) -> Listing:
+        """Return committed cells in the order of their making."""
+        only = {"study": desk.study(study).key, "protocol": protocol, "model": model, "task": task}
+        if any("\0" in (value or "") for value in only.values()):
+            return Listing(total=0, page=page, size=size, entries=[])
+        found = desk.store.cells(**only, limit=size, offset=page * size)
+        entries = [
+            jsonable(
+                {
+                    **{name: getattr(cell, name) for name in ("key", "model", "task", "protocol", "metric", "seconds")},
+                    **{name: getattr(cell.score, name) for name in ("value", "stderr", "n")},
+                    "created": cell.created,
+                    "gain": cell.gain,
+                }
+            )
+            for cell in found
+        ]
+        return Listing(total=desk.store.count(**only), page=page, size=size, entries=entries)
+
+    @api.get("/studies/{study}/lanes")
+    def lanes(study: Name, model: Wanted = None, page: Page = 0, size: Size = 50) -> Listing:
+        """Return lanes with their curves."""
+        if "\0" in (model or ""):
+            return Listing(total=0, page=page, size=size, entries=[])
+        key = desk.study(study).key
+        shown = desk.store.lanes(study=key, model=model, limit=size, offset=page * size)
+        entries = [{"model": lane.model, "cell": lane.cell, **lane_payload(lane)} for lane in shown]
+        total = desk.store.count_lanes(study=key, model=model)
+        return Listing(total=total, page=page, size=size, entries=jsonable(entries))
+
+    @api.get("/studies/{study}/failures")
+    def failures(study: Name, page: Page = 0, size: Size = 50) -> Listing:
+        """Return the cells that failed, with the reason."""
+        found = desk.store.failures(study=desk.study(study).key)
+        entries = [asdict(failure) for failure in found[page * size : (page + 1) * size]]
+        return Listing(total=len(found), page=page, size=size, entries=entries)
+
+    @api.get("/studies/{study}/events")
+    def events(
+        study: Name,
+        after: Annotated[int, Query(ge=0, le=2**62, description="the last id already seen")] = 0,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+    ) -> list[dict[str, Any]]:
+        """Return the log after an entry, oldest first."""
+        found = desk.store.events(desk.study(study).key, after_id=after, limit=limit)
+        plain: list[dict[str, Any]] = jsonable([asdict(event) for event in found])
+        return plain
+
+    @api.get("/cells/{key}")
+    def cell(key: Name) -> dict[str, Any]:
+        """Return one cell: scores, what validation chose, lanes with curves, and how it was made."""
+        record = desk.cell(key)
+        return cell_payload(record, desk.store.lanes(cell=key), manifest=True)
+
+    @api.get("/cells/{key}/items")
+    def items(
+        key: Name,
+        page: Page = 0,
+        size: Size = 20,
+        query: Annotated[str, Query(max_length=300, description="text in prompt, answer or right answer")] = "",
+        outcome: Literal["all", "right", "wrong"] = "all",
+    ) -> ItemPage:
+        """Return a cell's items with the model's answers, searched and paged."""
+        desk.cell(key)
+        found = find_items(desk.items(key), query=query, outcome=outcome)
+        shown = found[page * size : (page + 1) * size]
+        return ItemPage(total=len(found), page=page, size=size, items=[jsonable(item_payload(i)) for i in shown])
+
+    @api.get("/{rest:path}", include_in_schema=False)
+    def nothing(rest: str) -> None:
+        raise HTTPException(404, "there is nothing of that name")
+
+    return api

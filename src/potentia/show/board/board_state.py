@@ -1,0 +1,160 @@
+"""The board's desk: the store it reads, the snapshots it keeps, the studies it watches."""
+
+from __future__ import annotations
+
+import time
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any
+
+from fastapi import HTTPException
+
+from potentia.errors import StoreError
+from potentia.show.board.live import Watch, study_summary
+from potentia.show.board.snapshot import Snapshot, Snapshots, Worker, make_outlook, make_snapshot
+from potentia.store import CellRecord, Store, StudyRecord
+from potentia.values.scores import ItemOutcome
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+LED = 6  # studies of the home page whose leader is told: each costs its findings
+FRESH = 1.0  # seconds for which a count is believed
+
+
+class Desk:
+    """Everything that pages and API share. Reads the store, never writes it."""
+
+    def __init__(self, where: str, *, executor: Executor | None = None, history: tuple[str, ...] = ()) -> None:
+        self.where = where
+        self.store = Store.open(where, readonly=True)
+        self.worker = Worker(executor)
+        self.snapshots = Snapshots(where, self.worker, partial(make_snapshot, history=history))
+        self.outlooks = Snapshots(where, self.worker, partial(make_outlook, history=history))
+        self._watches: dict[str, Watch] = {}
+        self._stamps: dict[str, tuple[float, tuple[int, int]]] = {}
+        self._studies: tuple[float, list[StudyRecord]] = (-FRESH, [])
+        self._summaries: tuple[float, list[dict[str, Any]]] = (-FRESH, [])
+        self.items = lru_cache(maxsize=4)(self._items)
+
+    def stop(self) -> None:
+        """End what waits: streams, and pages whose findings are being made."""
+        self.snapshots.stopped = self.outlooks.stopped = True
+        for watch in list(self._watches.values()):
+            watch.stopped = True
+
+    def close(self) -> None:
+        """Let the store and the worker go."""
+        self.worker.close()
+        self.store.close()
+
+    def studies(self) -> list[StudyRecord]:
+        """Return the studies, as of a second ago at most."""
+        at, known = self._studies
+        if time.monotonic() - at > FRESH:
+            known = self.store.studies()
+            self._studies = (time.monotonic(), known)
+        return known
+
+    def summaries(self) -> list[dict[str, Any]]:
+        """Return every study with its counts, as of a second ago at most."""
+        at, known = self._summaries
+        if time.monotonic() - at > FRESH:
+            known = [study_summary(self.store, record) for record in self.studies()]
+            self._summaries = (time.monotonic(), known)
+        return known
+
+    async def overview(self) -> list[dict[str, Any]]:
+        """Return the summaries with the time left of what runs, and who leads in the studies opened last."""
+        from starlette.concurrency import run_in_threadpool
+
+        told = []
+        for place, summary in enumerate(await run_in_threadpool(self.summaries)):
+            key, left, headline, behind = summary["key"], None, "", False
+            if summary["running"]:
+                left = (await run_in_threadpool(self.watch(key).look))["left"]
+            if place < LED and summary["done"]:
+                made = await self.peek(key)  # the page never waits for findings; the next one has them
+                if made is not None:
+                    headline = str(made.answer.get("headline", ""))
+                    behind = made.stamp[0] < (summary["asked"] or summary["done"])
+            told.append({**summary, "left": left, "headline": headline, "so_far": behind})
+        return told
+
+    def study(self, name: str) -> StudyRecord:
+        """Return the study with this key or name, or answer 404."""
+        records = self.studies()
+        found = next((r for r in records if r.key == name), None) or next((r for r in records if r.name == name), None)
+        if found is None:
+            raise HTTPException(404, "there is no such study")
+        return found
+
+    def watch(self, name: str) -> Watch:
+        """Return the watch of a study; all its listeners share one."""
+        record = self.study(name)
+        return self._watches.setdefault(record.key, Watch(self.store, record))
+
+    def stamp(self, key: str) -> tuple[int, int]:
+        """Return how many cells and failures a study has, as of a second ago at most."""
+        at, known = self._stamps.get(key, (-FRESH, (0, 0)))
+        if time.monotonic() - at > FRESH:
+            known = (self.store.count(study=key), len(self.store.failures(study=key)))
+            self._stamps[key] = (time.monotonic(), known)
+        return known
+
+    async def snapshot(self, key: str) -> Snapshot:
+        """Return the study's latest snapshot."""
+        from starlette.concurrency import run_in_threadpool
+
+        return await self.snapshots.get(key, await run_in_threadpool(self.stamp, key))
+
+    async def peek(self, key: str) -> Snapshot | None:
+        """Return the study's latest snapshot, or None while the first is being made."""
+        from starlette.concurrency import run_in_threadpool
+
+        return self.snapshots.peek(key, await run_in_threadpool(self.stamp, key))
+
+    async def outlook(self, key: str, *, wait: bool = False) -> Snapshot | None:
+        """Return the expected final ranking; None while the first is being made, unless it is waited for."""
+        from starlette.concurrency import run_in_threadpool
+
+        stamp = await run_in_threadpool(self.stamp, key)
+        return await self.outlooks.get(key, stamp) if wait else self.outlooks.peek(key, stamp)
+
+    async def warm(self) -> None:
+        """Begin the first snapshots of the study opened last, before anyone asks; the short one first."""
+        from starlette.concurrency import run_in_threadpool
+
+        records = await run_in_threadpool(self.studies)
+        if records:
+            await self.outlook(records[0].key)
+            await self.peek(records[0].key)
+
+    def cell(self, key: str) -> CellRecord:
+        """Return one cell, or answer 404."""
+        found = None if "\0" in key else self.store.cell(key)
+        if found is None:
+            raise HTTPException(404, "there is no such cell")
+        return found
+
+    def cell_of(self, study: str, model: str, task: str, protocol: str) -> CellRecord:
+        """Return the cell of a model, a task and a protocol, or answer 404."""
+        known = not any("\0" in part for part in (model, task, protocol))
+        found = self.store.cells(study=study, model=model, task=task, protocol=protocol, limit=1) if known else []
+        if not found:
+            raise HTTPException(404, "there is no such cell")
+        return found[0]
+
+    def _items(self, key: str) -> list[ItemOutcome]:
+        try:
+            return self.store.items(key)
+        except StoreError as error:  # the items folder was left behind
+            raise HTTPException(404, error.message) from error
+
+
+def json_text(text: str | None) -> Any:
+    """Answer with JSON made earlier, or 404."""
+    from fastapi import Response
+
+    if text is None:
+        raise HTTPException(404, "there is nothing of that name")
+    return Response(text, media_type="application/json")

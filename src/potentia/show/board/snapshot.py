@@ -1,0 +1,173 @@
+"""Snapshots: a study's sections and findings, made in a process of their own and kept until there is more to say.
+
+Findings take seconds to compute. They are made in one niced worker, never while serving a request that an older
+snapshot can answer, and never more often than a twentieth of the time, so that readers do not slow a run. The outlook
+(who may be best once all is measured) takes a part of that and is a snapshot of its own, so that it keeps up with a
+run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from potentia.errors import PotentiaError, StoreError
+
+LEAST_SECONDS = 5.0  # between two snapshots of a study
+SHARE = 20  # and this many times as long as the last one took
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What the pages and the API say of a study at one moment."""
+
+    study: str
+    stamp: tuple[int, int]  # cells and failures it knows
+    seconds: float
+    sections: tuple[tuple[str, str, str], ...] = ()  # id, title, HTML
+    parts: dict[str, bytes] = field(default_factory=dict)  # name → packed JSON that the pages fetch by need
+    problem: str = ""
+    answer: dict[str, Any] = field(default_factory=dict)
+    findings: dict[str, str] = field(default_factory=dict)  # name → JSON
+    scores: dict[str, str] = field(default_factory=dict)  # protocol → JSON
+    evidence: dict[str, str] = field(default_factory=dict)  # protocol → JSON, as the page has it
+
+
+def make_snapshot(where: str, study: str, stamp: tuple[int, int], history: tuple[str, ...] = ()) -> Snapshot:
+    """Read a study and compute everything; runs in the worker."""
+    from potentia.evidence import read
+    from potentia.show import Parts, ReportOptions, answer, build_sections, evidence_maps, read_report
+    from potentia.values.findings import jsonable
+
+    began = time.monotonic()
+    try:
+        options = ReportOptions(history=read(*history)) if history else None
+        data = read_report(where, study=study, items=0, options=options)
+        parts = Parts(f"/studies/{study}")
+        sections = build_sections(data, parts)
+    except PotentiaError as error:
+        return Snapshot(study, stamp, time.monotonic() - began, problem=error.message)
+    return Snapshot(
+        study=study,
+        stamp=stamp,
+        seconds=time.monotonic() - began,
+        sections=tuple((s.id, s.title, s.html) for s in sections),
+        parts=parts.kept,
+        problem=data.problem,
+        answer=jsonable(answer(data)),
+        findings={name: json.dumps(finding.to_dict()) for name, finding in data.named().items()},
+        scores={name: json.dumps(jsonable(matrix)) for name, matrix in data.evidence.scores.items()},
+        evidence={name: json.dumps(found.payload()) for name, found in evidence_maps(data).items()},
+    )
+
+
+def make_outlook(where: str, study: str, stamp: tuple[int, int], history: tuple[str, ...] = ()) -> Snapshot:
+    """Read a study and predict what it has not measured: the expected final ranking alone; runs in the worker."""
+    from potentia.evidence import read
+    from potentia.show import outlook_part, read_outlook
+
+    began = time.monotonic()
+    try:
+        done = read_outlook(where, study=study, history=read(*history) if history else None)
+    except PotentiaError as error:  # no scores yet, or nothing is tuned
+        return Snapshot(study, stamp, time.monotonic() - began, problem=error.message)
+    if done is None:
+        return Snapshot(study, stamp, time.monotonic() - began)
+    part = ("outlook", "Expected final ranking", outlook_part(done, f"/studies/{study}/predicted"))
+    findings = {"completion": json.dumps(done.to_dict())}
+    return Snapshot(study, stamp, time.monotonic() - began, sections=(part,), findings=findings)
+
+
+def _settle() -> None:
+    import os
+    import signal
+
+    from potentia.processes import leave_with_parent
+
+    os.nice(10)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server stops its worker itself
+    leave_with_parent()
+
+
+class Worker:
+    """One niced process for all that is computed; a new one where it was killed."""
+
+    def __init__(self, executor: Executor | None = None) -> None:
+        self._executor = executor
+
+    def get(self) -> Executor:
+        """Return the executor, started when first asked for."""
+        if self._executor is None:
+            from multiprocessing import get_context
+
+            self._executor = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_settle)
+        return self._executor
+
+    def drop(self) -> None:
+        """Forget a process that was killed."""
+        self._executor = None
+
+    def close(self) -> None:
+        """Stop it."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+class Snapshots:
+    """The latest snapshot of each study; a newer one is made in the background."""
+
+    def __init__(
+        self,
+        where: str,
+        worker: Worker,
+        make: Callable[[str, str, tuple[int, int]], Snapshot] = make_snapshot,
+    ) -> None:
+        self.where = where
+        self._worker = worker
+        self._make = make
+        self._latest: dict[str, Snapshot] = {}
+        self._making: dict[str, asyncio.Future[Snapshot]] = {}
+        self._not_before: dict[str, float] = {}
+        self.stopped = False
+
+    async def get(self, study: str, stamp: tuple[int, int]) -> Snapshot:
+        """Return the latest snapshot, at once where there is one; the first is waited for."""
+        known = self.peek(study, stamp)
+        if known is not None:
+            return known
+        making = self._making[study]
+        while not making.done():
+            await asyncio.wait({making}, timeout=0.5)
+            if self.stopped:
+                raise StoreError("the board is stopping")
+        try:
+            return making.result()
+        except Exception as error:
+            raise StoreError(f"the findings could not be made: {error}", hint="try again in a moment") from error
+
+    def peek(self, study: str, stamp: tuple[int, int]) -> Snapshot | None:
+        """Return the latest snapshot, or None while the first is being made; sees to it that a newer one will come."""
+        known = self._latest.get(study)
+        if known is not None and (known.stamp == stamp or time.monotonic() < self._not_before.get(study, 0.0)):
+            return known
+        if study not in self._making:
+            task = asyncio.get_running_loop().run_in_executor(self._worker.get(), self._make, self.where, study, stamp)
+            self._making[study] = task
+            task.add_done_callback(lambda done: self._keep(study, done))
+        return known
+
+    def _keep(self, study: str, done: asyncio.Future[Snapshot]) -> None:
+        self._making.pop(study, None)
+        if done.cancelled() or done.exception() is not None:
+            if not done.cancelled() and isinstance(done.exception(), BrokenExecutor):
+                self._worker.drop()  # the next snapshot gets another
+            self._not_before[study] = time.monotonic() + LEAST_SECONDS
+            return
+        made = done.result()
+        self._latest[study] = made
+        self._not_before[study] = time.monotonic() + max(LEAST_SECONDS, SHARE * made.seconds)

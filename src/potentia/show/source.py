@@ -1,0 +1,264 @@
+"""What a report is made of: the evidence, its findings, and samples of the items behind every cell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from potentia.analysis.base_models import (
+    Ablation,
+    ConsistencyFindings,
+    Stability,
+    Training,
+    find_ablation,
+    find_consistency,
+    find_stability,
+    find_training,
+)
+from potentia.analysis.planning import Completion, find_outlook
+from potentia.analysis.proxy import Options as ProxyOptions
+from potentia.analysis.proxy import Proxies, find_proxies
+from potentia.analysis.rankings import Rankings, Scoreboard, find_rankings, find_scoreboard
+from potentia.analysis.test_task import Options as TestTaskOptions
+from potentia.analysis.test_task import TestTask, find_test_task
+from potentia.errors import InputError, PotentiaError
+from potentia.evidence import Evidence, read
+from potentia.store import CellRecord, FailureRecord, LaneRecord
+from potentia.values.findings import Chart, Finding
+from potentia.values.protocol import Protocol
+from potentia.values.scores import ItemOutcome
+
+ITEMS = 40  # of each cell, half of them wrong, where the whole stays under ITEM_BUDGET
+ITEM_BUDGET = 6_000  # items in one file
+READ_BUDGET = 300_000  # items read to choose them from; cells after that show none
+
+
+@dataclass(frozen=True)
+class ItemSample:
+    """Some items of a cell: how many there are, how many are right (None where items are not right or wrong)."""
+
+    total: int
+    right: int | None
+    shown: tuple[ItemOutcome, ...]
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """What a report is asked beyond its scores; what is not asked is shown where the evidence is there by itself."""
+
+    test_task: TestTaskOptions | None = None  # else newer models against older ones, where models were adjusted
+    proxies: ProxyOptions | None = None  # which task to predict
+    baseline: str | None = None  # the method that stability and consistency are compared with
+    history: Evidence | None = None  # other models' scores, to predict cells that are not measured yet
+
+
+@dataclass(frozen=True)
+class ReportData:
+    """Everything that the sections are made of. A file of scores has no studies, cells, lanes or items."""
+
+    evidence: Evidence
+    made: str
+    rankings: Rankings | None
+    board: Scoreboard | None = None  # also of one model, which has no rankings
+    problem: str = ""  # why there is no ranking
+    test_task: TestTask | None = None
+    training: Training | None = None  # of checkpoints: the runs that they are of
+    stability: Stability | None = None
+    consistency: ConsistencyFindings | None = None
+    ablation: Ablation | None = None  # of prompt forms, where no pairs of base and instruct models are known
+    proxies: Proxies | None = None
+    completion: Completion | None = None  # of a study with cells not measured yet: predictions, never scores
+    cells: tuple[CellRecord, ...] = ()
+    failures: tuple[FailureRecord, ...] = ()
+    lanes: tuple[LaneRecord, ...] = ()
+    items: Mapping[str, ItemSample] = field(default_factory=dict)
+    items_per_cell: int = 0
+
+    @property
+    def main(self) -> Protocol:
+        """The protocol that the report ranks by."""
+        return self.evidence.main or Protocol("")
+
+    @property
+    def first(self) -> Protocol:
+        """The protocol with the least preparation, which the main one is set against."""
+        return next(iter(self.evidence.planned), Protocol(""))
+
+    def named(self) -> dict[str, Finding]:
+        """Return every finding under the name that the command line and the board's API give it."""
+        several = (self.rankings, self.test_task, self.consistency, self.proxies)
+        found = {name: f for part in several if part is not None for name, f in part.named().items()}
+        single = {
+            "training": self.training,
+            "stability": self.stability,
+            "ablation": self.ablation,
+            "completion": self.completion,
+        }
+        return found | {name: f for name, f in single.items() if f is not None}
+
+    def charts(self) -> list[Chart]:
+        """Return every chart, in reading order."""
+        return [chart for finding in self.named().values() for chart in finding.charts()]
+
+
+def read_report(
+    source: str | Path,
+    *,
+    study: str | Sequence[str] | None = None,
+    items: int | None = None,
+    facts: str | Path | None = None,
+    options: ReportOptions | None = None,
+) -> ReportData:
+    """Read a store or any file of scores and compute its findings."""
+    return make_report(read(source, study=study, facts=facts), items=items, options=options)
+
+
+def read_outlook(
+    source: str | Path, *, study: str | Sequence[str] | None = None, history: Evidence | None = None
+) -> Completion | None:
+    """Read a store and predict what its study has not measured, as its report does; None once all is there."""
+    evidence = read(source, study=study)
+    return _completion(evidence, history, _training(evidence))
+
+
+def make_report(evidence: Evidence, *, items: int | None = None, options: ReportOptions | None = None) -> ReportData:
+    """Compute the findings of evidence and gather what the pages show.
+
+    ``items`` is how many items of each cell to take (half of them wrong); None means 40, or fewer where the cells are
+    so many that one file could not hold them; 0 means none.
+    """
+    options = options or ReportOptions()
+    rankings, problem = _rankings(evidence)
+    training = _training(evidence)
+    consistency = _consistency(evidence, options.baseline)
+    cells = tuple(evidence.cells())
+    share = items if items is not None else min(ITEMS, ITEM_BUDGET // max(1, len(cells)))
+    return ReportData(
+        evidence=evidence,
+        made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        rankings=rankings,
+        board=_standing(evidence, rankings, training),
+        problem=problem,
+        test_task=_test_task(evidence, options.test_task),
+        training=training,
+        stability=_stability(evidence, options.baseline),
+        consistency=consistency,
+        ablation=_ablation(evidence) if consistency is None else None,
+        proxies=find_proxies(evidence, options.proxies) if options.proxies is not None else None,
+        completion=_completion(evidence, options.history, training),
+        cells=cells,
+        failures=tuple(evidence.failures()),
+        lanes=tuple(evidence.lanes()),
+        items=_samples(evidence, cells, share),
+        items_per_cell=share,
+    )
+
+
+def _rankings(evidence: Evidence) -> tuple[Rankings | None, str]:
+    try:
+        return find_rankings(evidence), ""
+    except PotentiaError as error:
+        return None, error.message
+
+
+def _standing(evidence: Evidence, rankings: Rankings | None, training: Training | None) -> Scoreboard | None:
+    """Return how the models stand; of a study of checkpoints the runs, each at its end."""
+    if training is not None and training.whole:
+        return _board(evidence.narrowed(models=training.finals))
+    return _board(evidence) if rankings is None else rankings.scoreboard
+
+
+def _training(evidence: Evidence) -> Training | None:
+    """Follow runs where three checkpoints of a series are known."""
+    try:
+        return find_training(evidence)
+    except InputError:
+        return None
+
+
+def _board(evidence: Evidence) -> Scoreboard | None:
+    try:
+        return find_scoreboard(evidence)
+    except PotentiaError:
+        return None
+
+
+def _completion(evidence: Evidence, history: Evidence | None, training: Training | None) -> Completion | None:
+    """Predict what the studies ask for and have not measured; steps of a run are no rivals, and nothing to predict."""
+    if training is not None and training.whole:
+        return None
+    try:
+        return find_outlook(evidence, history=history)
+    except InputError:  # nothing is tuned, or nothing is known yet
+        return None
+
+
+def _test_task(evidence: Evidence, options: TestTaskOptions | None) -> TestTask | None:
+    """Look for training on the test task where it is asked for, and where models were adjusted or treated."""
+    if options is not None:
+        return find_test_task(evidence, options)
+    if not evidence.copies and not any(protocol.kind == "adjust" for protocol in evidence.planned):
+        return None
+    try:
+        return find_test_task(evidence)
+    except PotentiaError as error:
+        first, last = next(iter(evidence.planned)), next(reversed(evidence.planned))
+        return TestTask(first, last, problems=(error.message,))
+
+
+def _stability(evidence: Evidence, baseline: str | None) -> Stability | None:
+    """Measure stability where three checkpoints of a series are known."""
+    try:
+        plain = find_stability(evidence)
+    except InputError:
+        return None
+    return plain if baseline is None else find_stability(evidence, baseline=baseline)
+
+
+def _consistency(evidence: Evidence, baseline: str | None) -> ConsistencyFindings | None:
+    """Compare base models with their instruct versions where three pairs are known."""
+    try:
+        plain = find_consistency(evidence)
+    except InputError:
+        return None
+    return plain if baseline is None else find_consistency(evidence, baseline=baseline)
+
+
+def _ablation(evidence: Evidence) -> Ablation | None:
+    """Rank the prompt forms where some task has several."""
+    if not any(":" in task for matrix in evidence.planned.values() for task in matrix.tasks):
+        return None
+    try:
+        return find_ablation(evidence)
+    except InputError:
+        return None
+
+
+def _samples(evidence: Evidence, cells: tuple[CellRecord, ...], share: int) -> dict[str, ItemSample]:
+    """Take items of each cell, until so many were read that the reader would wait."""
+    found: dict[str, ItemSample] = {}
+    read_so_far = 0
+    for cell in cells:
+        if share and read_so_far < READ_BUDGET and (sample := sample_items(evidence, cell, share)) is not None:
+            found[cell.key] = sample
+            read_so_far += sample.total
+    return found
+
+
+def sample_items(evidence: Evidence, cell: CellRecord, count: int) -> ItemSample | None:
+    """Take the first wrong and the first right items of a cell; where one kind is short the other fills up."""
+    try:
+        outcomes = evidence.items(cell.key)
+    except PotentiaError:  # left behind or damaged: the scores still stand
+        return None
+    if not outcomes:
+        return None
+    if not cell.score.higher_is_better:  # bits per byte: texts are neither right nor wrong
+        return ItemSample(len(outcomes), None, tuple(outcomes[:count]))
+    right = [item for item in outcomes if item.value > 0.5]
+    wrong = [item for item in outcomes if item.value <= 0.5]
+    few = min(len(wrong), max(count // 2, count - len(right)))
+    shown = sorted([*wrong[:few], *right[: count - few]], key=lambda item: item.doc_id)
+    return ItemSample(len(outcomes), len(right), tuple(shown))

@@ -1,0 +1,1 @@
+"""The values that every room speaks in: scores, protocols, findings, requests."""

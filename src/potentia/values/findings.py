@@ -1,0 +1,327 @@
+"""What an analysis returns: tables for people, plain values for scripts, charts for the report.
+
+An analysis is a pure function from one or two ``ScoreMatrix`` to a ``Finding``. The finding names its tables and its
+charts as data; ``potentia.show`` alone knows how to draw them (plotly for the browser, matplotlib for papers), so the
+numbers that a figure shows are the numbers that the command line prints.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Cell = str | int | float | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A titled table. Numbers stay numbers; ``digits`` says how many decimals a person wants to see."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    note: str = ""
+    digits: int = 3
+
+    def _repr_html_(self) -> str:
+        """Return the table as a notebook shows it."""
+        from html import escape
+
+        head = "".join(f"<th>{escape(name)}</th>" for name in self.columns)
+        rows = "".join(
+            "<tr>" + "".join(f"<td>{escape(written(cell, self.digits))}</td>" for cell in row) + "</tr>"
+            for row in self.rows
+        )
+        note = f"<p><small>{escape(self.note)}</small></p>" if self.note else ""
+        caption = f"<caption>{escape(self.title)}</caption>"
+        return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{note}"
+
+
+def written(cell: Cell, digits: int = 3) -> str:
+    """Write one cell as a person reads it: a dash where nothing is known."""
+    if cell is None or (isinstance(cell, float) and math.isnan(cell)):
+        return "–"
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    return f"{cell:.{digits}f}" if isinstance(cell, float) else str(cell)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The base of every finding: a frozen dataclass whose fields are plain values or numpy arrays."""
+
+    def tables(self) -> Sequence[Table]:
+        """Return the tables that a person reads."""
+        return ()
+
+    def charts(self) -> Sequence[Chart]:
+        """Return the pictures of this finding, as data."""
+        return ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every field as JSON-ready values; NaN becomes None."""
+        return {f.name: jsonable(getattr(self, f.name)) for f in dataclasses.fields(self)}
+
+    def plot(self, chart: int | str = 0) -> Any:
+        """Return one of the charts, by number or name, as a plotly figure, which a notebook shows by itself."""
+        import plotly.graph_objects as go
+
+        from potentia.show import interactive  # the drawing lies above; a finding only asks for it
+
+        charts = list(self.charts())
+        known = [c.name for c in charts]
+        place = known.index(chart) if chart in known else chart
+        if not isinstance(place, int) or place >= len(charts):
+            raise LookupError(f"no chart {chart!r}; there are: {', '.join(known) or 'none'}")
+        return go.Figure(interactive(charts[place]))
+
+    def _repr_html_(self) -> str:
+        """Return the tables as a notebook shows them."""
+        return "".join(table._repr_html_() for table in self.tables())
+
+
+def telling(table: Table) -> Table | None:
+    """Return the table without the columns that say nothing; None where nothing but names is left."""
+    kept = [k for k in range(len(table.columns)) if any(_says(row[k]) for row in table.rows)]
+    if len(kept) == len(table.columns):
+        return table
+    if len(kept) < 2:
+        return None
+    rows = tuple(tuple(row[k] for k in kept) for row in table.rows)
+    return dataclasses.replace(table, columns=tuple(table.columns[k] for k in kept), rows=rows)
+
+
+def _says(cell: Cell) -> bool:
+    return cell not in (None, "", "–") and not (isinstance(cell, float) and math.isnan(cell))
+
+
+def mean_in_words(value: float) -> str:
+    """Write a mean for a caption; of too few numbers there is none."""
+    return f"mean {value:.2f}" if math.isfinite(value) else "mean not defined"
+
+
+def jsonable(value: Any) -> Any:
+    """Turn dataclasses, arrays, numpy scalars and non-finite floats into what ``json.dumps`` takes."""
+    if isinstance(value, Finding):
+        return value.to_dict()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: jsonable(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if type(value).__module__ == "numpy":  # an array or one of its scalars; numpy itself is not loaded for this
+        return jsonable(value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(k): jsonable(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [jsonable(v) for v in value]
+    return value
+
+
+def clock(seconds: float) -> str:
+    """Write a duration as people do: 42 s, 3:05 min, 2:10 h."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d} h" if hours else f"{minutes}:{rest:02d} min"
+
+
+def slug(text: str) -> str:
+    """Return a name that can stand in an address, an id and a file name."""
+    kept = "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "-" for c in text)
+    return re.sub("-{2,}", "-", kept).strip("-") or "figure"
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Leave out the organisation of ``organisation/model`` where the rest still tells the names apart."""
+    short = [name.rpartition("/")[2] or name for name in names]
+    times = Counter(short)
+    given = Counter(names)
+    return [s if times[s] == 1 or given[n] > 1 else n for s, n in zip(short, names, strict=True)]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with a confidence interval."""
+
+    value: float
+    low: float
+    high: float
+    level: float = 0.95
+
+
+# --- charts: what to draw, never how -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Chart:
+    """The base of every chart: a title, a caption that says what to see, and a name fit for files and addresses.
+
+    Charts of one ``group`` are there to be compared: they stand side by side, on one scale (``on_one_scale``).
+    """
+
+    name: str
+    title: str
+    caption: str
+    group: str = field(default="", kw_only=True)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", slug(self.name))
+
+    @property
+    def tells(self) -> bool:
+        """Whether there is anything to see: a picture of one number, or of none, is not drawn."""
+        return True
+
+
+@dataclass(frozen=True)
+class Heatmap(Chart):
+    """A matrix of numbers: the more, the darker; of ranks, the ``fewer``.
+
+    ``diverging`` centres the colours on ``centre``; ``digits`` writes values into cells.
+    """
+
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    values: Any  # (rows, columns)
+    low: float | None = None
+    high: float | None = None
+    diverging: bool = False
+    centre: float = 0.0
+    digits: int | None = 2
+    unit: str = ""
+    fewer: bool = False
+
+    @property
+    def tells(self) -> bool:
+        """Whether two squares at least have a number."""
+        return sum(_says(float(x)) for row in self.values for x in row) > 1
+
+
+@dataclass(frozen=True)
+class Bars(Chart):
+    """Grouped bars: one label per group, one series per colour, optional intervals."""
+
+    labels: tuple[str, ...]
+    series: dict[str, tuple[float, ...]]
+    low: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    high: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    y_label: str = ""
+    horizontal: bool = False
+    y_range: tuple[float, float] | None = None
+
+    @property
+    def tells(self) -> bool:
+        """Whether there are two bars to compare."""
+        return sum(_says(float(x)) for values in self.series.values() for x in values) > 1
+
+
+@dataclass(frozen=True)
+class Points:
+    """One named set of points of a scatter; ``labels`` name the points."""
+
+    name: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    labels: tuple[str, ...] = ()
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    hue: int | None = None  # its place among the colours; else its own among the points
+
+
+@dataclass(frozen=True)
+class Line:
+    """One named curve with an optional band."""
+
+    name: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Plot(Chart):
+    """Points and lines on common axes; ``joined`` ties the points of one label to each other, as a dumbbell."""
+
+    points: tuple[Points, ...] = ()
+    lines: tuple[Line, ...] = ()
+    x_label: str = ""
+    y_label: str = ""
+    log_x: bool = False
+    log_y: bool = False
+    joined: bool = False
+    x_range: tuple[float, float] | None = None
+    y_range: tuple[float, float] | None = None
+
+    @property
+    def tells(self) -> bool:
+        """Whether there are two points to compare, or a line."""
+        return bool(self.lines) or sum(_says(float(y)) for points in self.points for y in points.y) > 1
+
+
+@dataclass(frozen=True)
+class Bump(Chart):
+    """Ranks of the same models in two or more columns, joined by lines; ``groups`` colours them (family)."""
+
+    models: tuple[str, ...]
+    columns: tuple[str, ...]
+    ranks: Any  # (models, columns), 1 is best
+    groups: tuple[str, ...] = ()
+
+    @property
+    def tells(self) -> bool:
+        """Whether there are two models to order."""
+        return len(self.models) > 1
+
+
+def on_one_scale(charts: Iterable[Chart]) -> list[Chart]:
+    """Give the charts of each group the same colours and axes, so that what looks the same is the same."""
+    every = list(charts)
+    groups: dict[tuple[type[Chart], str], list[Chart]] = {}
+    for chart in every:
+        groups.setdefault((type(chart), chart.group), []).append(chart)
+    scales = {key: _scale(members) for key, members in groups.items() if key[1] and len(members) > 1}
+    return [dataclasses.replace(chart, **scales.get((type(chart), chart.group), {})) for chart in every]
+
+
+def _scale(charts: Sequence[Chart]) -> dict[str, Any]:
+    if isinstance(charts[0], Heatmap):
+        maps = [chart for chart in charts if isinstance(chart, Heatmap)]
+        lows = [x for m in maps for x in ([m.low] if m.low is not None else _numbers(m.values))]
+        highs = [x for m in maps for x in ([m.high] if m.high is not None else _numbers(m.values))]
+        return {"low": min(lows), "high": max(highs)} if lows and highs else {}
+    if isinstance(charts[0], Bars):
+        bars = [chart for chart in charts if isinstance(chart, Bars)]
+        parts = [list(values) for b in bars for part in (b.series, b.low, b.high) for values in part.values()]
+        return _range("y_range", [0.0, *_numbers(parts)], False)
+    if isinstance(charts[0], Plot):
+        plots = [chart for chart in charts if isinstance(chart, Plot)]
+        drawn: list[Points | Line] = []
+        for plot in plots:
+            drawn += [*plot.points, *plot.lines]
+        across = _numbers([part.x for part in drawn])
+        up = _numbers([values for part in drawn for values in (part.y, part.low, part.high)])
+        return _range("x_range", across, plots[0].log_x) | _range("y_range", up, plots[0].log_y)
+    return {}
+
+
+def _range(name: str, values: Sequence[float], logarithmic: bool) -> dict[str, Any]:
+    """Return a range with a little room at its ends."""
+    if not values or (logarithmic and min(values) <= 0):
+        return {}
+    low, high = (math.log10(f(values)) if logarithmic else f(values) for f in (min, max))
+    room = 0.06 * ((high - low) or 1.0)
+    low, high = (low - room if low else low), high + room
+    return {name: (10**low, 10**high) if logarithmic else (low, high)}
+
+
+def _numbers(rows: Any) -> list[float]:
+    return [float(x) for row in rows for x in row if _says(float(x))]

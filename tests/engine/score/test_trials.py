@@ -1,0 +1,181 @@
+"""A path is taken only after it proved itself on rows like the real ones: long, short, branching, past any window."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+
+from architectures.score import compare, limited, orders, questions
+from architectures.tiny import build, config, words
+from potentia.engine import LoadedModel, load
+from potentia.engine.admission import admit
+from potentia.engine.score import Scorer
+from potentia.engine.windows import horizons
+from potentia.errors import InputError, ModelError
+from potentia.integrations.lm_eval import PotentiaLM
+from potentia.values.requests import Continuation, Document, Generation
+
+
+def made(case: str) -> LoadedModel:
+    return limited(LoadedModel.of(build(case), words()))
+
+
+@pytest.mark.parametrize("case", ["gpt_neo", "gpt_neo+256", "recurrent_gemma", "phi3+longrope", "big_bird"])
+def test_long_and_short_questions_in_any_order(case: str) -> None:
+    """The first call may branch nowhere; a window may lie between the short and the long questions."""
+    loaded = made(case)
+    pairs = questions(loaded)
+    slow = Scorer(loaded, reference=True).loglikelihood([Continuation(*pair) for pair in pairs])
+    wanted = {pair: entry.logprob for pair, entry in zip(pairs, slow, strict=True)}
+    for order in orders(pairs):
+        scorer = Scorer(replace(loaded, checked={}))
+        for call in order:
+            found = [entry.logprob for entry in scorer.loglikelihood([Continuation(*pair) for pair in call])]
+            assert found == pytest.approx([wanted[pair] for pair in call], abs=2e-4)
+
+
+def test_a_window_that_only_the_model_knows_is_found() -> None:
+    """Short questions still share their beginnings; what is longer than the hidden window does not."""
+    loaded = made("gpt_neo+256")
+    assert horizons(loaded.model.config, loaded.max_length) == [256]
+    scorer = Scorer(loaded)
+    scorer.loglikelihood([Continuation(*pair) for pair in questions(loaded)])
+    assert {"tree", "plain"} == set(scorer.notes["rows_by_path"])
+    assert any("beyond 256 tokens" in message for message in scorer.notes["fallbacks"])
+
+
+def test_rows_wider_than_the_model_reads_are_tried_too() -> None:
+    """Many branches make a row longer than any text: learned positions have a buffer of that size in some models."""
+    loaded = made("big_bird")
+    requests = [Continuation("the river is long", f" and {word}") for word in "abcdefghijklmnopqrstuvwxyz"]
+    slow = Scorer(loaded, reference=True).loglikelihood(requests)
+    fast = Scorer(loaded).loglikelihood(requests)
+    assert [entry.logprob for entry in fast] == pytest.approx([entry.logprob for entry in slow], abs=2e-4)
+
+
+@pytest.mark.parametrize("case", ["jamba", "mamba", "rwkv", "openai-gpt", "qwen3_next", "roformer", "bart"])
+def test_models_without_a_cache_of_keys_write_as_lm_eval_does(case: str) -> None:
+    found = compare(made(case))
+    assert (found.written, found.choice < 2e-4) == (found.asked, True)
+    assert found.writing == "own"
+
+
+def _harness(loaded: LoadedModel) -> HFLM:
+    return HFLM(pretrained=loaded.model, backend="causal", tokenizer=loaded.tokenizer, batch_size=1, device="cpu")
+
+
+def _asked(contexts: list[str], settings: dict) -> list[Instance]:
+    return [Instance("generate_until", {}, (c, dict(settings)), i, (f"t{i}", i, 1)) for i, c in enumerate(contexts)]
+
+
+CONTEXTS = ["Sarah was", "plants take in", "Der Fluß ist breit", "12 + 30 = ", "a b c d e f"] * 2
+
+
+@pytest.mark.parametrize(
+    ("own", "asked"),
+    [
+        ({"repetition_penalty": 1.3}, {}),
+        ({"no_repeat_ngram_size": 2}, {}),
+        ({"repetition_penalty": 1.3, "do_sample": True, "temperature": 0.6, "top_p": 0.9}, {}),
+        ({}, {"repetition_penalty": 1.5}),
+        ({}, {"num_beams": 3}),
+        ({"repetition_penalty": 1.3}, {"repetition_penalty": 1.0}),
+    ],
+)
+def test_settings_of_generation_count_as_they_do_in_lm_eval(own: dict, asked: dict) -> None:
+    loaded = made("llama")
+    bare = Scorer(loaded).generate([Generation(context, (), 20) for context in CONTEXTS])
+    for name, value in own.items():
+        setattr(loaded.model.generation_config, name, value)
+    settings = {"until": ["zzz"], "max_gen_toks": 20, "do_sample": False, **asked}
+    ours = PotentiaLM(loaded).generate_until(_asked(CONTEXTS, settings), disable_tqdm=True)
+    theirs = _harness(loaded).generate_until(_asked(CONTEXTS, settings), disable_tqdm=True)
+    assert ours == theirs
+    if asked.get("repetition_penalty") != 1.0:
+        assert ours != bare
+
+
+def test_an_unknown_setting_of_generation_is_refused() -> None:
+    with pytest.raises(InputError, match="max_matching_ngram_size"):
+        Scorer(made("llama")).generate([Generation("a", (), 3, (("max_matching_ngram_size", 2),))])
+
+
+def _damaged() -> LoadedModel:
+    model = build("llama")
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight[0, 0] = float("nan")
+    return LoadedModel.of(model, words())
+
+
+def test_a_model_of_nans_gets_no_score(tmp_path: Path) -> None:
+    for ask in (
+        lambda scorer: scorer.loglikelihood([Continuation("a", " b"), Continuation("a", " c")]),
+        lambda scorer: scorer.rolling([Document("plants take in")]),
+        lambda scorer: scorer.generate([Generation("plants", (), 4)]),
+    ):
+        with pytest.raises(ModelError, match="not numbers"):
+            ask(Scorer(_damaged()))
+    broken = _damaged()
+    broken.checked["predictions"] = "agrees"  # NaN in one text alone: found where the scores are added up
+    with pytest.raises(ModelError, match="of 2 requests"):
+        Scorer(broken, reference=True).loglikelihood([Continuation("a", " b"), Continuation("a", " c")])
+    for part in (broken.model, broken.tokenizer):
+        part.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="not numbers"):
+        load(str(tmp_path), device="cpu")
+
+
+def test_a_model_that_reads_ahead_is_refused() -> None:
+    from transformers import AutoModelForCausalLM
+
+    encoder = config("bert")
+    encoder.is_decoder = False
+    loaded = LoadedModel.of(AutoModelForCausalLM.from_config(encoder).eval(), words())
+    with pytest.raises(ModelError, match="BertLMHeadModel reads ahead"):
+        Scorer(loaded).loglikelihood([Continuation("a", " b")])
+
+
+def test_whether_it_reads_ahead_is_asked_of_texts_of_one_length() -> None:
+    """Lengths alone moved SmolLM2-135M's logits by 0.09 of their spread in bfloat16, and it was refused."""
+    loaded = made("llama")
+    seen: list[list[int]] = []
+    note = lambda _, __, given: seen.append(given["input_ids"][0].tolist())  # noqa: E731
+    loaded.model.register_forward_pre_hook(note, with_kwargs=True)
+    admit(loaded.model, loaded.tokenizer)
+    one, another = seen
+    assert len(one) == len(another)
+    half = len(one) // 2
+    assert one[:half] == another[:half]
+    assert one[half:] != another[half:], "something must follow that differs"
+
+
+def test_encoder_decoders_are_refused_in_two_lines(tmp_path: Path) -> None:
+    from transformers import AutoModelForSeq2SeqLM, BartConfig, T5Config
+
+    for made_from in (
+        T5Config(vocab_size=400, d_model=16, d_kv=4, d_ff=32, num_layers=1, num_heads=2),
+        BartConfig(vocab_size=400, d_model=16, encoder_layers=1, decoder_layers=1, max_position_embeddings=64),
+    ):
+        folder = tmp_path / made_from.model_type
+        AutoModelForSeq2SeqLM.from_config(made_from).save_pretrained(folder)
+        words().save_pretrained(folder)
+        with pytest.raises(ModelError, match="encoder-decoder") as caught:
+            load(str(folder), device="cpu")
+        assert len(str(caught.value)) < 250
+
+
+def test_other_refusals_are_short(tmp_path: Path) -> None:
+    from transformers import ViTConfig, ViTModel
+
+    ViTModel(
+        ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    ).save_pretrained(tmp_path)
+    words().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="ViTConfig belongs to no causal language model") as caught:
+        load(str(tmp_path), device="cpu")
+    assert len(str(caught.value)) < 350

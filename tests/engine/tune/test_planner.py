@@ -1,0 +1,69 @@
+"""Packing: every row once, nothing over the budget, fewer padded tokens where passes are cheap."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from potentia.engine.tune.fast import fused_norm
+from potentia.engine.tune.planner import PassPlan, make_plan, pack
+
+lengths = st.lists(st.integers(2, 300), min_size=1, max_size=120)
+
+
+@settings(max_examples=60, deadline=None)
+@given(lengths, st.integers(64, 4096), st.integers(0, 2000), st.booleans())
+def test_every_row_once_and_within_the_budget(rows: list[int], budget: int, price: int, overlapped: bool) -> None:
+    passes = pack(rows, PassPlan(4, budget, price, overlapped))
+    assert sorted(int(i) for chosen, _ in passes for i in chosen) == list(range(len(rows)))
+    for chosen, length in passes:
+        assert list(chosen) == sorted(chosen)
+        assert max(rows[i] for i in chosen) == length
+        assert len(chosen) == 1 or len(chosen) * length <= budget
+
+
+def padded(passes) -> int:
+    return sum(len(chosen) * length for chosen, length in passes)
+
+
+def test_cheap_passes_waste_less_and_dear_ones_are_few() -> None:
+    rows = np.random.default_rng(0).integers(10, 200, 400)
+    cheap, dear = pack(rows, PassPlan(4, 10**6, 10)), pack(rows, PassPlan(4, 10**6, 10**6))
+    assert len(dear) == 1
+    assert padded(cheap) < 1.1 * rows.sum() < padded(dear)
+    hidden = pack(rows, PassPlan(4, 10**6, 4000, overlapped=True))
+    assert len(hidden) > len(pack(rows, PassPlan(4, 10**6, 4000)))
+
+
+def test_plans_follow_sizes() -> None:
+    common = {"lanes": 72, "tokens_per_step": 400.0}
+    processor = make_plan(parameters=200_000, **common)
+    assert not processor.overlapped
+    roomy = make_plan(parameters=8 * 10**9, memory=120 << 30, token_bytes=5 << 20, **common)
+    assert not roomy.checkpointing
+    tight = make_plan(parameters=8 * 10**9, memory=6 << 30, token_bytes=5 << 20, **common)
+    assert tight.checkpointing
+    assert make_plan(parameters=200_000, token_budget=100, **common).slots == 1
+
+
+def test_only_true_norms_are_fused() -> None:
+    from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    x = torch.randn(3, 5, 16, dtype=torch.bfloat16)
+    for kind in (LlamaRMSNorm, Gemma2RMSNorm):
+        module = kind(16).to(torch.bfloat16)
+        torch.nn.init.normal_(module.weight)
+        fused = fused_norm(module)
+        assert fused is not None
+        assert torch.allclose(fused(x).float(), module(x).float(), rtol=0.02, atol=0.01)
+
+    class Other(LlamaRMSNorm):
+        def forward(self, x):
+            return super().forward(x) * 1.1
+
+    assert fused_norm(Other(16)) is None
+    assert fused_norm(torch.nn.LayerNorm(16)) is None
+    assert fused_norm(torch.nn.Linear(4, 4)) is None

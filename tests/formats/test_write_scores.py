@@ -1,0 +1,159 @@
+"""What is written comes back the same; leaderboards rank by mean rank and mark the best."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from potentia.errors import InputError, StoreError
+from potentia.formats import import_scores, write_scores
+from potentia.formats.leaderboard import latex, markdown, mean_ranks
+from potentia.formats.read import read_files
+from potentia.store import Store
+from potentia.values.scores import ScoreMatrix
+from score_files import read_scores
+
+# Names as people write them, and worse: separators, quotes, slashes, dots, other alphabets.
+NAMES = st.text(
+    st.characters(blacklist_categories=["Cs", "Cc", "Zs", "Zl", "Zp"], blacklist_characters="\ufeff"),
+    min_size=1,
+    max_size=12,
+)
+VALUES = st.floats(allow_nan=False, allow_infinity=False, width=64)
+
+
+@st.composite
+def matrices(draw: st.DrawFn) -> dict[str, ScoreMatrix]:
+    models = draw(st.lists(NAMES, min_size=1, max_size=4, unique=True))
+    tasks = draw(st.lists(NAMES, min_size=1, max_size=4, unique=True))
+    up = draw(st.lists(st.booleans(), min_size=len(tasks), max_size=len(tasks)))
+    found = {}
+    for protocol in draw(st.lists(NAMES, min_size=1, max_size=2, unique=True)):
+        shape = (len(models), len(tasks))
+        cells = shape[0] * shape[1]
+        value = st.one_of(VALUES, st.just(math.nan))
+        values = np.array(draw(st.lists(value, min_size=cells, max_size=cells))).reshape(shape)
+        stderr = np.abs(np.array(draw(st.lists(value, min_size=cells, max_size=cells))).reshape(shape))
+        count = st.one_of(st.integers(1, 2**40).map(float), st.just(math.nan))
+        n = np.array(draw(st.lists(count, min_size=cells, max_size=cells))).reshape(shape)
+        values[0, 0] = draw(VALUES)  # a matrix of gaps alone has nothing to write
+        found[protocol] = ScoreMatrix(protocol, tuple(models), tuple(tasks), values, stderr, n, tuple(up))
+    return found
+
+
+def scores(found: dict[str, ScoreMatrix]) -> dict[tuple[str, str, str], tuple[float, float | None, float | None, bool]]:
+    """Every score that is there, in a form that can be compared."""
+    return {
+        (protocol, model, task): (
+            float(matrix.values[i, j]),
+            None if math.isnan(matrix.stderr[i, j]) else float(matrix.stderr[i, j]),
+            None if math.isnan(matrix.n[i, j]) else float(matrix.n[i, j]),
+            matrix.higher_is_better[j],
+        )
+        for protocol, matrix in found.items()
+        for i, model in enumerate(matrix.models)
+        for j, task in enumerate(matrix.tasks)
+        if not math.isnan(matrix.values[i, j])
+    }
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(matrices(), st.sampled_from(["csv", "parquet", "lm-eval", "store"]))
+def test_scores_survive_the_round_trip(found: dict[str, ScoreMatrix], format: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "scores"
+        if format == "store":
+            with Store.open(target) as store:
+                import_scores(store, found, source="here")
+                assert import_scores(store, found, source="here").new == 0
+        else:
+            write_scores(found, target, format)
+        assert scores(read_scores(target)) == scores(found)
+
+
+def small() -> ScoreMatrix:
+    return ScoreMatrix.build(
+        ["org/a_1", "b|c", "d"],
+        ["x", "wiki"],
+        [[0.5, 1.0], [0.75, 0.9], [0.25, math.nan]],
+        stderr=[[0.1, math.nan], [0.1, 0.01], [0.1, math.nan]],
+        higher_is_better=[True, False],
+        protocol="train_before_test",
+    )
+
+
+def test_mean_ranks_share_ties_and_stretch_over_gaps() -> None:
+    matrix = ScoreMatrix.build(
+        ["a", "b", "c"], ["x", "y"], [[3, 1], [3, math.nan], [1, 2]], higher_is_better=[True, False]
+    )
+    assert mean_ranks(matrix).tolist() == [(1.5 + 1) / 2, 1.5, (3 + 3) / 2]
+    empty = ScoreMatrix.build(["a"], ["x"], [[math.nan]])
+    assert math.isnan(mean_ranks(empty)[0])
+
+
+def test_the_markdown_leaderboard() -> None:
+    assert markdown(small()) == (
+        "### train_before_test\n\n"
+        "| # | model | mean rank | x | wiki ↓ |\n"
+        "|--:|:--|--:|--:|--:|\n"
+        "| 1 | b\\|c | 1.00 | **0.750 ± 0.100** | **0.900 ± 0.010** |\n"
+        "| 2 | org/a_1 | 2.50 | 0.500 ± 0.100 | 1.000 |\n"
+        "| 3 | d | 3.00 | 0.250 ± 0.100 | – |\n"
+    )
+
+
+def test_the_latex_leaderboard() -> None:
+    text = latex(small())
+    assert r"\# & model & mean rank & x & wiki $\downarrow$ \\" in text
+    assert r"1 & b|c & 1.00 & \textbf{0.750\,$\pm$\,0.100} & \textbf{0.900\,$\pm$\,0.010} \\" in text
+    assert r"2 & org/a\_1 & 2.50" in text
+    assert text.count("{") == text.count("}")
+    assert r"\begin{tabular}{rlrrr}" in text
+
+
+def test_the_format_follows_from_the_name(tmp_path: Path) -> None:
+    for name in ("s.csv", "s.parquet", "s.md", "s.tex"):
+        assert write_scores(small(), tmp_path / "deep" / name) == [tmp_path / "deep" / name]
+    one = small().select(models=["d"])
+    assert write_scores(one, tmp_path / "s.json") == [tmp_path / "s.json"]
+    assert read_scores(tmp_path / "s.json")["train_before_test"].models == ("d",)
+    with pytest.raises(InputError, match="one model and one protocol"):
+        write_scores(small(), tmp_path / "s.json")
+    with pytest.raises(InputError, match="does not say the format"):
+        write_scores(small(), tmp_path / "s.xyz")
+    with pytest.raises(InputError, match="unknown format 'xml'"):
+        write_scores(small(), tmp_path / "s.csv", "xml")
+    with pytest.raises(InputError, match="no scores"):
+        write_scores({}, tmp_path / "s.csv")
+    with pytest.raises(StoreError, match="another file"):
+        write_scores(small(), "/proc/s.csv")
+
+
+def test_an_import_knows_where_it_came_from(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "s.db") as store:
+        done = import_scores(store, {"train_before_test": small()}, source="results/scores.csv")
+        assert (done.study, done.new, done.known) == ("scores.csv", 5, 0)
+        cell = store.cells(model="d")[0]
+        assert cell.manifest == {"imported_from": "results/scores.csv"}
+        assert store.items(cell.key) == []
+
+
+def test_names_that_look_like_formulas_stay_text(tmp_path: Path):
+    """A spreadsheet computes a cell that begins with = + - @; what is read back is what was written."""
+    names = ["=HYPERLINK(1)", "+1", "-2", "@x", "plain", "'quoted"]
+    matrix = ScoreMatrix.build(names, ["=cmd|' /C calc'!A0"], [[0.1 * k] for k in range(6)], protocol="direct")
+    (file,) = write_scores(matrix, tmp_path / "scores.csv")
+    import csv
+
+    with file.open(newline="") as stream:
+        cells = [value for row in csv.DictReader(stream) for value in (row["model"], row["benchmark"])]
+    assert not [value for value in cells if value.startswith(("=", "+", "-", "@"))]
+    back = read_files(file).scores["direct"]
+    assert sorted(back.models) == sorted(names)
+    assert back.tasks == matrix.tasks

@@ -1,0 +1,212 @@
+"""Rows in parts: who gets what, the same numbers, found again by another run, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+from potentia.evidence import read
+from potentia.run import execute, plan_study, row_parts, run_study
+from potentia.run.plan import StudyPlan, lanes_name, under_way
+from potentia.store import Store
+from potentia.study import make_study
+
+TASKS = ["a", "b", "c", "d"]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("parts")
+    tiny.save_model(folder / "one")
+    tiny.save_model(folder / "two", seed=1)
+    for k, name in enumerate(TASKS):
+        tiny.save_questions(folder / f"{name}.jsonl", n=60 + 20 * k, seed=k)
+    return folder
+
+
+def study(world: Path, store: Path, **changes: Any) -> Any:
+    body = {
+        "name": "parts",
+        "models": [{"name": "one", "path": str(world / "one")}],
+        "tasks": [{"name": name, "file": str(world / f"{name}.jsonl")} for name in TASKS],
+        "tuning": {"learning_rates": [5e-3], "epochs": 2, "dropout": 0.0, "targets": ["all-linear"]},
+        "device": "cpu",
+        "store": str(store),
+    }
+    return make_study(body | changes)
+
+
+def divided(plan: StudyPlan, workers: int, **options: Any) -> list[Any]:
+    rows = [row for row in plan.rows if row.pending]
+    with Store.open(plan.study.store) as store:
+        return row_parts.in_parts(plan, rows, store, workers, device="cpu", **options)
+
+
+def tasks_of(row: Any) -> set[str]:
+    return {cell.task for cell in row.cells}
+
+
+def values(store: Path) -> dict[tuple[str, str, str], float]:
+    return {(c.model, c.task, str(c.protocol)): c.score.value for c in read(str(store)).cells()}
+
+
+@pytest.fixture(scope="module")
+def whole(world: Path) -> dict[Any, float]:
+    assert run_study(study(world, world / "whole.db"), threads=1).computed == 8
+    return values(world / "whole.db")
+
+
+def test_a_long_row_goes_to_the_workers_there_are_and_a_short_one_stays_whole(world: Path, tmp_path: Path) -> None:
+    plan = under_way(plan_study(study(world, tmp_path / "s.db")), 1)
+    assert [row.part for row in divided(plan, 1, least=0)] == [None]
+    two, four = divided(plan, 2, least=0), divided(plan, 4, least=0)
+    assert [sorted(tasks_of(row)) for row in two] == [["a", "d"], ["b", "c"]]  # by their sizes
+    assert sorted(row.label for row in two) == ["one · part 1 of 2", "one · part 2 of 2"]
+    assert sorted(min(tasks_of(row)) for row in four) == TASKS
+    for cut in (two, four):
+        assert sum(len(row.cells) for row in cut) == len(plan.rows[0].cells)
+    assert [row.part for row in divided(plan, 4)] == [None]  # seconds of work are not worth another loading
+    assert [row.part for row in divided(plan, 4, least=float("inf"))] == [None]
+
+
+def test_the_longest_row_is_first_and_only_what_is_long_enough_is_divided(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_parts, "LOAD_RATE", float("inf"))  # tiny texts for huge models: reading these would decide
+    models = [{"name": n, "path": str(world / n), "parameters": size} for n, size in (("one", 1e11), ("two", 1e13))]
+    plan = under_way(plan_study(study(world, tmp_path / "s.db", models=models)), 1)
+    rows = list(plan.rows)
+    with Store.open(plan.study.store) as store:
+        alone = row_parts.in_parts(plan, rows, store, 1, device="cuda")
+        cut = row_parts.in_parts(plan, rows, store, 4, device="cuda")
+    assert [row.label for row in alone] == ["two", "one"]
+    assert [row.model.name for row in cut] == ["two"] * 4 + ["one"]
+
+
+def test_what_is_adjusted_stays_together_and_a_treated_copy_whole(world: Path, tmp_path: Path) -> None:
+    adjusted = study(
+        world,
+        tmp_path / "s.db",
+        protocols=["direct", "adjust", "train_before_test"],
+        adjust={"data": str(world / "a.jsonl"), "at_steps": [2]},
+        treat={"data": ["a"]},
+    )
+    cut = divided(under_way(plan_study(adjusted), 1), 8, least=0)
+    adjusting = [row for row in cut if any(cell.protocol.kind == "adjust" for cell in row.cells)]
+    assert sorted(row.label for row in cut if row.model.copy_of) == ["one+exposed"]
+    assert len([row for row in adjusting if not row.model.copy_of]) == 1
+    assert sum(cell.protocol.kind == "adjust" for row in adjusting for cell in row.cells) == 2 * 2 * len(TASKS)
+
+
+def test_a_row_in_parts_gives_the_numbers_of_the_whole_and_leaves_nothing(
+    world: Path, whole: dict[Any, float], tmp_path: Path
+) -> None:
+    plan = under_way(plan_study(study(world, tmp_path / "s.db")), 1)
+    execute._register(plan)
+    ended = execute.run_rows(divided(plan, 2, least=0), plan.tasks, workers=1, stop=lambda: False)
+    assert (ended["one"].done, ended["one"].failed) == (8, 0)
+    assert values(tmp_path / "s.db") == pytest.approx(whole, abs=1e-6)
+    assert not (tmp_path / "s.db.lanes").exists()
+    lines = [json.loads(line) for log in (tmp_path / "s.db.logs").glob("*.jsonl") for line in log.open()]
+    assert {line["row"] for line in lines if line["kind"] == "lease"} == {"one · part 1 of 2", "one · part 2 of 2"}
+    with Store.open(str(tmp_path / "s.db"), readonly=True) as store:
+        states = store.get_progress(store.studies()[0].key)
+    assert {state["model"] for state in states.values()} == {"one"}
+    assert len(states) == 2
+
+
+def test_a_part_that_was_begun_is_found_by_a_run_with_other_workers(
+    world: Path, whole: dict[Any, float], tmp_path: Path
+) -> None:
+    asked = study(world, tmp_path / "s.db")
+    plan = under_way(plan_study(asked), 1)
+    execute._register(plan)
+    first = divided(plan, 2, least=0)[0]
+
+    def stop() -> bool:  # once it has begun to tune
+        return any((tmp_path / "s.db.lanes").glob("*/*/*"))
+
+    with pytest.raises(execute.Stopped):
+        execute.work_row(first, stop, tasks=plan.tasks)
+    begun = tmp_path / "s.db.lanes" / lanes_name(first, "train_before_test")
+    assert begun.is_dir()
+    again = under_way(plan_study(asked), 1)
+    for workers, least in ((1, float("inf")), (1, 0), (4, 0)):
+        cut = divided(again, workers, least=least)
+        assert tasks_of(first) in [tasks_of(row) for row in cut]
+        assert set.union(*map(tasks_of, cut)) == set(TASKS)
+    result = run_study(asked)  # one worker
+    assert result.computed + result.reused == 8
+    assert not (tmp_path / "s.db.lanes").exists()
+    assert values(tmp_path / "s.db") == pytest.approx(whole, abs=1e-6)
+
+
+def test_lanes_of_a_part_whose_run_was_killed_at_its_end_are_swept(
+    world: Path, whole: dict[Any, float], tmp_path: Path
+) -> None:
+    store = world / "whole.db"
+    part = divided(under_way(plan_study(study(world, tmp_path / "none.db")), 1), 2, least=0)[0]
+    left = world / "whole.db.lanes" / lanes_name(part, "train_before_test")
+    left.mkdir(parents=True)
+    run_study(study(world, store))
+    assert not left.parent.exists()
+    assert values(store) == whole
+
+
+def test_two_runs_share_the_parts_of_one_row(world: Path, tmp_path: Path) -> None:
+    asked = study(world, tmp_path / "s.db")
+    plan = under_way(plan_study(asked), 1)
+    execute._register(plan)
+    first, second = divided(plan, 2, least=0)
+    with Store.open(asked.store) as store:
+        lease = execute._claim(first, store)
+        assert store.mine(lease)
+        other = replace(second, run="other")
+        assert execute.work_row(other, lambda: False, tasks=plan.tasks).done == len(second.cells)
+        assert execute.work_row(plan.rows[0], lambda: False, tasks=plan.tasks).held  # a run that has it whole waits
+        store.let_go(lease)
+    result = run_study(asked)
+    assert (result.computed, result.reused) == (len(first.cells), len(second.cells))
+
+
+@pytest.mark.parametrize(
+    ("number", "workers", "gpus", "place"),
+    [
+        (0, 2, 2, ("cuda:0", 1.0)),
+        (1, 2, 2, ("cuda:1", 1.0)),
+        (2, 3, 2, ("cuda:0", 0.5)),
+        (1, 3, 2, ("cuda:1", 1.0)),
+        (3, 4, 1, ("cuda:0", 0.25)),
+        (1, 1, 2, ("cuda:1", 1.0)),
+        (1, 2, 0, ("auto", 1.0)),
+    ],
+)
+def test_a_worker_has_a_gpu_or_an_even_share_of_one(number: int, workers: int, gpus: int, place: Any) -> None:
+    assert execute.place_of("auto", number, workers, gpus) == place
+    assert execute.place_of("cpu", number, workers, gpus) == ("cpu", 1.0)
+    assert execute.place_of("cuda:5", number, workers, gpus) == ("cuda:5", 1.0)
+
+
+def test_a_model_larger_than_a_gpu_asks_for_several_and_has_them_alone(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from potentia.run import on_ray
+
+    monkeypatch.setattr(execute, "weight_bytes", lambda row: 100 << 30)
+    monkeypatch.setattr(on_ray, "weight_bytes", lambda row: 100 << 30)
+    plan = plan_study(study(world, tmp_path / "s.db", device="cuda"))
+    assert execute.too_large(plan.rows) == []  # no GPU here
+    assert on_ray.needs(plan.rows[0], 80 << 30).gpu == 2.0
+    assert on_ray.needs(plan.rows[0], 160 << 30).gpu <= 1.0
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for size, large in ((80 << 30, list(plan.rows)), (120 << 30, [])):
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda k, s=size: type("P", (), {"total_memory": s}))
+        assert execute.too_large(plan.rows) == large

@@ -1,0 +1,109 @@
+"""The answer claims no more than the intervals hold."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from potentia.analysis.rankings import MAY_BE_FIRST
+from potentia.evidence import Evidence
+from potentia.show import ReportData, answer, build_sections, make_report
+from potentia.values.scores import ScoreMatrix
+
+
+def make(values: np.ndarray, stderr: float, protocol: str = "train_before_test") -> ReportData:
+    matrix = ScoreMatrix.build(
+        [f"m{k}" for k in range(len(values))],
+        [f"t{k}" for k in range(values.shape[1])],
+        values,
+        stderr=np.full(values.shape, stderr),
+        protocol=protocol,
+    )
+    return make_report(Evidence.of(matrix))
+
+
+def test_a_clear_winner_is_named_alone():
+    skill = np.linspace(0.9, 0.2, 8)[:, None] - np.linspace(0, 0.05, 6)[None, :]
+    told = answer(make(skill, 0.001))
+    assert told.headline == "m0 has the most potential of 8 models after the same fine-tuning for all, over 6 tasks."
+    assert "holds when the tests are run again" in told.sentences[0]
+
+
+def test_equal_models_are_all_named_as_possible():
+    told = answer(make(np.full((3, 6), 0.5) + np.random.default_rng(0).normal(0, 0.001, (3, 6)), 0.05))
+    assert "may each be first of 3 models" in told.headline
+    assert "has the most potential" not in told.headline
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10_000), st.floats(0.001, 0.2))
+def test_the_headline_follows_the_intervals(seed: int, noise: float):
+    values = np.random.default_rng(seed).random((5, 4))
+    told = answer(make(values, noise))
+    rivals = [s for s in told.standings if s.low < MAY_BE_FIRST]
+    assert ("may each be first" in told.headline) == (len(rivals) > 1)
+    assert told.standings[0].rank == min(s.rank for s in told.standings)
+
+
+def test_without_preparation_nothing_is_said_of_potential():
+    told = answer(make(np.linspace(0.9, 0.2, 8)[:, None] - np.linspace(0, 0.05, 6)[None, :], 0.001, "direct"))
+    assert "potential" not in told.headline
+    assert told.headline.startswith("m0 is first of 8 models by direct")
+
+
+def test_a_change_that_noise_explains_is_no_change():
+    stream = np.random.default_rng(3)
+    names, error = [f"m{k}" for k in range(5)], np.full((5, 3), 0.1)
+    before, after = (
+        ScoreMatrix.build(names, ["a", "b", "c"], stream.random((5, 3)), stderr=error, protocol=protocol)
+        for protocol in ("direct", "train_before_test")
+    )
+    data = make_report(Evidence.of({"direct": before, "train_before_test": after}))
+    change = data.rankings.changes["direct", "train_before_test"].interval
+    told = answer(data)
+    expected = "more" if change.low > 0 else "less" if change.high < 0 else "cannot be told"
+    (said,) = [sentence for sentence in told.sentences if "after tuning" in sentence]
+    assert expected in said
+
+
+def test_with_one_task_no_sentence_speaks_of_others():
+    skill = np.linspace(0.9, 0.2, 8)[:, None]
+    told = answer(make(skill, 0.001))
+    assert told.headline.endswith("over 1 task.")
+    assert not any("other tasks" in sentence or "choice of tasks" in sentence for sentence in told.sentences)
+    told = answer(make(np.full((3, 1), 0.5) + np.array([[0.0], [0.001], [0.002]]), 0.05))
+    assert "may each be first" in told.headline
+    assert not any("choice of tasks" in sentence for sentence in told.sentences)
+
+
+def test_scores_without_errors_resolve_nothing():
+    told = answer(make(np.random.default_rng(0).random((4, 3)), float("nan")))
+    assert any("no difference between two models can be called real" in s for s in told.sentences)
+
+
+@pytest.mark.parametrize("gap", [True, False])
+def test_a_model_with_a_gap_is_still_ranked(gap: bool):
+    values = np.linspace(0.9, 0.2, 6)[:, None] - np.linspace(0, 0.05, 4)[None, :]
+    if gap:
+        values[2, 1] = np.nan
+    told = answer(make(values, 0.01))
+    assert len(told.standings) == 6
+    assert told.method == ("mean z" if gap else "PC1")
+
+
+def test_with_one_task_no_sentence_speaks_of_other_tasks():
+    scores = {
+        protocol: ScoreMatrix.build(
+            ["a", "b", "c"], ["only"], [[v], [v - 0.01], [v - 0.2]], stderr=[[0.01]] * 3, protocol=protocol
+        )
+        for protocol, v in (("direct", 0.5), ("train_before_test", 0.8))
+    }
+    data = make_report(Evidence.of(scores))
+    told = answer(data)
+    spoken = " ".join([told.headline, *told.sentences, *(tile.note for tile in told.tiles)])
+    page = next(s.html for s in build_sections(data) if s.id == "answer")
+    for words in ("median task", "over tasks", "other tasks", "choice of tasks"):
+        assert words not in spoken
+        assert words not in page

@@ -1,0 +1,161 @@
+"""The report's sections for base models, proxies and the test task: where the evidence is, as the terminal says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from potentia.cli.app import app, expand_many
+from potentia.errors import InputError
+from potentia.evidence import read
+from potentia.show import ReportOptions, build_sections, make_report
+
+TASKS = ("arc_easy", "boolq", "mmlu", "piqa", "sciq", "gsm8k")
+
+
+def table(path: Path, rows: Iterable[tuple[Any, ...]]) -> Path:
+    lines = ["protocol,model,benchmark,score,stderr,higher_is_better"]
+    path.write_text("\n".join([*lines, *(",".join(map(str, row)) for row in rows)]) + "\n")
+    return path
+
+
+def run(*arguments: str) -> dict[str, Any]:
+    result = CliRunner().invoke(app, expand_many(get_command(app), [*arguments, "--json"]))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+@pytest.fixture
+def base_models(tmp_path: Path) -> tuple[Path, Path]:
+    """Eight base models of four sizes with instruct versions, a run of checkpoints, one task in two forms."""
+    rng = np.random.default_rng(0)
+    rows, facts = [], ["model,family,kind,base_model,params_b,tokens_b"]
+    for k in range(8):
+        for kind, base in (("base", ""), ("instruct", f"b{k}")):
+            model = f"{kind[0]}{k}"
+            facts.append(f"{model},f{k % 4},{kind},{base},{k + 1},300")
+            for task in ("gsm8k:instruct", "gsm8k:iclip", *TASKS[:5]):
+                value = 0.2 + 0.05 * k + 0.1 * (kind == "instruct") + rng.normal(scale=0.02)
+                rows.append(("direct", model, task, value, 0.01, "true"))
+    for step in (1000, 2000, 4000, 8000):
+        for task in ("gsm8k:iclip", "gsm8k:instruct"):
+            rows.append(("direct", f"run@{step}", task, 0.1 + step / 1e5, 0.005, "true"))
+    (tmp_path / "facts.csv").write_text("\n".join(facts))
+    return table(tmp_path / "scores.csv", rows), tmp_path / "facts.csv"
+
+
+def test_sections_of_base_models_say_what_the_terminal_says(base_models: tuple[Path, Path], tmp_path: Path) -> None:
+    scores, facts = map(str, base_models)
+    data = make_report(read(scores, facts=facts), options=ReportOptions(baseline="instruct"))
+    sections = {s.id: s.html for s in build_sections(data)}
+    assert {"stability", "consistency", "ablation"} <= set(sections)
+    assert "proxies" not in sections
+    assert "1 where every later checkpoint scores higher" in sections["stability"]
+    named = {name: json.loads(json.dumps(finding.to_dict())) for name, finding in data.named().items()}
+    told = run("analyze", "checkpoints", scores, "--baseline", "instruct")
+    told |= run("analyze", "consistency", scores, "--facts", facts, "--baseline", "instruct")
+    assert set(told) == {"stability", "consistency", "ablation"}
+    assert {name: named[name] for name in told} == told
+    out = run("report", scores, "--facts", facts, "--baseline", "instruct", "-o", str(tmp_path / "r.html"))
+    assert set(told) <= set(out["findings"])
+    with pytest.raises(InputError, match="no method 'nothing'"):
+        run("report", scores, "--facts", facts, "--baseline", "nothing", "-o", str(tmp_path / "r.html"))
+
+
+def test_forms_without_pairs_are_ranked_too(base_models: tuple[Path, Path]) -> None:
+    """Table 4 of BOSE has base models alone."""
+    scores = str(base_models[0])
+    data = make_report(read(scores))
+    assert data.consistency is None
+    assert data.ablation is not None
+    assert "ablation" in {s.id for s in build_sections(data)}
+    assert run("analyze", "ablation", scores)["ablation"] == json.loads(json.dumps(data.ablation.to_dict()))
+    bare = run("analyze", "ablation", scores, "--models", "b0", "b1", "b2")["ablation"]
+    assert bare["models"] == ["b0", "b1", "b2"]
+    assert bare["methods"] == ["instruct", "iclip"]  # the other tasks have one form only
+    with pytest.raises(InputError, match="scored by two methods"):
+        run("analyze", "ablation", scores, "--methods", "iclip", "direct")
+
+
+def test_a_plain_report_has_none_of_these_sections(tmp_path: Path) -> None:
+    rows = [("direct", f"m{k}", task, 0.3 + 0.02 * k, 0.01, "true") for k in range(5) for task in TASKS]
+    ids = {s.id for s in build_sections(make_report(read(table(tmp_path / "s.csv", rows))))}
+    assert not {"stability", "consistency", "ablation", "proxies", "test-task"} & ids
+
+
+def test_proxies_of_a_target(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    rows = [
+        ("direct", f"m{k}", task, 0.3 + 0.02 * k + rng.normal(scale=0.02), 0.01, "true")
+        for k in range(12)
+        for task in TASKS
+    ]
+    scores = str(table(tmp_path / "s.csv", rows))
+    out = run("report", scores, "--target", "gsm8k", "-o", str(tmp_path / "r.html"))
+    told = run("analyze", "proxy", scores, "--target", "gsm8k")
+    assert set(told) <= set(out["findings"])
+    page = (tmp_path / "r.html").read_text()
+    assert 'id="proxies"' in page
+    assert "models that had no part in the choice" in page
+    with pytest.raises(InputError, match="no task 'maths'"):
+        run("report", scores, "--target", "maths", "-o", str(tmp_path / "r.html"))
+
+
+@pytest.fixture
+def adjusted(tmp_path: Path) -> tuple[Path, Path]:
+    """Twenty-four models on two tasks, before, on the way and after adjustment; half of them know Chinese."""
+    rng = np.random.default_rng(0)
+    x = rng.uniform(20, 24, 24)
+    late = np.arange(24) % 2 == 1
+    rows = []
+    for protocol, c in {"direct": 22.0, "adjust@10": 21.5, "adjust@100": 21.0, "adjust": 20.5}.items():
+        for task in ("mmlu", "arc_easy"):
+            values = 0.25 + 0.1 * np.maximum(0, x - c) + 0.1 * late * (protocol == "direct")
+            values += rng.normal(scale=0.005, size=24)
+            rows += [(protocol, f"m{i}", task, value, 0.01, "true") for i, value in enumerate(values)]
+    facts = ["model,family,compute,trained,language,exposure"]
+    for i in range(24):
+        date, tongue = ("2024-01" if late[i] else "2022-01"), ("en+cn" if i % 3 else "en")
+        facts.append(f"m{i},f{i % 6},{10 ** x[i]},{date},{tongue},{'mmlu' if late[i] else ''}")
+    (tmp_path / "facts.csv").write_text("\n".join(facts))
+    return table(tmp_path / "scores.csv", rows), tmp_path / "facts.csv"
+
+
+@pytest.mark.parametrize(
+    ("asked", "group"),
+    [
+        ((), "trained 2023-11 or later"),
+        (("--since", "2023-06"), "trained 2023-06 or later"),
+        (("--column", "language", "--value", "en+cn"), "language en+cn"),
+        (("--exposed",), "saw the form of mmlu"),
+    ],
+)
+def test_the_test_task_section_is_divided_as_asked(
+    adjusted: tuple[Path, Path], tmp_path: Path, asked: tuple[str, ...], group: str
+) -> None:
+    scores, facts = map(str, adjusted)
+    out = run("report", scores, "--facts", facts, *asked, "-o", str(tmp_path / "r.html"))
+    told = run("analyze", "test-task", scores, "--facts", facts, *asked)
+    assert told["mmlu-adjustment"]["before"]["group"] == group
+    assert set(told) <= set(out["findings"])
+    page = (tmp_path / "r.html").read_text()
+    assert group in page
+    assert "emergence by amount of test-task training" in page  # scores on the way (adjust@N) are shown
+
+
+def test_a_division_that_divides_nothing_leaves_what_needs_none(adjusted: tuple[Path, Path], tmp_path: Path) -> None:
+    scores, facts = map(str, adjusted)
+    out = run("report", scores, "--facts", facts, "--since", "2030-01", "-o", str(tmp_path / "r.html"))
+    assert {"mmlu-gain", "mmlu-ranks", "mmlu-families", "mmlu-emergence"} <= set(out["findings"])
+    assert "mmlu-adjustment" not in out["findings"]
+    assert "all models are on one side of the split" in (tmp_path / "r.html").read_text()

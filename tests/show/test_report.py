@@ -1,0 +1,298 @@
+"""The report in one file: whole, self-contained, escaped, and with the command line's numbers."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from made_store import DOCUMENT, EVIL, MODELS, TASKS, make_store
+from potentia.analysis.planning import find_outlook
+from potentia.errors import InputError
+from potentia.evidence import read as open_evidence
+from potentia.formats import write_scores
+from potentia.show import ReportData, read_report, report_page, write_report
+from potentia.show.page import embed, plotly_source
+from potentia.store import Store
+from potentia.values.scores import ScoreMatrix
+
+POTENTIA = str(Path(sys.executable).with_name("potentia"))
+
+
+class Reader(HTMLParser):
+    """Collects what a browser would see: tags, ids, scripts by type, and addresses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[tuple[dict[str, str | None], str]] = []
+        self._open: dict[str, str | None] | None = None
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._open = dict(attrs) if tag == "script" else None
+
+    def handle_data(self, data: str) -> None:
+        if self._open is not None:
+            self.scripts.append((self._open, data))
+            self._open = None
+
+    def json(self, name: str) -> object:
+        return next(self.all(name))
+
+    def all(self, name: str) -> Iterator[object]:
+        """Every value under this id or class, unpacked where it is packed."""
+        for attributes, text in self.scripts:
+            if name in (attributes.get("id"), attributes.get("class")):
+                yield json.loads(gzip.decompress(base64.b64decode(text)) if "data-packed" in attributes else text)
+
+
+def read(page: str) -> Reader:
+    reader = Reader()
+    reader.feed(page)
+    return reader
+
+
+@pytest.fixture(scope="module")
+def page(data: ReportData) -> str:
+    return report_page(data)
+
+
+def test_every_section_is_there(page: str):
+    sections = [a["id"] for tag, a in read(page).tags if tag == "section"]
+    assert sections == ["answer", "scores", "predicted", "ranks", "agreement", "evidence", "structure", "cells", "how"]
+
+
+def test_nothing_is_fetched_and_only_our_scripts_may_run(page: str):
+    reader = read(page)
+    for tag, attributes in reader.tags:
+        for name in ("src", "href", "action", "srcset"):
+            value = attributes.get(name) or ""
+            assert value == "" or value.startswith(("#", "data:,")), (tag, name, value)
+        assert not any(name.startswith("on") for name in attributes), (tag, attributes)
+    assert "@import" not in page.partition("<main")[0]
+    assert "url(http" not in page.partition("<main")[0]
+    policy = next(a["content"] for tag, a in reader.tags if tag == "meta" and "http-equiv" in a)
+    assert policy is not None
+    assert "default-src 'none'" in policy
+    allowed = set(re.findall(r"'(sha256-[^']+)'", policy))
+    plain = [text for attributes, text in reader.scripts if "type" not in attributes]
+    assert len(plain) == 1
+    assert _sha(plain[0]) in allowed
+    packed = next(text for attributes, text in reader.scripts if attributes.get("id") == "plotly-source")
+    unpacked = gzip.decompress(base64.b64decode(packed)).decode()
+    assert _sha(unpacked) in allowed
+    assert unpacked == plotly_source()
+    assert len(allowed) == 2
+
+
+def _sha(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def test_names_and_documents_stay_text(page: str):
+    assert EVIL not in page
+    assert "</script><script>alert(2)" not in page
+    assert "<b>badly</b>" not in page
+    assert not any(tag == "img" for tag, _ in read(page).tags)
+    cells = [cell for part in read(page).all("cells-data") for cell in part]
+    assert any(DOCUMENT in item["prompt"] for cell in cells for item in cell["items"])
+
+
+def test_embedded_data_cannot_end_its_element():
+    text = str(embed({"a": "</script><!--<script>", "b": [float("nan"), "\u2028&"]}))
+    assert "<" not in text
+    assert "\u2028" not in text
+    assert json.loads(text) == {"a": "</script><!--<script>", "b": [None, "\u2028&"]}
+
+
+def test_the_matrix_shows_scores_gaps_and_reasons(page: str, data: ReportData):
+    grid = read(page).json("matrix-data")
+    models, tasks = [m["name"] for m in grid["models"]], [t["name"] for t in grid["tasks"]]
+    assert sorted(models) == sorted(MODELS)
+    assert tasks == list(TASKS)
+    matrix = data.evidence.scores["direct"]
+    shown = grid["scores"]["direct"]["values"]
+    for i, model in enumerate(models):
+        for j, task in enumerate(tasks):
+            stored = matrix.values[matrix.models.index(model), matrix.tasks.index(task)]
+            assert shown[i][j] == (pytest.approx(stored, abs=1e-5) if np.isfinite(stored) else None)
+    assert grid["failed"] == [[EVIL, "piqa", "direct", "it broke: <b>badly</b>"]]
+
+
+def test_cells_hold_as_many_wrong_as_right_items(data: ReportData):
+    for sample in data.items.values():
+        wrong = [item for item in sample.shown if item.value <= 0.5]
+        assert len(sample.shown) == 40
+        assert sample.total == 60
+        assert len(wrong) == min(20, sample.total - sample.right) or sample.right < 20
+
+
+def test_items_can_be_left_out(store: Path, tmp_path: Path):
+    assert read_report(store, items=0).items == {}
+    assert len(next(iter(read_report(store, items=6).items.values())).shown) == 6
+
+
+def test_the_numbers_are_the_command_lines(store: Path, data: ReportData):
+    printed = subprocess.run([POTENTIA, "analyze", "rankings", str(store), "--json"], capture_output=True, text=True)
+    assert printed.returncode == 0, printed.stderr
+    found = json.loads(printed.stdout)
+    measured = {name: finding for name, finding in data.named().items() if name != "completion"}
+    assert list(found) == list(measured)
+    for name, finding in measured.items():
+        assert json.loads(json.dumps(finding.to_dict())) == found[name], name
+
+
+def test_a_plain_table_makes_a_report_too(tmp_path: Path):
+    stream = np.random.default_rng(1)
+    matrix = ScoreMatrix.build([f"m{k}" for k in range(6)], ["a", "b", "c"], stream.random((6, 3)))
+    write_scores({"direct": matrix}, tmp_path / "scores.csv")
+    out = write_report(tmp_path / "scores.csv", tmp_path / "deep" / "report.html")
+    sections = [a["id"] for tag, a in read(out.read_text()).tags if tag == "section"]
+    assert sections == ["answer", "scores", "ranks", "agreement", "structure", "how"]
+    assert "no standard errors" in out.read_text()
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 3), (2, 1), (3, 1), (2, 2)])
+def test_few_scores_make_a_modest_report(tmp_path: Path, shape: tuple[int, int]):
+    values = np.random.default_rng(0).random(shape)
+    matrix = ScoreMatrix.build(
+        [f"m{k}" for k in range(shape[0])], [f"t{k}" for k in range(shape[1])], values, stderr=np.full(shape, 0.01)
+    )
+    write_scores({"direct": matrix}, tmp_path / "scores.csv")
+    text = write_report(tmp_path / "scores.csv", tmp_path / "r.html").read_text()
+    assert ("has scores to rank" in text) == (shape[0] == 1)
+    assert "nothing to rank" not in text
+    heat = [f for f in read(text).all("figure-data") if f["kind"] == "heatmap"]
+    assert all(len(f["table"]["rows"]) > 1 or len(f["table"]["columns"]) > 2 for f in heat), "a picture of one number"
+    assert "nan" not in re.sub(r"<script.*?</script>", "", text, flags=re.S).replace("finance", "")
+
+
+def test_a_store_with_failures_alone_says_so(tmp_path: Path):
+    with Store.open(tmp_path / "s.db") as store:
+        store.study("failed", "a" * 32, {})
+        store.fail_cell("a" * 32, "m", "t", "direct", "no such file")
+    text = write_report(tmp_path / "s.db", tmp_path / "r.html").read_text()
+    assert "No ranking yet" in text
+    assert "no such file" in text
+
+
+def test_an_empty_store_and_an_unknown_study_are_told(store: Path, tmp_path: Path):
+    Store.open(tmp_path / "empty.db").close()
+    with pytest.raises(InputError, match="no scores yet"):
+        write_report(tmp_path / "empty.db", tmp_path / "r.html")
+    with pytest.raises(InputError, match="no study 'other'") as error:
+        write_report(store, tmp_path / "r.html", study="other")
+    assert error.value.hint == "there are: made"
+    with pytest.raises(InputError, match="folder"):
+        write_report(store, tmp_path)
+
+
+def test_items_left_behind_leave_the_scores(tmp_path: Path):
+    path = make_store(tmp_path / "moved.db")
+    (tmp_path / "moved.db.items").rename(tmp_path / "elsewhere")
+    data = read_report(path)
+    assert data.items == {}
+    assert "train_before_test" in data.rankings.aggregate
+
+
+def test_the_command_writes_report_and_figures(store: Path, tmp_path: Path):
+    done = subprocess.run(
+        [POTENTIA, "report", str(store), "-o", "r.html", "--figures", "f", "--format", "svg", "--json"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["bytes"] == (tmp_path / "r.html").stat().st_size
+    assert len(told["figures"]) == len(list((tmp_path / "f").glob("*.svg"))) > 5
+    bad = subprocess.run([POTENTIA, "report", str(store), "--format", "gif"], capture_output=True, text=True)
+    assert bad.returncode == 2
+    assert "pdf, png, svg" in bad.stderr
+
+
+@pytest.mark.shared
+def test_the_published_scores_are_quick_and_small(shared_data: Path, tmp_path: Path):
+    began = time.process_time()
+    out = write_report(shared_data / "published" / "train_before_test_scores.csv", tmp_path / "r.html")
+    assert time.process_time() - began < 10
+    assert out.stat().st_size < 8e6
+    text = out.read_text()
+    assert "Qwen/Qwen2.5-14B" in text
+    assert "0.52 by direct and 0.76 by train-before-test" in text
+
+
+@pytest.mark.shared
+def test_training_on_the_test_task_has_its_section(shared_data: Path, tmp_path: Path):
+    from dataclasses import replace
+
+    from potentia.formats import StagedScores
+
+    staged = StagedScores.read(shared_data / "published" / "test_task_training_scores.csv")
+    metric = staged.metrics("base")["gsm8k"]
+    before, after = (staged.matrix(stage, {"gsm8k": metric}) for stage in ("base", "tuned_math_3ep"))
+    some = [model for model in before.models if model in after.models][::2]
+    before, after = before.select(models=some), after.select(models=some)
+    scores = {"direct": replace(before, protocol="direct"), "adjust": replace(after, protocol="adjust")}
+    write_scores(scores, tmp_path / "scores.csv")
+    data = read_report(tmp_path / "scores.csv")
+    assert data.main == "adjust"
+    assert data.test_task.tasks["gsm8k"].adjustment.before.effect.value > 0
+    page = report_page(data)
+    assert "Training on the test task" in page
+    assert "gsm8k before adjustment: θ = " in page
+
+
+# --- predicted cells ---
+
+
+def test_predictions_are_marked_and_in_no_table_of_scores(page: str, data: ReportData):
+    """The made store has one tuned cell to come: predicted in a section of its own, a gap in the matrix of scores."""
+    done = data.completion
+    assert done is not None
+    assert int((~done.measured).sum()) == 1
+    where = tuple(np.argwhere(~done.measured)[0])
+    assert (done.models[where[0]], done.tasks[where[1]]) == (EVIL, "piqa")
+    completed, scores = read(page).json("completed-data"), read(page).json("matrix-data")
+    block = completed["scores"]["train_before_test"]
+    i = next(k for k, model in enumerate(completed["models"]) if model["name"] == EVIL)
+    j = next(k for k, task in enumerate(completed["tasks"]) if task["name"] == "piqa")
+    assert sum(map(sum, block["predicted"])) == 1
+    assert block["predicted"][i][j]
+    assert block["low"][i][j] < block["values"][i][j] < block["high"][i][j]
+    assert block["stderr"][i][j] is None
+    row = next(k for k, model in enumerate(scores["models"]) if model["name"] == EVIL)
+    column = next(k for k, task in enumerate(scores["tasks"]) if task["name"] == "piqa")
+    assert scores["scores"]["train_before_test"]["values"][row][column] is None
+    assert "predicted" not in scores["scores"]["train_before_test"]
+    frame = data.evidence.frame()
+    assert not ((frame.model == EVIL) & (frame.task == "piqa")).any()
+
+
+def test_the_outlook_says_the_same_in_report_and_python(page: str, store: Path, data: ReportData):
+    done = find_outlook(open_evidence(store))
+    assert done is not None
+    assert data.named()["completion"].to_dict() == done.to_dict()
+    answer = page.split('id="outlook"', 1)[1].split("</section>", 1)[0]
+    assert "predicted" in answer
+    assert f"best with probability {done.p_best.max():.2f}, predicted" in answer
+
+
+def test_a_finished_study_has_nothing_to_predict(tmp_path: Path):
+    whole = make_store(tmp_path / "whole.db", models=("org/a", "org/b", "org/c"))
+    found = read_report(whole)
+    assert found.completion is None
+    assert find_outlook(open_evidence(whole)) is None
+    assert 'id="predicted"' not in report_page(found)

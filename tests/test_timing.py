@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from potentia.timing import Tally, spending, told
+
+
+def test_each_second_counts_once_for_the_innermost_kind():
+    tally = Tally()
+    began = time.perf_counter()
+    with tally.kept():
+        with spending("train"):
+            time.sleep(0.02)
+            with spending("validate"), spending("tokenise"):
+                time.sleep(0.03)
+            time.sleep(0.01)
+        with pytest.raises(ValueError, match="no"), spending("test"):
+            raise ValueError("no")
+    spent = time.perf_counter() - began
+    assert tally.total == pytest.approx(spent, abs=5e-3)
+    assert tally.seconds["train"] == pytest.approx(0.03, abs=0.02)
+    assert tally.seconds["tokenise"] >= 0.03
+    assert tally.seconds["validate"] < 0.01
+    assert set(tally.seconds) == {"train", "validate", "tokenise", "test", "other"}
+
+
+def test_nothing_is_counted_without_a_tally_or_in_another_thread():
+    tally = Tally()
+    with spending("train"):
+        pass
+    with tally.kept():
+        thread = threading.Thread(target=lambda: spending("train").__enter__())
+        thread.start()
+        thread.join()
+    assert set(tally.seconds) == {"other"}
+
+
+def test_shares_are_told_largest_first():
+    assert told({"load": 1.0, "train": 60.0, "test": 38.9, "save": 0.1}) == "train 60%, test 39%, load 1%"

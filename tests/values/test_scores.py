@@ -1,0 +1,94 @@
+"""The ScoreMatrix: shapes, directions, selection, gaps."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from potentia.errors import InputError
+from potentia.values.scores import ScoreMatrix
+
+
+def matrix() -> ScoreMatrix:
+    return ScoreMatrix.build(
+        ["a", "b", "c"],
+        ["x", "y"],
+        [[1, 2], [3, math.nan], [5, 6]],
+        stderr=[[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]],
+        n=[[10, 20], [30, 40], [50, 60]],
+        higher_is_better=[True, False],
+        protocol="train_before_test",
+    )
+
+
+def test_unknown_parts_are_nan() -> None:
+    plain = ScoreMatrix.build(["a"], ["x", "y"], [[1, 2]])
+    assert plain.protocol == "direct"
+    assert np.isnan(plain.stderr).all()
+    assert np.isnan(plain.n).all()
+    assert plain.stderr is not plain.n
+    assert plain.higher_is_better == (True, True)
+    assert plain.shape == (1, 2)
+
+
+def test_orientation_makes_higher_better() -> None:
+    assert matrix().oriented()[[0, 2]].tolist() == [[1, -2], [5, -6]]
+
+
+def test_selection_keeps_the_order_given() -> None:
+    part = matrix().select(models=["c", "a"], tasks=["y"])
+    assert (part.models, part.tasks, part.higher_is_better, part.protocol) == (
+        ("c", "a"),
+        ("y",),
+        (False,),
+        "train_before_test",
+    )
+    assert part.values.tolist() == [[6], [2]]
+    assert part.stderr.tolist() == [[0.6], [0.2]]
+    assert part.n.tolist() == [[60], [20]]
+
+
+def test_complete_drops_models_with_gaps() -> None:
+    assert matrix().complete().models == ("a", "c")
+    assert matrix().select(tasks=["x"]).complete().models == ("a", "b", "c")
+
+
+def test_unknown_names_are_said() -> None:
+    with pytest.raises(InputError, match=r"no model 'z'.*\n.*a, b, c"):
+        matrix().select(models=["z"])
+    with pytest.raises(InputError, match="no task 'z'"):
+        matrix().select(tasks=["z"])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"models": ("a", "b")}, "shape"),
+        ({"stderr": np.zeros((3, 1))}, "stderr has shape"),
+        ({"n": np.zeros((1, 2))}, "n has shape"),
+        ({"higher_is_better": (True,)}, "one entry per task"),
+        ({"models": ("a", "b", "a")}, "model named twice: a"),
+        ({"tasks": ("x", "x")}, "task named twice: x"),
+    ],
+)
+def test_a_matrix_that_does_not_fit_is_refused(change: dict[str, object], words: str) -> None:
+    good = matrix()
+    fields = {name: getattr(good, name) for name in good.__dataclass_fields__}
+    with pytest.raises(InputError, match=words):
+        ScoreMatrix(**{**fields, **change})
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.permutations(range(3)), st.permutations(range(2)))
+def test_selecting_back_and_forth_changes_nothing(rows: list[int], columns: list[int]) -> None:
+    whole = matrix()
+    mixed = whole.select(models=[whole.models[i] for i in rows], tasks=[whole.tasks[j] for j in columns])
+    back = mixed.select(models=whole.models, tasks=whole.tasks)
+    assert back.models == whole.models
+    assert back.higher_is_better == whole.higher_is_better
+    np.testing.assert_array_equal(back.values, whole.values)
+    np.testing.assert_array_equal(back.n, whole.n)
