@@ -47,7 +47,7 @@ def run(
     test: Annotated[int | None, typer.Option(help="Use at most this many test documents.")] = None,
     selection: Annotated[str | None, typer.Option(help="validation, tuned (never untuned), or paper.")] = None,
     race: Annotated[bool | None, typer.Option("--race/--no-race", help="Drop learning rates that fall behind.")] = None,
-    workers: Annotated[int, typer.Option(min=0, help="Rows at once; 0 means one per GPU, or one.")] = 0,
+    workers: Annotated[int, typer.Option(min=0, help="Rows at once; 0 fits them to the GPUs; one on a CPU.")] = 0,
     executor: Annotated[str, typer.Option(help="local or ray.")] = "local",
     threads: Annotated[int, typer.Option(min=0, help="CPU threads of a row; 0 shares the machine evenly.")] = 0,
     split: Annotated[
@@ -83,7 +83,7 @@ def run(
     from potentia import consent
     from potentia.cli.view import watch
     from potentia.errors import StudyError
-    from potentia.run import plan_study, run_study
+    from potentia.run import default_workers, plan_study, run_study
     from potentia.store import without_password
     from potentia.study import read_study
 
@@ -132,12 +132,12 @@ def run(
     if adaptive or budget or confidence:
         from potentia.cli.plan import run_adaptive
 
-        at_once = workers or default_workers(made.device)
+        at_once = workers or default_workers(plan)
         result = run_adaptive(plan, budget, confidence, top, history or [], at_once, watch, as_json)
     else:
         result = run_study(
             plan,
-            workers=workers or default_workers(made.device),
+            workers=workers or default_workers(plan),
             threads=threads,
             executor=executor,  # type: ignore[arg-type]
             watch=watch,
@@ -184,15 +184,6 @@ def score_rows(evidence: Evidence) -> list[dict[str, Any]]:
         for j, task in enumerate(matrix.tasks)
         if matrix.values[i, j] == matrix.values[i, j]
     ]  # fmt: skip
-
-
-def default_workers(device: str) -> int:
-    """One row per GPU; on a CPU one row, which uses all threads."""
-    if device in ("cpu", "spread"):
-        return 1
-    import torch
-
-    return max(1, torch.cuda.device_count()) if torch.cuda.is_available() else 1
 
 
 def show_plan(plan: Any, *, as_json: bool) -> None:

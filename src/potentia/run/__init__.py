@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from potentia.run.calibration import estimate_cost, measure_paces
 from potentia.run.cost import StudyCost, parameters_of, price, read_budget, tell_time, work_of
 from potentia.run.count import Count
-from potentia.run.execute import RunResult, run_study
+from potentia.run.execute import RunResult, default_workers, run_study
 from potentia.run.plan import CellPlan, RowPlan, StudyPlan, plan_study, study_key
 from potentia.run.status import asked_cells, is_running, store_status
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from potentia.errors import InputError, PotentiaError, StoreError
 from potentia.processes import leave_with_parent
-from potentia.run.cost import weight_bytes
+from potentia.run.cost import parameters_of, weight_bytes
 from potentia.run.log import RunLog
 from potentia.run.model_cache import ModelCache
 from potentia.run.plan import LoadedTasks, RowPlan, StudyPlan, load_tasks, plan_study, seen, take_over, under_way
@@ -46,6 +46,8 @@ Executor = Literal["local", "ray"]
 STORE_PATIENCE = 300.0  # seconds that a run waits for a store that is away; POTENTIA_STORE_PATIENCE sets another
 FULL = 0.9  # of a GPU's memory: weights beyond this do not fit it
 LEAST_GPU = 4 << 30  # bytes; smaller weights fit any GPU
+LEAST_ROOM, ROOM_PER_PARAMETER = 8 * 2**30, 12.0  # bytes of a GPU that a row needs: weights, passes of lanes, caches
+MOST_PER_GPU, CORES_PER_ROW = 6, 2
 LEAVE_SECONDS = 60.0  # that workers get to save once they are told to stop
 Stop = Callable[[], bool]
 
@@ -144,6 +146,26 @@ def _register(plan: StudyPlan) -> None:
             store.release(plan.key, plan.outdated)
         for row in plan.rows:
             take_over(row, store)
+
+
+def default_workers(plan: StudyPlan) -> int:
+    """Return how many rows run at once: one on a CPU, which uses all threads; on GPUs as many as fit.
+
+    A small model leaves a GPU idle most of the time, so several share one: each has room for its weights, the passes of
+    its lanes and what scoring keeps, and two of the machine's cores.
+    """
+    import torch
+
+    if plan.study.device in ("cpu", "spread") or not torch.cuda.is_available():
+        return 1
+    gpus = torch.cuda.device_count() if plan.study.device in ("auto", "cuda") else 1
+    left = [row for row in plan.rows if row.pending and not row.problem]
+    sizes = [size for row in left if (size := parameters_of(row.model)) == size]
+    if not sizes or len(sizes) < len(left):  # a model of unknown size may need all of it
+        return gpus
+    room = torch.cuda.get_device_properties(0).total_memory / (LEAST_ROOM + ROOM_PER_PARAMETER * max(sizes))
+    each = min(room, (os.cpu_count() or 1) / CORES_PER_ROW / gpus, len(left) / gpus, MOST_PER_GPU)
+    return gpus * max(1, int(each))
 
 
 def _threads(workers: int) -> int:

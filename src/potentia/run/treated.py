@@ -16,6 +16,7 @@ from potentia.run.plan import trained_since_0_2
 from potentia.run.sweep import remove
 from potentia.run.training import Stopped, schedule
 from potentia.study import Study, content_key
+from potentia.timing import spending
 
 if TYPE_CHECKING:
     from potentia.engine import LoadedModel
@@ -41,7 +42,8 @@ def load_treated(row: RowRun) -> LoadedModel:
     name = f"treated-{row.plan.weights}"
     folder = row.store.adapter(name)
     if folder is None:
-        folder = _make(row, name)
+        with spending("treat"):
+            folder = _make(row, name)
     remove(row.store.lanes_folder / name)
     treat = row.study.treat
     assert treat is not None

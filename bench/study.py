@@ -1,0 +1,73 @@
+"""The whole of a study as a user runs it: wall time, and where the time of its rows went.
+
+    python bench/study.py examples/real-models.yaml --data-dir FOLDER_OF_BENCHMARKS
+    python bench/study.py STUDY.yaml --data-dir FOLDER -- --train 200      # what follows -- goes to `potentia run`
+
+One command with default options in a process of its own, into an empty store beside the study; prints seconds by row
+and kind of work (``treat`` is the training that makes a copy) and writes them as JSON with ``--out``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+KINDS = ("load", "treat", "tokenise", "train", "validate", "test", "select", "save", "other")
+
+
+def main() -> int:
+    """Run, then tell."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", type=Path)
+    parser.add_argument("--data-dir", type=Path, required=True, help="folder of benchmark splits")
+    parser.add_argument("--store", type=Path, default=Path("study-bench.db"))
+    parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    parser.add_argument("rest", nargs="*", help="options of `potentia run`, after --")
+    given = parser.parse_args()
+    if given.store.exists():
+        parser.error(f"{given.store} is there already: the time of a study that is half done says little")
+    command = [sys.executable, "-m", "potentia", "run", str(given.study), "--data-dir", str(given.data_dir)]
+    began = time.monotonic()
+    status = subprocess.run([*command, "--store", str(given.store), *given.rest], check=False).returncode
+    wall = time.monotonic() - began
+    rows = spent(given.store)
+    tell(wall, rows)
+    if given.out:
+        given.out.write_text(json.dumps({"wall": wall, "exit": status, "rows": rows}, indent=1))
+    return status
+
+
+def spent(place: Path) -> list[dict[str, Any]]:
+    """Return what every row of the store's study told of its time."""
+    from potentia.store import Store
+
+    with Store.open(str(place), readonly=True) as store:
+        (study,) = store.studies()
+        events, last = [], 0
+        while found := store.events(study.key, after_id=last):
+            events += found
+            last = found[-1].id
+    return [dict(event.payload) for event in events if event.kind == "row"]
+
+
+def tell(wall: float, rows: list[dict[str, Any]]) -> None:
+    """Print a line for each row and the shares of all."""
+    kinds = [kind for kind in KINDS if any(row["tally"].get(kind) for row in rows)]
+    kinds += sorted({kind for row in rows for kind in row["tally"]} - set(KINDS))
+    print(f"\nwall time {wall / 60:.0f}:{wall % 60:04.1f} min, {len(rows)} rows; seconds of each")
+    print(f"{'row':40}{'all':>8}" + "".join(f"{kind:>10}" for kind in kinds))
+    for row in sorted(rows, key=lambda row: -row["seconds"]):
+        line = "".join(f"{row['tally'].get(kind, 0.0):10.1f}" for kind in kinds)
+        print(f"{row['row']:40}{row['seconds']:8.1f}{line}")
+    total = sum(row["seconds"] for row in rows) or 1.0
+    shares = "".join(f"{sum(row['tally'].get(kind, 0.0) for row in rows) / total:10.0%}" for kind in kinds)
+    print(f"{'share':40}{'':8}{shares}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

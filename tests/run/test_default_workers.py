@@ -1,0 +1,59 @@
+"""How many rows run at once where nobody says: by the GPU's memory, the cores and the rows left."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import tiny
+from potentia.run import default_workers, plan_study
+from potentia.study import make_study
+
+GIB = 2**30
+
+
+@pytest.fixture
+def plan(tmp_path):
+    def make(sizes: list[float | None], device: str = "auto"):
+        tiny.save_model(tmp_path / "base")
+        tiny.save_questions(tmp_path / "q.jsonl")
+        models = [
+            {"name": f"m{k}", "path": str(tmp_path / "base"), **({"parameters": size} if size else {})}
+            for k, size in enumerate(sizes)
+        ]
+        body = {"models": models, "tasks": [str(tmp_path / "q.jsonl")], "protocols": ["direct"], "device": device}
+        return plan_study(make_study({**body, "store": str(tmp_path / "s.db")}))
+
+    return make
+
+
+def on_gpus(monkeypatch, count: int, memory: float, cores: int) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=memory * GIB))
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "gpus", "memory", "cores", "workers"),
+    [
+        ([1e8] * 10, 1, 139, 16, 6),  # small models share a GPU
+        ([1e8] * 10, 1, 139, 4, 2),  # but not the cores
+        ([1e8] * 2, 1, 139, 16, 2),  # no more than there are rows
+        ([8e9, 1e8, 1e8], 1, 139, 16, 1),  # the largest decides
+        ([1e8] * 10, 4, 139, 64, 8),
+    ],
+)
+def test_small_models_share_a_gpu(plan, monkeypatch, sizes, gpus, memory, cores, workers) -> None:
+    made = plan(sizes)
+    on_gpus(monkeypatch, gpus, memory, cores)
+    assert default_workers(made) == workers
+
+
+def test_one_row_at_a_time_on_a_cpu(plan, monkeypatch) -> None:
+    made = plan([1e8] * 4, device="cpu")
+    on_gpus(monkeypatch, 1, 139, 16)
+    assert default_workers(made) == 1
