@@ -1,4 +1,4 @@
-"""What the user has allowed by name: code of task definitions, pickled weights. Nothing else grants either.
+"""What the user has allowed by name: code of task definitions, pickled or missing weights. Nothing else grants it.
 
 Kept in the environment, so that worker processes know it, and no file that someone else wrote can say it.
 """
@@ -9,6 +9,7 @@ import os
 
 CODE = "POTENTIA_ALLOW_CODE"
 PICKLE = "POTENTIA_ALLOW_PICKLE"
+MISSING_WEIGHTS = "POTENTIA_ALLOW_MISSING_WEIGHTS"
 
 
 def allowed(what: str) -> bool:

@@ -72,6 +72,10 @@ def run(
     allow_pickle: Annotated[
         bool, typer.Option("--allow-pickle", help="Load weights that are pickles (*.bin), which can run code.")
     ] = False,
+    allow_missing_weights: Annotated[
+        bool,
+        typer.Option("--allow-missing-weights", help="Score models whose files lack weights, these filled at random."),
+    ] = False,
 ) -> None:
     """Run a study: every model, every task, every protocol. Run it again to resume.
 
@@ -107,7 +111,11 @@ def run(
         "tuning": {"learning_rates": learning_rates, "epochs": epochs, "race": race},
         "caps": {"train": train, "validation": validation, "test": test},
     }
-    for flag, what in ((allow_code, consent.CODE), (allow_pickle, consent.PICKLE)):
+    for flag, what in (
+        (allow_code, consent.CODE),
+        (allow_pickle, consent.PICKLE),
+        (allow_missing_weights, consent.MISSING_WEIGHTS),
+    ):
         if flag:
             consent.allow(what)
     made = read_study(study, flags)

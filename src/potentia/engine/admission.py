@@ -1,4 +1,6 @@
-"""What is refused at the door: models that are no causal language models, or whose predictions are not numbers.
+"""What is refused at the door: weights that do not fit, models that are no causal ones, predictions that are no numbers.
+
+A weight that the files do not hold is filled at random by the library, and the model would be scored all the same.
 
 A model that reads ahead gives likelihoods that mean nothing, and so does one whose weights are damaged; both would
 look like scores. Found by trying: the predictions for the beginning of a text must not change with what follows it.
@@ -7,8 +9,11 @@ Both texts have one length, so that the same kernels round them alike: in bfloat
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from potentia.consent import MISSING_WEIGHTS, allowed
 from potentia.errors import ModelError
 
 if TYPE_CHECKING:
@@ -18,6 +23,9 @@ TEXT = "The quick brown fox jumps over the lazy dog, and then it sleeps."
 LONGEST_REASON = 300
 NOTICEABLE = {"float32": 1e-3, "float64": 1e-3}  # of the logits' spread
 NOTICEABLE_HALF = 0.05
+# computed from the config whatever the files say: angles, masks, positions
+HARMLESS = re.compile(r"(^|\.)(inv_freq|rope_freqs(\.weight)?|position_ids|(attn|attention|self_attn)\.(masked_)?bias)$")
+NAMED = 3  # tensors shown of each kind
 
 
 def admit(model: Any, tokenizer: Any) -> None:
@@ -48,6 +56,53 @@ def admit(model: Any, tokenizer: Any) -> None:
             f"{type(model).__name__} reads ahead: its prediction of a token changes with what follows it",
             hint="scoring needs a causal model; a BERT-type model is one with is_decoder: true in its config.json",
         )
+
+
+def fit(source: str, info: dict[str, Any]) -> dict[str, Any]:
+    """Refuse weights that do not fit the model, or, where that was allowed, return what did not fit.
+
+    ``info`` is transformers' loading info, which leaves out tied heads and what the architecture says is derived.
+    """
+    mismatched = sorted(f"{name} {tuple(held)} for {tuple(own)}" for name, held, own in info["mismatched_keys"])
+    odd = {
+        "missing": sorted(name for name in info["missing_keys"] if not HARMLESS.search(name)),
+        "unexpected": sorted(name for name in info["unexpected_keys"] if not HARMLESS.search(name)),
+        "mismatched": mismatched,
+    }
+    found = {kind: names for kind, names in odd.items() if names}
+    if not found:
+        return {"weights": "all in place"}
+    if not allowed(MISSING_WEIGHTS):
+        parts = [f"{len(names)} {kind} ({_some(names)})" for kind, names in found.items()]
+        raise ModelError(
+            f"the weights of {source} do not fit its config: {', '.join(parts)}; {_cause(**odd)}",
+            hint="mend its files; or, to score it with what is missing filled at random, --allow-missing-weights",
+        )
+    counts = {kind: len(names) for kind, names in found.items()}
+    return {"weights": "allowed by --allow-missing-weights", **counts, "tensors": {k: v[:20] for k, v in found.items()}}
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMED]) + (", …" if len(names) > NAMED else "")
+
+
+def _cause(missing: Sequence[str], unexpected: Sequence[str], mismatched: Sequence[str]) -> str:
+    """Say what is likely wrong with files whose tensors have other names or shapes."""
+    for ours in missing:
+        for theirs in unexpected:
+            if theirs.endswith("." + ours):
+                prefix = theirs.removesuffix(ours)
+                saved = " (saved through torch.compile)" if "_orig_mod." in prefix else ""
+                return f"its tensors carry the prefix {prefix}{saved}"
+            if ours.endswith("." + theirs):
+                return f"its tensors lack the prefix {ours.removesuffix(theirs)}"
+            if "_orig_mod." in theirs:
+                return "its tensors carry the prefix _orig_mod. (saved through torch.compile)"
+    if mismatched:
+        return "the config is another size's"
+    if unexpected and not missing:
+        return "the files hold parts that this architecture does not have, or more layers than the config says"
+    return "a file is incomplete, or a shard is missing"
 
 
 def refuse_encoder_decoder(config: Any) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from potentia.consent import PICKLE, allowed
 from potentia.engine.adapted import merge_adapter
-from potentia.engine.admission import admit, refuse_encoder_decoder, why_not_loaded
+from potentia.engine.admission import admit, fit, refuse_encoder_decoder, why_not_loaded
 from potentia.engine.identity import fingerprint, memory_fingerprint, quantised_fingerprint
 from potentia.engine.tokens import BosPolicy, Encoder
 from potentia.errors import InputError, MissingExtraError, PotentiaError
@@ -30,7 +30,8 @@ class LoadedModel:
     """A causal language model ready for use, with everything about it that can change a score.
 
     ``fingerprint`` names their content (see ``identity``). ``checked`` remembers which scoring paths agreed with
-    the reference path on this model, so that the check is made once.
+    the reference path on this model, so that the check is made once. ``record`` says how it was loaded, tuned and
+    checked, in plain values, for manifests.
     """
 
     model: Any
@@ -42,6 +43,7 @@ class LoadedModel:
     fingerprint: str
     target_architecture: str
     checked: dict[str, str] = field(default_factory=dict)
+    record: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: Any, tokenizer: Any, *, fingerprint: str | None = None) -> LoadedModel:
@@ -135,7 +137,12 @@ def load(
             if quantise is not None:
                 refuse_twice(config, quantise)
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, **plain)
-        model: Any = AutoModelForCausalLM.from_pretrained(name_or_path, dtype=kind, **options)
+        options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+        with torch.random.fork_rng(devices=[]):  # what is missing, where that is allowed, is filled alike every time
+            torch.manual_seed(0)
+            model: Any
+            model, info = AutoModelForCausalLM.from_pretrained(name_or_path, dtype=kind, **options)
+        report = fit(name_or_path, info)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         if isinstance(error, PotentiaError) or out_of_memory(error):
             raise
@@ -156,6 +163,7 @@ def load(
     content = quantised_fingerprint(content, quantise)
     loaded = LoadedModel.of(model, tokenizer, fingerprint=content)
     loaded.checked["predictions"] = "agrees"
+    loaded.record["load"] = report
     return loaded
 
 

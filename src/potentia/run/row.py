@@ -302,6 +302,7 @@ class RowRun:
             "seed": self.study.seed,
             "styles": list(self.styles),
             "scorer": dict(self.scorer.notes),
+            "engine": dict(self.loaded.record),
         }
         if cell.protocol.kind == "train_before_test":
             made["tuning"] = self.study.tuning.model_dump(mode="json")

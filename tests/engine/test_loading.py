@@ -1,0 +1,65 @@
+"""A model whose files do not hold its weights is not scored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from potentia import consent
+from potentia.engine import load
+from potentia.errors import ModelError
+from scoring_models import tiny
+
+Tensors = dict[str, torch.Tensor]
+
+
+def spoiled(folder: Path, change: Callable[[Tensors], Tensors], kind: str = "llama") -> str:
+    made = tiny(kind)
+    for part in (made.model, made.tokenizer):
+        part.save_pretrained(folder)
+    file = folder / "model.safetensors"
+    save_file(change(load_file(file)), file, metadata={"format": "pt"})
+    return str(folder)
+
+
+def without_second_layer(tensors: Tensors) -> Tensors:
+    return {name: tensor for name, tensor in tensors.items() if ".layers.1." not in name}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda t: {f"_orig_mod.{n}": v for n, v in t.items()}, "prefix _orig_mod. (saved through torch.compile)"),
+        (lambda t: {f"transformer.{n}": v for n, v in t.items()}, "prefix transformer."),
+        (without_second_layer, "missing (model.layers.1."),
+        (lambda t: {**t, "model.layers.7.mlp.up_proj.weight": torch.ones(2, 2)}, "unexpected (model.layers.7"),
+        (lambda t: {**t, "model.norm.weight": torch.ones(3)}, "mismatched (model.norm.weight"),
+    ],
+)
+def test_weights_that_do_not_fit_are_named(tmp_path: Path, change: Callable[[Tensors], Tensors], said: str) -> None:
+    with pytest.raises(ModelError) as refused:
+        load(spoiled(tmp_path, change), device="cpu")
+    assert said in refused.value.message
+    assert "--allow-missing-weights" in (refused.value.hint or "")
+
+
+def test_what_is_derived_is_not_missed(tmp_path: Path) -> None:
+    folder = spoiled(tmp_path, lambda t: {**t, "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)})
+    assert load(folder, device="cpu").record["load"] == {"weights": "all in place"}
+
+
+def test_missing_weights_that_were_allowed_are_recorded_and_alike_every_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = spoiled(tmp_path, without_second_layer)
+    monkeypatch.setenv(consent.MISSING_WEIGHTS, "1")
+    one = load(folder, device="cpu")
+    torch.manual_seed(123)
+    other = load(folder, device="cpu")
+    assert one.record["load"]["missing"] == 9
+    for name, weight in one.model.state_dict().items():
+        assert torch.equal(weight, other.model.state_dict()[name]), name
