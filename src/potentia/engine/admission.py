@@ -24,7 +24,7 @@ LONGEST_REASON = 300
 NOTICEABLE = {"float32": 1e-3, "float64": 1e-3}  # of the logits' spread
 NOTICEABLE_HALF = 0.05
 # computed from the config whatever the files say: angles, masks, positions
-HARMLESS = re.compile(r"(^|\.)(inv_freq|rope_freqs(\.weight)?|position_ids|(attn|attention|self_attn)\.(masked_)?bias)$")
+HARMLESS = re.compile(r"(^|\.)(inv_freq|rope_freqs(\.weight)?|position_ids|(attn|attention)\.(masked_)?bias)$")
 NAMED = 3  # tensors shown of each kind
 
 
