@@ -1,4 +1,4 @@
-"""What is refused at the door: weights that do not fit, models that are no causal ones, predictions that are no numbers.
+"""What is refused at the door: weights that do not fit, models that are not causal, predictions that are not numbers.
 
 A weight that the files do not hold is filled at random by the library, and the model would be scored all the same.
 
