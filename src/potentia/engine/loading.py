@@ -140,8 +140,8 @@ def load(
         options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
         with torch.random.fork_rng(devices=[]):  # what is missing, where that is allowed, is filled alike every time
             torch.manual_seed(0)
-            model: Any
-            model, info = AutoModelForCausalLM.from_pretrained(name_or_path, dtype=kind, **options)
+            answer: Any = AutoModelForCausalLM.from_pretrained(name_or_path, dtype=kind, **options)
+        model, info = answer
         report = fit(name_or_path, info)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         if isinstance(error, PotentiaError) or out_of_memory(error):
