@@ -1,10 +1,13 @@
-"""The sections of a report: pure functions from ``ReportData`` to HTML, for the one-file report and the live board."""
+"""The sections of a report: each a function from ``ReportData`` to a ``Section``, listed once in ``SECTIONS``.
+
+To add one, write such a function and put it into the list; report, board and navigation then have it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,148 +23,193 @@ from potentia.show.parts import Parts
 from potentia.show.predicted import completed_grid, make_outlook
 from potentia.show.provenance import how_context
 from potentia.show.source import ReportData
-from potentia.values.findings import Chart, Finding, telling
+from potentia.values.findings import Chart, Finding, Table, telling
 from potentia.values.protocol import Protocol
 
 
 @dataclass(frozen=True)
 class Section:
-    """One section: its place in the navigation, and its HTML."""
+    """What a section says, as values: a lead, charts, tables; with a ``template`` of its own where it needs one."""
+
+    id: str
+    title: str  # in the navigation
+    lead: str = ""
+    charts: Sequence[Chart] = ()
+    more: Sequence[Chart] = ()  # folded away
+    more_title: str = "More figures"
+    tables: Sequence[Table] = ()
+    problems: tuple[str, ...] = ()  # what could not be analysed, and why
+    template: str = "findings.html"
+    context: Mapping[str, Any] = field(default_factory=dict)  # of the template
+    heading: str = ""  # else the title
+
+
+class Rendered(NamedTuple):
+    """A section as HTML."""
 
     id: str
     title: str
     html: str
 
 
-def build_sections(data: ReportData, parts: Parts | None = None) -> list[Section]:
-    """Build every section that the data has something for; ``parts`` takes their data, for a file or for the board."""
+def build_sections(data: ReportData, parts: Parts | None = None) -> list[Rendered]:
+    """Render every section that the data has something for; ``parts`` takes their data, for a file or for the board."""
     parts = parts or Parts()
-    return [Section(name, title, html) for name, title, build in SECTIONS if (html := build(data, parts))]
+    return [_rendered(section, parts) for make in SECTIONS if (section := make(data)) is not None]
 
 
-def answer_section(data: ReportData, parts: Parts) -> str:
-    """Section 1: the answer first."""
-    told = answer(data)
-    runs = data.training if data.training is not None and data.training.whole else None
-    return render(
-        "answer.html",
-        training=None if runs is None else arrange(runs.charts()),
-        tables=() if runs is None else _tables([runs]),
-        answer=told,
-        board=told.board,
-        ladder=None if told.board is None else make_ladder(told.board),
-        method="" if told.board is None else NAMES[told.method] if len(told.board.ranked_on) > 1 else "score",
-        names=() if told.board is None else tuple(told.board.names.values()),
-        outlook=None if data.completion is None else make_outlook(data.completion),
-        predicted="#predicted",
+def _rendered(section: Section, parts: Parts) -> Rendered:
+    html = render(
+        section.template,
+        id=section.id,
+        title=section.heading or section.title,
+        lead=section.lead,
+        figures=arrange(section.charts),
+        more=arrange(section.more),
+        more_title=section.more_title,
+        tables=[table_payload(table) for table in map(telling, section.tables) if table is not None],
+        problems=section.problems,
         parts=parts,
+        **section.context,
+    )
+    return Rendered(section.id, section.title, html)
+
+
+def of_findings(
+    id: str,
+    title: str,
+    lead: str,
+    found: Sequence[Finding],
+    problems: tuple[str, ...] = (),
+    *,
+    most: int = 99,
+    heading: str = "",
+) -> Section | None:
+    """Show findings one after the other; of more charts than ``most`` the rest are folded away."""
+    if not found and not problems:
+        return None
+    charts = _charts(found)
+    return Section(
+        id,
+        title,
+        lead,
+        charts=charts[:most],
+        more=charts[most:],
+        tables=_tables(found),
+        problems=problems,
+        heading=heading,
     )
 
 
-def scores_section(data: ReportData, parts: Parts) -> str:
-    """Section 2: the score matrix, and which tasks to distrust."""
+def answer_section(data: ReportData) -> Section:
+    """The answer first."""
+    told = answer(data)
+    runs = data.training if data.training is not None and data.training.whole else None
+    board = told.board
+    context = {
+        "training": runs is not None,
+        "answer": told,
+        "board": board,
+        "ladder": None if board is None else make_ladder(board),
+        "method": "" if board is None else NAMES[told.method] if len(board.ranked_on) > 1 else "score",
+        "names": () if board is None else tuple(board.names.values()),
+        "outlook": None if data.completion is None else make_outlook(data.completion),
+        "predicted": "#predicted",
+    }
+    charts, tables = ([], []) if runs is None else (_charts([runs]), _tables([runs]))
+    return Section("answer", "Answer", charts=charts, tables=tables, template="answer.html", context=context)
+
+
+def scores_section(data: ReportData) -> Section:
+    """The score matrix, and which tasks to distrust."""
     models, tasks = names_of(data)
     asked = len(models) * len(tasks)
     scores, known = data.evidence.scores, data.evidence.background
     gaps = {p.label: asked - int(np.isfinite(matrix.values).sum()) for p, matrix in scores.items()}
     screening = [] if data.rankings is None else [data.rankings.screening]
-    return render(
-        "scores.html",
-        grid=grid(data, answer(data)),
-        families=sorted({f for m, f in known.families.items() if m in models}, key=str.casefold),
-        categories=sorted({c for t, c in known.categories.items() if t in tasks}),
-        sized=any(m in known.billions for m in models),
-        kinds=len({known.kinds.get(m) for m in models} - {None}) > 1,
-        gaps={name: missing for name, missing in gaps.items() if missing},
-        failures=data.failures,
-        flags=screening[0].flags if screening else (),
-        figures=_figures(screening),
-        tables=_tables(screening),
-        parts=parts,
-    )
+    context = {
+        "grid": grid(data, answer(data)),
+        "families": sorted({f for m, f in known.families.items() if m in models}, key=str.casefold),
+        "categories": sorted({c for t, c in known.categories.items() if t in tasks}),
+        "sized": any(m in known.billions for m in models),
+        "kinds": len({known.kinds.get(m) for m in models} - {None}) > 1,
+        "gaps": {name: missing for name, missing in gaps.items() if missing},
+        "failures": data.failures,
+        "flags": screening[0].flags if screening else (),
+    }
+    return Section("scores", "Scores", charts=_charts(screening), template="scores.html", context=context)
 
 
-def predicted_section(data: ReportData, parts: Parts) -> str:
-    """Section 3: the cells that are not measured yet, hatched among those that are."""
-    if data.completion is None:
-        return ""
-    known = {model["name"]: model for model in grid(data, answer(data))["models"]}
+def predicted_section(data: ReportData) -> Section | None:
+    """The cells that are not measured yet, hatched among those that are."""
     done = data.completion
-    return render(
-        "predicted.html",
-        grid=completed_grid(data, done, known),
-        done=done,
-        count_measured=int(done.measured.sum()),
-        count_predicted=int((~done.measured).sum()),
-        failed=any(f.protocol == done.protocol for f in data.failures),
-        tables=_tables([done]),
-        parts=parts,
-    )
+    if done is None:
+        return None
+    known = {model["name"]: model for model in grid(data, answer(data))["models"]}
+    context = {
+        "grid": completed_grid(data, done, known),
+        "done": done,
+        "count_measured": int(done.measured.sum()),
+        "count_predicted": int((~done.measured).sum()),
+        "failed": any(f.protocol == done.protocol for f in data.failures),
+    }
+    return Section("predicted", "Predicted", tables=_tables([done]), template="predicted.html", context=context)
 
 
-def ranks_section(data: ReportData, parts: Parts) -> str:
-    """Section 4: rank bump charts, and the aggregate ranking with its intervals."""
+def ranks_section(data: ReportData) -> Section | None:
+    """Rank bump charts, and the aggregate ranking with its intervals."""
     if data.rankings is None or (data.training is not None and data.training.whole):  # steps are no rivals
-        return ""
+        return None
     found = data.rankings.aggregate
-    return render(
-        "ranks.html",
-        bumps=bump_payload(data),
-        figures=arrange(_ways(found, data)),
-        more=arrange(chart for finding in _rest(found, data) for chart in finding.charts()[1:]),
+    return Section(
+        "ranks",
+        "Ranks",
+        charts=[chart for finding in _both(found, data) for chart in finding.charts()[1:]],  # the first is the answer's
+        more=[chart for finding in _rest(found, data) for chart in finding.charts()[1:]],
+        more_title="The other protocols",
         tables=_tables([*data.rankings.overall.values(), *data.rankings.kept.values(), *found.values()]),
-        parts=parts,
+        template="ranks.html",
+        context={"bumps": bump_payload(data)},
     )
 
 
-def agreement_section(data: ReportData, parts: Parts) -> str:
-    """Section 5: the mean bars of every task, the heat maps side by side, categories, and groups of models."""
+def agreement_section(data: ReportData) -> Section | None:
+    """The mean bars of every task, the heat maps side by side, categories, and groups of models."""
     if data.rankings is None or not data.rankings.agreement:
-        return ""
+        return None
     found = data.rankings
     heat, by_category = [], []
     for agreement in found.agreement.values():
         first, *rest = agreement.charts()
         heat.append(first)
         by_category += rest
-    bars = [chart for change in found.changes.values() for chart in change.charts()]
-    groups = [chart for group in found.groups.values() for chart in group.charts()]
     measures = [] if found.measures is None else [found.measures]
-    fewer = [chart for one in found.fewer.values() for chart in one.charts()]
-    return render(
-        "findings.html",
-        id="agreement",
-        title="Agreement",
-        lead=AGREEMENT,
-        figures=arrange((*bars, *heat, *by_category, *fewer, *groups)),
-        tables=_tables(
-            [
-                *found.agreement.values(),
-                *measures,
-                *found.changes.values(),
-                *found.fewer.values(),
-                *found.groups.values(),
-            ]
-        ),
-        problems=(),
-        parts=parts,
+    rest_of_them = [*found.fewer.values(), *found.groups.values()]
+    return Section(
+        "agreement",
+        "Agreement",
+        AGREEMENT,
+        charts=[*_charts(found.changes.values()), *heat, *by_category, *_charts(rest_of_them)],
+        tables=_tables([*found.agreement.values(), *measures, *found.changes.values(), *rest_of_them]),
     )
 
 
-def evidence_section(data: ReportData, parts: Parts) -> str:
-    """Section 6: model × model evidence, and how much each task resolves."""
+def evidence_section(data: ReportData) -> Section | None:
+    """Model × model evidence, and how much each task resolves."""
     weighed = evidence_maps(data)
     if not weighed or data.rankings is None:
-        return ""
+        return None
     found = data.rankings
     kinds: tuple[Mapping[Protocol, Finding], ...] = (found.paired, found.significance, found.tau_b, found.ranks)
-    return render(
-        "evidence.html",
-        evidence=[e.payload() for e in weighed.values()],
-        figures=_figures([f for by in kinds for f in _both(by, data)]),
-        more=_figures([f for by in kinds for f in _rest(by, data)]),
+    return Section(
+        "evidence",
+        "Evidence",
+        charts=_charts(f for by in kinds for f in _both(by, data)),
+        more=_charts(f for by in kinds for f in _rest(by, data)),
+        more_title="The other protocols",
         tables=_tables([*(f for by in kinds for f in by.values()), *found.tau_b_changes.values()]),
-        parts=parts,
+        template="evidence.html",
+        context={"evidence": [e.payload() for e in weighed.values()]},
     )
 
 
@@ -177,90 +225,94 @@ def evidence_maps(data: ReportData) -> dict[Protocol, EvidenceMap]:
     return weighed
 
 
-def structure_section(data: ReportData, parts: Parts) -> str:
-    """Section 7: principal components of all protocols, and PC1 against compute; families apart."""
+def structure_section(data: ReportData) -> Section | None:
+    """Principal components of all protocols, and PC1 against compute; families apart."""
     if data.rankings is None or not data.rankings.components:
-        return ""
+        return None
     found = data.rankings
     charts = [c.charts() for c in found.components.values()]
-    scree, bars = [c[0] for c in charts], [chart for c in charts for chart in c[1:]]
-    compute = [chart for fit in found.compute.values() for chart in fit.charts()]
     families = [c for by in found.family_components.values() for c in by.values()]
-    return render(
-        "findings.html",
-        id="structure",
-        title="Structure",
-        lead=STRUCTURE,
-        figures=arrange((*scree, *compute, *bars)),
-        more=_figures(families),
+    return Section(
+        "structure",
+        "Structure",
+        STRUCTURE,
+        charts=[*(c[0] for c in charts), *_charts(found.compute.values()), *(x for c in charts for x in c[1:])],
+        more=_charts(families),
         more_title="Each family by itself",
         tables=_tables([*found.components.values(), *found.compute.values(), *families]),
-        problems=(),
-        parts=parts,
     )
 
 
-def perplexity_section(data: ReportData, parts: Parts) -> str:
-    """Section 8: perplexity against tasks."""
+def perplexity_section(data: ReportData) -> Section | None:
+    """Perplexity against tasks."""
     ranked = data.rankings
     found = [] if ranked is None else [*ranked.perplexity.values(), *ranked.perplexity_by_kind.values()]
-    return _plain(parts, "perplexity", "Perplexity", PERPLEXITY, found)
+    return of_findings("perplexity", "Perplexity", PERPLEXITY, found)
 
 
-def test_task_section(data: ReportData, parts: Parts) -> str:
-    """Section 9: training on the test task."""
+def test_task_section(data: ReportData) -> Section | None:
+    """Training on the test task."""
     if data.test_task is None:
-        return ""
+        return None
     found = list(data.test_task.named().values())
-    return _plain(parts, "test-task", "Training on the test task", TEST_TASK, found, data.test_task.problems)
+    heading = "Training on the test task"
+    return of_findings("test-task", "Test task", TEST_TASK, found, data.test_task.problems, heading=heading)
 
 
-def stability_section(data: ReportData, parts: Parts) -> str:
-    """Section 10: whether scores grow over the checkpoints of a run."""
+def stability_section(data: ReportData) -> Section | None:
+    """Whether scores grow over the checkpoints of a run."""
     found: list[Finding] = [] if data.stability is None else [data.stability]
     if data.training is not None and not data.training.whole:  # else the answer begins with it
         found.insert(0, data.training)
-    return _plain(parts, "stability", "Stability", STABILITY, found, most=MOST)
+    return of_findings("stability", "Stability", STABILITY, found, most=MOST)
 
 
-def consistency_section(data: ReportData, parts: Parts) -> str:
-    """Section 11: base models against their instruct versions."""
+def consistency_section(data: ReportData) -> Section | None:
+    """Base models against their instruct versions."""
     found = [] if data.consistency is None else [data.consistency.consistency]
-    return _plain(parts, "consistency", "Consistency", CONSISTENCY, found, most=MOST)
+    return of_findings("consistency", "Consistency", CONSISTENCY, found, most=MOST)
 
 
-def ablation_section(data: ReportData, parts: Parts) -> str:
-    """Section 12: every model by every method, and which method ranks best."""
+def ablation_section(data: ReportData) -> Section | None:
+    """Every model by every method, and which method ranks best."""
     paired = data.consistency.ablation if data.consistency is not None else None
     found = [finding for finding in (paired, data.ablation) if finding is not None]
-    return _plain(parts, "ablation", "Methods", ABLATION, found)
+    return of_findings("ablation", "Methods", ABLATION, found)
 
 
-def proxies_section(data: ReportData, parts: Parts) -> str:
-    """Section 13: tasks that stand in for one which early models cannot do yet."""
+def proxies_section(data: ReportData) -> Section | None:
+    """Tasks that stand in for one which early models cannot do yet."""
     if data.proxies is None:
-        return ""
+        return None
     found = list(data.proxies.named().values())
-    return _plain(parts, "proxies", "Proxy tasks", PROXIES, found, data.proxies.problems)
+    return of_findings("proxies", "Proxies", PROXIES, found, data.proxies.problems, heading="Proxy tasks")
 
 
-def cells_section(data: ReportData, parts: Parts) -> str:
-    """Section 14: one cell at a time: curves, prompts, items."""
+def cells_section(data: ReportData) -> Section | None:
+    """One cell at a time: curves, prompts, items."""
     if not has_details(data):
-        return ""
+        return None
     lanes: dict[str | None, list[Any]] = {}
     for lane in data.lanes:
         lanes.setdefault(lane.cell, []).append(lane)
-    by_model: dict[str, list[dict[str, Any]]] = {}
-    for cell in () if parts.live else data.cells:  # the board asks for one when it is looked at
-        made = cell_payload(cell, lanes.get(cell.key, ()), data.items.get(cell.key))
-        by_model.setdefault(cell.model, []).append(made)
-    return render("cells.html", by_model=by_model, index=cell_index(data), per_cell=data.items_per_cell, parts=parts)
+
+    def by_model() -> dict[
+        str, list[dict[str, Any]]
+    ]:  # asked for by the file; the board fetches one when it is looked at
+        made: dict[str, list[dict[str, Any]]] = {}
+        for cell in data.cells:
+            made.setdefault(cell.model, []).append(
+                cell_payload(cell, lanes.get(cell.key, ()), data.items.get(cell.key))
+            )
+        return made
+
+    context = {"by_model": by_model, "index": cell_index(data), "per_cell": data.items_per_cell}
+    return Section("cells", "Cells", template="cells.html", context=context)
 
 
-def how_section(data: ReportData, parts: Parts) -> str:
-    """Section 15: the study, versions, seeds, recipe, fingerprints and cost."""
-    return render("how.html", **how_context(data))
+def how_section(data: ReportData) -> Section:
+    """The study, versions, seeds, recipe, fingerprints and cost."""
+    return Section("how", "How", template="how.html", context={"how": how_context(data)})
 
 
 AGREEMENT = (
@@ -297,40 +349,23 @@ PROXIES = (
     "and weight. Trust them as far as they predict models that had no part in the choice, beside perplexity."
 )
 
-SECTIONS: tuple[tuple[str, str, Callable[[ReportData, Parts], str]], ...] = (
-    ("answer", "Answer", answer_section),
-    ("scores", "Scores", scores_section),
-    ("predicted", "Predicted", predicted_section),
-    ("ranks", "Ranks", ranks_section),
-    ("agreement", "Agreement", agreement_section),
-    ("evidence", "Evidence", evidence_section),
-    ("structure", "Structure", structure_section),
-    ("perplexity", "Perplexity", perplexity_section),
-    ("test-task", "Test task", test_task_section),
-    ("stability", "Stability", stability_section),
-    ("consistency", "Consistency", consistency_section),
-    ("ablation", "Methods", ablation_section),
-    ("proxies", "Proxies", proxies_section),
-    ("cells", "Cells", cells_section),
-    ("how", "How", how_section),
+SECTIONS: tuple[Callable[[ReportData], Section | None], ...] = (  # in reading order; the ids are addresses of the board
+    answer_section,
+    scores_section,
+    predicted_section,
+    ranks_section,
+    agreement_section,
+    evidence_section,
+    structure_section,
+    perplexity_section,
+    test_task_section,
+    stability_section,
+    consistency_section,
+    ablation_section,
+    proxies_section,
+    cells_section,
+    how_section,
 )
-
-
-def _plain(
-    parts: Parts,
-    name: str,
-    title: str,
-    lead: str,
-    found: Sequence[Finding],
-    problems: tuple[str, ...] = (),
-    most: int = 99,
-) -> str:
-    """Show findings one after the other; of more figures than ``most`` the rest are folded away."""
-    if not found and not problems:
-        return ""
-    figures = _figures(found)
-    return render("findings.html", id=name, title=title, lead=lead, figures=figures[:most], more=figures[most:],
-                  more_title="More figures", tables=_tables(found), problems=problems, parts=parts)  # fmt: skip
 
 
 def _both(found: Mapping[Protocol, Finding], data: ReportData) -> list[Finding]:
@@ -342,15 +377,9 @@ def _rest(found: Mapping[Protocol, Finding], data: ReportData) -> list[Finding]:
     return [finding for name, finding in found.items() if name not in (data.first, data.main)]
 
 
-def _ways(found: Mapping[Protocol, Finding], data: ReportData) -> list[Chart]:
-    """Return the ranks by every way of aggregating; the ranks themselves are in the answer."""
-    return [chart for finding in _both(found, data) for chart in finding.charts()[1:]]
+def _charts(found: Iterable[Finding]) -> list[Chart]:
+    return [chart for finding in found for chart in finding.charts()]
 
 
-def _figures(found: Iterable[Finding]) -> list[dict[str, Any]]:
-    return arrange(chart for finding in found for chart in finding.charts())
-
-
-def _tables(found: Iterable[Finding]) -> list[dict[str, Any]]:
-    kept = (telling(table) for finding in found for table in finding.tables())
-    return [table_payload(table) for table in kept if table is not None]
+def _tables(found: Iterable[Finding]) -> list[Table]:
+    return [table for finding in found for table in finding.tables()]
