@@ -33,7 +33,7 @@ SMALL_TEST = 100  # documents; with fewer, few differences between models can be
 
 
 # Fields that say where and how fast to compute, but not what.
-_ELSEWHERE = {"store", "device", "shards", "token_budget", "name", "data_dir", "keep_adapters"}
+_ELSEWHERE = {"probe", "store", "device", "shards", "token_budget", "name", "data_dir", "keep_adapters"}
 
 
 def study_key(study: Study) -> str:

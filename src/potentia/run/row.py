@@ -12,7 +12,7 @@ import platform
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
@@ -227,6 +227,7 @@ class RowRun:
         seconds: float,
         selection: dict[str, Any],
         direct_value: float | None = None,
+        probe: Mapping[str, Any] | None = None,
     ) -> None:
         """Commit one cell with its items, and say so on the board."""
         from potentia.store import CellRecord
@@ -246,6 +247,7 @@ class RowRun:
             selection=selection,
             direct_value=direct_value,
             gain=None if direct_value is None else test.main.value - direct_value,
+            probe=probe,
         )
         names = (record.model, record.task)
         said = {"task": cell.task, "protocol": cell.protocol, "value": test.main.value, "stderr": test.main.stderr}

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from potentia.errors import ModelError
 from potentia.run.ask import Evaluation
 from potentia.run.fine_tuning import Tuned, trainable
 from potentia.run.plan import CellPlan, lanes_name
+from potentia.run.probe import probe_row
 from potentia.run.sweep import remove
 from potentia.run.training import Candidate, LanePlan, TunedResult
 from potentia.study import adjust_tuning
@@ -63,6 +64,8 @@ def tune_row(row: RowRun, kind: Protocol, cells: Sequence[CellPlan]) -> None:
         workspace=folder,
     )
     with _on_threads(threads):
+        if kind == TRAIN_BEFORE_TEST:
+            host.probes = probe_row(row, begun, folder)
         tuned.run(pending)
     remove(folder)
 
@@ -112,6 +115,7 @@ class RowHost:
         self.began = self.committed = time.monotonic()
         self.tokens = 0
         self.best: dict[str, float] = {}
+        self.probes: Mapping[str, Mapping[str, Any]] = {}  # by task, where one was made
 
     # --- what is asked for, what is found --------------------------------------------------------------------------
 
@@ -133,6 +137,7 @@ class RowHost:
                 seconds=now - self.committed,
                 selection=result.selection,
                 direct_value=result.direct_value,
+                probe=self.probes.get(task),
             )
         except ModelError as error:
             self.row.fail(cell, error)

@@ -27,7 +27,8 @@ class CellRecord:
 
     ``scores`` maps a metric's name to its score and ``metric`` names the main one. ``manifest`` says how the score came
     about (versions, seeds, BOS policy, styles, prompt samples), ``selection`` what validation chose (learning rate,
-    epoch, style). ``direct_value`` and ``gain`` are there when the model was tuned.
+    epoch, style). ``direct_value`` and ``gain`` are there when the model was tuned. ``probe`` is what ``Store.probes``
+    gives back: how much was left to learn of the task.
     """
 
     key: str
@@ -43,6 +44,7 @@ class CellRecord:
     selection: Mapping[str, Any] = field(default_factory=dict)
     direct_value: float | None = None
     gain: float | None = None
+    probe: Mapping[str, Any] | None = None
 
     @property
     def score(self) -> Score:

@@ -11,8 +11,9 @@ from collections.abc import Callable
 import sqlalchemy as sa
 from sqlalchemy import BigInteger, Boolean, Column, Double, ForeignKey, Index, Integer, Table, Text
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 LEASES_SINCE = 2
+PROBES_SINCE = 3
 
 metadata = sa.MetaData()
 _NUMBER = BigInteger().with_variant(Integer, "sqlite")  # SQLite's own row number, PostgreSQL's bigserial
@@ -68,6 +69,14 @@ manifests = Table(
     Column("cell", _NUMBER, ForeignKey("cells.id", ondelete="CASCADE"), primary_key=True, autoincrement=False),
     Column("manifest", Text, nullable=False),
     Column("selection", Text, nullable=False),
+)
+
+# What a short fine-tuning before the row's own said of the model and the task (see run/probe.py).
+probes = Table(
+    "probes",
+    metadata,
+    Column("cell", _NUMBER, ForeignKey("cells.id", ondelete="CASCADE"), primary_key=True, autoincrement=False),
+    Column("probe", Text, nullable=False),
 )
 
 # A cell belongs to every study that asked for it: content keys let a study reuse what another has computed.
@@ -173,5 +182,10 @@ def _with_leases(connection: sa.Connection) -> None:
     metadata.create_all(connection, tables=[leases, claims])
 
 
+def _with_probes(connection: sa.Connection) -> None:
+    """Bring version 2 to 3: tuned cells may have a probe."""
+    metadata.create_all(connection, tables=[probes])
+
+
 # From version v to v + 1. A release that changes the tables raises SCHEMA_VERSION and adds its step here.
-MIGRATIONS: dict[int, Callable[[sa.Connection], None]] = {1: _with_leases}
+MIGRATIONS: dict[int, Callable[[sa.Connection], None]] = {1: _with_leases, 2: _with_probes}

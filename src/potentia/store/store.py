@@ -216,7 +216,8 @@ class Store(Leases):
         """Commit a copy of a cell, with its items, under another key and other names; one that is there stays."""
         cell = self.cell(source)
         if cell is not None and not self.has(key):
-            copy = replace(cell, key=key, study=study, model=model, task=task)
+            probe = next(iter(self.probes(key=source).values()), None)
+            copy = replace(cell, key=key, study=study, model=model, task=task, probe=probe)
             self.commit_cell(copy, items=self.items(source) or None)
 
     @patient
@@ -303,6 +304,9 @@ class Store(Leases):
                 for number, c in new
             ]
             connection.execute(s.manifests.insert(), bodies)
+            probed = [{"cell": number, "probe": dumps(dict(c.probe))} for number, c in new if c.probe is not None]
+            if probed:
+                connection.execute(s.probes.insert(), probed)
         known = self._numbers(connection, [key for key in unique if key not in fresh])
         numbers = {**known, **fresh}
         self._link(connection, {(studies[cell.study], numbers[cell.key]) for cell in cells})
@@ -410,6 +414,18 @@ class Store(Leases):
             body = body.join_from(s.cells, s.manifests).order_by(c.created, c.key)
             wanted = self._wanted(connection, study=study, protocol=protocol)
             return [ChoiceRecord(*row) for row in connection.execute(body.where(*wanted))]
+
+    @patient
+    def probes(self, *, study: Studies = None, key: str | None = None) -> dict[tuple[str, str], dict[str, Any]]:
+        """Return what the probe of every model and task recorded, the newest of several; none where none was made."""
+        if self.version < s.PROBES_SINCE:
+            return {}
+        c = s.cells.c
+        with self._reading() as connection:
+            query = sa.select(c.model, c.task, s.probes.c.probe).join_from(s.cells, s.probes)
+            wanted = self._wanted(connection, study=study, key=key)
+            rows = connection.execute(query.where(*wanted).order_by(c.created, c.key)).all()
+        return {(model, task): loads(text) for model, task, text in rows}
 
     @patient
     def count(

@@ -7,6 +7,7 @@ from potentia.study.schema import (
     Adjust,
     Caps,
     ModelSpec,
+    Probe,
     Selection,
     Study,
     TaskSpec,

@@ -259,7 +259,23 @@ class Treat(Strict):
         return chosen.model_copy(update={"learning_rates": (max(chosen.learning_rates),)})
 
 
+class Probe(Strict):
+    """A short fine-tuning of every model on every task, the same in all studies: how much is left to learn of it.
+
+    `potentia analyze exposure` reads it. It chooses nothing and changes no score; of test documents it takes the loss
+    before any update.
+    """
+
+    on: bool | None = Field(None, description="by default where it costs at most 3 % of the task's fine-tuning")
+    documents: Positive = Field(128, description="documents of each split that are read at most")
+    learning_rate: float = Field(5e-4, gt=0, description="low, and the same for all models")
+
+
 EXPOSED = "+exposed"  # follows the name of a model that `treat` tunes
+
+
+def _switched(value: Any) -> Any:
+    return {"on": value} if isinstance(value, bool) else value
 
 
 def _once(kind: str, names: list[str]) -> None:
@@ -336,6 +352,9 @@ class Study(Strict):
         None, description="tune these cells alone, as `potentia plan --budget` writes them; all where absent"
     )
     treat: Treat | None = Field(None, description="show some models test tasks before the study, on purpose")
+    probe: Annotated[Probe, BeforeValidator(_switched)] = Field(
+        Probe(), description="record how much is left to learn, for `analyze exposure`: true, false, or a record"
+    )
     seed: int = Field(0, description="seed of splits, orders and examples, and the first of the fine-tuning seeds")
     seeds: Positive = Field(1, description="fine-tuning seeds per cell; the score is their mean")
     device: str = Field(
