@@ -25,7 +25,7 @@ def test_planted_twins_are_found(tmp_path: Path) -> None:
     test[21]["question"] = " ".join(["new", *run[5:17], "end"])  # twelve words
     for split, rows in (("train", train), ("validation", test[:1]), ("test", test)):
         (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    task = tasks.load(str(tmp_path))
+    task = tasks.load(str(tmp_path), drop_overlap=False)
     found = tasks.overlap(task)
     assert (found.train, found.test) == (200, 100)
     assert (found.train_exact, found.test_exact) == (7, 7)

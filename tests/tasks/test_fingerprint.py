@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from potentia import tasks
 from potentia.tasks.harness import fingerprint
-from potentia.tasks.userfiles import same_text
+from potentia.tasks.kinds import same_text
 
 CONFIG: dict[str, Any] = {
     "task": "t",

@@ -98,7 +98,8 @@ def test_a_text_file_is_a_corpus_of_paragraphs(tmp_path: Path) -> None:
 
 def test_a_folder_of_split_files(tmp_path: Path) -> None:
     for split, n in (("train", 50), ("dev", 10), ("test", 20)):
-        jsonl(tmp_path / f"{split}.jsonl", questions(n))
+        records = [{**q, "question": f"{split}: {q['question']}"} for q in questions(n)]
+        jsonl(tmp_path / f"{split}.jsonl", records)
     task = tasks.load(str(tmp_path))
     assert [len(task.documents(s)) for s in ("train", "validation", "test")] == [50, 10, 20]
     (tmp_path / "test.jsonl").unlink()
@@ -110,7 +111,7 @@ def test_a_folder_of_split_files(tmp_path: Path) -> None:
 def test_dropping_overlap_is_recorded(tmp_path: Path) -> None:
     jsonl(tmp_path / "train.jsonl", questions(50))
     jsonl(tmp_path / "test.jsonl", questions(5))
-    whole = tasks.load(str(tmp_path))
+    whole = tasks.load(str(tmp_path), drop_overlap=False)
     clean = tasks.load(str(tmp_path), drop_overlap=True)
     repeated = {doc["question"] for doc in whole.documents("test")}
     dropped = len(whole.documents("train")) - len(clean.documents("train"))
@@ -131,7 +132,7 @@ def test_dropping_overlap_is_recorded(tmp_path: Path) -> None:
         ("\n\n", "no document"),
         ('{"text": "a"}\n{"text": ', r"bad\.jsonl, line 2: not valid JSON"),
         ('{"text": "a"}\n[1]', r"line 2: a list, not an object"),
-        ('{"question": "a", "choices": ["x", "y"], "answer": 2}', r"document 1: the answer 2 is out of range"),
+        ('{"question": "a", "choices": ["x", "y"], "answer": 2}', r"line 1: the answer 2 is out of range"),
         ('{"question": "a", "choices": ["x", "y"], "answer": -1}', r"the answer -1 is out of range"),
         ('{"question": "a", "choices": ["x", "y"], "answer": "z"}', "none of the choices"),
         ('{"question": "a", "choices": ["x", "y"], "answer": null}', "none of the choices"),
@@ -140,7 +141,7 @@ def test_dropping_overlap_is_recorded(tmp_path: Path) -> None:
         ('{"question": "a", "choices": "x", "answer": 0}', "not a list"),
         ('{"question": null, "choices": ["x", "y"], "answer": 0}', "question is missing"),
         ('{"prompt": "a", "completion": ""}', "completion is empty"),
-        ('{"text": 3.5}\n{"text": {"a": 1}}', "document 2: text is"),
+        ('{"text": 3.5}\n{"text": {"a": 1}}', "line 2: text is"),
         ('{"text": "only one"}', "too few to divide"),
     ],
 )

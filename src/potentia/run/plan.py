@@ -117,8 +117,8 @@ class StudyPlan:
         return (cell for row in self.rows for cell in row.cells)
 
     def notes(self) -> tuple[str, ...]:
-        """Say which tests are too small to tell models apart, where another division of the data would mend it."""
-        said = []
+        """Say what was inferred of own data or left out, and which tests are too small to tell models apart."""
+        said = [f"{name}: {note}" for name, task in self.tasks.benchmarks.items() for note in task.notes]
         for spec in self.study.benchmarks():
             if spec.ratios is None and spec.folds is None:
                 plan = self.tasks.benchmarks[spec.name].plan
@@ -175,13 +175,17 @@ def _load_task(study: Study, spec: TaskSpec | str) -> Task:
 
     spec = TaskSpec(name=spec, ratios=(8, 1, 1)) if isinstance(spec, str) else spec
     source, own = spec.source, None
-    if spec.dataset is not None or spec.columns.given() or spec.prompt is not None or isinstance(spec.file, tuple):
+    said = spec.columns.given() or spec.labels or spec.prompt is not None
+    if spec.dataset is not None or said or isinstance(spec.file, tuple):
         files = (spec.file,) if isinstance(spec.file, str) else spec.file or ()
         form = ""
         if len(files) == 1 and not Path(files[0]).exists():  # a prompt form may follow the file: own.jsonl:cloze
             base, _, form = files[0].partition(":")
             files = (base,)
-        own = OwnData(files, spec.dataset, spec.subset, spec.columns.given(), spec.prompt)
+        columns = spec.columns.given()
+        own = OwnData(
+            files, spec.dataset, spec.subset, columns, spec.prompt, spec.labels, drop_bad_rows=study.drop_bad_rows
+        )
         source = f"{own.label}:{form}" if form else own.label
     fold = (spec.fold, spec.folds) if spec.fold is not None and spec.folds is not None else None
     return load(
@@ -195,6 +199,7 @@ def _load_task(study: Study, spec: TaskSpec | str) -> Task:
         division=Division(spec.ratios, fold),
         mean=spec.mean,
         answer_tokens=spec.answer_tokens or study.answer_tokens,
+        drop_bad_rows=study.drop_bad_rows,
     )
 
 

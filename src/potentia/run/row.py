@@ -275,8 +275,7 @@ class RowRun:
         task = self.tasks.benchmarks[cell.task]
         model = self.plan.model
         spec = self.study.benchmark(cell.task)
-        guess = spec.chance if spec is not None and spec.chance is not None else task.chance
-        told = {"chance": guess} if guess is not None else {}
+        told = task.described() | ({"chance": spec.chance} if spec is not None and spec.chance is not None else {})
         made: dict[str, Any] = {
             "scoring_version": SCORING_VERSION,
             "versions": versions(),

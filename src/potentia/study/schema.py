@@ -110,7 +110,9 @@ class Columns(Strict):
     answer: str | None = Field(None, description="the right choice: its text, its number, or its letter")
     prompt: str | None = Field(None, description="what is asked, of a generation benchmark")
     completion: str | None = Field(None, description="what is to be written")
-    text: str | None = Field(None, description="a document of a corpus")
+    text: str | None = Field(None, description="a document of a corpus, or the text that a label is of")
+    text_pair: str | None = Field(None, description="the second text, where a label is of two")
+    label: str | None = Field(None, description="the class of a text")
 
     def given(self) -> dict[str, str | tuple[str, ...]]:
         """Return the fields that have a column named."""
@@ -143,6 +145,9 @@ class TaskSpec(Strict):
     columns: Columns = Field(
         Columns(), description="your columns: `{question: query, choices: [a, b, c], answer: label}`"
     )
+    labels: dict[str, str] = Field(
+        {}, description="words for the labels of a classification: `{0: negative, 1: positive}`"
+    )
     prompt: str | None = Field(None, description="how a question is put, over your columns: `{{context}} Q: {{query}}`")
     ratios: tuple[PositiveShare, PositiveShare, PositiveShare] | None = Field(
         None, description="shares of train, validation and test of data in one split; 8:1:1 where absent"
@@ -167,8 +172,12 @@ class TaskSpec(Strict):
     def _one_source(self) -> TaskSpec:
         if self.file is not None and self.dataset is not None:
             raise ValueError("a task has a file or a dataset, not both")
-        if (self.columns.given() or self.prompt or self.subset) and self.file is None and self.dataset is None:
-            raise ValueError("columns, prompt and subset are for data of your own: give a file or a dataset")
+        if (
+            (self.columns.given() or self.prompt or self.subset or self.labels)
+            and self.file is None
+            and self.dataset is None
+        ):
+            raise ValueError("columns, labels, prompt and subset are for data of your own: give a file or a dataset")
         if self.ratios is not None and self.folds is not None:
             raise ValueError("give ratios or folds, not both")
         return self
@@ -337,7 +346,12 @@ class Study(Strict):
     )
     caps: Caps = Field(Caps(), description="the most documents of each split")
     carve: float = Field(0.2, gt=0, lt=1, description="share of train carved out where validation is the test split")
-    drop_overlap: bool = Field(False, description="drop training documents that overlap the test split")
+    drop_overlap: bool | None = Field(
+        None,
+        description="drop training documents that overlap the test split; where absent, your own that another split"
+        " repeats",
+    )
+    drop_bad_rows: bool = Field(False, description="leave out rows of your files that cannot be used")
     tuning: Tuning = Field(Tuning(), description="the fine-tuning that every model receives")
     selection: Selection = Field(
         "validation",

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
+    from potentia.tasks.splits import Split
     from potentia.tasks.task import Doc, Task
 
 N = 13
@@ -70,6 +71,22 @@ def overlap(task: Task) -> Overlap:
         exact_ids=tuple(exact),
         ngram_ids=tuple(train[place].id for place in train_hit),
     )
+
+
+def duplicates(task: Task) -> dict[Split, frozenset[int]]:
+    """Return the training documents that validation or test repeat, and the validation documents that test repeats.
+
+    The same question with the same choices counts as the same, without case and punctuation.
+    """
+    seen: set[str] = set()
+    found: dict[Split, frozenset[int]] = {}
+    for split in ("test", "validation", "train"):
+        docs = task.documents(split)
+        keys = [_plain("\n".join(texts)) for texts in task.identifying(docs)]
+        if split != "test":
+            found[split] = frozenset(doc.id for doc, key in zip(docs, keys, strict=True) if key in seen)
+        seen |= set(keys) - {""}
+    return found
 
 
 def _found(runs: Hashes, among: Hashes) -> npt.NDArray[np.bool_]:

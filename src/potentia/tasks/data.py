@@ -106,21 +106,41 @@ def from_records(records: Sequence[Mapping[str, Any]], *, where: str) -> Dataset
     return Dataset(InMemoryTable(table), fingerprint=_label(Path(where)))
 
 
-def read_records(file: Path) -> list[dict[str, Any]]:
-    """Read jsonl, json (a list of objects), csv or parquet as plain records; a bad line is named."""
+class Record(dict[str, Any]):
+    """A row of a user's file that knows where it stands in it."""
+
+    place = ""
+
+    @classmethod
+    def at(cls, place: str, values: Mapping[str, Any]) -> Record:
+        """Make a record with its place."""
+        record = cls(values)
+        record.place = place
+        return record
+
+
+Bad = list[TaskError]  # rows that cannot be used: each says where it is and why
+
+
+def read_records(file: Path, bad: Bad | None = None) -> list[Record]:
+    """Read jsonl, json (a list of objects), csv or parquet as records; a bad row is raised, or added to ``bad``."""
     try:
         if file.suffix == ".parquet":
-            return list(read_dataset(file).to_list())
+            rows = read_dataset(file).to_list()
+            return [Record.at(f"{file}, row {n}", row) for n, row in enumerate(rows, start=1)]
         if file.suffix == ".csv":
-            return _read_csv(file)
+            return list(_csv_records(file, bad))
         text = file.read_text("utf-8-sig")
     except UnicodeDecodeError as error:
         raise TaskError(f"not UTF-8 text: {error.reason} at byte {error.start}", where=str(file)) from error
     except OSError as error:
         raise TaskError(f"cannot be read: {error.strerror or error}", where=str(file)) from error
     if file.suffix == ".json" and text.lstrip().startswith("["):
-        return _read_json_list(text, file)
-    records: list[dict[str, Any]] = []
+        return list(_json_list(text, file, bad))
+    return list(_json_lines(text, file, bad))
+
+
+def _json_lines(text: str, file: Path, bad: Bad | None) -> Iterator[Record]:
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
@@ -128,44 +148,51 @@ def read_records(file: Path) -> list[dict[str, Any]]:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise TaskError(
-                f"not valid JSON: {_first_line(error)}", where=where, hint="each line holds one JSON object"
-            ) from error
-        if not isinstance(record, dict):
-            raise TaskError(f"a {type(record).__name__}, not an object", where=where, hint='write {"question": …}')
-        records.append(record)
-    return records
+            hint = "each line holds one JSON object"
+            _refuse(TaskError(f"not valid JSON: {_first_line(error)}", where=where, hint=hint), bad)
+            continue
+        if isinstance(record, dict):
+            yield Record.at(where, record)
+        else:
+            hint = 'write {"question": …}'
+            _refuse(TaskError(f"a {type(record).__name__}, not an object", where=where, hint=hint), bad)
 
 
-def _read_json_list(text: str, file: Path) -> list[dict[str, Any]]:
+def _json_list(text: str, file: Path, bad: Bad | None) -> Iterator[Record]:
     try:
         records = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise TaskError(f"not valid JSON: {_first_line(error)}", where=str(file)) from error
     for place, record in enumerate(records):
-        if not isinstance(record, dict):
-            raise TaskError(f"a {type(record).__name__}, not an object", where=f"{file}, element {place}")
-    return list(records)
+        where = f"{file}, element {place}"
+        if isinstance(record, dict):
+            yield Record.at(where, record)
+        else:
+            _refuse(TaskError(f"a {type(record).__name__}, not an object", where=where), bad)
 
 
-def _read_csv(file: Path) -> list[dict[str, Any]]:
+def _csv_records(file: Path, bad: Bad | None) -> Iterator[Record]:
     import csv
 
     with file.open(encoding="utf-8-sig", newline="") as stream:
         reader = csv.DictReader(stream)
-        records = []
         try:
             for record in reader:
+                inside = sum(str(value).count("\n") for value in record.values())  # a quoted value may span lines
+                where = f"{file}, line {reader.line_num - inside}"
                 if None in record or None in record.values():
-                    raise TaskError(
-                        f"{len(reader.fieldnames or ())} columns are named, this row has another number",
-                        where=f"{file}, line {reader.line_num}",
-                        hint="quote values that hold commas or line breaks",
-                    )
-                records.append(dict(record))
+                    told = f"{len(reader.fieldnames or ())} columns are named, this row has another number"
+                    _refuse(TaskError(told, where=where, hint="quote values that hold commas or line breaks"), bad)
+                else:
+                    yield Record.at(where, record)
         except csv.Error as error:
             raise TaskError(f"not valid CSV: {error}", where=f"{file}, line {reader.line_num}") from error
-    return records
+
+
+def _refuse(error: TaskError, bad: Bad | None) -> None:
+    if bad is None:
+        raise error
+    bad.append(error)
 
 
 # Readers of `datasets` that hold data alone; others unpickle, or ask a database.

@@ -271,6 +271,8 @@ class Leaf:
             extra[PER_TOKEN] = float(int(np.argmax(per_token(given[: len(choices)]))) in gold)
         if len(gold) == 1:
             extra["brier_score"] = metrics.brier(logprobs.tolist(), gold[0])
+            if self.config.get("labels"):
+                extra |= {name: [gold[0], int(np.argmax(logprobs))] for name in metrics.OF_LABELS}
         return extra
 
     @cached_property
@@ -293,6 +295,8 @@ class Leaf:
         name = metric.split("|")[0]
         if name == "brier_score":
             return None
+        if name in metrics.OF_LABELS:
+            return metrics.OF_LABELS[name]
         function: Callable[[Sequence[Any]], Any] = self.task.aggregation().get(name, mean)
         return function
 

@@ -11,15 +11,15 @@ from potentia.errors import TaskError
 from potentia.facts import benchmark
 from potentia.study import Caps
 from potentia.tasks import forms
-from potentia.tasks.contamination import overlap
+from potentia.tasks.contamination import duplicates, overlap
 from potentia.tasks.data import load_splits
 from potentia.tasks.definitions import read_definition
 from potentia.tasks.harness import group_from_config, leaf_configs
 from potentia.tasks.index import index
 from potentia.tasks.leaf import Leaf
-from potentia.tasks.splits import Division
+from potentia.tasks.splits import Division, Split
 from potentia.tasks.task import Task
-from potentia.tasks.userfiles import OwnData, read
+from potentia.tasks.userfiles import OwnData, OwnTask, read
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -35,26 +35,30 @@ def load(
     caps: Caps | None = None,
     seed: int = 0,
     carve: float = 0.2,
-    drop_overlap: bool = False,
+    drop_overlap: bool | None = None,
     own: OwnData | None = None,
     division: Division | None = None,
     hold_out: int | None = None,
     mean: Mean | None = None,
     answer_tokens: int | None = None,
+    drop_bad_rows: bool = False,
 ) -> Task:
     """Load a benchmark.
 
     ``name`` is a task or group of the harness (``arc_easy``, ``mmlu``), the same in another prompt form
     (``arc_easy:choice``), a user's file or folder of split files, a corpus, or a harness task file (``my_task.yaml``).
     ``data_dir`` holds datasets as ``<dataset_path with / as -->/<config>/<split>.parquet``; what is not there comes
-    from the hub. ``drop_overlap`` drops the training documents that the test split repeats. ``own`` says more of a
-    user's data than a path does, and ``division`` how data in one split is divided. With
+    from the hub. A user's own documents that another split repeats are dropped from training (and validation), unless
+    ``drop_overlap`` is False; True drops the training documents of any benchmark that overlap the test. ``own`` says
+    more of a user's data than a path does, and ``division`` how data in one split is divided. With
     ``hold_out`` the data are auxiliary: not divided, but all trained on, except so many. ``mean`` says how a group's
-    score is taken, ``answer_tokens`` how long a written answer may be.
+    score is taken, ``answer_tokens`` how long a written answer may be, ``drop_bad_rows`` whether rows that cannot be
+    used are left out rather than told.
     """
     base, _, form = name.partition(":")
     path = None if own is not None else _own_path(base)
     leaves: list[Leaf]
+    mine: OwnTask | None = None
     weights: Mapping[str, bool] = {}
     if path is not None and path.suffix in {".yaml", ".yml"}:
         config = read_definition(path)
@@ -62,9 +66,9 @@ def load(
         leaves = [_leaf(c, data_dir, form, answer_tokens) for c in configs]
         label = str(config.get("group") or config.get("task") or path.stem)
     elif own is not None or path is not None:
-        config, data = read(own or OwnData(files=(str(path),)), data_dir)
-        leaves = [_formed(config, data, form, answer_tokens)]
-        label = str(config["task"])
+        mine = read(own or OwnData(files=(str(path),), drop_bad_rows=drop_bad_rows), data_dir)
+        leaves = [_formed(mine.config, mine.data, form, answer_tokens)]
+        label = str(mine.config["task"])
     else:
         if base not in index():
             raise _unknown(base)
@@ -88,9 +92,30 @@ def load(
         division=division,
         hold_out=hold_out,
     )
+    if mine is not None:
+        task.own = mine
+        task.notes += mine.notes
+        if drop_overlap is None and hold_out is None:
+            _drop_duplicates(task)
     if drop_overlap:
-        task.without(overlap(task).train_ids)
+        dropped = task.without(overlap(task).train_ids)
+        task.notes += [f"{dropped} training documents overlap the test and are dropped."] if dropped else []
     return task
+
+
+def _drop_duplicates(task: Task) -> None:
+    wholly: dict[Split, str] = {
+        "train": "validation and test repeat every training document",
+        "validation": "the test repeats every validation document",
+    }
+    dropped = {split: task.without(ids, split) for split, ids in duplicates(task).items()}
+    if not any(dropped.values()):
+        return
+    for split, what in wholly.items():
+        if dropped[split] and not task.documents(split):
+            raise TaskError(what, hint="drop_overlap: false keeps them")
+    told = " and ".join(f"{n} of {split}" for split, n in dropped.items() if n)
+    task.notes.append(f"Duplicates across splits are dropped: {told} (drop_overlap: false keeps them).")
 
 
 def _leaf(config: Mapping[str, Any], data_dir: Path | None, form: str, answer_tokens: int | None) -> Leaf:

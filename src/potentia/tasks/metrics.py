@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -82,6 +83,8 @@ def stderr(function: Callable[[Sequence[Any]], Any], items: Sequence[Any]) -> fl
         return _pairs_stderr(items, _mcc)
     if function is metrics.f1_score:
         return _pairs_stderr(items, _f1)
+    if function in (macro_f1, balanced_accuracy):
+        return _pairs_stderr(items, _macro_f1 if function is macro_f1 else _balanced)
     if function in (metrics.bits_per_byte, metrics.weighted_perplexity):
         return _ratio_stderr(items, exponent=function is metrics.weighted_perplexity)
     if function in (metrics.perplexity, metrics.median, metrics.nanmean):
@@ -100,24 +103,65 @@ def _mean_stderr(items: Sequence[Any]) -> float:
 
 
 def _pairs_stderr(items: Sequence[Any], statistic: Callable[[Floats, list[Any]], Floats]) -> float:
-    pairs: dict[tuple[Any, Any], int] = {}
-    for gold, predicted in items:
-        pairs[(gold, predicted)] = pairs.get((gold, predicted), 0) + 1
+    pairs = Counter(map(tuple, items))
     counts = np.array(list(pairs.values()), dtype=np.float64)
     draws = np.random.default_rng(_SEED).multinomial(len(items), counts / counts.sum(), size=RESAMPLES)
     return float(np.std(statistic(draws.astype(np.float64), list(pairs)), ddof=1))
 
 
 def _mcc(draws: Floats, pairs: list[Any]) -> Floats:
-    labels = sorted({label for pair in pairs for label in pair}, key=str)
-    gold = np.array([[pair[0] == label for label in labels] for pair in pairs], dtype=np.float64)
-    predicted = np.array([[pair[1] == label for label in labels] for pair in pairs], dtype=np.float64)
+    hits, golds, guesses = _per_class(draws, pairs)
     n = draws.sum(axis=1)
-    right = draws @ np.array([float(g == p) for g, p in pairs])
-    golds, guesses = draws @ gold, draws @ predicted  # (resamples, labels)
+    right = hits.sum(axis=1)
     over = right * n - (golds * guesses).sum(axis=1)
     under = (n**2 - (golds**2).sum(axis=1)) * (n**2 - (guesses**2).sum(axis=1))
     return np.asarray(np.divide(over, np.sqrt(under), out=np.zeros_like(over), where=under > 0), dtype=np.float64)
+
+
+def macro_f1(items: Sequence[Any]) -> float:
+    """Return the mean F1 of the classes, of (gold, predicted) pairs: each class counts the same, however rare."""
+    return _of_pairs(items, _macro_f1)
+
+
+def balanced_accuracy(items: Sequence[Any]) -> float:
+    """Return the mean recall of the classes, of (gold, predicted) pairs."""
+    return _of_pairs(items, _balanced)
+
+
+# Metrics of labelled texts beside accuracy: each item is a (gold, predicted) pair.
+OF_LABELS: dict[str, Callable[[Sequence[Any]], float]] = {
+    "macro_f1": macro_f1,
+    "balanced_accuracy": balanced_accuracy,
+}
+
+
+def _of_pairs(items: Sequence[Any], statistic: Callable[[Floats, list[Any]], Floats]) -> float:
+    counts = Counter(map(tuple, items))
+    return float(statistic(np.array([list(counts.values())], dtype=np.float64), list(counts))[0])
+
+
+def _per_class(draws: Floats, pairs: list[Any]) -> tuple[Floats, Floats, Floats]:
+    """Count right answers, gold labels and predictions of every class: (resamples, classes) each."""
+    labels = sorted({label for pair in pairs for label in pair}, key=str)
+    gold = np.array([[pair[0] == label for label in labels] for pair in pairs], dtype=np.float64)
+    predicted = np.array([[pair[1] == label for label in labels] for pair in pairs], dtype=np.float64)
+    return draws @ (gold * predicted), draws @ gold, draws @ predicted
+
+
+def _macro_f1(draws: Floats, pairs: list[Any]) -> Floats:
+    hits, golds, guesses = _per_class(draws, pairs)
+    return _mean_where(2 * hits, golds + guesses)
+
+
+def _balanced(draws: Floats, pairs: list[Any]) -> Floats:
+    hits, golds, _ = _per_class(draws, pairs)
+    return _mean_where(hits, golds)
+
+
+def _mean_where(over: Floats, under: Floats) -> Floats:
+    """Return the mean of the ratios of a draw, over the classes that occur in it."""
+    shares = np.divide(over, under, out=np.zeros_like(over), where=under > 0)
+    return np.asarray(shares.sum(axis=1) / (under > 0).sum(axis=1), dtype=np.float64)
 
 
 def _f1(draws: Floats, pairs: list[Any]) -> Floats:

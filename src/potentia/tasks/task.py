@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from potentia.tasks.leaf import PER_TOKEN, Answer, ChatTemplate, Leaf, per_token
 from potentia.tasks.splits import SPLITS, Division, Part, Rows, Split, SplitPlan, cap, divide, undivided
 from potentia.values.requests import Document, Example, Request
 from potentia.values.scores import ItemOutcome, Score
+
+if TYPE_CHECKING:
+    from potentia.tasks.userfiles import OwnTask
 
 Kind = Literal["choice", "generation", "corpus"]
 GUESSED = 1_000  # documents whose options are counted
@@ -86,6 +89,8 @@ class Task:
         self.metric = self._main(leaves[0].config.get("main_metric") or metric)
         self.shots = int(leaves[0].config.get("shots") or 0)
         self.higher_is_better = leaves[0].higher_is_better(self.metric)
+        self.own: OwnTask | None = None  # where the user's own data made it
+        self.notes: list[str] = []  # what was inferred, dropped or is to be known of its data
         self._documents: dict[Split, list[Doc]] = {}
         self._pools: dict[int, Sequence[Mapping[str, Any]]] = {}
         self.plan, self._rows = self._split(caps or Caps(), seed, carve, division, hold_out)
@@ -98,6 +103,11 @@ class Task:
     def subtasks(self) -> tuple[str, ...]:
         """The names of the harness tasks that make up this one."""
         return tuple(leaf.name for leaf in self._leaves)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels of a classification and the words that a model answers with; empty for other tasks."""
+        return dict(self._leaves[0].config.get("labels") or {})
 
     @property
     def options(self) -> bool:
@@ -121,7 +131,8 @@ class Task:
 
     def _main(self, wanted: str | None) -> str:
         names = self._leaves[0].metric_names
-        added = ("acc", "acc_norm", "brier_score", PER_TOKEN) if self.options else ()
+        added: tuple[str, ...] = ("acc", "acc_norm", "brier_score", PER_TOKEN) if self.options else ()
+        added += tuple(metrics.OF_LABELS) if self.labels else ()
         if wanted in (*names, *added):
             return cast(str, wanted)
         for usual in ("acc_norm", "bits_per_byte"):
@@ -168,15 +179,18 @@ class Task:
             self._documents[split] = docs
         return self._documents[split]
 
-    def without(self, ids: frozenset[int]) -> None:
-        """Drop these documents from train, and say so in the plan."""
-        kept = [doc for doc in self.documents("train") if doc.id not in ids]
-        dropped = len(self.documents("train")) - len(kept)
-        self._documents["train"] = kept
+    def without(self, ids: frozenset[int], split: Split = "train") -> int:
+        """Drop these documents from a split, say so in the plan, and return how many they were."""
+        before = self.documents(split)
+        kept = [doc for doc in before if doc.id not in ids]
+        dropped = len(before) - len(kept)
+        self._documents[split] = kept
         self._pools.clear()
         self.__dict__.pop("fingerprint", None)
-        train = replace(self.plan.train, used=len(kept))
-        self.plan = replace(self.plan, train=train, dropped_overlap=self.plan.dropped_overlap + dropped)
+        part = replace(getattr(self.plan, split), used=len(kept))
+        total = self.plan.dropped_overlap + dropped
+        self.plan = replace(self.plan, dropped_overlap=total, **{split: part})
+        return dropped
 
     @cached_property
     def fingerprint(self) -> str:
@@ -232,6 +246,26 @@ class Task:
     def asked(self, docs: Sequence[Doc]) -> list[str]:
         """Return what each document asks, without examples or description: the texts that overlap compares."""
         return [self._leaves[doc.leaf].asked(doc.data) for doc in docs]
+
+    def identifying(self, docs: Sequence[Doc]) -> list[list[str]]:
+        """Return the texts that tell documents apart: what is asked, and the choices where they differ."""
+        asked = self.asked(docs)
+        if self.labels or not self.options:
+            return [[text] for text in asked]
+        return [[text, *self._leaves[doc.leaf].choices(doc.data)] for text, doc in zip(asked, docs, strict=True)]
+
+    def described(self) -> dict[str, Any]:
+        """Say what a reader of its scores must know: the level of a guess, labels, baselines, how to ask it again."""
+        from potentia.tasks.baselines import baselines
+
+        told: dict[str, Any] = {} if self.chance is None else {"chance": self.chance}
+        if self.labels:
+            told |= {"labels": self.labels, "baselines": baselines(self)}
+        if self.own is not None:
+            plain = (str, int, float, bool, list, dict)
+            config = {k: v for k, v in self._leaves[0].config.items() if isinstance(v, plain)}
+            told |= {"config": config, "columns": self.own.columns}
+        return told
 
     def _tested(self, leaf: Leaf) -> str:
         return next(part.public for part in self._rows["test"] if self._leaves[part.source] is leaf)

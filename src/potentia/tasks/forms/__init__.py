@@ -15,9 +15,9 @@ from potentia.errors import TaskError
 Form = Callable[[Any, Mapping[str, Any], str], dict[str, Any]]
 """(lm-eval task, definition, what follows the form's name and a colon) → keys to replace."""
 
-OWN_KEYS = frozenset({"form", "shots", "main_metric", "metric_names"})
-"""Keys of a definition that lm-eval does not know: the form's name, its own number of examples, its main metric, and
-the names of its metrics where not every filter goes with every metric."""
+OWN_KEYS = frozenset({"form", "shots", "main_metric", "metric_names", "labels"})
+"""Keys of a definition that lm-eval does not know: the form's name, its own number of examples, its main metric,
+the names of its metrics where not every filter goes with every metric, and the labels of a classification."""
 
 _FORMS: dict[str, Form] = {}
 

@@ -1,0 +1,290 @@
+"""What a user's rows become: a multiple-choice benchmark, labelled texts, a generation benchmark, or a corpus.
+
+Each is a definition that lm-eval could have read, with the rows as its functions take them.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from potentia.errors import TaskError
+from potentia.tasks.data import Bad, Record
+
+if TYPE_CHECKING:
+    from potentia.tasks.userfiles import OwnData
+
+Splits = Mapping[str, Sequence[Record]]
+Made = tuple[dict[str, Any], dict[str, list[Record]]]  # the definition, rows by split
+Make = Callable[["OwnData", Splits, Bad], Made]
+ENOUGH = 5  # documents, to tell answers that count from 1 from a slip
+MOST_LABELS = 200  # a column with more distinct values holds no labels
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+def _rows(own: OwnData, splits: Splits, bad: Bad, row: Callable[[Record], dict[str, Any]]) -> dict[str, list[Record]]:
+    """Make the rows of all splits; those that cannot be used go to ``bad``."""
+    made: dict[str, list[Record]] = {}
+    for split, records in splits.items():
+        made[split] = []
+        for record in records:
+            try:
+                new = row(record)
+            except TaskError as error:
+                error.where = record.place
+                bad.append(error)
+                continue
+            texts = _texts(record) if own.prompt is not None else {}
+            made[split].append(Record.at(record.place, {**texts, **new}))
+    return made
+
+
+def _texts(record: Record) -> dict[str, str]:
+    """Return the user's own columns, which a prompt may name, as text."""
+    return {k: "" if v is None else str(v) for k, v in record.items() if not isinstance(v, (list, dict))}
+
+
+# --- multiple choice -------------------------------------------------------------------------------------------------
+
+
+def choice(own: OwnData, splits: Splits, bad: Bad) -> Made:
+    """Make a multiple-choice benchmark of ``question, choices, answer``."""
+    rows = _rows(own, splits, bad, _choice_row)
+    readings = _readings([row for records in rows.values() for row in records])
+    rows = _rows(own, rows, bad, lambda row: _answered(row, readings))
+    config = {
+        "output_type": "multiple_choice",
+        "doc_to_text": "Question: {{question}}\nAnswer:",
+        "doc_to_choice": "choices",
+        "doc_to_target": "answer",
+        "metric_list": [_mean("acc"), _mean("acc_norm")],
+    }
+    return config, rows
+
+
+def _readings(rows: Sequence[Mapping[str, Any]]) -> Sequence[Callable[..., int | None]]:
+    """Choose one reading of the answers for the whole file: with choices 1, 2, 3 the answer "1" may be text or number.
+
+    A few bad rows do not change it: the file is meant as what fits nine rows of ten, and more than other readings.
+    """
+    some = _READINGS if len(rows) >= ENOUGH else _READINGS[:3]
+    fits = {how: sum(how(row["answer"], row["choices"]) is not None for row in rows) for how in some}
+    most = max(fits.values(), default=0)
+    return [how for how in some if fits[how] == most] if most >= 0.9 * len(rows) else _READINGS[:3]
+
+
+def _choice_row(record: Mapping[str, Any]) -> dict[str, Any]:
+    question, choices = _string(record, "question"), _listed(record.get("choices"))
+    if len(choices) < 2:
+        raise TaskError(f"{len(choices)} choice(s); a question needs two or more")
+    if blank := [place for place, choice in enumerate(choices) if not choice.strip()]:
+        raise TaskError(f"choice {blank[0]} is empty")
+    return {"question": question, "choices": choices, "answer": record.get("answer")}
+
+
+def _as_text(answer: Any, choices: Sequence[str]) -> int | None:
+    return choices.index(answer) if isinstance(answer, str) and answer in choices else None
+
+
+def _as_number(answer: Any, choices: Sequence[str]) -> int | None:
+    number = _whole(answer)
+    return number if number is not None and 0 <= number < len(choices) else None
+
+
+def _as_letter(answer: Any, choices: Sequence[str]) -> int | None:
+    letter = answer.strip().upper() if isinstance(answer, str) else ""
+    return _LETTERS.index(letter) if letter and letter in set(_LETTERS[: len(choices)]) else None
+
+
+def _whole(answer: Any) -> int | None:
+    if isinstance(answer, bool):
+        return None
+    if isinstance(answer, str) and re.fullmatch(r"\s*-?\d{1,9}\s*", answer):
+        return int(answer)
+    return int(answer) if isinstance(answer, (int, float)) and answer == answer // 1 and abs(answer) < 1e9 else None
+
+
+def _as_ordinal(answer: Any, choices: Sequence[str]) -> int | None:
+    number = _whole(answer)
+    return number - 1 if number is not None and 1 <= number <= len(choices) else None
+
+
+# Numbers count from 1 where counting from 0 does not fit all.
+_READINGS = (_as_text, _as_number, _as_letter, _as_ordinal)
+
+
+def _answered(row: Mapping[str, Any], readings: Sequence[Callable[..., int | None]]) -> dict[str, Any]:
+    """Put the place of the right choice in the row, by the first reading of the answer that fits."""
+    answer, choices = row["answer"], row["choices"]
+    for reading in readings:
+        place = reading(answer, choices)
+        if place is not None:
+            return {**row, "answer": place}
+    number = _whole(answer)
+    if number is not None:
+        told = f"the answer {number} is out of range: there are {len(choices)} choices"
+        raise TaskError(told, hint=f"answers count from 0 to {len(choices) - 1}")
+    told = f"the answer {answer!r} is none of the choices"
+    raise TaskError(told, hint="give the choice's text, its number from 0, or its letter")
+
+
+def _listed(value: Any) -> list[str]:
+    if isinstance(value, str):  # a cell of a csv
+        for parse in (json.loads, ast.literal_eval):
+            try:
+                value = parse(value)
+                break
+            except (ValueError, SyntaxError, RecursionError, MemoryError):
+                continue
+        if isinstance(value, str) and "|" in value:
+            value = [part.strip() for part in value.split("|")]
+    if not isinstance(value, (list, tuple)):
+        hint = 'write ["first", "second"], in a csv also first|second'
+        raise TaskError(f"choices is {value!r}, not a list", hint=hint)
+    return [str(choice) for choice in value]
+
+
+# --- labelled texts --------------------------------------------------------------------------------------------------
+
+
+def labelled(own: OwnData, splits: Splits, bad: Bad) -> Made:
+    """Make a classification benchmark of ``text, label`` (or two texts): every label, in words, is a choice."""
+    pair = any("text_pair" in record for records in splits.values() for record in records)
+    fields = ("text", "text_pair") if pair else ("text",)
+
+    def read(record: Record) -> dict[str, Any]:
+        return {**{name: _string(record, name).strip() for name in fields}, "label": _string(record, "label").strip()}
+
+    rows = _rows(own, splits, bad, read)
+    counts = Counter(row["label"] for records in rows.values() for row in records)
+    column = own.column("label")
+    if len(counts) < 2:
+        told = "the same in every row" if counts else "empty"
+        raise TaskError(f"the label ({column}) is {told}: there is nothing to tell apart")
+    if len(counts) > MOST_LABELS or (len(counts) > 20 and max(counts.values()) < 3):
+        raise TaskError(
+            f"the column {column} has {len(counts)} distinct values: too many for labels",
+            hint="for a corpus say so in the task's entry: columns: {text: COLUMN}",
+        )
+    labels = verbalise(sorted(counts, key=_by_number), own.labels)
+    places = {label: place for place, label in enumerate(labels)}
+    for records in rows.values():
+        for row in records:
+            row["label"] = places[row["label"]]
+    titles = [f"{_title(own.column(name))}: {{{{{name}}}}}" for name in fields]
+    config = {
+        "output_type": "multiple_choice",
+        "doc_to_text": "\n".join([*titles, f"{_title(column)}:"]),
+        "doc_to_choice": list(labels.values()),
+        "doc_to_target": "label",
+        "metric_list": [_mean("acc")],
+        "labels": labels,
+    }
+    return config, rows
+
+
+def verbalise(labels: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
+    """Say labels as words: as given, else ``billing_issue`` as "billing issue".
+
+    A label that another begins with could never lose against it, so all of them then end with a full stop.
+    """
+    if unknown := sorted(set(map(str, given)) - set(labels)):
+        raise TaskError(f"no row has the label {unknown[0]!r}", hint=f"there are: {', '.join(labels[:12])}")
+    plain = {label: " ".join(re.sub(r"[_\s]+", " ", label).split()) or label for label in labels}
+    words = {label: str(given[label]) if label in given else plain[label] for label in labels}
+    if len(set(words.values())) < len(words):
+        words = {label: given.get(label, label) for label in labels}
+    if len(set(words.values())) < len(words):
+        raise TaskError("two labels have the same words", hint="give each label words of its own under `labels`")
+    inside = any(a != b and b.startswith(a) for a in words.values() for b in words.values())
+    return {label: f"{said}." for label, said in words.items()} if inside else words
+
+
+def few_values(records: Sequence[Record], but: str) -> str | None:
+    """Return a column that looks like a label: few distinct short values, each of several rows."""
+    columns = dict.fromkeys(key for record in records for key in record if key != but)
+    for column in columns:
+        values = Counter(str(v) for r in records if (v := r.get(column)) not in (None, "") and not isinstance(v, list))
+        total = sum(values.values())
+        if 2 <= len(values) <= 50 and total >= 4 * len(values) and max(map(len, values)) <= 60:
+            return column
+    return None
+
+
+def _by_number(label: str) -> tuple[float, str]:
+    return (float(label), label) if re.fullmatch(r"-?\d+(\.\d+)?", label) else (float("inf"), label)
+
+
+def _title(column: str) -> str:
+    """Write a column's name as the prompt shows it; a name that is no plain word could be read as a template."""
+    words = " ".join(re.sub(r"[^\w ]|_", " ", column).split())
+    return words[:1].upper() + words[1:] if words else "Text"
+
+
+# --- generation and corpora ------------------------------------------------------------------------------------------
+
+
+def generation(own: OwnData, splits: Splits, bad: Bad) -> Made:
+    """Make a generation benchmark of ``prompt, completion``."""
+    rows = _rows(own, splits, bad, lambda record: {key: _string(record, key) for key in ("prompt", "completion")})
+    pairs = [row for records in rows.values() for row in records]
+    spaced = any(row["prompt"][-1:].isspace() or row["completion"][:1].isspace() for row in pairs)
+    stops = ["\n", "\n\n"]
+    longest = max((len(row["completion"].encode()) for row in pairs), default=0)
+    config = {
+        "output_type": "generate_until",
+        "doc_to_text": "prompt",
+        "doc_to_target": "completion",
+        "target_delimiter": "" if spaced else " ",
+        "generation_kwargs": {
+            "until": next(([s] for s in stops if not any(s in row["completion"].strip() for row in pairs)), []),
+            "max_gen_toks": min(1024, max(256, longest)),
+            "do_sample": False,
+        },
+        "process_results": same_text,
+        "metric_list": [_mean("exact_match")],
+    }
+    return config, rows
+
+
+def same_text(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
+    """Judge a completion: the same text, but for white space around it."""
+    return {"exact_match": float(results[0].strip() == doc["completion"].strip())}
+
+
+def corpus(own: OwnData, splits: Splits, bad: Bad) -> Made:
+    """Make a corpus of ``text``."""
+    rows = _rows(own, splits, bad, lambda record: {"text": _string(record, "text")})
+    names = ("bits_per_byte", "byte_perplexity", "word_perplexity")
+    config = {
+        "output_type": "loglikelihood_rolling",
+        "doc_to_text": "",
+        "doc_to_target": "text",
+        "metric_list": [
+            {
+                "metric": name,
+                "aggregation": "bits_per_byte" if name == "bits_per_byte" else "weighted_perplexity",
+                "higher_is_better": False,
+            }
+            for name in names
+        ],
+    }
+    return config, rows
+
+
+def _mean(metric: str) -> dict[str, Any]:
+    return {"metric": metric, "aggregation": "mean", "higher_is_better": True}
+
+
+def _string(record: Mapping[str, Any], key: str) -> str:
+    value = record.get(key)
+    if not isinstance(value, (str, int, float)) or (isinstance(value, bool) and key != "label"):
+        raise TaskError(f"{key} is {'missing' if value is None else repr(value)}, not text")
+    text = str(value)
+    if not text.strip():
+        raise TaskError(f"{key} is empty")
+    return text
