@@ -82,8 +82,9 @@ def save_questions(file: Path, *, n: int = 60, seed: int = 0) -> Path:
     """Questions that can be learnt: the colour that follows from the animal."""
     stream = random.Random(seed)
     colour = {"cat": "red", "dog": "blue", "bird": "green"}
+    seen: set[str] = set()
     with file.open("w") as out:
-        for _ in range(n):
+        while len(seen) < n:
             animal = stream.choice(sorted(colour))
             filler = " ".join(stream.choices(["the", "a", "of", "old", "new", "in"], k=3))
             choices = ["red", "blue", "green"]
@@ -93,7 +94,9 @@ def save_questions(file: Path, *, n: int = 60, seed: int = 0) -> Path:
                 "choices": choices,
                 "answer": choices.index(colour[animal]),
             }
-            out.write(json.dumps(row) + "\n")
+            if (line := json.dumps(row)) not in seen:
+                seen.add(line)
+                out.write(line + "\n")
     return file
 
 

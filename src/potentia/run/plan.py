@@ -184,7 +184,7 @@ def _load_task(study: Study, spec: TaskSpec | str) -> Task:
             files = (base,)
         columns = spec.columns.given()
         own = OwnData(
-            files, spec.dataset, spec.subset, columns, spec.prompt, spec.labels, drop_bad_rows=study.drop_bad_rows
+            files, spec.dataset, spec.subset, columns, spec.prompt, dict(spec.labels), drop_bad_rows=study.drop_bad_rows
         )
         source = f"{own.label}:{form}" if form else own.label
     fold = (spec.fold, spec.folds) if spec.fold is not None and spec.folds is not None else None

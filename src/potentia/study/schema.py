@@ -102,6 +102,10 @@ def _named(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
+def _pairs(value: Any) -> Any:
+    return tuple((str(k), str(v)) for k, v in value.items()) if isinstance(value, dict) else value
+
+
 class Columns(Strict):
     """Which columns of your own data are what, where they are not called so."""
 
@@ -145,8 +149,8 @@ class TaskSpec(Strict):
     columns: Columns = Field(
         Columns(), description="your columns: `{question: query, choices: [a, b, c], answer: label}`"
     )
-    labels: dict[str, str] = Field(
-        {}, description="words for the labels of a classification: `{0: negative, 1: positive}`"
+    labels: Annotated[tuple[tuple[str, str], ...], BeforeValidator(_pairs)] = Field(
+        (), description="words for the labels of a classification: `{0: negative, 1: positive}`"
     )
     prompt: str | None = Field(None, description="how a question is put, over your columns: `{{context}} Q: {{query}}`")
     ratios: tuple[PositiveShare, PositiveShare, PositiveShare] | None = Field(

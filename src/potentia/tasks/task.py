@@ -134,7 +134,7 @@ class Task:
         added: tuple[str, ...] = ("acc", "acc_norm", "brier_score", PER_TOKEN) if self.options else ()
         added += tuple(metrics.OF_LABELS) if self.labels else ()
         if wanted in (*names, *added):
-            return cast(str, wanted)
+            return str(wanted)
         for usual in ("acc_norm", "bits_per_byte"):
             if usual in names:
                 return usual
