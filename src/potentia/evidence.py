@@ -251,8 +251,11 @@ def is_store(source: str | Path) -> bool:
     """Say whether this is a store (a SQLite file or a database URL) rather than a file of scores."""
     if "://" in str(source):
         return True
+    path = Path(source).expanduser()
+    if not path.is_file():
+        return False
     try:
-        with Path(source).expanduser().open("rb") as file:
+        with path.open("rb") as file:
             return file.read(16).startswith(b"SQLite format 3")
     except OSError:
         return False

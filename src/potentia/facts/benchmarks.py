@@ -15,6 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from potentia.errors import DataError
+from potentia.values.plain_yaml import LARGEST, plain_file
 
 CATEGORIES = {
     "LU": "language understanding",
@@ -61,7 +62,7 @@ def benchmark(task: str) -> Benchmark | None:
 def read_benchmarks(path: str | Path) -> tuple[Benchmark, ...]:
     """Read a CSV of facts on tasks: ``task``, and any of ``category``, ``train_size``, ``chance`` (or ``options``)."""
     try:
-        text = Path(path).read_bytes().decode("utf-8-sig")
+        text = plain_file(Path(path), LARGEST, DataError).read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"the facts of tasks cannot be read: {error}", where=str(path)) from None
     return _parse(text, str(path))

@@ -18,6 +18,7 @@ from importlib import resources
 from pathlib import Path
 
 from potentia.errors import DataError
+from potentia.values.plain_yaml import LARGEST, plain_file
 
 COLUMNS = (
     "name", "family", "kind", "parameters_b", "size_b", "tokens_b", "compute", "date", "base_model", "repository",
@@ -147,7 +148,7 @@ def read_facts(path: str | Path) -> ModelTable:
     Columns of other names are kept, so that models can be divided by them; a name close to a known one is a slip.
     """
     try:
-        text = Path(path).read_bytes().decode("utf-8-sig")
+        text = plain_file(Path(path), LARGEST, DataError).read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"the facts cannot be read: {error}", where=str(path)) from None
     rows = tuple(_parse(text, str(path)))

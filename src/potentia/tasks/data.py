@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from potentia.consent import CODE, allowed
 from potentia.errors import TaskError
+from potentia.tasks import limited
+from potentia.tasks.definitions import LIMITED
+from potentia.values.plain_yaml import plain_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
+LARGEST = 2**30  # bytes of a file of documents
+MOST = 2**24  # values in it: lists and objects take far more memory than text
+_PACKED = (b"\x1f\x8b", b"PK", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18", b"7z", b"Rar!")
 
 
 def local_folder(config: Mapping[str, Any], data_dir: Path) -> Path:
@@ -55,6 +61,8 @@ def _from_hub(config: Mapping[str, Any], data_dir: Path | None) -> dict[str, Dat
     options = dict(config.get("dataset_kwargs") or {})
     options.pop("trust_remote_code", None)
     _refuse_pickles(config.get("dataset_path"))
+    if config.get(LIMITED) and (own := _named_files(config, options)):
+        return own
     try:
         with quiet(), _no_waiting():
             if callable(custom := config.get("custom_dataset")):
@@ -69,18 +77,36 @@ def _from_hub(config: Mapping[str, Any], data_dir: Path | None) -> dict[str, Dat
         ) from error
 
 
-def read_dataset(file: Path) -> Dataset:
+def _named_files(config: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Dataset]:
+    """Check the local files that a user's definition names, and read them where they are Parquet."""
+    from glob import glob
+
+    import datasets
+
+    named = options.get("data_files") or {}
+    splits = named if isinstance(named, Mapping) else {"train": named}
+    read: dict[str, Dataset] = {}
+    for split, patterns in splits.items():
+        listed = [str(one) for one in (patterns if isinstance(patterns, list) else [patterns])]
+        files = [Path(file) for one in listed if "://" not in one for file in sorted(glob(one, recursive=True))]  # noqa: PTH207
+        for file in files:
+            with plain_file(file, LARGEST, TaskError).open("rb") as stream:
+                if stream.read(8).startswith(_PACKED):
+                    raise TaskError("a packed file could unpack to anything", where=str(file), hint="unpack it")
+        if config.get("dataset_path") == "parquet" and files:
+            read[str(split)] = datasets.concatenate_datasets([read_dataset(file, "parquet") for file in files])
+    return read
+
+
+def read_dataset(file: Path, kind: str | None = None) -> Dataset:
     """Read one split file as a dataset in memory; no cache is written."""
     from datasets import Dataset
     from datasets.table import InMemoryTable
 
-    if file.suffix == ".parquet":
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
+    if (kind or file.suffix[1:]) == "parquet":
         try:
-            table = pq.read_table(file)
-        except (pa.ArrowException, OSError) as error:
+            table = limited.read_parquet(str(plain_file(file, LARGEST, TaskError).resolve()))
+        except limited.LimitError as error:
             raise TaskError(f"not a readable parquet file: {_first_line(error)}", where=str(file)) from error
         return Dataset(InMemoryTable(table), fingerprint=_label(file))
     return from_records(read_records(file), where=str(file))
@@ -129,10 +155,8 @@ def read_records(file: Path, bad: Bad | None = None) -> list[Record]:
             rows = read_dataset(file).to_list()
             return [Record.at(f"{file}, row {n}", row) for n, row in enumerate(rows, start=1)]
         if file.suffix == ".csv":
-            return list(_csv_records(file, bad))
-        text = file.read_text("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise TaskError(f"not UTF-8 text: {error.reason} at byte {error.start}", where=str(file)) from error
+            return list(_csv_records(read_text(file), file, bad))
+        text = read_text(file)
     except OSError as error:
         raise TaskError(f"cannot be read: {error.strerror or error}", where=str(file)) from error
     if file.suffix == ".json" and text.lstrip().startswith("["):
@@ -158,6 +182,17 @@ def _json_lines(text: str, file: Path, bad: Bad | None) -> Iterator[Record]:
             _refuse(TaskError(f"a {type(record).__name__}, not an object", where=where, hint=hint), bad)
 
 
+def read_text(file: Path) -> str:
+    """Return the text of a file of documents, of a size that documents can have."""
+    try:
+        text = plain_file(file, LARGEST, TaskError).read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise TaskError(f"not UTF-8 text: {error.reason} at byte {error.start}", where=str(file)) from error
+    if file.suffix != ".txt" and (values := sum(map(text.count, ",[{\n"))) > MOST:
+        raise TaskError(f"about {values:,} values, more than {MOST:,}", where=str(file), hint="divide the file")
+    return text
+
+
 def _json_list(text: str, file: Path, bad: Bad | None) -> Iterator[Record]:
     try:
         records = json.loads(text)
@@ -171,22 +206,22 @@ def _json_list(text: str, file: Path, bad: Bad | None) -> Iterator[Record]:
             _refuse(TaskError(f"a {type(record).__name__}, not an object", where=where), bad)
 
 
-def _csv_records(file: Path, bad: Bad | None) -> Iterator[Record]:
+def _csv_records(text: str, file: Path, bad: Bad | None) -> Iterator[Record]:
     import csv
+    import io
 
-    with file.open(encoding="utf-8-sig", newline="") as stream:
-        reader = csv.DictReader(stream)
-        try:
-            for record in reader:
-                inside = sum(str(value).count("\n") for value in record.values())  # a quoted value may span lines
-                where = f"{file}, line {reader.line_num - inside}"
-                if None in record or None in record.values():
-                    told = f"{len(reader.fieldnames or ())} columns are named, this row has another number"
-                    _refuse(TaskError(told, where=where, hint="quote values that hold commas or line breaks"), bad)
-                else:
-                    yield Record.at(where, record)
-        except csv.Error as error:
-            raise TaskError(f"not valid CSV: {error}", where=f"{file}, line {reader.line_num}") from error
+    reader = csv.DictReader(io.StringIO(text, newline=""))
+    try:
+        for record in reader:
+            inside = sum(str(value).count("\n") for value in record.values())  # a quoted value may span lines
+            where = f"{file}, line {reader.line_num - inside}"
+            if None in record or None in record.values():
+                told = f"{len(reader.fieldnames or ())} columns are named, this row has another number"
+                _refuse(TaskError(told, where=where, hint="quote values that hold commas or line breaks"), bad)
+            else:
+                yield Record.at(where, record)
+    except csv.Error as error:
+        raise TaskError(f"not valid CSV: {error}", where=f"{file}, line {reader.line_num}") from error
 
 
 def _refuse(error: TaskError, bad: Bad | None) -> None:

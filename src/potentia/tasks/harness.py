@@ -7,13 +7,15 @@ import hashlib
 import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from potentia.consent import CODE, allowed
 from potentia.errors import TaskError
+from potentia.tasks import limited
 from potentia.tasks.data import quiet
-from potentia.tasks.definitions import read_definition, sandbox
+from potentia.tasks.definitions import LIMITED, admitted, read_definition, sandbox
 from potentia.tasks.forms import OWN_KEYS
 from potentia.tasks.index import Entry, index, tasks_folder
 
@@ -37,20 +39,37 @@ def leaf_configs(name: str, entry: Entry | None = None) -> tuple[list[dict[str, 
             f"{name} is written as a Python class, which cannot be given other data",
             hint="use a task that is defined by a YAML file",
         )
-    config = read_definition(tasks_folder() / entry.path)
+    config = _stock(entry)
     if entry.kind != "group":
         return [config], {}
-    return _group_leaves(name, config, {}), _weights(config)
+    return [leaf for leaf, _ in _group_leaves(name, config, {})], _weights(config)
 
 
-def group_from_config(config: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, bool]]:
-    """Return the leaves of a group that a user's own file defines."""
-    return _group_leaves(str(config["group"]), config, {}), _weights(config)
+def user_leaves(path: Path) -> tuple[str, list[dict[str, Any]], dict[str, bool]]:
+    """Return name, leaves and weights (as ``leaf_configs`` does) of a task or group that a user's own file defines."""
+    config, stock = read_definition(path)
+    if "group" not in config:
+        leaves: list[tuple[dict[str, Any], dict[str, Any] | None]] = [(config, _of_that_name(config.get("task")))]
+    else:
+        leaves = _group_leaves(str(config["group"]), config, {})
+    made = [admitted(leaf, [*stock, *([own] if own else [])], str(path)) for leaf, own in leaves]
+    return str(config.get("group") or config.get("task") or path.stem), made, _weights(config)
+
+
+def _stock(entry: Entry) -> dict[str, Any]:
+    return read_definition(tasks_folder() / entry.path)[0]
+
+
+def _of_that_name(name: Any) -> dict[str, Any] | None:
+    entry = index().get(name) if isinstance(name, str) else None
+    return _stock(entry) if entry is not None and entry.kind == "task" else None
 
 
 def _weights(config: Mapping[str, Any]) -> dict[str, bool]:
     listed = config.get("aggregate_metric_list") or []
     listed = listed if isinstance(listed, list) else [listed]
+    if not all(isinstance(item, Mapping) and "metric" in item for item in listed):
+        raise TaskError("aggregate_metric_list: each entry names a `metric`")
     return {str(item["metric"]): bool(item.get("weight_by_size", True)) for item in listed}
 
 
@@ -58,9 +77,12 @@ def _weights(config: Mapping[str, Any]) -> dict[str, bool]:
 _GROUP_KEYS = {"group", "group_alias", "task", "aggregate_metric_list", "metadata"}
 
 
-def _group_leaves(name: str, config: Mapping[str, Any], overrides: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _group_leaves(
+    name: str, config: Mapping[str, Any], overrides: Mapping[str, Any]
+) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
+    """Return the leaves of a group, each with the stock definition that it is made of."""
     below = {key: value for key, value in config.items() if key not in _GROUP_KEYS} | dict(overrides)
-    leaves: list[dict[str, Any]] = []
+    leaves: list[tuple[dict[str, Any], dict[str, Any] | None]] = []
     for item in config.get("task") or []:
         own = {} if isinstance(item, str) else dict(item)
         member = item if isinstance(item, str) else own.get("group") or own.get("task")
@@ -72,14 +94,12 @@ def _group_leaves(name: str, config: Mapping[str, Any], overrides: Mapping[str, 
             continue
         own.pop("group", None)
         if entry is None:
-            leaves.append({**below, **own, "task": f"{name}::{member}"})
+            leaves.append(({**below, **own, "task": f"{name}::{member}"}, None))
         elif entry.kind == "group":
-            inner = read_definition(tasks_folder() / entry.path)
-            leaves += _group_leaves(member, inner, {**below, **own})
-        elif entry.kind == "tag":
-            leaves += [{**leaf, **below, **own, "task": leaf["task"]} for leaf in leaf_configs(member)[0]]
+            leaves += _group_leaves(member, _stock(entry), {**below, **own})
         else:
-            leaves += [{**leaf, **below, **own, "task": member} for leaf in leaf_configs(member, entry)[0]]
+            found = leaf_configs(member, entry)[0]
+            leaves += [({**leaf, **below, **own, "task": leaf["task"]}, leaf) for leaf in found]
     return leaves
 
 
@@ -89,6 +109,7 @@ def build(config: Mapping[str, Any], data: Mapping[str, Dataset]) -> Any:
     A split that the definition names and the data lack is absent. The constructor lists all few-shot documents, so it
     sees a handful of the training rows; ours come later, from the split plan.
     """
+    limits = bool(config.get(LIMITED))
     config = present(config, data)
     evaluated = config.get("test_split") or config.get("validation_split")
     only_train = evaluated is None
@@ -103,7 +124,7 @@ def build(config: Mapping[str, Any], data: Mapping[str, Dataset]) -> Any:
     }
     with quiet():
         try:
-            task = _bridged()(sample, config)
+            task = _bridged()(sample, config, limits)
         except TaskError:
             raise
         except Exception as error:  # a definition's own code may raise anything
@@ -119,7 +140,7 @@ def build(config: Mapping[str, Any], data: Mapping[str, Dataset]) -> Any:
 
 def present(config: Mapping[str, Any], data: Mapping[str, Dataset]) -> dict[str, Any]:
     """Return the definition without the splits that the data lack and without the keys that only an index needs."""
-    kept = {key: value for key, value in config.items() if key not in {"tag", "group", "task_list", *OWN_KEYS}}
+    kept = {key: value for key, value in config.items() if key not in {"tag", "group", "task_list", LIMITED, *OWN_KEYS}}
     for key in (*SPLIT_KEYS.values(), "fewshot_split"):
         if kept.get(key) is not None and str(kept[key]) not in data:
             kept[key] = None
@@ -150,25 +171,40 @@ def _bridged() -> Any:
     class Bridged(ConfigurableTask):  # type: ignore[misc]
         """A harness task on given data."""
 
-        def __init__(self, data: Mapping[str, Dataset], config: dict[str, Any]) -> None:
-            self._given = data
+        def __init__(self, data: Mapping[str, Dataset], config: dict[str, Any], limits: bool) -> None:
+            self._given, self._limits = data, limits
             super().__init__(config=config)
+            if limits:
+                _limit_patterns(self)
 
         def download(self, *_: Any, **__: Any) -> None:
             self.dataset = dict(self._given)
 
-        @staticmethod
-        def resolve_field(doc: Mapping[str, Any], field: str | None = None) -> Any:
+        def rendered(self, source: str, doc: Mapping[str, Any], *, literal: bool = False) -> Any:
+            """Render a template: here where it is lm-eval's, in a process with limits where it is a user's."""
+            if not self._limits:
+                text = _template(source).render(**doc)
+                return ast.literal_eval(text) if literal else text
+            try:
+                return limited.render(source, doc, literal=literal)
+            except limited.LimitError as error:
+                raise TaskError(f"{self.config.task}: the template {source[:80]!r} cannot be used: {error}") from None
+
+        def resolve_field(self, doc: Mapping[str, Any], field: str | None = None) -> Any:
             if not field:
                 return None
-            return doc[field] if field in doc else _template(field).render(**doc)
+            return doc[field] if field in doc else self.rendered(field, doc)
 
-        def _compiled(self, source: Any, finish: Callable[[str], Any]) -> Any:
+        def doc_to_prefix(self, doc: Mapping[str, Any]) -> Any:
+            return self.resolve_field(doc, self.config.gen_prefix)
+
+        def _compiled(self, source: Any, finish: Callable[[str], Any] | None) -> Any:
             """Replace a template by a function of the document; column names and functions stay as they are."""
             if not isinstance(source, str) or source in self.features:
                 return source
-            template = _template(source)
-            return lambda doc: finish(template.render(**doc))
+            if finish is None:
+                return lambda doc: self.rendered(source, doc, literal=True)
+            return lambda doc: finish(self.rendered(source, doc))
 
         def _finish_text(self, text: str) -> Any:
             return ast.literal_eval(text) if text.isdigit() and self.config.doc_to_choice is not None else text
@@ -194,7 +230,7 @@ def _bridged() -> Any:
         def doc_to_choice(self, doc: Any, doc_to_choice: Any = None) -> Any:
             source = self.config.doc_to_choice if doc_to_choice is None else doc_to_choice
             try:
-                return super().doc_to_choice(doc, self._compiled(source, ast.literal_eval))
+                return super().doc_to_choice(doc, self._compiled(source, None))
             except (TypeError, SyntaxError) as error:
                 raise TaskError(
                     f"{self.config.task}: doc_to_choice gives no list of choices: {source!r}"[:300]
@@ -203,10 +239,56 @@ def _bridged() -> Any:
     return Bridged
 
 
+class _Pattern:
+    """A compiled regular expression of a user's file, matched in a process with limits."""
+
+    def __init__(self, pattern: str) -> None:
+        self.pattern = pattern
+
+    def findall(self, text: str) -> list[Any]:
+        found: list[Any] = _in_limits(limited.find_all, self.pattern, text)
+        return found
+
+
+def _in_limits(act: Callable[[str, str], Any], pattern: str, text: str) -> Any:
+    try:
+        return act(pattern, text)
+    except limited.LimitError as error:
+        raise TaskError(f"the regular expression {pattern[:80]!r} cannot be used: {error}") from None
+
+
+def _limit_patterns(task: Any) -> None:
+    """Have the regular expressions of a task's filters and metrics matched in a process with limits."""
+
+    def made(make: Callable[[], Any]) -> Any:
+        kept = make()
+        if hasattr(kept, "regex_pattern"):
+            kept.regex = _Pattern(kept.regex_pattern)
+        if getattr(kept, "regexes_to_ignore", None) and not allowed(CODE):
+            raise TaskError("a filter with regexes_to_ignore needs --allow-code; a metric may have them")
+        return kept
+
+    for ensemble in task._filters:
+        ensemble.filters = [partial(made, make) for make in ensemble.filters]
+    for name, settings in task._metric_fn_kwargs.items():
+        patterns = settings.pop("regexes_to_ignore", None)
+        if patterns is not None:
+            task._metric_fn_list[name] = partial(_without, task._metric_fn_list[name], list(patterns))
+
+
+def _without(metric: Callable[..., Any], patterns: list[str], **given: Any) -> Any:
+    """Call a metric on texts without what its patterns match, as lm-eval's ``exact_match`` does."""
+    for side in ("predictions", "references"):
+        for pattern in patterns:
+            given[side] = [_in_limits(limited.substitute, pattern, text) for text in given[side]]
+    return metric(**given)
+
+
 # --- the fingerprint: changes with anything that can change a score, and with nothing else ---------------------------
 
 # Keys of a definition that say where the data came from, not what is asked; the data themselves are hashed.
 _PLACE = {"dataset_path", "dataset_name", "dataset_kwargs", "custom_dataset", "tag", "group", "task_list", "metadata"}
+_PLACE |= {LIMITED}  # who wrote it plays no part either
 
 
 def fingerprint(config: Mapping[str, Any], documents: Iterable[tuple[str, int, Mapping[str, Any]]]) -> str:

@@ -13,8 +13,8 @@ from potentia.study import Caps
 from potentia.tasks import forms
 from potentia.tasks.contamination import duplicates, overlap
 from potentia.tasks.data import load_splits
-from potentia.tasks.definitions import read_definition
-from potentia.tasks.harness import group_from_config, leaf_configs
+from potentia.tasks.definitions import LIMITED
+from potentia.tasks.harness import leaf_configs, user_leaves
 from potentia.tasks.index import index
 from potentia.tasks.leaf import Leaf
 from potentia.tasks.splits import Division, Split
@@ -61,13 +61,11 @@ def load(
     mine: OwnTask | None = None
     weights: Mapping[str, bool] = {}
     if path is not None and path.suffix in {".yaml", ".yml"}:
-        config = read_definition(path)
-        configs, weights = group_from_config(config) if "group" in config else ([config], {})
+        label, configs, weights = user_leaves(path)
         leaves = [_leaf(c, data_dir, form, answer_tokens) for c in configs]
-        label = str(config.get("group") or config.get("task") or path.stem)
     elif own is not None or path is not None:
         mine = read(own or OwnData(files=(str(path),), drop_bad_rows=drop_bad_rows), data_dir)
-        leaves = [_formed(mine.config, mine.data, form, answer_tokens)]
+        leaves = [_formed({**mine.config, LIMITED: bool(own and own.prompt)}, mine.data, form, answer_tokens)]
         label = str(mine.config["task"])
     else:
         if base not in index():

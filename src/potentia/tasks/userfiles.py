@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from potentia.errors import TaskError
 from potentia.tasks import kinds
-from potentia.tasks.data import SUFFIXES, Bad, Record, find_splits, from_records, load_splits, read_records
+from potentia.tasks.data import SUFFIXES, Bad, Record, find_splits, from_records, load_splits, read_records, read_text
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -302,7 +302,7 @@ def _folder(folder: Path, bad: Bad) -> dict[str, Records]:
     if found:
         return {split: _file(file, bad) for split, file in found.items()}
     if loose := sorted(folder.glob("*.txt")):  # a folder of texts: each file is one document
-        return {"train": [Record.at(str(file), {"text": _text(file)}) for file in loose]}
+        return {"train": [Record.at(str(file), {"text": read_text(file)}) for file in loose]}
     if several := sorted(find_splits(folder).values()):  # files of documents under other names: all of them as one
         return {"train": [record for file in several for record in _file(file, bad)]}
     raise TaskError(
@@ -314,7 +314,7 @@ def _folder(folder: Path, bad: Bad) -> dict[str, Records]:
 
 def _file(file: Path, bad: Bad) -> Records:
     if file.suffix == ".txt":
-        parts = [part.strip("\n") for part in re.split(r"\n[ \t]*\n", _text(file)) if part.strip()]
+        parts = [part.strip("\n") for part in re.split(r"\n[ \t]*\n", read_text(file)) if part.strip()]
         records = [Record.at(f"{file}, paragraph {n}", {"text": part}) for n, part in enumerate(parts, start=1)]
     elif file.suffix in SUFFIXES:
         records = read_records(file, bad)
@@ -327,10 +327,3 @@ def _file(file: Path, bad: Bad) -> Records:
     if not records and not bad:
         raise TaskError("the file holds no document", where=str(file))
     return records
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise TaskError(f"not UTF-8 text: {error.reason} at byte {error.start}", where=str(file)) from error

@@ -18,16 +18,21 @@ DEEPEST = 50  # levels; a study has six
 MOST = 100_000  # values, aliases written out
 
 
+def plain_file(path: Path, largest: int, error: type[InputError] = InputError) -> Path:
+    """Return a path of a plain file of at most so many bytes; reading a pipe or a device may never end."""
+    if path.exists() and not path.is_file():
+        raise error("this is no plain file", where=str(path))
+    if path.is_file() and path.stat().st_size > largest:
+        raise error(f"larger than {largest // 2**20:,} MiB", where=str(path))
+    return path
+
+
 def read_yaml(
     file: Path, *, what: str, error: type[InputError] = InputError, loader: type[yaml.SafeLoader] = yaml.SafeLoader
 ) -> tuple[Any, yaml.Node | None]:
     """Return what a YAML file holds, and its nodes, which know their lines. ``what`` names the file in an error."""
     try:
-        with file.open("rb") as stream:
-            content = stream.read(LARGEST + 1)
-        if len(content) > LARGEST:
-            raise error(f"{what} is larger than {LARGEST // 2**20} MiB", where=str(file))
-        made = _bounded(loader)(content.decode("utf-8-sig"))
+        made = _bounded(loader)(plain_file(file, LARGEST, error).read_bytes().decode("utf-8-sig"))
         node = made.get_single_node()
         _Walk(file, what, error).measure(node, 1)
         return (None if node is None else made.construct_document(node)), node

@@ -1,0 +1,286 @@
+"""A process of its own for what someone else wrote: templates, regular expressions and packed data, within limits.
+
+A template of a few characters can ask for any amount of memory or time, and Jinja's sandbox does not stop it. So what
+comes from a user's file is computed by one child process for many documents, with a limit on its memory
+(``RLIMIT_AS``), a deadline for every answer, and a bound on all that a template costs beyond what templates cost. The
+child is this file, run as a script: it imports Jinja when it renders and pyarrow when it reads Parquet, and nothing of
+Potentia.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+MEMORY = 2**30  # bytes of the child's address space
+DEADLINE = 5.0  # seconds for one answer
+LATE = 10.0  # seconds that one template or pattern may take in all, beyond USUAL for each document
+USUAL = 0.02
+LONGEST = 10_000_000  # characters of one rendering
+MORE = 200_000_000  # characters that one template may write in all, beyond 10 times its document and PLAIN each
+PLAIN = 20_000
+UNPACKED = 256 * 2**20  # bytes that a Parquet file may unpack to, beyond 20 times its size
+ROW, VALUE = 240, 64  # bytes that a document and a value take in Python beside their text
+
+
+class LimitError(Exception):
+    """What was asked went past a limit, or could not be computed: the words say which."""
+
+
+# The parent's side
+
+
+class _Child:
+    """The child process, started when first asked and again after it was stopped."""
+
+    def __init__(self) -> None:
+        import threading
+
+        self.process: Any = None
+        self.owner = 0
+        self.lock = threading.Lock()
+        self.spent: dict[str, list[float]] = {}  # by template or pattern: seconds and characters beyond the usual
+        self.refused: dict[str, str] = {}
+
+    def ask(self, kind: str, source: str, given: Any, *, usual: int = 0, seconds: float | None = None) -> bytes:
+        """Return the child's answer; a source that went past a limit once is not tried again."""
+        import time
+
+        with self.lock:
+            if source in self.refused:
+                raise LimitError(self.refused[source])
+            before = time.monotonic()
+            try:
+                good, answer = self._exchange(pickle.dumps((kind, source, given)), before + (seconds or DEADLINE))
+            except LimitError as over:
+                self.stop()
+                self.refused[source] = str(over)
+                raise
+            if not good:
+                raise LimitError(answer.decode("utf-8", "replace"))
+            spent = self.spent.setdefault(source, [0.0, 0.0])
+            spent[0] += max(0.0, time.monotonic() - before - USUAL)
+            spent[1] += max(0, len(answer) - usual) if usual else 0
+            if spent[0] > LATE or spent[1] > MORE:
+                self.refused[source] = "it takes too long" if spent[0] > LATE else "it writes too much"
+            return answer
+
+    def _exchange(self, message: bytes, until: float) -> tuple[bool, bytes]:
+        if self.process is None or self.owner != os.getpid() or self.process.poll() is not None:
+            self._start()
+            until += DEADLINE  # starting takes a moment
+        try:
+            self.process.stdin.write(struct.pack("<Q", len(message)) + message)
+            self.process.stdin.flush()
+            good, size = struct.unpack("<?Q", self._read(9, until))
+            return good, self._read(size, until)
+        except (BrokenPipeError, EOFError):
+            raise LimitError(f"it asks for more than {MEMORY // 2**20} MiB of memory") from None
+
+    def _read(self, size: int, until: float) -> bytes:
+        import select
+        import time
+
+        parts, left = [], size
+        descriptor = self.process.stdout.fileno()
+        while left:
+            ready, _, _ = select.select([descriptor], [], [], max(0.0, until - time.monotonic()))
+            if not ready:
+                raise LimitError(f"it takes more than {DEADLINE:.0f} s")
+            part = os.read(descriptor, min(left, 2**20))
+            if not part:
+                raise EOFError
+            parts.append(part)
+            left -= len(part)
+        return b"".join(parts)
+
+    def _start(self) -> None:
+        import atexit
+        import subprocess
+
+        if self.owner != os.getpid():  # a forked process has its parent's pipes: it starts a child of its own
+            self.process = None
+            atexit.register(self.stop)
+        self.stop()
+        self.owner = os.getpid()
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+
+    def stop(self) -> None:
+        """End the child."""
+        if self.process is not None and self.owner == os.getpid():
+            self.process.kill()
+            self.process.wait()
+            self.process.stdin.close()
+            self.process.stdout.close()
+        self.process = None
+
+
+_child = _Child()
+
+
+def render(template: str, doc: Any, *, literal: bool = False) -> Any:
+    """Render a template with a document; with ``literal``, read what it wrote as a Python value."""
+    kind = "literal" if literal else "render"
+    return json.loads(_child.ask(kind, template, dict(doc), usual=PLAIN + 10 * _size(doc)))
+
+
+def find_all(pattern: str, text: str) -> list[Any]:
+    """``re.findall``."""
+    found = json.loads(_child.ask("findall", pattern, text))
+    return [tuple(match) if isinstance(match, list) else match for match in found]
+
+
+def substitute(pattern: str, text: str) -> str:
+    """Return a text without what a pattern matches."""
+    return str(json.loads(_child.ask("sub", pattern, text)))
+
+
+def read_parquet(path: str) -> Any:
+    """Read a Parquet file as an Arrow table; one that unpacks to far more than its size is refused."""
+    import pyarrow as pa
+
+    return pa.ipc.open_stream(pa.py_buffer(_child.ask("parquet", path, None, seconds=60.0))).read_all()
+
+
+def _size(doc: Any) -> int:
+    """Return about how many characters a document has."""
+    if isinstance(doc, (str, bytes)):
+        return len(doc)
+    if isinstance(doc, dict):
+        return sum(map(_size, doc.values()))
+    return sum(map(_size, doc)) if isinstance(doc, list) else 8
+
+
+# The child's side
+
+
+def _serve() -> None:
+    import resource
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose end closes the pipe
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    answers = {"render": _render, "literal": _literal, "findall": _findall, "sub": _sub, "parquet": _parquet}
+    while head := sys.stdin.buffer.read(8):
+        kind, source, given = pickle.loads(sys.stdin.buffer.read(struct.unpack("<Q", head)[0]))
+        memory = MEMORY if kind != "parquet" else MEMORY + 3 * _allowed(source)
+        resource.setrlimit(resource.RLIMIT_AS, (memory, hard))
+        signal.alarm(60)  # also where the parent is gone, and with it the deadline
+        good = False
+        try:
+            made = answers[kind](source, given)
+            answer, good = made if isinstance(made, bytes) else json.dumps(made).encode(), True
+            if kind != "parquet" and len(answer) > LONGEST:
+                answer, good = f"it writes more than {LONGEST:,} characters".encode(), False
+        except MemoryError:
+            answer = f"it asks for more than {memory // 2**20} MiB of memory".encode()
+        except Exception as error:
+            answer = f"{type(error).__name__}: {error}".encode("utf-8", "replace")[:500]
+        sys.stdout.buffer.write(struct.pack("<?Q", good, len(answer)) + answer)
+        sys.stdout.buffer.flush()
+
+
+_compiled: dict[str, Any] = {}
+
+
+def _render(source: str, doc: Any) -> str:
+    if source not in _compiled:
+        if len(_compiled) > 500:
+            _compiled.clear()
+        _compiled[source] = _environment().from_string(source)
+    return str(_compiled[source].render(**doc))
+
+
+def _environment() -> Any:
+    """Return lm-eval's environment of templates, as a sandbox."""
+    if "" not in _compiled:
+        from jinja2 import StrictUndefined
+        from jinja2.sandbox import SandboxedEnvironment
+
+        made = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+        made.filters["regex_replace"] = lambda string, pattern, repl, count=0: re.sub(
+            pattern, repl, string, count=count
+        )
+        _compiled[""] = made
+    return _compiled[""]
+
+
+def _regex_replace(string: str, pattern: str, repl: str, count: int = 0) -> str:
+    return re.sub(pattern, repl, string, count=count)
+
+
+def _literal(source: str, doc: Any) -> Any:
+    import ast
+
+    return ast.literal_eval(_render(source, doc))
+
+
+def _findall(pattern: str, text: str) -> list[Any]:
+    return re.findall(pattern, text)
+
+
+def _sub(pattern: str, text: str) -> str:
+    return re.sub(pattern, "", text)
+
+
+def _allowed(path: str) -> int:
+    return UNPACKED + 20 * Path(path).stat().st_size
+
+
+def _parquet(path: str, _: Any) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    allowed, used, batches = _allowed(path), 0, []
+    with pq.ParquetFile(path, memory_map=False) as file:
+        if file.metadata.num_rows * ROW > allowed:
+            raise ValueError(f"{file.metadata.num_rows:,} rows in so small a file")
+        schema = file.schema_arrow
+        for batch in file.iter_batches(batch_size=512, use_threads=False):
+            plain = pa.table(batch)
+            for place, field in enumerate(plain.schema):
+                if pa.types.is_dictionary(field.type):
+                    column = plain.column(place).cast(field.type.value_type)
+                    plain = plain.set_column(place, field.name, column)
+            used += ROW * len(plain) + sum(_weight(chunk) for column in plain.columns for chunk in column.chunks)
+            if used > allowed:
+                raise ValueError(f"it unpacks to more than {allowed // 2**20} MiB")
+            batches.append(plain)
+    schema = (batches[0].schema if batches else schema).with_metadata(schema.metadata)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as stream:
+        for plain in batches:
+            stream.write_table(plain)
+    return bytes(sink.getvalue())
+
+
+def _weight(array: Any) -> int:
+    """Return about how many bytes an array takes as Python values; types whose values share bytes are refused."""
+    import pyarrow as pa
+
+    kind = array.type
+    if pa.types.is_struct(kind):
+        return VALUE * len(array) + sum(_weight(child) for child in array.flatten())
+    if pa.types.is_fixed_size_list(kind) and kind.list_size * len(array) * VALUE > 2**31:
+        raise ValueError(f"lists of {kind.list_size:,} values")
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return VALUE * len(array) + _weight(array.flatten())
+    if pa.types.is_map(kind):
+        return VALUE * len(array) + _weight(array.keys) + _weight(array.items)
+    if pa.types.is_dictionary(kind) or "view" in str(kind) or "run_end" in str(kind) or "union" in str(kind):
+        raise ValueError(f"a column of the type {kind} is not read")
+    return VALUE * len(array) + int(array.nbytes)
+
+
+if __name__ == "__main__":
+    _serve()
