@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -148,6 +148,14 @@ class Evidence:
     def choices(self, protocol: Protocol) -> list[ChoiceRecord]:
         """Return what validation chose for every committed cell of a protocol: far less to read than the cells."""
         return self._gathered(lambda store, key: store.choices(study=key, protocol=protocol), lambda cell: cell.key)
+
+    def probes(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """Return what the probes of the studies recorded, by model and task."""
+        found: dict[tuple[str, str], dict[str, Any]] = {}
+        for view in self.stores:
+            with view.open() as store:
+                found |= store.probes(study=view.studies)
+        return found
 
     def lanes(self) -> list[LaneRecord]:
         """Return the fine-tuning lanes with their curves."""

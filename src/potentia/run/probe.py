@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from potentia.study import content_key
 from potentia.timing import spending
 
 if TYPE_CHECKING:
+    from potentia.engine import LoadedModel
     from potentia.engine.score import Scorer
     from potentia.engine.tune import LaneEpoch, LaneSpec, LaneTrainer, TokenisedExamples
     from potentia.run.row import RowRun
@@ -65,11 +67,13 @@ def probe_row(row: RowRun, names: Sequence[str], folder: Path) -> dict[str, dict
         return dict(json.loads(note.read_text("utf-8")))
     except (OSError, ValueError):
         pass
+    board, budget = row.board, study.token_budget
     with spending("probe"):
         try:
-            made = _Probing(row, tasks).run()
+            heard = board.phase, row.progress, board.reach, row.stop
+            made = Probing(row.loaded, tasks, study.probe, budget, *heard).run()
         except PotentiaError as error:  # the cells of the row can do without
-            row.board.event("probe", reason=error.message)
+            board.event("probe", reason=error.message)
             return {}
     aside = note.with_name(f".{note.name}.{os.getpid()}")
     aside.write_text(json.dumps(made), "utf-8")
@@ -77,13 +81,26 @@ def probe_row(row: RowRun, names: Sequence[str], folder: Path) -> dict[str, dict
     return made
 
 
-class _Probing:
-    """One lane a task, and what the scorer says before and after."""
+def _ignore(*_: Any, **__: Any) -> None:
+    pass
 
-    def __init__(self, row: RowRun, tasks: dict[str, Task]) -> None:
-        self.row, self.settings = row, row.study.probe
-        self.texts = {(name, split): self._texts(task, split) for name, task in tasks.items() for split in SPLITS}
-        self.records: dict[str, dict[str, Any]] = {name: self._settings(tasks[name]) for name in tasks}
+
+@dataclass
+class Probing:
+    """The probe of one loaded model on several tasks: a lane a task, and what the scorer says before and after."""
+
+    loaded: LoadedModel
+    tasks: Mapping[str, Task]
+    settings: Probe
+    token_budget: int | None = None
+    phase: Callable[..., None] = _ignore
+    progress: Callable[[int], None] = _ignore
+    reach: Callable[[int], None] = _ignore
+    stop: Callable[[], bool] | None = None
+
+    def __post_init__(self) -> None:
+        self.texts = {(name, split): self._texts(task, split) for name, task in self.tasks.items() for split in SPLITS}
+        self.records: dict[str, dict[str, Any]] = {name: self._settings(task) for name, task in self.tasks.items()}
 
     def _settings(self, task: Task) -> dict[str, Any]:
         return {
@@ -102,8 +119,7 @@ class _Probing:
         examples = task.examples([documents[int(i)] for i in chosen])
         if not examples:
             return None
-        loaded = self.row.loaded
-        encoded = encode_examples(loaded.encoder, examples, end_id=loaded.tokenizer.eos_token_id)
+        encoded = encode_examples(self.loaded.encoder, examples, end_id=self.loaded.tokenizer.eos_token_id)
         return encoded, [len((one.context + one.continuation).encode()) for one in examples]
 
     def run(self) -> dict[str, dict[str, Any]]:
@@ -111,20 +127,19 @@ class _Probing:
         from potentia.engine.score import Scorer
         from potentia.engine.tune import LaneTrainer
 
-        row, budget = self.row, self.row.study.token_budget
-        with LaneTrainer(row.loaded, token_budget=budget) as trainer:
-            scorer = Scorer(row.loaded, token_budget=budget, router=trainer.router)
+        with LaneTrainer(self.loaded, token_budget=self.token_budget) as trainer:
+            scorer = Scorer(self.loaded, token_budget=self.token_budget, router=trainer.router)
             places = [place for place, texts in self.texts.items() if texts is not None]
-            row.board.phase("probing, before any update", total=sum(len(self._rows(place)) for place in places))
+            self.phase("probing, before any update", total=sum(len(self._rows(place)) for place in places))
             for place, losses in zip(places, self._losses(scorer, places), strict=True):
                 self.records[place[0]][place[1]] = losses
             specs = [self._lane(name) for name in self.records]
-            row.board.phase("probing", total=sum(spec.total_steps for spec in specs), unit="steps")
+            self.phase("probing", total=sum(spec.total_steps for spec in specs), unit="steps")
             results = trainer.train(
                 specs,
                 on_epoch=lambda ended: self._after(ended, trainer, scorer),
-                on_step=lambda info: row.board.reach(info.done),
-                stop=row.stop,
+                on_step=lambda info: self.reach(info.done),
+                stop=self.stop,
             )
         if any(result.status == "interrupted" for result in results.values()):
             raise Stopped
@@ -147,7 +162,7 @@ class _Probing:
     def _rows(self, place: tuple[str, SplitName]) -> list[list[int]]:
         texts = self.texts[place]
         assert texts is not None
-        most = min(MAX_TOKENS, self.row.loaded.encoder.max_length)
+        most = min(MAX_TOKENS, self.loaded.encoder.max_length)
         return [texts[0].cut(i, most)[0].tolist() for i in range(len(texts[0]))]
 
     def _losses(
@@ -159,7 +174,7 @@ class _Probing:
         routed = None
         if owners is not None:
             routed = [owner for owner, own in zip(owners, rows, strict=True) for _ in own]
-        answers = iter(scorer.loglikelihood_ids(flat, owners=routed, progress=self.row.progress))
+        answers = iter(scorer.loglikelihood_ids(flat, owners=routed, progress=self.progress))
         made = []
         for place, own in zip(places, rows, strict=True):
             texts = self.texts[place]
