@@ -1,7 +1,7 @@
 """Does the probe find models that saw a test? Copies exposed on purpose, in eight ways, on a CPU or on real models.
 
     python bench/exposure.py --out exposure
-    python bench/exposure.py --out exposure --device cuda --models models --data ../shared/data/benchmarks
+    python bench/exposure.py --out exposure --device cuda --models models --data ../shared/data/benchmarks --workers 5
 
 Every model gets a copy for each way, tuned by adapters that are merged: on the documents of some tasks that the probe
 will read, on other documents of these tasks, on their test documents, and so on (``WAYS``). Originals and copies are
@@ -15,12 +15,13 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -196,27 +197,52 @@ def _lane(loaded: Any, key: str, texts: list[Example], rate: float, epochs: int,
     return LaneSpec(key, encoded, Schedule(epochs, BATCH, rate, max_tokens=512), lora)
 
 
-def probe_all(world: World, device: str) -> Iterator[dict[str, Any]]:
-    """Give the probe of every original and copy on every task, with the truth."""
-    for name, (family, source) in track(world.models.items(), description="models"):
-        folder = Path(tempfile.mkdtemp())
-        try:
-            copies: Mapping[str, tuple[str, ...]] = {"": (), **make_copies(world, source, folder, device)}
-            for way, adapters in copies.items():
-                loaded = engine.load(str(source), device=device, adapters=adapters)
-                try:
-                    made = Probing(loaded, world.probed, world.probe).run()
-                finally:
-                    loaded.close()
-                for task, record in made.items():
-                    seen = way if task in world.shown else ""
-                    if way == "related" and task in world.related.values():
-                        seen = "other" if task not in world.shown else "same and related"
-                    if task in world.known[name]:
-                        seen = f"pretraining, {seen}" if seen else "pretraining"
-                    yield {"model": name, "family": family, "task": task, "copy": way, "seen": seen, "probe": record}
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+def probe_all(given: argparse.Namespace, file: Path) -> None:
+    """Write the probe of every original and copy on every task, with the truth; each model in a process."""
+    names = list(world_of(given).models)
+    with get_context("spawn").Pool(given.workers) as pool, file.open("w") as out:
+        made = pool.imap_unordered(partial(probe_model, given), names)
+        for lines in track(made, total=len(names), description="models"):
+            out.writelines(json.dumps(line) + "\n" for line in lines)
+            out.flush()
+
+
+def world_of(given: argparse.Namespace) -> World:
+    """Lay out what is asked for."""
+    return real_world(given.models, given.data) if given.models else small_world(given.out, given.seed)
+
+
+def probe_model(given: argparse.Namespace, name: str) -> list[dict[str, Any]]:
+    """Probe one model and its copies."""
+    world, device = world_of(given), given.device
+    family, source = world.models[name]
+    lines: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        copies: dict[str, tuple[str, ...]] = {"": ()}
+        if not given.only or name in given.only:
+            copies |= make_copies(world, source, Path(folder), device)
+        for way, adapters in copies.items():
+            loaded = engine.load(str(source), device=device, adapters=adapters)
+            try:
+                made = Probing(loaded, world.probed, world.probe).run()
+            finally:
+                loaded.close()
+            for task, record in made.items():
+                seen = _seen(world, name, way, task)
+                lines.append(
+                    {"model": name, "family": family, "task": task, "copy": way, "seen": seen, "probe": record}
+                )
+    return lines
+
+
+def _seen(world: World, name: str, way: str, task: str) -> str:
+    """Return the way in which a copy saw a task; empty where it did not."""
+    seen = way if task in world.shown else ""
+    if way == "related" and task in world.related.values():
+        seen = "other" if task not in world.shown else "same and related"
+    if task in world.known[name]:
+        seen = f"pretraining, {seen}" if seen else "pretraining"
+    return seen
 
 
 def judge(lines: Sequence[Mapping[str, Any]], source: str, least_families: int) -> list[Planted]:
@@ -250,14 +276,17 @@ def main() -> int:
     parser.add_argument("--models", type=Path, help="a folder of model folders, for real copies")
     parser.add_argument("--data", type=Path, help="folder of benchmark splits, for real copies")
     parser.add_argument("--seed", type=int, default=0, help="which tasks of the zoo are shown")
-    parser.add_argument("--only", nargs="*", help="models to take; all where absent")
+    parser.add_argument("--only", nargs="*", help="models whose copies are made; all where absent")
+    parser.add_argument("--workers", type=int, default=1, help="models at a time")
     parser.add_argument("--again", action="store_true", help="judge the probes that are there")
     parser.add_argument("--calibrate", action="store_true", help="put them into the calibration of the package")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     file, source = given.out / "probes.jsonl", "real" if given.models else f"zoo, tasks {given.seed}"
     if not given.again:
-        make(given, file)
+        began = time.monotonic()
+        probe_all(given, file)
+        print(f"made and probed in {time.monotonic() - began:,.0f} s")
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     rows = judge(lines, source, CLEAN_FAMILIES if given.models else 2)
     if given.calibrate:
@@ -272,19 +301,6 @@ def main() -> int:
         for row in made.rows:
             print(" | ".join(written(cell) for cell in row))
     return 0
-
-
-def make(given: argparse.Namespace, file: Path) -> None:
-    """Write the probes of all models and their copies."""
-    world = real_world(given.models, given.data) if given.models else small_world(given.out, given.seed)
-    for name in [name for name in world.models if given.only and name not in given.only]:
-        del world.models[name]
-    began = time.monotonic()
-    with file.open("w") as out:
-        for line in probe_all(world, given.device):
-            out.write(json.dumps(line) + "\n")
-            out.flush()
-    print(f"{len(world.models)} models × {len(WAYS) + 1} states in {time.monotonic() - began:,.0f} s")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,16 @@ from typing import Annotated
 import typer
 
 from potentia.cli.app import analyze
-from potentia.cli.output import Figures, Formats, Study, check_formats, draw_figures, errors, print_findings, print_notes
+from potentia.cli.output import (
+    Figures,
+    Formats,
+    Study,
+    check_formats,
+    draw_figures,
+    errors,
+    print_findings,
+    print_notes,
+)
 
 
 @analyze.command()
@@ -45,5 +54,5 @@ def exposure(
     if not as_json:
         for sentence in found.sentences():
             errors.print(sentence, markup=False, soft_wrap=True)
-    print_findings({"exposure": found}, as_json=as_json)
+    print_findings({"signs": found}, as_json=as_json)
     draw_figures([found], figures, format)

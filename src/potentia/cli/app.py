@@ -211,6 +211,7 @@ def _is_source(value: str, *, last: bool) -> bool:
 from potentia.cli import adapters as _adapters  # noqa: E402, F401
 from potentia.cli import analyze_checkpoints as _analyze_checkpoints  # noqa: E402, F401
 from potentia.cli import analyze_consistency as _analyze_consistency  # noqa: E402, F401
+from potentia.cli import analyze_exposure as _analyze_exposure  # noqa: E402, F401
 from potentia.cli import analyze_few_tasks as _analyze_few_tasks  # noqa: E402, F401
 from potentia.cli import analyze_judge as _analyze_judge  # noqa: E402, F401
 from potentia.cli import analyze_outlook as _analyze_outlook  # noqa: E402, F401

@@ -259,6 +259,16 @@ def test_task_section(data: ReportData) -> Section | None:
     return of_findings("test-task", "Test task", TEST_TASK, found, data.test_task.problems, heading=heading)
 
 
+def exposure_section(data: ReportData) -> Section | None:
+    """Signs that a model saw a test before."""
+    if data.exposure is None:
+        return None
+    said = " ".join([EXPOSURE, *data.exposure.sentences()])
+    return of_findings(
+        "exposure", "Exposure", said, [data.exposure], data.exposure.left_out, heading="Signs of exposure"
+    )
+
+
 def stability_section(data: ReportData) -> Section | None:
     """Whether scores grow over the checkpoints of a run."""
     found: list[Finding] = [] if data.stability is None else [data.stability]
@@ -331,6 +341,10 @@ TEST_TASK = (
     "before and after every model was tuned on the same task data: an advantage that vanishes was one of preparation. "
     "Emergence is the compute c_e from which scores rise above guessing; it falls as models train on the task."
 )
+EXPOSURE = (
+    "How much a model has left to learn of a task, beside models of other families: little is left where it trained on "
+    "such text before. Evidence, not proof; and a high value is no evidence of innocence."
+)
 MOST = 9  # figures of stability and consistency: there is one for every task
 STABILITY = (
     "Whether a benchmark's score grows with pretraining: Kendall's τ between scores and steps, 1 where every later "
@@ -359,6 +373,7 @@ SECTIONS: tuple[Callable[[ReportData], Section | None], ...] = (  # in reading o
     structure_section,
     perplexity_section,
     test_task_section,
+    exposure_section,
     stability_section,
     consistency_section,
     ablation_section,

@@ -21,8 +21,8 @@ from potentia.analysis.planning import Completion, find_outlook
 from potentia.analysis.proxy import Options as ProxyOptions
 from potentia.analysis.proxy import Proxies, find_proxies
 from potentia.analysis.rankings import Rankings, Scoreboard, find_rankings, find_scoreboard
+from potentia.analysis.test_task import Exposure, TestTask, find_exposure, find_test_task
 from potentia.analysis.test_task import Options as TestTaskOptions
-from potentia.analysis.test_task import TestTask, find_test_task
 from potentia.errors import InputError, PotentiaError
 from potentia.evidence import Evidence, read
 from potentia.store import CellRecord, FailureRecord, LaneRecord
@@ -64,6 +64,7 @@ class ReportData:
     board: Scoreboard | None = None  # also of one model, which has no rankings
     problem: str = ""  # why there is no ranking
     test_task: TestTask | None = None
+    exposure: Exposure | None = None  # where the study recorded probes
     training: Training | None = None  # of checkpoints: the runs that they are of
     stability: Stability | None = None
     consistency: ConsistencyFindings | None = None
@@ -91,6 +92,7 @@ class ReportData:
         several = (self.rankings, self.test_task, self.consistency, self.proxies)
         found = {name: f for part in several if part is not None for name, f in part.named().items()}
         single = {
+            "signs": self.exposure,
             "training": self.training,
             "stability": self.stability,
             "ablation": self.ablation,
@@ -142,6 +144,7 @@ def make_report(evidence: Evidence, *, items: int | None = None, options: Report
         board=_standing(evidence, rankings, training),
         problem=problem,
         test_task=_test_task(evidence, options.test_task),
+        exposure=_exposure(evidence),
         training=training,
         stability=_stability(evidence, options.baseline),
         consistency=consistency,
@@ -206,6 +209,14 @@ def _test_task(evidence: Evidence, options: TestTaskOptions | None) -> TestTask 
     except PotentiaError as error:
         first, last = next(iter(evidence.planned)), next(reversed(evidence.planned))
         return TestTask(first, last, problems=(error.message,))
+
+
+def _exposure(evidence: Evidence) -> Exposure | None:
+    """Look for signs of exposure where there are probes of models enough."""
+    try:
+        return find_exposure(evidence)
+    except InputError:
+        return None
 
 
 def _stability(evidence: Evidence, baseline: str | None) -> Stability | None:

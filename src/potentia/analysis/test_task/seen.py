@@ -1,11 +1,11 @@
 """Signs that a model saw a test: how much it has left to learn of the task, beside models that did not see it.
 
 A model that has seen a test's kind of text has little left to learn from it. The probe of a row (``run/probe.py``)
-takes two epochs over a fixed list of training documents. Its loss falls by L1 − L2 in training and by V0 − V1 on validation
-documents that it never trains on. ρ and ρᵥ are these falls, per byte, over those of a reference: the median of models
-of other families that are declared clean, else the upper quartile of the other families' models (with half of them
-exposed a median breaks, and the upper quartile holds). γ asks about documents: the t of the validation documents' loss
-less the training documents', before any update, each less the reference models' on that document. It is high for a
+takes two epochs over a fixed list of training documents. Its loss falls by L1 − L2 in training and by V0 − V1 on
+validation documents that it never trains on. ρ and ρᵥ are these falls, per byte, over those of a reference: the median
+of models of other families that are declared clean, else the upper quartile of the other families' models (with half of
+them exposed a median breaks, and the upper quartile holds). γ asks about documents: the t of the validation documents'
+loss less the training documents', before any update, each less the reference models' on that document. It is high for a
 model that saw these very documents; on the test documents, for one that saw the test.
 
 How low is low was measured on copies exposed on purpose (``planted.csv``, made by ``bench/exposure.py``): a logistic
@@ -128,8 +128,8 @@ def low_score(left: float, left_validation: float) -> float:
 
 
 def upper_bound(hits: int, of: int) -> float:
-    """Return the upper 95 % bound of a rate (Clopper–Pearson)."""
-    return 1.0 if hits >= of else float(beta.ppf(0.95, hits + 1, of - hits))
+    """Return the upper end of the 95 % interval of a rate (Clopper–Pearson)."""
+    return 1.0 if hits >= of else float(beta.ppf(0.975, hits + 1, of - hits))
 
 
 # --- the measures ----------------------------------------------------------------------------------------------------
@@ -156,6 +156,7 @@ def measure_signs(
             problems.append(f"{task}: probed on other documents or at another rate: {', '.join(others)}")
         here = {model: reading for model, reading in here.items() if reading.data == data}
         seen = {model for model in here if task in exposed.get(model, ())}
+        alone: list[str] = []
         for model, reading in here.items():
             family = families.get(model, model)
             beside = [m for m in here if families.get(m, m) != family and m not in seen]
@@ -163,9 +164,12 @@ def measure_signs(
             known = len({families.get(m, m) for m in declared}) >= least_families
             panel = declared if known else beside
             if len(panel) < (1 if known else LEAST_OTHERS):
-                problems.append(f"{task}: {model} has {len(panel)} models of other families beside it, too few")
+                alone.append(model)
                 continue
             signs.append(_sign(model, family, task, reading, [here[m] for m in panel], known, model in seen))
+        if alone:
+            few = f"fewer than {LEAST_OTHERS} models of other families, not known to have seen it,"
+            problems.append(f"{task}: {few} are beside {', '.join(alone)}")
     made = [_calibrated(sign) for sign in signs] if calibrate else signs
     return made, problems
 
@@ -234,7 +238,8 @@ def planted(path: Path = PLANTED) -> tuple[Planted, ...]:
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     numbers = ("left", "left_validation", "train_documents", "test_documents")
-    return tuple(Planted(**{k: float(v or "nan") if k in numbers else v for k, v in row.items()}) for row in rows)
+    read: list[dict[str, Any]] = [row | {k: float(row[k] or "nan") for k in numbers} for row in rows]
+    return tuple(Planted(**row) for row in read)
 
 
 IN_FORM = ("same", "other", "test", "once")  # exposure in the test's own form: what P is the chance of
@@ -255,7 +260,7 @@ def calibration(reference: str, without: str, rows: tuple[Planted, ...] | None =
         return clean, math.nan, math.nan
     x = np.concatenate([clean, shown])
     y = np.concatenate([np.zeros(len(clean)), np.ones(len(shown))])
-    curve = LogisticRegression(class_weight="balanced").fit(x[:, None], y)
+    curve = LogisticRegression(C=100.0, class_weight="balanced").fit(x[:, None], y)
     return clean, float(curve.coef_[0, 0]), float(curve.intercept_[0])
 
 
@@ -341,7 +346,8 @@ class Exposure(Finding):
         by_score = sorted(self.signs, key=lambda sign: sign.score)
         chosen = self.spoken or by_score[:5]
         rows: list[tuple[Cell, ...]] = [
-            (s.model, s.task, s.left_validation, s.left, s.probability, f"{s.false_alarms} of {s.clean}", s.rate_bound,
+            (s.model, s.task, s.left_validation, s.left, s.probability,
+             *((f"{s.false_alarms} of {s.clean}", s.rate_bound) if s.clean else (None, None)),
              s.train_documents, s.test_documents, s.reference, "yes" if s.known else "")
             for s in chosen
         ]  # fmt: skip
@@ -351,7 +357,7 @@ class Exposure(Finding):
                    "γ training documents", "γ test documents", "reference", "known")  # fmt: skip
         note = (
             f"{low} of {len(self.signs)} cells. Left: the fall of the loss over a short fine-tuning, beside models of "
-            "other families. P: share of exposed copies among as many exposed and clean ones, exposed in the test's form. "
+            "other families. P: share of exposed copies among as many exposed and clean ones, exposed in its form. "
             f"γ ≥ {VERY_DOCUMENTS:g}: the model knows these very documents better than others like them. Evidence, not "
             "proof: text like the test's may have reached a model in many ways. A high value is no evidence of "
             "innocence."

@@ -1,0 +1,121 @@
+"""Signs of exposure: what is left to learn, beside models of other families; and whose documents are known."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from potentia.analysis.test_task.seen import (
+    Exposure,
+    Planted,
+    Reading,
+    Sign,
+    area_under,
+    judged,
+    measure_signs,
+    upper_bound,
+    ways_table,
+)
+
+FAMILIES = {name: name for name in ("a", "b", "c", "d", "e", "f")}
+
+
+def probe(model: int, *, left: float = 1.0, knows: str = "", data: str = "docs", tokens: int = 10) -> dict:
+    """A probe of 64 documents of 40 bytes; documents have a difficulty of their own, models a level and some noise."""
+    rng, noise = np.random.default_rng(0), np.random.default_rng(model)
+    found: dict = {"version": 1, "data": data, "learning_rate": 5e-4}
+    for split in ("train", "validation", "test"):
+        nats = 30 + 5 * rng.normal(size=64) + model + noise.normal(size=64)
+        found[split] = {"nats": list(nats - 3 * (split == knows)), "tokens": [tokens] * 64, "bytes": [40] * 64}
+    found["epoch_1"], found["epoch_2"] = 3.0, 3.0 - left * 10 / tokens
+    found["after"] = {"nats": [x - left * 12 for x in found["validation"]["nats"]]}
+    return found
+
+
+def signs(probes: dict[str, dict], **how) -> tuple[dict[str, Sign], list[str]]:
+    readings = {(model, "sst2"): Reading.of(one) for model, one in probes.items()}
+    found, problems = measure_signs(readings, FAMILIES, **how)
+    return {sign.model: sign for sign in found}, problems
+
+
+def test_an_exposed_model_has_less_left_than_a_declared_clean_panel():
+    probes = {name: probe(k) for k, name in enumerate("abcde")} | {"f": probe(5, left=0.1)}
+    found, _ = signs(probes, clean="abcde")
+    assert found["f"].left == pytest.approx(0.1)
+    assert found["f"].left_validation == pytest.approx(0.1)
+    assert found["f"].reference == "declared clean"
+    assert found["f"].panel == 5
+    assert found["a"].left == pytest.approx(1.0)
+
+
+def test_losses_are_compared_per_byte_whatever_the_tokenizer():
+    probes = {name: probe(k, tokens=10 if k % 2 else 20) for k, name in enumerate("abcdef")}
+    found, _ = signs(probes, clean="abcdef")
+    assert [sign.left for sign in found.values()] == pytest.approx([1.0] * 6)
+
+
+def test_without_four_clean_families_the_upper_quartile_stands_in_and_half_exposed_do_not_hide():
+    probes = {name: probe(k, left=0.1 if name in "def" else 1.0) for k, name in enumerate("abcdef")}
+    found, _ = signs(probes, clean="abc")
+    assert found["f"].reference == "unknown"
+    assert found["f"].left < 0.2
+    assert "whose past is unknown" in found["f"].sentence()
+
+
+def test_these_very_documents_are_told_from_others_like_them():
+    probes = {name: probe(k) for k, name in enumerate("abcd")}
+    probes |= {"e": probe(4, left=0.1, knows="train"), "f": probe(5, left=0.1, knows="test")}
+    found, _ = signs(probes, clean="abcd")
+    assert found["e"].train_documents > 5 > abs(found["e"].test_documents)
+    assert found["f"].test_documents > 5 > abs(found["f"].train_documents)
+    assert "these very training documents" in found["e"].sentence()
+    assert "no sign of these very documents" in found["a"].sentence()
+
+
+def test_who_is_left_out_is_said():
+    probes = {name: probe(k) for k, name in enumerate("abcde")} | {"f": probe(5, data="others")}
+    found, problems = signs(probes)
+    assert "f" not in found
+    assert problems == ["sst2: probed on other documents or at another rate: f"]
+    alone, problems = signs({"a": probe(0), "b": probe(1)})
+    assert not alone
+    assert problems == ["sst2: fewer than 3 models of other families, not known to have seen it, are beside a, b"]
+
+
+def rows(count: int, overlap: float) -> list[Planted]:
+    rng = np.random.default_rng(0)
+    found = []
+    for k in range(count):
+        for way, level in (("", 1.0), ("same", overlap)):
+            left = level * math.exp(0.2 * rng.normal())
+            found.append(Planted("made", f"m{k}", f"family {k % 4}", "t", way, "unknown", left, left, 0.0, 0.0))
+    return found
+
+
+def test_it_speaks_where_calibration_allows_and_only_there():
+    apart = judged(rows(40, 0.1))
+    assert all(sign.speaks == bool(row.way) for row, sign in apart)
+    assert {sign.clean for _, sign in apart} == {30}, "the family in question has no say"
+    mixed = judged(rows(40, 0.9))
+    assert not any(sign.speaks for _, sign in mixed)
+    made = ways_table(rows(40, 0.1), "unknown")
+    assert [row[:3] for row in made.rows] == [("none (false alarms)", 40, 0), ("same", 40, 40)]
+    assert made.rows[1][4] == 1.0
+
+
+def test_bounds_and_areas():
+    assert upper_bound(0, 60) == pytest.approx(0.0596, abs=1e-4)
+    assert upper_bound(3, 3) == 1.0
+    assert area_under(np.array([1.0, 2.0]), np.array([0.0, 1.5])) == pytest.approx(0.75)
+
+
+def test_the_finding_shows_every_cell_and_never_accuses():
+    probes = {name: probe(k) for k, name in enumerate("abcde")} | {"f": probe(5, left=0.1)}
+    found, problems = signs(probes, clean="abcde")
+    finding = Exposure(tuple(found.values()), tuple(problems))
+    (chart,) = finding.charts()
+    assert chart.values.shape == (6, 1)
+    assert "no evidence of innocence" in finding.tables()[0].note
+    assert "contaminated" not in str([table.note for table in finding.tables()])
