@@ -38,7 +38,6 @@ import numpy as np
 import yaml
 
 from potentia import zoo
-from potentia.analysis.planning.race import apart, paired
 from potentia.lab.demo import recipe
 
 POOL = tuple(model.name for model in zoo.models("base"))
@@ -235,6 +234,12 @@ def true_outcomes(
     return found
 
 
+def paired(outcomes: dict[str, dict[int, float]]) -> np.ndarray:
+    """Values of the documents that every candidate has: (models, documents)."""
+    common = sorted(set.intersection(*(set(part) for part in outcomes.values())))
+    return np.array([[part[d] for d in common] for part in outcomes.values()])
+
+
 def true_chances(outcomes: dict[str, dict[int, float]]) -> dict[str, float]:
     """Return each model's chance to be the best by the rows held out; flat prior, documents drawn."""
     table = paired(outcomes)
@@ -264,7 +269,9 @@ def judge(given: argparse.Namespace, name: str, rows: Any, held: Any, models: An
     scores = {model: float(np.mean(list(values.values()))) for model, values in outcomes.items()}
     named = Path(said["best"]).name
     best = max(scores, key=lambda model: scores[model])
-    gap, error, _ = apart(outcomes[best], outcomes[named])
+    both = paired({"best": outcomes[best], "named": outcomes[named]})
+    gap, error = float((both[0] - both[1]).mean()), float((both[0] - both[1]).std(ddof=1)) / math.sqrt(both.shape[1])
+    stated = {Path(s["model"]).name: s["p_best"] or 0.0 for s in said["standings"]}
     found = {
         "file": name,
         "named": named,
@@ -273,11 +280,11 @@ def judge(given: argparse.Namespace, name: str, rows: Any, held: Any, models: An
         "true": chances[named],
         "loss": scores[best] - scores[named],
         "noise": bool(abs(gap) <= 1.96 * error),
-        "tie": [Path(model).name for model in said["tie"]],
-        "in_tie": best in [Path(model).name for model in said["tie"]],
+        "tie": [Path(model).name for model in (said["best"], *said["close"])],
+        "in_tie": best in [Path(model).name for model in (said["best"], *said["close"])],
         "spread": scores[best] - min(scores.values()),
         "seconds": seconds,
-        "every": {Path(s["model"]).name: [s["p_best"], chances[Path(s["model"]).name]] for s in said["standings"]},
+        "every": {model: [p, chances[model]] for model, p in stated.items()},
     }
     note.write_text(json.dumps(found))
     return found

@@ -289,6 +289,6 @@ def test_a_tie_is_told_as_a_tie(world, potentia, tmp_path):
                     "--learning-rates", "1e-3", "--device", "cpu")  # fmt: skip
     assert done.returncode == 0, done.stderr
     told = " ".join(done.stdout.split())  # which is named first is chance, and follows from nothing but its draws
-    assert "A tie: ./left and ./right" in told or "A tie: ./right and ./left" in told
+    assert "left and right tie after the same fine-tuning" in told or "right and left tie" in told
     one = potentia("select", "--data", world / "colours.jsonl", "--models", "./left")
     assert one.returncode == 2

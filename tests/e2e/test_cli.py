@@ -103,9 +103,9 @@ def test_a_finished_run_ends_with_the_score_table(folder: Path):
                     "--learning-rates", "1e-3", "--store", "two.db", cwd=folder)  # fmt: skip
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[1].split() == ["rank", "model", "direct", "train-before-test", "gain"]
+    assert lines[1].split() == ["rank", "model", "P(first)", "direct", "train-before-test", "gain"]
     assert {lines[2].split()[2], lines[3].split()[2]} == {"m0", "m1"}
-    assert any("first of 2 models" in line or "most potential of 2 models" in line for line in lines)
+    assert any("best of 2 models" in line or "tie after" in line for line in lines)
     assert not any("other tasks" in line or "choice of tasks" in line for line in lines)
 
 

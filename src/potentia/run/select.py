@@ -13,12 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from potentia.analysis.planning import Choice, Standing, apart, chances, documents_needed, stay_in
+from potentia.analysis.planning import Choice, Standing, stay_in
+from potentia.analysis.rankings import decide, what_is_missing
 from potentia.errors import InputError, PotentiaError
 from potentia.run.execute import RunResult, run_study
 from potentia.run.plan import load_tasks, plan_study
 from potentia.study import Study
 from potentia.values.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol
+from potentia.values.scores import ScoreMatrix
 
 if TYPE_CHECKING:
     from potentia.store import CellRecord, Store
@@ -146,26 +148,29 @@ class Race:
 
         if not final:
             raise PotentiaError("no finalist could be tuned", hint=next(iter(problems.values()), ""))
-        up = task.higher_is_better
         with Store.open(self.study.store, readonly=True) as store:
-            outcomes = {c.model: {item.doc_id: item.value for item in store.items(c.key)} for c in final}
-        lost = min(sum(chance for _, chance, _ in out.values()), 1.0)
-        documents = len(task.documents("validation"))
-        told = {c.model: _validated(c, documents) for c in final}
-        among = chances(
-            outcomes, higher_is_better=up, validated=told, documents=documents, seed=self.study.seed
-        )  # fmt: skip
-        chance = {m: p * (1.0 - lost) for m, p in among.items()}
-        sign = 1.0 if up else -1.0
+            items = {task.name: {c.model: {item.doc_id: item.value for item in store.items(c.key)} for c in final}}
         scores = {c.model: c.score for c in final}
-        order = sorted(scores, key=lambda m: (-chance[m], -sign * scores[m].value, m))
-        best = order[0]
-        gaps = {m: apart(outcomes[best], outcomes[m]) for m in order[1:]}
-        tie = (best, *(m for m, (gap, error, _) in gaps.items() if abs(gap) <= 1.96 * error))
-        needed = documents_needed(*gaps[order[1]]) if len(order) > 1 else 0.0
-        documents = len(outcomes[best])
+        matrix = ScoreMatrix.build(
+            list(scores),
+            [task.name],
+            [[s.value] for s in scores.values()],
+            stderr=[[s.stderr] for s in scores.values()],
+            n=[[s.n] for s in scores.values()],
+            higher_is_better=task.higher_is_better,
+            protocol=TRAIN_BEFORE_TEST,
+            metrics=[task.metric],
+        )
+        ranking = decide(matrix, items)
+        documents = max(s.n for s in scores.values())
+        missing = None
+        if ranking.rivals:
+            missing = what_is_missing(ranking, matrix, items, {task.name: documents}, ranking.first, ranking.rivals[0])
         before = {c.model: c for c in direct}
         each = max((c.seconds / max(c.score.n, 1) for c in before.values()), default=math.nan)
+        chance = dict(zip(ranking.models, ranking.p_first.tolist(), strict=True))
+        validation = {m: value for m, (_, _, value) in out.items()}
+        validation |= {c.model: _number(c.selection.get("validation")) for c in final}
         standings = [
             Standing(
                 model=m,
@@ -173,29 +178,22 @@ class Race:
                 direct_stderr=before[m].score.stderr if m in before else math.nan,
                 tuned=scores[m].value if m in scores else math.nan,
                 tuned_stderr=scores[m].stderr if m in scores else math.nan,
-                validation=_number(next((c.selection.get("validation") for c in final if c.model == m), None))
-                if m in scores
-                else out[m][2]
-                if m in out
-                else math.nan,
-                p_best=chance[m] if m in scores else out[m][1] if m in out else 0.0,
-                tied=m in tie,
+                validation=validation.get(m, math.nan),
+                p_best=chance.get(m, math.nan) if len(chance) > 1 else 1.0 if m in chance else math.nan,
                 out=out[m][0] if m in out else None,
                 problem=problems.get(m, "") if m not in scores else "",
             )
             for m in (row.name for row in self.study.rows())
         ]
-        standings.sort(key=lambda s: (-s.p_best, s.out is not None, -sign * s.tuned if s.tuned == s.tuned else 0.0))
+        standings.sort(key=lambda s: (-s.p_best if s.p_best == s.p_best else 0.0, s.out is None))
         return Choice(
             task=task.name,
             metric=task.metric,
-            best=best,
-            p_best=chance[best],
-            tie=tie,
-            documents=documents,
-            needed=needed,
+            ranking=ranking,
+            missing=missing,
+            lost=min(sum(chance for _, chance, _ in out.values()), 1.0),
             seconds=seconds,
-            more_seconds=each * 2 * max(needed - documents, 0.0) if math.isfinite(needed) else math.nan,
+            more_seconds=each * 2 * missing.documents if missing is not None and missing.documents else math.nan,
             train=train,
             standings=tuple(standings),
             notes=tuple(notes),

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from potentia.analysis.rankings import NAMES, Rankings, Scoreboard, Standing
+from potentia.analysis.rankings import NAMES, Scoreboard, Standing
+from potentia.analysis.rankings.sentences import agreement_sentence, resolution_sentence
 from potentia.show.source import ReportData
-from potentia.show.wording import count, percent, span, unbroken
+from potentia.show.wording import count, percent, unbroken
 
 
 @dataclass(frozen=True)
@@ -49,46 +50,10 @@ def answer(data: ReportData) -> Answer:
     runs = data.training if data.training is not None and data.training.whole else None
     sentences = board.certainty() if runs is None else runs.sentences()
     if found is not None:
-        sentences += [*_agreement(data, found), *_resolution(data, found)]
+        agreed = agreement_sentence(found.changes.get((data.first, data.main)), found.agreement.get(data.main))
+        sentences += [s for s in (agreed, resolution_sentence(found.significance.get(data.main))) if s is not None]
     headline = board.headline() if runs is None else runs.headline()
     return Answer(headline, tuple(map(unbroken, sentences)), _tiles(data), board)
-
-
-def _agreement(data: ReportData, found: Rankings) -> list[str]:
-    change = found.changes.get((data.first, data.main))
-    if change is not None:
-        gap = change.interval
-        told = (
-            f"the mean Kendall's τ between tasks is {change.mean_before:.2f} by {change.before.label} and "
-            f"{change.mean_after:.2f} by {change.after.label} "
-            f"(difference {gap.value:+.2f}, 95 % interval over {change.over} {span(gap)})"
-        )
-        if gap.low > 0:
-            return [f"The tasks agree more on the ranking after tuning: {told}."]
-        if gap.high < 0:
-            return [f"The tasks agree less on the ranking after tuning: {told}."]
-        return [f"Whether the tasks agree more after tuning cannot be told from these scores: {told}."]
-    alone = found.agreement.get(data.main)
-    if alone is not None:
-        return [
-            f"The tasks agree on the ranking with a mean Kendall's τ of {alone.mean:.2f} "
-            f"(95 % interval over {alone.over} {span(alone.interval)}; 1 is perfect agreement, 0 none)."
-        ]
-    return []
-
-
-def _resolution(data: ReportData, rankings: Rankings) -> list[str]:
-    found = rankings.significance.get(data.main)
-    if found is None or not any(found.pairs):
-        return ["The scores carry no standard errors, so no difference between two models can be called real."]
-    share = sum(found.significant) / sum(found.pairs)
-    smallest = float(np.nanmedian(found.detectable))
-    several = len(found.pairs) > 1
-    what, where = ("two models on a task", "on the median task") if several else ("two models", "on this task")
-    return [
-        f"Of all comparisons of {what}, {percent(share)} are significant at {percent(found.level)}; "
-        f"{where} a true difference of {smallest:.3f} would be found four times in five."
-    ]
 
 
 def _tiles(data: ReportData) -> tuple[Tile, ...]:
@@ -102,12 +67,11 @@ def _tiles(data: ReportData) -> tuple[Tile, ...]:
     tiles = [Tile(f"{len(data.evidence.models)} × {len(known - corpora)}", what, note)]
     found = data.rankings
     ranking = found.overall.get(data.main) if found is not None else None
-    if ranking is not None and len(ranking.models) > 1 and runs is None:
-        how = f"95 % rank intervals, by the {NAMES[ranking.method] if len(ranking.tasks) > 1 else 'score'}"
-        tiles.append(Tile(str(1 + len(ranking.rivals)), "may be first", how))
+    if ranking is not None and ranking.known and runs is None:
+        tiles.append(Tile(percent(float(ranking.p_first.max())), "P(first)", f"by the {NAMES[ranking.method]}"))
     change = found.changes.get((data.first, data.main)) if found is not None else None
     alone = found.agreement.get(data.main) if found is not None else None
-    if change is not None:
+    if change is not None and np.isfinite([change.mean_before, change.mean_after]).all():
         tiles.append(
             Tile(
                 f"{change.mean_before:.2f} → {change.mean_after:.2f}",
@@ -115,7 +79,7 @@ def _tiles(data: ReportData) -> tuple[Tile, ...]:
                 f"mean Kendall's τ, {change.before.label} → {change.after.label}",
             )
         )
-    elif alone is not None:
+    elif alone is not None and np.isfinite(alone.mean):
         tiles.append(Tile(f"{alone.mean:.2f}", "agreement between tasks", "mean Kendall's τ"))
     resolved = found.significance.get(data.main) if found is not None else None
     if data.failures:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from potentia.values.findings import Cell, Interval
+from potentia.values.findings import Cell
 
 DASH = "–"
 
@@ -19,11 +19,6 @@ def number(value: Cell, digits: int = 3) -> str:
     if isinstance(value, float):
         return f"{value:.{digits}f}"
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def span(interval: Interval, digits: int = 2) -> str:
-    """Write an interval: 0.61 to 0.80."""
-    return f"{interval.low:.{digits}f} to {interval.high:.{digits}f}"
 
 
 def unbroken(sentence: str) -> str:

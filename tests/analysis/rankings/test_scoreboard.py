@@ -9,7 +9,8 @@ import pytest
 from scipy.stats import norm
 
 from potentia.analysis.rankings import find_rankings, find_scoreboard, summarise
-from potentia.analysis.rankings.certainty import what_is_missing
+from potentia.analysis.rankings.decide import decide, what_is_missing
+from potentia.analysis.rankings.sentences import missing_sentence
 from potentia.errors import InputError
 from potentia.evidence import Evidence
 from potentia.values.findings import Bars, Heatmap, Table, telling
@@ -45,10 +46,10 @@ def test_scores_and_gains_are_means_with_their_intervals():
     assert top.gain.value == pytest.approx(0.2)
     assert top.gain.high - top.gain.value == pytest.approx(half * math.sqrt(2), rel=1e-5)
     assert board.certain
-    assert board.headline().startswith("m0 has the most potential of 6 models")  # without the organisation
+    assert board.headline().startswith("m0 is the best of 6 models after the same fine-tuning")  # no organisation
     (table,) = board.tables()
-    assert table.columns == ("rank", "model", "direct", "train-before-test", "gain")
-    assert table.rows[0] == ("1 (1–1)", "m0", "0.550 ± 0.010", "0.750 ± 0.010", "+0.200 ± 0.014")
+    assert table.columns == ("rank", "model", "P(first)", "direct", "train-before-test", "gain")
+    assert table.rows[0] == ("1 (1–1)", "m0", "over 99 %", "0.550 ± 0.010", "0.750 ± 0.010", "+0.200 ± 0.014")
 
 
 def test_the_command_and_the_report_have_the_same_scoreboard():
@@ -121,17 +122,19 @@ def test_one_model_has_scores_and_no_rank():
     assert board.certainty() == []
 
 
-def test_models_that_tie_share_the_best_estimate():
+def test_models_that_tie_are_said_to():
     same = np.tile(SPREAD[:1], (3, 1))
-    told = find_scoreboard(both(same - 0.2, same)).certainty()[0]
-    assert told.startswith("m0, m1 and m2 share the best estimate (rank 2,")
-    assert "other model" not in told
+    board = find_scoreboard(both(same - 0.2, same))
+    assert board.headline().startswith("m0, m1 and m2 tie")
+    assert not board.certain
 
 
 def test_scores_without_errors_have_no_interval():
     board = find_scoreboard(both(SPREAD - 0.2, SPREAD, stderr=np.nan))
-    assert board.tables()[0].rows[0][2:] == ("0.550", "0.750", "+0.200")
+    assert board.tables()[0].rows[0] == ("1", "m0", "0.550", "0.750", "+0.200")
     assert board.missing is None
+    assert "sure" not in board.headline()
+    assert "no standard errors" in board.certainty()[0]
 
 
 # --- what is missing ---
@@ -150,7 +153,7 @@ def test_as_many_documents_as_it_says_find_the_difference_four_times_in_five():
     drawn = stream.binomial(size, p, size=(4000, 2)) / size
     z = (drawn[:, 0] - drawn[:, 1]) / np.sqrt((drawn * (1 - drawn)).sum(axis=1) / size)
     assert np.mean(z > norm.ppf(0.975)) == pytest.approx(0.8, abs=0.03)
-    assert f"About {missing.documents:,} more test documents a task" in board.certainty()[-1]
+    assert f"About {missing.documents:,} more test documents would" in board.certainty()[-1]
     assert "other tasks" not in " ".join(board.certainty())
 
 
@@ -159,20 +162,18 @@ def test_where_tasks_disagree_documents_alone_would_not_do():
     board = find_scoreboard(Evidence.of(matrix(values, stderr=0.001)))
     assert board.missing.times == math.inf
     assert board.missing.documents is None
-    assert "documents" not in board.certainty()[-1] or "alone would not" in board.certainty()[-1]
-    assert "On these tasks alone m0 is ahead of m1 beyond test noise: by 0.004 ± 0.001." in board.certainty()
+    assert "More test documents will not separate them" in board.certainty()[-1]
+    assert "On these 5 tasks m0 scores 0.004 more than m1 (95 % interval 0.003 to 0.005)." in board.certainty()
 
 
 def test_more_documents_are_asked_for_the_closer_two_models_are():
-    weights = np.array([1.0])
-    sizes = {"t0": 100.0}
-    asked = [
-        what_is_missing(matrix([[0.5 + gap], [0.5]], stderr=0.05), weights, "org/m0", ("org/m1",), sizes, level=0.95)
-        for gap in (0.1, 0.05, 0.02)
-    ]
-    assert [m.documents for m in asked] == sorted(m.documents for m in asked)
-    equal = what_is_missing(matrix([[0.5], [0.5]], stderr=0.05), weights, "org/m0", ("org/m1",), sizes, level=0.95)
-    assert "as good as equal" in equal.sentence("m0", "m1")
+    def asked(gap):
+        given = matrix([[0.5 + gap], [0.5]], stderr=0.05)
+        return what_is_missing(decide(given), given, None, {"t0": 100.0}, "org/m0", "org/m1")
+
+    counts = [asked(gap).documents for gap in (0.1, 0.05, 0.02)]
+    assert counts == sorted(counts)
+    assert "score alike" in missing_sentence(asked(0.0))
 
 
 # --- what is not worth showing ---

@@ -1,9 +1,9 @@
-"""One ranking from many tasks, four ways, with intervals, and how much it hangs on any one task.
+"""One ranking from many tasks, four ways, and how much it hangs on any one task.
 
 *PC1* and *mean z* use the size of differences; *Borda* (the share of comparisons with other models that a model wins,
 ties half) and *mean rank* only their order. A multi-task ranking that disagrees within itself is fragile (Zhang &
-Hardt): so every aggregate comes with intervals from the noise of the tests and from the choice of tasks, and with its
-top after leaving out each task in turn.
+Hardt): so every aggregate comes with its top after leaving out each task in turn. Which of the models is first, and
+how sure that is, is for ``decide``.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ import numpy as np
 from scipy.stats import rankdata
 
 from potentia.analysis.rankings.components import standardise
-from potentia.analysis.stats.bootstrap import LEVEL, noisy_values, row_draws
 from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.errors import InputError
-from potentia.values.findings import Cell, Chart, Finding, Heatmap, Plot, Points, Table
+from potentia.values.findings import Cell, Chart, Finding, Heatmap, Table
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 
@@ -35,8 +34,6 @@ class Aggregate(Finding):
     methods: tuple[str, ...]
     scores: Floats  # (models, methods); higher is better, NaN where the method needs a missing score
     ranks: Floats  # (models, methods); 1 is best
-    low: Floats  # (models, methods): best rank within the interval over noise and tasks
-    high: Floats  # worst rank
     winners: tuple[tuple[str, ...], ...]  # (methods, tasks): first model without that task
     top_kept: Floats  # (methods, tasks): share of the top five still in it
     tau: Floats  # (methods, tasks): agreement with the full ranking
@@ -51,8 +48,7 @@ class Aggregate(Finding):
         order = np.argsort(self.ranks[:, 0], kind="stable")
         rows: list[tuple[Cell, ...]] = []
         for k in order:
-            ranges = (_span(self.ranks[k, m], self.low[k, m], self.high[k, m]) for m in range(len(self.methods)))
-            rows.append((self.models[k], float(self.scores[k, 0]), *ranges))
+            rows.append((self.models[k], float(self.scores[k, 0]), *map(float, self.ranks[k])))
         loose: list[tuple[Cell, ...]] = []
         for j, task in enumerate(self.tasks):
             cells: list[Cell] = [task]
@@ -67,8 +63,8 @@ class Aggregate(Finding):
                 f"Aggregate ranking ({self.protocol.label}, {len(self.models)} models × {len(self.tasks)} tasks)",
                 ("model", self.methods[0], *(f"rank by {m}" for m in self.methods)),
                 tuple(rows),
-                note="Ranks with 95 % intervals: tests run again with their noise, on tasks drawn with replacement.",
-                digits=2,
+                note="Intervals are those of the overall ranking.",
+                digits=1,
             ),
             Table(
                 f"The ranking without each task ({self.protocol.label})",
@@ -80,27 +76,9 @@ class Aggregate(Finding):
         ]
 
     def charts(self) -> Sequence[Chart]:
-        """Return ranks with intervals by the first method, and the ranks by every method."""
+        """Return the ranks by every method."""
         order = [int(k) for k in np.argsort(self.ranks[:, 0], kind="stable") if np.isfinite(self.ranks[k, 0])]
         return [
-            Plot(
-                name=f"aggregate-{self.protocol}",
-                title=f"Aggregate ranking by {self.methods[0]}: {self.protocol.label}",
-                caption="Rank of each model, with the interval over test noise and choice of tasks.",
-                points=(
-                    Points(
-                        name=self.methods[0],
-                        x=tuple(float(k + 1) for k in range(len(order))),
-                        y=tuple(float(self.ranks[k, 0]) for k in order),
-                        labels=tuple(self.models[k] for k in order),
-                        low=tuple(float(self.low[k, 0]) for k in order),
-                        high=tuple(float(self.high[k, 0]) for k in order),
-                    ),
-                ),
-                x_label="model, by rank",
-                y_label="rank (1 is best)",
-                group="aggregate",
-            ),
             Heatmap(
                 name=f"aggregate-methods-{self.protocol}",
                 title=f"Rank by each way of aggregating: {self.protocol.label}",
@@ -117,9 +95,7 @@ class Aggregate(Finding):
         ]
 
 
-def aggregate_ranks(
-    matrix: ScoreMatrix, *, resamples: int = 200, level: float = LEVEL, seed: int = 0, top: int = TOP
-) -> Aggregate:
+def aggregate_ranks(matrix: ScoreMatrix, *, top: int = TOP) -> Aggregate:
     """Rank the models over all tasks by PC1, mean z score, Borda and mean rank.
 
     With missing scores, PC1 ranks only the complete models; the others average over the tasks a model has, and a
@@ -132,20 +108,7 @@ def aggregate_ranks(
     names = tuple(METHODS)
     scores = np.stack([METHODS[name](values) for name in names], axis=1)
     ranks = np.stack([_ranks(scores[:, m]) for m in range(len(names))], axis=1)
-    rng = np.random.default_rng(seed)
-    noisy = noisy_values(matrix, resamples, rng)
-    columns = row_draws(tasks, resamples, rng).astype(int)
-    drawn = np.full((resamples, models, len(names)), np.nan)
-    for r in range(resamples):
-        resampled = noisy[r][:, np.repeat(np.arange(tasks), columns[r])]
-        for m, name in enumerate(names):
-            drawn[r, :, m] = _ranks(METHODS[name](resampled))
-    tail = (1 - level) / 2
     known = np.isfinite(ranks)
-    low, high = (
-        np.where(known, np.quantile(np.where(np.isfinite(drawn), drawn, ranks), q, axis=0), np.nan)
-        for q in (tail, 1 - tail)
-    )
     winners, kept, tau = [], np.full((len(names), tasks), np.nan), np.full((len(names), tasks), np.nan)
     for m, name in enumerate(names):
         best = set(np.argsort(np.where(known[:, m], ranks[:, m], np.inf), kind="stable")[:top].tolist())
@@ -167,8 +130,6 @@ def aggregate_ranks(
         methods=names,
         scores=scores,
         ranks=ranks,
-        low=low,
-        high=high,
         winners=tuple(winners),
         top_kept=kept,
         tau=tau,
@@ -249,7 +210,3 @@ def _ranks(scores: Floats) -> Floats:
     known = np.isfinite(scores)
     ranks[known] = rankdata(-scores[known])
     return ranks
-
-
-def _span(rank: float, low: float, high: float) -> str | None:
-    return f"{rank:g} ({low:.0f}–{high:.0f})" if np.isfinite(rank) else None

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from potentia.analysis.rankings.decide import FEW_MODELS
 from potentia.analysis.stats.bootstrap import (
     LEVEL,
     MODELS,
@@ -159,6 +160,13 @@ class AgreementChange(Finding):
     def interval(self) -> Interval:
         """The change of the mean with its interval over families where they are known, else over models."""
         return self.difference[self.over]
+
+    @property
+    def verdict(self) -> int:
+        """1 where the tasks may be said to agree more, -1 for less, 0 where neither may; nothing of few models."""
+        if self.models < FEW_MODELS:
+            return 0
+        return int(self.interval.low > 0) - int(self.interval.high < 0)
 
     def tables(self) -> Sequence[Table]:
         """Return the change of the mean, and of each task."""

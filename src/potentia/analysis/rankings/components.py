@@ -52,7 +52,7 @@ class Components(Finding):
                 f"Explained variance ({self.protocol.label}, {self.group}: {len(self.models)} × {len(self.tasks)})",
                 ("component", "share", "low", "high"),
                 tuple((f"PC{k + 1}", i.value, i.low, i.high) for k, i in enumerate(top)),
-                note=f"Missing cells: {GAP_NOTES[self.gaps]}. Intervals: bootstrap over models.",
+                note=f"Missing cells: {GAP_NOTES[self.gaps]}. Intervals: bootstrap over {self.over}.",
             ),
             Table(
                 f"PC1 of each model ({self.protocol.label}, {self.group})",

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.stats import linregress
 
 from potentia.analysis.rankings.components import Components
-from potentia.analysis.stats.bootstrap import LEVEL, RESAMPLES, interval, row_draws
+from potentia.analysis.stats.bootstrap import LEVEL, MODELS, RESAMPLES, Units, interval
 from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.errors import InputError
 from potentia.values.findings import Cell, Chart, Finding, Interval, Line, Plot, Points, Table
@@ -33,6 +33,7 @@ class ComputeFit(Finding):
     intercept: float
     r_squared: float
     tau: Interval  # rank agreement of PC1 and compute
+    over: str = "models"  # what the intervals draw
 
     def tables(self) -> Sequence[Table]:
         """Return the fit."""
@@ -46,6 +47,7 @@ class ComputeFit(Finding):
                 f"PC1 against pretraining compute ({self.protocol.label}, {len(self.models)} models with known tokens)",
                 ("quantity", "value", "low", "high"),
                 rows,
+                note=f"Intervals: bootstrap over {self.over}.",
             )
         ]
 
@@ -91,6 +93,7 @@ def fit_compute(
     flops: Mapping[str, float],
     *,
     families: Mapping[str, str] | None = None,
+    units: Units = MODELS,
     resamples: int = RESAMPLES,
     level: float = LEVEL,
     seed: int = 0,
@@ -103,7 +106,7 @@ def fit_compute(
         )
     x, y = np.log10([flops[m] for m in models]), np.array([found.pc1[m] for m in models])
     fit = linregress(x, y)
-    draws = row_draws(len(models), resamples, np.random.default_rng(seed))
+    draws = units.draws(models, resamples, seed)
     share = draws / draws.sum(axis=1, keepdims=True)
     centred = x - (share @ x)[:, None]
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -122,4 +125,5 @@ def fit_compute(
             kendall_matrix(x[:, None], y[:, None], weights=draws)[:, 0, 0],
             level=level,
         ),
+        over=units.over(models),
     )

@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import norm
 
+from potentia.analysis.rankings.decide import reach
 from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.analysis.stats.paired import Outcomes, mcnemar_of_all
-from potentia.analysis.stats.significance import POWER, benjamini_hochberg, pair_p_values
+from potentia.analysis.stats.significance import benjamini_hochberg, pair_p_values
 from potentia.values.findings import Cell, Table
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
@@ -81,7 +82,7 @@ class EvidenceMap:
             "basis": list(self.basis),
             "level": self.level,
             "z": float(norm.ppf(0.5 + self.level / 2)),
-            "reach": _reach(self.level),
+            "reach": reach(self.level),
             "values": [_short(column, 5) for column in self.values.T],
             "stderr": [_short(column, 6) for column in self.stderr.T],
             "critical": [float(f"{p:.9g}") for p in self.critical.tolist()],
@@ -114,7 +115,6 @@ def map_evidence(matrix: ScoreMatrix, outcomes: Outcomes | None = None) -> Evide
     error = np.sqrt(np.where(both, variance, 0.0).sum(axis=1)) / shared
     with np.errstate(divide="ignore", invalid="ignore"):
         mean_p = np.where(mean == 0, 1.0, 2.0 * norm.sf(np.abs(mean / error)))
-    reach = _reach(LEVEL)
     return EvidenceMap(
         protocol=matrix.protocol,
         models=tested.models,
@@ -125,7 +125,7 @@ def map_evidence(matrix: ScoreMatrix, outcomes: Outcomes | None = None) -> Evide
         difference=difference,
         p=p,
         critical=critical,
-        detectable=np.where(np.isfinite(mean), reach * error, np.nan),
+        detectable=np.where(np.isfinite(mean), reach(LEVEL) * error, np.nan),
         mean=mean,
         mean_p=mean_p,
     )
@@ -143,11 +143,6 @@ def _sharpen(p: Floats, models: list[str], outcomes: Mapping[str, Mapping[int, f
     n = len(models)
     p[a * (2 * n - a - 1) // 2 + b - a - 1] = mcnemar_of_all(right)
     return "McNemar"
-
-
-def _reach(level: float) -> float:
-    """Return the standard errors of a difference that is found with 80 % power."""
-    return float(norm.ppf(0.5 + level / 2) + norm.ppf(POWER))
 
 
 def _short(values: Floats, digits: int) -> list[float | None]:

@@ -22,6 +22,7 @@ from potentia.analysis.rankings.agreement import (
 from potentia.analysis.rankings.alignment import Alignment, align
 from potentia.analysis.rankings.components import Components, find_components, without_gaps
 from potentia.analysis.rankings.compute import ComputeFit, fit_compute
+from potentia.analysis.rankings.decide import Ranking, decide
 from potentia.analysis.rankings.fewer import FewerTasks, measure_fewer
 from potentia.analysis.rankings.groups import (
     GroupAgreement,
@@ -32,7 +33,6 @@ from potentia.analysis.rankings.groups import (
     size_bins,
 )
 from potentia.analysis.rankings.kept import Kept, always_tuned
-from potentia.analysis.rankings.overall import Ranking, rank_overall
 from potentia.analysis.rankings.perplexity import PerplexityAgreement, compare_perplexity
 from potentia.analysis.rankings.ranks import RankIntervals, rank_intervals
 from potentia.analysis.rankings.scoreboard import Scoreboard, make_scoreboard
@@ -195,7 +195,7 @@ def _kept(evidence: Evidence, found: Rankings, options: Options) -> dict[Protoco
     kept = {}
     for protocol, (matrix, counted) in always_tuned(evidence, shown).items():
         with threadpool_limits(1, user_api="blas"):
-            other, _, _ = _overall([matrix], options, options.units(evidence.background))
+            other = _overall([matrix], options, {})
         one, two = found.overall[protocol], other[protocol]
         ranks = [dict(zip(r.models, map(float, r.ranks), strict=True)) for r in (one, two)]
         kept[protocol] = replace(counted, ranks=ranks[0], tuned_ranks=ranks[1])
@@ -243,11 +243,11 @@ def _rank_scores(
         if not all(m.tasks for m in matrices):
             raise InputError("every task is flagged; nothing is left to rank", hint="drop --exclude-flagged")
     units = options.units(background)
-    overall, aggregate, components = _overall(matrices, options, units)
+    overall, components = _overall(matrices, options, items), _components(matrices, options, units)
     agreement = _agreement(matrices, background, options, items)
     tested = [m for m in map(_tested, matrices) if m.tasks]
     return Rankings(
-        scoreboard=_scoreboard(matrices, overall, components, items),
+        scoreboard=_scoreboard(matrices, overall, items),
         overall=overall,
         screening=screening,
         agreement=agreement,
@@ -260,7 +260,7 @@ def _rank_scores(
         fewer={f.protocol: f for m in matrices if (f := measure_fewer(m, level=options.level, seed=options.seed))},
         significance={m.protocol: measure_significance(m, units=units, **options.sampling()) for m in tested},
         ranks=_ranks(tested, options),
-        aggregate=aggregate,
+        aggregate={m.protocol: aggregate_ranks(m) for m in matrices},
         components=components,
         family_components=_families(matrices, components, background, options),
         compute=_compute(components, background, options),
@@ -307,33 +307,31 @@ def find_scoreboard(evidence: Evidence, options: Options | None = None) -> Score
         raise InputError("there is no score yet")
     several = [m for m in matrices if m.shape[0] > 1]
     with threadpool_limits(1, user_api="blas"):
-        overall, _, components = _overall(several or matrices, options, options.units(evidence.background))
-    return _scoreboard(several or matrices, overall, components, evidence.outcomes if options.use_items else {})
+        stored = evidence.outcomes if options.use_items else {}
+        return _scoreboard(several or matrices, _overall(several or matrices, options, stored), stored)
 
 
 def _overall(
-    matrices: Sequence[ScoreMatrix], options: Options, units: Units
-) -> tuple[dict[Protocol, Ranking], dict[Protocol, Aggregate], dict[Protocol, Components]]:
-    aggregate, components = {}, {}
-    for m in matrices:
-        aggregate[m.protocol] = aggregate_ranks(
-            m, resamples=min(options.resamples, 200), level=options.level, seed=options.seed
-        )
-        if len(m.tasks) > 1 and without_gaps(m, options.gaps).shape[0] > 2:
-            components[m.protocol] = find_components(m, gaps=options.gaps, units=units, **options.sampling())
-    return rank_overall(aggregate, components, level=options.level), aggregate, components
+    matrices: Sequence[ScoreMatrix], options: Options, items: Mapping[Protocol, Outcomes]
+) -> dict[Protocol, Ranking]:
+    return {m.protocol: decide(m, items.get(m.protocol), level=options.level, seed=options.seed) for m in matrices}
+
+
+def _components(matrices: Sequence[ScoreMatrix], options: Options, units: Units) -> dict[Protocol, Components]:
+    return {
+        m.protocol: find_components(m, gaps=options.gaps, units=units, **options.sampling())
+        for m in matrices
+        if len(m.tasks) > 1 and without_gaps(m, options.gaps).shape[0] > 2
+    }
 
 
 def _scoreboard(
-    matrices: Sequence[ScoreMatrix],
-    overall: Mapping[Protocol, Ranking],
-    components: Mapping[Protocol, Components],
-    items: Mapping[Protocol, Outcomes],
+    matrices: Sequence[ScoreMatrix], overall: Mapping[Protocol, Ranking], items: Mapping[Protocol, Outcomes]
 ) -> Scoreboard:
     by_protocol = {m.protocol: m for m in matrices}
     main = main_protocol(by_protocol)
     assert main is not None
-    return make_scoreboard(by_protocol, overall, components, main, items)
+    return make_scoreboard(by_protocol, overall, main, items)
 
 
 def _agreement(
@@ -436,7 +434,9 @@ def _compute(
     components: Mapping[Protocol, Components], background: Background, options: Options
 ) -> dict[Protocol, ComputeFit]:
     return {
-        protocol: fit_compute(whole, background.flops, families=background.families, **options.sampling())
+        protocol: fit_compute(
+            whole, background.flops, families=background.families, units=options.units(background), **options.sampling()
+        )
         for protocol, whole in components.items()
         if len({background.flops[m] for m in whole.models if m in background.flops}) > 2
     }

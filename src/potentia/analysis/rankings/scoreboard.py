@@ -1,32 +1,36 @@
-"""The scoreboard: every model's score as it is and after tuning, its gain and its rank, and whether the first is sure.
+"""The scoreboard: every model's score as it is and after tuning, its gain, its rank and its chance to be the first.
 
 This is the answer of a study, made once: ``potentia run`` ends with it, ``analyze rankings`` begins with it, the report
 and the board lead with it. Scores are means over the tasks that all models have, so that they can be compared; their
-intervals are of test noise alone, while those of the ranks are of test noise and the choice of tasks. A gain has the
-errors of the paired differences where items are stored, since both scores are of the same documents.
+intervals are of test noise alone, while ranks and P(first) are those of ``decide``. A gain has the errors of the paired
+differences where items are stored, since both scores are of the same documents.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from scipy.stats import norm
 
-from potentia.analysis.rankings.certainty import Missing, what_is_missing
-from potentia.analysis.rankings.components import Components
+from potentia.analysis.rankings import sentences
+from potentia.analysis.rankings.decide import (
+    NAMES,
+    Lead,
+    Missing,
+    Ranking,
+    lead_of,
+    paired_items,
+    span,
+    what_is_missing,
+)
 from potentia.analysis.rankings.groups import items_per_task
-from potentia.analysis.rankings.overall import NAMES, Ranking
-from potentia.values.findings import Cell, Chart, Finding, Interval, Plot, Points, Table, short_names
+from potentia.values.findings import Cell, Chart, Finding, Interval, Plot, Points, Table, jsonable, short_names
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, Outcomes, ScoreMatrix
-
-PREPARED = {
-    "train_before_test": "after the same fine-tuning for all",
-    "adjust": "after tuning all on the same data",
-}
 
 
 @dataclass(frozen=True)
@@ -40,22 +44,7 @@ class Standing:
     before: float | None  # rank by the protocol with the least preparation
     scores: tuple[Interval | None, ...]  # by protocol; None where it lacks one of the tasks
     gain: Interval | None
-
-
-@dataclass(frozen=True)
-class Lead:
-    """How far the first model's mean score lies above a rival's, on these very tasks."""
-
-    rival: str
-    difference: Interval
-
-    def sentence(self, first: str, rival: str, tasks: int) -> str:
-        """Say whether test noise could explain it, in the names given."""
-        here = "these tasks" if tasks > 1 else "this task"
-        by, low = told(self.difference), self.difference.low
-        if low > 0:
-            return f"On {here} alone {first} is ahead of {rival} beyond test noise: by {by}."
-        return f"On {here} alone test noise can explain what lies between {first} and {rival}: {by}."
+    p_first: float = math.nan  # NaN where no standard errors are known
 
 
 @dataclass(frozen=True)
@@ -63,23 +52,48 @@ class Scoreboard(Finding):
     """Every model from best to worst, and what may be said of the first."""
 
     protocols: tuple[Protocol, ...]  # of the scores
-    protocol: Protocol  # that ranks
+    ranking: Ranking
     before: Protocol | None  # that the gain is over
-    method: str
-    reason: str
-    ranked_on: tuple[str, ...]  # the tasks of the ranking
     tasks: tuple[str, ...]  # whose mean the scores are
     metric: str
     standings: tuple[Standing, ...]
-    rivals: tuple[str, ...]  # those beside the first whose intervals reach the first place
-    lead: Lead | None  # over the rival that is hardest to tell from it
+    lead: Lead | None  # of the first over the rival that is hardest to tell from it
     missing: Missing | None  # what would tell the two apart
-    level: float = 0.95
+
+    @property
+    def protocol(self) -> Protocol:
+        """The protocol that ranks."""
+        return self.ranking.protocol
+
+    @property
+    def method(self) -> str:
+        """What ranks the models."""
+        return self.ranking.method
+
+    @property
+    def reason(self) -> str:
+        """Why that."""
+        return self.ranking.reason
+
+    @property
+    def ranked_on(self) -> tuple[str, ...]:
+        """The tasks of the ranking."""
+        return self.ranking.tasks
+
+    @property
+    def rivals(self) -> tuple[str, ...]:
+        """The models beside the first that may be first too."""
+        return self.ranking.rivals
 
     @property
     def first(self) -> str:
-        """The model with the best estimate."""
-        return self.standings[0].model
+        """The model that is most likely the best."""
+        return self.ranking.first
+
+    @property
+    def certain(self) -> bool:
+        """Whether the first may be called the best."""
+        return self.ranking.sure
 
     @property
     def names(self) -> dict[str, str]:
@@ -87,71 +101,35 @@ class Scoreboard(Finding):
         models = [s.model for s in self.standings]
         return dict(zip(models, short_names(models), strict=True))
 
-    @property
-    def certain(self) -> bool:
-        """Whether no other model may be first."""
-        return not self.rivals
-
     def headline(self) -> str:
-        """Say who is first, or who may be."""
-        where = f"over {len(self.ranked_on)} task{'s' if len(self.ranked_on) > 1 else ''}"
-        kind, models, first = self.protocol.kind, len(self.standings), self.names[self.first]
-        how = PREPARED.get(kind, f"by {self.protocol.label}")
-        if models < 2:
-            return f"Only {first} has scores to rank {how}."
-        if self.rivals:
-            named = _listing([first, *(self.names[rival] for rival in self.rivals)], 4)
-            return f"{named} may each be first of {models} models {how}, {where}."
-        verb = "has the most potential of" if kind in PREPARED else "is first of"
-        return f"{first} {verb} {models} models {how}, {where}."
+        """Say who is the best, or who is most likely to be."""
+        return sentences.headline(self.ranking)
 
     def certainty(self) -> list[str]:
         """Say how sure the first place is, and what would make it so."""
-        if len(self.standings) < 2:
-            return []
-        top, others = self.standings[0], len(self.ranked_on) > 1
-        reach = f"rank {top.rank:g}, {self.level:.0%} interval {top.low:.0f} to {top.high:.0f}".replace("%", " %")
-        if not self.rivals:
-            again = "on other tasks like these" if others else "on this task"
-            return [f"Its first place ({reach}) holds when the tests are run again with their noise {again}."]
-        cause = "test noise and the choice of tasks" if others else "test noise"
-        tied = [s.model for s in self.standings if s.rank == top.rank]
-        names, count = self.names, len([rival for rival in self.rivals if rival not in tied])
-        rest = (
-            f"the interval of one other model reaches first place too: {cause} could put it there."
-            if count == 1
-            else f"the intervals of {count} other models reach first place too: {cause} could put any of them there."
-        )
-        if len(tied) > 1:
-            shared = f"{_listing([names[model] for model in tied], 4)} share the best estimate ({reach})"
-            sentences = [f"{shared}, and {rest}" if count else f"{shared}."]
-        else:
-            sentences = [f"{names[top.model]} has the best estimate ({reach}), but {rest}"]
-        if self.lead is not None:
-            sentences.append(self.lead.sentence(names[top.model], names[self.lead.rival], len(self.tasks)))
-        if self.missing is not None:
-            sentences.append(self.missing.sentence(names[top.model], names[self.missing.rival]))
-        return sentences
+        return sentences.certainty(self.ranking, self.lead, self.missing)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every field, and the answer in words."""
+        found = {f.name: jsonable(getattr(self, f.name)) for f in fields(self)}
+        return found | {"first": self.first, "sure": self.certain, "answer": [self.headline(), *self.certainty()]}
 
     def tables(self) -> Sequence[Table]:
         """Return one row per model, best first."""
         ranked, scored = len(self.standings) > 1, bool(self.tasks)
+        chances = ranked and self.ranking.known
         gains = scored and any(s.gain is not None for s in self.standings)
-        columns = [*(["rank"] if ranked else []), "model"]
+        columns = [*(["rank"] if ranked else []), "model", *(["P(first)"] if chances else [])]
         columns += [p.label for p in self.protocols] if scored else []
         rows: list[tuple[Cell, ...]] = []
         for name, s in zip(self.names.values(), self.standings, strict=True):
-            row: list[Cell] = [f"{s.rank:g} ({s.low:.0f}–{s.high:.0f})"] if ranked else []
-            row.append(name)
+            reach = span(s.low, s.high)
+            row: list[Cell] = [f"{s.rank:g}" + (f" ({reach})" if reach else "")] if ranked else []
+            row += [name, *([sentences.percent(s.p_first)] if chances else [])]
             row += [told(score) for score in s.scores] if scored else []
             rows.append((*row, *([told(s.gain, sign=True)] if gains else [])))
         return [
-            Table(
-                self._title(),
-                (*columns, *(["gain"] if gains else [])),
-                tuple(rows),
-                note=" ".join(self._notes()),
-            )
+            Table(self._title(), (*columns, *(["gain"] if gains else [])), tuple(rows), note=" ".join(self._notes()))
         ]
 
     def charts(self) -> Sequence[Chart]:
@@ -193,20 +171,20 @@ class Scoreboard(Finding):
 
     def _notes(self) -> list[str]:
         parts = []
-        if self.tasks:
+        level = f"{100 * self.ranking.level:.0f} %"
+        errors = f"± is the half-width of the {level} interval of test noise."
+        if len(self.tasks) > 1:
             part = f" of {len(self.ranked_on)}" if len(self.tasks) < len(self.ranked_on) else ""
-            mean = f"Means over the {len(self.tasks)}{part} tasks that all models have; " if len(self.tasks) > 1 else ""
-            parts.append(
-                f"{mean}± is the half-width of the {self.level:.0%} interval of test noise.".replace("%", " %")
-            )
-            parts[0] = parts[0][:1].upper() + parts[0][1:]
+            lacking = sum(all(score is None for score in s.scores) for s in self.standings)
+            who = "all models have" if not lacking else f"{len(self.standings) - lacking} models have"
+            parts.append(f"Means over the {len(self.tasks)}{part} tasks that {who}; {errors}")
+        elif self.tasks:
+            parts.append(errors)
         else:
             parts.append("No task has a score of every model, so there is no mean to compare.")
         if len(self.standings) > 1:
-            parts.append(
-                f"Rank by {self.protocol.label}, by the {NAMES[self.method]}: {self.reason}. "
-                f"In brackets: the {self.level:.0%} interval.".replace("%", " %")
-            )
+            how = f"Ranks are by {self.protocol.label}, by the {NAMES[self.method]}: {self.reason}."
+            parts.append(f"{how} In brackets: the {level} interval." if self.ranking.known else how)
         return parts
 
 
@@ -222,7 +200,6 @@ def told(score: Interval | None, digits: int = 3, *, sign: bool = False) -> str 
 def make_scoreboard(
     matrices: Mapping[Protocol, ScoreMatrix],
     overall: Mapping[Protocol, Ranking],
-    components: Mapping[Protocol, Components],
     main: Protocol,
     items: Mapping[Protocol, Outcomes],
 ) -> Scoreboard:
@@ -237,16 +214,14 @@ def make_scoreboard(
         if first != main and first in shown and tasks
         else {}
     )
-    missing = _missing(matrices[main], ranking, components.get(main))
-    rival = missing.rival if missing is not None else next(iter(ranking.rivals), None)
+    missing = _hardest(ranking, matrices[main], items.get(main))
+    second = next((m for m in models if m != ranking.first), None)
+    rival = missing.rival if missing is not None else next(iter(ranking.rivals), second)
     metrics = {m for t, m in zip(matrices[main].tasks, matrices[main].metrics, strict=True) if t in tasks}
     return Scoreboard(
         protocols=tuple(shown),
-        protocol=main,
+        ranking=ranking,
         before=None if earlier is None else first,
-        method=ranking.method,
-        reason=ranking.reason,
-        ranked_on=ranking.tasks,
         tasks=tuple(tasks),
         metric=metrics.pop() if len(metrics) == 1 else "",
         standings=tuple(
@@ -258,14 +233,21 @@ def make_scoreboard(
                 None if earlier is None else earlier.rank(model),
                 tuple(means[p].get(model) for p in shown),
                 gains.get(model),
+                float(ranking.p_first[k]),
             )
             for k, model in enumerate(models)
         ),
-        rivals=ranking.rivals,
-        lead=_lead(matrices[main], tasks, ranking.models[0], rival, items.get(main, {}), level) if rival else None,
+        lead=lead_of(ranking, matrices[main], items.get(main), ranking.first, rival) if rival else None,
         missing=missing,
-        level=level,
     )
+
+
+def _hardest(ranking: Ranking, matrix: ScoreMatrix, items: Outcomes | None) -> Missing | None:
+    """Return what separates the first from the rival that is hardest to tell from it."""
+    sizes = items_per_task(matrix)
+    every = [what_is_missing(ranking, matrix, items, sizes, ranking.first, rival) for rival in ranking.rivals[:20]]
+    found = [missing for missing in every if missing is not None]
+    return max(found, key=lambda m: (m.times, math.inf if m.tasks is None else m.tasks)) if found else None
 
 
 def _shared(
@@ -322,43 +304,15 @@ def _gains(
     variance = error_one**2 + error_two**2
     for j, task in enumerate(tasks):
         for i, model in enumerate(models):
-            pair = items_before.get(task, {}).get(model), items_after.get(task, {}).get(model)
-            variance[i, j] = _paired(*pair, (one[i, j], two[i, j]), variance[i, j])
+            stored = [part.get(task, {}).get(model, {}) for part in (items_before, items_after)]
+            both = ScoreMatrix.build(["before", "after"], [task], [[one[i, j]], [two[i, j]]])
+            found = paired_items(both, 0, {task: dict(zip(both.models, stored, strict=True))})
+            if found is not None:
+                variance[i, j] = float(np.var(found[1][1] - found[1][0], ddof=1)) / found[1].shape[1]
     gain = (two - one).mean(axis=1)
-    sign = 1.0 if _up(after, tasks) else -1.0  # of a loss, less is a gain
+    up = all(u for task, u in zip(after.tasks, after.higher_is_better, strict=True) if task in tasks)
+    sign = 1.0 if up else -1.0  # of a loss, less is a gain
     return _intervals(models, sign * gain, np.sqrt(variance.sum(axis=1)) / len(tasks), level)
-
-
-def _lead(
-    matrix: ScoreMatrix, tasks: Sequence[str], first: str, rival: str, items: Outcomes, level: float
-) -> Lead | None:
-    if not tasks:
-        return None
-    values, stderr = _rows(matrix.select(tasks=tasks), [first, rival])
-    variance = (stderr**2).sum(axis=0)
-    for j, task in enumerate(tasks):
-        pair = items.get(task, {}).get(rival), items.get(task, {}).get(first)
-        variance[j] = _paired(*pair, (values[1, j], values[0, j]), variance[j])
-    ahead = (values[0] - values[1]).mean(keepdims=True) * (1.0 if _up(matrix, tasks) else -1.0)
-    found = _intervals([first], ahead, np.sqrt(variance.sum(keepdims=True)) / len(tasks), level).get(first)
-    return Lead(rival, found) if found is not None and math.isfinite(found.low) else None
-
-
-def _paired(
-    one: Mapping[int, float] | None, two: Mapping[int, float] | None, means: tuple[float, float], otherwise: float
-) -> float:
-    """Return the variance of the difference of two scores of the same documents, where their items are stored.
-
-    Scores that are no means of items (f1, mcc) keep the variance of two scores that have nothing in common.
-    """
-    if not one or not two or one.keys() != two.keys() or len(one) < 2:
-        return otherwise
-    x, y = (np.array([part[document] for document in one]) for part in (one, two))
-    return float(np.var(y - x, ddof=1)) / len(x) if np.allclose([x.mean(), y.mean()], means, atol=1e-6) else otherwise
-
-
-def _up(matrix: ScoreMatrix, tasks: Sequence[str]) -> bool:
-    return all(up for task, up in zip(matrix.tasks, matrix.higher_is_better, strict=True) if task in tasks)
 
 
 def _intervals(models: Sequence[str], values: Floats, errors: Floats, level: float) -> dict[str, Interval]:
@@ -370,29 +324,8 @@ def _intervals(models: Sequence[str], values: Floats, errors: Floats, level: flo
     }
 
 
-def _missing(matrix: ScoreMatrix, ranking: Ranking, components: Components | None) -> Missing | None:
-    if not ranking.rivals:
-        return None
-    values = matrix.oriented()
-    known = np.isfinite(values)
-    spread = np.array([np.std(column[there]) for column, there in zip(values.T, known.T, strict=True)])
-    if ranking.method == "PC1" and components is not None and components.tasks == matrix.tasks:
-        weights = components.loadings[0]
-    else:
-        weights = np.full(len(matrix.tasks), 1.0 / len(matrix.tasks))
-    weights = np.divide(weights, spread, out=np.zeros(len(spread)), where=spread > 0)
-    sizes = items_per_task(matrix)
-    return what_is_missing(matrix, weights, ranking.models[0], ranking.rivals, sizes, level=ranking.level)
-
-
 def _bounds(scores: Sequence[Interval | None]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     known = [s for s in scores if s is not None and math.isfinite(s.low)]
     if len(known) < len(scores):
         return (), ()
     return tuple(s.low for s in known), tuple(s.high for s in known)
-
-
-def _listing(names: Sequence[str], most: int) -> str:
-    if len(names) <= most:
-        return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "".join(names)
-    return f"{', '.join(names[: most - 1])} and {len(names) - most + 1} others"

@@ -16,7 +16,7 @@ def summarise(found: Rankings) -> Sequence[Table]:
     protocols = list(found.overall)
     rows: list[tuple[Cell, ...]] = []
     if found.agreement:
-        means = {p: a.intervals.get("models") for p, a in found.agreement.items()}
+        means = {p: a.interval for p, a in found.agreement.items()}
         rows.append(("agreement between tasks (mean Kendall's τ)", *(_span(means.get(p)) for p in protocols)))
     if found.components:
         shares = {p: c.explained[0] for p, c in found.components.items()}
@@ -27,6 +27,9 @@ def summarise(found: Rankings) -> Sequence[Table]:
     if found.perplexity:
         texts = {p: text.mean for p, text in found.perplexity.items()}
         rows.append(("agreement of perplexity with tasks (mean τ)", *(_span(texts.get(p)) for p in protocols)))
+    drawn = dict.fromkeys(a.over for a in found.agreement.values())
+    drawn |= dict.fromkeys(c.over for c in found.components.values())
+    drawn |= dict.fromkeys(p.over for p in found.perplexity.values())
     tables = []
     if rows:
         tables.append(
@@ -34,7 +37,7 @@ def summarise(found: Rankings) -> Sequence[Table]:
                 "What the tasks say together",
                 ("", *(p.label for p in protocols)),
                 tuple(rows),
-                note="In brackets: 95 % intervals over models. 1 is perfect agreement, 0 none.",
+                note=f"In brackets: 95 % intervals over {' or '.join(drawn)}. 1 is perfect agreement, 0 is none.",
             )
         )
     if found.screening.flags:

@@ -1,0 +1,490 @@
+"""The one rule behind "first", "better", "tied" and "holds": draws from the posterior of every model's overall score.
+
+The overall score is a mean over tasks of scores on a common scale: the scores themselves where models are few, z scores
+from five models on (with two models a z score only counts signs). A missing cell is drawn from a model + task fit, so
+that what was not measured widens the interval; models that share no task with the others are shown apart.
+
+What is drawn besides depends on what can be said. With five tasks or more the tasks are a sample: the mean over tasks
+varies as Student's t with the covariance of the models over tasks, which holds test noise, seeds, the choice of tasks
+and the likeness of relatives at once. With fewer tasks nothing can be said of others, and test noise alone is drawn,
+paired where models answered the same documents. Where a score has no standard error nothing is claimed at all.
+
+A claim needs a probability of 97.5 %: for two equal models that is the two-sided test at 5 %, for more it is stricter.
+The first of many is partly first by luck, so from five models on the draws behind P(first) are shrunk (``shrunk``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+from scipy.stats import norm, rankdata
+
+from potentia.analysis.stats.bootstrap import LEVEL
+from potentia.analysis.stats.significance import POWER
+from potentia.values.findings import Cell, Finding, Interval, Table, jsonable
+from potentia.values.protocol import Protocol
+from potentia.values.scores import Floats, Outcomes, ScoreMatrix
+
+SURE = 0.975  # the probability from which on something is claimed
+CLOSE = 0.05  # a model at least so likely to be first is named beside the first
+FEW_MODELS = 5  # below, scores are compared rather than z scores, and agreement is not spoken of
+FEW_TASKS = 5  # below, nothing is said of other tasks
+DRAWS, LEAST_DRAWS, MOST_NUMBERS = 10_000, 400, 20_000_000
+CHUNK = 500
+PAIRED_MODELS = 1_000  # from more, the covariance of test noise takes too long
+MOST_DOCUMENTS, MOST_TASKS = 100.0, 10.0  # times as many as there are: more are out of reach
+
+SCORE, MEAN_SCORE, MEAN_Z = "score", "mean score", "mean z"
+NAMES = {SCORE: "score", MEAN_SCORE: "mean score over tasks", MEAN_Z: "mean z score over tasks"}
+Unseen = Callable[[int, np.random.Generator], Iterator[Floats]]  # draws of all cells, in chunks of (k, models, tasks)
+
+
+@dataclass(frozen=True)
+class Ranking(Finding):
+    """Models from best to worst under one protocol, and how likely each is the first."""
+
+    protocol: Protocol
+    method: str
+    models: tuple[str, ...]  # best first
+    tasks: tuple[str, ...]
+    scores: Floats  # (models,) by the method; higher is better
+    ranks: Floats
+    low: Floats  # best rank within the interval; NaN without standard errors
+    high: Floats
+    p_first: Floats  # NaN without standard errors
+    measured: tuple[int, ...]  # tasks of each model
+    general: bool  # whether the draws are of other tasks like these too
+    apart: tuple[str, ...] = ()  # models that share no task with these
+    level: float = LEVEL
+    draws: Floats = field(default_factory=lambda: np.zeros((0, 0)), repr=False)  # (draws, models)
+
+    @property
+    def reason(self) -> str:
+        """Why this method."""
+        return {
+            SCORE: "there is one task",
+            MEAN_SCORE: f"z scores need {FEW_MODELS} models",
+            MEAN_Z: "tasks count alike, whatever their scale",
+        }[self.method]
+
+    @property
+    def known(self) -> bool:
+        """Whether anything can be claimed: every score has a standard error."""
+        return bool(len(self.draws))
+
+    @property
+    def first(self) -> str:
+        """The model that is most likely the best; without standard errors the one with the best score."""
+        return self.models[int(np.argmax(self.p_first)) if self.known else 0]
+
+    @property
+    def sure(self) -> bool:
+        """Whether the first may be called the best."""
+        return self.known and len(self.models) > 1 and float(self.p_first.max()) >= SURE
+
+    @property
+    def rivals(self) -> tuple[str, ...]:
+        """The models that may be first too, the likeliest first; none where the first is sure or nothing is known."""
+        if self.sure or not self.known:
+            return ()
+        first, chance = self.first, dict(zip(self.models, self.p_first.tolist(), strict=True))
+        others = sorted((m for m in self.models if m != first), key=lambda m: -chance[m])
+        return tuple(m for k, m in enumerate(others) if chance[m] >= CLOSE or k == 0)
+
+    def rank(self, model: str) -> float | None:
+        """Return a model's rank; None where it has none."""
+        return float(self.ranks[self.models.index(model)]) if model in self.models else None
+
+    def better(self, one: str, two: str) -> float:
+        """Return the probability that one model is better than the other; NaN where nothing is known of it."""
+        if not self.known or one not in self.models or two not in self.models:
+            return math.nan
+        gap = self.draws[:, self.models.index(one)] - self.draws[:, self.models.index(two)]
+        return float(np.mean(gap > 0) + 0.5 * np.mean(gap == 0))
+
+    def tables(self) -> Sequence[Table]:
+        """Return the ranking."""
+        rows: list[tuple[Cell, ...]] = [
+            (m, f"{self.ranks[k]:g}", span(self.low[k], self.high[k]), float(self.p_first[k]), self.measured[k],
+             float(self.scores[k]))
+            for k, m in enumerate(self.models)
+        ]  # fmt: skip
+        note = f"By the {NAMES[self.method]}: {self.reason}."
+        if self.apart:
+            note += f" Not ranked, for want of a common task: {', '.join(self.apart)}."
+        return [
+            Table(
+                f"Overall ranking ({self.protocol.label}, {len(self.models)} models × {len(self.tasks)} tasks)",
+                ("model", "rank", f"{self.level:.0%} interval", "P(first)", "tasks", self.method),
+                tuple(rows),
+                note=note,
+                digits=2,
+            )
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every field but the draws."""
+        return {f.name: jsonable(getattr(self, f.name)) for f in fields(self) if f.name != "draws"}
+
+
+def span(low: float, high: float) -> str | None:
+    """Write an interval of ranks."""
+    return f"{low:.0f}–{high:.0f}" if math.isfinite(low) else None
+
+
+def decide(
+    matrix: ScoreMatrix,
+    items: Outcomes | None = None,
+    *,
+    unseen: Unseen | None = None,
+    level: float = LEVEL,
+    seed: int = 0,
+    draws: int = DRAWS,
+) -> Ranking:
+    """Rank the models of a matrix over all its tasks.
+
+    ``items`` are stored outcomes, for paired noise; ``unseen`` draws the missing cells, else the model + task fit does.
+    """
+    matrix, apart, kept = _joined(matrix)
+    models, tasks = matrix.shape
+    known = np.isfinite(matrix.values)
+    method = SCORE if tasks == 1 else MEAN_SCORE if models < FEW_MODELS else MEAN_Z
+    scale = _scales(matrix, method)
+    x = matrix.oriented() * scale
+    rng = np.random.default_rng(seed)
+    count = int(np.clip(MOST_NUMBERS // max(models, 1), LEAST_DRAWS, draws))
+    estimate = x.mean(axis=1) if known.all() else _additive(x[None], known)[0].mean(axis=2)[0]
+    if unseen is not None and not known.all():
+        rows = np.concatenate([chunk[:, kept] for chunk in unseen(LEAST_DRAWS, rng)]).mean(axis=0)
+        sign = np.where(np.asarray(matrix.higher_is_better, dtype=bool), 1.0, -1.0)
+        estimate = np.where(known, x, rows * sign * scale).mean(axis=1)
+    general = float(np.median(known.sum(axis=1))) >= FEW_TASKS
+    drawn = np.zeros((0, models))
+    if np.isfinite(matrix.stderr[known]).all() and models > 1:
+        noise = [_noise(matrix, k, items) for k in range(tasks)]
+        whole = _whole(matrix, x, scale, known, kept, unseen, count, rng)
+        parts = [_draw(chunk, known, noise, scale, size, general, rng) for chunk, size in whole]
+        drawn = np.concatenate(parts)
+        drawn = drawn - drawn.mean(axis=0) + estimate
+    order = np.argsort(-estimate, kind="stable")
+    low = high = chance = np.full(models, np.nan)
+    if len(drawn):
+        places = rankdata(-drawn, axis=1)
+        tail = (1 - level) / 2
+        low, high = np.quantile(places, [tail, 1 - tail], axis=0)
+        chance = shares(shrunk(drawn, np.random.default_rng([seed, 1])) if models >= FEW_MODELS else drawn)
+    return Ranking(
+        protocol=matrix.protocol,
+        method=method,
+        models=tuple(matrix.models[k] for k in order),
+        tasks=matrix.tasks,
+        scores=estimate[order],
+        ranks=rankdata(-np.round(estimate, 12))[order],
+        low=low[order],
+        high=high[order],
+        p_first=chance[order],
+        measured=tuple(known.sum(axis=1)[order].tolist()),
+        general=general,
+        apart=apart,
+        level=level,
+        draws=drawn[:, order],
+    )
+
+
+def _joined(matrix: ScoreMatrix) -> tuple[ScoreMatrix, tuple[str, ...], npt.NDArray[np.intp]]:
+    """Return the largest part whose models are tied by common tasks, the models apart, and the rows kept."""
+    known = np.isfinite(matrix.values)
+    row, column = np.nonzero(known)
+    models, tasks = matrix.shape
+    graph = coo_array((np.ones(len(row)), (row, models + column)), shape=(models + tasks, models + tasks))
+    _, label = connected_components(graph, directed=False)
+    sizes = np.bincount(label[:models], minlength=label.max() + 1)
+    rows = np.flatnonzero(label[:models] == np.argmax(sizes))
+    if len(rows) == models:
+        return matrix, (), rows
+    columns = [t for k, t in enumerate(matrix.tasks) if known[rows, k].any()]
+    apart = tuple(m for k, m in enumerate(matrix.models) if k not in set(rows.tolist()))
+    return matrix.select(models=[matrix.models[k] for k in rows], tasks=columns), apart, rows
+
+
+def _scales(matrix: ScoreMatrix, method: str) -> Floats:
+    """What a score of each task is multiplied by before the mean is taken."""
+    values = matrix.values
+    size = np.nanmax(np.abs(values), axis=0)
+    if method == MEAN_Z:
+        spread = np.nanstd(values, axis=0)
+        varies = spread > 1e-12 * np.maximum(size, 1e-300)
+        return np.asarray(np.where(varies, 1.0 / np.where(varies, spread, 1.0), 0.0))
+    if (size <= 1.0).all() or len(set(matrix.metrics)) == 1:
+        return np.ones(len(size))
+    return np.asarray(1.0 / np.where(size <= 1.0, 1.0, size))
+
+
+def _additive(x: Floats, known: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    """Fit model + task to the known cells of each (k, models, tasks); return the fit and the residuals."""
+    here = known.astype(np.float64)
+    y = np.where(known, x, 0.0)
+    rows, columns = here.sum(axis=1), here.sum(axis=0)
+    system = np.diag(columns) - here.T @ (here / rows[:, None])  # tasks, with the models eliminated
+    right = y.sum(axis=1) - (y.sum(axis=2) / rows) @ here
+    task = right @ np.linalg.pinv(system, hermitian=True)
+    model = (y.sum(axis=2) - task @ here.T) / rows
+    fit = model[:, :, None] + task[:, None, :]
+    return fit, np.where(known, y - fit, 0.0)
+
+
+def _whole(
+    matrix: ScoreMatrix,
+    x: Floats,
+    scale: Floats,
+    known: npt.NDArray[np.bool_],
+    kept: npt.NDArray[np.intp],
+    unseen: Unseen | None,
+    count: int,
+    rng: np.random.Generator,
+) -> Iterator[tuple[Floats, int]]:
+    """Yield the scores with the missing cells drawn, (k, models, tasks), each with how many draws to make of it."""
+    if known.all():
+        yield x[None], count
+        return
+    if unseen is not None:
+        sign = np.where(np.asarray(matrix.higher_is_better, dtype=bool), 1.0, -1.0)
+        for chunk in unseen(count, rng):
+            yield np.where(known, x, chunk[:, kept] * sign * scale), len(chunk)
+        return
+    _, left = _additive(x[None], known)
+    freedom = int(known.sum()) - sum(x.shape) + 1
+    variance = float((left**2).sum()) / freedom if freedom > 0 else float(np.nanvar(x))
+    for start in range(0, count, CHUNK):
+        size = min(CHUNK, count - start)
+        luck = np.sqrt(max(freedom, 1) / rng.chisquare(max(freedom, 1), size=size))[:, None, None]
+        spread = math.sqrt(variance) * luck
+        again = np.where(known, x, 0.0) + spread * rng.standard_normal((size, *x.shape))
+        fit, _ = _additive(again, known)
+        yield np.where(known, x, fit + spread * rng.standard_normal(fit.shape)), size
+
+
+def _noise(matrix: ScoreMatrix, column: int, items: Outcomes | None) -> Floats:
+    """Return the covariance of the test noise of the models on one task: (models, models), or (models,) if diagonal.
+
+    Models that answered the same documents have the covariance of their outcomes. One document more of each kind
+    counts: who was never wrong on few documents may yet be.
+    """
+    error = np.nan_to_num(matrix.stderr[:, column])
+    n = matrix.n[:, column]
+    share = np.isfinite(n) & (np.abs(np.nan_to_num(matrix.values[:, column])) <= 1.0)
+    error = np.sqrt(error**2 + np.where(share, 1.0 / np.maximum(np.where(share, n, 1.0), 1.0), 0.0) ** 2)
+    table = paired_items(matrix, column, items) if items and len(matrix.models) <= PAIRED_MODELS else None
+    if table is None:
+        return np.asarray(error)
+    rows, values = table
+    together = np.cov(values) / values.shape[1]
+    covariance: Floats = np.diag(error**2)
+    apart = np.sqrt(np.maximum(np.diag(together), 1e-300))
+    keep = np.minimum(1.0, error[rows] / apart)
+    block = together * np.outer(keep, keep)
+    np.fill_diagonal(block, error[rows] ** 2)  # seeds, and the document more, are each model's own
+    covariance[np.ix_(rows, rows)] = block
+    return covariance
+
+
+def paired_items(
+    matrix: ScoreMatrix, column: int, items: Outcomes | None
+) -> tuple[npt.NDArray[np.intp], Floats] | None:
+    """Return the rows whose score is the mean of stored items, and their (models, documents) on shared documents."""
+    stored = (items or {}).get(matrix.tasks[column], {})
+    rows = [
+        k
+        for k, m in enumerate(matrix.models)
+        if len(stored.get(m, {})) > 1
+        and math.isclose(float(np.mean(list(stored[m].values()))), float(matrix.values[k, column]), abs_tol=1e-6)
+    ]
+    if len(rows) < 2:
+        return None
+    documents = sorted(set.intersection(*(set(stored[matrix.models[k]]) for k in rows)))
+    if len(documents) < 2 or any(len(stored[matrix.models[k]]) != len(documents) for k in rows):
+        return None
+    return np.array(rows), np.array([[stored[matrix.models[k]][d] for d in documents] for k in rows])
+
+
+def _draw(
+    whole: Floats,
+    known: npt.NDArray[np.bool_],
+    noise: Sequence[Floats],
+    scale: Floats,
+    count: int,
+    general: bool,
+    rng: np.random.Generator,
+) -> Floats:
+    """Draw the overall score of every model ``count`` times from (1 or count, models, tasks): (count, models)."""
+    tasks = whole.shape[2]
+    mean = whole.mean(axis=2)
+    if general:
+        off = whole - mean[:, :, None]
+        off = off - off.mean(axis=1, keepdims=True)  # what all models share changes no rank
+        seen = sum(
+            float(np.trace(n) if n.ndim == 2 else (n**2).sum()) * s**2 for n, s in zip(noise, scale, strict=True)
+        )
+        spread = float((off**2).sum(axis=(1, 2)).mean()) * tasks / (tasks - 1)
+        floor = max(1.0, math.sqrt(seen / spread)) if spread > 0 else 1.0  # scores that vary less than their noise
+        weights = rng.standard_normal((count, tasks)) * np.sqrt((tasks - 1) / rng.chisquare(tasks - 1, size=(count, 1)))
+        weights *= floor / math.sqrt(tasks * (tasks - 1))
+        moved = weights @ off[0].T if len(off) == 1 else np.einsum("kt,kmt->km", weights, off)
+        return np.asarray(mean + moved)
+    total = np.zeros((count, whole.shape[1]))
+    for k, part in enumerate(noise):
+        g = rng.standard_normal((count, whole.shape[1]))
+        total += scale[k] * known[:, k] * (g * part if part.ndim == 1 else g @ _root(part).T)
+    return np.asarray(mean + total / tasks)
+
+
+def _root(covariance: Floats) -> Floats:
+    values, vectors = np.linalg.eigh(covariance)
+    return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0)))
+
+
+def shrunk(drawn: Floats, rng: np.random.Generator) -> Floats:
+    """Draw the models together as far as their differences may be noise: a hierarchical model of their true scores.
+
+    True scores are normal about a common mean with a standard deviation ω that is not known: half-Cauchy, as wide as
+    the noise, before the scores are seen. Each draw takes an ω of its posterior, so little evidence shrinks neither to
+    nothing nor not at all.
+    """
+    centred = drawn - drawn.mean(axis=1, keepdims=True)
+    mean = centred.mean(axis=0)
+    noise = float(((centred - mean) ** 2).mean()) * drawn.shape[1] / max(drawn.shape[1] - 1, 1)
+    if noise < 1e-18 or drawn.shape[1] < 2:
+        return drawn
+    omega = np.geomspace(0.03, 100.0, 60) * math.sqrt(noise)
+    total = omega**2 + noise
+    weight = -0.5 * (drawn.shape[1] - 1) * np.log(total) - 0.5 * float((mean**2).sum()) / total
+    weight += np.log(omega) - np.log1p(omega**2 / noise)  # on a log grid
+    chance = np.exp(weight - weight.max())
+    taken = rng.choice(len(omega), size=len(drawn), p=chance / chance.sum())
+    share = (omega**2 / total)[taken][:, None]
+    return np.asarray(share * mean + np.sqrt(share) * (centred - mean))
+
+
+def shares(drawn: Floats) -> Floats:
+    """How often each column is the largest; equals share."""
+    best = drawn >= drawn.max(axis=1, keepdims=True) - 1e-12
+    return np.asarray((best / best.sum(axis=1, keepdims=True)).mean(axis=0))
+
+
+# --- two models ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Lead:
+    """How far one model's mean score lies above another's on the tasks that both have."""
+
+    first: str
+    second: str
+    tasks: int
+    difference: Interval
+    chance: float  # that the first is better, as the ranking draws it
+    general: bool  # on other tasks like these too
+
+    @property
+    def sure(self) -> bool:
+        """Whether the first may be called better."""
+        return self.chance >= SURE
+
+
+def lead_of(ranking: Ranking, matrix: ScoreMatrix, items: Outcomes | None, one: str, two: str) -> Lead | None:
+    """Compare two models; the likelier of them is the first. None where they share no task."""
+    chance = ranking.better(one, two)
+    if chance < 0.5:
+        one, two, chance = two, one, 1.0 - chance
+    found = _gap(matrix, items, one, two)
+    if found is None:
+        return None
+    gap, variance, _ = found
+    half = float(norm.ppf(0.5 + ranking.level / 2)) * np.sqrt(variance.sum()) / len(gap)
+    value = float(gap.mean())
+    return Lead(one, two, len(gap), Interval(value, value - half, value + half, ranking.level), chance, ranking.general)
+
+
+def _gap(
+    matrix: ScoreMatrix, items: Outcomes | None, one: str, two: str
+) -> tuple[Floats, Floats, npt.NDArray[np.intp]] | None:
+    """Return differences on the tasks that both models have, their variances, and which tasks these are.
+
+    Tasks where less is better are left out where there are others: a mean over both says nothing.
+    """
+    pair = matrix.select(models=[one, two])
+    both = np.flatnonzero(np.isfinite(pair.values).all(axis=0))
+    up = both[np.asarray(matrix.higher_is_better, dtype=bool)[both]]
+    both = up if len(up) else both
+    if not len(both):
+        return None
+    variance = []
+    for k in both:
+        noise = _noise(pair, int(k), items)
+        cov = np.diag(noise**2) if noise.ndim == 1 else noise
+        there = np.isfinite(pair.stderr[:, k]).all()
+        variance.append(cov[0, 0] + cov[1, 1] - 2 * cov[0, 1] if there else np.nan)
+    values = pair.oriented()[:, both]
+    return values[0] - values[1], np.array(variance), both
+
+
+@dataclass(frozen=True)
+class Missing:
+    """What would tell two models apart four times in five; ``documents`` and ``tasks`` are more than there are now."""
+
+    first: str
+    rival: str
+    times: float  # as many test documents; infinite where the choice of tasks alone could change the order
+    documents: int | None  # per task; None where their number is not known, or none would do
+    tasks: int | None  # where documents alone would not do; None beyond reach
+    several: bool  # tasks there are
+
+
+def what_is_missing(
+    ranking: Ranking, matrix: ScoreMatrix, items: Outcomes | None, sizes: Mapping[str, float], one: str, two: str
+) -> Missing | None:
+    """Return how many documents or tasks would separate two models, if they differ as much as they seem to.
+
+    The variance of their difference in the ranking has two parts: test noise, which falls with the documents, and the
+    rest, which falls with the tasks alone. None where nothing is missing or no error is known.
+    """
+    found = _gap(matrix, items, one, two)
+    if found is None or not ranking.known or ranking.better(one, two) >= SURE:
+        return None
+    _, variance, both = found
+    tasks = [matrix.tasks[k] for k in both]
+    if not np.isfinite(variance).all():
+        return None
+    place = [ranking.models.index(m) for m in (one, two)]
+    gap = ranking.draws[:, place[0]] - ranking.draws[:, place[1]]
+    scale = _scales(matrix, ranking.method)[both]
+    noise = float((scale**2 * variance).sum()) / len(tasks) ** 2
+    total = max(float(np.var(gap)), noise) if ranking.general else noise
+    choice = total - noise
+    allowed = (float(gap.mean()) / reach(ranking.level)) ** 2
+    if allowed > choice and 0 < noise <= MOST_DOCUMENTS * (allowed - choice):
+        times = noise / (allowed - choice)
+        known = [sizes[t] for t in tasks if t in sizes]
+        more = max(1, math.ceil((times - 1) * float(np.median(known)))) if known else None
+        return Missing(one, two, times, None if more is None else _two_digits(more), None, len(tasks) > 1)
+    wanted = len(tasks) * total / allowed if allowed > 0 else math.inf
+    few = ranking.general and wanted <= MOST_TASKS * len(tasks)
+    return Missing(one, two, math.inf, None, max(1, math.ceil(wanted) - len(tasks)) if few else None, len(tasks) > 1)
+
+
+def reach(level: float = LEVEL) -> float:
+    """Return the standard errors of a difference that is found with 80 % power."""
+    return float(norm.ppf(0.5 + level / 2) + norm.ppf(POWER))
+
+
+def _two_digits(count: int) -> int:
+    """Round up to two digits: nobody knows more."""
+    unit = int(10 ** max(0, len(str(count)) - 2))
+    return -(-count // unit) * unit
