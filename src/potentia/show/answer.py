@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from potentia.analysis.rankings import NAMES, Scoreboard, Standing
-from potentia.analysis.rankings.sentences import agreement_sentence, resolution_sentence
+from potentia.analysis.rankings import NAMES, Scoreboard, Standing, agreement_sentence, resolution_sentence
 from potentia.show.source import ReportData
 from potentia.show.wording import count, percent, unbroken
 

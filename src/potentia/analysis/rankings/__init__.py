@@ -10,4 +10,5 @@ from potentia.analysis.rankings.find import Options, Rankings, find_rankings, fi
 from potentia.analysis.rankings.pair import Pair, TaskPair, find_pair
 from potentia.analysis.rankings.scoreboard import Scoreboard, Standing
 from potentia.analysis.rankings.screening import Screening, screen
+from potentia.analysis.rankings.sentences import agreement_sentence, resolution_sentence
 from potentia.analysis.rankings.summary import summarise
