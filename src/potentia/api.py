@@ -17,6 +17,7 @@ from potentia.analysis.test_task import find_test_task
 from potentia.errors import InputError, PotentiaError
 from potentia.evidence import Evidence, read
 from potentia.formats import write_scores
+from potentia.integrations import Predictions, predict
 from potentia.notebook import Result, evaluate
 from potentia.papers import reproduce_task_training, reproduce_train_before_test
 from potentia.run import plan_study, run_study

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from potentia.cli.app import app
-from potentia.cli.output import Study, console, print_json, print_notes, print_table
+from potentia.cli.output import Study, console, errors, print_json, print_notes, print_table
 from potentia.errors import InputError
 from potentia.values.findings import Table
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from potentia.evidence import Evidence
     from potentia.store import CellRecord, Store
 
-adapters = typer.Typer(help="Tuned adapters: list, export, drop.", no_args_is_help=True, rich_markup_mode="rich")
+adapters = typer.Typer(help="Tuned adapters: list, export, merge, drop.", no_args_is_help=True, rich_markup_mode="rich")
 app.add_typer(adapters, name="adapters")
 
 StorePath = Annotated[str, typer.Argument(metavar="STORE", help="The store: a file or a database URL.")]
@@ -84,6 +84,29 @@ def export(
     console.print("To use it:", style="dim")
     for line in written.lines:
         console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+@adapters.command()
+def merge(
+    adapter: Annotated[Path, typer.Argument(metavar="ADAPTER", help="A folder that select or adapters export wrote.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write; it must not hold anything yet.")],
+    base: Annotated[str | None, typer.Option(help="Where the base model is now, if not where it was.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16; else that of the tuning.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Merge an adapter into its base: a whole model that any tool loads.
+
+    Example:
+      potentia adapters merge my-adapter -o my-model
+    """
+    from potentia.integrations import merge as merged
+
+    with errors.status("merging …"):
+        folder = merged(adapter, output, base=base, dtype=dtype)
+    if as_json:
+        print_json({"folder": str(folder)})
+    else:
+        console.print(f"{folder}: the whole model, with its tokenizer", markup=False, soft_wrap=True)
 
 
 @adapters.command()

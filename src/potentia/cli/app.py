@@ -225,6 +225,7 @@ from potentia.cli import doctor as _doctor  # noqa: E402, F401
 from potentia.cli import init as _init  # noqa: E402, F401
 from potentia.cli import models as _models  # noqa: E402, F401
 from potentia.cli import plan as _plan  # noqa: E402, F401
+from potentia.cli import predict as _predict  # noqa: E402, F401
 from potentia.cli import report as _report  # noqa: E402, F401
 from potentia.cli import reproduce as _reproduce  # noqa: E402, F401
 from potentia.cli import run as _run  # noqa: E402, F401

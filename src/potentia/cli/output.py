@@ -20,6 +20,7 @@ from potentia.values.findings import Finding, Table, jsonable, on_one_scale, tel
 
 if TYPE_CHECKING:
     from potentia.analysis.base_models import Training
+    from potentia.analysis.classification import Classification
     from potentia.analysis.rankings import Scoreboard
     from potentia.evidence import Evidence
 
@@ -35,6 +36,7 @@ Map = Annotated[
     list[str] | None,
     typer.Option("--map", metavar="FIELD=COLUMN", help="Say which column of a table is what, as score=Accuracy."),
 ]
+DropBadRows = Annotated[bool, typer.Option("--drop-bad-rows", help="Leave out rows of your files that cannot be used.")]
 Figures = Annotated[Path | None, typer.Option(help="Draw the figures into this folder.")]
 Formats = Annotated[list[str] | None, typer.Option(help="pdf, png, svg, html; several may be given.")]
 
@@ -109,6 +111,14 @@ def print_scoreboard(board: Scoreboard, *, most: int | None = None, hint: str = 
         console.print(board.headline(), style="bold", markup=False)
         for sentence in board.certainty():
             console.print(sentence, markup=False)
+
+
+def print_classes(found: Classification) -> None:
+    """Print models beside what needs no language model, the classes of the best, and what to distrust."""
+    for table in found.tables()[: 3 if len(found.labels) <= 8 else 2]:
+        print_table(table)
+    for sentence in found.sentences():
+        console.print(sentence, markup=False)
 
 
 def training_of(evidence: Evidence) -> Training | None:

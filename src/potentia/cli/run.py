@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,8 +12,10 @@ from rich.markup import escape
 
 from potentia.cli.app import app
 from potentia.cli.output import (
+    DropBadRows,
     console,
     errors,
+    print_classes,
     print_json,
     print_scoreboard,
     print_table,
@@ -33,6 +36,7 @@ def run(
     models: Annotated[list[str] | None, typer.Option(help="Hub names or folders.")] = None,
     tasks: Annotated[list[str] | None, typer.Option(help="Harness tasks, name:form, or files.")] = None,
     protocols: Annotated[list[str] | None, typer.Option(help="direct, few_shot:K, train_before_test, adjust.")] = None,
+    drop_bad_rows: DropBadRows = False,
     name: Annotated[str | None, typer.Option(help="The study's name.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Folder of benchmark splits, for work offline.")] = None,
     store: Annotated[str | None, typer.Option(help="SQLite file or database URL.")] = None,
@@ -85,6 +89,7 @@ def run(
       potentia run --models HuggingFaceTB/SmolLM2-135M --tasks arc_easy boolq --protocols direct train_before_test
     """
     from potentia import consent
+    from potentia.analysis.classification import find_classification
     from potentia.cli.view import watch
     from potentia.errors import StudyError
     from potentia.run import default_workers, plan_study, run_study
@@ -101,6 +106,7 @@ def run(
         "tasks": tasks,
         "protocols": protocols,
         "name": name,
+        "drop_bad_rows": drop_bad_rows or None,
         "data_dir": str(data_dir) if data_dir else None,
         "store": store,
         "device": device,
@@ -164,7 +170,10 @@ def run(
         if found is not None and (runs := training_of(found[0])) is not None:
             print_training(runs)
         elif found is not None:
-            print_scoreboard(found[1], most=SHOWN, hint=f"potentia analyze rankings {place} --all")
+            print_scoreboard(found[1], most=SHOWN, hint=f"potentia analyze rankings {shlex.quote(place)} --all")
+            for one in find_classification(found[0]):
+                console.print()
+                print_classes(one)
         report_result(result, place, again=" ".join(_command()))
     raise typer.Exit(result.exit_code)
 
@@ -240,13 +249,12 @@ def report_result(result: Any, store: str, *, again: str) -> None:
         errors.print(f"  [red]failed[/red] {escape(reason)}", soft_wrap=True)
     if result.reasons[len(shown) :]:
         more = f"… and {len(result.reasons) - len(shown)} more" if shown else "why"
-        errors.print(f"  {more}: potentia status {escape(store)}", soft_wrap=True)
-    shown = escape(store)
+        errors.print(f"  {more}: potentia status {escape(shlex.quote(store))}", soft_wrap=True)
+    shown = escape(shlex.quote(store))
     console.print(f"Next: [bold]potentia report {shown}[/bold] or [bold]potentia analyze rankings {shown}[/bold]")
 
 
 def _command() -> list[str]:
-    import shlex
     import sys
 
     from potentia.store import without_password

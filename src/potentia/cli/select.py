@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from potentia.cli.app import app
-from potentia.cli.output import console, errors, print_json, print_table
+from potentia.cli.output import DropBadRows, Map, columns_of, console, errors, print_classes, print_json, print_table
 
 if TYPE_CHECKING:
     from potentia.analysis.planning import Choice
@@ -33,6 +34,9 @@ def select(
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16, float16.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of splits, orders and examples.")] = None,
+    workers: Annotated[int, typer.Option(min=0, help="Models at once; 0 means one per GPU, or one.")] = 0,
+    columns: Map = None,
+    drop_bad_rows: DropBadRows = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
     """Find the best model for your data: tune all candidates alike, drop the weaker ones early, test the rest.
@@ -40,7 +44,9 @@ def select(
     Example:
       potentia select --data my.jsonl --models HuggingFaceTB/SmolLM2-135M EleutherAI/pythia-160m --budget 30min
     """
+    from potentia.analysis.classification import find_classification
     from potentia.errors import StudyError
+    from potentia.evidence import read
     from potentia.run import Race, read_budget
     from potentia.study import read_study
 
@@ -56,38 +62,59 @@ def select(
         {
             "name": "select",
             "models": models,
-            "tasks": [data],
+            "tasks": [_entry(data, columns)],
             "protocols": ["direct", "train_before_test"],
             "store": str(output / "select.db"),
             "data_dir": str(data_dir) if data_dir else None,
             "device": device,
             "dtype": dtype,
             "seed": seed,
+            "drop_bad_rows": drop_bad_rows or None,
             "tuning": {"epochs": epochs, "learning_rates": learning_rates},
             "caps": {"train": train, "validation": validation, "test": test},
         },
     )
     output.mkdir(parents=True, exist_ok=True)
     with errors.status("reading the data …") as status:
-        race = Race(study, seconds, tell=lambda text: status.update(f"{text} …"))
+        race = Race(
+            study,
+            seconds,
+            tell=lambda text: status.update(f"{text} …") if errors.is_terminal else errors.print(text, markup=False),
+            note=lambda text: errors.print(text, markup=False, soft_wrap=True),
+            workers=workers,
+        )
         choice = race.run()
     adapter = _export(race, choice, output / "adapter")
+    classes = find_classification(read(study.store, study=race.last))
     if as_json:
         found = {**choice.to_dict(), "answer": choice.answer(), "store": study.store}
-        found["adapter"] = None if adapter is None else {"folder": str(adapter.folder), "load": list(adapter.lines)}
+        found["adapter"] = {"folder": str(adapter.folder), "load": list(adapter.lines)}
+        if classes:
+            found["classes"] = {**classes[0].to_dict(), "sentences": classes[0].sentences()}
         print_json(found)
         return
     for table in choice.tables():
         print_table(table)
-    if adapter is None:
+    for one in classes:
+        print_classes(one)
+    here = shlex.quote(str(adapter.folder))
+    if (adapter.folder / "adapter_config.json").exists():
+        console.print(f"{adapter.folder}: its adapter in PEFT's form, with its card.", markup=False, soft_wrap=True)
+    else:
         console.print(f"Validation kept {choice.best} untuned: there is no adapter.", markup=False, soft_wrap=True)
-        return
-    console.print(f"{adapter.folder}: its adapter in PEFT's form. To use it:", markup=False, soft_wrap=True)
-    for line in adapter.lines:
-        console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"Predict: potentia predict {here} FILE.csv. A whole model: potentia adapters merge {here} -o FOLDER")
 
 
-def _export(race: Any, choice: Choice, folder: Path) -> ExportedAdapter | None:
+def _entry(data: str, columns: list[str] | None) -> str | dict[str, Any]:
+    """Describe the data as a study does: a file under its short name, a task of the harness by its own."""
+    path = Path(data).expanduser()
+    if not path.exists():
+        return data
+    entry: dict[str, Any] = {"name": path.stem if path.is_file() else path.resolve().name, "file": data}
+    return entry | ({"columns": columns_of(columns)} if columns else {})
+
+
+def _export(race: Any, choice: Choice, folder: Path) -> ExportedAdapter:
     """Write the winner's adapter; one of an earlier selection makes way, in one step: another may run beside this."""
     import os
     import shutil
@@ -101,5 +128,4 @@ def _export(race: Any, choice: Choice, folder: Path) -> ExportedAdapter | None:
         folder.rename(old)
     shutil.rmtree(old, ignore_errors=True)
     with Store.open(race.study.store, readonly=True) as store:
-        cell = race.final(store, choice.best)
-        return export_adapter(store, cell, folder) if store.adapter(cell.key) is not None else None
+        return export_adapter(store, race.final(store, choice.best), folder)

@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from potentia.cli.app import app
-from potentia.cli.output import console, print_json, print_table
+from potentia.cli.output import DropBadRows, Map, columns_of, console, print_json, print_table
 from potentia.values.findings import Table
 
 if TYPE_CHECKING:
@@ -75,6 +75,8 @@ def show(
     data_dir: Annotated[
         Path | None, typer.Option("--data-dir", help="Folder of datasets: <dataset>/<config>/<split>.parquet")
     ] = None,
+    columns: Map = None,
+    drop_bad_rows: DropBadRows = False,
     seed: Annotated[int, typer.Option(help="Seed of the splits.")] = 0,
     allow_code: Annotated[
         bool,
@@ -88,7 +90,8 @@ def show(
 
     if allow_code:
         consent.allow(consent.CODE)
-    task = library.load(name, data_dir=data_dir, seed=seed)
+    own = library.OwnData((name,), columns=columns_of(columns), drop_bad_rows=drop_bad_rows) if columns else None
+    task = library.load(name, data_dir=data_dir, seed=seed, own=own, drop_bad_rows=drop_bad_rows)
     found = library.overlap(task)
     prompts = task.prompts(task.documents("test")[:3])
     if as_json:
@@ -100,6 +103,8 @@ def show(
     direction = "higher is better" if task.higher_is_better else "lower is better"
     console.print(f"[bold]{escape(task.name)}[/bold] · {task.kind}{several} · {escape(task.metric)} ({direction})")
     print_table(Table("Splits", ("split", "documents", "before the cap", "comes from"), rows))
+    for note in task.notes:
+        console.print(note, markup=False, soft_wrap=True)
     for number, prompt in enumerate(prompts, start=1):
         _print_prompt(number, prompt)
     shared = (
@@ -120,6 +125,8 @@ def _described(task: Task, overlap: dict[str, Any], prompts: list[Prompt]) -> di
         "subtasks": task.subtasks,
         "fingerprint": task.fingerprint,
         "splits": task.plan.to_dict(),
+        "labels": task.labels,
+        "notes": task.notes,
         "examples": [
             {"id": p.doc_id, "prompt": p.text, "choices": p.choices, "gold": p.gold, "requests": p.requests}
             for p in prompts

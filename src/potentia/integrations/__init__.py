@@ -1,5 +1,6 @@
-"""Potentia inside other tools: lm-eval, experiment trackers, the Hugging Face hub."""
+"""Potentia inside other tools: lm-eval, experiment trackers, adapters to take away and to predict with."""
 
-from potentia.integrations.cards import ExportedAdapter, adapter_card, export_adapter, model_index
+from potentia.integrations.cards import ExportedAdapter, export_adapter
 from potentia.integrations.judge import Judge, Judged, judge_answers
+from potentia.integrations.predict import Predictions, merge, predict
 from potentia.integrations.trackers import send

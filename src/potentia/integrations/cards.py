@@ -1,10 +1,12 @@
-"""Results for the Hugging Face hub: a tuned adapter with its card, and scores as a card's ``model-index``."""
+"""A tuned adapter to take away: its files, its card, and the note that says how it is asked."""
 
 from __future__ import annotations
 
 import json
+import math
+import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from potentia.errors import InputError
 
 if TYPE_CHECKING:
-    from potentia.evidence import Evidence
     from potentia.store import CellRecord, Store
+
+NOTE = "potentia.json"
 
 
 @dataclass(frozen=True)
@@ -26,14 +29,17 @@ class ExportedAdapter:
 
 
 def export_adapter(store: Store, cell: CellRecord, folder: Path) -> ExportedAdapter:
-    """Copy a kept adapter out of the store and write its card."""
+    """Copy a kept adapter out of the store and write its card and a note from which ``predict`` asks it again.
+
+    Where validation kept the untuned model there is no adapter; the note and the card say so.
+    """
     kept = store.adapter(cell.key)
-    if kept is None:
+    if kept is None and cell.selection.get("tuned", True):
         raise InputError(f"no adapter of {cell.model} on {cell.task} is kept", where=store.where)
     if folder.exists() and any(folder.iterdir()):
         raise InputError("the folder is not empty", where=str(folder), hint="give a new folder")
     folder.mkdir(parents=True, exist_ok=True)
-    for file in kept.iterdir():
+    for file in kept.iterdir() if kept is not None else ():
         shutil.copy2(file, folder / file.name)
     model = cell.manifest.get("model") or {}
     base = str(model.get("source") or cell.model)
@@ -41,17 +47,22 @@ def export_adapter(store: Store, cell: CellRecord, folder: Path) -> ExportedAdap
     if model.get("copy_of"):  # a treated copy: what it was shown comes first
         before += [str(store.adapter(f"treated-{model.get('fingerprint')}"))]
     few = (str(model["quantise"]), str(model.get("dtype"))) if model.get("quantise") else None
-    lines = loading_lines(base, str(folder), gguf=model.get("gguf_file"), before=before, few=few)
-    (folder / "README.md").write_text(adapter_card(cell, base, lines), encoding="utf-8")
-    note = json.loads((folder / "potentia.json").read_text(encoding="utf-8"))
+    last = str(folder) if kept is not None else None
+    lines = loading_lines(base, last, gguf=model.get("gguf_file"), before=before, few=few)
+    task = dict(cell.manifest.get("task") or {})
+    (folder / "README.md").write_text(adapter_card(cell, base, lines, str(folder)), encoding="utf-8")
+    place = folder / NOTE
+    note = json.loads(place.read_text(encoding="utf-8")) if place.exists() else {}
     note |= {"cell": cell.key, "task": cell.task, "protocol": cell.protocol, "selection": dict(cell.selection)}
-    (folder / "potentia.json").write_text(json.dumps(note, indent=1, default=str), encoding="utf-8")
+    note |= {"model": {**model, "source": base, "before": before}, "asked": task}
+    note |= {"metric": cell.metric, "score": cell.score.value, "stderr": cell.score.stderr, "n": cell.score.n}
+    place.write_text(json.dumps(note, indent=1, default=str), encoding="utf-8")
     return ExportedAdapter(folder, base, lines)
 
 
 def loading_lines(
     base: str,
-    folder: str,
+    folder: str | None,
     *,
     gguf: str | None = None,
     before: Sequence[str] = (),
@@ -75,7 +86,8 @@ def loading_lines(
         first[1] = first[1].replace("AutoTokenizer", "AutoTokenizer, BitsAndBytesConfig")
     if few is not None and late:
         loads.append(f"base = type(base).from_pretrained(None, config=base.config, state_dict=base.state_dict(){kept})")
-    return (*first, *loads, f"model = PeftModel.from_pretrained(base, {folder!r})")
+    whole = "model = base" if folder is None else f"model = PeftModel.from_pretrained(base, {folder!r})"
+    return (*first, *loads, whole)
 
 
 def _kept(few: tuple[str, str]) -> str:
@@ -90,12 +102,13 @@ def _kept(few: tuple[str, str]) -> str:
     return f", dtype=torch.{dtype}, quantization_config=BitsAndBytesConfig({told})"
 
 
-def adapter_card(cell: CellRecord, base: str, lines: tuple[str, ...]) -> str:
-    """Return the card of an adapter: what it goes on, what it was tuned on and how, and what it scores."""
+def adapter_card(cell: CellRecord, base: str, lines: tuple[str, ...], folder: str) -> str:
+    """Return the card of an adapter: its base, what it was tuned on and how, what it scores, how to ask it."""
     from huggingface_hub import ModelCard, ModelCardData
 
     tuning = cell.manifest.get("tuning") or (cell.manifest.get("adjust") or {}).get("tuning") or {}
-    splits = (cell.manifest.get("task") or {}).get("splits") or {}
+    task = cell.manifest.get("task") or {}
+    splits = task.get("splits") or {}
     used = {name: (splits.get(name) or {}).get("used") for name in ("train", "validation", "test")}
     chosen, score = cell.selection, cell.score
     name = f"{cell.model.rpartition('/')[2]}-{cell.task}"
@@ -104,26 +117,33 @@ def adapter_card(cell: CellRecord, base: str, lines: tuple[str, ...]) -> str:
         library_name="peft",
         tags=["potentia", "train-before-test", "lora"],
         model_name=name,
-        eval_results=_results({cell.task: cell}),
+        eval_results=[_result(cell.task, cell.metric, score.value, score.stderr, cell.protocol)],
     )
     recipe = "\n".join(f"| {key.replace('_', ' ')} | {_plain(value)} |" for key, value in tuning.items())
     direct = "" if cell.direct_value is None else f" (untuned: {cell.direct_value:.4f})"
+    beside = [f"  - {what}: {given.get('acc', math.nan):.4f}" for what, given in (task.get("baselines") or {}).items()]
+    also = [f"  - {m}: {cell.scores[m].value:.4f}" for m in ("macro_f1", "balanced_accuracy") if m in cell.scores]
+    tuned = chosen.get("tuned", True)
+    what = "A LoRA adapter of" if tuned else "Validation kept the untuned model: this is"
     body = f"""
 # {name}
 
-A LoRA adapter of `{base}`, fine-tuned on {cell.task} by Potentia ({cell.protocol}).
+{what} `{base}`, fine-tuned on {cell.task} by Potentia ({cell.protocol}).
 
 - Data: {used["train"]} training, {used["validation"]} validation and {used["test"]} test documents of {cell.task}.
+- Split: {(splits.get("test") or {}).get("origin", "unknown")}, seed {splits.get("seed", "unknown")}.
 - Chosen on validation: learning rate {chosen.get("learning_rate")}, epoch {chosen.get("epoch")},
   validation {cell.metric} {_number(chosen.get("validation"))}.
 - Test {cell.metric}: {score.value:.4f}, standard error {_number(score.stderr)}, {score.n} documents{direct}.
+{chr(10).join([*also, *beside])}
 
 ## Use
 
 ```python
-{chr(10).join(lines)}
+{chr(10).join(_use(lines, asking_lines(task)))}
 ```
-
+{_with_potentia(task, folder)}
+{_prompt_of(task)}
 ## Recipe
 
 | setting | value |
@@ -133,27 +153,52 @@ A LoRA adapter of `{base}`, fine-tuned on {cell.task} by Potentia ({cell.protoco
     return str(ModelCard(f"---\n{data.to_yaml()}\n---\n{body}"))
 
 
-def model_index(evidence: Evidence, model: str, *, protocol: str | None = None) -> str:
-    """Return the scores of a model as the YAML of a card's ``model-index``."""
-    from huggingface_hub import ModelCardData
-
-    wanted = protocol or evidence.main
-    matrix = next((m for p, m in evidence.scores.items() if p == wanted), None)
-    if matrix is None or model not in matrix.models:
-        there = ", ".join(evidence.models[:8])
-        raise InputError(f"no {wanted} scores of {model} in {evidence.source}", hint=f"models: {there}")
-    row = matrix.select(models=[model])
-    results = [
-        _result(task, row.metrics[j] or "score", float(row.values[0, j]), float(row.stderr[0, j]), str(wanted))
-        for j, task in enumerate(row.tasks)
-        if row.values[0, j] == row.values[0, j]
-    ]
-    text: str = ModelCardData(model_name=model.rpartition("/")[2], eval_results=results).to_yaml()
-    return text
+def _use(loading: Sequence[str], asking: Sequence[str]) -> list[str]:
+    return [*(["import torch"] if asking and "import torch" not in loading else []), *loading, *asking]
 
 
-def _results(cells: dict[str, CellRecord]) -> list[Any]:
-    return [_result(t, c.metric, c.score.value, c.score.stderr, c.protocol) for t, c in cells.items()]
+def asking_lines(task: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return Python that classifies a text with the loaded model and no Potentia; none for other kinds of tasks."""
+    labels, config = task.get("labels"), task.get("config") or {}
+    template = str(config.get("doc_to_text", ""))
+    fields = [name for name in ("text", "text_pair") if "{{" + name + "}}" in template]
+    if not labels or not fields or template.count("{{") != len(fields):
+        return ()
+    for name in fields:
+        template = template.replace("{{" + name + "}}", f"<{name}>")
+    given = ", ".join(fields)
+    fill = "".join(f".replace('<{name}>', {name})" for name in fields)
+    return (
+        "",
+        f"labels = {json.dumps(labels, ensure_ascii=False)}",
+        "",
+        f"def predict({given}):",
+        f"    prompt = {template!r}{fill}",
+        "    start = tokenizer(prompt, return_tensors='pt').input_ids.shape[1]",
+        "    scores = []",
+        "    for words in labels.values():",
+        "        ids = tokenizer(prompt + ' ' + words, return_tensors='pt').input_ids",
+        "        with torch.no_grad():",
+        "            logprobs = model.eval()(ids).logits[0, :-1].float().log_softmax(-1)",
+        "        scores.append(logprobs.gather(1, ids[0, 1:, None])[start - 1 :].sum())",
+        "    return dict(zip(labels, torch.stack(scores).softmax(0).tolist()))",
+        "",
+        f"print(predict({', '.join(repr('Your ' + name.replace('_', ' ')) for name in fields)}))",
+    )
+
+
+def _with_potentia(task: Mapping[str, Any], folder: str) -> str:
+    if not task.get("config"):
+        return ""
+    return f"\nOr a whole file: `potentia predict {shlex.quote(folder)} file.csv -o predictions.csv`.\n"
+
+
+def _prompt_of(task: Mapping[str, Any]) -> str:
+    config = task.get("config") or {}
+    if not config:
+        return ""
+    labels = "".join(f"\n- `{raw}`: {words}" for raw, words in (task.get("labels") or {}).items())
+    return f"\n## Prompt\n\n```text\n{config.get('doc_to_text')}\n```\n{labels}\n"
 
 
 def _result(task: str, metric: str, value: float, stderr: float, protocol: str) -> Any:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from potentia.run.model_cache import ModelCache
     from potentia.store import CellRecord, Store
     from potentia.study import Study
-    from potentia.tasks import ChatTemplate
+    from potentia.tasks import ChatTemplate, Task
 
 
 @dataclass
@@ -275,7 +275,11 @@ class RowRun:
         task = self.tasks.benchmarks[cell.task]
         model = self.plan.model
         spec = self.study.benchmark(cell.task)
-        told = task.described() | ({"chance": spec.chance} if spec is not None and spec.chance is not None else {})
+        told = (
+            task.described()
+            | self._unknown(task)
+            | ({"chance": spec.chance} if spec is not None and spec.chance is not None else {})
+        )
         made: dict[str, Any] = {
             "scoring_version": SCORING_VERSION,
             "versions": versions(),
@@ -313,6 +317,17 @@ class RowRun:
             tuning = adjust_tuning(self.study, model, self.loaded.parameters)
             made["adjusted_with"] = tuning.model_dump(mode="json")
         return made
+
+    def _unknown(self, task: Task) -> dict[str, float]:
+        """Tell the share of a task's tokens that the tokenizer does not know, where there are any."""
+        tokenizer = self.loaded.tokenizer
+        docs = task.documents("test")[:LOOKED_AT]
+        if getattr(tokenizer, "unk_token_id", None) is None or not docs:
+            return {}
+        texts = [value for doc in docs for value in doc.values() if isinstance(value, str)]
+        ids = [i for text in texts for i in tokenizer(text, add_special_tokens=False)["input_ids"]]
+        share = ids.count(tokenizer.unk_token_id) / max(len(ids), 1)
+        return {"unknown_tokens": share} if share else {}
 
     def direct_evaluation(self, task: str, ready: Callable[[], None]) -> Evaluation | None:
         """Return the direct test evaluation of a task: the committed cell's, or computed here where there is none.
@@ -403,6 +418,7 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
 
 
+LOOKED_AT = 100  # documents whose tokens are looked at
 PARTS = ("potentia", "torch", "transformers", "peft", "lm-eval", "tokenizers", "datasets", "numpy", "bitsandbytes")
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from potentia.analysis.planning import Choice, Standing, stay_in
 from potentia.analysis.rankings import decide, what_is_missing
 from potentia.errors import InputError, PotentiaError
-from potentia.run.execute import RunResult, run_study
+from potentia.run.execute import RunResult, Stay, default_workers, run_study
 from potentia.run.plan import load_tasks, plan_study
 from potentia.study import Study
 from potentia.values.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol
@@ -35,16 +35,26 @@ class Race:
 
     study: Study
     budget: float | None = None  # seconds
-    tell: Callable[[str], Any] = lambda _: None
-    workers: int = 1
+    tell: Callable[[str], Any] = lambda _: None  # what is going on
+    note: Callable[[str], Any] = lambda _: None  # what is to be known of the data
+    workers: int = 0  # at once; 0 fits them to the GPUs
     last: str = ""  # key of the final round's study
+    stay: Stay | None = None
 
     def run(self) -> Choice:
-        """Run the rounds and return the answer."""
+        """Run the rounds and return the answer; the data is read once, and a model stays loaded if memory allows."""
+        from potentia.tasks import reading_once
+
+        with reading_once(), Stay() as self.stay:
+            return self._run()
+
+    def _run(self) -> Choice:
         began = time.monotonic()
         if len(self.study.benchmarks()) != 1:
             raise InputError("a selection is on one task", hint="give one --data; several tasks are a study")
         task = next(iter(load_tasks(self.study).benchmarks.values()))
+        for note in task.notes:
+            self.note(note)
         if not task.documents("train") or not task.documents("validation"):
             raise InputError(f"{task.name} has too few documents to tune and to choose by", hint="give more rows")
         names = [row.name for row in self.study.rows()]
@@ -56,10 +66,11 @@ class Race:
             raise PotentiaError("no candidate could be scored", hint=next(iter(problems.values()), ""))
         out: dict[str, tuple[int, float, float]] = {}  # model → round, P(best) then, validation then
         whole = len(task.documents("train"))
-        sizes, notes = rounds(len(racing), whole), []
+        sizes, notes, standing = rounds(len(racing), whole), [], ""
         for number, size in enumerate(sizes[:-1], start=1):
             start = time.monotonic()
-            self.tell(f"round {number}: {len(racing)} models on {size} documents")
+            now = f"round {number} of {len(sizes)}: {len(racing)} models on {size} documents"
+            self.tell(f"{now} · {standing}" if standing else now)
             cells, result = self._round(racing, f"round-{number}", train=size, test=GLANCE)
             problems |= self._problems(result, racing)
             seen = {c.model: c for c in cells if c.model in racing}
@@ -70,6 +81,8 @@ class Race:
             values, errors = {m: told[m][0] for m in racing}, {m: told[m][1] for m in racing}
             up, looks = task.higher_is_better, len(sizes) - 1
             staying, chance = stay_in(values, errors, higher_is_better=up, looks=looks, seed=self.study.seed)
+            leader = max(chance, key=lambda m: chance[m])
+            standing = f"{leader} leads (P(best) {chance[leader]:.2f})"
             spent = time.monotonic() - start
             left = math.inf if self.budget is None else self.budget - (time.monotonic() - began)
             each = spent / len(racing) * sizes[number] / size
@@ -83,7 +96,7 @@ class Race:
                 fits = max(size, int(sizes[number] * max(left, 0.0) / (each * len(racing))))
                 sizes[number:] = [min(fits, s) for s in sizes[number:]]
                 notes.append(f"The budget allowed {fits} of {whole} training documents.")
-        self.tell(f"the last {len(racing)} on {sizes[-1]} documents")
+        self.tell(f"the last {len(racing)} on {sizes[-1]} documents{f' · {standing}' if standing else ''}")
         cells, result = self._round(racing, "final", train=sizes[-1])
         problems |= self._problems(result, racing)
         return self._answer(task, direct[0], cells, out, problems, time.monotonic() - began, sizes[-1], notes)
@@ -107,7 +120,8 @@ class Race:
                 "keep_adapters": name == "final",
             }
         )
-        result = run_study(plan_study(study), workers=self.workers)
+        plan = plan_study(study)
+        result = run_study(plan, workers=self.workers or default_workers(plan), stay=self.stay)
         if result.interrupted:
             raise KeyboardInterrupt
         self.last = result.study

@@ -259,6 +259,12 @@ def test_task_section(data: ReportData) -> Section | None:
     return of_findings("test-task", "Test task", TEST_TASK, found, data.test_task.problems, heading=heading)
 
 
+def classes_section(data: ReportData) -> Section | None:
+    """Show tests on labelled texts: models beside baselines, classes, confusion."""
+    said = " ".join(sentence for found in data.labelled for sentence in found.sentences())
+    return of_findings("classes", "Classes", said, data.labelled, heading="Labelled texts, class by class")
+
+
 def exposure_section(data: ReportData) -> Section | None:
     """Signs that a model saw a test before."""
     if data.exposure is None:
@@ -366,6 +372,7 @@ PROXIES = (
 SECTIONS: tuple[Callable[[ReportData], Section | None], ...] = (  # in reading order; the ids are addresses of the board
     answer_section,
     scores_section,
+    classes_section,
     predicted_section,
     ranks_section,
     agreement_section,

@@ -17,6 +17,7 @@ from potentia.analysis.base_models import (
     find_stability,
     find_training,
 )
+from potentia.analysis.classification import Classification, find_classification
 from potentia.analysis.planning import Completion, find_outlook
 from potentia.analysis.proxy import Options as ProxyOptions
 from potentia.analysis.proxy import Proxies, find_proxies
@@ -65,6 +66,7 @@ class ReportData:
     problem: str = ""  # why there is no ranking
     test_task: TestTask | None = None
     exposure: Exposure | None = None  # where the study recorded probes
+    labelled: tuple[Classification, ...] = ()  # tests on labelled texts of one's own
     training: Training | None = None  # of checkpoints: the runs that they are of
     stability: Stability | None = None
     consistency: ConsistencyFindings | None = None
@@ -98,6 +100,7 @@ class ReportData:
             "ablation": self.ablation,
             "completion": self.completion,
         }
+        found |= {f"classification-{one.task}": one for one in self.labelled}
         return found | {name: f for name, f in single.items() if f is not None}
 
     def charts(self) -> list[Chart]:
@@ -145,6 +148,7 @@ def make_report(evidence: Evidence, *, items: int | None = None, options: Report
         problem=problem,
         test_task=_test_task(evidence, options.test_task),
         exposure=_exposure(evidence),
+        labelled=tuple(find_classification(evidence)),
         training=training,
         stability=_stability(evidence, options.baseline),
         consistency=consistency,

@@ -204,6 +204,31 @@ def verbalise(labels: Sequence[str], given: Mapping[str, str]) -> dict[str, str]
     return {label: f"{said}." for label, said in words.items()} if inside else words
 
 
+def unanswered(config: Mapping[str, Any], records: Sequence[Record], bad: Bad) -> list[dict[str, Any] | None]:
+    """Make the documents of rows whose answer may not be known, for a definition made here; None where a row is bad."""
+    labels = list(config.get("labels") or {})
+    fields = [name for name in ("text", "text_pair") if labels and "{{" + name + "}}" in str(config["doc_to_text"])]
+
+    def made(record: Record) -> dict[str, Any]:
+        if config["output_type"] == "generate_until":
+            return {"prompt": _string(record, "prompt"), "completion": str(record.get("completion") or "")}
+        if not labels:
+            return {**_choice_row(record), "answer": 0}
+        gold = str(record.get("label", "")).strip()
+        texts = {name: _string(record, name).strip() for name in fields}
+        return {**texts, "label": labels.index(gold) if gold in labels else 0}
+
+    documents: list[dict[str, Any] | None] = []
+    for record in records:
+        try:
+            documents.append({**_texts(record), **made(record)})
+        except TaskError as error:
+            error.where = record.place
+            bad.append(error)
+            documents.append(None)
+    return documents
+
+
 def few_values(records: Sequence[Record], but: str) -> str | None:
     """Return a column that looks like a label: few distinct short values, each of several rows."""
     columns = dict.fromkeys(key for record in records for key in record if key != but)

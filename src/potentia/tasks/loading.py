@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -55,6 +56,57 @@ def load(
     score is taken, ``answer_tokens`` how long a written answer may be, ``drop_bad_rows`` whether rows that cannot be
     used are left out rather than told.
     """
+    asked = (name, data_dir, repr(own), answer_tokens, drop_bad_rows)
+    found = None if _remembered is None else _remembered.get(asked)
+    if found is None:
+        found = _read(name, data_dir, own, answer_tokens, drop_bad_rows)
+        if _remembered is not None:
+            _remembered[asked] = found
+    leaves, weights, label, metric, mine = found
+    form = name.partition(":")[2]
+    if mean is not None:
+        weights = dict.fromkeys((*leaves[0].plain_metrics, "acc", "acc_norm", "brier_score"), mean == "items")
+    task = Task(
+        f"{label}:{form}" if form else label,
+        leaves,
+        metric=metric,
+        weights=weights,
+        caps=caps,
+        seed=seed,
+        carve=carve,
+        division=division,
+        hold_out=hold_out,
+    )
+    if mine is not None:
+        task.own = mine
+        task.notes += mine.notes
+        if drop_overlap is None and hold_out is None:
+            _drop_duplicates(task)
+    if drop_overlap:
+        dropped = task.without(overlap(task).train_ids)
+        task.notes += [f"{dropped} training documents overlap the test and are dropped."] if dropped else []
+    return task
+
+
+Found = tuple[list[Leaf], Mapping[str, bool], str, str | None, OwnTask | None]
+_remembered: dict[Any, Found] | None = None
+
+
+@contextmanager
+def reading_once() -> Iterator[None]:
+    """Read the data of a task once meanwhile, however often it is loaded with other caps."""
+    global _remembered
+    before, _remembered = _remembered, {}
+    try:
+        yield
+    finally:
+        _remembered = before
+
+
+def _read(
+    name: str, data_dir: Path | None, own: OwnData | None, answer_tokens: int | None, drop_bad_rows: bool
+) -> Found:
+    """Read what a name means: its definitions with their data, weights in a group, label, metric, own data."""
     base, _, form = name.partition(":")
     path = None if own is not None else _own_path(base)
     leaves: list[Leaf]
@@ -76,29 +128,7 @@ def load(
         leaves = [_leaf(c, data_dir, form, answer_tokens) for c in configs]
         label = base
     facts = benchmark(base) if own is None and path is None else None
-    first = next(iter(weights), None)
-    if mean is not None:
-        weights = dict.fromkeys((*leaves[0].plain_metrics, "acc", "acc_norm", "brier_score"), mean == "items")
-    task = Task(
-        f"{label}:{form}" if form else label,
-        leaves,
-        metric=facts.metric if facts else first,
-        weights=weights,
-        caps=caps,
-        seed=seed,
-        carve=carve,
-        division=division,
-        hold_out=hold_out,
-    )
-    if mine is not None:
-        task.own = mine
-        task.notes += mine.notes
-        if drop_overlap is None and hold_out is None:
-            _drop_duplicates(task)
-    if drop_overlap:
-        dropped = task.without(overlap(task).train_ids)
-        task.notes += [f"{dropped} training documents overlap the test and are dropped."] if dropped else []
-    return task
+    return leaves, weights, label, facts.metric if facts else next(iter(weights), None), mine
 
 
 def _drop_duplicates(task: Task) -> None:

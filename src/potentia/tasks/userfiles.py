@@ -91,15 +91,15 @@ def read(own: OwnData, data_dir: Path | None = None) -> OwnTask:
     bad: Bad = []
     splits = _splits(own, data_dir, bad)
     if bad and not any(splits.values()):
-        raise _listed(bad, len(bad))
+        raise bad_rows(bad, len(bad))
     own, make = _reading(own, splits)
-    splits = {split: _mapped(records, own) for split, records in splits.items()}
+    splits = {split: map_columns(records, own.columns) for split, records in splits.items()}
     if own.prompt is not None and make is kinds.corpus:
         raise TaskError("a text to predict has no prompt", hint="leave out `prompt`")
     config, rows = make(own, splits, bad)
     total = sum(map(len, rows.values())) + len(bad)
     if bad and not (own.drop_bad_rows and any(rows.values())):
-        raise _listed(bad, total)
+        raise bad_rows(bad, total)
     if own.prompt is not None:
         config |= {"doc_to_text": own.prompt}
     rows = {split: records for split, records in rows.items() if records}
@@ -110,7 +110,7 @@ def read(own: OwnData, data_dir: Path | None = None) -> OwnTask:
     return OwnTask(config, data, dict(own.columns), tuple(_notes(own, config, bad, total)))
 
 
-def _listed(bad: Bad, total: int) -> TaskError:
+def bad_rows(bad: Bad, total: int) -> TaskError:
     """Say which rows cannot be used, all in one error."""
     if len(bad) == 1:
         return bad[0]
@@ -260,27 +260,27 @@ def _files(paths: Sequence[Path], bad: Bad) -> dict[str, Records]:
         if not path.exists():
             raise TaskError(f"there is no file or folder {path}", hint="check the path")
     if len(paths) == 1:
-        return _folder(paths[0], bad) if paths[0].is_dir() else {"train": _file(paths[0], bad)}
+        return _folder(paths[0], bad) if paths[0].is_dir() else {"train": file_records(paths[0], bad)}
     folders = [path for path in paths if path.is_dir()]
     if folders:
         raise TaskError("give one folder, or several files", where=str(folders[0]))
     if all(path.stem.lower() in _SPLIT_NAMES for path in paths):
         splits = [_SPLIT_NAMES[path.stem.lower()] for path in paths]
         if len(set(splits)) == len(splits):
-            return {split: _file(path, bad) for split, path in zip(splits, paths, strict=True)}
-    return {"train": [record for path in paths for record in _file(path, bad)]}
+            return {split: file_records(path, bad) for split, path in zip(splits, paths, strict=True)}
+    return {"train": [record for path in paths for record in file_records(path, bad)]}
 
 
-def _mapped(records: Records, own: OwnData) -> Records:
+def map_columns(records: Records, columns: Mapping[str, str | Sequence[str]]) -> Records:
     """Give every record the fields that the user's columns stand for."""
     known = set().union(*(record.keys() for record in records))
-    for name, column in own.columns.items():
+    for name, column in columns.items():
         for one in [column] if isinstance(column, str) else column:
             if one not in known:
                 there = ", ".join(sorted(known))
                 place = records[0].place.rpartition(", ")[0] if records else ""
                 raise TaskError(f"no column {one!r} for {name}", where=place, hint=f"there are: {there}")
-    return [Record.at(r.place, {**r, **{name: _taken(r, c) for name, c in own.columns.items()}}) for r in records]
+    return [Record.at(r.place, {**r, **{name: _taken(r, c) for name, c in columns.items()}}) for r in records]
 
 
 def _taken(record: Mapping[str, Any], column: str | Sequence[str]) -> Any:
@@ -300,11 +300,11 @@ def _folder(folder: Path, bad: Bad) -> dict[str, Records]:
             raise TaskError(told, where=str(folder))
         found[split] = file
     if found:
-        return {split: _file(file, bad) for split, file in found.items()}
+        return {split: file_records(file, bad) for split, file in found.items()}
     if loose := sorted(folder.glob("*.txt")):  # a folder of texts: each file is one document
         return {"train": [Record.at(str(file), {"text": read_text(file)}) for file in loose]}
     if several := sorted(find_splits(folder).values()):  # files of documents under other names: all of them as one
-        return {"train": [record for file in several for record in _file(file, bad)]}
+        return {"train": [record for file in several for record in file_records(file, bad)]}
     raise TaskError(
         "no file of documents in this folder",
         where=str(folder),
@@ -312,7 +312,8 @@ def _folder(folder: Path, bad: Bad) -> dict[str, Records]:
     )
 
 
-def _file(file: Path, bad: Bad) -> Records:
+def file_records(file: Path, bad: Bad) -> Records:
+    """Read the rows of one file; those that are no rows go to ``bad``."""
     if file.suffix == ".txt":
         parts = [part.strip("\n") for part in re.split(r"\n[ \t]*\n", read_text(file)) if part.strip()]
         records = [Record.at(f"{file}, paragraph {n}", {"text": part}) for n, part in enumerate(parts, start=1)]

@@ -1,0 +1,237 @@
+"""Predicting with a tuned model: the rows of a file, asked as the test asked them, with the probability of each label.
+
+An adapter that ``potentia select`` or ``potentia adapters export`` wrote carries a note: its base, the prompt, the
+labels and the columns. The note is data; of what it says about the task only the keys named here are used.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from potentia.errors import InputError
+from potentia.integrations.cards import NOTE
+from potentia.values.requests import Continuation, Generation
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from potentia.engine import LoadedModel
+    from potentia.tasks import Record
+
+Progress = Callable[[int], None]
+# What of a definition says how to ask; metrics and functions are not taken from a note.
+_ASKED = (
+    "output_type",
+    "doc_to_text",
+    "doc_to_choice",
+    "doc_to_target",
+    "target_delimiter",
+    "generation_kwargs",
+    "labels",
+)
+_ANSWERS = ("label", "answer", "completion")  # fields that a file to predict may lack
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The answer of each row in its order: a label (or a written text) and, for choices, the probability of each."""
+
+    rows: tuple[Mapping[str, Any], ...]  # the user's rows
+    predicted: tuple[str | None, ...]  # None where a row could not be used
+    probabilities: tuple[Mapping[str, float], ...]
+    gold: tuple[str | None, ...]  # where the file has labels
+    tested: float | None  # what the test gave, by `metric`
+    metric: str
+
+    @property
+    def accuracy(self) -> float:
+        """The share of right answers among rows with a known label; NaN where there is none."""
+        known = [p == g for p, g in zip(self.predicted, self.gold, strict=True) if p is not None and g is not None]
+        return sum(known) / len(known) if known else math.nan
+
+    def frame(self) -> pd.DataFrame:
+        """Return the rows with ``predicted``, ``probability`` and, for labels, a column ``p(label)`` each."""
+        import pandas as pd
+
+        return pd.DataFrame(self.records())
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the same as plain records."""
+        told = []
+        for row, predicted, shares in zip(self.rows, self.predicted, self.probabilities, strict=True):
+            best = {"predicted": predicted, "probability": max(shares.values(), default=None)}
+            told.append({**row, **best, **{f"p({label})": share for label, share in shares.items()}})
+        return told
+
+    def write(self, path: Path) -> None:
+        """Write them as CSV, JSON or JSON lines, by the file's name."""
+        if path.suffix == ".csv":
+            self.frame().to_csv(path, index=False)
+        elif path.suffix in (".json", ".jsonl"):
+            lines = [json.dumps(record, ensure_ascii=False) for record in self.records()]
+            whole = "\n".join(lines) if path.suffix == ".jsonl" else "[\n" + ",\n".join(lines) + "\n]"
+            path.write_text(whole + "\n", encoding="utf-8")
+        else:
+            raise InputError(f"cannot write {path.suffix or path.name!r}", hint="name a .csv, .json or .jsonl file")
+
+
+def predict(
+    adapter: str | Path,
+    data: str | Path | Sequence[str] | Sequence[Mapping[str, Any]],
+    *,
+    base: str | None = None,
+    device: str = "auto",
+    dtype: str | None = None,
+    drop_bad_rows: bool = False,
+    progress: Progress | None = None,
+) -> Predictions:
+    """Predict the rows of a file (or texts, or records) with an adapter that Potentia tuned on your own data.
+
+    ``base`` is where its base model is now, if not where it was. ``dtype`` is that of the test where absent.
+    """
+    from potentia.engine import chat_template
+    from potentia.engine.score import Scorer
+    from potentia.tasks import Leaf, bad_rows, from_records, unanswered
+
+    note = read_note(Path(adapter))
+    asked = note.get("asked") or {}
+    config = {key: value for key, value in (asked.get("config") or {}).items() if key in _ASKED}
+    if config.get("output_type") not in ("multiple_choice", "generate_until"):
+        raise InputError(
+            f"{note.get('task')} cannot be asked with rows of a file",
+            where=str(adapter),
+            hint="predict takes adapters tuned on your own labelled texts, questions or prompts",
+        )
+    bad: list[Any] = []
+    rows = _rows(data, asked.get("columns") or {}, bad)
+    records = _mapped(rows, asked.get("columns") or {})
+    documents = unanswered(config, records, bad)
+    if bad and not drop_bad_rows:
+        raise bad_rows(bad, len(records))
+    usable = [document for document in documents if document is not None]
+    if not usable:
+        raise InputError("there is no row to predict", where=None if isinstance(data, (list, tuple)) else str(data))
+    writes = config["output_type"] == "generate_until"
+    metric = {"metric": "exact_match" if writes else "acc", "aggregation": "mean", "higher_is_better": True}
+    whole = {**config, "task": str(note.get("task")), "test_split": "test", "metric_list": [metric]}
+    leaf = Leaf(whole, {"test": from_records(usable, where=str(note.get("task")))})
+    loaded = load_adapted(Path(adapter), note, base=base, device=device, dtype=dtype)
+    try:
+        chat = chat_template(loaded.tokenizer) if (note.get("selection") or {}).get("style") == "chat" else None
+        requests = [leaf.requests(document, shots=0, chat=chat) for document in usable]
+        scorer = Scorer(loaded)
+        if writes:
+            texts = scorer.generate([r for (r,) in requests if isinstance(r, Generation)], progress=progress)
+            answers: list[tuple[str, dict[str, float]]] = [(str(text).strip(), {}) for text in texts]
+        else:
+            flat = [r for several in requests for r in several if isinstance(r, Continuation)]
+            given = iter([answer.logprob for answer in scorer.loglikelihood(flat, progress=progress)])
+            names = list(config.get("labels") or {})
+            answers = [
+                _chosen(names or leaf.choices(document), [next(given) for _ in several], note.get("metric"))
+                for document, several in zip(usable, requests, strict=True)
+            ]
+    finally:
+        loaded.close()
+    left = iter(answers)
+    told = [next(left) if document is not None else (None, {}) for document in documents]
+    return Predictions(
+        rows=tuple(map(dict, rows)),
+        predicted=tuple(label for label, _ in told),
+        probabilities=tuple(shares for _, shares in told),
+        gold=tuple(_gold(config, record) for record in records),
+        tested=note.get("score"),
+        metric=str(note.get("metric")),
+    )
+
+
+def _chosen(names: Sequence[str], logprobs: Sequence[float], metric: Any) -> tuple[str, dict[str, float]]:
+    """Choose as the metric of the test does, and give each name its share of the probability of all."""
+    top = max(logprobs)
+    weights = [math.exp(value - top) for value in logprobs]
+    shares = {name: weight / sum(weights) for name, weight in zip(names, weights, strict=True)}
+    norm = [v / len(n) for n, v in zip(names, logprobs, strict=True)] if metric == "acc_norm" else list(logprobs)
+    return names[norm.index(max(norm))], shares
+
+
+def _gold(config: Mapping[str, Any], record: Record) -> str | None:
+    if config["output_type"] == "generate_until":
+        value = record.get("completion")
+        return str(value).strip() if value not in (None, "") else None
+    value = str(record.get("label", "")).strip()
+    return value if value in (config.get("labels") or ()) else None
+
+
+def _rows(data: Any, columns: Mapping[str, Any], bad: list[Any]) -> list[Record]:
+    from potentia.tasks import Record, file_records
+
+    if isinstance(data, (str, Path)):
+        path = Path(data).expanduser()
+        if not path.is_file():
+            raise InputError(f"there is no file {data}", hint="give a csv, jsonl, json or parquet file")
+        return file_records(path, bad)
+    field = columns.get("text", "text")
+    rows = [{field: one} if isinstance(one, str) else dict(one) for one in data]
+    return [Record.at(f"row {n}", row) for n, row in enumerate(rows, start=1)]
+
+
+def _mapped(records: list[Record], columns: Mapping[str, Any]) -> list[Record]:
+    from potentia.tasks import map_columns
+
+    there = {key for record in records for key in record}
+    wanted = {f: c for f, c in columns.items() if f not in _ANSWERS or (isinstance(c, str) and c in there)}
+    return map_columns(records, wanted)
+
+
+def read_note(folder: Path) -> dict[str, Any]:
+    """Read what an exported adapter says of itself."""
+    try:
+        note = json.loads((folder / NOTE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        hint = "give the folder that potentia select or potentia adapters export wrote"
+        raise InputError(f"{folder} has no {NOTE}", hint=hint) from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot be read: {error}", where=str(folder / NOTE)) from error
+    if not isinstance(note, dict) or not isinstance(note.get("model"), dict):
+        raise InputError("it does not say which model it goes on", where=str(folder / NOTE), hint="export it again")
+    return note
+
+
+def load_adapted(
+    folder: Path, note: Mapping[str, Any], *, base: str | None, device: str = "auto", dtype: str | None = None
+) -> LoadedModel:
+    """Load the base of an exported adapter with the adapter merged into it."""
+    from potentia.engine import load
+
+    model = note["model"]
+    own = [str(folder)] if (folder / "adapter_config.json").is_file() else []
+    return load(
+        base or str(model["source"]),
+        device=device,
+        dtype=dtype or str(model.get("dtype") or "auto"),
+        revision=None if base else model.get("revision"),
+        gguf_file=None if base else model.get("gguf_file"),
+        adapters=(*map(str, model.get("before") or ()), *own),
+        quantise=model.get("quantise"),
+    )
+
+
+def merge(adapter: str | Path, output: str | Path, *, base: str | None = None, dtype: str | None = None) -> Path:
+    """Write the base with the adapter merged into it: a model like any other, with its tokenizer."""
+    folder, output = Path(adapter), Path(output)
+    if output.exists() and any(output.iterdir()):
+        raise InputError("the folder is not empty", where=str(output), hint="give a new folder")
+    note = read_note(folder)
+    whole = {**note, "model": {**note["model"], "quantise": None}}  # few bits cannot be merged into
+    loaded = load_adapted(folder, whole, base=base, device="cpu", dtype=dtype)
+    try:
+        loaded.model.save_pretrained(output)
+        loaded.tokenizer.save_pretrained(output)
+    finally:
+        loaded.close()
+    return output
