@@ -20,7 +20,7 @@ from potentia.values.findings import Finding, Table, jsonable, on_one_scale, tel
 
 if TYPE_CHECKING:
     from potentia.analysis.base_models import Training
-    from potentia.analysis.classification import Classification
+    from potentia.analysis.benchmark import Classification
     from potentia.analysis.rankings import Scoreboard
     from potentia.evidence import Evidence
 

@@ -89,7 +89,7 @@ def run(
       potentia run --models HuggingFaceTB/SmolLM2-135M --tasks arc_easy boolq --protocols direct train_before_test
     """
     from potentia import consent
-    from potentia.analysis.classification import find_classification
+    from potentia.analysis.benchmark import find_classification
     from potentia.cli.view import watch
     from potentia.errors import StudyError
     from potentia.run import default_workers, plan_study, run_study

@@ -44,7 +44,7 @@ def select(
     Example:
       potentia select --data my.jsonl --models HuggingFaceTB/SmolLM2-135M EleutherAI/pythia-160m --budget 30min
     """
-    from potentia.analysis.classification import find_classification
+    from potentia.analysis.benchmark import find_classification
     from potentia.errors import StudyError
     from potentia.evidence import read
     from potentia.run import Race, read_budget

@@ -17,7 +17,7 @@ from potentia.analysis.base_models import (
     find_stability,
     find_training,
 )
-from potentia.analysis.classification import Classification, find_classification
+from potentia.analysis.benchmark import Classification, find_classification
 from potentia.analysis.planning import Completion, find_outlook
 from potentia.analysis.proxy import Options as ProxyOptions
 from potentia.analysis.proxy import Proxies, find_proxies
