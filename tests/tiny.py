@@ -53,12 +53,12 @@ def tokenizer(chat: bool = False):
     return made
 
 
-def save_model(folder: Path, *, seed: int = 0, chat: bool = False, width: int = 32) -> Path:
+def save_model(folder: Path, *, seed: int = 0, chat: bool = False, width: int = 32, words=None) -> Path:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
-    words = tokenizer(chat)
+    words = words or tokenizer(chat)
     config = LlamaConfig(
         vocab_size=len(words),
         hidden_size=width,

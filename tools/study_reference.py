@@ -32,7 +32,7 @@ unknown key, a wrong type or a value out of range is refused with its line.
 models: [HuggingFaceTB/SmolLM2-135M, {name: mine, path: models/mine, kind: base}]
 tasks: [arc_easy, boolq, {name: support, file: data/support.jsonl}]
 protocols: [direct, train_before_test]
-tuning: {epochs: 3, learning_rates: [1.0e-5, 5.0e-5]}
+tuning: {recipe: fair}
 ```
 """
 WORDS: dict[Any, str] = {

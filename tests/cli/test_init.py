@@ -30,7 +30,7 @@ def test_flags_make_a_study_that_can_be_read(tmp_path: Path) -> None:
     assert [m.name for m in study.models] == ["org/a", "org/b"]
     assert ([t.name for t in study.tasks], study.protocols) == (["arc_easy"], ("few_shot:5",))
     assert f"potentia run {out}" in told
-    assert "learning_rates: [1.0e-05, 2.0e-05, 5.0e-05]" in out.read_text()
+    assert "recipe: fair" in out.read_text()
     with pytest.raises(InputError, match="is there already"):
         init(str(out), "--models", "m", "--tasks", "arc_easy")
     init(str(out), "--models", "m", "--tasks", "boolq", "--force")

@@ -19,8 +19,8 @@ from rich.console import Console
 from potentia.cli.view import View, watch
 from potentia.run import plan_study, run_study, store_status
 from potentia.run.execute import work_row
+from potentia.run.fine_tuning import Stopped
 from potentia.run.row import Board
-from potentia.run.training import Stopped
 from potentia.store import Store
 from potentia.study import make_study
 from tiny import save_model, save_questions

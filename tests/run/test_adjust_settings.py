@@ -101,7 +101,7 @@ def test_the_papers_recipe_learns_the_answer_and_its_end_and_is_gentle_with_the_
     named = study(world, models=models, adjust={"data": str(world / "auxiliary.jsonl"), "recipe": "test_task"})
     recipes = [adjust_tuning(named, row, 7e9) for row in named.rows()]
     assert [r.learning_rates for r in recipes] == [(2e-6,)] * 4 + [(2e-5,), (7e-6,)]
-    assert {(r.loss, r.end_of_text, r.batch, r.max_tokens) for r in recipes} == {("completion", True, 64, 600)}
+    assert {(r.loss, r.end_of_text, r.batch, r.max_tokens) for r in recipes} == {("completion", "answers", 64, 600)}
     keys = [next(c.key for c in row.cells if c.protocol == "adjust") for row in plan_study(named).rows]
     assert len(set(keys)) == 3, "the same weights under three rates"
 

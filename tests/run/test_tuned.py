@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from potentia.run import plan_study, run_study
 from potentia.store import CellRecord, LaneRecord, Store
 from potentia.study import Study, make_study
 
-TUNING = {"learning_rates": [3e-3], "epochs": 3, "dropout": 0.0}
+TUNING = {"learning_rates": [3e-3], "epochs": 3, "loss": "text", "race": False}
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +62,8 @@ def trainer_losses(world: Path, recipe: dict) -> list[float]:
 
     loaded = engine.load(str(world / "base"), device="cpu")
     task = tasks.load(str(world / "colours.jsonl"))
-    encoded = encode_examples(
-        loaded.encoder, task.examples(task.documents("train")), end_id=loaded.tokenizer.eos_token_id
-    )
+    texts = [replace(text, end=True) for text in task.examples(task.documents("train"))]
+    encoded = encode_examples(loaded.encoder, texts, end_id=loaded.tokenizer.eos_token_id)
     rows = [encoded.cut(i, 1024)[0].tolist() for i in range(len(encoded))]
     order = [int(i) for epoch in range(recipe["epochs"]) for i in data_order(0, epoch, len(rows))]
     batch = 8
@@ -228,20 +228,20 @@ def test_scores_on_the_way_are_the_chosen_rates(world: Path, tmp_path: Path, met
 def test_a_stopped_adjustment_scores_no_step_twice(
     world: Path, tmp_path: Path, method: str, rates: list[float], monkeypatch: pytest.MonkeyPatch
 ):
-    from potentia.run import training
+    from potentia.run import fine_tuning
     from potentia.run.tuned import RowHost
 
     adjust = {"data": str(world / "auxiliary.jsonl"), "form": "own", "at_steps": [5, 20]}
     tuning = TUNING | {"method": method, "learning_rates": rates}
     whole, halted = (study(world, tmp_path / f"{n}.db", "adjust", tuning=tuning, adjust=adjust) for n in "ab")
     tested: list[str] = []
-    evaluate = training.evaluate
+    evaluate = fine_tuning.evaluate
 
     def spy(scorer, asks, **options):
         tested.extend(ask.task.name for ask in asks if ask.split == "test")
         return evaluate(scorer, asks, **options)
 
-    monkeypatch.setattr(training, "evaluate", spy)
+    monkeypatch.setattr(fine_tuning, "evaluate", spy)
     expected, _ = ran(whole)
     once = len(tested)
     assert once == 2 * 2 * len(rates), "each rate on each task at each step"

@@ -167,7 +167,7 @@ def study(stream: Random, folder: Path) -> Act:
     """Read a study file, with flags over it."""
     import yaml
 
-    from potentia.run import study_key
+    from potentia.study import study_key
     from potentia.study import read_study
 
     file = _write(folder / "study.yaml", _mixed(stream, STUDY, yaml.safe_load(STUDY)))

@@ -62,12 +62,12 @@ def study_text(
     body: dict[str, Any] = {"name": path.stem, "models": models, "tasks": entries, "protocols": protocols}
     if quick:
         body["caps"] = {"train": 400, "validation": 100, "test": 300}
-        body["tuning"] = {"epochs": 2, "learning_rates": [5e-5]}
+        body["tuning"] = {"epochs": 2, "learning_rates": [1e-3]}
     make_study(body)
     lines = [
         f"# potentia run {path}",
         "#",
-        "# All fields of a study file and their defaults: docs/study.md. What is not written has the paper's value.",
+        "# All fields of a study file and their defaults: docs/study.md. What is not written has its default.",
         f"name: {_yaml(path.stem)}",
         "models:            # hub names, folders, GGUF files; with facts: {name: …, parameters: 135e6, tokens: 2e12}",
         *(f"  - {_yaml(model)}" for model in models),
@@ -78,12 +78,12 @@ def study_text(
     if quick:
         lines += [
             "caps: {train: 400, validation: 100, test: 300}   # documents of each split at most, for a try",
-            "tuning: {epochs: 2, learning_rates: [5.0e-05]}   # the paper: 5 epochs, [1e-5, 2e-5, 5e-5]",
+            "tuning: {epochs: 2, learning_rates: [1.0e-03]}   # without it: three epochs or more, the rate searched",
         ]
     else:
         lines += [
             "# caps: {train: 50000, validation: 1000, test: 10000}",
-            "# tuning: {epochs: 5, learning_rates: [1.0e-05, 2.0e-05, 5.0e-05], batch: 8, rank: 8, alpha: 32}",
+            "# tuning: {recipe: fair}   # the same for all, its rate searched; or {recipe: paper}",
         ]
     lines += ["# selection: validation   # or tuned, or paper", "# store: potentia.db"]
     return "\n".join(lines) + "\n"

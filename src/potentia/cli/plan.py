@@ -149,7 +149,7 @@ def _totals(planned: StudyPlan, cost: StudyCost) -> dict[str, Any]:
     return {
         "cells_to_do": len(left),
         "cells_done": len(cost.cells) - len(left),
-        "lanes": sum(cell.lanes for cell in left),
+        "lanes": round(sum(cell.lanes for cell in left)),
         "train_tokens": sum(cell.train_tokens for cell in left),
         "score_tokens": sum(cell.score_tokens for cell in left),
         "flops": sum(cell.flops for cell in left),
@@ -172,7 +172,7 @@ def cost_tables(planned: StudyPlan, cost: StudyCost) -> list[Table]:
         load = cost.loads[row.model.name] if left else 0.0
         rows.append(
             (
-                row.model.name, len(own) - len(left), len(left), sum(c.lanes for c in left),
+                row.model.name, len(own) - len(left), len(left), round(sum(c.lanes for c in left)),
                 _short(sum(c.train_tokens for c in left)), _short(sum(c.score_tokens for c in left)),
                 _short(sum(c.flops for c in left)), _short(cost.weights[row.model.name], "B"),
                 tell_time(sum(c.seconds for c in left) + load), row.problem or "",

@@ -11,20 +11,20 @@ from potentia.run.calibration import estimate_cost, measure_paces
 from potentia.run.cost import StudyCost, parameters_of, price, read_budget, tell_time, work_of
 from potentia.run.count import Count
 from potentia.run.execute import RunResult, default_workers, run_study
-from potentia.run.plan import CellPlan, RowPlan, StudyPlan, plan_study, study_key
+from potentia.run.plan import CellPlan, RowPlan, StudyPlan, plan_study
 from potentia.run.status import asked_cells, is_running, store_status
 
 if TYPE_CHECKING:
     from potentia.run.adaptive import AdaptiveRun
     from potentia.run.budget import complete_study, costs_of, grid_of, proposed_study, study_text
+    from potentia.run.fine_tuning import schedule
     from potentia.run.select import Race
-    from potentia.run.training import schedule
 
 _LATER = {
     "AdaptiveRun": "adaptive",
     **dict.fromkeys(("complete_study", "costs_of", "grid_of", "proposed_study", "study_text"), "budget"),
     "Race": "select",
-    "schedule": "training",
+    "schedule": "fine_tuning",
 }
 
 

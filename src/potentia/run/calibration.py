@@ -22,7 +22,7 @@ import numpy as np
 from potentia.run.cost import CellWork, Pace, StudyCost, paces_of_store, parameters_of, price, rows_left, work_of
 from potentia.run.execute import run_study
 from potentia.run.plan import StudyPlan, plan_study
-from potentia.study import Caps, Study
+from potentia.study import Caps, Study, Tuning
 from potentia.values.protocol import DIRECT
 
 FIRST, GROWTH = 16, 3  # documents of the largest task in the first run, and how much larger the next is
@@ -114,7 +114,7 @@ def _small(plan: StudyPlan, model: str, documents: int, store: str, *, epochs: i
     )
     adjust = study.adjust
     if adjust is not None:
-        own = adjust.tuning and adjust.tuning.model_copy(update={"epochs": 1})
+        own = adjust.tuning and _short(adjust.tuning)
         cap = min(adjust.cap or documents, documents)
         adjust = adjust.model_copy(update={"at_steps": (), "tuning": own, "cap": cap})
     return study.model_copy(
@@ -122,7 +122,7 @@ def _small(plan: StudyPlan, model: str, documents: int, store: str, *, epochs: i
             "models": (rows[model].model_copy(update={"copy_of": None}),),  # a treated copy is as fast as its original
             "protocols": tuple(dict.fromkeys((DIRECT, *study.protocols))),
             "tasks": tasks,
-            "tuning": study.tuning.model_copy(update={"epochs": epochs}),
+            "tuning": _short(study.tuning, epochs),
             "adjust": adjust,
             "treat": None,
             "only": None,
@@ -130,6 +130,11 @@ def _small(plan: StudyPlan, model: str, documents: int, store: str, *, epochs: i
             "keep_adapters": False,
         }
     )
+
+
+def _short(tuning: Tuning, epochs: int = 1) -> Tuning:
+    """Return a recipe that does as much as is counted: its grid, for so many epochs, without a race."""
+    return tuning.model_copy(update={"epochs": epochs, "least_updates": 0, "rate_bounds": None, "race": False})
 
 
 def _in_proportion(plan: StudyPlan, name: str, documents: int) -> Caps:

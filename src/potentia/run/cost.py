@@ -40,7 +40,7 @@ class CellWork:
     task: str
     protocol: Protocol
     done: bool
-    lanes: int
+    lanes: float  # as many as are expected: a search may ask for more learning rates
     train_tokens: float  # over all epochs of all lanes
     score_tokens: float  # test, and validation after every epoch of every lane
     flops: float  # NaN where the size is unknown
@@ -99,16 +99,19 @@ def work_of(plan: StudyPlan) -> list[CellWork]:
         size = parameters_of(row.model)
         adjusted = [cell for cell in row.cells if cell.protocol.kind == "adjust" and cell.protocol.step is None]
         for cell in row.cells:
-            score, train, lanes = tokens(cell.task, "test"), 0.0, 0
+            score, train, lanes = tokens(cell.task, "test"), 0.0, 0.0
             if cell.protocol == TRAIN_BEFORE_TEST:
-                lanes = len(tuning.learning_rates) * study.seeds
-                train = tokens(cell.task, "train") * tuning.epochs * lanes
-                score += tokens(cell.task, "validation") * (tuning.epochs * lanes + 1)
+                documents = len(plan.tasks.benchmarks[cell.task].documents("train"))
+                epochs, repeats = tuning.rounds(documents)
+                lanes = tuning.expected_lanes * study.seeds
+                train = tokens(cell.task, "train") * epochs * repeats * lanes
+                score += tokens(cell.task, "validation") * (epochs * lanes + 1)
             elif cell in adjusted and data is not None:  # one tuning for all of them, shared out
                 recipe = adjust_tuning(study, row.model, size if size == size else 0.0)
-                jobs = len(recipe.learning_rates) * study.seeds
-                lanes = jobs if cell is adjusted[0] else 0
-                train = count_tokens(data, "train") * recipe.epochs * jobs / len(adjusted)
+                jobs = recipe.expected_lanes * study.seeds
+                lanes = jobs if cell is adjusted[0] else 0.0
+                epochs, repeats = recipe.rounds(len(data.documents("train")))
+                train = count_tokens(data, "train") * epochs * repeats * jobs / len(adjusted)
                 score += tokens(cell.task, "validation") * (jobs + 1)
             flops = size * (4 * train + 2 * score)
             found.append(CellWork(row.model.name, cell.task, cell.protocol, cell.done, lanes, train, score, flops))
@@ -121,6 +124,8 @@ def price(plan: StudyPlan, paces: Sequence[Pace], source: str, device: str, *, s
     at = {model: _pace_at(paces, size) for model, size in sizes.items()}
     work = work_of(plan)
     tuned = {m: sum(c.protocol.tuned and c.protocol.step is None for c in work if c.model == m) for m in sizes}
+    trained = [len(task.documents("train")) for task in plan.tasks.benchmarks.values()]
+    looks = max(plan.study.tuning.rounds(documents)[0] for documents in trained)
     cells = []
     for cell in work:
         pace = at[cell.model]
@@ -130,10 +135,13 @@ def price(plan: StudyPlan, paces: Sequence[Pace], source: str, device: str, *, s
         seconds = cell.score_tokens * score * (pace.check if cell.train_tokens else 1.0)
         if cell.train_tokens:
             seconds += cell.train_tokens * (np.nan if pace.train is None else pace.train)
-            seconds += (pace.begin + pace.each * plan.study.tuning.epochs) / max(tuned[cell.model], 1)
+            seconds += (pace.begin + pace.each * looks) / max(tuned[cell.model], 1)
         cells.append(replace(cell, seconds=float(seconds)))
     shown = sum(count_tokens(task, "train") for task in plan.tasks.shown.values())
-    shown *= plan.study.treat.recipe(plan.study.tuning).epochs if plan.study.treat is not None else 0
+    if plan.study.treat is not None:
+        documents = sum(len(task.documents("train")) for task in plan.tasks.shown.values())
+        epochs, repeats = plan.study.treat.recipe(plan.study.tuning).rounds(documents)
+        shown *= epochs * repeats
     copies = {row.model.name for row in plan.rows if row.model.copy_of is not None}  # tuned before they are there
     loads = {m: (pace.load or 0.0) + (shown * (pace.train or 0.0) if m in copies else 0.0) for m, pace in at.items()}
     width = BYTES.get(plan.study.dtype, 4 if device == "cpu" else 2)

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from potentia.errors import InputError, PotentiaError, StoreError
 from potentia.processes import leave_with_parent
 from potentia.run.cost import parameters_of, weight_bytes
+from potentia.run.fine_tuning import Stopped
 from potentia.run.log import RunLog
 from potentia.run.model_cache import ModelCache
 from potentia.run.plan import LoadedTasks, RowPlan, StudyPlan, load_tasks, plan_study, seen, take_over, under_way
@@ -36,7 +37,6 @@ from potentia.run.row import RowOutcome, RowRun, versions
 from potentia.run.row_parts import LEAST_SECONDS, in_parts
 from potentia.run.stopping import POLITE, stoppable
 from potentia.run.sweep import sweep
-from potentia.run.training import Stopped
 
 if TYPE_CHECKING:
     from potentia.store import LeaseRecord, Store

@@ -8,82 +8,54 @@ amount of training (figure 8). The candidates of a benchmark are its lanes' stat
 the test split enters the choice.
 
 Adapters of all benchmarks train together, as lanes that share passes. Lanes of all weights, and those on auxiliary
-data, take turns.
+data, take turns. Learning rates that the search asks for beyond its grid (``choice``) are a wave of lanes more.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from potentia.errors import TuningError
 from potentia.run.ask import Ask, Evaluation, SplitName, Style, evaluate
-from potentia.run.training import Candidate, LanePlan, OnTheWay, Training, TunedResult, select
+from potentia.run.choice import Candidate, LanePlan, Peaks, is_behind, next_rate, past_its_best, peaks_of, select
 from potentia.study import Selection, Tuning, content_key
 from potentia.timing import spending
 
 if TYPE_CHECKING:
     from potentia.engine import LoadedModel
     from potentia.engine.score import Scorer
-    from potentia.engine.tune import FullLanes, LaneResult, LaneTrainer, StepInfo
+    from potentia.engine.tune import (
+        FullLanes,
+        LaneEpoch,
+        LaneResult,
+        LaneSpec,
+        LaneTrainer,
+        LoraConfig,
+        Schedule,
+        StepInfo,
+        TokenisedExamples,
+    )
+    from potentia.run.tuned import RowHost
     from potentia.tasks import ChatTemplate, Task
 
 
-class Host(Protocol):
-    """Whom the tuning serves: it says what is asked for, hears of progress, takes the results, and may stop it."""
-
-    def asked(self, task: str, step: int | None) -> bool:
-        """Say whether this score is wanted: after some steps, or (None) of the chosen state."""
-
-    def direct(self, task: str, ready: Callable[[], None]) -> Evaluation | None:
-        """Return the direct test evaluation, for the gain; ``ready`` is called before the untuned model is asked."""
-
-    def commit(self, task: str, step: int | None, result: TunedResult) -> None:
-        """Take a result."""
-
-    def keep(self, task: str, save: Callable[[Path], None]) -> None:
-        """Take the chosen adapter of a benchmark, which ``save`` writes into a folder; called before its commit."""
-
-    def fail(self, task: str, error: Exception) -> None:
-        """A benchmark has no result."""
-
-    def lane(
-        self,
-        lane: LanePlan,
-        task: str,
-        curve: Sequence[Candidate],
-        status: str,
-        *,
-        note: str = "",
-        selected: bool = False,
-    ) -> None:
-        """A lane moved on or ended; ``curve`` is what it is worth on one task, from the untuned model on."""
-
-    def phase(self, name: str, total: int, unit: str = "docs") -> None:
-        """A new phase begins, with this much work."""
-
-    def progress(self, amount: int) -> None:
-        """Some of the phase's work is done."""
-
-    def step(self, info: StepInfo) -> None:
-        """A training step of all active lanes was made."""
-
-    def stop(self) -> bool:
-        """Say whether to stop now."""
+class Stopped(Exception):  # noqa: N818 - the user asked for it
+    """The tuning was asked to stop; its state is in the workspace."""
 
 
 @dataclass
-class Tuned:
+class FineTuning:
     """The tunings of one row: train-before-test, or adjust where there is ``auxiliary`` data."""
 
     loaded: LoadedModel
     benchmarks: Mapping[str, Task]
     tuning: Tuning
-    host: Host
+    host: RowHost
     auxiliary: Task | None = None
     styles: tuple[Style, ...] = ("plain",)
     chat: ChatTemplate | None = None
@@ -96,12 +68,21 @@ class Tuned:
     token_budget: int | None = None
     shards: int = 1  # processes of one full tuning
     workspace: Path | None = None
+    # what is found on the way
     untuned: dict[tuple[str, Style], Candidate] = field(default_factory=dict)
+    lanes: dict[str, LanePlan] = field(default_factory=dict)
     curves: dict[tuple[str, str], list[Candidate]] = field(default_factory=dict)  # by lane and task
+    results: dict[str, LaneResult] = field(default_factory=dict)
+    trainer: LaneTrainer | FullLanes = field(init=False)
+    scorer: Scorer = field(init=False)
     on_the_way: OnTheWay = field(init=False)
 
     def __post_init__(self) -> None:
         self.on_the_way = OnTheWay(self.workspace / "on-the-way" if self.workspace else None)
+        self._texts: dict[tuple[str, Style], Any] = {}
+        self._done = self._found = 0  # steps of the lanes that ended, and those that an earlier run had made
+        self._last: StepInfo | None = None
+        self._alone: LanePlan | None = None  # the lane under way where lanes take turns
 
     @property
     def together(self) -> bool:
@@ -117,23 +98,29 @@ class Tuned:
     def _tune(self, names: Sequence[str], wanted: Sequence[str]) -> None:
         from potentia.engine.score import Scorer
         from potentia.engine.tune import FullLanes, LaneTrainer
+        from potentia.run.tested import finish
 
+        self.scorer = Scorer(self.loaded, token_budget=self.token_budget)
         with spending("validate"):
-            self._validate_untuned(names, Scorer(self.loaded, token_budget=self.token_budget))
-        lanes = {lane.key: lane for lane in self._lanes(names)}
+            self._validate_untuned(names)
+        self.lanes, self.results = {}, {}
         where: dict[str, Any] = {"token_budget": self.token_budget, "workspace": self.workspace}
         made: LaneTrainer | FullLanes
         if self.tuning.method == "full":
             made = FullLanes(self.loaded, **where, shards=self.shards, looks=self.at_steps)
         else:
             made = LaneTrainer(self.loaded, **where)
-        with made as trainer:
-            scorer = Scorer(self.loaded, token_budget=self.token_budget, router=trainer.router)
-            results = Training(self, trainer, scorer, lanes).go()
+        with made as self.trainer:
+            self.scorer = Scorer(self.loaded, token_budget=self.token_budget, router=self.trainer.router)
+            wave = {lane.key: lane for lane in self._first_lanes(names)}
+            while wave:
+                self.lanes |= wave
+                self._train(wave)
+                wave = {lane.key: lane for lane in self._more_lanes()}
             for name in wanted:
                 try:
                     with spending("select"):
-                        self._finish(name, lanes, results, trainer, scorer)
+                        finish(self, name)
                 except TuningError as error:
                     self.host.fail(name, error)
 
@@ -150,9 +137,7 @@ class Tuned:
         held = self.auxiliary is not None and self.auxiliary.documents("validation")
         return self.auxiliary if held and self.auxiliary and not task.documents("validation") else task
 
-    # --- before: validation of the untuned model, the lanes --------------------------------------------------------
-
-    def _validate_untuned(self, names: Sequence[str], scorer: Scorer) -> None:
+    def _validate_untuned(self, names: Sequence[str]) -> None:
         asks = {
             (name, style): self.ask(self.judge(name), "validation", style) for name in names for style in self.styles
         }
@@ -162,146 +147,82 @@ class Tuned:
         for ask in apart:
             worth[ask] = math.nan, math.nan
             if ask.task.documents("validation"):
-                (made,) = evaluate(scorer, [ask], chat=self.chat, progress=self.host.progress)
+                (made,) = evaluate(self.scorer, [ask], chat=self.chat, progress=self.host.progress)
                 worth[ask] = made.main.value, made.main.stderr
         for (name, style), ask in asks.items():
             self.untuned[name, style] = Candidate(style, 0, *worth[ask])
 
-    def _lanes(self, names: Sequence[str]) -> Iterator[LanePlan]:
-        for name, data in (
-            [(n, self.benchmarks[n]) for n in names] if self.auxiliary is None else [("", self.auxiliary)]
-        ):
-            content = {"task" if name else "adjust": data.fingerprint}
-            for style in self.styles:
-                for rate in self.tuning.learning_rates:
-                    for seed in range(self.seed, self.seed + self.seeds):
-                        model, tuning = self.loaded.fingerprint, self.tuning
-                        key = content_key(model=model, form=style, rate=rate, seed=seed, tuning=tuning, **content)
-                        yield LanePlan(key, name or data.name, style, rate, seed)
+    # --- the lanes ---------------------------------------------------------------------------------------------------
+
+    def data(self, lane: LanePlan) -> Task:
+        """Return what a lane learns from."""
+        return self.auxiliary or self.benchmarks[lane.data]
+
+    def epochs(self, lane: LanePlan) -> int:
+        """Return the epochs of a lane."""
+        return self.tuning.rounds(len(self.data(lane).documents("train")))[0]
 
     def served(self, lane: LanePlan) -> Sequence[str]:
         """Return the benchmarks that a lane is for."""
         return (lane.data,) if self.auxiliary is None else tuple(self.benchmarks)
 
-    # --- after: selection, then the test split once ------------------------------------------------------------------
+    def _lane(self, data: str, style: Style, rate: float, seed: int) -> LanePlan:
+        what = {"task": self.benchmarks[data]} if self.auxiliary is None else {"adjust": self.auxiliary}
+        content = {kind: task.fingerprint for kind, task in what.items()}
+        model, tuning = self.loaded.fingerprint, self.tuning
+        key = content_key(model=model, form=style, rate=rate, seed=seed, tuning=tuning, **content)
+        return LanePlan(key, data, style, rate, seed)
 
-    def states(self, name: str, lanes: Mapping[str, LanePlan]) -> list[Candidate]:
-        """Return the tuned states that may be chosen for a benchmark, so far."""
-        known = [c for key in lanes for c in self.curves.get((key, name), ()) if c.tuned]
-        return known if self.auxiliary is None else [c for c in known if c.epoch == self.tuning.epochs]
+    def _first_lanes(self, names: Sequence[str]) -> Iterator[LanePlan]:
+        for data in names if self.auxiliary is None else [self.auxiliary.name]:
+            for style in self.styles:
+                for rate in self.tuning.learning_rates:
+                    for seed in range(self.seed, self.seed + self.seeds):
+                        yield self._lane(data, style, rate, seed)
+
+    def _more_lanes(self) -> Iterator[LanePlan]:
+        """Yield the lanes one rung beyond the ends that lead, for any benchmark that they serve."""
+        for group in dict.fromkeys(lane.rivals for lane in self.lanes.values()):
+            first = next(lane for lane in self.lanes.values() if lane.rivals == group)
+            asked = {
+                next_rate(
+                    self.peaks(name, group),
+                    self.tuning.rate_bounds,
+                    higher_is_better=self.judge(name).higher_is_better,
+                )
+                for name in self.served(first)
+                if self.judge(name).documents("validation")
+            }
+            for rate in sorted(rate for rate in asked if rate is not None):
+                yield self._lane(first.data, first.style, rate, first.seed)
+
+    def _spec(self, lane: LanePlan) -> LaneSpec:
+        from potentia.engine.tune import LaneSpec
+
+        place = (lane.data, lane.style)
+        if place not in self._texts:
+            chat = self.chat if lane.style == "chat" else None
+            self._texts[place] = learned(self.tuning, self.loaded, [self.data(lane)], chat=chat)
+        documents = len(self.data(lane).documents("train"))
+        plan = schedule(self.tuning, lane.learning_rate, documents)
+        return LaneSpec(lane.key, self._texts[place], plan, adapter(self.tuning), lane.seed)
+
+    # --- what validation says ----------------------------------------------------------------------------------------
+
+    def states(self, name: str, seed: int | None = None) -> list[Candidate]:
+        """Return the tuned states that may be chosen for a benchmark, so far; those of all seeds or of one."""
+        mine = [lane for lane in self.lanes.values() if name in self.served(lane) and seed in (None, lane.seed)]
+        known = [(c, lane) for lane in mine for c in self.curves.get((lane.key, name), ()) if c.tuned]
+        return [c for c, lane in known if self.auxiliary is None or c.epoch == self.epochs(lane)]
 
     def best(self, name: str, candidates: Sequence[Candidate]) -> Candidate:
         """Return the best candidate on validation."""
         return select(candidates, higher_is_better=self.judge(name).higher_is_better)
 
-    def _finish(
-        self,
-        name: str,
-        lanes: Mapping[str, LanePlan],
-        results: Mapping[str, LaneResult],
-        trainer: LaneTrainer | FullLanes,
-        scorer: Scorer,
-    ) -> None:
-        task = self.benchmarks[name]
-        mine = {key: lane for key, lane in lanes.items() if name in self.served(lane)}
-        failures = [
-            f"{lane.learning_rate:g} {lane.style}: {results[key].reason}"
-            for key, lane in mine.items()
-            if results[key].reason
-        ]
-        tuned = self.states(name, mine)
-        if not tuned:
-            raise TuningError(f"every lane of {name} failed: {'; '.join(failures)}")
-        untuned = [self.untuned[name, style] for style in self.styles]
-        blind = not task.documents("validation")  # nothing to choose by (as in MMLU): the tuned model stands
-        chosen, on_the_way = [], []
-        for seed in range(self.seed, self.seed + self.seeds):
-            own = [c for c in tuned if c.lane is not None and c.lane.seed == seed]
-            forced = own and (blind or self.choice != "validation")
-            chosen.append(self.best(name, own if forced else [*untuned, *own]))
-            on_the_way += [self.best(name, own)] if own else []
-        self._publish_steps(name, on_the_way)
-        if not self.host.asked(name, None):
-            return
-        tests = []
-        for best in chosen:
-            if best.lane is None:
-                trainer.bare()
-            owner = trainer.restore(best.lane.key, best.epoch) if best.lane is not None else None
-            self.host.phase(f"testing {name}", len(task.documents("test")))
-            ask = self.ask(task, "test", best.style, owner)
-            with spending("test"):
-                tests += evaluate(scorer, [ask], chat=self.chat, progress=self.host.progress)
-            if best.lane is not None:
-                self.tell(best.lane, name, results[best.lane.key].status, selected=True)
-        direct = self.host.direct(name, trainer.bare)
-        test, kept_direct = Evaluation.mean(tests), False
-        if self.choice == "paper" and direct is not None and not _improves(test, direct, task):
-            test, kept_direct = direct, True
-        ended = [results[key] for key in mine]
-        selection = _told(chosen, tests) | {
-            "tuned": chosen[0].tuned and not kept_direct,
-            "kept_direct": kept_direct,
-            "epochs_saved_by_race": sum(self.tuning.epochs - len(r.epochs) for r in ended if r.status == "dropped"),
-            "target_modules": list(ended[0].targets),
-            "failed_lanes": failures,
-        }
-        if any(best.lane is None for best in chosen) or kept_direct:
-            selection["best_tuned"] = self._best_tuned(
-                name, tuned, dict(zip(chosen, tests, strict=True)), trainer, scorer
-            )
-        if self.every_rate:
-            made = dict(zip(chosen, tests, strict=True))
-            selection["rates"] = [self._tested(name, one, made, trainer, scorer) for one in tuned]
-        save = getattr(trainer, "save_peft", None)  # adapters can be taken away; all weights of a model are not kept
-        if save is not None and chosen[0].lane is not None and not kept_direct:
-            self.host.keep(name, partial(save, chosen[0].lane.key, epoch=chosen[0].epoch))
-        self.host.commit(name, None, TunedResult(test, selection, direct.main.value if direct is not None else None))
-
-    def _best_tuned(
-        self,
-        name: str,
-        tuned: Sequence[Candidate],
-        made: Mapping[Candidate, Evaluation],
-        trainer: LaneTrainer | FullLanes,
-        scorer: Scorer,
-    ) -> dict[str, Any]:
-        """Return the test score of the best tuned state, where the untuned model is kept: what ``tuned`` would be."""
-        seeds: dict[int, list[Candidate]] = {}
-        for state in tuned:
-            assert state.lane is not None
-            seeds.setdefault(state.lane.seed, []).append(state)
-        told = [self._tested(name, self.best(name, own), made, trainer, scorer) for own in seeds.values()]
-        return told[0] | {key: sum(one[key] for one in told) / len(told) for key in ("value", "stderr")}
-
-    def _tested(
-        self,
-        name: str,
-        state: Candidate,
-        made: Mapping[Candidate, Evaluation],
-        trainer: LaneTrainer | FullLanes,
-        scorer: Scorer,
-    ) -> dict[str, Any]:
-        """Return a lane's test score at its end: what a larger budget of search is worth (appendix B.3)."""
-        assert state.lane is not None
-        if state not in made:
-            owner = trainer.restore(state.lane.key, state.epoch)
-            ask = self.ask(self.benchmarks[name], "test", state.style, owner)
-            (test,) = evaluate(scorer, [ask], chat=self.chat)
-        else:
-            test = made[state]
-        told = {"learning_rate": state.learning_rate, "style": state.style, "seed": state.lane.seed}
-        told |= {"validation": state.value, "value": test.main.value, "stderr": test.main.stderr}
-        return told | {"chosen": state in made}
-
-    def _publish_steps(self, name: str, chosen: Sequence[Candidate]) -> None:
-        """Hand over the scores on the way of the lanes that were chosen in the end."""
-        for step in self.at_steps:
-            if self.host.asked(name, step):
-                tests = [self.on_the_way.get(c.lane.key, step, name) for c in chosen if c.lane is not None]
-                selection = _told(chosen, tests) | {"step": step}
-                del selection["epoch"]  # the end of the tuning, where the lane was chosen
-                self.host.commit(name, step, TunedResult(Evaluation.mean(tests), selection))
+    def peaks(self, name: str, group: tuple[str, Style, int]) -> Peaks:
+        """Return the best state of every learning rate of a search."""
+        lanes = [lane for lane in self.lanes.values() if lane.rivals == group]
+        return peaks_of(lanes, self.states(name), higher_is_better=self.judge(name).higher_is_better)
 
     def tell(self, lane: LanePlan, name: str, status: str, *, note: str = "", selected: bool = False) -> None:
         """Tell the host what a lane is worth on a benchmark; one lane on auxiliary data has a curve for each."""
@@ -310,32 +231,218 @@ class Tuned:
             key = lane.key if self.auxiliary is None else content_key(lane=lane.key, task=name)
             self.host.lane(replace(lane, key=key), name, curve, status, note=note, selected=selected)
 
+    # --- training ----------------------------------------------------------------------------------------------------
 
-def trainable(task: Task) -> bool:
-    """Say whether a task has documents to train on and to validate with."""
-    return bool(task.documents("train") and task.documents("validation"))
+    def _train(self, wave: Mapping[str, LanePlan]) -> None:
+        """Train every lane of a wave to its end."""
+        specs = [self._spec(lane) for lane in wave.values()]
+        on_data = f" on {self.auxiliary.name}" if self.auxiliary is not None else ""
+        more = ", more rates" if len(wave) < len(self.lanes) else ""
+        self.host.phase(f"tuning{on_data}{more}", sum(spec.total_steps for spec in specs), "steps")
+        for key, lane in wave.items():
+            for name in self.served(lane):
+                self.curves[key, name] = [self.untuned[name, lane.style]]
+        self._done = self._found = 0
+        for batch in [specs] if self.together else [[spec] for spec in specs]:
+            self._last = None
+            self._alone = wave[batch[0].key] if not self.together else None
+            with spending("train"):
+                made = self.trainer.train(
+                    batch,
+                    on_epoch=self._on_epoch,
+                    on_step=self._on_step,
+                    on_recall=self._on_recall,
+                    stop=self.host.stop,
+                )
+            self.results |= made
+            for spec in batch:
+                for name in self.served(wave[spec.key]):
+                    self.tell(wave[spec.key], name, made[spec.key].status, note=made[spec.key].reason or "")
+            if any(result.status == "interrupted" for result in made.values()):
+                raise Stopped
+            steps = sum(spec.total_steps for spec in batch)
+            self._done += steps
+            self._found += self._last.before if self._last is not None else steps
+
+    def _on_epoch(self, ended: list[LaneEpoch]) -> dict[str, Any]:
+        from potentia.engine.tune import DROP
+
+        asks = {
+            (e.key, name): self._question(e, name)
+            for e in ended
+            for name in self._validated(self.lanes[e.key], e.epoch)
+        }
+        worth = self._evaluate(dict.fromkeys(asks.values()))
+        by_key = {epoch.key: epoch for epoch in ended}
+        for (key, name), ask in asks.items():
+            by_key[key].notes[name] = [worth[ask].main.value, worth[ask].main.stderr]
+        for epoch in ended:
+            lane = self.lanes[epoch.key]
+            self._note(lane, epoch)
+            for name in self.served(lane):
+                self.tell(lane, name, "training")
+        self._hold()
+        if not self.tuning.race:
+            return {}
+        return {e.key: DROP for e in ended if self._is_lost(self.lanes[e.key], e.epoch)}
+
+    def _validated(self, lane: LanePlan, epoch: int) -> list[str]:
+        """Return the benchmarks to validate a lane on after an epoch."""
+        if self.auxiliary is not None and epoch < self.epochs(lane) and not self.tuning.race:
+            return []
+        return [name for name in self.served(lane) if self.judge(name).documents("validation")]
+
+    def _question(self, epoch: LaneEpoch, name: str) -> Ask:
+        style, owner = self.lanes[epoch.key].style, self.trainer.slot(epoch.key)
+        return self.ask(self.judge(name), "validation", style, owner)
+
+    def _evaluate(self, asks: Iterable[Ask]) -> dict[Ask, Evaluation]:
+        asked = list(asks)
+        batches = [asked] if self.together else [[ask] for ask in asked]
+        with spending("validate"):
+            made = [one for batch in batches if batch for one in evaluate(self.scorer, batch, chat=self.chat)]
+        return dict(zip(asked, made, strict=True))
+
+    def _note(self, lane: LanePlan, epoch: LaneEpoch) -> None:
+        """Add an epoch to the lane's curves; one that was to be validated and could not is worth NaN."""
+        last = epoch.epoch == self.epochs(lane)
+        for name in self.served(lane):
+            curve = [c for c in self.curves[lane.key, name] if c.epoch < epoch.epoch]
+            if name in epoch.notes or last:
+                value, error = epoch.notes.get(name, (math.nan, math.nan))
+                curve.append(
+                    Candidate(lane.style, epoch.epoch, value, error, lane, epoch.loss, epoch.tokens, epoch.seconds)
+                )
+            self.curves[lane.key, name] = curve
+
+    def _hold(self) -> None:
+        """Let the trainer keep the states that lead, for each benchmark and search; adapters are all kept."""
+        from potentia.engine.tune import FullLanes
+
+        if not isinstance(self.trainer, FullLanes):
+            return
+        leaders = set()
+        for name in self.benchmarks:
+            by_seed: dict[int, list[Candidate]] = {}
+            for candidate in self.states(name):
+                assert candidate.lane is not None
+                by_seed.setdefault(candidate.lane.seed, []).append(candidate)
+            for own in by_seed.values():
+                chosen = own if self.every_rate else [self.best(name, own)]
+                leaders |= {(c.lane.key, c.epoch) for c in chosen if c.lane is not None}
+        self.trainer.hold(leaders)
+
+    def _is_lost(self, lane: LanePlan, epoch: int) -> bool:
+        """Say whether a lane cannot win on any of its tasks: it is past its best, or behind after a third."""
+        names, epochs = self._validated(lane, epoch), self.epochs(lane)
+        rivals = [other for other in self.lanes.values() if other.rivals == lane.rivals]
+        for name in names:
+            higher = self.judge(name).higher_is_better
+            if self.auxiliary is None and past_its_best(self.curves[lane.key, name], higher_is_better=higher):
+                continue
+            same = {other: c for other in rivals for c in self.curves.get((other.key, name), ()) if c.epoch == epoch}
+            if 3 * epoch < epochs or not is_behind(lane, same, epochs - 1, higher_is_better=higher):
+                return False
+        return bool(names)
+
+    def _on_recall(self, epochs: list[LaneEpoch]) -> None:
+        for epoch in epochs:
+            self._note(self.lanes[epoch.key], epoch)
+
+    # --- steps -------------------------------------------------------------------------------------------------------
+
+    def _on_step(self, info: StepInfo) -> None:
+        self._last = info
+        self.host.step(replace(info, done=self._done + info.done, before=self._found + info.before))
+        if self._alone is not None and info.done in self.at_steps:
+            self._score_on_the_way(self._alone, info.done)
+
+    def _score_on_the_way(self, lane: LanePlan, step: int) -> None:
+        """Test the lane as it is now; where there are several to choose from, its scores wait for the choice."""
+        for name in self.served(lane):
+            if self.host.asked(name, step) and (lane.key, step, name) not in self.on_the_way:
+                ask = self.ask(self.benchmarks[name], "test", lane.style, self.trainer.slot(lane.key))
+                with spending("test"):
+                    (made,) = evaluate(self.scorer, [ask], chat=self.chat)
+                if len(self.lanes) > 1 or self.tuning.rate_bounds is not None:
+                    self.on_the_way.put(lane.key, step, name, made)
+                    continue
+                chosen = {"step": step, "style": lane.style, "learning_rate": lane.learning_rate}
+                self.host.commit(name, step, made, chosen)
 
 
-def _told(chosen: Sequence[Candidate], tests: Sequence[Evaluation]) -> dict[str, Any]:
-    """Return what was chosen, seed by seed, and how far the seeds' scores lie apart."""
-    values = [test.main.value for test in tests]
-    mean = sum(values) / len(values)
-    spread = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1)) if len(values) > 1 else None
-    return {
-        "style": chosen[0].style,
-        "learning_rate": chosen[0].learning_rate,
-        "epoch": chosen[0].epoch,
-        "validation": chosen[0].value,
-        "validation_stderr": chosen[0].stderr,
-        "seeds": [
-            {"value": v, "learning_rate": c.learning_rate, "epoch": c.epoch, "style": c.style, "validation": c.value}
-            for v, c in zip(values, chosen, strict=True)
-        ],
-        "spread": spread,
-    }
+class OnTheWay:
+    """Test evaluations of lanes at given steps, until it is known whose count: files, or memory without a folder."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self._memory: dict[Path, str] = {}
+
+    def _path(self, lane: str, step: int, task: str) -> Path:
+        return (self.folder or Path()) / f"{content_key(lane=lane, step=step, task=task)}.json"
+
+    def __contains__(self, place: tuple[str, int, str]) -> bool:
+        path = self._path(*place)
+        return path in self._memory or (self.folder is not None and path.exists())
+
+    def put(self, lane: str, step: int, task: str, made: Evaluation) -> None:
+        """Keep what a lane scored on a task; the file is whole or not there."""
+        path, text = self._path(lane, step, task), made.to_json()
+        if self.folder is None:
+            self._memory[path] = text
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        aside = path.with_name(f".{path.name}.{os.getpid()}")
+        with aside.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+
+    def get(self, lane: str, step: int, task: str) -> Evaluation:
+        """Return what was kept."""
+        path = self._path(lane, step, task)
+        try:
+            return Evaluation.from_json(self._memory[path] if self.folder is None else path.read_text("utf-8"))
+        except (OSError, KeyError, ValueError, TypeError):
+            raise TuningError(f"the score on {task} after {step} steps was not kept", where=str(path)) from None
 
 
-def _improves(test: Evaluation, direct: Evaluation, task: Task) -> bool:
-    """Say whether the tuned test score beats the direct one (the question of ``selection: paper``)."""
-    gain = test.main.value - direct.main.value
-    return gain > 0 if task.higher_is_better else gain < 0
+def learned(
+    tuning: Tuning, loaded: LoadedModel, data: Sequence[Task], *, chat: ChatTemplate | None = None
+) -> TokenisedExamples:
+    """Return what one epoch of a recipe learns from, as the model reads it."""
+    from potentia.engine.tune import encode_examples
+
+    every = tuning.answers == "all"
+    texts = [e for task in data for e in task.examples(task.documents("train"), chat=chat, every_answer=every)]
+    end = loaded.tokenizer.eos_token_id
+    if end is not None:
+        texts = [replace(e, end=bool(e.context) or tuning.end_of_text == "texts") for e in texts]
+    return encode_examples(loaded.encoder, texts, end_id=end).repeated(tuning.rounds(len(texts))[1])
+
+
+def adapter(tuning: Tuning) -> LoraConfig:
+    """Return the shape of a recipe's adapters."""
+    from potentia.engine.tune import LoraConfig
+
+    return LoraConfig(r=tuning.rank, alpha=tuning.alpha, dropout=tuning.dropout, targets=tuning.targets)
+
+
+def schedule(tuning: Tuning, rate: float, documents: int | None = None) -> Schedule:
+    """Return the engine's schedule for this recipe at one learning rate, with the epochs of so many documents."""
+    from potentia.engine.tune import Schedule
+
+    return Schedule(
+        epochs=tuning.epochs if documents is None else tuning.rounds(documents)[0],
+        batch=tuning.batch,
+        learning_rate=rate,
+        weight_decay=tuning.weight_decay,
+        betas=tuning.betas,
+        clip=tuning.clip,
+        decay=tuning.decay,
+        warmup_steps=tuning.warmup_steps,
+        floor=tuning.floor,
+        loss=tuning.loss,
+        max_tokens=tuning.max_tokens,
+    )

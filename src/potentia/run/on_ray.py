@@ -19,10 +19,10 @@ from typing import Any
 from potentia.errors import InputError, MissingExtraError, PotentiaError, StoreError
 from potentia.run.cost import weight_bytes
 from potentia.run.execute import give_up_row, note, opened, work_row
+from potentia.run.fine_tuning import Stopped
 from potentia.run.plan import LoadedTasks, RowPlan
 from potentia.run.queue import Turns
 from potentia.run.row import RowOutcome
-from potentia.run.training import Stopped
 
 STOP_SECONDS = 60.0  # that rows get to end once they are told to stop
 TRIES = 3  # of a row whose worker or machine is lost, after the first

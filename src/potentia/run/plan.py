@@ -6,39 +6,38 @@ all that another process or machine needs to compute the row, and can be pickled
 
 from __future__ import annotations
 
-import math
 import time
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, NamedTuple
 
 from potentia.errors import InputError, PotentiaError
 from potentia.facts import Kind, decide_kind, models
 from potentia.run.preflight import check_source
-from potentia.study import Adjust, Caps, ModelSpec, Study, TaskSpec, adjust_tuning, content_key, own_rates
-from potentia.values.protocol import ADJUST, TRAIN_BEFORE_TEST, Protocol
+from potentia.study import (
+    Adjust,
+    Caps,
+    ModelSpec,
+    Study,
+    TaskSpec,
+    adjust_tuning,
+    cell_key,
+    content_key,
+    own_rates,
+    renamed,
+    step_key,
+    study_key,
+)
+from potentia.values.protocol import ADJUST, Protocol
 
 if TYPE_CHECKING:
     from potentia.store import Store
     from potentia.tasks import Task
 
-# Raise this when a change of the scoring code can change a score: older cells are then computed anew.
-SCORING_VERSION = 1
-FEW_BITS = ("bfloat16", "float16")
-
 PART = " · part "
 SMALL_TEST = 100  # documents; with fewer, few differences between models can be told
-
-
-# Fields that say where and how fast to compute, but not what.
-_ELSEWHERE = {"probe", "store", "device", "shards", "token_budget", "name", "data_dir", "keep_adapters"}
-
-
-def study_key(study: Study) -> str:
-    """Name the study by its content and its name; where it runs does not matter."""
-    return content_key(name=study.name, study=study.model_dump(mode="json", exclude=_ELSEWHERE, exclude_defaults=True))
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,6 @@ class CellPlan:
     key: str
     done: bool = False
     copy_of: str | None = None
-    formerly: str | None = None  # the key before `auto` was settled: a cell of that dtype under it is this cell
 
 
 @dataclass(frozen=True)
@@ -136,7 +134,7 @@ class StudyPlan:
         left = [work for work in work_of(self) if not work.done]
         return {
             "cells": len(left),
-            "lanes": sum(work.lanes for work in left),
+            "lanes": round(sum(work.lanes for work in left)),
             "train_tokens": sum(work.train_tokens for work in left),
             "score_tokens": sum(work.score_tokens for work in left),
             "flops": sum(work.flops for work in left if work.flops == work.flops),
@@ -231,60 +229,7 @@ def _load_auxiliary(study: Study, adjust: Adjust) -> Task:
     return task if formed or adjust.form == "own" or not task.options else loaded(f"{adjust.data}:{adjust.form}")
 
 
-# --- keys ------------------------------------------------------------------------------------------------------------
-
-
-class KeyParts(TypedDict):
-    """What a cell's key may hold beside study, model, task and protocol."""
-
-    kind: Kind | None
-    shots: int | None
-    rates: Sequence[float] | None
-    auxiliary: str | None
-
-
-def cell_key(
-    study: Study,
-    model: str,
-    task: str,
-    protocol: Protocol,
-    *,
-    kind: Kind | None,
-    shots: int | None = None,
-    rates: Sequence[float] | None = None,
-    auxiliary: str | None = None,
-) -> str:
-    """Name everything that can change this cell's score; model, task and auxiliary data by their fingerprints.
-
-    ``kind`` is what decides, before the tokenizer does, whether the model may be asked through a chat template.
-    ``shots`` are the examples before a question where they are not the protocol's, ``rates`` a model's own.
-    """
-    parts: dict[str, Any] = {
-        "scoring": SCORING_VERSION,
-        "model": model,
-        "dtype": study.dtype,
-        "chat": study.chat,
-        "task": task,
-        "protocol": protocol,
-        "seed": study.seed,
-    }
-    if protocol == TRAIN_BEFORE_TEST:
-        parts |= {"tuning": study.tuning, "selection": study.selection, "seeds": study.seeds}
-    if shots is not None and shots != protocol.shots:
-        parts["shots"] = shots
-    if protocol == ADJUST and study.adjust is not None:
-        told = study.adjust  # of its data the content counts
-        parts |= {
-            "adjust": {"recipe": told.recipe, "tuning": told.tuning, "at_steps": told.at_steps},
-            "adjust_data": auxiliary,
-            "tuning": study.tuning,
-            "selection": study.selection,
-        }
-        if rates is not None:
-            parts["rates"] = list(rates)
-    if kind is not None and kind.value == "base" and study.chat != "never":
-        parts["kind"] = "base"  # a template decided in version 0.1
-    return content_key(**parts, **_since_0_2(study, protocol))
+# --- kinds of models ------------------------------------------------------------------------------------------------
 
 
 def kind_of(study: Study, model: ModelSpec, *, template: bool | None = None) -> Kind | None:
@@ -300,51 +245,10 @@ def settled_kind(study: Study, model: ModelSpec) -> Kind | None:
     return kind_of(study, model) if may_have_template(model.source) else None
 
 
-def _since_0_2(study: Study, protocol: Protocol) -> dict[str, Any]:
-    """Tell apart what version 0.1 computed otherwise under the same settings; all other keys are as they were."""
-    parts: dict[str, Any] = {}
-    if protocol == TRAIN_BEFORE_TEST and study.tuning.method == "full":
-        parts["full"] = True  # adapters were tuned nevertheless
-    if protocol == TRAIN_BEFORE_TEST and study.tuning.race:
-        parts["race"] = "chances"  # rates were dropped by another rule
-    if protocol == ADJUST and study.adjust is not None:
-        tuning = adjust_tuning(study)
-        if study.adjust.recipe is not None:
-            parts["recipe"] = "completion"  # the whole text was learned
-        if study.adjust.every_rate:
-            parts["every_rate"] = True
-        if study.seeds > 1:
-            parts["seeds"] = study.seeds  # one seed was tuned
-        if tuning.race:
-            parts["race"] = "chances"  # no rate was dropped
-        if study.adjust.at_steps and len(tuning.learning_rates) > 1:
-            parts["on_the_way"] = "chosen"  # the first rate's scores were kept, whichever was chosen
-    if protocol.tuned:
-        parts |= trained_since_0_2(study)
-    if protocol.tuned and study.selection == "paper":
-        parts["paper"] = "bare"  # the direct score could be taken with another task's adapter in place
-    return parts
-
-
 def lanes_name(row: RowPlan, kind: Protocol) -> str:
     """Name the folder of a row's lanes by the cells that they are for, whether these are done or not."""
     cells = [cell.copy_of or cell.key for cell in row.cells if cell.protocol == kind]
     return content_key(cells=sorted(cells))
-
-
-def trained_since_0_2(study: Study) -> dict[str, Any]:
-    """Tell apart trainings in few bits: a Gemma's norms and gates were taken for a Llama's in them."""
-    return {"parts": "sure"} if study.dtype in FEW_BITS else {}
-
-
-def step_key(key: str, step: int) -> str:
-    """Return the key of an adjust cell's score after some optimizer steps."""
-    return content_key(cell=key, step=step)
-
-
-def renamed(key: str, model: str, task: str) -> str:
-    """Return the key of the copy of a cell under these names, where the store has it under others."""
-    return content_key(cell=key, model=model, task=task)
 
 
 # --- planning --------------------------------------------------------------------------------------------------------
@@ -365,7 +269,7 @@ def plan_study(study: Study) -> StudyPlan:
         key = study_key(study)
         return StudyPlan(study, key, tuple(_plan_row(study, key, tasks, model) for model in study.rows()), tasks)
     with store:
-        key = _known_as(study, store)
+        key = study_key(study)
         asked = [_plan_row(study, key, tasks, model) for model in study.rows()]
         rows = seen(asked, store)
         damaged = store.damaged([cell.copy_of or cell.key for row in rows for cell in row.cells if cell.done])
@@ -382,25 +286,11 @@ def under_way(plan: StudyPlan, threads: int) -> StudyPlan:
     return replace(plan, run=run, rows=tuple(replace(row, run=run, threads=threads) for row in plan.rows))
 
 
-def _known_as(study: Study, store: Store) -> str:
-    """Return the study's key; one that an older version named otherwise goes on under the name it has."""
-    key = study_key(study)
-    named = [record for record in store.studies() if record.name == study.name]
-    for record in named if key not in {record.key for record in named} else ():
-        try:
-            if study_key(Study.model_validate(dict(record.spec))) == key:
-                return record.key
-        except ValueError:  # imported scores, or fields that are no more
-            continue
-    return key
-
-
 def _plan_row(study: Study, key: str, tasks: LoadedTasks, model: ModelSpec) -> RowPlan:
     """Plan one row; a model that cannot be read becomes a row with a problem, not an error."""
     from potentia.engine import fingerprint, planned_dtype, quantised_fingerprint
     from potentia.run.treated import treated_fingerprint
 
-    asked = study
     study = study.model_copy(update={"dtype": planned_dtype(study.dtype, study.device)})
     original, problem = "", None
     try:
@@ -423,46 +313,31 @@ def _plan_row(study: Study, key: str, tasks: LoadedTasks, model: ModelSpec) -> R
                 continue  # a text to predict has no examples before it
             if not study.asks(model.name, name, protocol):
                 continue
-            content = (weights, prints[name], protocol)
-            shots = study.shots_for(name, protocol)
-            more: KeyParts = {"kind": kind, "shots": shots, "rates": rates, "auxiliary": auxiliary}
-            own = "" if problem else cell_key(study, *content, **more)
-            sure = not protocol.tuned or study.dtype not in FEW_BITS
-            old = cell_key(asked, *content, **more) if sure and not problem and asked != study else None
-            if protocol == ADJUST:
-                for step in steps:
-                    before = old and step_key(old, step)
-                    cells.append(CellPlan(name, protocol.at(step), own and step_key(own, step), formerly=before))
-            cells.append(CellPlan(name, protocol, own, formerly=old))
+            own = (
+                ""
+                if problem
+                else cell_key(
+                    study,
+                    weights,
+                    prints[name],
+                    protocol,
+                    kind=kind,
+                    shots=study.shots_for(name, protocol),
+                    rates=rates,
+                    auxiliary=auxiliary,
+                )
+            )
+            for step in steps if protocol == ADJUST else ():
+                cells.append(CellPlan(name, protocol.at(step), own and step_key(own, step)))
+            cells.append(CellPlan(name, protocol, own))
     return RowPlan(study, key, model, tuple(cells), weights, original, prints, problem)
 
 
 def seen(rows: Sequence[RowPlan], store: Store, but: Collection[str] = ()) -> list[RowPlan]:
     """Return the rows with what the store has by now, under these names or others; ``but`` some cells."""
-    rows = _settled(rows, store)
     found = store.names([cell.key for row in rows for cell in row.pending])
     found = {key: names for key, names in found.items() if key not in but}
     return [replace(row, cells=tuple(_seen(cell, row, found) for cell in row.cells)) for row in rows]
-
-
-def _settled(rows: Sequence[RowPlan], store: Store) -> list[RowPlan]:
-    """Return the rows with the keys of cells stored before ``auto`` was settled, where the dtype is theirs."""
-    old = [cell.formerly for row in rows for cell in row.pending if cell.formerly is not None]
-    computed = store.dtypes(old) if old else {}
-    return [
-        replace(
-            row,
-            cells=tuple(
-                replace(cell, key=cell.formerly)
-                if cell.formerly is not None and computed.get(cell.formerly) == row.study.dtype
-                else cell
-                for cell in row.cells
-            ),
-        )
-        if old
-        else row
-        for row in rows
-    ]
 
 
 def _seen(cell: CellPlan, row: RowPlan, found: Mapping[str, tuple[str, str]]) -> CellPlan:
@@ -502,7 +377,7 @@ def _check_adjust(study: Study, tasks: LoadedTasks) -> None:
     if not documents:
         raise InputError(f"adjust.data: {study.adjust.data} has no documents to train on")
     tuning = adjust_tuning(study)
-    last = tuning.epochs * math.ceil(documents / tuning.batch)
+    last = tuning.updates(documents)
     beyond = [step for step in study.adjust.at_steps if step > last]
     if beyond:
         raise InputError(

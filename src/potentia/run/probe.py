@@ -20,7 +20,7 @@ import numpy as np
 
 from potentia.errors import PotentiaError
 from potentia.run.ask import SplitName
-from potentia.run.training import Stopped
+from potentia.run.fine_tuning import Stopped
 from potentia.study import content_key
 from potentia.timing import spending
 

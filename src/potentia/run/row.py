@@ -21,22 +21,11 @@ from typing import TYPE_CHECKING, Any
 from potentia.errors import DamagedItemsError, ModelError, PotentiaError, StoreError
 from potentia.facts import Kind
 from potentia.run.ask import Evaluation, Style, direct
+from potentia.run.fine_tuning import Stopped
 from potentia.run.log import RunLog
-from potentia.run.plan import (
-    SCORING_VERSION,
-    CellPlan,
-    LoadedTasks,
-    RowPlan,
-    cell_key,
-    kind_of,
-    renamed,
-    seen,
-    settled_kind,
-    take_over,
-)
-from potentia.run.training import Stopped
+from potentia.run.plan import CellPlan, LoadedTasks, RowPlan, kind_of, seen, settled_kind, take_over
 from potentia.run.tuned import tune_row
-from potentia.study import adjust_tuning
+from potentia.study import SCORING_VERSION, adjust_tuning, cell_key, renamed
 from potentia.timing import Tally, spending
 from potentia.values.protocol import ADJUST, DIRECT, TRAIN_BEFORE_TEST
 

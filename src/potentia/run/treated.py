@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from potentia.errors import TuningError
-from potentia.run.plan import trained_since_0_2
+from potentia.run.fine_tuning import Stopped, adapter, learned, schedule
 from potentia.run.sweep import remove
-from potentia.run.training import Stopped, schedule
 from potentia.study import Study, content_key
 from potentia.timing import spending
 
@@ -33,7 +32,6 @@ def treated_fingerprint(study: Study, original: str, shown: Mapping[str, Task]) 
         tuning=study.treat.recipe(study.tuning),
         seed=study.treat.seed,
         dtype=study.dtype,
-        **trained_since_0_2(study),
     )
 
 
@@ -57,18 +55,18 @@ def load_treated(row: RowRun) -> LoadedModel:
 
 def _make(row: RowRun, name: str) -> Path:
     """Tune the original on the data shown, and keep the result."""
-    from potentia.engine.tune import LaneSpec, LaneTrainer, LoraConfig, encode_examples, full_trainer
+    from potentia.engine.tune import LaneSpec, LaneTrainer, full_trainer
 
     study, shown = row.study, row.tasks.shown
     assert study.treat is not None
     tuning = study.treat.recipe(study.tuning)
-    plan = schedule(tuning, tuning.learning_rates[0])
+    documents = sum(len(task.documents("train")) for task in shown.values())
+    plan = schedule(tuning, tuning.learning_rates[0], documents)
     note = {"base": {"fingerprint": row.plan.original, "source": row.plan.model.source}, "shown": list(shown)}
     workspace = row.store.lanes_folder / name
     loaded = row.load_model()
     try:
-        texts = [text for task in shown.values() for text in task.examples(task.documents("train"))]
-        examples = encode_examples(loaded.encoder, texts, end_id=loaded.tokenizer.eos_token_id)
+        examples = learned(tuning, loaded, list(shown.values()))
         row.board.phase(f"showing {', '.join(shown)}", total=plan.total_steps(len(examples)), unit="steps")
         if tuning.method == "full":
             budget = study.token_budget
@@ -88,8 +86,7 @@ def _make(row: RowRun, name: str) -> Path:
                     loaded.tokenizer.save_pretrained(str(folder))
 
                 return row.store.keep_adapter(name, save, note)
-        lora = LoraConfig(r=tuning.rank, alpha=tuning.alpha, dropout=tuning.dropout, targets=tuning.targets)
-        lane = LaneSpec(name, examples, plan, lora, study.treat.seed)
+        lane = LaneSpec(name, examples, plan, adapter(tuning), study.treat.seed)
         with LaneTrainer(loaded, token_budget=study.token_budget, workspace=workspace) as lanes:
             step = row.board.reach
             result = lanes.train([lane], on_step=lambda i: step(i.done, before=i.before), stop=row.stop)[name]

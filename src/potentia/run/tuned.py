@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from potentia.errors import ModelError
 from potentia.run.ask import Evaluation
-from potentia.run.fine_tuning import Tuned, trainable
+from potentia.run.choice import Candidate, LanePlan
+from potentia.run.fine_tuning import FineTuning
 from potentia.run.plan import CellPlan, lanes_name
 from potentia.run.probe import probe_row
 from potentia.run.sweep import remove
-from potentia.run.training import Candidate, LanePlan, TunedResult
 from potentia.study import adjust_tuning
 from potentia.timing import spending
 from potentia.values.protocol import ADJUST, TRAIN_BEFORE_TEST, Protocol
@@ -33,7 +33,8 @@ def tune_row(row: RowRun, kind: Protocol, cells: Sequence[CellPlan]) -> None:
     pending = list(dict.fromkeys(cell.task for cell in cells))
     host = RowHost(row, cells, every)
     if kind == TRAIN_BEFORE_TEST:
-        for name in [name for name in pending if not trainable(tasks[name])]:
+        able = {name for name in pending if tasks[name].documents("train") and tasks[name].documents("validation")}
+        for name in [name for name in pending if name not in able]:
             told = f"{name} has no documents to train on; use the protocol adjust with auxiliary data"
             host.fail(name, told)
             pending.remove(name)
@@ -45,7 +46,7 @@ def tune_row(row: RowRun, kind: Protocol, cells: Sequence[CellPlan]) -> None:
     tuning = adjust_tuning(study, row.plan.model, size) if adjusted else study.tuning
     waved = kind == TRAIN_BEFORE_TEST and tuning.method == "lora"
     begun, threads = _begun(folder, list(every), pending if waved else list(every), row.plan.threads)
-    tuned = Tuned(
+    tuned = FineTuning(
         loaded=row.loaded,
         benchmarks={name: tasks[name] for name in (begun if waved else pending)},
         tuning=tuning,
@@ -127,16 +128,18 @@ class RowHost:
         """Return the direct evaluation: the committed cell's, or computed now."""
         return self.row.direct_evaluation(task, ready)
 
-    def commit(self, task: str, step: int | None, result: TunedResult) -> None:
+    def commit(
+        self, task: str, step: int | None, test: Evaluation, selection: dict[str, Any], direct: float | None = None
+    ) -> None:
         """Commit a cell; a score that is no number fails it alone."""
         cell, now = self.cells.pop((task, step)), time.monotonic()
         try:
             self.row.commit(
                 cell,
-                result.test,
+                test,
                 seconds=now - self.committed,
-                selection=result.selection,
-                direct_value=result.direct_value,
+                selection=selection,
+                direct_value=direct,
                 probe=self.probes.get(task),
             )
         except ModelError as error:

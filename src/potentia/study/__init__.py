@@ -1,6 +1,7 @@
 """The Study file: schema, validation, content keys."""
 
 from potentia.study.file import make_study, read_study
+from potentia.study.keys import SCORING_VERSION, cell_key, content_key, renamed, step_key, study_key
 from potentia.study.recipes import adjust_tuning, own_rates, recipe_test_task
 from potentia.study.schema import (
     EXPOSED,
@@ -13,5 +14,4 @@ from potentia.study.schema import (
     TaskSpec,
     Tuning,
     Wanted,
-    content_key,
 )

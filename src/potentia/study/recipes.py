@@ -27,7 +27,7 @@ def recipe_test_task(parameters: float) -> Tuning:
         warmup_steps=50,
         max_tokens=600,
         loss="completion",
-        end_of_text=True,
+        race=False,
     )
 
 
@@ -38,7 +38,7 @@ def adjust_tuning(study: Study, model: ModelSpec | None = None, parameters: floa
         return study.tuning
     tuning = recipe_test_task(parameters) if adjust.recipe == "test_task" else adjust.tuning or study.tuning
     own = own_rates(study, model) if model is not None else None
-    return tuning if own is None else tuning.model_copy(update={"learning_rates": own})
+    return tuning if own is None else tuning.model_copy(update={"learning_rates": own, "rate_bounds": None})
 
 
 def own_rates(study: Study, model: ModelSpec) -> tuple[float, ...] | None:

@@ -193,8 +193,11 @@ class Leaf:
         context, continuation = instance.args[:2]
         return Continuation(context, continuation)
 
-    def example(self, doc: dict[str, Any], *, chat: ChatTemplate | None) -> Example:
-        """Return the training text of a document: the zero-shot prompt and the right answer, split as in scoring."""
+    def example(self, doc: dict[str, Any], *, chat: ChatTemplate | None, every_answer: bool = False) -> Example:
+        """Return the training text of a document: the zero-shot prompt and the right answer, split as in scoring.
+
+        With ``every_answer`` all right answers that may be written follow the prompt, joined by spaces.
+        """
         requests = self.requests(doc, shots=0, chat=chat)
         first = requests[0]
         if isinstance(first, Document):
@@ -203,7 +206,8 @@ class Leaf:
             targets = self._targets(doc)
             if not targets or not targets[0]:
                 raise TaskError(f"{self.name}: a document without an answer cannot be trained on")
-            return Example(first.context, self._delimiter(chat, first.context, targets[0]) + targets[0], end=True)
+            target = " ".join(targets) if every_answer else targets[0]
+            return Example(first.context, self._delimiter(chat, first.context, target) + target, end=True)
         place = 0
         if self.output_type == "multiple_choice":
             gold = self.gold_indices(doc)

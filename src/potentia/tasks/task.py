@@ -280,9 +280,11 @@ class Task:
             self._pools[place] = pool or []
         return self._pools[place]
 
-    def examples(self, docs: Sequence[Doc], *, chat: ChatTemplate | None = None) -> list[Example]:
+    def examples(
+        self, docs: Sequence[Doc], *, chat: ChatTemplate | None = None, every_answer: bool = False
+    ) -> list[Example]:
         """Return training texts: the prompt and the right answer, divided where scoring divides them."""
-        return [self._leaves[doc.leaf].example(doc.data, chat=chat) for doc in docs]
+        return [self._leaves[doc.leaf].example(doc.data, chat=chat, every_answer=every_answer) for doc in docs]
 
     # Grades and scores
 

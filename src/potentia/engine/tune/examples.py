@@ -70,6 +70,12 @@ class TokenisedExamples:
             kept = self.flat[end - most : end]
         return kept, max(0, prompt - over)
 
+    def repeated(self, times: int) -> TokenisedExamples:
+        """Return every text so many times: an epoch of several passes."""
+        lengths = np.tile(self.lengths, times)
+        starts = np.concatenate([[0], np.cumsum(lengths)])
+        return TokenisedExamples(np.tile(self.flat, times), starts, np.tile(self.prompts, times), self.start_id)
+
     def fingerprint(self) -> str:
         """Return a hash of the ids and of where they begin."""
         digest = hashlib.sha256(f"{self.start_id}".encode())

@@ -121,6 +121,11 @@ class LaneTrainer:
             self._results |= results
         return {key: results[key] for key in keys}
 
+    @property
+    def trainable(self) -> int:
+        """The parameters of one lane's adapter."""
+        return self._bank.width if self._bank is not None else 0
+
     def occupy(self, slots: dict[str, int]) -> None:
         """Note which lanes train in which slots; what a slot held before is gone."""
         self._busy = set(slots.values())

@@ -1,0 +1,84 @@
+"""What validation decides: the best state, the next learning rate, who drops out, what may have more in it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from potentia.run.choice import Candidate, LanePlan, leading_end, next_rate, next_rung, past_its_best, select, verdict
+
+GRID = (3e-4, 1e-3, 3e-3)
+BOUNDS = (1e-5, 1e-2)
+
+
+def state(rate: float, value: float, epoch: int = 1, stderr: float = 0.02) -> Candidate:
+    return Candidate("plain", epoch, value, stderr, LanePlan(f"{rate:g}", "t", "plain", rate, 0))
+
+
+def peaks(*values: float | None, rates: tuple[float, ...] = GRID) -> dict[float, Candidate | None]:
+    return {r: None if v is None else state(r, v) for r, v in zip(rates, values, strict=True)}
+
+
+def test_rungs_are_1_3_10():
+    assert [next_rung(rate, up=True) for rate in (1e-5, 3e-5, 1e-4, 3e-3, 2e-4, 5e-5)] == [
+        3e-5, 1e-4, 3e-4, 1e-2, 1e-3, 1e-4]  # fmt: skip
+    assert [next_rung(rate, up=False) for rate in (1e-2, 3e-4, 1e-4, 2e-4)] == [3e-3, 1e-4, 3e-5, 1e-4]
+
+
+@pytest.mark.parametrize(
+    ("found", "following"),
+    [
+        (peaks(0.3, 0.5, 0.4), None),  # the best lies inside
+        (peaks(0.3, 0.5, 0.52), 1e-2),  # the end leads by a standard error
+        (peaks(0.3, 0.5, 0.505), None),  # by a quarter: a tie
+        (peaks(0.6, 0.5, 0.4), 1e-4),
+        (peaks(0.6, 0.5, None), 1e-4),  # a failed lane is the worst of all
+        (peaks(0.6, None, None), 1e-4),
+        (peaks(None, None, None), 1e-4),
+        (peaks(None, None, 0.6), 1e-2),
+        (peaks(0.1, 0.3, 0.5, 0.7, rates=(*GRID, 1e-2)), None),  # the bound
+        (peaks(0.5, rates=(1e-3,)), None),
+    ],
+)
+def test_the_grid_is_extended_at_the_end_that_leads(found, following):
+    assert next_rate(found, BOUNDS, higher_is_better=True) == following
+    assert next_rate(found, None, higher_is_better=True) is None
+    turned = {r: c and Candidate(c.style, c.epoch, -c.value, c.stderr, c.lane) for r, c in found.items()}
+    assert next_rate(turned, BOUNDS, higher_is_better=False) == following
+
+
+def test_ties_go_to_the_untuned_model_then_inside_then_to_the_earlier_epoch():
+    untuned = Candidate("plain", 0, 0.5, 0.02)
+    tied = [state(rate, 0.5, epoch) for rate in GRID for epoch in (1, 2)]
+    assert select([*tied, untuned], higher_is_better=True) is untuned
+    best = select(tied, higher_is_better=True)
+    assert (best.learning_rate, best.epoch) == (1e-3, 1)
+    assert select([state(3e-4, math.nan), state(1e-3, 0.1)], higher_is_better=True).learning_rate == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("found", "curve", "said"),
+    [
+        (peaks(0.3, 0.5, 0.4), (0.2, 0.5, 0.5), "inside"),
+        (peaks(0.3, 0.5, 0.505), (0.2, 0.5, 0.505), "flat"),
+        (peaks(0.3, 0.5, 0.6), (0.2, 0.5, 0.6), "at the bound"),
+        (peaks(0.3, 0.5, 0.4), (0.2, 0.3, 0.5), "still rising"),
+        (peaks(0.5, rates=(1e-3,)), (0.2, 0.5, 0.5), "one rate"),
+    ],
+)
+def test_a_cell_says_where_its_best_lies(found, curve, said):
+    rate = max(found, key=lambda r: found[r].value if found[r] else -1)
+    looks = [Candidate("plain", 0, curve[0], 0.02), *(state(rate, v, 1 + k) for k, v in enumerate(curve[1:]))]
+    chosen = max(looks, key=lambda c: (c.value, -c.epoch))
+    assert verdict(chosen, found, looks, higher_is_better=True) == said
+    assert verdict(looks[0], found, looks, higher_is_better=True) == "kept untuned"
+    assert (leading_end(found, higher_is_better=True) is not None) == (said == "at the bound")
+
+
+def test_a_lane_is_past_its_best_after_three_clearly_worse_looks():
+    falling = [state(1e-3, v, k) for k, v in enumerate((0.5, 0.6, 0.55, 0.5, 0.4), 1)]
+    assert past_its_best(falling, higher_is_better=True)
+    assert not past_its_best(falling[:-1], higher_is_better=True), "two, and the best may be near"
+    noisy = [state(1e-3, v, k) for k, v in enumerate((0.5, 0.6, 0.55, 0.59, 0.4), 1)]
+    assert not past_its_best(noisy, higher_is_better=True)
