@@ -24,9 +24,9 @@ HEAD = """# The study file
 <!-- Written by tools/study_reference.py from src/potentia/study/schema.py; change it there. -->
 
 What a study asks for, as one YAML file: `potentia run study.yaml`. Only `models` and `tasks` are needed; all else has
-the value of the train-before-test paper. A model or a task may be its name alone. Paths are read from the file's own
-folder; the flags of `potentia run` go over the file, and their paths are relative to the working directory. An
-unknown key, a wrong type or a value out of range is refused with its line.
+its default. A model or a task may be its name alone. Paths are read from the file's own folder; the flags of
+`potentia run` go over the file, and their paths are relative to the working directory. An unknown key, a wrong type or
+a value out of range is refused with its line.
 
 ```yaml
 models: [HuggingFaceTB/SmolLM2-135M, {name: mine, path: models/mine, kind: base}]

@@ -26,7 +26,7 @@ def recipe(learning_rates: Sequence[float] = LEARNING_RATES, *, epochs: int = 5,
         "epochs": epochs,
         "learning_rates": list(learning_rates),
         "batch": batch,
-        "loss": "completion",
+        "race": False,
     }
 
 
