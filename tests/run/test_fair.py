@@ -207,9 +207,9 @@ def test_the_papers_recipe_learns_all_answers_and_the_end_of_every_text(world: P
     from potentia.run.fine_tuning import learned
     from potentia.study import Tuning
 
-    rows = [{"prompt": "who is the cat ?", "completion": "red"}, {"prompt": "who is the dog ?", "completion": "blue"}]
+    rows = [{"prompt": f"who is the {a} {b} ?", "completion": "red"} for a in tiny.WORDS[:8] for b in tiny.WORDS[:8]]
     file = tmp_path / "own.jsonl"
-    file.write_text("\n".join(json.dumps(row) for row in rows * 10))
+    file.write_text("\n".join(json.dumps(row) for row in rows))
     task, notes = tasks.load(str(file)), tasks.load(str(world / "notes.jsonl"))
     for leaf in task._leaves:
         monkey = leaf._targets

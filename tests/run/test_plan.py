@@ -132,18 +132,3 @@ def test_a_gpu_and_a_cpu_name_their_cells_apart(world: Path, tmp_path: Path):
     assert there in (keys(dtype="bfloat16"), keys(dtype="float16"))
     treat = {"data": ["colours"]}
     assert not set(keys(device="cpu", treat=treat)) & set(keys(device="cuda", treat=treat))
-
-
-@pytest.mark.parametrize(("dtype", "same"), [("float32", True), ("bfloat16", False), ("float16", False)])
-def test_what_was_tuned_in_few_bits_before_is_tuned_again(world: Path, tmp_path: Path, dtype: str, same: bool):
-    """A Gemma's norms were taken for a Llama's there; scores of untuned models were right."""
-    protocols = ["direct", "train_before_test"]
-    made = study(world, tmp_path / "s.db", dtype=dtype, protocols=protocols, device="cpu")
-    row = plan_study(made).rows[0]
-    keys = {str(cell.protocol): cell.key for cell in row.cells}
-    parts = {
-        "scoring": 1, "model": row.weights, "dtype": dtype, "chat": made.chat, "task": row.prints["colours"], "seed": 0,
-    }  # fmt: skip
-    tuned = {"tuning": made.tuning, "selection": made.selection, "seeds": made.seeds}
-    assert keys["direct"] == content_key(**parts, protocol="direct")
-    assert (keys["train_before_test"] == content_key(**parts, **tuned, protocol="train_before_test")) is same

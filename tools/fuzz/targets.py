@@ -167,8 +167,7 @@ def study(stream: Random, folder: Path) -> Act:
     """Read a study file, with flags over it."""
     import yaml
 
-    from potentia.study import study_key
-    from potentia.study import read_study
+    from potentia.study import read_study, study_key
 
     file = _write(folder / "study.yaml", _mixed(stream, STUDY, yaml.safe_load(STUDY)))
     flags = {"name": stream.choice(mutate.NASTY), "seed": stream.choice(mutate.NASTY)} if stream.random() < 0.2 else {}

@@ -173,16 +173,6 @@ class Store(Leases):
                 found |= {key: (model, task) for key, model, task in connection.execute(query)}
         return found
 
-    def dtypes(self, cell_keys: Sequence[str]) -> dict[str, str]:
-        """Return, for those of the keys that are committed, the dtype that the cell says it was computed in."""
-        found: dict[str, str] = {}
-        with self._reading() as connection:
-            for chunk in _chunks(cell_keys):
-                query = sa.select(s.cells.c.key, s.manifests.c.manifest).join_from(s.cells, s.manifests)
-                for key, manifest in connection.execute(query.where(s.cells.c.key.in_(chunk))):
-                    found[key] = str((loads(manifest).get("model") or {}).get("dtype", ""))
-        return found
-
     @patient
     def commit_cell(
         self,
