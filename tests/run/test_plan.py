@@ -12,7 +12,7 @@ import tiny
 from potentia.errors import InputError
 from potentia.run import plan_study, run_study
 from potentia.store import Store
-from potentia.study import Study, content_key, make_study
+from potentia.study import Study, make_study
 from potentia.tasks import Task
 
 
