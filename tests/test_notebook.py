@@ -43,16 +43,16 @@ def test_one_call_runs_a_study_and_holds_what_it_found(result: potentia.Result, 
     assert (again.run.computed, again.run.reused) == (0, 12)
 
 
-def test_findings_show_and_plot_themselves(result: potentia.Result) -> None:
+def test_findings_show_and_plot_themselves(result: potentia.Result, tmp_path: Path) -> None:
     html = result._repr_html_()
     assert html.count("<table") >= 1
     assert result.evidence.models[0].rpartition("/")[2] in html
     aggregate = result.rankings.aggregate["direct"]
     figure = aggregate.plot()
-    assert type(figure).__name__ == "Figure"
-    assert figure.data
+    assert figure._repr_svg_().startswith("<svg")
     named = aggregate.plot(aggregate.charts()[-1].name)
-    assert named.data
+    assert named.svg != figure.svg
+    assert named.save(tmp_path / "figure.pdf").read_bytes().startswith(b"%PDF")
     with pytest.raises(LookupError, match="there are: aggregate-direct"):
         aggregate.plot("nope")
 

@@ -98,7 +98,7 @@ def test_status_loads_none_of_the_analyses(tmp_path: Path):
         "import sys; from potentia.cli.app import run; sys.argv = ['potentia', 'status', sys.argv[1]]\n"
         "try: run()\n"
         "except SystemExit as end: assert not end.code, end.code\n"
-        "print(sorted({'torch', 'scipy', 'pandas', 'sklearn', 'matplotlib', 'pyarrow'} & set(sys.modules)))"
+        "print(sorted({'torch', 'scipy', 'pandas', 'sklearn', 'vl_convert', 'pyarrow'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "s.db")], capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "[]", done.stdout + done.stderr

@@ -43,7 +43,7 @@ def test_help_is_quick_and_loads_nothing_heavy():
         "from potentia.cli import main\n"
         "try: main()\nexcept SystemExit: pass\n"
         "heavy = {'torch', 'transformers', 'peft', 'ray', 'lm_eval', 'datasets', 'pandas', 'scipy', 'sklearn', "
-        "'matplotlib', 'plotly', 'sqlalchemy', 'fastapi'} & set(sys.modules)\n"
+        "'vl_convert', 'sqlalchemy', 'fastapi'} & set(sys.modules)\n"
         "sys.exit(f'loaded {heavy}' if heavy else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -22,8 +23,8 @@ from potentia.analysis.planning import find_outlook
 from potentia.errors import InputError
 from potentia.evidence import read as open_evidence
 from potentia.formats import write_scores
-from potentia.show import ReportData, read_report, report_page, write_report
-from potentia.show.page import embed, plotly_source
+from potentia.show import ReportData, read_report, report_page, save_report, write_report
+from potentia.show.page import embed
 from potentia.store import Store
 from potentia.values.scores import ScoreMatrix
 
@@ -90,11 +91,7 @@ def test_nothing_is_fetched_and_only_our_scripts_may_run(page: str):
     plain = [text for attributes, text in reader.scripts if "type" not in attributes]
     assert len(plain) == 1
     assert _sha(plain[0]) in allowed
-    packed = next(text for attributes, text in reader.scripts if attributes.get("id") == "plotly-source")
-    unpacked = gzip.decompress(base64.b64decode(packed)).decode()
-    assert _sha(unpacked) in allowed
-    assert unpacked == plotly_source()
-    assert len(allowed) == 2
+    assert len(allowed) == 1
 
 
 def _sha(text: str) -> str:
@@ -117,18 +114,69 @@ def test_embedded_data_cannot_end_its_element():
     assert json.loads(text) == {"a": "</script><!--<script>", "b": [None, "\u2028&"]}
 
 
-def test_the_matrix_shows_scores_gaps_and_reasons(page: str, data: ReportData):
-    grid = read(page).json("matrix-data")
-    models, tasks = [m["name"] for m in grid["models"]], [t["name"] for t in grid["tasks"]]
-    assert sorted(models) == sorted(MODELS)
-    assert tasks == list(TASKS)
-    matrix = data.evidence.scores["direct"]
-    shown = grid["scores"]["direct"]["values"]
-    for i, model in enumerate(models):
-        for j, task in enumerate(tasks):
-            stored = matrix.values[matrix.models.index(model), matrix.tasks.index(task)]
-            assert shown[i][j] == (pytest.approx(stored, abs=1e-5) if np.isfinite(stored) else None)
-    assert grid["failed"] == [[EVIL, "piqa", "direct", "it broke: <b>badly</b>"]]
+def matrices(page: str, name: str) -> dict[str, dict[tuple[str, str], dict[str, str]]]:
+    """The score tables of a matrix as they stand in the HTML: protocol → (model, task) → attributes of the cell."""
+    text = page.split(f'id="{name}"', 1)[1].split("</section>", 1)[0]
+    found: dict[str, dict[tuple[str, str], dict[str, str]]] = {}
+    for protocol, table in re.findall(r'<table class="scores" data-protocol="([^"]+)">(.*?)</table>', text, re.S):
+        tasks = [unescape(t) for t in re.findall(r"<th scope=col class=task[^>]*><span>([^<]*)</span>", table)]
+        cells = found.setdefault(protocol, {})
+        for model, row in re.findall(r'<tr data-name="([^"]*)"[^>]*>(.*?)</tr>', table, re.S):
+            places = re.findall(r"<td class=[\"\']score[^>]*>.*?</td>", row, re.S)
+            assert len(places) == len(tasks)
+            for task, cell in zip(tasks, places, strict=True):
+                known = dict(re.findall(r'data-(\w+)="([^"]*)"', cell))
+                cells.setdefault((unescape(model), task), known | {"html": cell})
+    return found
+
+
+def test_the_score_table_needs_no_script(page: str, data: ReportData):
+    shown = matrices(page, "matrix")
+    assert list(shown) == ["train_before_test", "direct"]  # the one that ranks is shown first
+    for protocol, matrix in data.evidence.scores.items():
+        for model in MODELS:
+            for task in TASKS:
+                stored = (
+                    matrix.values[matrix.models.index(model), matrix.tasks.index(task)]
+                    if model in matrix.models
+                    else np.nan
+                )
+                cell = shown[protocol][model, task]
+                if np.isfinite(stored):
+                    assert float(cell["v"]) == pytest.approx(stored, abs=1e-5)
+                    assert f"{stored:.3f}" in cell["html"]
+                else:
+                    assert "v" not in cell
+    assert "failed: it broke: &lt;b&gt;badly&lt;/b&gt;" in shown["direct"][EVIL, "piqa"]["html"]
+
+
+def test_every_table_and_chart_needs_no_script(page: str, data: ReportData):
+    still = unescape(re.sub(r"<script.*?</script>", "", page, flags=re.S))
+    agreement = data.rankings.agreement["direct"]
+    for table in agreement.tables():
+        assert f"<h3>{table.title}</h3>" in still
+    charts = [c for c in agreement.charts() if c.tells]
+    assert charts
+    for chart in charts:
+        figure = still.split(f'id="fig-{chart.name}"', 1)[1].split("</figure>", 1)[0]
+        assert figure.count("<rect") >= len(chart.rows)
+
+
+def test_the_rest_is_folded(page: str):
+    reader = read(page)
+    sections = [a for tag, a in reader.tags if tag == "details" and a.get("class") == "section"]
+    assert len(sections) == 8
+    assert not any("open" in a for a in sections)
+
+
+def test_a_report_is_moved_into_its_place(data: ReportData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    out = tmp_path / "r.html"
+    out.write_text("the old one")
+    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "no space")))
+    with pytest.raises(InputError, match="cannot be written"):
+        save_report(data, out)
+    assert out.read_text() == "the old one"
+    assert [p.name for p in tmp_path.iterdir()] == ["r.html"]
 
 
 def test_cells_hold_as_many_wrong_as_right_items(data: ReportData):
@@ -174,9 +222,9 @@ def test_few_scores_make_a_modest_report(tmp_path: Path, shape: tuple[int, int])
     text = write_report(tmp_path / "scores.csv", tmp_path / "r.html").read_text()
     assert ("has scores to rank" in text) == (shape[0] == 1)
     assert "nothing to rank" not in text
-    heat = [f for f in read(text).all("figure-data") if f["kind"] == "heatmap"]
-    assert all(len(f["table"]["rows"]) > 1 or len(f["table"]["columns"]) > 2 for f in heat), "a picture of one number"
-    assert "nan" not in re.sub(r"<script.*?</script>", "", text, flags=re.S).replace("finance", "")
+    drawings = re.findall(r'<svg class="chart".*?</svg>', text, flags=re.S)
+    assert all(svg.count("<title>") > 1 for svg in drawings), "a picture of one number"
+    assert not re.search(r"\bnan\b", re.sub(r"<script.*?</script>", "", text, flags=re.S))
 
 
 def test_a_store_with_failures_alone_says_so(tmp_path: Path):
@@ -265,18 +313,14 @@ def test_predictions_are_marked_and_in_no_table_of_scores(page: str, data: Repor
     assert int((~done.measured).sum()) == 1
     where = tuple(np.argwhere(~done.measured)[0])
     assert (done.models[where[0]], done.tasks[where[1]]) == (EVIL, "piqa")
-    completed, scores = read(page).json("completed-data"), read(page).json("matrix-data")
-    block = completed["scores"]["train_before_test"]
-    i = next(k for k, model in enumerate(completed["models"]) if model["name"] == EVIL)
-    j = next(k for k, task in enumerate(completed["tasks"]) if task["name"] == "piqa")
-    assert sum(map(sum, block["predicted"])) == 1
-    assert block["predicted"][i][j]
-    assert block["low"][i][j] < block["values"][i][j] < block["high"][i][j]
-    assert block["stderr"][i][j] is None
-    row = next(k for k, model in enumerate(scores["models"]) if model["name"] == EVIL)
-    column = next(k for k, task in enumerate(scores["tasks"]) if task["name"] == "piqa")
-    assert scores["scores"]["train_before_test"]["values"][row][column] is None
-    assert "predicted" not in scores["scores"]["train_before_test"]
+    completed, scores = matrices(page, "completed")["train_before_test"], matrices(page, "matrix")["train_before_test"]
+    predicted = {place: cell for place, cell in completed.items() if "predicted" in cell["html"]}
+    assert list(predicted) == [(EVIL, "piqa")]
+    cell = predicted[EVIL, "piqa"]
+    assert float(cell["low"]) < float(cell["v"]) < float(cell["high"])
+    assert "e" not in cell
+    assert "v" not in scores[EVIL, "piqa"]
+    assert not any("predicted" in cell["html"] for cell in scores.values())
     frame = data.evidence.frame()
     assert not ((frame.model == EVIL) & (frame.task == "piqa")).any()
 

@@ -63,7 +63,7 @@ def fuzz(
 
 def _caches() -> list[Path]:
     home = Path.home()
-    return [home / ".cache", home / ".config" / "matplotlib"]
+    return [home / ".cache"]
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from potentia.values.findings import Table
 
 _PARTS = (
     "torch", "transformers", "peft", "datasets", "lm-eval", "accelerate", "safetensors", "numpy", "scipy", "pandas",
-    "scikit-learn", "statsmodels", "pyarrow", "SQLAlchemy", "plotly", "matplotlib", "math-verify", "typer",
+    "scikit-learn", "statsmodels", "pyarrow", "SQLAlchemy", "vl-convert-python", "math-verify", "typer",
 )  # fmt: skip
 # Extra → the modules it brings and what needs them.
 _EXTRAS = {

@@ -38,7 +38,8 @@ Map = Annotated[
 ]
 DropBadRows = Annotated[bool, typer.Option("--drop-bad-rows", help="Leave out rows of your files that cannot be used.")]
 Figures = Annotated[Path | None, typer.Option(help="Draw the figures into this folder.")]
-Formats = Annotated[list[str] | None, typer.Option(help="pdf, png, svg, html; several may be given.")]
+NoTitles = Annotated[bool, typer.Option("--no-titles", help="Draw the figures without title and caption.")]
+Formats = Annotated[list[str] | None, typer.Option(help="pdf, png, svg; several may be given.")]
 
 
 class Voice(Console):

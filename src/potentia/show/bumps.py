@@ -6,44 +6,17 @@ The alignment (appendix C of the train-before-test paper) undoes the crossings t
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from potentia.analysis.rankings import NAMES, Ranking, align
 from potentia.show.source import ReportData
-from potentia.values.findings import Bump, short_names
+from potentia.values.findings import Bump
 from potentia.values.scores import ScoreMatrix
 
 
-def bump_payload(data: ReportData) -> dict[str, Any] | None:
-    """Return the models once, and for each chart who is in it and the ranks of its columns; None without a chart."""
-    charts = ascents(data)
-    if not charts:
-        return None
-    models = list(dict.fromkeys(model for chart in charts for model in chart.models))
-    place = {model: k for k, model in enumerate(models)}
-    families = data.evidence.background.families
-    return {
-        "models": models,
-        "names": short_names(models),
-        "groups": [families.get(model, "") for model in models],
-        "charts": [
-            {
-                "name": chart.name,
-                "title": chart.title,
-                "caption": chart.caption,
-                "columns": list(chart.columns),
-                "models": [place[model] for model in chart.models],
-                "ranks": [[float(f"{rank:g}") for rank in column] for column in np.asarray(chart.ranks, float).T],
-            }
-            for chart in charts
-        ],
-    }
-
-
 def ascents(data: ReportData) -> list[Bump]:
-    """Return direct → tuned over all tasks, on each task, then the task → task alignments of the findings."""
+    """Return direct → tuned over all tasks, on each task where a model moves, then the alignments of two tasks."""
     if data.rankings is None:
         return []
     found: list[Bump] = []
@@ -54,10 +27,17 @@ def ascents(data: ReportData) -> list[Bump]:
             found += _overall(overall[before], overall[after])
         first, second = scores[before].benchmarks(), scores[after].benchmarks()
         models = [m for m in second.models if m in first.models]
-        for task in (t for t in second.tasks if t in first.tasks) if len(models) > 1 else ():
-            found += _on_task(task, *(m.select(models=models, tasks=[task]) for m in (first, second)))
+        shared = [t for t in second.tasks if t in first.tasks] if len(models) > 1 else []
+        single = [_on_task(t, *(m.select(models=models, tasks=[t]) for m in (first, second))) for t in shared]
+        still = sum(bump is not None and not moved for bump, moved in single)
+        if found and still:
+            told = f" On {still} of {len(shared)} tasks no model changes its rank by more than test noise."
+            found = [replace(found[0], caption=found[0].caption + told)]
+        found += [bump for bump, moved in single if bump is not None and moved]
     aligned = (chart for finding in data.rankings.alignment.values() for chart in finding.charts())
-    return [*found, *(chart for chart in aligned if isinstance(chart, Bump))]
+    found += [chart for chart in aligned if isinstance(chart, Bump)]
+    families = data.evidence.background.families
+    return [replace(c, groups=tuple(families.get(m, "") for m in c.models) if families else ()) for c in found]
 
 
 def _overall(before: Ranking, after: Ranking) -> list[Bump]:
@@ -77,8 +57,8 @@ def _overall(before: Ranking, after: Ranking) -> list[Bump]:
     ]
 
 
-def _on_task(task: str, one: ScoreMatrix, two: ScoreMatrix) -> list[Bump]:
-    """Align the two protocols as if they were two tasks; nothing where a standard error or a pair of models lacks."""
+def _on_task(task: str, one: ScoreMatrix, two: ScoreMatrix) -> tuple[Bump | None, int]:
+    """Align the two protocols as if they were two tasks, and say how many models move; None where an error lacks."""
     names = (one.protocol.label, two.protocol.label)
     joined = ScoreMatrix.build(
         one.models,
@@ -89,7 +69,7 @@ def _on_task(task: str, one: ScoreMatrix, two: ScoreMatrix) -> list[Bump]:
     )
     whole = joined.complete()
     if whole.shape[0] < 2 or not np.isfinite(whole.stderr).all():
-        return []
+        return None, 0
     aligned = align(joined, *names)
     label = f"{names[0]} → {names[1]}: {task}"
     caption = (
@@ -99,7 +79,7 @@ def _on_task(task: str, one: ScoreMatrix, two: ScoreMatrix) -> list[Bump]:
     )
     chart = aligned.charts()[0]
     assert isinstance(chart, Bump)
-    return [replace(chart, name=f"bump-{task}", title=label, caption=caption)]
+    return replace(chart, name=f"bump-{task}", title=label, caption=caption), aligned.moved
 
 
 def _told(tau: float) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from potentia.analysis.rankings import Scoreboard, Standing
+from potentia.show.svg import make_scale
 from potentia.values.findings import Interval
 
 TICKS = 5  # at most, on an axis
@@ -99,16 +100,8 @@ def rank_axis(models: int) -> Axis:
 
 def score_axis(values: Iterable[float]) -> Axis:
     """Return an axis over the values that begins and ends at a round mark."""
-    known = list(values)
-    low, high = min(known), max(known)
-    wanted = (high - low) / (TICKS - 1) or abs(high) / 10 or 0.1
-    size = 10.0 ** math.floor(math.log10(wanted))
-    step = next(size * k for k in (1, 2, 2.5, 5, 10, 20) if size * k >= wanted)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    last = max(last, first + 1)
-    digits = max(0, -math.floor(math.log10(step)) + (1 if round(step / size, 3) == 2.5 else 0))
-    marks = [(100 * (k - first) / (last - first), f"{k * step:.{digits}f}") for k in range(first, last + 1)]
-    return Axis(first * step, last * step, tuple(marks))
+    scale = make_scale(values, 0.0, 100.0, most=TICKS)
+    return Axis(scale.low, scale.high, tuple((round(scale(value), 4), text) for value, text in scale.marks))
 
 
 def _ends(board: Scoreboard) -> list[int]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import hashlib
-from functools import cache
+import os
 from pathlib import Path
 
 from potentia.errors import InputError
-from potentia.show.page import SCRIPTS, asset, plotly_source, render
+from potentia.show.page import SCRIPTS, STYLES, asset, render
 from potentia.show.sections import build_sections
 from potentia.show.source import ReportData, ReportOptions, read_report
 
@@ -32,22 +31,32 @@ def save_report(data: ReportData, out: Path) -> Path:
     out = Path(out)
     if out.is_dir():
         raise InputError("this is a folder", where=str(out), hint=f"give a file, for example {out / 'report.html'}")
+    page = report_page(data)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(report_page(data), encoding="utf-8")
+        _replace(out, page)
     except OSError as error:
         raise InputError(f"the report cannot be written: {error.strerror}", where=str(out)) from error
     return out
 
 
+def _replace(out: Path, page: str) -> None:
+    """Write the page beside the file and move it there: whoever opens the report sees the old one or the new one."""
+    draft = out.with_name(f".{out.name}.{os.getpid()}.part")
+    try:
+        draft.write_text(page, encoding="utf-8")
+        draft.replace(out)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
 def report_page(data: ReportData) -> str:
     """Return the whole page. Its own policy lets no other script run, whatever the scores contain."""
     script = "\n".join(asset(name) for name in SCRIPTS)
-    plotly, packed = _packed_plotly()
     policy = "; ".join(
         [
             "default-src 'none'",
-            f"script-src '{_hash(script)}' '{_hash(plotly)}'",
+            f"script-src '{_hash(script)}'",
             "style-src 'unsafe-inline'",
             "img-src data: blob:",
             "font-src data:",
@@ -62,18 +71,9 @@ def report_page(data: ReportData) -> str:
         source=data.evidence.source,
         sections=build_sections(data),
         policy=policy,
-        style=asset("report.css"),
+        style="\n".join(asset(name) for name in STYLES),
         script=script,
-        plotly=packed,
     )
-
-
-@cache
-def _packed_plotly() -> tuple[str, str]:
-    """Return plotly.js as it will run, and packed into a third of its size; the page unpacks it when first needed."""
-    source = plotly_source().replace("\r\n", "\n")  # a browser reads it so, and its hash must not change
-    packed = gzip.compress(source.encode("utf-8"), compresslevel=9, mtime=0)
-    return source, base64.b64encode(packed).decode("ascii")
 
 
 def _hash(script: str) -> str:

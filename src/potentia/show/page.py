@@ -1,24 +1,25 @@
-"""Pages from templates: escaping, embedded data, figures with their table and downloads."""
+"""Pages from templates: escaping, embedded data, figures, and tables that need no script."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 from functools import cache
+from html import escape
 from importlib import resources
 from typing import Any
 
-from potentia.show.chart_tables import chart_table
-from potentia.show.draw import interactive
+from potentia.show.draw import inline_svg
 from potentia.show.parts import harmless, to_json
-from potentia.show.plotly_figures import LETTER, TALL
 from potentia.show.wording import count, number, setting
-from potentia.values.findings import Bars, Bump, Chart, Heatmap, Plot, Table, clock, slug
+from potentia.values.findings import Cell, Chart, Table, clock, on_one_scale
 from potentia.values.protocol import Protocol
 
-SCRIPTS = ("theme.js", "tables.js", "charts.js", "matrix.js", "bumps.js", "evidence.js", "cells.js", "live.js")
-
-WRITTEN = 14  # columns of a heat map whose squares have room for a number; more are read by hover or in the table
+SCRIPTS = ("theme.js", "tables.js", "charts.js", "evidence.js", "cells.js", "live.js")
+STYLES = ("report.css", "chart.css")
+WIDE = 580  # pixels; a wider drawing has a row of its own
+MOST_ROWS = 1_000  # of a table in the page
+TAIL = 9  # letters at the end of a name that are never cut
 
 
 @cache
@@ -40,6 +41,7 @@ def environment() -> Any:
         embed=embed,
         setting=setting,
         whole=whole,
+        named=named,
     )
     made.globals.update(count=count, is_number=lambda value: isinstance(value, (int, float)))
     return made
@@ -58,14 +60,17 @@ def whole(text: str, names: Iterable[str]) -> Any:
     )
 
 
+def named(name: str) -> Any:
+    """Write a name that is cut in its middle where there is no room: its end tells it from its sisters."""
+    from markupsafe import Markup
+
+    return Markup('<span class="cut"><span>{}</span><span>{}</span></span>').format(name[:-TAIL], name[-TAIL:])
+
+
 def render(template: str, **context: Any) -> str:
     """Fill a template."""
     text: str = environment().get_template(template).render(**context)
     return text
-
-
-def _label(protocol: str) -> str:
-    return Protocol(protocol).label
 
 
 def embed(value: Any) -> Any:
@@ -77,78 +82,43 @@ def embed(value: Any) -> Any:
 
 @cache
 def asset(name: str) -> str:
-    """Return one of our own scripts or the style sheet."""
+    """Return one of our own scripts or style sheets."""
     return resources.files("potentia.show").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-@cache
-def plotly_source() -> str:
-    """Return plotly.js as the installed plotly package carries it."""
-    from plotly.offline import get_plotlyjs
+def figures(charts: Iterable[Chart]) -> list[dict[str, Any]]:
+    """Return what the figure template needs of every chart that has something to see: words, and the drawing."""
+    from markupsafe import Markup
 
-    text: str = get_plotlyjs()
-    return text
-
-
-def figure(chart: Chart, *, name: str | None = None, wide: bool = False) -> dict[str, Any]:
-    """Return what the figure template needs: words, the plotly figure, and the table behind it."""
-    drawn = interactive(chart)
-    layout = drawn["layout"]
-    if isinstance(chart, Heatmap):
-        for trace in drawn["data"]:
-            if len(chart.columns) > WRITTEN:
-                trace.pop("texttemplate", None)
-            trace["showscale"] = "texttemplate" not in trace and len(chart.rows) <= TALL  # numbers need no scale
-            layout["height"] -= 0 if trace["showscale"] else 50
-    if isinstance(chart, Bars) and wide and not chart.horizontal and LETTER * sum(map(len, chart.labels)) < 900:
-        layout["xaxis"]["tickangle"] = 0
-        layout["height"] = min(layout["height"], 380)
-    layout.pop("title", None)  # the page has the title and the caption in text
-    layout.pop("template", None)  # and the colours of its theme
-    layout["margin"] = {"t": 30, "r": 16, "l": 48, "b": 40}
-    if not isinstance(chart, Heatmap):
-        layout["legend"] = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.0, "yanchor": "bottom"}
-    layout["height"] = max(260, round(float(layout.get("height", 420)) - 54))
-    data: dict[str, Any] = {
-        "kind": type(chart).__name__.lower(),
-        "figure": drawn,
-        "minWidth": _least_width(chart),
-        "table": table_payload(chart_table(chart)),
-    }
-    return {
-        "id": slug(name or chart.name),
-        "name": slug(name or chart.name),
-        "title": chart.title,
-        "caption": chart.caption,
-        "wide": wide,
-        "long": False,
-        "height": layout["height"],
-        "data": data,
-    }
+    made = []
+    for chart in on_one_scale(chart for chart in charts if chart.tells):
+        svg, width = inline_svg(chart)
+        words = {"id": chart.name, "title": chart.title, "caption": chart.caption}
+        made.append({**words, "svg": Markup(svg), "wide": width > WIDE})
+    return made
 
 
-def table_payload(table: Table) -> dict[str, Any]:
-    """Return a table as plain values; six significant digits are enough for anyone."""
-    return {
-        "title": table.title,
-        "columns": list(table.columns),
-        "rows": [[_six(cell) for cell in row] for row in table.rows],
-        "digits": table.digits,
-        "note": table.note,
-    }
+def html_table(table: Table) -> Any:
+    """Return a table as HTML; a number that is shown in fewer digits carries six, for sorting and for the CSV."""
+    from markupsafe import Markup
+
+    numeric = [any(isinstance(row[k], (int, float)) for row in table.rows) for k in range(len(table.columns))]
+    head = "".join(
+        f"<th scope=col{' class=num' if right else ''}>{escape(name)}</th>"
+        for name, right in zip(table.columns, numeric, strict=True)
+    )
+    rows = "".join(
+        f"<tr>{''.join(_cell(cell, table.digits, right) for cell, right in zip(row, numeric, strict=True))}</tr>"
+        for row in table.rows[:MOST_ROWS]
+    )
+    rest = len(table.rows) - MOST_ROWS
+    note = f"{rest:,} more rows: see the command line. {table.note}" if rest > 0 else table.note
+    below = f"<p class=caption>{escape(note)}</p>" if note else ""
+    return Markup(f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{below}")
 
 
-def _six(cell: Any) -> Any:
-    return float(f"{cell:.6g}") if isinstance(cell, float) and cell == cell and abs(cell) != float("inf") else cell
-
-
-def _least_width(chart: Chart) -> int:
-    """Return the pixels below which labels would collide; a narrower screen scrolls the figure in its box."""
-    if isinstance(chart, Heatmap):
-        written = chart.digits is not None and len(chart.columns) <= WRITTEN
-        return 150 + (32 if written else 12) * len(chart.columns)
-    if isinstance(chart, Bars) and not chart.horizontal:
-        return max(300, 60 + 20 * len(chart.labels))
-    if isinstance(chart, Bump):
-        return 460
-    return 460 if isinstance(chart, Plot) and len(chart.points) > 6 else 320
+def _cell(cell: Cell, digits: int, right: bool) -> str:
+    text = number(cell, digits)
+    full = f"{cell:.6g}" if isinstance(cell, float) and text != "–" else ""
+    kept = f' data-v="{full}"' if full and full != text else ""
+    return f"<td{' class=num' if right else ''}{kept}>{escape(text)}</td>"

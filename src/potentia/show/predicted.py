@@ -7,14 +7,12 @@ measured) and a section with the completed matrix, where every predicted cell is
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from potentia.analysis.planning import Completion
 from potentia.show.ladder import Axis, Mark, rank_axis
 from potentia.show.page import render
-from potentia.show.source import ReportData
 from potentia.show.wording import percent
 from potentia.values.findings import short_names
 
@@ -96,60 +94,3 @@ def _basis(done: Completion) -> str:
     if len(done.models) > 1:
         told += f"; expected agreement with the finished ranking τ {a.value:.2f} ({a.low:.2f} to {a.high:.2f})"
     return told + "."
-
-
-def completed_grid(data: ReportData, done: Completion, models: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return the completed matrix: values with what kind each is; ``models`` holds what the score matrix says of them.
-
-    A predicted cell has an interval and no standard error; a measured one has a standard error and no interval.
-    """
-    order = [int(i) for i in np.argsort(done.rank, kind="stable")]
-    matrix = data.evidence.scores.get(done.protocol)
-    rows = {m: i for i, m in enumerate(matrix.models)} if matrix is not None else {}
-    columns = {t: j for j, t in enumerate(matrix.tasks)} if matrix is not None else {}
-    names = short_names([done.models[i] for i in order])
-    known = data.evidence.background
-
-    def block(measured: Any, predicted: Any) -> list[list[float | None]]:
-        return [
-            [_rounded(measured(i, j) if done.measured[i, j] else predicted(i, j)) for j in range(len(done.tasks))]
-            for i in order
-        ]
-
-    def error(i: int, j: int) -> float:
-        assert matrix is not None  # a measured cell is in it
-        return float(matrix.stderr[rows[done.models[i]], columns[done.tasks[j]]])
-
-    nothing = float("nan")
-    plain = {"family": "", "kind": "", "billions": None}
-    up = dict(zip(done.tasks, done.higher_is_better, strict=True))
-    return {
-        "main": done.protocol,
-        "method": "mean z score over tasks, predicted",
-        "protocols": [{"name": done.protocol, "label": done.protocol.label}],
-        "models": [
-            {
-                **models.get(done.models[i], plain),
-                "name": done.models[i],
-                "short": name,
-                "rank": [float(done.rank[i]), int(done.rank_low[i]), int(done.rank_high[i])],
-            }
-            for i, name in zip(order, names, strict=True)
-        ],
-        "tasks": [{"name": t, "category": known.categories.get(t, ""), "up": up[t]} for t in done.tasks],
-        "scores": {
-            done.protocol: {
-                "values": block(lambda i, j: done.values[i, j], lambda i, j: done.mean[i, j]),
-                "stderr": block(error, lambda i, j: nothing),
-                "predicted": (~done.measured[order]).tolist(),
-                "low": block(lambda i, j: nothing, lambda i, j: done.low[i, j]),
-                "high": block(lambda i, j: nothing, lambda i, j: done.high[i, j]),
-            }
-        },
-        "details": True,
-        "failed": [[f.model, f.task, f.protocol, f.reason] for f in data.failures if f.protocol == done.protocol],
-    }
-
-
-def _rounded(value: float) -> float | None:
-    return round(float(value), 5) if np.isfinite(value) else None

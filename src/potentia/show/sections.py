@@ -7,20 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from potentia.analysis.rankings import NAMES, EvidenceMap, map_evidence
+from potentia.analysis.rankings import NAMES
 from potentia.show.answer import answer
-from potentia.show.arrange import arrange
-from potentia.show.bumps import bump_payload
+from potentia.show.bumps import ascents
 from potentia.show.cell_details import cell_payload
-from potentia.show.grid import cell_index, grid, has_details, names_of
+from potentia.show.evidence import evidence_chart, evidence_maps, evidence_payload
 from potentia.show.ladder import make_ladder
-from potentia.show.page import render, table_payload
+from potentia.show.matrix import cell_index, completed_view, has_details, names_of, score_views
+from potentia.show.page import figures, html_table, render
 from potentia.show.parts import Parts
-from potentia.show.predicted import completed_grid, make_outlook
+from potentia.show.predicted import make_outlook
 from potentia.show.provenance import how_context
 from potentia.show.source import ReportData
 from potentia.values.findings import Chart, Finding, Table, telling
@@ -64,10 +65,10 @@ def _rendered(section: Section, parts: Parts) -> Rendered:
         id=section.id,
         title=section.heading or section.title,
         lead=section.lead,
-        figures=arrange(section.charts),
-        more=arrange(section.more),
+        figures=figures(section.charts),
+        more=figures(section.more),
         more_title=section.more_title,
-        tables=[table_payload(table) for table in map(telling, section.tables) if table is not None],
+        tables=[(table.title, html_table(table)) for table in map(telling, section.tables) if table is not None],
         problems=section.problems,
         parts=parts,
         **section.context,
@@ -128,16 +129,16 @@ def scores_section(data: ReportData) -> Section:
     gaps = {p.label: asked - int(np.isfinite(matrix.values).sum()) for p, matrix in scores.items()}
     screening = [] if data.rankings is None else [data.rankings.screening]
     context = {
-        "grid": grid(data, answer(data)),
+        "views": partial(score_views, data, answer(data)),
+        "details": has_details(data),
         "families": sorted({f for m, f in known.families.items() if m in models}, key=str.casefold),
-        "categories": sorted({c for t, c in known.categories.items() if t in tasks}),
-        "sized": any(m in known.billions for m in models),
         "kinds": len({known.kinds.get(m) for m in models} - {None}) > 1,
         "gaps": {name: missing for name, missing in gaps.items() if missing},
         "failures": data.failures,
         "flags": screening[0].flags if screening else (),
     }
-    return Section("scores", "Scores", charts=_charts(screening), template="scores.html", context=context)
+    tables = _tables(screening) if context["flags"] else []
+    return Section("scores", "Scores", tables=tables, template="scores.html", context=context)
 
 
 def predicted_section(data: ReportData) -> Section | None:
@@ -145,9 +146,8 @@ def predicted_section(data: ReportData) -> Section | None:
     done = data.completion
     if done is None:
         return None
-    known = {model["name"]: model for model in grid(data, answer(data))["models"]}
     context = {
-        "grid": completed_grid(data, done, known),
+        "view": partial(completed_view, data, answer(data), done),
         "done": done,
         "count_measured": int(done.measured.sum()),
         "count_predicted": int((~done.measured).sum()),
@@ -161,15 +161,17 @@ def ranks_section(data: ReportData) -> Section | None:
     if data.rankings is None or (data.training is not None and data.training.whole):  # steps are no rivals
         return None
     found = data.rankings.aggregate
+    bumps = ascents(data)
+    ways = [chart for finding in _both(found, data) for chart in finding.charts()[1:]]  # the first is the answer's
+    rest = [chart for finding in _rest(found, data) for chart in finding.charts()[1:]]
     return Section(
         "ranks",
         "Ranks",
-        charts=[chart for finding in _both(found, data) for chart in finding.charts()[1:]],  # the first is the answer's
-        more=[chart for finding in _rest(found, data) for chart in finding.charts()[1:]],
-        more_title="The other protocols",
+        RANKS,
+        charts=[*bumps[:1], *ways],
+        more=[*bumps[1:], *rest],
+        more_title="On each task, and the other protocols" if rest else "On each task",
         tables=_tables([*data.rankings.overall.values(), *data.rankings.kept.values(), *found.values()]),
-        template="ranks.html",
-        context={"bumps": bump_payload(data)},
     )
 
 
@@ -200,29 +202,19 @@ def evidence_section(data: ReportData) -> Section | None:
     if not weighed or data.rankings is None:
         return None
     found = data.rankings
+    maps = [evidence_chart(e, len(data.evidence.planned[p].models)) for p, e in weighed.items()]
     kinds: tuple[Mapping[Protocol, Finding], ...] = (found.paired, found.significance, found.tau_b, found.ranks)
     return Section(
         "evidence",
         "Evidence",
-        charts=_charts(f for by in kinds for f in _both(by, data)),
-        more=_charts(f for by in kinds for f in _rest(by, data)),
+        EVIDENCE,
+        charts=[maps[0], *_charts(f for by in kinds for f in _both(by, data))],
+        more=[*maps[1:], *_charts(f for by in kinds for f in _rest(by, data))],
         more_title="The other protocols",
         tables=_tables([*(f for by in kinds for f in by.values()), *found.tau_b_changes.values()]),
         template="evidence.html",
-        context={"evidence": [e.payload() for e in weighed.values()]},
+        context={"evidence": [evidence_payload(e) for e in weighed.values()]},
     )
-
-
-def evidence_maps(data: ReportData) -> dict[Protocol, EvidenceMap]:
-    """Return the evidence between every two models, the most prepared protocol first, models by rank."""
-    ranking = data.rankings.overall.get(data.main) if data.rankings is not None else None
-    place = {model: k for k, model in enumerate(ranking.models)} if ranking is not None else {}
-    weighed = {}
-    for protocol, matrix in reversed(data.evidence.planned.items()):
-        ordered = matrix.select(models=sorted(matrix.models, key=lambda m: place.get(m, len(place))))
-        if (found := map_evidence(ordered, data.evidence.outcomes.get(protocol))) is not None:
-            weighed[protocol] = found
-    return weighed
 
 
 def structure_section(data: ReportData) -> Section | None:
@@ -331,6 +323,11 @@ def how_section(data: ReportData) -> Section:
     return Section("how", "How", template="how.html", context={"how": how_context(data)})
 
 
+RANKS = (
+    "How the order of the models changes from one protocol to the next. Over all tasks ranks are shown as they are; "
+    "on a single task, crossings that test noise alone could explain are undone as far as possible."
+)
+EVIDENCE = "Every model against every other. Colour is evidence, not the size of a difference."
 AGREEMENT = (
     "Agreement says whether the order of the models on one task holds on another: Kendall's τ of every two tasks, "
     "1 where they rank alike, 0 where they have nothing to do with each other."

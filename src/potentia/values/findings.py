@@ -1,8 +1,8 @@
 """What an analysis returns: tables for people, plain values for scripts, charts for the report.
 
 An analysis is a pure function from one or two ``ScoreMatrix`` to a ``Finding``. The finding names its tables and its
-charts as data; ``potentia.show`` alone knows how to draw them (plotly for the browser, matplotlib for papers), so the
-numbers that a figure shows are the numbers that the command line prints.
+charts as data; ``potentia.show`` alone knows how to draw them, so the numbers that a figure shows are the numbers that
+the command line prints.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import dataclasses
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,17 +68,15 @@ class Finding:
         return {f.name: jsonable(getattr(self, f.name)) for f in dataclasses.fields(self)}
 
     def plot(self, chart: int | str = 0) -> Any:
-        """Return one of the charts, by number or name, as a plotly figure, which a notebook shows by itself."""
-        import plotly.graph_objects as go
-
-        from potentia.show import interactive  # the drawing lies above; a finding only asks for it
-
+        """Return one of the charts, by number or name, as a picture: a notebook shows it, ``save`` writes it."""
         charts = list(self.charts())
         known = [c.name for c in charts]
         place = known.index(chart) if chart in known else chart
         if not isinstance(place, int) or place >= len(charts):
             raise LookupError(f"no chart {chart!r}; there are: {', '.join(known) or 'none'}")
-        return go.Figure(interactive(charts[place]))
+        if not _DRAWING:
+            raise LookupError("charts are drawn by potentia.show: import it first")
+        return _DRAWING[-1](charts[place])
 
     def _repr_html_(self) -> str:
         """Return the tables as a notebook shows them."""
@@ -206,14 +204,13 @@ class Heatmap(Chart):
 
 @dataclass(frozen=True)
 class Bars(Chart):
-    """Grouped bars: one label per group, one series per colour, optional intervals."""
+    """Grouped bars, lying: one label per group, one series per colour, optional intervals."""
 
     labels: tuple[str, ...]
     series: dict[str, tuple[float, ...]]
     low: dict[str, tuple[float, ...]] = field(default_factory=dict)
     high: dict[str, tuple[float, ...]] = field(default_factory=dict)
     y_label: str = ""
-    horizontal: bool = False
     y_range: tuple[float, float] | None = None
 
     @property
@@ -280,6 +277,15 @@ class Bump(Chart):
     def tells(self) -> bool:
         """Whether there are two models to order."""
         return len(self.models) > 1
+
+
+_DRAWING: list[Callable[[Chart], Any]] = []  # who draws charts: a room above this one
+
+
+def draws(drawing: Callable[[Chart], Any]) -> Callable[[Chart], Any]:
+    """Register the function that makes a picture of a chart, for ``Finding.plot``."""
+    _DRAWING.append(drawing)
+    return drawing
 
 
 def on_one_scale(charts: Iterable[Chart]) -> list[Chart]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import itertools
-import json
 
 import numpy as np
 import pytest
 from scipy.stats import norm
 
-from potentia.analysis.rankings.evidence_map import _packed, map_evidence
+from potentia.analysis.rankings.evidence_map import map_evidence
 from potentia.analysis.stats.significance import compare_items
 from potentia.values.scores import ScoreMatrix
 
@@ -64,30 +62,3 @@ def test_gaps_and_corpora_are_left_out():
 
 def test_without_errors_there_is_no_evidence():
     assert map_evidence(ScoreMatrix.build("ab", ["x"], [[0.1], [0.2]])) is None
-
-
-def test_the_payload_holds_scores_and_packs_exact_p_values():
-    found = map_evidence(MATRIX)
-    assert found is not None
-    payload = found.payload()
-    assert payload["p"] == [None] * 4, "a z test follows from scores and errors"
-    np.testing.assert_allclose(np.array(payload["values"]).T, found.values, atol=1e-5)
-    assert len(found.table().rows) == 10
-
-
-def test_exact_p_values_survive_the_packing():
-    p = np.array([1.0, 0.5, 0.049, 1e-3, 3e-60, 0.0, np.nan])
-    kept = np.frombuffer(base64.b64decode(_packed(p)), dtype="<u2").astype(float)
-    assert kept[-1] == 65_535
-    np.testing.assert_allclose(10.0 ** (-kept[:5] / 1000), p[:5], rtol=0.0012)
-    assert kept[5] == 65_534
-
-
-def test_the_payload_grows_with_scores_and_not_with_pairs():
-    sizes = []
-    for models in (50, 100):
-        values = np.random.default_rng(0).random((models, 20))
-        matrix = ScoreMatrix.build([f"m{k}" for k in range(models)], [f"t{k}" for k in range(20)], values,
-                                   stderr=np.full(values.shape, 0.01))  # fmt: skip
-        sizes.append(len(json.dumps(map_evidence(matrix).payload())))
-    assert sizes[1] < 2.2 * sizes[0]

@@ -163,10 +163,10 @@ def test_no_inline_script_or_handler_in_any_page(board: TestClient):
 
 
 def test_assets_are_packed_and_kept(board: TestClient):
-    answer = board.get("/assets/plotly.min.js")
+    answer = board.get("/assets/report.css")
     assert answer.headers["content-encoding"] == "gzip"
     assert "immutable" in answer.headers["cache-control"]
-    assert "Plotly" in answer.text
+    assert "--ink" in answer.text
 
 
 # --- the API against its own description ---

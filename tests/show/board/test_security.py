@@ -27,7 +27,7 @@ EVERYTHING = (
     "/api/studies",
     "/openapi.json",
     "/assets/report.css",
-    "/assets/plotly.min.js",
+    "/assets/report.css",
     "/nothing",
     "/metrics",
 )

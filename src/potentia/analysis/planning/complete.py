@@ -141,7 +141,6 @@ class Completion(Finding):
                 labels=names,
                 series={"P(best)": tuple(float(self.p_best[i]) for i in order)},
                 y_label="P(best)",
-                horizontal=True,
             ),
             Plot(
                 name=f"planning-ranks-{self.protocol}",

@@ -106,7 +106,6 @@ class Choice(Finding):
                 labels=tuple(s.model for s in shown),
                 series={"P(best)": tuple(s.p_best for s in shown)},
                 y_label="P(best)",
-                horizontal=True,
             )
         ]
 

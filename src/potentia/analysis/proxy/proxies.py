@@ -112,7 +112,6 @@ class ProxyTasks(Finding):
                 labels=tuple(p.task for p in self.proxies),
                 series={m: tuple(p.by_metric[m] for p in self.proxies) for m in METRICS},
                 y_label="correlation",
-                horizontal=True,
             ),
         )
 

@@ -105,7 +105,6 @@ class Validation(Finding):
                 low={"tau": tuple(t.tau.low for t in self.trials)},
                 high={"tau": tuple(t.tau.high for t in self.trials)},
                 y_label="Kendall's tau",
-                horizontal=True,
             ),
             Bars(
                 "proxy-chosen",
@@ -113,7 +112,6 @@ class Validation(Finding):
                 "Share of the splits in which the task was a proxy.",
                 labels=tuple(task for task, _ in often),
                 series={"share": tuple(share for _, share in often)},
-                horizontal=True,
             ),
         )
 

@@ -88,7 +88,6 @@ class Components(Finding):
                     labels=tuple(self.models[k] for k in order),
                     series={self.protocol.label: tuple(float(self.scores[k, 0]) for k in order)},
                     y_label="PC1",
-                    horizontal=True,
                     group="pc1",
                 )
             )

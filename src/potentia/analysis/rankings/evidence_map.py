@@ -7,10 +7,8 @@ difference has the smallest true difference beside it that the tests would find 
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -68,27 +66,6 @@ class EvidenceMap:
         columns = ("first", "second", "wins", "losses", "ties", "mean difference", "p", "detectable")
         return Table(f"Every two models over {len(self.tasks)} tasks ({self.protocol.label})", columns, tuple(rows))
 
-    def payload(self) -> dict[str, Any]:
-        """Return what a page compares two models by: scores and errors of each, and the exact p values where there are.
-
-        Pairs are many times more than scores: 300 models × 40 tasks have 24,000 numbers and 3,600,000 of pairs. The z
-        test follows from the former; McNemar's p values are packed as 16-bit thousandths of -log10 p, in base64.
-        """
-        return {
-            "protocol": self.protocol,
-            "label": self.protocol.label,
-            "models": list(self.models),
-            "tasks": list(self.tasks),
-            "basis": list(self.basis),
-            "level": self.level,
-            "z": float(norm.ppf(0.5 + self.level / 2)),
-            "reach": reach(self.level),
-            "values": [_short(column, 5) for column in self.values.T],
-            "stderr": [_short(column, 6) for column in self.stderr.T],
-            "critical": [float(f"{p:.9g}") for p in self.critical.tolist()],
-            "p": [_packed(self.p[:, k]) if test == "McNemar" else None for k, test in enumerate(self.basis)],
-        }
-
 
 def map_evidence(matrix: ScoreMatrix, outcomes: Outcomes | None = None) -> EvidenceMap | None:
     """Compare every two models on every higher-is-better task with standard errors; None where there is none."""
@@ -143,14 +120,3 @@ def _sharpen(p: Floats, models: list[str], outcomes: Mapping[str, Mapping[int, f
     n = len(models)
     p[a * (2 * n - a - 1) // 2 + b - a - 1] = mcnemar_of_all(right)
     return "McNemar"
-
-
-def _short(values: Floats, digits: int) -> list[float | None]:
-    return [round(v, digits) if np.isfinite(v) else None for v in values.tolist()]
-
-
-def _packed(p: Floats) -> str:
-    """Write p values as thousandths of -log10 p in 16 bits; 65,535 stands for none."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        thousandths = np.clip(np.rint(-1000 * np.log10(p)), 0, 65_534)
-    return base64.b64encode(np.where(np.isfinite(p), thousandths, 65_535).astype("<u2").tobytes()).decode("ascii")

@@ -9,21 +9,6 @@
     : value && typeof value === "object" ? Object.entries(value).map(([k, v]) => `${k} ${P.show(v)}`).join(", ")
     : typeof value === "number" && !Number.isInteger(value) ? String(Number(value.toPrecision(4))) : value);
 
-  const laneName = (lane) => [`lr ${lane.learning_rate}`, lane.style && lane.style !== "plain" ? lane.style : "", lane.seed ? `seed ${lane.seed}` : ""].filter(Boolean).join(", ");
-  P.curves = (lanes, metric) => {
-    const lines = (values) => lanes.map((lane, k) => ({
-      type: "scatter", mode: "lines+markers", name: laneName(lane), x: lane.epoch, y: lane[values],
-      error_y: values === "value" && lane.stderr.some((s) => s) ? { type: "data", array: lane.stderr, thickness: 1, width: 2 } : undefined,
-      line: { color: P.colours[k % P.colours.length], width: lane.selected ? 3 : 1.6, dash: ["failed", "dropped", "stopped"].includes(lane.status) ? "dot" : "solid" },
-      marker: { size: lane.selected ? 8 : 5 },
-    }));
-    const layout = (label) => ({
-      height: 300, margin: { t: 10, r: 10, l: 50, b: 40 }, legend: { orientation: "h", y: -0.22 }, showlegend: true,
-      xaxis: { title: { text: "epoch" }, dtick: 1 }, yaxis: { title: { text: label } },
-    });
-    return [{ data: lines("value"), layout: layout(`validation ${metric}`) }, { data: lines("loss"), layout: layout("training loss") }];
-  };
-
   const itemCard = (item, graded) => {
     const right = item.value > 0.5;
     const mark = graded ? P.make("span", { class: right ? "mark right" : "mark wrong", text: right ? "right" : "wrong" }) : P.make("span", { class: "mark", text: P.show(item.value) });
@@ -103,22 +88,15 @@
       ["time", P.clock(cell.seconds)],
     ]));
     if (cell.lanes.length) {
-      const grid = P.make("div", { class: "figures" });
-      for (const [k, figure] of P.curves(cell.lanes, cell.metric).entries()) {
-        const title = k === 0 ? "Validation after each epoch" : "Training loss";
-        const plot = P.make("div", { class: "plot", role: "img", "aria-label": `${title} of every lane; the numbers are in the table below.` });
-        grid.append(P.make("figure", { class: "figure" }, P.make("figcaption", {}, P.make("h4", { text: title }),
-          P.make("p", { text: k === 0 ? "One line per lane; the thick one was chosen. Epoch 0 is the model before tuning." : "Mean loss of each epoch." })), plot));
-        P.whenSeen(plot, () => P.draw(plot, figure));
-      }
-      parts.push(grid);
-      const table = P.make("div", { class: "scroll table", tabindex: "0", role: "region", "aria-label": "Lanes" });
-      const lines = cell.lanes.flatMap((lane) => lane.epoch.map((epoch, k) => [laneName(lane), lane.selected ? "yes" : "", lane.status, epoch, lane.value[k], lane.stderr[k], lane.loss[k]]));
-      const data = { columns: ["lane", "chosen", "status", "epoch", `validation ${cell.metric}`, "stderr", "training loss"], rows: lines };
-      P.table(table, data);
-      const button = P.make("button", { type: "button", text: "CSV" });
-      button.addEventListener("click", () => P.save(`lanes-${P.fileName(cell.model)}-${P.fileName(cell.task)}.csv`, P.csv(data.columns, data.rows)));
-      parts.push(P.make("details", { class: "data" }, P.make("summary", { text: "Data table" }), table, P.make("div", { class: "tools" }, button)));
+      const curve = (title, caption, values) => P.make("figure", { class: "figure" },
+        P.make("figcaption", {}, P.make("h4", { text: title }), P.make("p", { text: caption })), P.curves(cell.lanes, values, [520, 220], title));
+      const lines = cell.lanes.flatMap((lane) => lane.epoch.map((epoch, k) => [P.laneName(lane), lane.selected ? "yes" : "", lane.status, epoch, lane.value[k], lane.stderr[k], lane.loss[k]]));
+      const table = P.table(["lane", "chosen", "status", "epoch", `validation ${cell.metric}`, "stderr", "training loss"], lines);
+      parts.push(P.make("div", { class: "figures" },
+        curve("Validation after each epoch", "One line per lane; the thick one was chosen. Epoch 0 is the model before tuning.", "value"),
+        curve("Training loss", "Mean loss of each epoch.", "loss")),
+      P.make("details", { class: "more" }, P.make("summary", { text: "Data table" }), table,
+        P.make("div", { class: "tools" }, P.make("button", { type: "button", "data-csv": `lanes ${cell.model} ${cell.task}`, text: "CSV" }))));
     }
     if (itemsUrl || cell.items.length) parts.push(itemList(cell, itemsUrl));
     else parts.push(P.make("p", { class: "caption", text: "No items are kept for this cell." }));
@@ -182,6 +160,7 @@
       if (!names.includes(protocol) || !index.models.includes(model) || !index.tasks.includes(task) || !has(protocol, model, task)) return;
       choose(model, task, protocol);
       show();
+      document.querySelector("#cells details.section").open = true;
       document.getElementById("cells").scrollIntoView();
       part("model").focus({ preventScroll: true });
     };

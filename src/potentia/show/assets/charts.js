@@ -1,81 +1,75 @@
-/* Figures: plotly is loaded when the first one comes into view, each is drawn when it is seen. */
+/* Pictures to take away, and the small curves of lanes. All other drawings are in the page already. */
 "use strict";
 (function (P) {
-  let loading = null;
-  const load = (fill) => new Promise((resolve, reject) => {
-    const script = document.createElement("script");
-    script.addEventListener("load", resolve);
-    script.addEventListener("error", reject);
-    fill(script);
-    document.head.append(script);
-    if (!script.src) resolve();
-  });
-  P.plotly = () => {
-    if (window.Plotly) return Promise.resolve(window.Plotly);
-    if (!loading) {
-      const inside = document.getElementById("plotly-source");
-      const ready = inside
-        ? P.unpack(inside.textContent).then((text) => load((script) => { script.textContent = text; }))
-        : load((script) => { script.src = document.querySelector("meta[name=plotly]").content; });
-      loading = ready.then(() => window.Plotly);
-    }
-    return loading;
-  };
+  const SVG = "http://www.w3.org/2000/svg";
 
-  P.colours = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#7F7F7F", "#B8A800"];
-  const axis = () => ({ gridcolor: P.css("--line"), zerolinecolor: P.css("--line-strong"), linecolor: P.css("--line"), automargin: true });
-  const themed = (layout) => {
-    const made = { ...layout, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", dragmode: false };
-    made.font = { family: "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", size: 12, color: P.css("--ink") };
-    made.hoverlabel = { align: "left", bgcolor: P.css("--raised"), bordercolor: P.css("--line-strong"), font: { color: P.css("--ink") } };
-    for (const name of ["xaxis", "yaxis", "yaxis2"]) if (name !== "yaxis2" || layout[name]) made[name] = { ...axis(), ...(layout[name] || {}) };
-    return made;
+  /* The drawing as a file: its colours are the page's, so they go with it. */
+  const alone = (svg) => {
+    const copy = svg.cloneNode(true);
+    const kept = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "font-size", "font-weight", "font-family"];
+    const [from, to] = [svg.querySelectorAll("*"), copy.querySelectorAll("*")];
+    from.forEach((node, k) => {
+      const style = getComputedStyle(node);
+      for (const name of kept) to[k].style.setProperty(name, style.getPropertyValue(name));
+    });
+    copy.setAttribute("xmlns", SVG);
+    copy.style.background = P.css("--raised");
+    return new XMLSerializer().serializeToString(copy);
   };
-  const scales = (written) => { /* one hue: the more, the farther from the paper; numbers in it stay readable */
-    if (P.isDark()) return written ? [[0, "#1f2833"], [1, "#2d6396"]] : [[0, "#1f2833"], [0.25, "#274a6e"], [0.5, "#3573ad"], [0.75, "#5f9fdb"], [1, "#b4d8fb"]];
-    return written ? [[0, "#f6f9fc"], [0.5, "#b9d3ee"], [1, "#6ba5dd"]] : [[0, "#f1f5fa"], [0.25, "#c3d8ef"], [0.5, "#86b3de"], [0.75, "#3f82c4"], [1, "#0b4a8f"]];
-  };
-  const inked = (traces) => traces.map((trace) => {
-    const made = { ...trace };
-    if (made.meta === "sequential") made.colorscale = scales(Boolean(made.texttemplate));
-    if (made.meta === "sequential" && made.texttemplate) made.textfont = { ...made.textfont, color: P.css("--ink") };
-    if (made.line && made.line.color === "#333333") made.line = { ...made.line, color: P.css("--ink") };
-    for (const error of ["error_x", "error_y"]) {
-      if (made[error] && made.type === "bar") made[error] = { ...made[error], color: P.css("--muted") };
-    }
-    return made;
+  const png = (svg, text) => new Promise((resolve) => {
+    const image = new Image();
+    image.addEventListener("load", () => {
+      const canvas = P.make("canvas", { width: 2 * svg.width.baseVal.value, height: 2 * svg.height.baseVal.value });
+      const paper = canvas.getContext("2d");
+      paper.fillStyle = P.css("--raised");
+      paper.fillRect(0, 0, canvas.width, canvas.height);
+      paper.drawImage(image, 0, 0, canvas.width, canvas.height);
+      resolve(canvas.toDataURL("image/png"));
+    });
+    image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`;
+  });
+  document.addEventListener("click", async (event) => {
+    const format = event.target.dataset && event.target.dataset.picture;
+    if (!format) return;
+    const figure = event.target.closest("figure");
+    const svg = figure.querySelector("svg");
+    const name = figure.id.replace(/^fig-/, "");
+    if (format === "svg") P.save(`${name}.svg`, alone(svg), "image/svg+xml");
+    else P.saveUrl(`${name}.png`, await png(svg, alone(svg)));
   });
 
-  const drawn = new Map(); /* plot → figure */
-  P.draw = async (plot, figure, minWidth = 0) => {
-    const Plotly = await P.plotly();
-    drawn.set(plot, figure);
-    plot.style.minWidth = minWidth ? `${minWidth}px` : "";
-    plot.style.minHeight = "";
-    await Plotly.react(plot, inked(figure.data), themed(figure.layout), { responsive: true, displayModeBar: false });
-    plot.dataset.drawn = "true";
-    return plot;
-  };
-  document.addEventListener("potentia:theme", () => {
-    for (const [plot, figure] of drawn) if (plot.isConnected) P.draw(plot, figure, parseInt(plot.style.minWidth, 10) || 0);
-  });
-  P.picture = async (plot, format, name, title) => {
-    const Plotly = await P.plotly();
-    const figure = drawn.get(plot);
-    const layout = {
-      ...figure.layout, title: { text: title, x: 0.02, font: { size: 15 } }, paper_bgcolor: "#ffffff", plot_bgcolor: "#ffffff",
-      font: { family: "Helvetica, Arial, sans-serif", size: 12, color: "#1b1b1b" },
-      margin: { ...(figure.layout.margin || {}), t: 64 },
+  /* The curves of lanes over their epochs, with the highest and the lowest value at the side. */
+  P.curves = (lanes, values, [width, height], what) => {
+    const node = (tag, attributes, text) => {
+      const made = document.createElementNS(SVG, tag);
+      for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+      if (text !== undefined) made.textContent = text;
+      return made;
     };
-    for (const side of ["xaxis", "yaxis", "yaxis2"]) if (layout[side]) layout[side] = { automargin: true, ...layout[side] };
-    const width = Math.max(900, parseInt(plot.style.minWidth, 10) || 0);
-    const height = (figure.layout.height || 480) + 40;
-    const url = await Plotly.toImage({ data: figure.data, layout }, { format, width, height, scale: format === "png" ? 2 : 1 });
-    P.saveUrl(`${name}.${format}`, url);
+    const points = lanes.flatMap((lane) => lane[values].map((v, k) => [lane.epoch[k], v])).filter(([, v]) => v !== null);
+    const label = points.length ? `${what} of ${lanes.length} lanes of ${lanes[0].task}` : `no ${what} of ${lanes[0].task} yet`;
+    const svg = node("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label, class: "chart" });
+    if (!points.length) return svg;
+    const [low, high] = [Math.min(...points.map(([, v]) => v)), Math.max(...points.map(([, v]) => v))];
+    const last = Math.max(1, ...points.map(([x]) => x));
+    const [right, bottom] = [width - 48, height - 16];
+    const at = ([x, y]) => [4 + ((right - 8) * x) / last, bottom - ((bottom - 6) * (y - low)) / (high - low || 1)];
+    svg.append(node("text", { x: right + 4, y: 9, class: "small" }, high.toFixed(3)));
+    if (high > low) svg.append(node("text", { x: right + 4, y: bottom, class: "small" }, low.toFixed(3)));
+    svg.append(node("text", { x: 4, y: height - 3, class: "small" }, "0"), node("text", { x: right, y: height - 3, class: "small", "text-anchor": "end" }, `epoch ${last}`));
+    lanes.forEach((lane, k) => {
+      const known = lane.epoch.map((x, i) => [x, lane[values][i]]).filter(([, v]) => v !== null).map(at);
+      if (!known.length) return;
+      const line = node("path", {
+        d: known.map(([x, y], i) => `${i ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join(""), class: `s${k % 8}`,
+        style: `stroke-width: ${lane.selected ? 3 : 1.6}`, "stroke-dasharray": ["failed", "dropped", "stopped"].includes(lane.status) ? "2 3" : "none",
+      });
+      line.append(node("title", {}, P.laneName(lane)));
+      svg.append(line);
+    });
+    return svg;
   };
-
-  const data = (box) => P.load(box.querySelector("script.figure-data"));
-  P.drawFigure = (box) => (box.drawing ||= data(box).then(({ figure, minWidth }) => P.draw(box.querySelector(".plot"), figure, minWidth)));
+  P.laneName = (lane) => [`lr ${lane.learning_rate}`, lane.style && lane.style !== "plain" ? lane.style : "", lane.seed ? `seed ${lane.seed}` : ""].filter(Boolean).join(", ");
   P.whenSeen = (box, then) => {
     if (!("IntersectionObserver" in window)) return then();
     const watcher = new IntersectionObserver((entries) => {
@@ -83,24 +77,4 @@
     }, { rootMargin: "250px" });
     watcher.observe(box);
   };
-  for (const plot of document.querySelectorAll(".plot[data-height]")) plot.style.minHeight = `${plot.dataset.height}px`;
-  for (const box of document.querySelectorAll("figure[data-figure]")) {
-    P.whenSeen(box, () => P.drawFigure(box));
-    const details = box.querySelector("details.data");
-    details.addEventListener("toggle", async () => {
-      const place = details.querySelector(".scroll");
-      if (details.open && !place.firstChild) P.table(place, (await data(box)).table);
-    });
-    box.querySelector(".tools").addEventListener("click", async (event) => {
-      const format = event.target.dataset && event.target.dataset.download;
-      if (!format) return;
-      const { table } = await data(box);
-      if (format === "csv") return P.save(`${box.dataset.name}.csv`, P.csv(table.columns, table.rows));
-      const plot = await P.drawFigure(box);
-      return P.picture(plot, format, box.dataset.name, box.querySelector("h3").textContent);
-    });
-  }
-  window.addEventListener("beforeprint", () => {
-    for (const box of document.querySelectorAll("figure[data-figure]")) if (box.offsetParent) P.drawFigure(box);
-  });
 })(window.potentia);

@@ -4,44 +4,6 @@
   const board = document.getElementById("board");
   if (!board) return;
   const part = (name) => board.querySelector(`[data-live="${name}"]`);
-  const SVG = "http://www.w3.org/2000/svg";
-
-  /* One small picture per task: the validation curves of its lanes as they grow. */
-  const sparks = (lanes) => {
-    const svg = document.createElementNS(SVG, "svg");
-    const points = lanes.flatMap((lane) => lane.value.map((v, k) => [lane.epoch[k], v])).filter(([, v]) => v !== null);
-    const best = points.length ? Math.max(...points.map(([, v]) => v)) : null;
-    svg.setAttribute("viewBox", "0 0 190 56");
-    svg.setAttribute("role", "img");
-    svg.setAttribute("aria-label", points.length ? `validation of ${lanes.length} lanes of ${lanes[0].task}, up to ${best.toFixed(3)}` : `no validation of ${lanes[0].task} yet`);
-    if (!points.length) return svg;
-    const [low, high] = [Math.min(...points.map(([, v]) => v)), best];
-    const last = Math.max(1, ...points.map(([x]) => x));
-    const at = ([x, y]) => `${(4 + (142 * x) / last).toFixed(1)},${(40 - (36 * (y - low)) / (high - low || 1)).toFixed(1)}`;
-    /* The scale: the highest and the lowest validation, and the epochs so far. */
-    const mark = (x, y, text, anchor) => {
-      const label = document.createElementNS(SVG, "text");
-      label.setAttribute("x", x);
-      label.setAttribute("y", y);
-      label.setAttribute("text-anchor", anchor);
-      label.textContent = text;
-      svg.append(label);
-    };
-    mark(151, 9, high.toFixed(3), "start");
-    if (high > low) mark(151, 43, low.toFixed(3), "start");
-    mark(4, 54, "0", "start");
-    mark(146, 54, `epoch ${last}`, "end");
-    lanes.forEach((lane, k) => {
-      const line = document.createElementNS(SVG, "polyline");
-      const known = lane.epoch.map((x, i) => [x, lane.value[i]]).filter(([, v]) => v !== null);
-      line.setAttribute("points", known.map(at).join(" "));
-      line.setAttribute("fill", "none");
-      line.setAttribute("stroke", P.colours[k % P.colours.length]);
-      line.setAttribute("stroke-width", "1.6");
-      svg.append(line);
-    });
-    return svg;
-  };
   const lanesOf = (lanes) => {
     const tasks = new Map();
     for (const lane of lanes) tasks.set(lane.task, [...(tasks.get(lane.task) || []), lane]);
@@ -50,7 +12,7 @@
       const running = some.filter((lane) => !["done", "dropped", "failed", "interrupted", "stopped"].includes(lane.status)).length;
       const failed = some.filter((lane) => lane.status === "failed").length;
       const state = [running ? `${running} ${running === 1 ? "lane trains" : "lanes train"}` : "trained", failed ? `${failed} failed` : ""].filter(Boolean).join(", ");
-      return P.make("div", { class: "lane" }, sparks(some), P.make("span", { text: `${task} ${values.length ? values.at(-1).toFixed(3) : ""}: ${state}` }));
+      return P.make("div", { class: "lane" }, P.curves(some, "value", [190, 56], "validation"), P.make("span", { text: `${task} ${values.length ? values.at(-1).toFixed(3) : ""}: ${state}` }));
     }));
   };
   const card = (row, lanes) => {
@@ -105,14 +67,13 @@
   const exchange = (cells) => fetch(board.dataset.answer).then((page) => (page.ok ? page.text() : "")).then((text) => {
     const fresh = new DOMParser().parseFromString(text, "text/html").getElementById("answer");
     const old = document.getElementById("answer");
-    if (!fresh || !old || fresh.querySelector("[data-figure]")) { location.reload(); return; }
-    const open = old.querySelector("[data-show-rest][aria-expanded=true]");
+    if (!fresh || !old || fresh.querySelector("figure")) { location.reload(); return; }
+    const open = old.querySelector("details.more[open]");
     old.replaceWith(document.adoptNode(fresh));
     shown = cells;
     const note = document.querySelector("[data-so-far]");
     if (note) note.textContent = `The answer so far, from ${cells}${latest.asked === null ? "" : ` of ${latest.asked}`} cells; it renews itself.`;
-    P.ladder(fresh);
-    if (open) fresh.querySelector("[data-show-rest]")?.click();
+    if (open) fresh.querySelector("details.more")?.setAttribute("open", "");
   });
   const renew = () => {
     if (shown >= 0 && latest.done <= shown) return;
@@ -132,11 +93,10 @@
       const cells = Number(page.headers.get("x-cells"));
       if (!page.ok || cells <= Number(outlook.dataset.cells)) return;
       const fresh = new DOMParser().parseFromString(await page.text(), "text/html").getElementById("outlook");
-      const open = outlook.querySelector("[data-show-rest][aria-expanded=true]");
+      const open = outlook.querySelector("details.more[open]");
       outlook.replaceChildren(...(fresh ? [document.adoptNode(fresh)] : []));
       outlook.dataset.cells = String(cells);
-      P.ladder(outlook);
-      if (open) outlook.querySelector("[data-show-rest]")?.click();
+      if (open) outlook.querySelector("details.more")?.setAttribute("open", "");
     }).catch(() => {});
   };
   renew();

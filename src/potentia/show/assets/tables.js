@@ -1,14 +1,11 @@
-/* Tables that sort, and files that a reader can take away. */
+/* Tables are in the page; here they sort, are filtered and taken away as files. */
 "use strict";
 (function (P) {
   const field = (cell) => {
-    if (cell === null || cell === undefined) return "";
-    if (typeof cell === "number") return String(cell);
-    const safe = /^[=+\-@\t\r]/.test(cell) ? `'${cell}` : String(cell); /* no spreadsheet runs a name as a formula */
+    const safe = /^[=+\-@\t\r]/.test(cell) && Number.isNaN(Number(cell)) ? `'${cell}` : cell; /* no spreadsheet runs a name as a formula */
     return /[",\n\r]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
   };
-  P.csv = (columns, rows) => [columns, ...rows].map((row) => row.map(field).join(",")).join("\r\n") + "\r\n";
-
+  P.csv = (rows) => rows.map((row) => row.map((cell) => field(String(cell ?? ""))).join(",")).join("\r\n") + "\r\n";
   P.saveUrl = (name, url) => {
     const link = P.make("a", { href: url, download: name });
     document.body.append(link);
@@ -22,77 +19,86 @@
   };
   P.fileName = (title) => title.replace(/[^\w.-]+/g, "-").replace(/^-+|-+$/g, "").slice(0, 80) || "table";
 
+  const value = (cell) => {
+    const text = cell.dataset.v ?? cell.textContent.trim();
+    const plain = text.replaceAll(",", "");
+    return text === "" || text === "–" || cell.classList.contains("missing") || cell.classList.contains("failed") ? null
+      : Number.isNaN(Number(plain)) ? text : Number(plain);
+  };
   /* A click on a heading sorts; numbers by size, gaps last. */
-  P.table = (box, { columns, rows, digits = 3, note = "" }) => {
-    const body = P.make("tbody");
+  const sort = (table, head) => {
+    const heads = [...head.parentElement.children];
+    const k = heads.indexOf(head);
+    const before = head.getAttribute("aria-sort");
+    const down = before ? before !== "descending" : "down" in head.dataset || head.classList.contains("num");
+    for (const other of heads) other.removeAttribute("aria-sort");
+    head.setAttribute("aria-sort", down ? "descending" : "ascending");
+    const rows = [...table.tBodies[0].rows].map((row) => [value(row.cells[k]), row]);
+    rows.sort(([x], [y]) => {
+      if (x === null || y === null) return (x === null) - (y === null);
+      const order = typeof x === "number" && typeof y === "number" ? x - y : String(x).localeCompare(String(y), "en", { numeric: true });
+      return down ? -order : order;
+    });
+    table.tBodies[0].append(...rows.map(([, row]) => row));
+  };
+  P.sortable = (table) => {
+    for (const head of table.tHead.rows[0].cells) {
+      const button = P.make("button", { type: "button" }, ...head.childNodes);
+      if (!button.textContent.trim()) button.textContent = "name";
+      head.replaceChildren(button);
+      button.addEventListener("click", () => sort(table, head));
+    }
+  };
+  document.querySelectorAll(".scroll.table > table").forEach(P.sortable);
+
+  /* A table made here, of plain values. */
+  P.table = (columns, rows, digits = 3) => {
     const numeric = columns.map((_, k) => rows.some((row) => typeof row[k] === "number"));
-    let sorted = rows;
-    let shown = 0;
-    const line = (row) => P.make("tr", {}, ...row.map((cell, k) => P.make("td", { class: numeric[k] ? "num" : null, text: P.show(cell, digits) })));
-    const more = () => { body.append(...sorted.slice(shown, shown + P.ROWS).map(line)); shown = Math.min(sorted.length, shown + P.ROWS); };
-    const fill = () => { shown = 0; body.replaceChildren(); more(); };
-    const heads = columns.map((name, k) => {
-      const button = P.make("button", { type: "button", text: name || "name" });
-      const head = P.make("th", { scope: "col", class: numeric[k] ? "num" : null }, button);
-      button.addEventListener("click", () => {
-        const down = head.getAttribute("aria-sort") !== "descending";
-        for (const other of heads) other.removeAttribute("aria-sort");
-        head.setAttribute("aria-sort", down ? "descending" : "ascending");
-        sorted = P.sorted(rows, (row) => row[k], down);
-        fill();
-      });
-      return head;
-    });
-    fill();
-    const table = P.make("table", {}, P.make("thead", {}, P.make("tr", {}, ...heads)), body);
-    box.replaceChildren(table, ...(note ? [P.make("p", { class: "caption", text: note })] : []));
-    P.onScrollEnd(box, () => { if (shown < sorted.length) more(); });
+    const table = P.make("table", {},
+      P.make("thead", {}, P.make("tr", {}, ...columns.map((name, k) => P.make("th", { scope: "col", class: numeric[k] ? "num" : null, text: name })))),
+      P.make("tbody", {}, ...rows.map((row) => P.make("tr", {}, ...row.map((cell, k) =>
+        P.make("td", { class: numeric[k] ? "num" : null, "data-v": typeof cell === "number" ? cell : null, text: P.show(cell, digits) }))))));
+    P.sortable(table);
+    return P.make("div", { class: "scroll table", tabindex: "0", role: "region", "aria-label": columns.join(", ") }, table);
   };
-  /* Long tables grow while one scrolls: nobody waits for rows that nobody sees. */
-  P.ROWS = 200;
-  P.onScrollEnd = (box, then) => {
-    box.addEventListener("scroll", () => { if (box.scrollTop + box.clientHeight > box.scrollHeight - 600) then(); }, { passive: true });
-    window.addEventListener("beforeprint", () => { for (let k = 0; k < 1000; k += 1) then(); });
-  };
-  P.sorted = (rows, key, down) => [...rows].sort((a, b) => {
-    const [x, y] = [key(a), key(b)];
-    if (x === null || x === undefined) return y === null || y === undefined ? 0 : 1;
-    if (y === null || y === undefined) return -1;
-    const order = typeof x === "number" && typeof y === "number" ? x - y : String(x).localeCompare(String(y), "en", { numeric: true });
-    return down ? -order : order;
-  });
+  P.rows = (table) => [...table.rows].map((row) => [...row.cells].map((cell) => cell.dataset.v ?? cell.textContent.trim()));
 
-  /* The findings' tables are built when their box is opened. */
-  for (const box of document.querySelectorAll("details.more")) {
-    box.addEventListener("toggle", () => {
-      if (!box.open) return;
-      for (const part of box.querySelectorAll("[data-table]:not([data-built])")) {
-        part.dataset.built = "true";
-        P.load(part.querySelector("script")).then((table) => P.table(part.querySelector(".scroll"), table));
+  document.addEventListener("click", (event) => {
+    const { csv, matrixCsv, saveText, type } = event.target.dataset || {};
+    if (csv) P.save(`${P.fileName(csv)}.csv`, P.csv(P.rows(event.target.parentElement.parentElement.querySelector("table"))));
+    if (saveText) P.save(saveText, event.target.closest("details").querySelector("pre").textContent, type);
+    if (!matrixCsv) return;
+    const lines = [["model", "task", "protocol", "score", "stderr", "low", "high", "kind"]];
+    for (const table of event.target.closest(".matrix").querySelectorAll("table.scores")) {
+      if (table.closest(".view").dataset.gain) continue;
+      const names = [...table.tHead.rows[0].cells].map((cell) => cell.textContent.trim());
+      for (const row of table.tBodies[0].rows) for (const cell of row.querySelectorAll("td.score[data-v]")) {
+        const { v, e, low, high } = cell.dataset;
+        lines.push([row.dataset.name, names[cell.cellIndex], table.dataset.protocol, v, e, low, high, low ? "predicted" : "measured"]);
       }
-    });
-  }
-  document.addEventListener("click", async (event) => {
-    const table = event.target.closest("[data-download-table]");
-    if (table) {
-      const data = await P.load(table.closest("[data-table]").querySelector("script"));
-      P.save(`${P.fileName(data.title)}.csv`, P.csv(data.columns, data.rows));
     }
-    const text = event.target.closest("[data-save-text]");
-    if (text) P.save(text.dataset.saveText, text.closest("details").querySelector("pre").textContent, text.dataset.type);
+    P.save(`${matrixCsv}.csv`, P.csv(lines));
   });
 
-  /* The ladder of the answer shows its first ten models, and all on demand. */
-  P.ladder = (part) => {
-    for (const button of part.querySelectorAll("[data-show-rest]")) {
-      const many = button.textContent;
-      button.addEventListener("click", () => {
-        const open = button.getAttribute("aria-expanded") !== "true";
-        for (const row of button.parentElement.querySelectorAll(".rest")) row.hidden = !open;
-        button.setAttribute("aria-expanded", String(open));
-        button.textContent = open ? "Show the first ten" : many;
-      });
-    }
+  for (const box of document.querySelectorAll(".matrix")) {
+    const controls = [...box.querySelectorAll("[data-control]")];
+    const filter = () => {
+      for (const row of box.querySelectorAll("tbody tr")) {
+        row.hidden = !controls.every(({ dataset, value: asked }) => !asked || (dataset.control === "name"
+          ? row.dataset.name.toLowerCase().includes(asked.trim().toLowerCase()) : row.dataset[dataset.control] === asked));
+      }
+    };
+    for (const control of controls) control.addEventListener("input", filter);
+  }
+
+  /* A section opens when it is asked for by its address, and everything with a drawing opens for the printer. */
+  const reveal = () => {
+    const target = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)).split("=")[0]);
+    const box = target && target.querySelector(":scope > details.section");
+    if (box) { box.open = true; target.scrollIntoView(); }
   };
-  P.ladder(document);
+  window.addEventListener("hashchange", reveal);
+  document.addEventListener("click", (event) => { if (event.target.closest("a[href^='#']")) setTimeout(reveal); });
+  reveal();
+  window.addEventListener("beforeprint", () => { for (const box of document.querySelectorAll("details.section, details.more")) box.open = true; });
 })(window.potentia);

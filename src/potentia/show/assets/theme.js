@@ -9,15 +9,12 @@ window.potentia = window.potentia || {};
   P.isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : prefersDark.matches);
   P.css = (name) => getComputedStyle(root).getPropertyValue(name).trim();
 
-  const announce = () => document.dispatchEvent(new CustomEvent("potentia:theme"));
   const known = stored();
   if (known === "dark" || known === "light") root.dataset.theme = known;
-  prefersDark.addEventListener("change", announce);
   for (const button of document.querySelectorAll("[data-theme-toggle]")) {
     button.addEventListener("click", () => {
       root.dataset.theme = P.isDark() ? "light" : "dark";
       try { localStorage.setItem("potentia-theme", root.dataset.theme); } catch { /* a file may have no storage */ }
-      announce();
     });
   }
 
@@ -64,7 +61,6 @@ window.potentia = window.potentia || {};
     }
     return node.potentia;
   };
-  P.plain = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;").replaceAll("%{", "% {"); /* plotly reads a little HTML */
   P.show = (value, digits = 3) => {
     if (value === null || value === undefined || (typeof value === "number" && !Number.isFinite(value))) return "–";
     if (typeof value !== "number") return String(value);
@@ -73,10 +69,6 @@ window.potentia = window.potentia || {};
     return size >= 1e6 || size < 10 ** -digits ? value.toExponential(2) : value.toFixed(digits);
   };
   P.showP = (p) => (p === null ? "–" : p < 0.001 ? (p === 0 ? "< 1e-300" : p.toExponential(0)) : p.toFixed(3));
-  P.shortNames = (names) => { /* without the organisation, where the rest still tells them apart */
-    const short = names.map((name) => name.slice(name.lastIndexOf("/") + 1) || name);
-    return short.map((name, k) => (short.indexOf(name) === short.lastIndexOf(name) ? name : names[k]));
-  };
   P.protocol = (name) => {
     const [base, shots] = name.split(":");
     return base === "few_shot" && shots ? `${shots}-shot` : base.replaceAll("_", "-");

@@ -10,13 +10,10 @@ from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.responses import HTMLResponse
 from starlette.concurrency import run_in_threadpool
 
-from potentia.show import SCRIPTS, asset, cell_payload, environment, plotly_source
+from potentia.show import SCRIPTS, STYLES, asset, cell_payload, environment
 from potentia.show.board.api import Name
 from potentia.show.board.board_state import Desk
 from potentia.show.board.snapshot import Snapshot
-
-STYLE = "report.css"
-PLOTLY = "plotly.min.js"
 
 
 @cache
@@ -26,14 +23,14 @@ def templates() -> Any:
 
     base = environment()
     made = base.overlay(loader=ChoiceLoader([PackageLoader("potentia.show.board", "templates"), base.loader]))
-    made.globals.update(asset_url=asset_url, scripts=SCRIPTS)
+    made.globals.update(asset_url=asset_url, scripts=SCRIPTS, styles=STYLES)
     return made
 
 
 @cache
 def asset_url(name: str) -> str:
     """Return an asset's address with the hash of its content, so that browsers keep it until it changes."""
-    return f"/assets/{name}?v={hashlib.sha256(_content(name).encode()).hexdigest()[:12]}"
+    return f"/assets/{name}?v={hashlib.sha256(asset(name).encode()).hexdigest()[:12]}"
 
 
 def make_pages(desk: Desk) -> APIRouter:
@@ -42,7 +39,7 @@ def make_pages(desk: Desk) -> APIRouter:
 
     @pages.get("/assets/{name}")
     def assets(name: str, request: Request) -> Response:
-        if name not in (*SCRIPTS, STYLE, PLOTLY):
+        if name not in (*SCRIPTS, *STYLES):
             raise HTTPException(404, "there is no such asset")
         kind = "text/css" if name.endswith(".css") else "text/javascript"
         body, packed = _bytes(name)
@@ -142,13 +139,9 @@ def _outlook(made: Snapshot | None) -> str:
     return next((html for _, _, html in made.sections), "") if made is not None else ""
 
 
-def _content(name: str) -> str:
-    return plotly_source() if name == PLOTLY else asset(name)
-
-
 @cache
 def _bytes(name: str) -> tuple[bytes, bytes]:
     import gzip
 
-    body = _content(name).encode()
+    body = asset(name).encode()
     return body, gzip.compress(body, mtime=0)

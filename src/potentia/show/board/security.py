@@ -27,7 +27,7 @@ POLICY = "; ".join(
     [
         "default-src 'none'",
         "script-src 'self'",
-        "style-src 'self' 'unsafe-inline'",  # plotly styles its own figures
+        "style-src 'self' 'unsafe-inline'",  # places and shades of the drawings
         "img-src 'self' data: blob:",
         "font-src 'self'",
         "connect-src 'self'",

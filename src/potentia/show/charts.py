@@ -1,0 +1,381 @@
+"""Every kind of chart, drawn once: the same drawing for page, print, PDF, SVG, PNG and notebook."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from potentia.errors import InputError
+from potentia.show.svg import DASHES, FONT, HUES, LINE, Scale, Sheet, cut, make_scale, widest, width_of
+from potentia.values.findings import Bars, Bump, Chart, Heatmap, Line, Plot, Points, short_names
+
+HALF = 520.0  # pixels of a figure on half of the page
+TALL = 30  # rows of a heat map, from which on its columns are named above
+TIPS = 2_500  # squares of a heat map that are each told by the pointer
+WRITTEN = 16  # columns of a heat map whose squares have room for a number
+OPAQUE = 0.62  # of the darkest square, so that a number in it stays readable
+
+
+class Drawn(NamedTuple):
+    """The inside of a drawing, and its size."""
+
+    sheet: Sheet
+    width: float
+    height: float
+
+
+def draw_chart(chart: Chart) -> Drawn:
+    """Draw a chart without its title."""
+    drawer = _DRAWERS.get(type(chart))
+    if drawer is None:
+        raise InputError(f"no drawing for a {type(chart).__name__}")
+    return drawer(chart)
+
+
+def _names(names: Sequence[str]) -> list[str]:
+    return cut(short_names(names))
+
+
+def _known(values: Any) -> list[float]:
+    return [float(v) for v in np.asarray(values, dtype=np.float64).ravel() if math.isfinite(v)]
+
+
+def _told(value: float) -> str:
+    return "–" if not math.isfinite(value) else f"{value:.4g}" if abs(value) >= 100 else f"{value:.3f}"
+
+
+def _span(name: str, value: float, low: float | None, high: float | None) -> str:
+    interval = "" if low is None or high is None or not math.isfinite(low) else f" ({_told(low)} to {_told(high)})"
+    return f"{name}: {_told(value)}{interval}"
+
+
+def _legend(sheet: Sheet, entries: Sequence[tuple[str, int, str]], left: float, width: float) -> float:
+    """Write the names of series (name, place, mark or line) in rows, and return the height that they take."""
+    x, y = left, LINE / 2
+    for name, place, kind in entries:
+        room = width_of(name) + 34
+        if x > left and x + room > left + width:
+            x, y = left, y + LINE
+        if kind == "line":
+            sheet.line(x, y, x + 16, y, f"s{place % HUES}", DASHES[place // HUES % len(DASHES)])
+        elif kind == "fit":
+            sheet.line(x, y, x + 16, y, "fit")
+        else:
+            sheet.marker(x + 8, y, place)
+        sheet.text(x + 21, y, name)
+        x += room
+    return y + LINE / 2 + 8 if entries else 4.0
+
+
+def _axis_below(sheet: Sheet, scale: Scale, top: float, bottom: float, label: str) -> float:
+    """Draw an axis below, its grid and its label; return where the drawing ends."""
+    for value, text in scale.marks:
+        at = scale(value)
+        sheet.line(at, top, at, bottom, "zero" if value == 0 and not scale.log else "grid")
+        sheet.text(at, bottom + 11, text, "muted", "middle")
+    if label:
+        sheet.text((scale.start + scale.end) / 2, bottom + 28, label, "muted", "middle")
+    return bottom + (38 if label else 22)
+
+
+# --- heat map --------------------------------------------------------------------------------------------------------
+
+
+def _heatmap(chart: Heatmap) -> Drawn:
+    chart = _trimmed(chart)
+    values = np.asarray(chart.values, dtype=np.float64)
+    rows, columns = _names(chart.rows), _names(chart.columns)
+    sheet = Sheet()
+    written = chart.digits is not None and len(columns) <= WRITTEN
+    number = widest([f"{v:.{chart.digits or 0}f}" for v in _known(values)[:400]], FONT - 1) + 6 if written else 13.0
+    left = widest(rows) + 8
+    wide = min(max(number, (HALF - left) / max(1, len(columns))), 64.0)
+    high = LINE if written or len(rows) <= TALL else 12.0
+    named = len(columns) <= TALL or rows != columns  # else the rows name them, in the same order
+    flat = named and widest(columns) <= wide - 4
+    room = 0.0 if not named else LINE if flat else widest(columns) + 10
+    above = len(rows) > TALL
+    top = _colour_bar(sheet, chart, left) + (room if above else 0.0)
+    bottom = top + high * len(rows)
+    for i, name in enumerate(rows):
+        sheet.text(left - 6, top + (i + 0.5) * high, name, anchor="end", tip=chart.rows[i])
+    for j, name in enumerate(columns if named else ()):
+        x, y = left + (j + 0.5) * wide, top - 6 if above else bottom + 6
+        if flat:
+            sheet.text(x, y + (-4 if above else 5), name, anchor="middle", tip=chart.columns[j])
+        else:
+            sheet.text(x, y, name, anchor="start" if above else "end", turn=-90, tip=chart.columns[j])
+    shares = _shares(chart, values)
+    tips = values.size <= TIPS
+    for i, j in zip(*np.nonzero(np.isfinite(values)), strict=True):
+        share = float(shares[i, j])
+        tip = f"{chart.rows[i]}, {chart.columns[j]}: {_told(float(values[i, j]))}" if tips else ""
+        opacity = f"{max(0.02, abs(share) * (OPAQUE if written else 1.0)):.2f}"
+        sheet.add("rect", tip, x=left + j * wide, y=top + i * high, width=wide - 1, height=high - 1,
+                  class_="down" if share < 0 else "up", fill_opacity=opacity)  # fmt: skip
+    if written:
+        for i, j in zip(*np.nonzero(np.isfinite(values)), strict=True):
+            text = f"{values[i, j]:.{chart.digits}f}"
+            text = text.lstrip("-") if float(text) == 0 else text
+            sheet.text(left + (j + 0.5) * wide, top + (i + 0.5) * high, text, "number", "middle")
+    return Drawn(sheet, left + wide * len(columns) + 4, bottom + (4.0 if above else room + 6))
+
+
+def _trimmed(chart: Heatmap) -> Heatmap:
+    """Leave out the rows and columns in which there is no number."""
+    values = np.asarray(chart.values, dtype=np.float64).reshape(len(chart.rows), len(chart.columns))
+    rows, columns = (np.flatnonzero(np.isfinite(values).any(axis=axis)) for axis in (1, 0))
+    return replace(
+        chart,
+        rows=tuple(chart.rows[i] for i in rows),
+        columns=tuple(chart.columns[j] for j in columns),
+        values=values[np.ix_(rows, columns)],
+    )
+
+
+def _limits(chart: Heatmap, values: Any) -> tuple[float, float]:
+    known = _known(values)
+    low = chart.low if chart.low is not None else min(known, default=0.0)
+    high = chart.high if chart.high is not None else max(known, default=1.0)
+    return (low, high) if high > low else (low, low + 1.0)
+
+
+def _shares(chart: Heatmap, values: Any) -> Any:
+    """Return how strong each square's colour is, from 0 to 1; below zero in the other colour."""
+    low, high = _limits(chart, values)
+    if chart.diverging:
+        reach = max(abs(high - chart.centre), abs(low - chart.centre)) or 1.0
+        return np.clip((values - chart.centre) / reach, -1, 1)
+    share = np.clip((values - low) / (high - low), 0, 1)
+    return 0.04 + 0.96 * (1 - share if chart.fewer else share)
+
+
+def _colour_bar(sheet: Sheet, chart: Heatmap, left: float) -> float:
+    """Say what the colours mean, where the squares hold no numbers."""
+    if chart.digits is not None and len(chart.columns) <= WRITTEN:
+        return 4.0
+    low, high = _limits(chart, chart.values)
+    if chart.diverging:
+        reach = max(abs(high - chart.centre), abs(low - chart.centre)) or 1.0
+        low, high = chart.centre - reach, chart.centre + reach
+    ends = (f"{low:.3g}", f"{high:.3g}")
+    x = left + width_of(ends[0]) + 4
+    sheet.text(left, 9, ends[0], "muted")
+    steps = np.linspace(low, high, 21)
+    for k, share in enumerate(_shares(chart, steps)):
+        sheet.add("rect", x=x + 5 * k, y=4.0, width=5, height=10, class_="down" if share < 0 else "up",
+                  fill_opacity=f"{abs(float(share)):.2f}")  # fmt: skip
+    sheet.text(x + 110, 9, f"{ends[1]}  {chart.unit}".rstrip(), "muted")
+    return 24.0
+
+
+# --- bars and dots: a line of text for every name --------------------------------------------------------------------
+
+
+def _bars(chart: Bars) -> Drawn:
+    series = list(chart.series)
+    thick = 9.0 if len(series) > 1 else 11.0
+    high = max(LINE, thick * len(series) + 6)
+    names = _names(chart.labels)
+    reach = [v for by in (chart.series, chart.low, chart.high) for values in by.values() for v in _known(values)]
+    legend = [(name, k, "mark") for k, name in enumerate(series)] if len(series) > 1 else ()
+    sheet, scale, top = _rows(names, chart.labels, [0.0, *reach], chart.y_range, high, legend)
+    end = _axis_below(sheet, scale, top, top + high * len(names), chart.y_label)
+    for k, name in enumerate(series):
+        for i, value in enumerate(chart.series[name]):
+            if not math.isfinite(value):
+                continue
+            y = top + (i + 0.5) * high + (k - len(series) / 2) * thick
+            low, up = (by[name][i] if name in by else None for by in (chart.low, chart.high))
+            ends = sorted((scale.inside(0.0), scale.inside(value)))
+            tip = _span(f"{chart.labels[i]}, {name}" if len(series) > 1 else chart.labels[i], value, low, up)
+            sheet.add("rect", tip, x=ends[0], y=y, width=max(1.0, ends[1] - ends[0]), height=thick - 1,
+                      class_=f"f{k % HUES}")  # fmt: skip
+            if low is not None and up is not None and math.isfinite(low + up):
+                sheet.line(scale.inside(low), y + thick / 2, scale.inside(up), y + thick / 2, "whisker")
+    return Drawn(sheet, HALF, end)
+
+
+def _rows(
+    names: Sequence[str],
+    full: Sequence[str],
+    values: Sequence[float],
+    span: tuple[float, float] | None,
+    high: float,
+    legend: Sequence[tuple[str, int, str]],
+) -> tuple[Sheet, Scale, float]:
+    """Begin a drawing with names on the left and a scale to their right."""
+    sheet = Sheet()
+    left = min(widest(names), 0.5 * HALF) + 10
+    top = _legend(sheet, legend, left, HALF - left)
+    for i, name in enumerate(names):
+        sheet.text(left - 8, top + (i + 0.5) * high, name, anchor="end", tip=full[i])
+    return sheet, make_scale(values, left, HALF - 16, span=span), top
+
+
+def _dots(chart: Plot, first: Points) -> Drawn:
+    names = _names(first.labels)
+    reach = [v for p in chart.points for part in (p.y, p.low, p.high) for v in _known(part)]
+    several = len(chart.points) > 1
+    legend = [(p.name, k, "mark") for k, p in enumerate(chart.points)] if several else ()
+    high = LINE if chart.joined or not several else max(LINE, 8.0 * len(chart.points) + 4)
+    sheet, scale, top = _rows(names, first.labels, reach, chart.y_range, high, legend)
+    bottom = top + high * len(names)
+    end = _axis_below(sheet, scale, top, bottom, chart.y_label)
+    for i, label in enumerate(first.labels):
+        y = top + (i + 0.5) * high
+        known = [scale.inside(p.y[i]) for p in chart.points if math.isfinite(p.y[i])]
+        if chart.joined and len(known) > 1:
+            sheet.line(min(known), y, max(known), y, "join")
+        for k, points in enumerate(chart.points):
+            if not math.isfinite(points.y[i]):
+                continue
+            at = y if chart.joined else y + (k - (len(chart.points) - 1) / 2) * 8
+            low, up = (part[i] if part else None for part in (points.low, points.high))
+            if low is not None and up is not None and math.isfinite(low + up):
+                sheet.line(scale.inside(low), at, scale.inside(up), at, f"s{k % HUES} reach")
+            tip = _span(f"{label}, {points.name}" if several else label, points.y[i], low, up)
+            sheet.marker(scale.inside(points.y[i]), at, k, tip)
+    return Drawn(sheet, HALF, end)
+
+
+# --- points and lines ------------------------------------------------------------------------------------------------
+
+
+def _plot(chart: Plot) -> Drawn:
+    first = chart.points[0] if chart.points else None
+    if first is not None and all(p.labels == first.labels and by_position(p.x, p.labels) for p in chart.points):
+        return _dots(chart, first)
+    sheet = Sheet()
+    places = {p.name: k if p.hue is None else p.hue for k, p in enumerate(chart.points)}
+    alone = [
+        (k, line) for k, line in enumerate(chart.lines) if line.name not in places
+    ]  # others belong to their points
+    legend = [(name, place, "mark") for name, place in places.items()]
+    legend += [(line.name, k, "fit" if k == 0 and chart.points else "line") for k, line in alone]
+    drawn: list[Points | Line] = [*chart.points, *chart.lines]
+    ups = [v for part in drawn for values in (part.y, part.low, part.high) for v in _known(values)]
+    probe = make_scale(ups, 0, 1, span=chart.y_range, log=chart.log_y)
+    left = widest(text for _, text in probe.marks) + (30 if chart.y_label else 12)
+    top = _legend(sheet, legend if len(legend) > 1 else (), left, HALF - left)
+    bottom = top + 300
+    down = make_scale(ups, bottom, top, span=chart.y_range, log=chart.log_y)
+    along = make_scale(
+        [v for part in drawn for v in _known(part.x)], left, HALF - 16, span=chart.x_range, log=chart.log_x
+    )
+    for value, text in down.marks:
+        sheet.line(left, down(value), HALF - 16, down(value), "zero" if value == 0 and not down.log else "grid")
+        sheet.text(left - 6, down(value), text, "muted", "end")
+    if chart.y_label:
+        sheet.text(10, (top + bottom) / 2, chart.y_label, "muted", "middle", turn=-90)
+    end = _axis_below(sheet, along, top, bottom, chart.x_label)
+    for k, line in enumerate(chart.lines):
+        _line(sheet, line, places.get(line.name, k), "fit" if k == 0 and chart.points else "", along, down, places)
+    spots = []
+    for points in chart.points:
+        for k, (x, y) in enumerate(zip(points.x, points.y, strict=True)):
+            at = (along(x), down(y))
+            if not all(map(math.isfinite, at)):
+                continue
+            low, up = (part[k] if part else None for part in (points.low, points.high))
+            if low is not None and up is not None and math.isfinite(low + up):
+                sheet.line(at[0], down.inside(low), at[0], down.inside(up), f"s{places[points.name] % HUES} reach")
+            label = points.labels[k] if points.labels else ""
+            tip = _span(f"{label}, {points.name}" if label else points.name, y, low, up)
+            sheet.marker(*at, places[points.name], tip)
+            spots.append((*at, label))
+    _label_points(sheet, spots, chart.lines, along, down)
+    return Drawn(sheet, HALF, end)
+
+
+def _line(sheet: Sheet, line: Line, place: int, kind: str, along: Scale, down: Scale, twins: dict[str, int]) -> None:
+    hue = f"s{place % HUES}" if line.name in twins or not kind else kind
+    if line.low and line.high:
+        edge = [(along(x), down.inside(y)) for x, y in zip(line.x, line.high, strict=True)]
+        edge += [(along(x), down.inside(y)) for x, y in reversed(list(zip(line.x, line.low, strict=True)))]
+        sheet.path(edge, "band " + (f"f{place % HUES}" if hue != "fit" else "shadow"))
+    dash = "6 4" if line.dashed else DASHES[place // HUES % len(DASHES)]
+    sheet.path([(along(x), down(y)) for x, y in zip(line.x, line.y, strict=True)], hue, dash, line.name)
+
+
+def by_position(x: Sequence[float], labels: Sequence[str]) -> bool:
+    """Say whether labelled points merely stand in a row (x is 1, 2, … n), so that the labels belong on the axis."""
+    return len(labels) == len(x) > 0 and all(value == place for place, value in enumerate(x, 1))
+
+
+def _label_points(
+    sheet: Sheet, spots: Sequence[tuple[float, float, str]], lines: Sequence[Line], along: Scale, down: Scale
+) -> None:
+    """Name as many points as fit: each label takes the first free place around its point, or is left out."""
+    size = FONT - 2
+    taken = [(x - 4, y - 4, x + 4, y + 4) for x, y, _ in spots]
+    for line in lines:
+        ends = [(along(x), down(y)) for x, y in zip(line.x, line.y, strict=True)]
+        for (x0, y0), (x1, y1) in itertools.pairwise(ends):
+            if math.isfinite(x0 + y0 + x1 + y1):
+                steps = max(1, int(math.hypot(x1 - x0, y1 - y0) / 4))
+                taken += [(x0 + (x1 - x0) * t / steps, y0 + (y1 - y0) * t / steps) * 2 for t in range(steps + 1)]
+    labels = [label for _, _, label in spots]
+    named = dict(zip(labels, _names(labels), strict=True))
+    for x, y, label in spots:
+        if not label:
+            continue
+        wide = width_of(named[label], size)
+        for left, top in ((x + 6, y - 5), (x - 6 - wide, y - 5), (x - wide / 2, y - 16), (x - wide / 2, y + 6)):
+            box = (left, top, left + wide, top + 10)
+            inside = box[0] >= along.start and box[2] <= along.end and box[1] >= down.end and box[3] <= down.start
+            if inside and not any(box[0] < b[2] and b[0] < box[2] and box[1] < b[3] and b[1] < box[3] for b in taken):
+                taken.append(box)
+                sheet.text(left, top + 5, named[label], "small")
+                break
+
+
+# --- bump chart ------------------------------------------------------------------------------------------------------
+
+
+def _bump(chart: Bump) -> Drawn:
+    ranks = np.asarray(chart.ranks, dtype=np.float64)
+    count, columns = ranks.shape
+    names = cut(short_names(chart.models), 26)
+    places = np.stack([_distinct(ranks[:, j]) for j in range(columns)], axis=1)
+    groups = list(dict.fromkeys(chart.groups)) if chart.groups else [""]
+    sheet = Sheet()
+    ends = [f"{name}  {rank:g}" for j in (0, -1) for name, rank in zip(names, ranks[:, j], strict=True)]
+    side = widest(ends) + 12
+    gap = max(150.0, widest(chart.columns) + 20, (HALF - 2 * side) / max(1, columns - 1))
+    width = 2 * side + gap * max(1, columns - 1)
+    top = _legend(sheet, [(g or "other", k, "line") for k, g in enumerate(groups)] if len(groups) > 1 else (), 4, width)
+    for j, column in enumerate(chart.columns):
+        sheet.text(side + j * gap, top + 8, column, "strong", "middle")
+    top += 24
+    for k, model in enumerate(chart.models):
+        hue = groups.index(chart.groups[k]) if chart.groups else 0
+        at = [(side + j * gap, top + (places[k, j] - 0.5) * LINE) for j in range(columns)]
+        told = ", ".join(f"{c} {r:g}" for c, r in zip(chart.columns, ranks[k], strict=True) if math.isfinite(r))
+        sheet.parts.append('<g class="track">')
+        sheet.path(at, f"s{hue % HUES} track", DASHES[hue // HUES % len(DASHES)], f"{model}: rank {told}")
+        for x, y in at:
+            if math.isfinite(y):
+                sheet.add("circle", cx=x, cy=y, r=2.6, class_=f"f{hue % HUES}")
+        for (x, y), rank, anchor in ((at[0], ranks[k, 0], "end"), (at[-1], ranks[k, -1], "start")):
+            if math.isfinite(y):
+                text = f"{names[k]}  {rank:g}" if anchor == "end" else f"{rank:g}  {names[k]}"
+                sheet.text(x + (-8 if anchor == "end" else 8), y, text, anchor=anchor, tip=model)
+        sheet.parts.append("</g>")
+    return Drawn(sheet, width, top + LINE * count + 4)
+
+
+def _distinct(ranks: Any) -> Any:
+    """Return a place of its own for every model, in the order of the ranks: shared ranks would share a line."""
+    places = np.full(len(ranks), np.nan)
+    known = np.flatnonzero(np.isfinite(ranks))
+    places[known[np.argsort(ranks[known], kind="stable")]] = np.arange(1, len(known) + 1)
+    return places
+
+
+_DRAWERS: dict[type[Chart], Callable[[Any], Drawn]] = {Heatmap: _heatmap, Bars: _bars, Plot: _plot, Bump: _bump}
