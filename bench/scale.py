@@ -44,6 +44,7 @@ def make_store(where: Path, models: int, tasks: int, *, lanes: int = 3) -> None:
     """Write a study of two protocols, its scores of one ability and some noise, with lanes and their curves."""
     from potentia.store import CellRecord, EpochRecord, LaneRecord, Store
     from potentia.store import schema as s
+    from potentia.values.metric import Metric
     from potentia.values.scores import Score
 
     stream = np.random.default_rng(0)
@@ -73,7 +74,7 @@ def make_store(where: Path, models: int, tasks: int, *, lanes: int = 3) -> None:
                         float(values[k, j]),
                         hashlib.sha256(f"{model} {j} {protocol}".encode()).hexdigest()[:32],
                     )
-                    score = Score(value, float(np.sqrt(value * (1 - value) / 1000)), 1000, "acc")
+                    score = Score(value, float(np.sqrt(value * (1 - value) / 1000)), 1000, Metric.of("acc"))
                     about = {"learning_rate": 2e-5, "epoch": 3, "style": "plain"}
                     cells.append(
                         CellRecord(key, STUDY, model, f"task_{j:03d}", protocol, {"acc": score}, "acc", manifest,

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from potentia.store import CellRecord, Store
+from potentia.values.metric import Metric
 from potentia.values.scores import Score
 
 MODELS, TASKS, BATCH = 1000, 100, 2000
@@ -39,7 +40,10 @@ def make_cells() -> list[CellRecord]:
             model=f"org/model-{i // TASKS:04d}",
             task=f"task_{i % TASKS:03d}",
             protocol="train_before_test",
-            scores={"acc": Score(i % 97 / 97, 0.01, 1000, "acc"), "acc_norm": Score(0.5, 0.01, 1000, "acc_norm")},
+            scores={
+                "acc": Score(i % 97 / 97, 0.01, 1000, Metric.of("acc")),
+                "acc_norm": Score(0.5, 0.01, 1000, Metric.of("acc_norm")),
+            },
             metric="acc",
             manifest=manifest,
             selection={"learning_rate": 2e-5, "epoch": 3},

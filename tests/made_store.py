@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from potentia.store import CellRecord, EpochRecord, LaneRecord, Store
+from potentia.values.metric import Metric
 from potentia.values.scores import ItemOutcome, Score
 
 EVIL = "<img src=x onerror=alert(1)>"
@@ -70,7 +71,7 @@ def _item(stream: np.random.Generator, document: int, right: bool) -> ItemOutcom
 
 def _commit(store: Store, model: str, task: str, protocol: str, items: list[ItemOutcome]) -> None:
     value = float(np.mean([i.value for i in items]))
-    score = Score(value, float(np.sqrt(value * (1 - value) / (N - 1))), N, "acc")
+    score = Score(value, float(np.sqrt(value * (1 - value) / (N - 1))), N, Metric.of("acc"))
     key = hashlib.sha256(f"{model} {task} {protocol}".encode()).hexdigest()[:32]
     tuned = protocol == "train_before_test"
     splits = {name: {"used": N, "available": N, "origin": "file"} for name in ("train", "validation", "test")}

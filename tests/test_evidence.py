@@ -22,6 +22,8 @@ from potentia.formats import write_scores
 from potentia.show import make_report
 from potentia.store import CellRecord, Store
 from potentia.study import make_study
+from potentia.values.metric import Metric
+from potentia.values.origin import Origin, recipe_fingerprint
 from potentia.values.scores import ItemOutcome, Score, ScoreMatrix
 
 MODELS = [f"m{k}" for k in range(12)]
@@ -74,6 +76,7 @@ def fill(
                     manifest: dict[str, Any] = {"task": {"fingerprint": f"{task} {data}"}, "versions": {"python": "3"}}
                     if protocol != "direct":
                         manifest["adjust"] = {"tuning": recipe}
+                    origin = Origin(f"{task} {data}", recipe_fingerprint({"adjust": manifest.get("adjust")}), 0)
                     store.commit_cell(
                         CellRecord(
                             key=f"{name}-{spec['name']}-{task}-{protocol}-{data}-{recipe}".replace("@", "-"),
@@ -82,8 +85,8 @@ def fill(
                             task=task,
                             protocol=protocol,
                             scores={
-                                "acc": Score(value, math.sqrt(value * (1 - value) / N), N, "acc"),
-                                "brier_score": Score(0.9 - value / 2, 0.01, N, "brier_score", higher_is_better=False),
+                                "acc": Score(value, math.sqrt(value * (1 - value) / N), N, Metric.of("acc"), origin),
+                                "brier_score": Score(0.9 - value / 2, 0.01, N, Metric.of("brier_score"), origin),
                             },
                             metric="acc",
                             manifest=manifest,
@@ -148,7 +151,7 @@ def test_batches_that_differ_make_no_common_axis(tmp_path: Path) -> None:
 def test_another_metric_leaves_the_items_of_the_main_one_alone(store: Path) -> None:
     """Accuracies of items were once paired under a matrix of Brier scores."""
     evidence = read(store, metric="brier_score")
-    assert set(evidence.scores["direct"].metrics) == {"brier_score"}
+    assert {m.name for m in evidence.scores["direct"].metrics} == {"brier_score"}
     assert evidence.outcomes["direct"] == {}
     assert "paired direct" not in find_rankings(evidence).named()
     assert read(store, metric="acc").outcomes["direct"].keys() == set(TASKS)
@@ -227,7 +230,8 @@ def test_of_several_studies_the_last_opened_counts_and_is_named(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("change", "what"), [({"data": "d1"}, "different data"), ({"recipe": "r1"}, "different recipe of adjust")]
+    ("change", "what"),
+    [({"data": "d1"}, "different data"), ({"recipe": "r1"}, r"different adjust.tuning \(r0 and r1\)")],
 )
 def test_cells_of_other_data_or_recipe_are_not_compared(tmp_path: Path, change: dict[str, str], what: str) -> None:
     path = fill(tmp_path / "s.db", name="one", models=MODELS[:6])

@@ -189,6 +189,7 @@ def store(tmp_path):
     """A store whose study names a series of checkpoints, and instruct versions that no fact knows."""
     from potentia.store import CellRecord, Store
     from potentia.study import make_study
+    from potentia.values.metric import Metric
     from potentia.values.scores import Score
 
     series = {
@@ -208,7 +209,15 @@ def store(tmp_path):
         values = {row.name: 0.3 + 0.1 * place for place, row in enumerate(study.rows())}
         opened.commit_cells(
             [
-                CellRecord(name, record.key, name, "arc_easy", "direct", {"acc": Score(value, 0.01, 100, "acc")}, "acc")
+                CellRecord(
+                    name,
+                    record.key,
+                    name,
+                    "arc_easy",
+                    "direct",
+                    {"acc": Score(value, 0.01, 100, Metric.of("acc"))},
+                    "acc",
+                )
                 for name, value in values.items()
             ]
         )

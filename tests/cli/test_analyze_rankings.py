@@ -106,6 +106,7 @@ def test_reproduce_prints_paper_and_ours(shared_data):
 
 def test_items_of_a_store_give_paired_tests(tmp_path):
     from potentia.store import CellRecord, Store
+    from potentia.values.metric import Metric
     from potentia.values.scores import ItemOutcome, Score
 
     rng = np.random.default_rng(0)
@@ -116,7 +117,7 @@ def test_items_of_a_store_give_paired_tests(tmp_path):
             for task in ("rte", "boolq"):
                 right = hardness < 0.5 + 0.1 * k
                 mean = float(right.mean())
-                score = Score(mean, float(np.sqrt(mean * (1 - mean) / 199)), 200, "acc")
+                score = Score(mean, float(np.sqrt(mean * (1 - mean) / 199)), 200, Metric.of("acc"))
                 items = [ItemOutcome(i, float(r), "", "", {}) for i, r in enumerate(right)]
                 cell = CellRecord(
                     key=f"key-{k}-{task}", study="s", model=f"m{k}", task=task, protocol="direct",

@@ -110,7 +110,7 @@ def test_a_faulty_row_is_named(tmp_path: Path, body: str, words: str) -> None:
         ("model,benchmark,score,higher_is_better\na,x,1,maybe\n", "neither true nor false"),
         (
             "model,benchmark,score,higher_is_better\na,x,1,true\nb,x,2,false\n",
-            "x is both higher-is-better and lower-is-better (line 2 and line 3)",
+            "different direction (higher is better and lower is better) (line 2 and line 3)",
         ),
     ],
 )
@@ -132,7 +132,7 @@ def test_metrics_and_directions_must_agree_across_protocols(tmp_path: Path) -> N
         "scores.csv",
         text.replace("metric", "higher_is_better").replace("acc", "1").replace("bits_per_byte", "0"),
     )
-    with pytest.raises(DataError, match="both higher-is-better and lower"):
+    with pytest.raises(DataError, match="higher is better and lower is better"):
         read_scores(path)
 
 

@@ -13,7 +13,7 @@ from potentia.evidence import read
 from potentia.formats import write_scores
 from potentia.values.scores import ScoreMatrix
 
-DATA = Path(__file__).parents[2] / "data"
+DATA = Path(__file__).parents[1] / "data"
 # The header of the second Open LLM Leaderboard's export: averages, facts, normalised scores and the measured ones.
 LEADERBOARD = (
     "eval_name,Precision,Type,T,Model,fullname,Average ⬆️,IFEval,IFEval Raw,BBH,BBH Raw,MATH Lvl 5,MATH Lvl 5 Raw,"
@@ -70,7 +70,7 @@ def test_one_score_a_row_by_the_names_that_people_use(tmp_path: Path, text: str)
     matrix = read(save(tmp_path, "scores.csv", text)).scores["direct"]
     assert (matrix.models, matrix.tasks) == (("a", "b"), ("x",))
     assert matrix.values[:, 0].tolist() == [0.5, 0.25]
-    assert matrix.metrics[0].startswith("acc")
+    assert matrix.metrics[0].name.startswith("acc")
 
 
 def test_a_column_is_named_where_guessing_fails(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_summary_of_opencompass(tmp_path: Path) -> None:
 def test_a_log_of_inspect(tmp_path: Path) -> None:
     """The log was written by Inspect 0.3.285 for a task of eight sums; its samples are left out."""
     matrix = read(DATA / "inspect-log.json").scores["direct"]
-    assert (matrix.models, matrix.tasks, matrix.metrics) == (("mockllm/model",), ("sums",), ("accuracy",))
+    assert (matrix.models, matrix.tasks, matrix.metrics[0].name) == (("mockllm/model",), ("sums",), "accuracy")
     assert matrix.values[0, 0] == 0.625
     assert matrix.stderr[0, 0] == pytest.approx(0.18298126)
     assert matrix.n[0, 0] == 8
@@ -145,7 +145,7 @@ def test_records_of_euroeval(tmp_path: Path) -> None:
     ]
     path = save(tmp_path, "euroeval_benchmark_results.jsonl", "\n".join(map(json.dumps, records)))
     matrix = read(path).scores["direct"]
-    assert (matrix.models, matrix.tasks, matrix.metrics) == (("o/a", "o/b"), ("swerec",), ("mcc",))
+    assert (matrix.models, matrix.tasks, matrix.metrics[0].name) == (("o/a", "o/b"), ("swerec",), "mcc")
     assert matrix.values[0, 0] == pytest.approx(0.453)
     assert matrix.stderr[0, 0] == pytest.approx(0.01)
     assert read(path, metric="macro_f1").scores["direct"].values[0, 0] == pytest.approx(0.6)

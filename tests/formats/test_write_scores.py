@@ -16,6 +16,7 @@ from potentia.formats import import_scores, write_scores
 from potentia.formats.leaderboard import latex, markdown, mean_ranks
 from potentia.formats.read import read_files
 from potentia.store import Store
+from potentia.values.metric import Metric
 from potentia.values.scores import ScoreMatrix
 from score_files import read_scores
 
@@ -43,7 +44,9 @@ def matrices(draw: st.DrawFn) -> dict[str, ScoreMatrix]:
         count = st.one_of(st.integers(1, 2**40).map(float), st.just(math.nan))
         n = np.array(draw(st.lists(count, min_size=cells, max_size=cells))).reshape(shape)
         values[0, 0] = draw(VALUES)  # a matrix of gaps alone has nothing to write
-        found[protocol] = ScoreMatrix(protocol, tuple(models), tuple(tasks), values, stderr, n, tuple(up))
+        found[protocol] = ScoreMatrix(
+            protocol, tuple(models), tuple(tasks), values, stderr, n, tuple(Metric("", u) for u in up)
+        )
     return found
 
 

@@ -8,6 +8,7 @@ import pytest
 from potentia.errors import InputError, MissingExtraError
 from potentia.integrations.trackers import send
 from potentia.store import CellRecord, EpochRecord, LaneRecord, Store
+from potentia.values.metric import Metric
 from potentia.values.scores import Score
 
 
@@ -15,7 +16,9 @@ from potentia.values.scores import Score
 def store(tmp_path: Path) -> Store:
     made = Store.open(tmp_path / "s.db")
     made.study("s", "key", {})
-    made.commit_cell(CellRecord("c", "key", "org/m", "t", "direct", {"acc": Score(0.5, 0.1, 10, "acc")}, "acc"))
+    made.commit_cell(
+        CellRecord("c", "key", "org/m", "t", "direct", {"acc": Score(0.5, 0.1, 10, Metric.of("acc"))}, "acc")
+    )
     curve = (EpochRecord(0, None, 0.3, 0.1), EpochRecord(1, 2.5, 0.6, 0.1))
     made.save_lane(LaneRecord("l", "key", "org/m", "t", 1e-3, "plain", epochs=curve))
     return made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -142,7 +141,9 @@ def test_seeds_choose_and_test_for_themselves(world: Path, tmp_path: Path, proto
         values = [seed["value"] for seed in cell.selection["seeds"]]
         assert len(values) == 2
         assert cell.score.value == pytest.approx(sum(values) / 2)
-        assert cell.selection["spread"] == pytest.approx(abs(values[0] - values[1]) / math.sqrt(2))
+        assert cell.score.seeds == pytest.approx(values), "every seed's value comes back from the store"
+        assert cell.score.seed_error == pytest.approx(abs(values[0] - values[1]) / 2)
+        assert cell.score.stderr >= cell.score.seed_error
         mine = [lane for lane in lanes if lane.task == name]
         assert sorted((lane.learning_rate, lane.seed) for lane in mine) == [(1e-8, 0), (1e-8, 1), (1e-2, 0), (1e-2, 1)]
         for seed, chosen in enumerate(cell.selection["seeds"]):

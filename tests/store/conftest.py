@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from potentia.store import CellRecord, Store
+from potentia.values.metric import Metric
 from potentia.values.scores import Score
 
 
@@ -30,7 +31,10 @@ def make_cell() -> Callable[..., CellRecord]:
             "task": "t",
             "protocol": "direct",
             "metric": "acc",
-            "scores": {"acc": Score(value, 0.01, 100, "acc"), "acc_norm": Score(value / 2, 0.02, 100, "acc_norm")},
+            "scores": {
+                "acc": Score(value, 0.01, 100, Metric.of("acc")),
+                "acc_norm": Score(value / 2, 0.02, 100, Metric.of("acc_norm")),
+            },
         }
         return CellRecord(**{**known, **fields})
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
 
 from potentia.store import Store
 from potentia.store import leases as module
@@ -83,20 +81,3 @@ def test_many_claim_at_once_and_one_gets_it(store: Store, store_url: str):
         process.kill()
         process.wait()
     assert sorted(answers) == ["False", "False", "True"]
-
-
-def test_a_store_of_version_1_gets_leases_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    where = tmp_path / "old.db"
-    with Store.open(where) as store:
-        store.study("first", "s1", {})
-        with store._writing() as connection:
-            s.claims.drop(connection)
-            s.leases.drop(connection)
-            connection.execute(s.schema_version.update().values(version=1))
-    with Store.open(where, readonly=True) as store:
-        assert store.leases() == [], "reading does not change it"
-    with Store.open(where) as store:
-        assert store.mine(store.claim("s1", "m", ["a"]))
-        with store._reading() as connection:
-            assert connection.execute(sa.select(s.schema_version.c.version)).scalar_one() == 2
-    assert "from schema version 1 to 2" in caplog.text

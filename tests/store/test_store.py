@@ -16,6 +16,7 @@ import pytest
 from potentia.errors import DataError, InputError, StoreError
 from potentia.store import CellRecord, EpochRecord, LaneRecord, Store
 from potentia.store.database import _configure, speaking
+from potentia.values.metric import Metric
 from potentia.values.scores import ItemOutcome, Score
 
 MakeCell = Callable[..., CellRecord]
@@ -83,7 +84,11 @@ def test_a_main_score_that_is_no_number_is_refused(store: Store, make_cell: Make
 
 
 def test_unknown_errors_and_side_metrics_stay_unknown(store: Store, make_cell: MakeCell) -> None:
-    store.commit_cell(make_cell(scores={"acc": Score(0.5, math.nan, 3, "acc"), "mcc": Score(math.nan, 0.1, 3, "mcc")}))
+    store.commit_cell(
+        make_cell(
+            scores={"acc": Score(0.5, math.nan, 3, Metric.of("acc")), "mcc": Score(math.nan, 0.1, 3, Metric.of("mcc"))}
+        )
+    )
     scores = store.cells()[0].scores
     assert math.isnan(scores["acc"].stderr)
     assert math.isnan(scores["mcc"].value)
@@ -187,7 +192,7 @@ def test_progress_is_the_latest_state(store: Store) -> None:
 
 
 def test_the_matrix_has_gaps_where_cells_are_missing(store: Store, make_cell: MakeCell) -> None:
-    bpb = {"bits_per_byte": Score(0.9, 0.01, 50, "bits_per_byte", higher_is_better=False)}
+    bpb = {"bits_per_byte": Score(0.9, 0.01, 50, Metric.of("bits_per_byte"))}
     store.commit_cells(
         [
             make_cell("1", model="b", task="t", value=0.25),
@@ -216,9 +221,9 @@ def test_the_newest_of_two_recipes_is_taken(store: Store, make_cell: MakeCell) -
 
 def test_mixed_directions_are_an_error(store: Store, make_cell: MakeCell) -> None:
     store.commit_cell(make_cell("1"))
-    wrong = {"acc": Score(0.5, 0.1, 10, "acc", higher_is_better=False)}
+    wrong = {"acc": Score(0.5, 0.1, 10, Metric.of("acc", False))}
     store.commit_cell(make_cell("2", model="n", scores=wrong))
-    with pytest.raises(DataError, match="both higher-is-better and lower"):
+    with pytest.raises(DataError, match="higher is better and lower is better"):
         store.matrix("direct")
 
 

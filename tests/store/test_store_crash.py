@@ -19,6 +19,7 @@ CELLS = 2000
 BATCH = 25
 WRITER = f"""
 import sys
+from potentia.values.metric import Metric
 from potentia.values.scores import ItemOutcome, Score
 from potentia.store import CellRecord, Store
 
@@ -26,7 +27,7 @@ where, name = sys.argv[1:]
 store = Store.open(where)
 store.study("crash", "s", {{}})
 def cell(i):
-    score = {{"acc": Score(i / {CELLS}, 0.01, 3, "acc"), "f1": Score(0.5, 0.01, 3, "f1")}}
+    score = {{"acc": Score(i / {CELLS}, 0.01, 3, Metric.of("acc")), "f1": Score(0.5, 0.01, 3, Metric.of("f1"))}}
     return CellRecord(f"{{name}}-{{i:05d}}", "s", name, f"t{{i}}", "direct", score, "acc", manifest={{"i": i}})
 for start in range(0, {CELLS}, {BATCH}):
     store.commit_cells([cell(i) for i in range(start + 1, start + {BATCH})])

@@ -10,10 +10,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
 
 from potentia.errors import NoStoreError, StoreError
-from potentia.store import CellRecord, Store, schema
+from potentia.store import CellRecord, Store
 from potentia.store.database import locate
 from potentia.values.scores import ItemOutcome
 
@@ -25,54 +24,15 @@ def version_of(path: Path) -> int:
         return int(raw.execute("SELECT version FROM schema_version").fetchone()[0])
 
 
-def make_version_0(path: Path) -> None:
-    """A made-up ancestor: cells had no column ``gain`` and failures no ``hint``."""
-    with Store.open(path) as store:
-        store.study("first", "s1", {})
+@pytest.mark.parametrize("readonly", [False, True])
+def test_an_older_store_is_refused_and_left_alone(tmp_path: Path, readonly: bool) -> None:
+    path = tmp_path / "old.db"
+    Store.open(path).close()
     with sqlite3.connect(path) as raw:
-        raw.execute("ALTER TABLE cells DROP COLUMN gain")
-        raw.execute("ALTER TABLE failures DROP COLUMN hint")
-        raw.execute("UPDATE schema_version SET version = 0")
-
-
-def step_0(connection: sa.Connection) -> None:
-    connection.execute(sa.text("ALTER TABLE cells ADD COLUMN gain DOUBLE"))
-    connection.execute(sa.text("ALTER TABLE failures ADD COLUMN hint TEXT"))
-
-
-def test_an_older_store_is_migrated(tmp_path: Path, make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "old.db"
-    make_version_0(path)
-    monkeypatch.setitem(schema.MIGRATIONS, 0, step_0)
-    with Store.open(path) as store:
-        assert store.commit_cell(make_cell(gain=0.25))
-        assert store.cells()[0].gain == 0.25
-    assert version_of(path) == schema.SCHEMA_VERSION
-    with Store.open(path) as store:
-        assert store.count() == 1
-
-
-def test_a_migration_that_fails_leaves_the_old_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "old.db"
-    make_version_0(path)
-
-    def breaks(connection: sa.Connection) -> None:
-        step_0(connection)
-        connection.execute(sa.text("ALTER TABLE absent ADD COLUMN x TEXT"))
-
-    monkeypatch.setitem(schema.MIGRATIONS, 0, breaks)
-    with pytest.raises(StoreError, match="no such table"):
-        Store.open(path)
-    assert version_of(path) == 0
-    with sqlite3.connect(path) as raw:
-        assert "gain" not in {row[1] for row in raw.execute("PRAGMA table_info(cells)")}
-
-
-def test_a_gap_in_the_migrations_is_said(tmp_path: Path) -> None:
-    path = tmp_path / "old.db"
-    make_version_0(path)
-    with pytest.raises(StoreError, match="no way from schema version 0"):
-        Store.open(path)
+        raw.execute("UPDATE schema_version SET version = 2")
+    with pytest.raises(StoreError, match=r"version 2.*\n.*run the study again into a new store"):
+        Store.open(path, readonly=readonly)
+    assert version_of(path) == 2
 
 
 @pytest.mark.parametrize("readonly", [False, True])
@@ -179,6 +139,7 @@ def test_a_full_disk_keeps_what_was_committed(tmp_path: Path, make_cell: MakeCel
 LIMITED = """
 import resource, sys
 from potentia.errors import NoStoreError, StoreError
+from potentia.values.metric import Metric
 from potentia.values.scores import ItemOutcome, Score
 from potentia.store import CellRecord, Store
 
@@ -187,7 +148,7 @@ store.study("first", "s1", {})
 resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
 import random
 text = "".join(chr(random.randrange(33, 1000)) for _ in range(600_000))
-cell = CellRecord("k1", "s1", "m", "t", "direct", {"acc": Score(0.5, 0.1, 1, "acc")}, "acc")
+cell = CellRecord("k1", "s1", "m", "t", "direct", {"acc": Score(0.5, 0.1, 1, Metric.of("acc"))}, "acc")
 try:
     store.commit_cell(cell, items=[ItemOutcome(0, 1.0, text, "", {})])
 except StoreError as error:

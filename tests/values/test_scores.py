@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from potentia.errors import InputError
+from potentia.values.metric import Metric
 from potentia.values.scores import ScoreMatrix
 
 
@@ -70,7 +71,7 @@ def test_unknown_names_are_said() -> None:
         ({"models": ("a", "b")}, "shape"),
         ({"stderr": np.zeros((3, 1))}, "stderr has shape"),
         ({"n": np.zeros((1, 2))}, "n has shape"),
-        ({"higher_is_better": (True,)}, "one entry per task"),
+        ({"metrics": (Metric("acc"),)}, "one entry per task"),
         ({"models": ("a", "b", "a")}, "model named twice: a"),
         ({"tasks": ("x", "x")}, "task named twice: x"),
     ],

@@ -194,7 +194,7 @@ def scores_of(store: str, study: str) -> tuple[Evidence, Scoreboard] | None:
 def score_rows(evidence: Evidence) -> list[dict[str, Any]]:
     """Return every score as one record, as ``potentia export`` writes it."""
     return [
-        {"protocol": protocol, "model": model, "task": task, "metric": matrix.metrics[j] or None,
+        {"protocol": protocol, "model": model, "task": task, "metric": matrix.metrics[j].name or None,
          "value": matrix.values[i, j], "stderr": matrix.stderr[i, j], "n": matrix.n[i, j]}
         for protocol, matrix in evidence.scores.items()
         for i, model in enumerate(matrix.models)

@@ -6,15 +6,14 @@ from collections.abc import Mapping
 
 from potentia.errors import InputError
 from potentia.facts.benchmarks import benchmark
+from potentia.values.metric import Metric
+from potentia.values.task_name import TaskName
 
 # Options per question of usual tasks beside those of benchmarks.csv.
 OPTIONS: Mapping[str, int] = {
     "anli": 3, "anli_r2": 3, "anli_r3": 3, "cb": 3, "copa": 2, "gpqa": 4, "math": 0, "minerva_math": 0, "mmlu_pro": 10,
     "pubmedqa": 3, "race": 4, "wsc": 2,
 }  # fmt: skip
-CORRELATIONS = ("mcc",)  # metrics that are 0 for any guess
-LOSSES = ("brier_score", "brier", "")
-MEANS = ("acc", "acc_norm", "acc_token", "acc_bytes", "exact_match", "em", "r@1", "")  # shares of right answers
 
 
 def chance(
@@ -25,14 +24,14 @@ def chance(
     ``known`` is the accuracy of guessing by task, where the study or the user says it. A prompt form (``mmlu:cloze``)
     behind the name changes nothing, except that ``choice:4`` has four options.
     """
-    facts = benchmark(task.partition(":")[0])
+    facts = benchmark(TaskName(task).base)
     usual = facts.metric if facts is not None and higher_is_better else ""
-    name = (metric or usual).partition("|")[0]
-    if name in CORRELATIONS:
+    measured = Metric(metric or usual, higher_is_better)
+    if measured.guess == "zero":
         return 0.0
-    share = guess(task, known) if name in (MEANS if higher_is_better else LOSSES) else None
+    share = guess(task, known) if measured.guess == ("share" if higher_is_better else "rest") else None
     if share is None:
-        what = f"{task} by {name}" if name else task
+        what = f"{task} by {measured.plain}" if measured.name else task
         raise InputError(
             f"the score of guessing on {what} is not known here",
             hint="give it with --task-facts (a CSV of task and chance), or one number for all such tasks with --chance",
@@ -45,10 +44,10 @@ def guess(task: str, known: Mapping[str, float] | None = None) -> float | None:
     given = known or {}
     if task in given:
         return given[task]
-    base, _, form = task.partition(":")
-    reduced = form.split(":")[1:2]
-    if form.startswith("choice:") and reduced and reduced[0].isdigit():
-        return 1 / int(reduced[0])
+    named = TaskName(task)
+    base = named.base
+    if named.choices is not None:
+        return 1 / named.choices
     for name in (base, base.removesuffix("_cloze"), base.split(" ")[0], "mmlu" if base.startswith("mmlu_") else base):
         if name in given:
             return given[name]

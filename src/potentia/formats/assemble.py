@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from potentia.errors import DataError
+from potentia.values.metric import Metric
+from potentia.values.origin import UNKNOWN, Origin, comparable
 from potentia.values.protocol import Protocol
 from potentia.values.scores import ScoreMatrix
+
+UNNAMED = Metric()
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +27,16 @@ class Entry:
     value: float
     stderr: float = math.nan
     n: float = math.nan
-    higher_is_better: bool = True
+    metric: Metric = UNNAMED
+    origin: Origin = UNKNOWN
+    seeds: tuple[float, ...] = ()
     place: str = ""
-    metric: str = ""
 
 
 def assemble(entries: Iterable[Entry], *, where: str) -> dict[Protocol, ScoreMatrix]:
     """Return one matrix per protocol, names in order of appearance; refuse duplicates and mixed directions."""
     protocols: dict[str, dict[tuple[str, str], Entry]] = {}
-    direction: dict[str, Entry] = {}
+    firsts: dict[str, Entry] = {}
     for entry in entries:
         for name in (entry.protocol, entry.model, entry.task):
             if not name.isascii():
@@ -44,12 +49,13 @@ def assemble(entries: Iterable[Entry], *, where: str) -> dict[Protocol, ScoreMat
                 where=where,
                 hint="keep one of them",
             )
-        first = direction.setdefault(entry.task, entry)
-        if first.higher_is_better != entry.higher_is_better:
+        first = firsts.setdefault(entry.task, entry)
+        different = comparable(first, replace(entry, origin=Origin(data=entry.origin.data)))
+        if different:
             raise DataError(
-                f"{entry.task} is both higher-is-better and lower-is-better{_at(first, entry)}",
+                f"the scores of {entry.task} cannot be compared: different {different[0]}{_at(first, entry)}",
                 where=where,
-                hint="use one metric, or give the two metrics different benchmark names",
+                hint="use one metric (--metric NAME), or give the two different benchmark names",
             )
         cells[entry.model, entry.task] = entry
     if not protocols:
@@ -69,12 +75,18 @@ def _matrix(protocol: str, cells: dict[tuple[str, str], Entry]) -> ScoreMatrix:
     models = {model: i for i, model in enumerate(dict.fromkeys(model for model, _ in cells))}
     tasks = {task: j for j, task in enumerate(dict.fromkeys(task for _, task in cells))}
     values, stderr, n = (np.full((len(models), len(tasks)), np.nan) for _ in range(3))
-    up, metrics = [True] * len(tasks), [""] * len(tasks)
+    metrics = [UNNAMED] * len(tasks)
+    origins, seeds = (np.full(values.shape, None, dtype=object) for _ in range(2))
     for (model, task), entry in cells.items():
         i, j = models[model], tasks[task]
         values[i, j], stderr[i, j], n[i, j] = entry.value, entry.stderr, entry.n
-        up[j], metrics[j] = entry.higher_is_better, entry.metric
-    return ScoreMatrix(Protocol(protocol), tuple(models), tuple(tasks), values, stderr, n, tuple(up), tuple(metrics))
+        metrics[j] = entry.metric.merged(metrics[j])
+        origins[i, j] = entry.origin if entry.origin != UNKNOWN else None
+        seeds[i, j] = entry.seeds or None
+    return ScoreMatrix(
+        Protocol(protocol), tuple(models), tuple(tasks), values, stderr, n, tuple(metrics),
+        origins if any(origins.flat) else None, seeds if any(seeds.flat) else None,
+    )  # fmt: skip
 
 
 def _at(first: Entry, second: Entry) -> str:

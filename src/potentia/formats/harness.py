@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from potentia.errors import DataError
 from potentia.formats.assemble import Entry
 from potentia.formats.jsonfile import section
-from potentia.formats.metrics import higher_is_better, main_metric
+from potentia.formats.metrics import metric_of, usual_metric
 from potentia.formats.tidy import number
+from potentia.values.metric import Metric, main_metric
 from potentia.values.protocol import DIRECT, Protocol
 
 # What a task's entry holds besides metrics.
@@ -87,9 +88,8 @@ def _entry(
         value=number(chosen.value, f"{where}, {place}.{chosen.metric}", required=True),
         stderr=error,
         n=_size(content, where, name),
-        higher_is_better=_direction(content, where, name, task, chosen.metric),
+        metric=_metric(content, where, name, task, chosen.metric),
         place=f"{where}, {place}",
-        metric=chosen.metric,
     )
 
 
@@ -106,7 +106,9 @@ def _measured(body: dict[str, Any]) -> list[_Measured]:
 
 
 def _choose(found: list[_Measured], task: str, metric: str | None) -> _Measured | None:
-    wanted = metric or main_metric(task, [name for m in found for name in (m.metric, f"{m.metric}|{m.filter}")])
+    wanted = metric or main_metric(
+        [name for m in found for name in (m.metric, f"{m.metric}|{m.filter}")], usual_metric(task)
+    )
     rank = {name: i for i, name in enumerate(_FILTERS)}
     fitting = [m for m in found if wanted in (m.metric, f"{m.metric}|{m.filter}", f"{m.metric},{m.filter}")]
     return min(fitting, key=lambda m: rank.get(m.filter, len(rank)), default=None)
@@ -144,9 +146,14 @@ def _is_object(content: dict[str, Any], name: str) -> bool:
     return isinstance(content.get(name), dict)
 
 
-def _direction(content: dict[str, Any], where: str, name: str, task: str, metric: str) -> bool:
+def _metric(content: dict[str, Any], where: str, name: str, task: str, metric: str) -> Metric:
+    """Return the metric, a text's where lm-eval asked for the likelihood of whole texts."""
     given = section(section(content, "higher_is_better", where), name, where).get(metric)
-    return given if isinstance(given, bool) else higher_is_better(task, metric)
+    made = metric_of(task, metric, given if isinstance(given, bool) else None)
+    config = section(section(content, "configs", where), name, where)
+    if "output_type" in config:
+        return replace(made, kind="text" if config["output_type"] == "loglikelihood_rolling" else "task")
+    return made
 
 
 def _below(content: dict[str, Any], where: str, name: str) -> list[str]:
@@ -185,9 +192,8 @@ def _pool(entries: list[Entry]) -> Iterator[Entry]:
             task="mmlu",
             value=sum(entry.value for entry in part) / k,
             stderr=math.sqrt(sum(entry.stderr**2 for entry in part)) / k,
-            higher_is_better=part[0].higher_is_better,
-            place=part[0].place,
             metric=part[0].metric,
+            place=part[0].place,
         )
 
 

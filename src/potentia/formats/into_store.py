@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from potentia.formats.metrics import known_metric
+from potentia.formats.metrics import usual_metric
 from potentia.formats.write import tidy_rows
 from potentia.store import CellRecord, Store
+from potentia.values.metric import Metric
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Score, ScoreMatrix
 
@@ -35,13 +36,12 @@ def import_scores(
     cells = []
     for row in tidy_rows(matrices):
         task = row["benchmark"]
-        metric = known_metric(task) or "score"
+        metric = usual_metric(task) or "score"
         score = Score(
             value=row["score"],
             stderr=float("nan") if row["stderr"] is None else row["stderr"],
             n=0 if row["n"] is None else int(row["n"]),
-            metric=metric,
-            higher_is_better=row["higher_is_better"],
+            metric=Metric.of(metric, row["higher_is_better"]),
         )
         cells.append(
             CellRecord(

@@ -9,7 +9,7 @@ from typing import Any
 
 from potentia.errors import DataError
 from potentia.formats.assemble import Entry
-from potentia.formats.metrics import higher_is_better
+from potentia.formats.metrics import metric_of
 from potentia.formats.table import whole
 from potentia.formats.tidy import number
 
@@ -83,7 +83,7 @@ def paper_entries(content: dict[str, Any], where: str) -> Iterator[Entry]:
                     task=task,
                     value=_finite(value, f"{where}, {place}"),
                     stderr=stderr,
-                    higher_is_better=higher_is_better(task, None),
+                    metric=metric_of(task),
                     place=place,
                 )
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from potentia.errors import DataError
-from potentia.formats.metrics import LOWER_IS_BETTER
 from potentia.formats.table import RawTable
+from potentia.values.metric import Metric
 from potentia.values.protocol import Protocol
 
 FIELDS = ("protocol", "model", "benchmark", "score", "stderr", "n", "metric", "higher_is_better", "shots")
@@ -121,7 +121,7 @@ def _tidy(table: RawTable, found: Mapping[str, str]) -> Layout:
         if "protocol" not in place and "shots" in place:
             row["protocol"] = _shots(values[place["shots"]], f"{table.where}, {at}, column {found['shots']}")
         rows.append((at, row))
-    if metric and metric not in LOWER_IS_BETTER and _in_per_cent([row["score"] for _, row in rows]):
+    if metric and Metric.of(metric).higher_is_better and _in_per_cent([row["score"] for _, row in rows]):
         return Layout(tuple((at, _share(row)) for at, row in rows), (_PER_CENT_NOTE,))
     return Layout(tuple(rows))
 
@@ -235,7 +235,7 @@ def _in_per_cent(values: Sequence[Any]) -> bool:
 def _share(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row whose score and error are shares of 1; one that is no share stays as it is."""
     made = dict(row)
-    if str(row.get("metric") or "").casefold() in LOWER_IS_BETTER:
+    if not Metric.of(str(row.get("metric") or "")).higher_is_better:
         return made
     for field in ("score", "stderr"):
         value = _value(row.get(field))[0]

@@ -8,7 +8,7 @@ from typing import Any
 
 from potentia.errors import DataError
 from potentia.formats.assemble import Entry
-from potentia.formats.metrics import higher_is_better
+from potentia.formats.metrics import metric_of
 from potentia.formats.tidy import number
 from potentia.values.protocol import DIRECT, Protocol
 
@@ -43,9 +43,8 @@ def inspect_entries(content: Mapping[str, Any], where: str, *, metric: str | Non
             value=number(metrics[wanted].get("value"), f"{where}, {wanted}", required=True),
             stderr=number(spread.get("value") if isinstance(spread, dict) else None, f"{where}, stderr"),
             n=number(score.get("scored_samples") or results.get("completed_samples"), f"{where}, scored_samples"),
-            higher_is_better=higher_is_better(task, wanted),
+            metric=metric_of(task, str(wanted)),
             place=where,
-            metric=str(wanted),
         )
         return
     raise DataError("the log has no such metric", where=where, hint="leave out --metric to take the headline")
@@ -73,9 +72,8 @@ def euroeval_entry(record: Mapping[str, Any], where: str, *, metric: str | None)
         value=number(total[f"test_{name}"], f"{where}, test_{name}", required=True) / 100,
         stderr=number(total.get(f"test_{name}_se"), f"{where}, test_{name}_se") / Z95 / 100,
         n=math.nan,
-        higher_is_better=higher_is_better(dataset, name),
+        metric=metric_of(dataset, name),
         place=where,
-        metric=name,
     )
 
 

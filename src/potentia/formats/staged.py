@@ -12,13 +12,13 @@ import numpy as np
 
 from potentia.errors import DataError, InputError
 from potentia.formats.assemble import Entry
+from potentia.values.metric import Metric
 from potentia.values.scores import ScoreMatrix
 
 if TYPE_CHECKING:
     import pandas as pd
 
 COLUMNS = ("stage", "step", "model", "benchmark", "metric", "value", "stderr")
-LOWER_IS_BETTER = frozenset({"brier_score"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,9 +89,8 @@ class StagedScores:
                         task=str(benchmark),
                         value=float(row.value),
                         stderr=float(row.stderr),
-                        higher_is_better=name not in LOWER_IS_BETTER,
+                        metric=Metric.of(name),
                         place=f"line {row.Index + 2}",
-                        metric=name,
                     )
                 )
         return found
@@ -133,8 +132,7 @@ class StagedScores:
         columns = {name: self.scores(stage, name, metric, step=step) for name, metric in chosen.items()}
         models = list(dict.fromkeys(model for column in columns.values() for model in column))
         values = [[column.get(model, np.nan) for column in columns.values()] for model in models]
-        directions = [metric not in LOWER_IS_BETTER for metric in chosen.values()]
-        return ScoreMatrix.build(models, list(columns), values, higher_is_better=directions, protocol=stage)
+        return ScoreMatrix.build(models, list(columns), values, metrics=list(chosen.values()), protocol=stage)
 
     def at_steps(self, stage: str) -> dict[int, ScoreMatrix]:
         """Return one matrix per intermediate step of a stage."""

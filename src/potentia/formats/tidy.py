@@ -13,7 +13,8 @@ from typing import Any
 from potentia.errors import DataError
 from potentia.formats.assemble import Entry
 from potentia.formats.layout import Row
-from potentia.formats.metrics import higher_is_better, main_metric
+from potentia.formats.metrics import metric_of, usual_metric
+from potentia.values.metric import main_metric
 
 COLUMNS = ("protocol", "model", "benchmark", "score", "stderr", "n", "metric", "higher_is_better")
 _UNKNOWN = frozenset({"", "n/a", "na", "nan", "none", "null"})
@@ -29,7 +30,7 @@ def entries(rows: Iterable[Row], *, where: str, metric: str | None) -> Iterator[
         read.append((place, task, name, record))
         if name is not None:
             metrics.setdefault(task, {})[name] = None
-    main = {task: metric or main_metric(task, known) for task, known in metrics.items()}
+    main = {task: metric or main_metric(known, usual_metric(task)) for task, known in metrics.items()}
     passed: dict[tuple[str, str, str], tuple[str, str]] = {}
     given: set[tuple[str, str, str]] = set()
     for place, task, name, record in read:
@@ -46,9 +47,8 @@ def entries(rows: Iterable[Row], *, where: str, metric: str | None) -> Iterator[
             value=number(record.get("score"), f"{where}, {place}, column score", required=True),
             stderr=_at_least_zero(record.get("stderr"), f"{where}, {place}, column stderr"),
             n=_at_least_zero(record.get("n"), f"{where}, {place}, column n"),
-            higher_is_better=_direction(record.get("higher_is_better"), task, name, f"{where}, {place}"),
+            metric=metric_of(task, name, _direction(record.get("higher_is_better"), f"{where}, {place}")),
             place=place,
-            metric=name or "",
         )
     for cell, (place, name) in passed.items():
         if metric is None and cell not in given:
@@ -102,9 +102,9 @@ def _at_least_zero(value: Any, where: str) -> float:
     return result
 
 
-def _direction(value: Any, task: str, metric: str | None, where: str) -> bool:
+def _direction(value: Any, where: str) -> bool | None:
     if value is None or (isinstance(value, str) and not value.strip()):
-        return higher_is_better(task, metric)
+        return None
     known = value if isinstance(value, bool) else _TRUE.get(str(value).strip().casefold())
     if known is None:
         raise DataError(f"{_short(value)} is neither true nor false", where=f"{where}, column higher_is_better")

@@ -19,12 +19,12 @@ import numpy.typing as npt
 
 from potentia.analysis.planning import Completion, Costs, Grid, NextCells, choose_cells, find_completion
 from potentia.errors import InputError
-from potentia.evidence import whole_task
 from potentia.run.budget import costs_of, facts_of, grid_of, known_so_far
 from potentia.run.calibration import estimate_cost
 from potentia.run.cost import read_budget
 from potentia.run.execute import RunResult, Stay, run_study
 from potentia.run.plan import StudyPlan, seen
+from potentia.values.task_name import TaskName
 
 if TYPE_CHECKING:
     from potentia.evidence import Evidence
@@ -144,7 +144,9 @@ class AdaptiveRun:
         rows = {row.model.name: row for row in seen(self.plan.rows, store)}
 
         def there(model: str, task: str) -> bool:
-            folds = [c for c in rows[model].cells if whole_task(c.task) == task and c.protocol == self.grid.protocol]
+            folds = [
+                c for c in rows[model].cells if TaskName(c.task).whole == task and c.protocol == self.grid.protocol
+            ]
             return bool(folds) and all(c.done for c in folds)
 
         return [[there(m, t) for t in self.grid.tasks] for m in self.grid.models]
@@ -208,7 +210,7 @@ def _narrow(row: Any, tasks: Sequence[str], protocol: str | None = None) -> Any:
     """Keep the untuned cells of a row, or these tuned ones."""
     if protocol is None:
         return replace(row, cells=tuple(c for c in row.cells if not c.protocol.tuned))
-    wanted = [c for c in row.cells if c.protocol.kind == protocol and whole_task(c.task) in tasks]
+    wanted = [c for c in row.cells if c.protocol.kind == protocol and TaskName(c.task).whole in tasks]
     return replace(row, cells=tuple(wanted))
 
 

@@ -58,22 +58,22 @@ class Evaluation:
     def from_json(cls, text: str) -> Evaluation:
         """Read what :meth:`to_json` wrote."""
         made = json.loads(text)
-        scores = {name: Score(**score) for name, score in made["scores"].items()}
+        scores = {name: Score.of(score) for name, score in made["scores"].items()}
         return cls([ItemOutcome(**item) for item in made["outcomes"]], scores, made["metric"])
 
     @classmethod
     def mean(cls, several: Sequence[Evaluation]) -> Evaluation:
-        """Average the scores over seeds; the items shown are the first seed's."""
+        """Average scores and items over seeds; what an item shows beside its value is the first seed's."""
         first = several[0]
         if len(several) == 1:
             return first
-        scores = {}
-        for name, score in first.scores.items():
-            values = [one.scores[name].value for one in several]
-            errors = [one.scores[name].stderr for one in several]
-            # The same items are tested with every seed, so their noise does not average out.
-            scores[name] = replace(score, value=sum(values) / len(values), stderr=sum(errors) / len(errors))
-        return cls(outcomes=first.outcomes, scores=scores, metric=first.metric)
+        scores = {name: Score.mean([one.scores[name] for one in several]) for name in first.scores}
+        outcomes = []
+        for items in zip(*(one.outcomes for one in several), strict=True):
+            values = [item.value for item in items]
+            told = {"seeds": [{"value": item.value, "prediction": item.prediction} for item in items]}
+            outcomes.append(replace(items[0], value=sum(values) / len(values), detail=items[0].detail | told))
+        return cls(outcomes=outcomes, scores=scores, metric=first.metric)
 
 
 def evaluate(

@@ -9,11 +9,11 @@ import numpy as np
 
 from potentia.analysis.planning import Costs, Grid, find_completion
 from potentia.errors import InputError
-from potentia.evidence import whole_task
 from potentia.run.cost import StudyCost
 from potentia.run.plan import StudyPlan
 from potentia.study import Study, Wanted
 from potentia.values.protocol import ADJUST, TRAIN_BEFORE_TEST, Protocol
+from potentia.values.task_name import TaskName
 
 if TYPE_CHECKING:
     from potentia.analysis.planning import Completion
@@ -31,7 +31,7 @@ def grid_of(plan: StudyPlan) -> Grid:
             "there is nothing to choose: the study tunes nothing",
             hint="add the protocol train_before_test, or run it whole: scores without tuning are cheap",
         )
-    tasks = {whole_task(name): task for name, task in plan.tasks.benchmarks.items() if task.kind != "corpus"}
+    tasks = {TaskName(name).whole: task for name, task in plan.tasks.benchmarks.items() if task.kind != "corpus"}
     if not tasks:
         raise InputError(
             "there is nothing to choose: the study has texts to predict and no task",
@@ -40,8 +40,7 @@ def grid_of(plan: StudyPlan) -> Grid:
     return Grid(
         models=tuple(row.model.name for row in plan.rows if not row.problem),
         tasks=tuple(tasks),
-        metrics=tuple(task.metric for task in tasks.values()),
-        higher_is_better=tuple(task.higher_is_better for task in tasks.values()),
+        metrics=tuple(task.metric_of(task.metric) for task in tasks.values()),
         protocol=Protocol(protocol),
     )
 
@@ -51,7 +50,7 @@ def costs_of(grid: Grid, cost: StudyCost) -> Costs:
     timed = all(np.isfinite(cell.seconds) for cell in cost.cells)
     values = np.full((len(grid.models), len(grid.tasks)), np.nan)
     for cell in cost.cells:
-        task = whole_task(cell.task)
+        task = TaskName(cell.task).whole
         if cell.protocol == grid.protocol and cell.model in grid.models and task in grid.tasks:
             place = grid.models.index(cell.model), grid.tasks.index(task)
             load = cost.loads[cell.model] / SHARED_LOAD if np.isnan(values[place]) else 0.0  # once for all its folds
@@ -79,7 +78,7 @@ def known_so_far(plan: StudyPlan) -> Evidence | None:
 def proposed_study(study: Study, cells: Sequence[tuple[str, str]], *, name: str) -> Study:
     """Return the study that tunes these cells alone (and those that ``only`` names already)."""
     wanted: dict[str, list[str]] = {w.model: list(w.tasks) for w in study.only or ()}
-    folds = {whole: [t.name for t in study.benchmarks() if whole_task(t.name) == whole] for _, whole in cells}
+    folds = {whole: [t.name for t in study.benchmarks() if TaskName(t.name).whole == whole] for _, whole in cells}
     for model, task in cells:
         known = wanted.setdefault(model, [])
         known += [name for name in folds[task] if name not in known]

@@ -31,6 +31,7 @@ from potentia.study import (
     study_key,
 )
 from potentia.values.protocol import ADJUST, Protocol
+from potentia.values.task_name import TaskName
 
 if TYPE_CHECKING:
     from potentia.store import Store
@@ -178,8 +179,8 @@ def _load_task(study: Study, spec: TaskSpec | str) -> Task:
         files = (spec.file,) if isinstance(spec.file, str) else spec.file or ()
         form = ""
         if len(files) == 1 and not Path(files[0]).exists():  # a prompt form may follow the file: own.jsonl:cloze
-            base, _, form = files[0].partition(":")
-            files = (base,)
+            named = TaskName(files[0])
+            files, form = (named.base,), named.form
         columns = spec.columns.given()
         own = OwnData(
             files, spec.dataset, spec.subset, columns, spec.prompt, dict(spec.labels), drop_bad_rows=study.drop_bad_rows
@@ -225,7 +226,7 @@ def _load_auxiliary(study: Study, adjust: Adjust) -> Task:
         )
 
     task = loaded(adjust.data)
-    formed = ":" in Path(adjust.data).name
+    formed = bool(TaskName(Path(adjust.data).name).form)
     return task if formed or adjust.form == "own" or not task.options else loaded(f"{adjust.data}:{adjust.form}")
 
 

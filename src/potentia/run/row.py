@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from potentia.run.plan import CellPlan, LoadedTasks, RowPlan, kind_of, seen, set
 from potentia.run.tuned import tune_row
 from potentia.study import SCORING_VERSION, adjust_tuning, cell_key, renamed
 from potentia.timing import Tally, spending
+from potentia.values.origin import Origin, recipe_fingerprint
 from potentia.values.protocol import ADJUST, DIRECT, TRAIN_BEFORE_TEST
 
 if TYPE_CHECKING:
@@ -223,15 +224,22 @@ class RowRun:
 
         if not math.isfinite(test.main.value):
             raise ModelError(f"the {test.metric} on the test split is {test.main.value}")
+        manifest = self.manifest(cell)
+        origin = Origin(
+            data=manifest["task"]["fingerprint"],
+            recipe=recipe_fingerprint({name: manifest.get(name) for name in ("tuning", "selection", "adjust")}),
+            shots=manifest["shots"],
+            model=self.loaded.fingerprint,
+        )
         record = CellRecord(
             key=cell.key,
             study=self.plan.study_key,
             model=self.plan.model.name,
             task=cell.task,
             protocol=cell.protocol,
-            scores=test.scores,
+            scores={name: replace(score, origin=origin) for name, score in test.scores.items()},
             metric=test.metric,
-            manifest=self.manifest(cell),
+            manifest=manifest,
             seconds=seconds,
             selection=selection,
             direct_value=direct_value,

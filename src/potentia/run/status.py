@@ -68,7 +68,7 @@ def asked_cells(store: Store, record: StudyRecord) -> int | None:
     texts = 0
     if shots:
         samples = (store.cells(study=record.key, task=task.name, limit=1) for task in study.benchmarks())
-        texts = sum(not cells[0].score.higher_is_better for cells in samples if cells)
+        texts = sum(cells[0].score.metric.is_text for cells in samples if cells)
     steps = len(set(study.adjust.at_steps)) if study.adjust and ADJUST in study.protocols else 0
     rows, tasks = study.rows(), study.benchmarks()
     left_out = sum(

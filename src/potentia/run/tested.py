@@ -6,7 +6,6 @@ learning rate lies inside what was searched, or at its end; its validation still
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -134,10 +133,8 @@ def _publish_steps(tuning: FineTuning, name: str, chosen: Sequence[Candidate]) -
 
 
 def _told(chosen: Sequence[Candidate], tests: Sequence[Evaluation]) -> dict[str, Any]:
-    """Return what was chosen, seed by seed, and how far the seeds' scores lie apart."""
+    """Return what was chosen, seed by seed."""
     values = [test.main.value for test in tests]
-    mean = sum(values) / len(values)
-    spread = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1)) if len(values) > 1 else None
     return {
         "style": chosen[0].style,
         "learning_rate": chosen[0].learning_rate,
@@ -148,7 +145,6 @@ def _told(chosen: Sequence[Candidate], tests: Sequence[Evaluation]) -> dict[str,
             {"value": v, "learning_rate": c.learning_rate, "epoch": c.epoch, "style": c.style, "validation": c.value}
             for v, c in zip(values, chosen, strict=True)
         ],
-        "spread": spread,
     }
 
 

@@ -30,6 +30,7 @@ from potentia.store import CellRecord, FailureRecord, LaneRecord
 from potentia.values.findings import Chart, Finding
 from potentia.values.protocol import Protocol
 from potentia.values.scores import ItemOutcome
+from potentia.values.task_name import TaskName
 
 ITEMS = 40  # of each cell, half of them wrong, where the whole stays under ITEM_BUDGET
 ITEM_BUDGET = 6_000  # items in one file
@@ -243,7 +244,7 @@ def _consistency(evidence: Evidence, baseline: str | None) -> ConsistencyFinding
 
 def _ablation(evidence: Evidence) -> Ablation | None:
     """Rank the prompt forms where some task has several."""
-    if not any(":" in task for matrix in evidence.planned.values() for task in matrix.tasks):
+    if not any(TaskName(task).form for matrix in evidence.planned.values() for task in matrix.tasks):
         return None
     try:
         return find_ablation(evidence)
@@ -270,7 +271,7 @@ def sample_items(evidence: Evidence, cell: CellRecord, count: int) -> ItemSample
         return None
     if not outcomes:
         return None
-    if not cell.score.higher_is_better:  # bits per byte: texts are neither right nor wrong
+    if cell.score.metric.is_text or not cell.score.higher_is_better:  # neither right nor wrong
         return ItemSample(len(outcomes), None, tuple(outcomes[:count]))
     right = [item for item in outcomes if item.value > 0.5]
     wrong = [item for item in outcomes if item.value <= 0.5]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import re
 import sqlite3
@@ -205,26 +204,16 @@ def _is_away(error: exc.DBAPIError) -> bool:
 
 
 def prepare(connection: sa.Connection, where: str) -> None:
-    """Create the tables in an empty database, or bring an older store to this version, inside the open transaction."""
-    if not sa.inspect(connection).get_table_names():
-        s.metadata.create_all(connection)
-        connection.execute(s.schema_version.insert().values(version=s.SCHEMA_VERSION))
+    """Create the tables in an empty database; refuse one that is no store of this version."""
+    if sa.inspect(connection).get_table_names():
+        check_version(connection, where)
         return
-    version = check_version(connection, where)
-    if version < s.SCHEMA_VERSION:
-        told = "%s: brought from schema version %d to %d; older versions of Potentia do not open it any more"
-        logging.getLogger("potentia").warning(told, where, version, s.SCHEMA_VERSION)
-    while version < s.SCHEMA_VERSION:
-        step = s.MIGRATIONS.get(version)
-        if step is None:
-            raise StoreError(f"no way from schema version {version} to {s.SCHEMA_VERSION}", where=where)
-        step(connection)
-        version += 1
-        connection.execute(s.schema_version.update().values(version=version))
+    s.metadata.create_all(connection)
+    connection.execute(s.schema_version.insert().values(version=s.SCHEMA_VERSION))
 
 
-def check_version(connection: sa.Connection, where: str) -> int:
-    """Return the version of a store; refuse an empty database, one of something else, and one from the future."""
+def check_version(connection: sa.Connection, where: str) -> None:
+    """Refuse an empty database, one of something else, and a store of another version."""
     present = set(sa.inspect(connection).get_table_names())
     if not present:
         raise EmptyStoreError("nothing was stored here yet", where=where, hint="check the path, or run a study first")
@@ -237,10 +226,12 @@ def check_version(connection: sa.Connection, where: str) -> int:
     version = connection.execute(sa.select(s.schema_version.c.version)).scalar_one_or_none()
     if version is None:
         raise StoreError("the store has no schema version", where=where, hint="restore it from a copy")
-    if version > s.SCHEMA_VERSION:
+    if version != s.SCHEMA_VERSION:
+        newer = version > s.SCHEMA_VERSION
         raise StoreError(
-            f"the store has schema version {version}, this Potentia knows up to {s.SCHEMA_VERSION}",
+            f"the store has schema version {version}, this Potentia reads and writes version {s.SCHEMA_VERSION}",
             where=where,
-            hint="upgrade Potentia: pip install --upgrade potentia",
+            hint="upgrade Potentia: pip install --upgrade potentia"
+            if newer
+            else "run the study again into a new store, or read this one with the Potentia that made it",
         )
-    return int(version)

@@ -116,9 +116,7 @@ class Leases(LiveStore):
 
     @patient
     def leases(self, *, study: str | None = None) -> list[LeaseRecord]:
-        """Return who computes what now; a store of an older version knows no leases."""
-        if self.version < s.LEASES_SINCE:
-            return []
+        """Return who computes what now."""
         with self._reading() as connection:
             key = self._study_key(connection, study) if study is not None else None
             moment = self._moment(connection)

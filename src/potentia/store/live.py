@@ -28,7 +28,6 @@ class LiveStore:
         self._engine = engine
         self.where = where
         self.items_folder = folder
-        self.version = s.SCHEMA_VERSION
         self._studies: dict[str, str] = {}
         self._upserts: dict[tuple[str, ...], Any] = {}
         self._own: set[str] = set()  # leases

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from potentia.errors import DataError
+from potentia.store import schema as s
+from potentia.values.metric import Metric
+from potentia.values.origin import Origin
 from potentia.values.protocol import Protocol
-from potentia.values.scores import ScoreMatrix
+from potentia.values.scores import Objects, ScoreMatrix
+
+METRIC = tuple(s.scores.c[name] for name in ("metric", "higher_is_better", "kind", "scale", "chance"))
+ORIGIN = ("data", "recipe", "shots", "identity", "source", "path")  # columns of a cell, in the order of Origin
 
 
 class Grid:
-    """Rows of (model, task, value, stderr, n, higher_is_better, metric), on their way into a matrix."""
+    """Rows of (model, task, value, stderr, n, *METRIC, seeds, *ORIGIN), on their way into a matrix."""
 
     def __init__(self, rows: Sequence[Sequence[Any]]) -> None:
-        self._columns = [[row[place] for row in rows] for place in range(7)]
-        self.models, self.tasks = (_sorted(names) for names in self._columns[:2])
-        self._places = (_index(self._columns[0], self.models), _index(self._columns[1], self.tasks))
+        self._rows = rows
+        names = [[row[place] for row in rows] for place in range(2)]
+        self.models, self.tasks = map(_sorted, names)
+        self._places = (_index(names[0], self.models), _index(names[1], self.tasks))
 
     def repeats(self) -> bool:
         """Say whether a model has a task twice."""
@@ -28,23 +36,63 @@ class Grid:
 
     def matrix(self, protocol: str, where: str) -> ScoreMatrix:
         """Return the matrix; of repeated cells the last row stays."""
-        parts = []
-        for column in self._columns[2:6]:
-            part = np.full((len(self.models), len(self.tasks)), np.nan)
-            part[self._places] = np.array(column, dtype=np.float64)  # None is NaN
-            parts.append(part)
-        values, stderr, n, up = parts
-        best, worst = np.nanmax(up, axis=0), np.nanmin(up, axis=0)
-        if (best != worst).any():
-            mixed = self.tasks[int(np.flatnonzero(best != worst)[0])]
-            message = f"{mixed} is both higher-is-better and lower-is-better"
-            raise DataError(message, where=where, hint="choose one metric for all: --metric NAME")
+        values, stderr, n = (self._numbers(place) for place in (2, 3, 4))
         n[n <= 0] = np.nan  # an imported score may not say its n
-        names = dict(zip(self._columns[1], self._columns[6], strict=True))
-        metrics = tuple(names[task] for task in self.tasks)
         return ScoreMatrix(
-            Protocol(protocol), self.models, self.tasks, values, stderr, n, tuple(bool(d) for d in best), metrics
+            Protocol(protocol),
+            self.models,
+            self.tasks,
+            values,
+            stderr,
+            n,
+            self._metrics(where),
+            self._objects(read_origin, slice(11, 17)),
+            self._objects(read_seeds, slice(10, 11)),
         )
+
+    def _numbers(self, column: int) -> npt.NDArray[np.float64]:
+        part = np.full((len(self.models), len(self.tasks)), np.nan)
+        part[self._places] = np.array([row[column] for row in self._rows], dtype=np.float64)  # None is NaN
+        return part
+
+    def _objects(self, read: Callable[..., Any], columns: slice) -> Objects | None:
+        """Return one object per cell, equal ones made once; None where no cell has any."""
+        given = [tuple(row[columns]) for row in self._rows]
+        if not any(value is not None for parts in set(given) for value in parts):
+            return None
+        part = np.full((len(self.models), len(self.tasks)), None, dtype=object)
+        made = {parts: read(*parts) for parts in set(given)}
+        for i, j, parts in zip(*self._places, given, strict=True):
+            part[i, j] = made[parts]
+        return part
+
+    def _metrics(self, where: str) -> tuple[Metric, ...]:
+        """Return the metric of every task; cells of a task that are of different ones are refused."""
+        found: dict[str, Metric] = {}
+        for task, *parts in dict.fromkeys((row[1], *row[5:10]) for row in self._rows):
+            metric = read_metric(*parts)
+            different = found.setdefault(task, metric).differences(metric)
+            if different:
+                what, one, two = different[0]
+                hint = "choose one metric for all: --metric NAME"
+                raise DataError(f"{task} has two kinds of scores: {what} {one} and {two}", where=where, hint=hint)
+            found[task] = found[task].merged(metric)
+        return tuple(found[task] for task in self.tasks)
+
+
+def read_metric(name: str, up: Any, kind: Any = None, scale: Any = None, chance: float | None = None) -> Metric:
+    """Return a metric of what its columns hold."""
+    return Metric(name, bool(up), kind, scale, chance)
+
+
+def read_origin(*columns: Any) -> Origin | None:
+    """Return an origin of what its columns hold."""
+    return Origin(*columns) if any(value is not None for value in columns) else None
+
+
+def read_seeds(text: str | None) -> tuple[float, ...] | None:
+    """Return the values with every seed; None where there is one."""
+    return tuple(json.loads(text)) if text else None
 
 
 def _sorted(names: Sequence[str]) -> tuple[str, ...]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 from potentia.store.database import now
 from potentia.store.items import loads
@@ -21,13 +21,31 @@ class StudyRecord:
     created: str = field(default_factory=now)
 
 
+class Manifest(TypedDict, total=False):
+    """How a cell's scores came about; a key is absent where it does not apply."""
+
+    potentia: str
+    versions: Mapping[str, str]
+    model: Mapping[str, Any]  # source, revision, fingerprint, dtype, device, kind; ``load``: the report of loading it
+    task: Mapping[str, Any]  # fingerprint, splits, metric, chance
+    shots: int
+    seed: int
+    styles: Sequence[str]
+    scorer: Mapping[str, Any]  # the path that scored it
+    tuning: Mapping[str, Any]  # the recipe, as the study says it; with ``selection`` and ``adjust`` its fingerprint
+    selection: str
+    adjust: Mapping[str, Any]
+    training: Mapping[str, Any]  # what the recipe became: ``form`` (plain, static, by hand) and ``targets`` of adapters
+    imported_from: str
+
+
 @dataclass(frozen=True)
 class CellRecord:
     """One model × task × protocol, finished. ``study`` is the key (or name) of the study that computed it.
 
-    ``scores`` maps a metric's name to its score and ``metric`` names the main one. ``manifest`` says how the score came
-    about (versions, seeds, BOS policy, styles, prompt samples), ``selection`` what validation chose (learning rate,
-    epoch, style). ``direct_value`` and ``gain`` are there when the model was tuned. ``probe`` is what ``Store.probes``
+    ``scores`` maps a metric's name to its score and ``metric`` names the main one. ``manifest`` (a ``Manifest``)
+    says how the score came about, ``selection`` what validation chose (learning rate, epoch, style).
+    ``direct_value`` and ``gain`` are there when the model was tuned. ``probe`` is what ``Store.probes``
     gives back: how much was left to learn of the task.
     """
 
@@ -70,13 +88,8 @@ class ChoiceRecord:
     @property
     def selection(self) -> Mapping[str, Any]:
         """The selection of the cell, as ``CellRecord`` has it."""
-        found: Mapping[str, Any] = read_selection(self.text)
+        found: Mapping[str, Any] = loads(self.text)
         return found
-
-
-def read_selection(text: str) -> Any:
-    """Read what was chosen; stores of version 0.1 call the style of a prompt (plain or chat) its form."""
-    return loads(text, object_hook=lambda found: {"style" if k == "form" else k: v for k, v in found.items()})
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The tables, the same on SQLite and PostgreSQL, and the versions that lead to them.
+"""The tables, the same on SQLite and PostgreSQL. A store whose tables are of another version is refused.
 
 Structured values (specs, manifests, payloads) are kept as JSON text: nothing queries inside them, and text keeps NaN,
 which PostgreSQL's own JSON types refuse. Manifests have their own table, so that reading a matrix touches none of them.
@@ -6,14 +6,10 @@ which PostgreSQL's own JSON types refuse. Manifests have their own table, so tha
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import sqlalchemy as sa
 from sqlalchemy import BigInteger, Boolean, Column, Double, ForeignKey, Index, Integer, Table, Text
 
-SCHEMA_VERSION = 3
-LEASES_SINCE = 2
-PROBES_SINCE = 3
+SCHEMA_VERSION = 4
 
 metadata = sa.MetaData()
 _NUMBER = BigInteger().with_variant(Integer, "sqlite")  # SQLite's own row number, PostgreSQL's bigserial
@@ -47,6 +43,12 @@ cells = Table(
     Column("direct_value", Double),
     Column("gain", Double),
     Column("item_count", Integer),  # rows of the Parquet file, NULL where the cell has none
+    Column("data", Text),  # these six: the origin of its scores (values/origin.py), NULL where unknown
+    Column("recipe", Text),
+    Column("shots", Integer),
+    Column("identity", Text),
+    Column("source", Text),
+    Column("path", Text),
     Index("cells_by_model", "model", "task", "protocol"),
 )
 
@@ -60,6 +62,10 @@ scores = Table(
     Column("stderr", Double),  # NULL is NaN: unknown
     Column("n", BigInteger, nullable=False),
     Column("higher_is_better", Boolean(create_constraint=False), nullable=False),
+    Column("kind", Text),  # of the metric: task or text; NULL where unknown, as scale and chance
+    Column("scale", Text),
+    Column("chance", Double),
+    Column("seeds", Text),  # the value with every seed, as JSON; NULL where there is one
     sqlite_with_rowid=False,
 )
 
@@ -112,7 +118,7 @@ lanes = Table(
     Column("model", Text, nullable=False),
     Column("task", Text, nullable=False),
     Column("learning_rate", Double, nullable=False),
-    Column("form", Text, nullable=False, key="style"),  # plain or chat; the column keeps its first name
+    Column("style", Text, nullable=False),  # plain or chat
     Column("seed", BigInteger, nullable=False),
     Column("status", Text, nullable=False),
     Column("selected", Boolean(create_constraint=False), nullable=False),
@@ -175,17 +181,3 @@ claims = Table(
     Column("cell", Text, primary_key=True),
     Column("lease", Text, ForeignKey("leases.id", ondelete="CASCADE"), nullable=False, index=True),
 )
-
-
-def _with_leases(connection: sa.Connection) -> None:
-    """Bring version 1 to 2: rows are leased."""
-    metadata.create_all(connection, tables=[leases, claims])
-
-
-def _with_probes(connection: sa.Connection) -> None:
-    """Bring version 2 to 3: tuned cells may have a probe."""
-    metadata.create_all(connection, tables=[probes])
-
-
-# From version v to v + 1. A release that changes the tables raises SCHEMA_VERSION and adds its step here.
-MIGRATIONS: dict[int, Callable[[sa.Connection], None]] = {1: _with_leases, 2: _with_probes}

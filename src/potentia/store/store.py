@@ -29,9 +29,11 @@ from potentia.store.database import (
 )
 from potentia.store.items import dumps, items_path, load, load_values, loads, looks_whole, publish, stage
 from potentia.store.leases import Leases
-from potentia.store.matrix import Grid
+from potentia.store.matrix import METRIC, ORIGIN, Grid, read_metric, read_origin, read_seeds
 from potentia.store.patience import patient, wait_for
-from potentia.store.records import CellRecord, ChoiceRecord, StudyRecord, read_selection
+from potentia.store.records import CellRecord, ChoiceRecord, StudyRecord
+from potentia.values.metric import Metric
+from potentia.values.origin import UNKNOWN, Origin
 from potentia.values.scores import ItemOutcome, Score, ScoreMatrix
 
 _LOCK = 0x706F74656E740001  # guards the creation of the tables on PostgreSQL
@@ -75,12 +77,9 @@ class Store(Leases):
         if path is not None and not create and not path.exists():
             raise store_gone(name)
 
-        def prepared() -> tuple[sa.Engine, int]:
-            return cls._prepared(url, path, name, readonly=readonly)
-
-        engine, version = wait_for(prepared, patience)
+        engine = wait_for(lambda: cls._prepared(url, path, name, readonly=readonly), patience)
         store = cls(engine, name, folder)
-        store.version, store.patience = version, patience
+        store.patience = patience
         if path is not None and not readonly:
             try:
                 found = path.stat()
@@ -91,8 +90,8 @@ class Store(Leases):
         return store
 
     @staticmethod
-    def _prepared(url: URL, path: Path | None, name: str, *, readonly: bool) -> tuple[sa.Engine, int]:
-        """Return the engine of a store whose tables are there, and the version they have."""
+    def _prepared(url: URL, path: Path | None, name: str, *, readonly: bool) -> sa.Engine:
+        """Return the engine of a store whose tables are there."""
         with speaking(name):
             if path is not None and not readonly:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -100,14 +99,13 @@ class Store(Leases):
             with engine.connect() as plain:
                 connection = plain.execution_options(**{WRITE: not readonly})
                 with connection.begin():
-                    version = s.SCHEMA_VERSION
                     if readonly:
-                        version = check_version(connection, name)
+                        check_version(connection, name)
                     else:
                         if engine.dialect.name == "postgresql":
                             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
                         prepare(connection, name)
-        return engine, version
+        return engine
 
     @classmethod
     def find(cls, where: str | Path, *, items: str | Path | None = None) -> Store | None:
@@ -282,6 +280,7 @@ class Store(Leases):
                 "direct_value": cell.direct_value,
                 "gain": cell.gain,
                 "item_count": items.get(cell.key),
+                **_origin_row(cell.score.origin),
             }
             for cell in unique.values()
         ]
@@ -373,9 +372,10 @@ class Store(Leases):
             body = body.where(*wanted).order_by(s.cells.c.created, s.cells.c.key)
             rows = connection.execute(body).mappings().all()
             parts = sa.select(s.scores).join_from(s.scores, s.cells).where(*wanted).order_by(s.scores.c.name)
+            origins = {r["id"]: read_origin(*(r[name] for name in ORIGIN)) or UNKNOWN for r in rows}
             scores: dict[int, dict[str, Score]] = {}
-            for cell, name, metric, value, stderr, n, higher in connection.execute(parts):
-                scores.setdefault(cell, {})[name] = Score(_nan(value), _nan(stderr), n, metric, bool(higher))
+            for row in connection.execute(parts):
+                scores.setdefault(row.cell, {})[row.name] = _score(row, origins[row.cell])
         return [
             CellRecord(
                 key=r["key"],
@@ -388,7 +388,7 @@ class Store(Leases):
                 manifest=loads(r["manifest"]),
                 created=r["created"],
                 seconds=r["seconds"],
-                selection=read_selection(r["selection"]),
+                selection=loads(r["selection"]),
                 direct_value=r["direct_value"],
                 gain=r["gain"],
             )
@@ -408,8 +408,6 @@ class Store(Leases):
     @patient
     def probes(self, *, study: Studies = None, key: str | None = None) -> dict[tuple[str, str], dict[str, Any]]:
         """Return what the probe of every model and task recorded, the newest of several; none where none was made."""
-        if self.version < s.PROBES_SINCE:
-            return {}
         c = s.cells.c
         with self._reading() as connection:
             query = sa.select(c.model, c.task, s.probes.c.probe).join_from(s.cells, s.probes)
@@ -526,20 +524,20 @@ class Store(Leases):
             query = sa.select(c.task, s.manifests.c.manifest).join_from(s.cells, s.manifests).where(c.id.in_(first))
             return {task: loads(text) for task, text in connection.execute(query)}
 
-    def outcomes(self, *, study: Studies = None) -> Iterator[tuple[str, str, str, dict[int, float]]]:
-        """Give (protocol, task, model, value by document) of every cell with items, the newest of several last.
+    def outcomes(self, *, study: Studies = None) -> Iterator[tuple[str, str, str, str | None, dict[int, float]]]:
+        """Give (protocol, task, model, data, value by document) of every cell with items, the newest of several last.
 
         A file that is missing or cannot be read is passed over: the score still stands.
         """
         c = s.cells.c
         with self._reading() as connection:
             wanted = [*self._wanted(connection, study=study), c.item_count.is_not(None)]
-            query = sa.select(c.protocol, c.task, c.model, c.key).where(*wanted).order_by(c.created, c.key)
+            query = sa.select(c.protocol, c.task, c.model, c.data, c.key).where(*wanted).order_by(c.created, c.key)
             rows = connection.execute(query).all()
-        for protocol, task, model, key in rows:
+        for protocol, task, model, data, key in rows:
             values = load_values(self.items_folder, key)
             if values is not None:
-                yield protocol, task, model, values
+                yield protocol, task, model, data, values
 
     def matrix(self, protocol: str, *, study: Studies = None, metric: str | None = None) -> ScoreMatrix:
         """Return models × tasks of one protocol, each sorted by name; missing cells are NaN.
@@ -550,7 +548,7 @@ class Store(Leases):
         c, p = s.cells.c, s.scores.c
         with self._reading() as connection:
             name = p.name == (c.metric if metric is None else metric)
-            query = sa.select(c.model, c.task, p.value, p.stderr, p.n, p.higher_is_better, p.metric)
+            query = sa.select(c.model, c.task, p.value, p.stderr, p.n, *METRIC, p.seeds, *(c[name] for name in ORIGIN))
             query = query.join_from(s.cells, s.scores, sa.and_(p.cell == c.id, name))
             wanted = self._wanted(connection, study=study, protocol=protocol)
             grid = Grid(connection.execute(query.where(*wanted)).all())
@@ -561,6 +559,22 @@ class Store(Leases):
             known = ", ".join(self.protocols(study=study))
             raise InputError(f"the store has no {what}", where=self.where, hint=f"protocols there: {known or 'none'}")
         return grid.matrix(protocol, self.where)
+
+    def measures(
+        self, *, study: Studies = None, metric: str | None = None
+    ) -> list[tuple[str, str, str, Metric, Origin]]:
+        """Return (study, protocol, task, metric, origin) as they occur among the cells, for ``comparable`` to judge.
+
+        Of the origin only what may differ is there: data, recipe and examples in the prompt.
+        """
+        c, linked = s.cells.c, s.study_cells.c
+        with self._reading() as connection:
+            name = s.scores.c.name == (c.metric if metric is None else metric)
+            query = sa.select(linked.study, c.protocol, c.task, *METRIC[:-1], c.data, c.recipe, c.shots).distinct()
+            query = query.join_from(s.cells, s.scores, sa.and_(s.scores.c.cell == c.id, name))
+            query = query.join(s.study_cells, linked.cell == c.id).where(*self._wanted(connection, study=study))
+            rows = connection.execute(query).all()
+        return [(r[0], r[1], r[2], read_metric(*r[3:7]), Origin(*r[7:])) for r in rows]
 
     def _wanted(self, connection: sa.Connection, *, study: Studies = None, **equal: str | None) -> list[Any]:
         wanted: list[Any] = [s.cells.c[name] == value for name, value in equal.items() if value is not None]
@@ -588,14 +602,28 @@ def _score_rows(number: int, cell: CellRecord) -> list[dict[str, Any]]:
         {
             "cell": number,
             "name": name,
-            "metric": score.metric,
+            "metric": score.metric.name,
             "value": _null(score.value),
             "stderr": _null(score.stderr),
             "n": int(score.n),
-            "higher_is_better": bool(score.higher_is_better),
+            "higher_is_better": score.metric.higher_is_better,
+            "kind": score.metric.kind,
+            "scale": score.metric.scale,
+            "chance": score.metric.chance,
+            "seeds": dumps(score.seeds) if score.seeds else None,
         }
         for name, score in cell.scores.items()
     ]
+
+
+def _score(row: Any, origin: Origin) -> Score:
+    metric = read_metric(row.metric, row.higher_is_better, row.kind, row.scale, row.chance)
+    return Score(_nan(row.value), _nan(row.stderr), row.n, metric, origin, read_seeds(row.seeds) or ())
+
+
+def _origin_row(origin: Origin) -> dict[str, Any]:
+    return {"data": origin.data, "recipe": origin.recipe, "shots": origin.shots, "identity": origin.model,
+            "source": origin.source, "path": origin.path}  # fmt: skip
 
 
 def _null(value: float) -> float | None:

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from potentia.errors import StudyError
 from potentia.study.schema import Study
 from potentia.values.plain_yaml import read_yaml
+from potentia.values.task_name import TaskName
 
 Place = tuple[str | int, ...]
 
@@ -103,7 +104,7 @@ def _anchored(value: Any, place: tuple[Any, ...], folder: Path) -> Any:
     if not isinstance(value, str) or not (place in _PATHS or place in _ALONE):
         return value
     # a task file may carry a prompt form: tasks/own.yaml:blank_ppl
-    bare = value if _exists(folder / value) else value.partition(":")[0]
+    bare = value if _exists(folder / value) else TaskName(value).base
     if not bare or Path(bare).is_absolute() or not _exists(folder / bare) or str(folder / value) == value:
         return value
     there = str(folder / value)

@@ -13,6 +13,7 @@ from potentia.tasks import metrics
 from potentia.tasks.data import quiet
 from potentia.tasks.fewshot import Lender, stream
 from potentia.tasks.harness import SPLIT_KEYS, build
+from potentia.values.metric import Metric
 from potentia.values.requests import Continuation, Document, Example, Generation, Request, decoding_options
 
 if TYPE_CHECKING:
@@ -306,10 +307,8 @@ class Leaf:
 
     def higher_is_better(self, metric: str) -> bool:
         """Tell the direction of a metric."""
-        name = metric.split("|")[0]
-        if name == "brier_score":
-            return False
-        return bool(self.task.higher_is_better().get(name, True))
+        said = self.task.higher_is_better().get(metric.split("|")[0])
+        return Metric.of(metric, said).higher_is_better
 
     # Few-shot examples
 

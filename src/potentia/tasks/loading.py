@@ -21,6 +21,7 @@ from potentia.tasks.leaf import Leaf
 from potentia.tasks.splits import Division, Split
 from potentia.tasks.task import Task
 from potentia.tasks.userfiles import OwnData, OwnTask, read
+from potentia.values.task_name import TaskName
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -63,7 +64,7 @@ def load(
         if _remembered is not None:
             _remembered[asked] = found
     leaves, weights, label, metric, mine = found
-    form = name.partition(":")[2]
+    form = TaskName(name).form
     if mean is not None:
         weights = dict.fromkeys((*leaves[0].plain_metrics, "acc", "acc_norm", "brier_score"), mean == "items")
     task = Task(
@@ -107,7 +108,7 @@ def _read(
     name: str, data_dir: Path | None, own: OwnData | None, answer_tokens: int | None, drop_bad_rows: bool
 ) -> Found:
     """Read what a name means: its definitions with their data, weights in a group, label, metric, own data."""
-    base, _, form = name.partition(":")
+    base, form = TaskName(name).base, TaskName(name).form
     path = None if own is not None else _own_path(base)
     leaves: list[Leaf]
     mine: OwnTask | None = None

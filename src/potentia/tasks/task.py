@@ -17,6 +17,7 @@ from potentia.tasks.forms.reading import bare
 from potentia.tasks.harness import fingerprint
 from potentia.tasks.leaf import PER_TOKEN, Answer, ChatTemplate, Leaf, per_token
 from potentia.tasks.splits import SPLITS, Division, Part, Rows, Split, SplitPlan, cap, divide, undivided
+from potentia.values.metric import Metric
 from potentia.values.requests import Document, Example, Request
 from potentia.values.scores import ItemOutcome, Score
 
@@ -358,6 +359,11 @@ class Task:
         names = dict.fromkeys(name for scores in members for name in scores)
         return {name: self._pooled(name, [scores[name] for scores in members if name in scores]) for name in names}
 
+    def metric_of(self, name: str, leaf: Leaf | None = None) -> Metric:
+        """Return what one of its metrics is: of a text where texts are predicted, whichever way is better."""
+        kind: Literal["task", "text"] = "text" if self.kind == "corpus" else "task"
+        return Metric.of(name, (leaf or self._leaves[0]).higher_is_better(name), kind=kind, chance=self.chance)
+
     def _leaf_scores(self, leaf: Leaf, outcomes: Sequence[ItemOutcome]) -> dict[str, Score]:
         values: dict[str, list[Any]] = {}
         for outcome in outcomes:
@@ -366,7 +372,7 @@ class Task:
         scores = {}
         for name, items in values.items():
             value, error = metrics.aggregate(leaf.aggregation(name), items)
-            scores[name] = Score(value, error, len(items), name, leaf.higher_is_better(name))
+            scores[name] = Score(value, error, len(items), self.metric_of(name, leaf))
         return scores
 
     def _pooled(self, name: str, scores: Sequence[Score]) -> Score:
@@ -382,7 +388,7 @@ class Task:
             error = float(pooled_sample_stderr(errors, sizes))
         else:
             error = float(unweighted_mean_stderr(errors))
-        return Score(value, error, sum(sizes), name, scores[0].higher_is_better)
+        return Score(value, error, sum(sizes), scores[0].metric)
 
 
 def _display(requests: Sequence[Request]) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,40 +11,77 @@ import numpy as np
 import numpy.typing as npt
 
 from potentia.errors import InputError
+from potentia.values.metric import Metric, read_metric
+from potentia.values.origin import UNKNOWN, Origin
 from potentia.values.protocol import Protocol
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Floats = npt.NDArray[np.float64]
+Objects = npt.NDArray[np.object_]
 Outcomes = Mapping[str, Mapping[str, Mapping[int, float]]]  # task → model → document → value of the item
-
-TASK_LOSSES = frozenset({"brier_score", "brier"})  # lower is better on a task, where else it means a text to predict
-
-
-def is_text(metric: str, higher_is_better: bool) -> bool:
-    """Say whether a column of scores is of a text to predict rather than of a task."""
-    return not higher_is_better and metric not in TASK_LOSSES
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One number with its uncertainty: the value, its standard error, and the number of items behind it."""
+    """One number that knows what it is: its standard error (of documents and seeds), items, metric, origin, seeds."""
 
     value: float
     stderr: float
     n: int
-    metric: str
-    higher_is_better: bool = True
+    metric: Metric
+    origin: Origin = UNKNOWN
+    seeds: tuple[float, ...] = ()  # the value with every seed, where there are several
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Which way is better."""
+        return self.metric.higher_is_better
+
+    @property
+    def seed_error(self) -> float:
+        """The part of the standard error that the seeds of the fine-tuning make; 0 where there is one."""
+        return seed_error(self.seeds)
+
+    @classmethod
+    def mean(cls, scores: Sequence[Score]) -> Score:
+        """Return the mean over seeds. The same documents are tested with every seed: their noise does not average out.
+
+        The standard error has both parts: that of the documents, and that of the seeds.
+        """
+        values = tuple(score.value for score in scores)
+        documents = sum(score.stderr for score in scores) / len(scores)
+        error = math.hypot(documents, seed_error(values))
+        return replace(scores[0], value=sum(values) / len(values), stderr=error, seeds=values)
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> Score:
+        """Read a score that ``dataclasses.asdict`` wrote."""
+        origin = content.get("origin") or {}
+        made = {
+            "metric": read_metric(content["metric"]),
+            "origin": origin if isinstance(origin, Origin) else Origin(**origin),
+            "seeds": tuple(content.get("seeds") or ()),
+        }
+        return cls(**{**content, **made})
+
+
+def seed_error(values: Sequence[float]) -> float:
+    """Return the standard error of a mean over seeds; 0 where there are not two."""
+    if len(values) < 2:
+        return 0.0
+    mean = sum(values) / len(values)
+    return math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))
 
 
 @dataclass(frozen=True, slots=True)
 class ItemOutcome:
     """What happened on one document: its id in the split, the item's value of the main metric, and the evidence.
 
-    ``value`` is the per-item metric where the metric is a mean of items (0/1 for accuracy); for metrics of a set
-    (mcc, f1) it is 1.0 where prediction and gold agree. ``detail`` holds what the cell page shows: prompt, gold,
-    prediction, log-likelihoods of the choices, generated text.
+    ``value`` is the per-item metric where the metric is a mean of items (0/1 for accuracy; its mean over seeds); for
+    metrics of a set (mcc, f1) it is 1.0 where prediction and gold agree. ``detail`` holds what the cell page shows:
+    prompt, gold, prediction, log-likelihoods of the choices, generated text.
     """
 
     doc_id: int
@@ -63,20 +101,19 @@ class ScoreMatrix:
     values: Floats  # (models, tasks)
     stderr: Floats  # (models, tasks)
     n: Floats  # (models, tasks) items behind each score
-    higher_is_better: tuple[bool, ...]  # per task
-    metrics: tuple[str, ...] = ()  # per task; empty where the metric's name is not known
+    metrics: tuple[Metric, ...]  # per task
+    origins: Objects | None = None  # (models, tasks) of Origin, None where unknown
+    seeds: Objects | None = None  # (models, tasks) of a tuple of values, None where there is one seed
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "protocol", Protocol(self.protocol))
-        if not self.metrics:
-            object.__setattr__(self, "metrics", ("",) * len(self.tasks))
         shape = (len(self.models), len(self.tasks))
-        for name in ("values", "stderr", "n"):
-            array: Floats = getattr(self, name)
-            if array.shape != shape:
+        for name in ("values", "stderr", "n", "origins", "seeds"):
+            array = getattr(self, name)
+            if array is not None and array.shape != shape:
                 raise InputError(f"{name} has shape {array.shape}, but there are {shape[0]} models × {shape[1]} tasks")
-        if len(self.higher_is_better) != len(self.tasks) or len(self.metrics) != len(self.tasks):
-            raise InputError("higher_is_better and metrics need one entry per task")
+        if len(self.metrics) != len(self.tasks):
+            raise InputError("metrics need one entry per task")
         for kind, names in (("model", self.models), ("task", self.tasks)):
             if len(set(names)) != len(names):
                 twice = sorted({n for n in names if names.count(n) > 1})
@@ -91,14 +128,22 @@ class ScoreMatrix:
         *,
         stderr: npt.ArrayLike | None = None,
         n: npt.ArrayLike | None = None,
-        higher_is_better: Sequence[bool] | bool = True,
+        higher_is_better: Sequence[bool] | bool | None = None,
         protocol: str = "direct",
-        metrics: Sequence[str] = (),
+        metrics: Sequence[Metric | str] = (),
     ) -> ScoreMatrix:
-        """Make a matrix from plain lists or arrays; unknown standard errors and sizes become NaN."""
+        """Make a matrix from plain lists or arrays; unknown standard errors and sizes become NaN.
+
+        ``metrics`` are names or metrics, one per task; what is known of a name (which way is better, kind, scale) is
+        taken. Without them a task's scores are better when higher, unless ``higher_is_better`` says otherwise.
+        """
         array = np.asarray(values, dtype=np.float64).reshape(len(models), len(tasks))
         blank = np.full_like(array, np.nan)
-        directions = (higher_is_better,) * len(tasks) if isinstance(higher_is_better, bool) else higher_is_better
+        ups = (higher_is_better,) * len(tasks) if higher_is_better is None or isinstance(higher_is_better, bool) \
+            else tuple(higher_is_better)  # fmt: skip
+        names = tuple(metrics) or ("",) * len(tasks)
+        if not len(ups) == len(names) == len(tasks):
+            raise InputError("higher_is_better and metrics need one entry per task")
         return cls(
             protocol=Protocol(protocol),
             models=tuple(models),
@@ -106,8 +151,9 @@ class ScoreMatrix:
             values=array,
             stderr=blank if stderr is None else np.asarray(stderr, dtype=np.float64).reshape(array.shape),
             n=blank.copy() if n is None else np.asarray(n, dtype=np.float64).reshape(array.shape),
-            higher_is_better=tuple(bool(d) for d in directions),
-            metrics=tuple(metrics),
+            metrics=tuple(
+                name if isinstance(name, Metric) else Metric.of(name, up) for name, up in zip(names, ups, strict=True)
+            ),
         )
 
     @property
@@ -115,16 +161,37 @@ class ScoreMatrix:
         """(number of models, number of tasks)."""
         return len(self.models), len(self.tasks)
 
+    @property
+    def higher_is_better(self) -> tuple[bool, ...]:
+        """Which way is better, per task."""
+        return tuple(metric.higher_is_better for metric in self.metrics)
+
+    def score(self, row: int, column: int) -> Score:
+        """Return one cell as the score that it is."""
+        n = self.n[row, column]
+        return Score(
+            float(self.values[row, column]),
+            float(self.stderr[row, column]),
+            0 if np.isnan(n) else int(n),
+            self.metrics[column],
+            self.origin(row, column),
+            () if self.seeds is None else self.seeds[row, column] or (),
+        )
+
+    def origin(self, row: int, column: int) -> Origin:
+        """Return where one cell comes from."""
+        return (self.origins[row, column] if self.origins is not None else None) or UNKNOWN
+
+    def scores(self) -> Iterator[tuple[str, str, Score]]:
+        """Give (model, task, score) of every cell that is there."""
+        for i, j in np.argwhere(np.isfinite(self.values)).tolist():
+            yield self.models[i], self.tasks[j], self.score(i, j)
+
     def frame(self) -> pd.DataFrame:
         """Return the scores as a pandas table, models × tasks."""
         import pandas as pd
 
         return pd.DataFrame(self.values, index=pd.Index(self.models, name="model"), columns=list(self.tasks))
-
-    @classmethod
-    def of_frame(cls, frame: pd.DataFrame, **options: Any) -> ScoreMatrix:
-        """Make a matrix of a pandas table, models × tasks; options are those of ``build``."""
-        return cls.build([str(m) for m in frame.index], [str(t) for t in frame.columns], frame.to_numpy(), **options)
 
     def _repr_html_(self) -> str:
         return str(self.frame().to_html())
@@ -146,23 +213,21 @@ class ScoreMatrix:
             values=self.values[grid],
             stderr=self.stderr[grid],
             n=self.n[grid],
-            higher_is_better=tuple(self.higher_is_better[j] for j in columns),
             metrics=tuple(self.metrics[j] for j in columns),
+            origins=None if self.origins is None else self.origins[grid],
+            seeds=None if self.seeds is None else self.seeds[grid],
         )
 
     def corpora(self) -> ScoreMatrix:
-        """Return the texts to predict: the columns where less is better, as bits per byte."""
-        return self.select(tasks=[t for t, text in zip(self.tasks, self._texts(), strict=True) if text])
+        """Return the texts to predict, scored in bits per byte or perplexity."""
+        return self.select(tasks=[t for t, metric in zip(self.tasks, self.metrics, strict=True) if metric.is_text])
 
     def benchmarks(self) -> ScoreMatrix:
         """Return the tasks without the corpora, those that anyone has a score of, and the models that have any."""
         known = np.isfinite(self.values)
-        columns = [j for j, text in enumerate(self._texts()) if not text and known[:, j].any()]
+        columns = [j for j, metric in enumerate(self.metrics) if not metric.is_text and known[:, j].any()]
         rows = [m for m, row in zip(self.models, known, strict=True) if row[columns].any()]
         return self.select(models=rows, tasks=[self.tasks[j] for j in columns])
-
-    def _texts(self) -> list[bool]:
-        return [is_text(m, up) for up, m in zip(self.higher_is_better, self.metrics, strict=True)]
 
     def complete(self) -> ScoreMatrix:
         """Drop every model that lacks a score on some task: the listwise treatment of missing cells."""

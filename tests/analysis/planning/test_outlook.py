@@ -16,6 +16,7 @@ from potentia.evidence import read
 from potentia.show import read_report, report_page
 from potentia.store import CellRecord, Store
 from potentia.study import make_study
+from potentia.values.metric import Metric
 from potentia.values.scores import Score
 
 BOTH = ("direct", "train_before_test")
@@ -40,7 +41,7 @@ def keep(
         for (model, task, protocol), value in cells.items():
             text = task.startswith("text")
             metric = "bits_per_byte" if text else "acc"
-            score = Score(value, 0.02, 60, metric, higher_is_better=not text)
+            score = Score(value, 0.02, 60, Metric.of(metric))
             manifest = {"task": {"fingerprint": task}}
             store.commit_cell(
                 CellRecord(key=f"{name}-{model}-{task}-{protocol}".replace("#", "-").replace("/", "-"), study=key,

@@ -23,12 +23,12 @@ def scores(protocol="direct", *, seed=0, corpora=False, stderr=0.02, models=MODE
     rng = np.random.default_rng(seed)
     level = np.linspace(0.2, 0.8, len(models))[:, None]
     values = level + 0.08 * rng.normal(size=(len(models), len(tasks)))
-    names, up = list(tasks), [True] * len(tasks)
+    names, metrics = list(tasks), ["acc"] * len(tasks)
     if corpora:
         values = np.hstack([values, 2 - level + 0.1 * rng.normal(size=(len(models), 2))])
-        names, up = [*names, "wiki", "stack"], [*up, False, False]
+        names, metrics = [*names, "wiki", "stack"], [*metrics, "bits_per_byte", "bits_per_byte"]
     return ScoreMatrix.build(
-        models, names, values, stderr=np.full(values.shape, stderr), higher_is_better=up, protocol=protocol
+        models, names, values, stderr=np.full(values.shape, stderr), metrics=metrics, protocol=protocol
     )
 
 
@@ -146,7 +146,7 @@ def test_sources_are_joined_and_collisions_refused(tmp_path):
     with pytest.raises(InputError, match="two sources have a direct score of m0 on arc_easy"):
         read(one, one)
     turned = ScoreMatrix.build(["x"], ["rte"], [[1.0]], higher_is_better=False)
-    with pytest.raises(InputError, match="higher-is-better"):
+    with pytest.raises(InputError, match="higher is better"):
         read(one, saved(tmp_path, "turned.csv", turned))
 
 

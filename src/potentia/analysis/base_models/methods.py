@@ -14,6 +14,7 @@ import numpy as np
 from potentia.errors import InputError
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
+from potentia.values.task_name import TaskName
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +39,7 @@ class Column:
 
 def split_form(task: str) -> tuple[str, str]:
     """Split a task's name into benchmark and prompt form; the form is empty for the task's own prompt."""
-    name, _, form = task.partition(":")
-    return name, form
+    return TaskName(task).base, TaskName(task).form
 
 
 def method_name(protocol: Protocol, form: str) -> str:

@@ -160,7 +160,7 @@ def _direct_columns(models: Sequence[str], direct: Sequence[ScoreMatrix]) -> tup
     blocks, labels = [np.zeros((len(models), 0))], []
     for matrix in direct:
         place = {m: i for i, m in enumerate(matrix.models)}
-        links = Links.of(matrix.tasks, matrix.higher_is_better, matrix.values, metrics=matrix.metrics)
+        links = Links.of(matrix.tasks, matrix.higher_is_better, matrix.values, metrics=[m.name for m in matrix.metrics])
         z = np.vstack([links.forward(matrix.values), np.full((1, len(matrix.tasks)), np.nan)])
         blocks.append(z[[place.get(m, len(matrix.models)) for m in models]])
         labels += list(matrix.tasks)

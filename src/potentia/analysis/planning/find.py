@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from potentia.analysis.planning.complete import DRAWS, Completion, Fitted, complete
 from potentia.errors import InputError
-from potentia.evidence import Evidence, study_of, whole_task
+from potentia.evidence import Evidence, study_of
 from potentia.facts import ModelTable
+from potentia.values.metric import Metric
 from potentia.values.protocol import ADJUST, DIRECT, TRAIN_BEFORE_TEST, Protocol
-from potentia.values.scores import Floats, ScoreMatrix, is_text
+from potentia.values.scores import Floats, ScoreMatrix
+from potentia.values.task_name import TaskName
 
 
 @dataclass(frozen=True)
@@ -22,8 +24,7 @@ class Grid:
 
     models: tuple[str, ...]
     tasks: tuple[str, ...]
-    metrics: tuple[str, ...]
-    higher_is_better: tuple[bool, ...]
+    metrics: tuple[Metric, ...]
     protocol: Protocol
 
     def laid_out(self, matrix: ScoreMatrix | None) -> ScoreMatrix:
@@ -41,9 +42,7 @@ class Grid:
                             matrix.stderr[place],
                             matrix.n[place],
                         )
-        return ScoreMatrix(
-            self.protocol, self.models, self.tasks, values, stderr, n, self.higher_is_better, self.metrics
-        )
+        return ScoreMatrix(self.protocol, self.models, self.tasks, values, stderr, n, self.metrics)
 
 
 def find_grid(evidence: Evidence) -> Grid:
@@ -57,13 +56,12 @@ def find_grid(evidence: Evidence) -> Grid:
     protocol = next((p for p in (TRAIN_BEFORE_TEST, ADJUST) for s in studies if p in s.protocols), None)
     if protocol is None:
         raise InputError("there is nothing to predict: no study of these scores tunes models")
-    kinds: dict[str, tuple[str, bool]] = {}
+    metrics: dict[str, Metric] = {}
     for matrix in evidence.planned.values():
-        for task, metric, up in zip(matrix.tasks, matrix.metrics, matrix.higher_is_better, strict=True):
-            kinds.setdefault(task, (metric, bool(up)))
-    asked = dict.fromkeys(whole_task(task.name) for study in studies for task in study.benchmarks())
-    tasks = [t for t in asked if t in kinds and not is_text(*kinds[t])]
-    failed = {(f.model, whole_task(f.task)) for f in evidence.failures() if f.protocol == protocol}
+        metrics = dict(zip(matrix.tasks, matrix.metrics, strict=True)) | metrics
+    asked = dict.fromkeys(TaskName(task.name).whole for study in studies for task in study.benchmarks())
+    tasks = [t for t in asked if t in metrics and not metrics[t].is_text]
+    failed = {(f.model, TaskName(f.task).whole) for f in evidence.failures() if f.protocol == protocol}
     models = [m for m in dict.fromkeys(row.name for s in studies for row in s.rows())
               if not tasks or not all((m, t) in failed for t in tasks)]  # fmt: skip
     if not models or not tasks:
@@ -71,8 +69,7 @@ def find_grid(evidence: Evidence) -> Grid:
     return Grid(
         models=tuple(models),
         tasks=tuple(tasks),
-        metrics=tuple(kinds[t][0] for t in tasks),
-        higher_is_better=tuple(kinds[t][1] for t in tasks),
+        metrics=tuple(metrics[t] for t in tasks),
         protocol=Protocol(protocol),
     )
 
@@ -103,10 +100,7 @@ def find_completion(
     own = evidence.scores if evidence is not None else {}
     tuned = grid.laid_out(own.get(grid.protocol))
     if measured is not None:
-        tuned = ScoreMatrix(
-            tuned.protocol, tuned.models, tuned.tasks, np.where(measured, tuned.values, np.nan), tuned.stderr, tuned.n,
-            tuned.higher_is_better, tuned.metrics,
-        )  # fmt: skip
+        tuned = replace(tuned, values=np.where(measured, tuned.values, np.nan))
     past = history.scores if history is not None else {}
     before = [*_untuned(own), *_untuned(past)]
     chances = {task: chance for told in (history, evidence) if told for task, chance in told.background.chance.items()}

@@ -16,6 +16,7 @@ import numpy as np
 from potentia.errors import InputError
 from potentia.facts import benchmark, chance
 from potentia.values.scores import Floats
+from potentia.values.task_name import TaskName
 
 SHRINK = 0.05
 BEYOND = 0.8 * SHRINK  # how far outside [chance, 1] a score may count, as a share of that interval
@@ -106,7 +107,7 @@ def score_of_guessing(task: str, chances: Mapping[str, float] | None = None, met
         if not 0.0 <= given < 1.0:
             raise InputError(f"the chance of {task} is {given:g}", hint="chance is a score from 0 to below 1")
         return given
-    known = benchmark(task.partition(":")[0])
+    known = benchmark(TaskName(task).base)
     usual = known.metric if known is not None else ""
     if (metric or usual).partition("|")[0] in ("mcc", "exact_match", "em", "f1"):
         return 0.0

@@ -107,7 +107,7 @@ def _metrics(tasks: Sequence[str], matrices: Sequence[ScoreMatrix]) -> list[str]
     named: dict[str, str] = {}
     for matrix in matrices:
         for task, metric in zip(matrix.tasks, matrix.metrics, strict=True):
-            named.setdefault(task, metric)
+            named.setdefault(task, metric.name)
     return [named[task] for task in tasks]
 
 

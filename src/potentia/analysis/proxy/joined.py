@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from potentia.errors import InputError
+from potentia.values.metric import Metric
 from potentia.values.scores import Floats, ScoreMatrix
 
 
@@ -45,7 +46,7 @@ class Joined:
             part.models,
             (self.target, *part.tasks),
             np.column_stack([self.truth[places], part.values]),
-            higher_is_better=(True, *part.higher_is_better),
+            metrics=(Metric(), *part.metrics),
             protocol=view.protocol,
         )
 

@@ -8,7 +8,7 @@ is chosen so that its loadings sum to more than zero, which for PC1 means higher
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -155,15 +155,7 @@ def without_gaps(matrix: ScoreMatrix, gaps: str) -> ScoreMatrix:
         there = np.isfinite(counted.values)
         mean = np.where(there, counted.values, 0.0).sum(axis=0) / there.sum(axis=0)
         filled = np.where(there, counted.values, mean)
-        return ScoreMatrix.build(
-            counted.models,
-            counted.tasks,
-            filled,
-            stderr=counted.stderr,
-            n=counted.n,
-            higher_is_better=counted.higher_is_better,
-            protocol=counted.protocol,
-        )
+        return replace(counted, values=filled)
     raise InputError(f"no treatment of gaps {gaps!r}", hint=f"one of: {', '.join(GAPS)}")
 
 

@@ -273,9 +273,11 @@ def _rank_scores(
 def _guesses(matrix: ScoreMatrix, background: Background) -> dict[str, float]:
     """Return the score of guessing of every task for which it is known."""
     found = {}
-    for task, metric, higher in zip(matrix.tasks, matrix.metrics, matrix.higher_is_better, strict=True):
+    for task, metric in zip(matrix.tasks, matrix.metrics, strict=True):
         try:
-            found[task] = chance(task, metric=metric, higher_is_better=bool(higher), known=background.chance)
+            found[task] = chance(
+                task, metric=metric.name, higher_is_better=metric.higher_is_better, known=background.chance
+            )
         except InputError:
             continue
     return found

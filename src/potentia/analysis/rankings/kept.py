@@ -74,7 +74,7 @@ def always_tuned(
             kept.setdefault(cell.model, []).append(cell.task)
             own = (chosen.get("best_tuned") or {}).get("value")
             place = rows[cell.model], columns[cell.task]
-            if own is None or matrix.metrics[place[1]] not in ("", cell.metric):
+            if own is None or matrix.metrics[place[1]].name not in ("", cell.metric):
                 unknown += 1
             else:
                 values[place] = own

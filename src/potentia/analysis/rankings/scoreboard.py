@@ -217,7 +217,7 @@ def make_scoreboard(
     missing = _hardest(ranking, matrices[main], items.get(main))
     second = next((m for m in models if m != ranking.first), None)
     rival = missing.rival if missing is not None else next(iter(ranking.rivals), second)
-    metrics = {m for t, m in zip(matrices[main].tasks, matrices[main].metrics, strict=True) if t in tasks}
+    metrics = {m.name for t, m in zip(matrices[main].tasks, matrices[main].metrics, strict=True) if t in tasks}
     return Scoreboard(
         protocols=tuple(shown),
         ranking=ranking,

@@ -13,6 +13,7 @@ from potentia.errors import InputError
 from potentia.facts import ModelTable
 from potentia.facts import models as known_models
 from potentia.values.scores import Floats
+from potentia.values.task_name import TaskName
 
 Flags = npt.NDArray[np.bool_]
 
@@ -113,7 +114,7 @@ class Cohort:
 
     def exposed(self, task: str) -> Split:
         """Split by what the facts say of exposure: N = 1 where the column ``exposure`` (a;b;c) names the task."""
-        name = task.partition(":")[0]
+        name = TaskName(task).base
         seen = self.columns.get("exposure", ("",) * len(self.models))
         members = np.array([name in [part.strip() for part in cell.split(";")] for cell in seen], dtype=bool)
         if not members.any() or members.all():

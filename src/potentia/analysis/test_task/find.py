@@ -234,7 +234,8 @@ def _chance(matrix: ScoreMatrix, task: str, known: Mapping[str, float], options:
     if isinstance(given, Mapping) and task in given:
         return given[task]
     try:
-        return chance(task, metric=matrix.metrics[place], higher_is_better=matrix.higher_is_better[place], known=known)
+        metric = matrix.metrics[place]
+        return chance(task, metric=metric.name, higher_is_better=metric.higher_is_better, known=known)
     except InputError:
         if isinstance(given, (int, float)):
             return float(given)

@@ -1,0 +1,216 @@
+"""What the sources hold, and what every analysis takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from potentia.errors import InputError
+from potentia.evidence.facts import study_of, tasks_of
+from potentia.facts import Background, Benchmark, ModelTable
+from potentia.facts import models as known_models
+from potentia.store import CellRecord, ChoiceRecord, FailureRecord, LaneRecord, Store, StudyRecord
+from potentia.study import EXPOSED, ModelSpec
+from potentia.values.protocol import Protocol, in_order, main_protocol
+from potentia.values.scores import ItemOutcome, Outcomes, ScoreMatrix
+from potentia.values.task_name import TaskName
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class StoreView:
+    """Where a store is, and which of its studies count."""
+
+    where: str
+    studies: tuple[str, ...]  # keys
+
+    @contextmanager
+    def open(self) -> Iterator[Store]:
+        """Open the store for reading."""
+        with Store.open(self.where, readonly=True) as store:
+            yield store
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What the sources hold. A file of scores has no studies, cells, lanes, failures or outcomes."""
+
+    source: str  # as a person calls it; never a password
+    title: str
+    scores: Mapping[Protocol, ScoreMatrix]  # from the least to the most preparation
+    facts: ModelTable
+    studies: tuple[StudyRecord, ...] = ()
+    specs: tuple[ModelSpec, ...] = ()  # the models of the studies, checkpoints expanded
+    notes: tuple[str, ...] = ()  # what a reader must know: which study this is, what was left out
+    stores: tuple[StoreView, ...] = ()
+    task_facts: tuple[Benchmark, ...] = ()  # of the user's file; what the studies tell of their tasks comes before
+    without_items: Mapping[Protocol, frozenset[str]] = field(default_factory=dict)  # tasks scored by another metric
+    items_read: Mapping[Protocol, Outcomes] = field(default_factory=dict)  # of files that have items
+
+    @classmethod
+    def of(cls, scores: Mapping[str, ScoreMatrix] | ScoreMatrix, *, title: str = "scores") -> Evidence:
+        """Take matrices made in Python as evidence."""
+        given = {scores.protocol: scores} if isinstance(scores, ScoreMatrix) else scores
+        return cls(title, title, {p: given[p] for p in in_order(given)}, known_models())
+
+    @property
+    def protocols(self) -> list[Protocol]:
+        """The protocols, from the least to the most preparation."""
+        return list(self.scores)
+
+    @property
+    def planned(self) -> dict[Protocol, ScoreMatrix]:
+        """The scores that a study plans, without those on the way (``adjust@100``)."""
+        return {protocol: matrix for protocol, matrix in self.scores.items() if protocol.step is None}
+
+    @property
+    def models(self) -> list[str]:
+        """Every model that has a score."""
+        return list(dict.fromkeys(model for matrix in self.scores.values() for model in matrix.models))
+
+    @property
+    def main(self) -> Protocol | None:
+        """The protocol to rank by: train-before-test, else adjust, else the first."""
+        return main_protocol(self.planned)
+
+    @cached_property
+    def copies(self) -> dict[str, str]:
+        """Treated copies and their originals, both with scores: told by a study, else by the copy's name."""
+        there = set(self.models)
+        told = {row.name: row.copy_of for row in self.specs if row.copy_of is not None}
+        named = {m: m.removesuffix(EXPOSED) for m in self.models if m.endswith(EXPOSED)}
+        return {copy: original for copy, original in (named | told).items() if {copy, original} <= there}
+
+    @cached_property
+    def background(self) -> Background:
+        """What is known of the models and tasks, as the analyses take it."""
+        told = [fact for view in self.stores for fact in tasks_of(view)]
+        told += [
+            Benchmark(task.name, category=task.category or "", chance=task.chance)
+            for study in filter(None, map(study_of, self.studies))
+            for task in study.tasks
+        ]
+        return Background.of(self.models, table=self.facts, tasks=(*told, *self.task_facts))
+
+    @cached_property
+    def outcomes(self) -> dict[Protocol, Outcomes]:
+        """The value of every stored item, by protocol, task, model and document."""
+        found = {protocol: dict(by) for protocol, by in self.items_read.items()}
+        for (protocol, task), documents in self._stored_outcomes().items():
+            found.setdefault(protocol, {})[task] = max(documents.values(), key=len)
+        kept: dict[Protocol, Outcomes] = {}
+        for protocol, matrix in self.scores.items():
+            models, tasks = set(matrix.models), set(matrix.tasks) - self.without_items.get(protocol, frozenset())
+            kept[protocol] = {
+                task: {m: v for m, v in by.items() if m in models}
+                for task, by in found.get(protocol, {}).items()
+                if task in tasks
+            }
+        return kept
+
+    def _stored_outcomes(self) -> dict[tuple[Protocol, str], dict[str, dict[str, dict[int, float]]]]:
+        """Return (protocol, task) → documents → model → values. Items pair only where the documents are the same.
+
+        Documents go by their fingerprint, or by their store where a cell does not say it.
+        """
+        found: dict[tuple[Protocol, str], dict[str, dict[str, dict[int, float]]]] = {}
+        for view in self.stores:
+            with view.open() as store:
+                for name, task, model, data, values in store.outcomes(study=view.studies):
+                    protocol, own = Protocol(name), TaskName(task)
+                    there = self.scores[protocol].tasks if protocol in self.scores else ()
+                    joined = own.fold is not None and own.whole in there  # folds test different documents of one task
+                    documents = view.where if joined else data or view.where
+                    by = found.setdefault((protocol, own.whole if joined else task), {}).setdefault(documents, {})
+                    by[model] = {**by.get(model, {}), **values} if joined else values
+        return found
+
+    def frame(self) -> pd.DataFrame:
+        """Return one row per score: protocol, model, task, metric, score, stderr, n, higher_is_better, kind, scale."""
+        import pandas as pd
+
+        rows = [
+            (str(p), model, task, s.metric.name, s.value, s.stderr, s.n or np.nan, s.higher_is_better,
+             s.metric.kind, s.metric.scale)
+            for p, m in self.scores.items()
+            for model, task, s in m.scores()
+        ]  # fmt: skip
+        columns = ["protocol", "model", "task", "metric", "score", "stderr", "n", "higher_is_better", "kind", "scale"]
+        return pd.DataFrame(rows, columns=columns)
+
+    def cells(self) -> list[CellRecord]:
+        """Return the committed cells, in the order of their making."""
+        return self._gathered(lambda store, key: store.cells(study=key), lambda cell: cell.key)
+
+    def choices(self, protocol: Protocol) -> list[ChoiceRecord]:
+        """Return what validation chose for every committed cell of a protocol: far less to read than the cells."""
+        return self._gathered(lambda store, key: store.choices(study=key, protocol=protocol), lambda cell: cell.key)
+
+    def probes(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """Return what the probes of the studies recorded, by model and task."""
+        found: dict[tuple[str, str], dict[str, Any]] = {}
+        for view in self.stores:
+            with view.open() as store:
+                found |= store.probes(study=view.studies)
+        return found
+
+    def lanes(self) -> list[LaneRecord]:
+        """Return the fine-tuning lanes with their curves."""
+        return self._gathered(lambda store, key: store.lanes(study=key), lambda lane: lane.key)
+
+    def failures(self) -> list[FailureRecord]:
+        """Return the cells that failed, with the reason."""
+        return self._gathered(
+            lambda store, key: store.failures(study=key), lambda f: (f.model, f.task, f.protocol, f.study)
+        )
+
+    def items(self, cell: str) -> list[ItemOutcome]:
+        """Return the outcomes of one cell; none where it is imported or its items are gone."""
+        for view in self.stores:
+            with view.open() as store:
+                if store.has(cell):
+                    return store.items(cell)
+        return []
+
+    def narrowed(
+        self,
+        *,
+        protocols: Sequence[str] | None = None,
+        tasks: Sequence[str] | None = None,
+        models: Sequence[str] | None = None,
+    ) -> Evidence:
+        """Return the evidence of these protocols, tasks (a benchmark's name keeps all its forms) and models alone."""
+        unknown = [name for name in protocols or () if name not in self.scores]
+        if unknown:
+            there = ", ".join(self.scores)
+            raise InputError(f"no protocol {unknown[0]!r} in {self.source}", hint=f"there are: {there}")
+        chosen: dict[Protocol, ScoreMatrix] = {}
+        for protocol in in_order(protocols or self.scores):
+            matrix = self.scores[protocol]
+            kept = [t for t in matrix.tasks if not tasks or t in tasks or TaskName(t).base in tasks]
+            if kept:
+                chosen[protocol] = matrix.select(tasks=kept, models=models or None)
+        if self.scores and not chosen:
+            known = sorted({task for matrix in self.scores.values() for task in matrix.tasks})
+            raise InputError(
+                f"no scores of {', '.join(tasks or ())} in {self.source}", hint=f"there are: {', '.join(known[:12])}"
+            )
+        return replace(self, scores=chosen)
+
+    def _gathered(self, get: Callable[[Store, str], Iterable[T]], key: Callable[[T], object]) -> list[T]:
+        found: dict[object, T] = {}
+        for view in self.stores:
+            with view.open() as store:
+                for study in view.studies:
+                    for record in get(store, study):
+                        found.setdefault(key(record), record)
+        return list(found.values())

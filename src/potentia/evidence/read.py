@@ -1,0 +1,191 @@
+"""Reading sources: stores, tables, results of other tools; several are joined into one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from potentia.errors import DataError, InputError, PotentiaError, StoreError
+from potentia.evidence.evidence import Evidence, StoreView
+from potentia.evidence.facts import facts_of, specs_of
+from potentia.evidence.join import Cell, joined, recipe_of, refuse_unlike, unfolded
+from potentia.facts import models as known_models
+from potentia.facts import read_benchmarks, read_facts
+from potentia.formats import read_files
+from potentia.store import Store, StudyRecord
+from potentia.values.protocol import Protocol, in_order
+from potentia.values.scores import ScoreMatrix
+from potentia.values.task_name import TaskName
+
+ALL = "all"  # every study of a store
+
+
+def read(
+    *sources: str | Path,
+    study: str | Sequence[str] | None = None,
+    metric: str | None = None,
+    subtasks: bool = False,
+    facts: str | Path | None = None,
+    task_facts: str | Path | None = None,
+    protocols: Sequence[str] | None = None,
+    tasks: Sequence[str] | None = None,
+    models: Sequence[str] | None = None,
+    columns: Mapping[str, str] | None = None,
+) -> Evidence:
+    """Read stores, score tables, lm-eval results or published files, several joined into one.
+
+    ``study`` names one or more studies of a store (``all`` for all of them); without it the one opened last counts.
+    ``metric`` picks a metric where a benchmark has several, ``subtasks`` the members of groups such as MMLU, ``facts``
+    is a CSV of what is known of the models, ``task_facts`` one of the tasks (category, train_size, chance), and
+    ``protocols``, ``tasks`` and ``models`` narrow what is read.
+    ``columns`` says which column of a table is which field, where its names do not: ``{"score": "Accuracy"}``.
+    """
+    if not sources:
+        raise InputError("no scores are given", hint="name a store, a table or a folder of lm-eval results")
+    wanted = (study,) if isinstance(study, str) else tuple(study or ())
+    parts = [_read_one(source, wanted, metric, subtasks, columns) for source in sources]
+    found = parts[0] if len(parts) == 1 else joined(parts)
+    if facts is None and (beside := _facts_beside(sources)) is not None:
+        facts = beside
+        found = replace(found, notes=(*found.notes, f"facts of the models: {beside.name}"))
+    table = facts_of(found.studies, found.specs, read_facts(facts) if facts is not None else ())
+    own = read_benchmarks(task_facts) if task_facts is not None else ()
+    whole = replace(found, facts=table, task_facts=own)
+    return whole.narrowed(protocols=protocols, tasks=tasks, models=models)
+
+
+def _facts_beside(sources: Sequence[str | Path]) -> Path | None:
+    """Return ``scores.facts.csv`` where it lies beside the one table ``scores.csv``."""
+    if len(sources) != 1 or is_store(sources[0]):
+        return None
+    path = Path(sources[0]).expanduser()
+    if not path.name:
+        return None
+    beside = path.with_name(f"{path.stem}.facts.csv")
+    return beside if beside != path and beside.is_file() else None
+
+
+def is_store(source: str | Path) -> bool:
+    """Say whether this is a store (a SQLite file or a database URL) rather than a file of scores."""
+    if "://" in str(source):
+        return True
+    path = Path(source).expanduser()
+    if not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            return file.read(16).startswith(b"SQLite format 3")
+    except OSError:
+        return False
+
+
+def _read_one(
+    source: str | Path,
+    studies: tuple[str, ...],
+    metric: str | None,
+    subtasks: bool,
+    columns: Mapping[str, str] | None,
+) -> Evidence:
+    if is_store(source):
+        return _from_store(str(source), studies, metric)
+    path = Path(source).expanduser()
+    found = read_files(path, metric=metric, subtasks=subtasks, columns=columns)
+    scores = {p: found.scores[p] for p in in_order(found.scores)}
+    if metric is not None and not any(m.name for matrix in scores.values() for m in matrix.metrics):
+        raise DataError(f"it does not say which scores are by {metric}", where=str(path), hint="leave out --metric")
+    return Evidence(path.name, path.name, scores, known_models(), notes=found.notes)
+
+
+# --- stores ----------------------------------------------------------------------------------------------------------
+
+
+def _from_store(where: str, wanted: tuple[str, ...], metric: str | None) -> Evidence:
+    try:
+        with Store.open(where, readonly=True) as store:
+            return _of_store(store, where, wanted, metric)
+    except StoreError as error:  # as a source of scores, a damaged or foreign database is bad input
+        if isinstance(error, InputError) or "://" in where:
+            raise
+        raise DataError(error.message, where=error.where, hint=error.hint) from error
+    except PotentiaError:
+        raise
+    except (TypeError, ValueError, AttributeError) as error:  # a text or a gap where the schema promises a number
+        raise DataError(f"the database is damaged: {error}", where=where, hint="restore a copy") from error
+
+
+def _of_store(store: Store, where: str, wanted: tuple[str, ...], metric: str | None) -> Evidence:
+    records = store.studies()
+    chosen = _chosen(records, wanted, store.where)
+    keys = tuple(record.key for record in chosen)
+    notes: list[str] = []
+    if not wanted and len(records) > 1:
+        others = ", ".join(dict.fromkeys(r.name for r in records if r.key not in keys))
+        notes.append(f"this is the study {chosen[0].name}, opened last; the store also holds: {others} (--study NAME)")
+    names = {record.key: record.name for record in reversed(chosen)}
+    keys_of = {name: key for key, name in names.items()}
+    refuse_unlike(
+        (
+            (names[key], protocol, task, Cell(by, origin))
+            for key, protocol, task, by, origin in store.measures(study=keys, metric=metric)
+        ),
+        recipe=lambda name, protocol, task: recipe_of(store, keys_of[name], protocol, task),
+        where=store.where,
+        hint="choose one: --study {source}",
+    )
+    protocols = in_order({p for key in keys for p in store.protocols(study=key)})
+    if not protocols and not any(store.failures(study=key) for key in keys):
+        raise DataError("the store holds no scores yet", where=store.where, hint="run a study, or import scores")
+    scores, without = _by_metric(store, protocols, keys, metric)
+    scores = {protocol: unfolded(matrix, notes) for protocol, matrix in scores.items()}
+    name = Path(where).name if "://" not in where else store.where
+    return Evidence(
+        source=name,
+        title=chosen[0].name if len(chosen) == 1 else Path(name).stem,
+        scores=scores,
+        facts=known_models(),
+        studies=tuple(chosen),
+        specs=specs_of(chosen),
+        notes=tuple(notes),
+        stores=(StoreView(where, keys),),
+        without_items=without,
+    )
+
+
+def _by_metric(
+    store: Store, protocols: Sequence[Protocol], studies: tuple[str, ...], metric: str | None
+) -> tuple[dict[Protocol, ScoreMatrix], dict[Protocol, frozenset[str]]]:
+    """Return the scores by one metric where one is asked for, and the tasks whose items are of another one."""
+    usual_scores = {p: store.matrix(p, study=studies) for p in protocols}
+    if metric is None:
+        return usual_scores, {}
+    scores: dict[Protocol, ScoreMatrix] = {}
+    without: dict[Protocol, frozenset[str]] = {}
+    problem: InputError | None = None
+    for protocol, usual in usual_scores.items():
+        try:
+            scores[protocol] = store.matrix(protocol, study=studies, metric=metric)
+        except InputError as error:  # no cell of this protocol has it, as with texts
+            problem = problem or error
+            continue
+        named = zip(usual.tasks, usual.metrics, strict=True)
+        without[protocol] = frozenset(TaskName(task).whole for task, main in named if main.name != metric)
+    if not scores and problem is not None:
+        raise problem
+    return scores, without
+
+
+def _chosen(records: Sequence[StudyRecord], wanted: tuple[str, ...], where: str) -> list[StudyRecord]:
+    """Return the studies meant: by name or key (a name means the one opened last), all, or the one opened last."""
+    if not records:
+        raise DataError("the store holds no scores yet", where=where, hint="run a study, or import scores")
+    if wanted == (ALL,):
+        return list(records)
+    found: dict[str, StudyRecord] = {}
+    for name in wanted or (records[0].key,):
+        record = next((r for r in records if r.key == name), None) or next((r for r in records if r.name == name), None)
+        if record is None:
+            known = ", ".join(sorted({r.name for r in records}))
+            raise DataError(f"no study {name!r} in {where}", hint=f"there are: {known}")
+        found.setdefault(record.key, record)
+    return list(found.values())

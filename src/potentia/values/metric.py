@@ -1,0 +1,171 @@
+"""A metric: what a number measures, which way is better, on what scale. Facts about metrics live here and nowhere else.
+
+To teach Potentia a metric, add one line to ``_KNOWN``. A metric that is not in it works as well where its source says
+which way is better, as lm-eval's task definitions do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Literal, get_args
+
+Kind = Literal["task", "text"]  # a task to do, or a text to predict
+Scale = Literal["share", "percent", "range", "unbounded"]  # from 0 to 1, from 0 to 100, between other bounds, without
+KINDS: tuple[Kind, ...] = get_args(Kind)
+SCALES: tuple[Scale, ...] = get_args(Scale)
+Guess = Literal["share", "rest", "zero"]  # what guessing scores: its accuracy, 1 − its accuracy, nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """What a score is of. ``name`` is empty, and ``kind``, ``scale`` and ``chance`` None, where nobody says it."""
+
+    name: str = ""
+    higher_is_better: bool = True
+    kind: Kind | None = None
+    scale: Scale | None = None
+    chance: float | None = None  # the accuracy of a guess on the task
+
+    @classmethod
+    def of(
+        cls, name: str, higher_is_better: bool | None = None, *, kind: Kind | None = None, scale: Scale | None = None,
+        chance: float | None = None,
+    ) -> Metric:  # fmt: skip
+        """Return a metric with what is known of its name; what is given wins."""
+        known = known_metric(name) or cls()
+        return cls(
+            name,
+            known.higher_is_better if higher_is_better is None else bool(higher_is_better),
+            kind or known.kind,
+            scale or known.scale,
+            chance,
+        )
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the score is of a text to predict rather than of a task."""
+        return self.kind == "text"
+
+    @property
+    def plain(self) -> str:
+        """The name without the filter behind it: ``exact_match|strict-match`` is ``exact_match``."""
+        return re.split(r"[|,]", self.name, maxsplit=1)[0]
+
+    @property
+    def guess(self) -> Guess | None:
+        """What a guess scores by this metric; None where that is not known."""
+        return _GUESS.get(_key(self.plain), None if self.name else "share" if self.higher_is_better else "rest")
+
+    def differences(self, other: Metric) -> list[tuple[str, str, str]]:
+        """Return what keeps two metrics from being compared; what one of them does not know forbids nothing."""
+        found = []
+        for what in ("name", "kind", "scale"):
+            one, two = getattr(self, what), getattr(other, what)
+            if one and two and one != two:
+                found.append(("metric" if what == "name" else what, str(one), str(two)))
+        if self.higher_is_better != other.higher_is_better:
+            words = {True: "higher is better", False: "lower is better"}
+            found.append(("direction", words[self.higher_is_better], words[other.higher_is_better]))
+        return found
+
+    def merged(self, other: Metric) -> Metric:
+        """Return the metric with what the other knows beyond it."""
+        gaps = {what: getattr(other, what) for what in ("name", "kind", "scale", "chance") if not getattr(self, what)}
+        return replace(self, **{what: value for what, value in gaps.items() if value is not None})
+
+
+def _known(
+    names: str, scale: Scale | None, *, up: bool = True, kind: Kind = "task", guess: Guess | None = None
+) -> list[tuple[str, Metric, Guess | None]]:
+    """Describe a metric by its name and the others that it goes by."""
+    first, *others = names.split()
+    return [(_key(name), Metric(first, up, kind, scale), guess) for name in (first, *others)]
+
+
+def _key(name: str) -> str:
+    return re.sub(r"[\s_\-]+", "_", name.strip().casefold()).strip("_")
+
+
+_KNOWN = (
+    *_known("acc accuracy", "share", guess="share"),
+    *_known("acc_norm", "share", guess="share"),
+    *_known("acc_token", "share", guess="share"),
+    *_known("acc_bytes", "share", guess="share"),
+    *_known("exact_match em", "share", guess="share"),
+    *_known("r@1", "share", guess="share"),
+    *_known("balanced_accuracy bal_acc", "share"),
+    *_known("f1 f1_score", "share"),
+    *_known("macro_f1 f1_macro", "share"),
+    *_known("micro_f1 f1_micro", "share"),
+    *_known("precision", "share"),
+    *_known("recall", "share"),
+    *_known("auc auroc roc_auc", "share"),
+    *_known("pass@1 pass_at_1", "share"),
+    *_known("math_verify", "share"),
+    *_known("judge", "share"),
+    *_known("mcc matthews_correlation", "range", guess="zero"),
+    *_known("pearson pearsonr", "range"),
+    *_known("spearman spearmanr", "range"),
+    *_known("bleu sacrebleu", "percent"),
+    *_known("chrf", "percent"),
+    *_known("chrf++ chrfpp", "percent"),
+    *_known("rouge1", None),
+    *_known("rouge2", None),
+    *_known("rougeL", None),
+    *_known("meteor", "share"),
+    *_known("mt_bench mtbench", "range"),
+    *_known("elo", "unbounded"),
+    *_known("win_rate winrate", None),
+    *_known("brier_score brier", "range", up=False, guess="rest"),
+    *_known("error_rate err error", "share", up=False),
+    *_known("ece calibration_error", "share", up=False),
+    *_known("hallucination_rate", None, up=False),
+    *_known("toxicity", None, up=False),
+    *_known("pct_stereotype", "share", up=False),
+    *_known("likelihood_diff", "unbounded", up=False),
+    *_known("ter", "percent", up=False),
+    *_known("wer", "unbounded", up=False),
+    *_known("cer", "unbounded", up=False),
+    *_known("mae", "unbounded", up=False),
+    *_known("mse", "unbounded", up=False),
+    *_known("rmse", "unbounded", up=False),
+    *_known("log_loss logloss", "unbounded", up=False),
+    *_known("bits_per_byte bpb", "unbounded", up=False, kind="text"),
+    *_known("bits_per_character bpc", "unbounded", up=False, kind="text"),
+    *_known("perplexity ppl", "unbounded", up=False, kind="text"),
+    *_known("byte_perplexity", "unbounded", up=False, kind="text"),
+    *_known("word_perplexity", "unbounded", up=False, kind="text"),
+    *_known("nll", "unbounded", up=False, kind="text"),
+    *_known("loss cross_entropy", "unbounded", up=False, kind="text"),
+)
+_BY_NAME = {name: metric for name, metric, _ in _KNOWN}
+_GUESS = {name: guess for name, _, guess in _KNOWN}
+
+# Which metric speaks for a task that has several and says nothing of them.
+PREFERRED = (
+    "acc_norm", "acc", "exact_match", "em", "mcc", "f1", "bits_per_byte", "byte_perplexity", "word_perplexity",
+    "perplexity", "bleu", "rouge1", "score",
+)  # fmt: skip
+
+
+@cache
+def known_metric(name: str) -> Metric | None:
+    """Return what is known of a metric by any of its names, with or without a filter behind it."""
+    return _BY_NAME.get(_key(re.split(r"[|,]", name, maxsplit=1)[0])) if name else None
+
+
+def main_metric(available: Iterable[str], usual: str | None = None) -> str | None:
+    """Return the metric that speaks for a task: the benchmark's ``usual`` one, else a preferred one, else the first."""
+    names = list(available)
+    for name in ([usual] if usual else []) + list(PREFERRED):
+        if name in names:
+            return name
+    return names[0] if names else None
+
+
+def read_metric(content: Any) -> Metric:
+    """Read a metric that was written field by field."""
+    return content if isinstance(content, Metric) else Metric(**content)
