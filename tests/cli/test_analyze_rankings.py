@@ -43,13 +43,13 @@ def test_analyze_rankings_prints_findings_as_json(table):
 def test_analyze_rankings_prints_tables_and_draws(table, tmp_path):
     done = call(
         "analyze", "rankings", table, "--protocols", "direct", "--resamples", 30, "--align", "boolq", "gsm8k", "--all",
-        "--figures", tmp_path / "figures", "--format", "svg", "html",
+        "--figures", tmp_path / "figures", "--format", "svg", "png",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "Aggregate ranking" in done.stdout
     assert "train_before_test" not in done.stdout
     drawn = {p.name for p in (tmp_path / "figures").iterdir()}
-    assert {"alignment-direct-boolq-gsm8k.svg", "agreement-direct-kendall.html"} <= drawn
+    assert {"alignment-direct-boolq-gsm8k.svg", "agreement-direct-kendall.png"} <= drawn
 
 
 def test_it_is_short_unless_all_is_asked_for(table):

@@ -209,15 +209,7 @@ def _is_source(value: str, *, last: bool) -> bool:
 
 # The command groups register themselves on import; each is light until its command runs.
 from potentia.cli import adapters as _adapters  # noqa: E402, F401
-from potentia.cli import analyze_checkpoints as _analyze_checkpoints  # noqa: E402, F401
-from potentia.cli import analyze_consistency as _analyze_consistency  # noqa: E402, F401
-from potentia.cli import analyze_exposure as _analyze_exposure  # noqa: E402, F401
-from potentia.cli import analyze_few_tasks as _analyze_few_tasks  # noqa: E402, F401
-from potentia.cli import analyze_judge as _analyze_judge  # noqa: E402, F401
-from potentia.cli import analyze_outlook as _analyze_outlook  # noqa: E402, F401
-from potentia.cli import analyze_proxy as _analyze_proxy  # noqa: E402, F401
-from potentia.cli import analyze_rankings as _analyze_rankings  # noqa: E402, F401
-from potentia.cli import analyze_test_task as _analyze_test_task  # noqa: E402, F401
+from potentia.cli import analyses as _analyses  # noqa: E402, F401
 from potentia.cli import compare as _compare  # noqa: E402, F401
 from potentia.cli import data as _data  # noqa: E402, F401
 from potentia.cli import demo as _demo  # noqa: E402, F401

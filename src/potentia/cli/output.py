@@ -167,14 +167,16 @@ def check_formats(formats: list[str] | None) -> list[str]:
     return chosen
 
 
-def draw_figures(findings: Iterable[Finding], folder: Path | None, formats: list[str] | None) -> list[Path]:
+def draw_figures(
+    findings: Iterable[Finding], folder: Path | None, formats: list[str] | None, *, titles: bool = True
+) -> list[Path]:
     """Draw every chart of the findings where a folder is given, say so, and return the files."""
     if folder is None:
         return []
     from potentia.show import draw_all
 
     charts = (chart for finding in findings for chart in finding.charts() if chart.tells)
-    written = draw_all(on_one_scale(charts), folder, check_formats(formats))
+    written = draw_all(on_one_scale(charts), folder, check_formats(formats), titles=titles)
     errors.print(f"{len(written)} figures in {folder}", markup=False, soft_wrap=True)
     return written
 

@@ -12,6 +12,7 @@ from potentia.cli.output import (
     Formats,
     Map,
     Metric,
+    NoTitles,
     Study,
     TaskFacts,
     check_formats,
@@ -52,6 +53,7 @@ def report(
     ] = None,
     figures: Annotated[Path | None, typer.Option(help="Draw the figures for a paper into this folder, too.")] = None,
     format: Formats = None,
+    no_titles: NoTitles = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
     """Write a report: the answer, scores, ranks, agreement, evidence, every cell, and how it was made, in one file.
@@ -91,7 +93,7 @@ def report(
     drawn: list[Path] = []
     if figures is not None:
         with errors.status("drawing figures …"):
-            drawn = draw_all(data.charts(), figures, formats)
+            drawn = draw_all(data.charts(), figures, formats, titles=not no_titles)
     if as_json:
         written = {"report": str(path), "bytes": path.stat().st_size, "figures": [str(p) for p in drawn]}
         print_json(written | {"findings": list(data.named()), "problem": data.problem})

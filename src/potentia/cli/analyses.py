@@ -1,0 +1,358 @@
+"""The ``potentia analyze`` commands: what each asks, and which function answers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from potentia.cli.analyze import analysis, flag, many, option, path, tell
+from potentia.cli.output import (
+    console,
+    errors,
+    print_findings,
+    print_scoreboard,
+    print_table,
+    print_training,
+    training_of,
+)
+from potentia.errors import InputError
+from potentia.values.findings import Finding, telling
+
+if TYPE_CHECKING:
+    from potentia.evidence import Evidence
+
+Found = Mapping[str, Finding]
+SHOWN = 20  # models of the score table
+CAP = 50_000  # training examples of a task that count, as a study uses them at most
+
+
+def _print_rankings(found: Found, evidence: Evidence, asked: Any) -> None:
+    """Print the scores and a summary, or every table; of checkpoints, which are no rivals, the runs."""
+    from potentia.analysis.rankings import summarise
+
+    runs = training_of(evidence)
+    if runs is not None:
+        print_training(runs)
+        console.print()
+    if runs is None or asked.everything:
+        print_scoreboard(asked.found.scoreboard, most=None if asked.everything else SHOWN)
+    if asked.everything:
+        print_findings({name: f for name, f in found.items() if name != "scoreboard"}, as_json=False)
+        return
+    console.print()
+    for table in filter(None, map(telling, summarise(asked.found))):
+        print_table(table)
+    tables = sum(len(finding.tables()) for finding in found.values())
+    console.print(
+        f"All {tables} tables: --all. As a page: potentia report {asked.sources[0]}", style="dim", markup=False
+    )
+
+
+@analysis(
+    "rankings",
+    show=_print_rankings,
+    align=option("Two tasks whose rankings to align; else those that agree least.", tuple[str, str] | None),
+    exclude_flagged=flag("--exclude-flagged", "Leave out the tasks that the screening flags."),
+    gaps=option("Missing cells in components: leave out models, leave out tasks, or fill the mean.", str, "models"),
+    simultaneous=flag("--simultaneous", "Rank intervals that hold for all models of a task together."),
+    use_items=flag("--items/--no-items", "Use stored items for paired tests and for the noise of scores.", True),
+    resample=option("What intervals draw: families or lineages of models where known, or models.", str, "families"),
+    order=option("Order of the tasks in heat maps: given, or train-size (the largest first).", str, "given"),
+    resamples=option("Bootstrap resamples.", int, 1000, min=20),
+    level=option("Confidence level.", float, 0.95, min=0.5, max=0.999),
+    seed=option("Seed of the resamples.", int, 0),
+    everything=flag("--all", "Print every table of every finding; else the scores and a summary."),
+)
+def rankings(evidence: Evidence, asked: Any) -> Found:
+    """Say who is best and how sure that is, how far the tasks rank the models alike, and which differences are real.
+
+    Examples:
+      potentia analyze rankings potentia.db
+
+      potentia analyze rankings scores.csv --all --figures figures --format pdf svg --no-titles
+
+      potentia analyze rankings scores.csv --protocols direct train_before_test --exclude-flagged --json
+    """
+    from potentia.analysis.rankings import GAPS, Options, find_rankings
+
+    if asked.gaps not in GAPS:
+        raise InputError(f"no treatment of gaps {asked.gaps!r}", hint=f"--gaps is one of: {', '.join(GAPS)}")
+    wanted = ("resamples", "level", "seed", "gaps", "simultaneous", "exclude_flagged", "align", "use_items",
+              "resample", "order")  # fmt: skip
+    asked.found = find_rankings(evidence, Options(**{name: getattr(asked, name) for name in wanted}))
+    named: Found = asked.found.named()
+    return named
+
+
+@analysis("outlook", history=many("Stores or score files of other models."))
+def outlook(evidence: Evidence, asked: Any) -> Found:
+    """Predict the cells that a study has not measured, and its final ranking: P(best), ranks with intervals.
+
+    Report and board show the same. Predictions are in no other table.
+
+    Example:
+      potentia analyze outlook potentia.db
+    """
+    from potentia.analysis.planning import find_outlook
+    from potentia.evidence import read
+
+    found = find_outlook(evidence, history=read(*asked.history) if asked.history else None)
+    if found is None:
+        store = asked.sources[0]
+        hint = f"potentia analyze rankings {store}"
+        raise InputError("every cell is measured: there is nothing to predict", where=store, hint=hint)
+    return {"completion": found}
+
+
+@analysis(
+    "few-tasks",
+    protocol=option("The protocol of the scores; else the one to rank by."),
+    splits=option("How often the models are divided.", int, 40, min=2),
+    cost=flag("--cost/--no-cost", "Weigh tasks by their training examples.", True),
+    seed=option("Seed of the divisions.", int, 0),
+)
+def few_tasks(evidence: Evidence, asked: Any) -> Found:
+    """Choose tasks on half of the models and see how well they rank the others, against their cost.
+
+    Example:
+      potentia analyze few-tasks scores.csv --protocol train_before_test
+    """
+    from potentia.analysis.planning import find_task_curve
+    from potentia.values.protocol import Protocol
+
+    wanted = Protocol(asked.protocol) if asked.protocol else evidence.main
+    if wanted is None or wanted not in evidence.scores:
+        there = f"there are {', '.join(evidence.protocols)}"
+        raise InputError(f"no scores of {wanted}", where=asked.sources[0], hint=there)
+    known = evidence.background
+    sizes = {task: min(n, CAP) for task, n in known.train_examples.items()}
+    found = find_task_curve(
+        evidence.scores[wanted],
+        costs=sizes if asked.cost else None,
+        lineages=known.lineages,
+        splits=asked.splits,
+        seed=asked.seed,
+    )
+    return {"few_tasks": found}
+
+
+@analysis(
+    "checkpoints",
+    steps=path("CSV with the columns model, series, step and/or tokens; models named run@step need none."),
+    unit=option("steps or tokens, where both are known."),
+    baseline=option("Compare every method with this one, such as direct."),
+    power=option("Share of pairs that a resolved gap tells apart.", float, 0.8, min=0.5, max=1.0),
+)
+def checkpoints(evidence: Evidence, asked: Any) -> Found:
+    """Say how stably scores grow with pretraining: tau with steps, and the smallest gap each benchmark resolves.
+
+    Examples:
+      potentia analyze checkpoints potentia.db --baseline direct
+
+      potentia analyze checkpoints scores.csv --steps steps.csv --tasks arc_easy --json
+    """
+    from potentia.analysis.base_models import find_stability, read_checkpoints
+
+    unit, given = asked.unit, None
+    if unit not in (None, "steps", "tokens"):
+        raise InputError(f"no unit {unit!r}", hint="--unit steps or --unit tokens")
+    if asked.steps is not None:
+        given, unit = read_checkpoints(asked.steps, unit)
+    found = find_stability(evidence, given, unit=unit, baseline=asked.baseline, power=asked.power)
+    return {"stability": found}
+
+
+@analysis(
+    "consistency",
+    pairs=path("CSV with the columns base and instruct; else known facts."),
+    instruct_by=option("Method that scores the instruct versions, or 'same'; else instruct, else direct."),
+    baseline=option("Compare every method with this one, such as instruct."),
+    tolerance=option("Gap that still counts as near best in the ablation.", float, 0.01),
+)
+def consistency(evidence: Evidence, asked: Any) -> Found:
+    """Say whether better base models become better instruct models, by every method; rank the methods.
+
+    Examples:
+      potentia analyze consistency potentia.db --baseline instruct
+
+      potentia analyze consistency scores.csv --pairs pairs.csv --instruct-by same --json
+    """
+    from potentia.analysis.base_models import find_consistency, read_pairs
+
+    return find_consistency(
+        evidence,
+        read_pairs(asked.pairs) if asked.pairs is not None else None,
+        instruct_by=asked.instruct_by,
+        baseline=asked.baseline,
+        tolerance=asked.tolerance,
+    ).named()
+
+
+@analysis(
+    "ablation",
+    models=many("The models to compare on; else all but instruct ones."),
+    methods=many("The methods to compare, as direct or iclip; else those that share most."),
+    tolerance=option("Gap that still counts as near best.", float, 0.01),
+)
+def ablation(evidence: Evidence, asked: Any) -> Found:
+    """Rank the methods (protocols and prompt forms) in every cell of model and benchmark.
+
+    Examples:
+      potentia analyze ablation potentia.db --tasks gsm8k
+
+      potentia analyze ablation scores.csv --models Llama-3.1-8B Qwen2.5-7B --json
+    """
+    from potentia.analysis.base_models import find_ablation
+
+    return {"ablation": find_ablation(evidence, asked.models, methods=asked.methods, tolerance=asked.tolerance)}
+
+
+def _print_exposure(found: Found, _: Evidence, asked: Any) -> None:
+    tell(asked.found.sentences())
+    print_findings(found, as_json=False)
+
+
+@analysis(
+    "exposure",
+    show=_print_exposure,
+    clean=many("Models that did not see these tests; of four other families or more."),
+)
+def exposure(evidence: Evidence, asked: Any) -> Found:
+    """Say where a model has less left to learn of a task than models of other families: it may have seen such text.
+
+    Evidence, not proof; and a high value is no evidence of innocence. The study must have run with `probe: true`.
+
+    Examples:
+      potentia analyze exposure potentia.db
+
+      potentia analyze exposure potentia.db --clean SmolLM2-135M gemma-3-270m stories15M TinyLlama-1.1B
+    """
+    from potentia.analysis.test_task import find_exposure
+
+    asked.found = find_exposure(evidence, clean=asked.clean or ())
+    tell(asked.found.left_out)
+    return {"signs": asked.found}
+
+
+@analysis(
+    "test-task",
+    before=option("Protocol or stage before adjustment."),
+    after=option("Protocol or stage after adjustment."),
+    since=option("Models trained in this month or later are the newer ones; else 2023-11."),
+    column=option("Split by this column of the facts instead of by date."),
+    value=option("… where it has this value."),
+    exposed=flag("--exposed", "Split each task by who saw its form: the facts' column exposure."),
+    families=many("Families to compare; else all with three models."),
+    chance=option("Score of guessing on the tasks for which nothing else tells it.", float | None),
+    steps=option("Stage of intermediate steps; else those of --after (adjust@STEP)."),
+    batch=option("Examples per step of the adjustment; the study's own, else 64.", int | None, None, min=1),
+    best=flag("--best", "Take the better of both scores after adjustment, as the paper does."),
+    draws=option("Wild cluster bootstrap samples; 0 for none.", int, 1999, min=0),
+    seed=option("Seed of the bootstrap.", int, 0),
+)
+def test_task(evidence: Evidence, asked: Any) -> Found:
+    """Ask what a group of models has more at equal compute, before and after all were tuned on the same task data.
+
+    Examples:
+      potentia analyze test-task potentia.db --before direct --after adjust --since 2023-11
+
+      potentia analyze test-task scores.csv --facts models.csv --column language --value en+cn --json
+
+      potentia analyze test-task potentia.db --metric brier_score --figures figures
+
+      potentia analyze test-task lab/potentia.db --facts lab/facts.csv --exposed --chance 0.25
+    """
+    from potentia.analysis.test_task import SINCE, Options, find_test_task
+
+    wanted = ("before", "after", "column", "value", "exposed", "chance", "steps", "batch", "best", "draws", "seed")
+    given = {name: getattr(asked, name) for name in wanted}
+    families = tuple(asked.families) if asked.families else None
+    made = find_test_task(evidence, Options(since=asked.since or SINCE, families=families, **given))
+    found = made.named()
+    divided = any(by.adjustment is not None for by in made.tasks.values())
+    if not found or ((asked.since or asked.column) and not divided):  # what was asked for in so many words is not there
+        hint = "give what is missing with --facts, --task-facts, --chance, --since or --column"
+        raise InputError("; ".join(made.problems), where=evidence.source, hint=hint)
+    tell(made.problems)
+    return found
+
+
+@analysis(
+    "proxy",
+    target=option("The task to predict.", str, ...),
+    candidates=many("Candidate tasks; else all other benchmarks."),
+    protocol=option("The protocol of the scores.", str, "direct"),
+    corpora=many("Corpora whose perplexity is the rival; else all tasks where lower is better."),
+    correlation=option("kendall, spearman, pearson, or auto: what algorithm 1 chooses.", str, "kendall"),
+    normalise=option("both (tasks, then models), feature (tasks only), or none.", str, "both"),
+    top=option("t of algorithm 1, top tasks compared; 10, or half of the candidates.", int | None, None, min=1),
+    sampled=many("n of algorithm 1, models in a sample; else the paper's 6, 8, 10.", kind=int, min=3),
+    rounds=many("k of algorithm 1, samples; else the paper's 25 (and 15, 35).", kind=int, min=2),
+    keep=option("Keep at most this many proxies.", int | None, None, min=1),
+    data_group=many("Small models trained on different data."),
+    seed_group=many("Small models that differ in their seed only."),
+    early=many("Models to predict, such as early checkpoints."),
+    truth=path("Scores of the early models later on, in the same names: a store or table."),
+    min_relevance=option("Keep candidates with a relevance above this.", float, 0.0),
+    min_robustness=option("Keep candidates with a variance ratio of at least this.", float, 1.0),
+    weigh=option("f(R): sigmoid, log, or none.", str, "sigmoid"),
+    steepness=option("k of the sigmoid 1/(1+exp(-kR)).", float, 1.0, min=0.0),
+    on=option(
+        "base: candidates on base models, target on their chat versions; chat: both on these; same.", str, "same"
+    ),
+    pair_file=path("CSV with the columns base and instruct; else by studies and facts."),
+    pairs=flag("--pairs/--no-pairs", "Compare choosing and scoring on base and chat models."),
+    families=flag("--families/--no-families", "Keep a model family on one side of every split."),
+    splits=option("Random halves of the models.", int, 200, min=2),
+)
+def proxy(evidence: Evidence, asked: Any) -> Found:
+    """Choose proxy tasks for a target, weigh them, predict, and test the prediction against perplexity's.
+
+    Examples:
+      potentia analyze proxy scores.csv --target gsm8k --protocol train_before_test
+
+      potentia analyze proxy potentia.db --target gsm8k --candidates arc_easy boolq --early run@1000 run@2000
+
+      potentia analyze proxy potentia.db --target t_eval --on base --pair-file pairs.csv --families
+    """
+    from potentia.analysis.base_models import read_pairs
+    from potentia.analysis.proxy import Options, find_proxies
+    from potentia.evidence import read
+
+    plain = ("target", "candidates", "protocol", "corpora", "correlation", "normalise", "top", "keep", "min_relevance",
+             "min_robustness", "weigh", "steepness", "on", "families", "splits")  # fmt: skip
+    lists = ("sampled", "rounds", "data_group", "seed_group", "early")
+    given = {name: getattr(asked, name) for name in plain} | {name: getattr(asked, name) or () for name in lists}
+    pairs = read_pairs(asked.pair_file) if asked.pair_file is not None else asked.pairs
+    truth = read(asked.truth) if asked.truth is not None else None
+    made = find_proxies(evidence, Options(pairs=pairs, **given), truth)
+    tell(made.problems)
+    return made.named()
+
+
+@analysis(
+    "judge",
+    url=option("An OpenAI-compatible endpoint, as http://localhost:8000/v1.", str, ...),
+    model=option("The model to ask there.", str, ...),
+    key_env=option("The environment variable that holds the endpoint's key; none is sent otherwise."),
+    most=option("Answers of each cell at most.", int | None, None, min=1),
+    memory=path("File of verdicts; else STORE.judge.jsonl."),
+)
+def judge(evidence: Evidence, asked: Any) -> Found:
+    """Let a language model judge written answers: the upper bound beside math-verify (BOSE, table 11).
+
+    Example:
+      potentia analyze judge potentia.db --url http://localhost:8000/v1 --model gpt-4o --key-env OPENAI_API_KEY
+    """
+    from potentia.integrations import Judge, judge_answers
+
+    store, key = asked.sources[0], asked.key_env
+    if key is not None and not os.environ.get(key):
+        raise InputError(f"the environment variable {key} is empty", hint="set it to the endpoint's key")
+    memory = asked.memory or Path(f"{store}.judge.jsonl" if "://" not in store else "potentia.judge.jsonl")
+    asking = Judge(asked.url, asked.model, memory, os.environ.get(key) if key else None)
+    found = judge_answers(evidence, asking, most=asked.most)
+    errors.print(f"{asking.asked} answers judged now, the rest remembered in {memory}", markup=False, soft_wrap=True)
+    return {"judge": found}
