@@ -55,7 +55,7 @@ WAYS = {
     "related": "a related task, three times",
     "buried": "as `same`, then plain text",
 }
-EPOCHS, BATCH = 3, 8
+EPOCHS = 3
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,10 @@ class World:
     forms: dict[str, Task | None]  # shown task → the same in another form; None: whom it is about, and the answer
     related: dict[str, str]  # shown task → a task like it
     others: dict[str, Task]  # the related ones
-    plain: Task
+    plain: Task | None  # without one, nothing is buried
     probe: Probe
     rate: float
+    batch: int
     documents: int  # of each shown task
     plain_documents: int
 
@@ -102,6 +103,7 @@ def small_world(folder: Path, seed: int) -> World:
         load("chronicle"),
         Probe(on=True, documents=128, learning_rate=2e-3),
         2e-3,
+        8,
         400,
         1000,
     )
@@ -116,22 +118,23 @@ def real_world(models: Path, data: Path) -> World:
     def load(name: str) -> Task:
         return tasks.load(name, data_dir=data, caps=caps)
 
-    folders = [folder for folder in sorted(models.iterdir()) if (folder / "config.json").is_file()]
-    plain = tasks.load(str(data.parent / "corpora" / "acl_abstracts"), caps=caps)
+    folders = sorted({file.parent for kind in ("safetensors", "gguf") for file in models.glob(f"*/*.{kind}")})
+    corpus = data.parent / "corpora" / "acl_abstracts"
+    plain = tasks.load(str(corpus), caps=caps) if corpus.is_dir() else None
     return World(
         {folder.name: (folder.name, folder) for folder in folders},
         {folder.name: () for folder in folders},
         {name: load(name) for name in (*shown, "commonsense_qa", "wic", "winogrande", "sciq")},
         shown,
-        {name: load(f"{name}:{form}") for name, form in
-         {"arc_easy": "choice", "cola": "blank_ppl", "mrpc": "blank_ppl", "piqa": "choice"}.items()},
+        {name: load(f"{name}:choice") for name in shown},
         related,
         {name: load(name) for name in related.values()},
         plain,
         Probe(on=True),
         5e-4,
-        800,
-        800,
+        16,
+        300,
+        300,
     )  # fmt: skip
 
 
@@ -168,23 +171,26 @@ def shown_texts(world: World, way: str) -> list[Example]:
 def make_copies(world: World, source: Path, folder: Path, device: str) -> dict[str, tuple[str, ...]]:
     """Tune the adapters of all ways at once; returns the adapter folders of each."""
     loaded = engine.load(str(source), device=device)
-    lora = LoraConfig(16, 32, 0.0, ("all-linear",))
     made: dict[str, tuple[str, ...]] = {}
     try:
         with LaneTrainer(loaded) as trainer:
-            lanes = [_lane(loaded, way, shown_texts(world, way), world.rate, 1 if way == "once" else EPOCHS, lora)
-                     for way in WAYS if way != "buried"]  # fmt: skip
+            lanes = []
+            for way in (way for way in WAYS if way != "buried"):
+                texts = shown_texts(world, way)
+                lanes.append(_lane(world, loaded, way, texts, 1 if way == "once" else EPOCHS))
             trainer.train(lanes)
             for way in (lane.key for lane in lanes):
                 trainer.save_peft(way, folder / way)
                 made[way] = (str(folder / way),)
     finally:
         loaded.close()
+    if world.plain is None:
+        return made
     copy = engine.load(str(source), device=device, adapters=made["same"])
     try:
         with LaneTrainer(copy) as trainer:
             texts = world.plain.examples(list(world.plain.documents("train"))[: world.plain_documents])
-            trainer.train([_lane(copy, "buried", texts, world.rate, 1, lora)])
+            trainer.train([_lane(world, copy, "buried", texts, 1)])
             trainer.save_peft("buried", folder / "buried")
             made["buried"] = (*made["same"], str(folder / "buried"))
     finally:
@@ -192,9 +198,10 @@ def make_copies(world: World, source: Path, folder: Path, device: str) -> dict[s
     return made
 
 
-def _lane(loaded: Any, key: str, texts: list[Example], rate: float, epochs: int, lora: LoraConfig) -> LaneSpec:
+def _lane(world: World, loaded: Any, key: str, texts: list[Example], epochs: int) -> LaneSpec:
     encoded = encode_examples(loaded.encoder, texts, end_id=loaded.tokenizer.eos_token_id)
-    return LaneSpec(key, encoded, Schedule(epochs, BATCH, rate, max_tokens=512), lora)
+    schedule = Schedule(epochs, world.batch, world.rate, max_tokens=512)
+    return LaneSpec(key, encoded, schedule, LoraConfig(16, 32, 0.0, ("all-linear",)))
 
 
 def probe_all(given: argparse.Namespace, file: Path) -> None:
