@@ -42,7 +42,8 @@ def test_no_grid_of_points_of_emergence_does_better(seed: int, n: int, grouped: 
         return
     y = rng.normal(size=n) + 0.5 * np.maximum(0, x - 22)
     best = hinge_fit.search(x, y[None, :], group)
-    grid = np.linspace(hinge_fit.earliest_emergence(x), hinge_fit.latest_emergence(x), 2000)
+    far = x.min() - np.ptp(x) * np.geomspace(0.1, 1e4, 500)
+    grid = np.concatenate([far, np.linspace(x.min(), hinge_fit.latest_emergence(x), 2000)])
     g = np.zeros(n) if group is None else group
     slope, _, _, rss = hinge_fit._at(x, y[None, :], g, grid)
     rising = slope[0] >= 0
@@ -71,12 +72,65 @@ def test_clustered_errors_are_those_of_statsmodels() -> None:
     fit = fit_hinge(X, y, chance=0.25, group=group, families=families)
     g = group.astype(float)
     hinge = hinge_fit.search(X, (y - 0.25)[None, :], g)
-    J = hinge_fit.jacobian(X, hinge.slope, hinge.emergence, g)
+    J = hinge_fit.basis(X, hinge.emergence, g)
     clusters = np.array([[float(name == f"f{k}") for name in families] for k in range(9)])
     ours = clustered_stderr(J, (y - 0.25)[None, :] - hinge_fit.fitted(X, hinge, g), clusters)[0]
     assert fit.effect is not None
-    expected = [fit.slope.clustered_stderr, fit.emergence.clustered_stderr, fit.effect.clustered_stderr]
-    assert ours == pytest.approx(expected, rel=1e-6)
+    assert ours[[0, 2]] == pytest.approx([fit.slope.clustered_stderr, fit.effect.clustered_stderr], rel=1e-6)
+
+
+@pytest.mark.parametrize("decades", [0.5, 1.0, 2.0])
+def test_a_cohort_far_above_chance_is_a_plain_line_with_errors_and_p_of_that_line(decades: float) -> None:
+    import statsmodels.api as sm
+
+    rng = np.random.default_rng(7)
+    x = np.linspace(22, 22 + decades, 24)
+    group = (np.arange(24) % 2).astype(float)
+    y = 0.6 + 0.3 * (x - 22) / decades * 0.3 + 0.02 * group + rng.normal(scale=0.003, size=24)
+    fit = fit_hinge(x, y, chance=0.25, group=group)
+    line = sm.OLS(y - 0.25, np.column_stack([np.ones(24), x, group])).fit()
+    assert fit.effect is not None
+    assert fit.slope.value == pytest.approx(line.params[1])
+    assert fit.effect.value == pytest.approx(line.params[2])
+    assert [fit.effect.stderr, fit.effect.p] == pytest.approx([line.bse[2], line.pvalues[2]])
+    assert fit.r2 == pytest.approx(line.rsquared)
+    assert fit.emergence.value == pytest.approx(-line.params[0] / line.params[1])
+    assert fit.emergence.value < 22 - 2 * decades, "the line leaves chance long before the cohort"
+
+
+def test_scores_equally_far_above_chance_are_level_and_theta_is_a_difference_of_means() -> None:
+    rng = np.random.default_rng(8)
+    group = (np.arange(50) % 2).astype(float)
+    y = 0.7 - 0.01 * (X - 22) + 0.05 * group + rng.normal(scale=0.01, size=50)
+    fit = fit_hinge(X, y, chance=0.25, group=group)
+    assert fit.effect is not None
+    assert fit.slope.value == 0.0
+    assert fit.emergence.value == -np.inf
+    assert fit.effect.value == pytest.approx(y[group == 1].mean() - y[group == 0].mean())
+    assert fit.effect.stderr > 0
+    assert fit.predict([20.0])[0] == pytest.approx(y[group == 0].mean())
+
+
+def test_one_family_has_no_errors_by_family_and_still_a_fit() -> None:
+    group = (np.arange(50) % 2).astype(float)
+    fit = fit_hinge(X, _curve(X, group), chance=0.25, group=group, families=["Llama"] * 50, draws=99)
+    assert fit.bootstrap is None
+    assert fit.effect is not None
+    assert np.isnan(fit.effect.clustered_stderr)
+    assert fit.effect.value == pytest.approx(TRUTH["effect"])
+
+
+def test_the_interval_of_emergence_covers_where_models_of_a_family_resemble_each_other() -> None:
+    rng = np.random.default_rng(9)
+    families = np.repeat(np.arange(12), 4)
+    hits = 0
+    for _ in range(200):
+        x = rng.uniform(20, 24, 48)
+        y = 0.25 + 0.2 * np.maximum(0, x - 22) + rng.normal(scale=0.03, size=12)[families]
+        y += rng.normal(scale=0.02, size=48)
+        point = fit_hinge(x, y, chance=0.25, families=[str(f) for f in families]).emergence_interval
+        hits += point.low <= TRUTH["emergence"] <= point.high
+    assert hits / 200 > 0.92
 
 
 def test_intervals_cover_the_truth_at_the_nominal_rate() -> None:

@@ -1,9 +1,10 @@
 """The numerics of the hinge A = α·max(0, x − c) + θ·N: an exact search for the least-squares fit.
 
 Between two neighbouring values of x the set of models above c is fixed and the fit is linear, so the best c is either
-the free optimum of one such piece, or one of the x themselves, or the lowest c allowed. Trying all of them finds the
-global least-squares fit without any starting value. All functions take a batch of outcomes ``Y`` (draws, models) over
-the same x and N.
+the free optimum of one such piece or one of the x themselves. Below all x the hinge is a plain line, whatever c is;
+where that line would fall it is level, which a hinge comes as close to as one likes (c = −∞, α = 0). Trying all of them
+finds the global least-squares fit without any starting value. All functions take a batch of outcomes ``Y`` (draws,
+models) over the same x and N.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ class Hinges:
     """The least-squares hinges of a batch: slope, point of emergence, group effect, residual sum of squares."""
 
     slope: Floats  # (draws,)
-    emergence: Floats  # (draws,) NaN where no rise was found
+    emergence: Floats  # (draws,) NaN where all are at chance, −∞ where all are equally far above it
     effect: Floats  # (draws,) zero without a group
     rss: Floats  # (draws,)
+    level: Floats  # (draws,) above chance, where that is so; else zero
 
 
 def search(x: Floats, Y: Floats, group: Floats | None) -> Hinges:
@@ -34,14 +36,15 @@ def search(x: Floats, Y: Floats, group: Floats | None) -> Hinges:
     u, Y = (x - centre)[order], Y[:, order]
     g = np.zeros_like(u) if group is None else group[order]
     starts = _starts(u)
-    piece = _free_pieces(u, Y, g, starts)
-    knot = _at(u, Y, g, np.append(u[starts], earliest_emergence(u)))
-    flat = _flat(Y, g)
-    joined = [np.concatenate([a, b, c], axis=1) for a, b, c in zip(piece, knot, flat, strict=True)]
-    slope, emergence, effect, rss = joined
+    candidates = [_free_pieces(u, Y, g, starts), _at(u, Y, g, u[starts]), _even(Y, g), _flat(Y, g)]
+    level = [np.zeros_like(part[0]) for part in candidates]
+    level[2] = np.maximum(candidates[2][0], 0.0)
+    slope, emergence, effect, rss = (np.concatenate(parts, axis=1) for parts in zip(*candidates, strict=True))
+    slope[:, -2] = np.where(slope[:, -2] > 0, 0.0, -1.0)  # of the level line: no slope, and no fit below chance
     best = np.argmin(np.where(slope >= 0, rss, np.inf), axis=1)
     pick = (np.arange(len(Y)), best)
-    return Hinges(slope[pick], emergence[pick] + centre, effect[pick], rss[pick])
+    above = np.concatenate(level, axis=1)[pick]
+    return Hinges(slope[pick], emergence[pick] + centre, effect[pick], rss[pick], above)
 
 
 def profile(x: Floats, y: Floats, group: Floats | None, points: Floats) -> Floats:
@@ -51,21 +54,21 @@ def profile(x: Floats, y: Floats, group: Floats | None, points: Floats) -> Float
     return np.asarray(_at(x - centre, y[None, :], g, points - centre)[3][0])
 
 
-def earliest_emergence(x: Floats) -> float:
-    """Return the smallest point of emergence that the search allows: twice the range of x below the smallest."""
-    return float(x.min() - 2 * np.ptp(x))
-
-
 def latest_emergence(x: Floats) -> float:
     """Return the largest point of emergence that the search allows."""
     return float(np.unique(x)[-LEAST_ABOVE])
 
 
-def jacobian(x: Floats, slope: Floats, emergence: Floats, group: Floats | None) -> Floats:
-    """Return the derivatives by slope, point of emergence and group effect: (draws, models, 2 or 3)."""
-    c = np.where(np.isfinite(emergence), emergence, np.inf)[:, None]
+def basis(x: Floats, emergence: Floats, group: Floats | None) -> Floats:
+    """Return the columns that the fit is linear in: x and 1 above c, and the group: (draws, models, 2 or 3).
+
+    They span what the derivatives by slope and point of emergence do, and stay apart however far below all x that is.
+    """
+    centred = x - np.mean(x)
+    c = np.where(np.isnan(emergence), np.inf, emergence)[:, None]
     above = x[None, :] > c
-    parts = [np.where(above, x[None, :] - np.where(above, c, 0.0), 0.0), np.where(above, -slope[:, None], 0.0)]
+    rising = above & np.isfinite(c)  # a level line has no slope
+    parts = [np.where(rising, centred[None, :], 0.0), above.astype(np.float64)]
     if group is not None:
         parts.append(np.broadcast_to(group, above.shape).astype(np.float64))
     return np.stack(parts, axis=2)
@@ -74,7 +77,7 @@ def jacobian(x: Floats, slope: Floats, emergence: Floats, group: Floats | None) 
 def fitted(x: Floats, hinges: Hinges, group: Floats | None) -> Floats:
     """Return the fitted values above chance: (draws, models)."""
     c = np.where(np.isfinite(hinges.emergence), hinges.emergence, x.max())[:, None]
-    rise = hinges.slope[:, None] * np.maximum(0.0, x[None, :] - c)
+    rise = hinges.slope[:, None] * np.maximum(0.0, x[None, :] - c) + hinges.level[:, None]
     return rise if group is None else rise + hinges.effect[:, None] * group[None, :]
 
 
@@ -94,7 +97,7 @@ def _free_pieces(u: Floats, Y: Floats, g: Floats, starts: list[int]) -> tuple[Fl
     slope, effect = coefficients[:, :, 1], coefficients[:, :, 2]
     with np.errstate(divide="ignore", invalid="ignore"):
         c = -coefficients[:, :, 0] / slope
-    lower = np.array([earliest_emergence(u) if s == 0 else u[s - 1] for s in starts])
+    lower = np.array([-np.inf if s == 0 else u[s - 1] for s in starts])
     upper = u[starts]
     rss = np.einsum("bn,bn->b", Y, Y)[:, None] - np.einsum("bpi,bpi->bp", coefficients, cross)
     return slope, c, effect, np.where((slope > 0) & (c >= lower) & (c <= upper), rss, np.inf)
@@ -113,6 +116,14 @@ def _at(u: Floats, Y: Floats, g: Floats, points: Floats) -> tuple[Floats, Floats
         slope, effect = hy / np.where(hh > 0, hh, np.inf), np.zeros_like(hy)
     rss = np.einsum("bn,bn->b", Y, Y)[:, None] - slope * hy - effect * gy
     return slope, np.broadcast_to(points, slope.shape), effect, rss
+
+
+def _even(Y: Floats, g: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+    """Fit one level above chance and θ·N: a hinge that emerged long before and rises no more. Level for slope."""
+    X = np.stack([np.ones_like(g), g])
+    coefficients = Y @ X.T @ np.linalg.pinv(X @ X.T, hermitian=True)  # (draws, 2)
+    rss = np.einsum("bn,bn->b", Y, Y) - np.einsum("bi,bi->b", coefficients, Y @ X.T)
+    return coefficients[:, :1], np.full((len(Y), 1), -np.inf), coefficients[:, 1:], rss[:, None]
 
 
 def _flat(Y: Floats, g: Floats) -> tuple[Floats, Floats, Floats, Floats]:

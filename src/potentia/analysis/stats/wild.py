@@ -50,7 +50,7 @@ def wild_bootstrap(
     drawn = hinge_fit.search(x, outcomes, g)
     centre = float(hinge.emergence[0])
     # c_e without a bound (no rise found in a draw) counts as beyond every model
-    emergences = np.where(np.isfinite(drawn.emergence), drawn.emergence, np.inf)
+    emergences = np.where(np.isnan(drawn.emergence), np.inf, drawn.emergence)
     slopes = _ordered(sign * np.quantile(drawn.slope, [tail, 1 - tail]))
     emergence = Interval(centre, _quantile(emergences, tail), _quantile(emergences, 1 - tail), level)
     slope = Interval(sign * float(hinge.slope[0]), *slopes, level)
@@ -74,7 +74,7 @@ def _effect_t(
     x: Floats, Y: Floats, g: Floats | None, clusters: Floats, hinges: hinge_fit.Hinges, truth: float
 ) -> tuple[Floats, Floats]:
     """Return θ's t statistics about ``truth`` and its clustered standard errors, one per draw."""
-    J = hinge_fit.jacobian(x, hinges.slope, hinges.emergence, g)
+    J = hinge_fit.basis(x, hinges.emergence, g)
     error = clustered_stderr(J, Y - hinge_fit.fitted(x, hinges, g), clusters)[:, -1]
     return (hinges.effect - truth) / np.maximum(error, 1e-12), error
 
@@ -89,9 +89,14 @@ def _quantile(values: Floats, q: float) -> float:
 
 
 def clustered_stderr(J: Floats, residuals: Floats, clusters: Floats) -> Floats:
-    """Return cluster-robust standard errors (CR1), one row per draw; ``clusters`` is (clusters, models) of 0 and 1."""
+    """Return cluster-robust standard errors (CR1), one row per draw; ``clusters`` is (clusters, models) of 0 and 1.
+
+    One cluster says nothing of how clusters differ: its errors are NaN.
+    """
     _, n, k = J.shape
     count = len(clusters)
+    if count < 2:
+        return np.full((len(J), k), np.nan)
     bread = np.linalg.pinv(np.einsum("bnk,bnl->bkl", J, J), hermitian=True)
     sums = np.einsum("gn,bnk->bgk", clusters, J * residuals[:, :, None])
     meat = np.einsum("bgk,bgl->bkl", sums, sums)

@@ -53,13 +53,14 @@ class HingeFit(Finding):
     r2: float
     r2_above_chance: float  # 1 − RSS / Σ(A − r)²: the R² of the regression without intercept
     spread: float  # best minus worst score
+    level: float = 0.0  # of all scores above chance, where none rises (c_e is −∞)
     bootstrap: WildBootstrap | None = None
 
     def predict(self, log_compute: npt.ArrayLike, *, member: bool = False) -> Floats:
         """Return the fitted score at these log₁₀ FLOPs, for a member of the group or for the others."""
         x = np.asarray(log_compute, dtype=np.float64)
         c = self.emergence.value
-        rise = self.slope.value * np.maximum(0.0, x - c) if np.isfinite(c) else np.zeros_like(x)
+        rise = self.slope.value * np.maximum(0.0, x - c) if np.isfinite(c) else np.full_like(x, self.level)
         shift = self.effect.value if member and self.effect else 0.0
         return np.asarray(self.chance + rise + shift)
 
@@ -120,25 +121,25 @@ def fit_hinge(
     sign = 1.0 if higher_is_better else -1.0
     above = sign * (y - chance)
     hinge = hinge_fit.search(x, above[None, :], g)
-    J = hinge_fit.jacobian(x, hinge.slope, hinge.emergence, g)[0]
     residuals = above - hinge_fit.fitted(x, hinge, g)[0]
-    beta = np.array([hinge.slope[0], np.nan_to_num(hinge.emergence[0]), *([hinge.effect[0]] if g is not None else [])])
-    slope, emergence, *rest = _coefficients(J, J @ beta + residuals, beta, families)
+    slope, emergence, *rest = _hinge_coefficients(x, hinge, g, residuals, families)
     rss, total = float(residuals @ residuals), float(np.sum((y - y.mean()) ** 2))
     effect = _signed(rest[0], sign) if rest else None
+    parameters = 2 if g is None else 3
     fit = HingeFit(
         n=len(x),
         clusters=len(set(families)) if families else 0,
         chance=chance,
         slope=_signed(slope, sign),
-        emergence=emergence if np.isfinite(hinge.emergence[0]) else Coefficient(*[float("nan")] * 3),
+        emergence=emergence,
         effect=effect,
-        emergence_interval=_profile_interval(x, above, g, float(hinge.emergence[0]), rss, len(beta), level),
+        emergence_interval=_profile_interval(x, above, g, emergence, rss, len(x) - parameters, families, level),
         r2=1 - rss / total if total > 0 else float("nan"),
         r2_above_chance=1 - rss / float(above @ above) if above.any() else float("nan"),
         spread=float(y.max() - y.min()),
+        level=sign * float(hinge.level[0]),
     )
-    if draws <= 0 or not families:
+    if draws <= 0 or len(set(families or ())) < 2:  # signs of one family alone tell nothing
         return fit
     bootstrap = wild_bootstrap(x, above, g, families, hinge, draws, seed, level, sign)
     return replace(fit, bootstrap=bootstrap)
@@ -170,14 +171,14 @@ def fit_log_linear(
     x, y = np.asarray(log_compute, dtype=np.float64), np.asarray(scores, dtype=np.float64)
     _check(x, y, None)
     X = np.column_stack([np.ones_like(x), x])
-    intercept, slope = _coefficients(X, y, None, families)
+    intercept, slope = _coefficients(X, y, families)
     residuals = y - intercept.value - slope.value * x
     return LogLinearFit(len(x), intercept, slope, 1 - float(residuals @ residuals) / float(np.sum((y - y.mean()) ** 2)))
 
 
 def linear_coefficients(X: Floats, y: Floats, families: Sequence[str] | None) -> tuple[list[Coefficient], float]:
     """Return ordinary least squares of ``y`` on ``X`` (which holds its own constant), with R² about the mean."""
-    found = _coefficients(X, y, None, families)
+    found = _coefficients(X, y, families)
     residuals = y - X @ np.array([c.value for c in found])
     return found, 1 - float(residuals @ residuals) / float(np.sum((y - y.mean()) ** 2))
 
@@ -193,26 +194,65 @@ def _check(x: Floats, y: Floats, g: Floats | None) -> None:
         raise InputError("all models are on one side of the split", hint="choose another cut-off or column")
 
 
-def _coefficients(X: Floats, y: Floats, beta: Floats | None, families: Sequence[str] | None) -> list[Coefficient]:
-    """Return least-squares coefficients with both kinds of standard errors, from statsmodels.
+def _hinge_coefficients(
+    x: Floats, hinge: hinge_fit.Hinges, g: Floats | None, residuals: Floats, families: Sequence[str] | None
+) -> list[Coefficient]:
+    """Return slope, point of emergence and group effect with errors and p of the same fit.
 
-    With ``beta`` this is the Gauss–Newton regression: y = X·beta + residuals on the Jacobian X, whose covariances are
-    those of the nonlinear fit.
+    A hinge is linear above c: level a + α·x there, and c = −a/α, whose error follows from theirs (delta method).
     """
+    B = hinge_fit.basis(x, hinge.emergence, g)[0]
+    alpha, c = float(hinge.slope[0]), float(hinge.emergence[0])
+    middle = float(np.mean(x))
+    height = alpha * (middle - c) if np.isfinite(c) else float(hinge.level[0])  # of the line in the middle of x
+    values = np.array([alpha, height, *([hinge.effect[0]] if g is not None else [])])
+    plain, robust = _covariances(B, B @ values + residuals, families)
+    slope, _, *rest = (_coefficient(values[k], _unit(len(values), k), plain, robust) for k in range(len(values)))
+    at_c = _unit(len(values), 1) + (c - middle) * _unit(len(values), 0) if np.isfinite(c) else None
+    if at_c is None or alpha == 0:
+        return [slope, Coefficient(c, float("nan"), float("nan")), *rest]
+    return [slope, _coefficient(c, at_c / alpha, plain, robust), *rest]
+
+
+def _unit(size: int, place: int) -> Floats:
+    return np.eye(size)[place]
+
+
+_Covariance = tuple[Floats, float]  # and its degrees of freedom
+
+
+def _coefficient(value: float, weights: Floats, plain: _Covariance, robust: _Covariance) -> Coefficient:
+    """Return a linear combination of coefficients, which is worth ``value``, with its errors and p-values."""
+    found, used = [], weights != 0
+    for covariance, degrees in (plain, robust):
+        error = float(np.sqrt(weights[used] @ covariance[np.ix_(used, used)] @ weights[used]))
+        found += [error, float(2 * stats.t.sf(abs(value) / error, degrees)) if error > 0 else float("nan")]
+    return Coefficient(float(value), *found)
+
+
+def _covariances(X: Floats, y: Floats, families: Sequence[str] | None) -> tuple[_Covariance, _Covariance]:
+    """Return the plain and the family-clustered covariance of the coefficients, from statsmodels; NaN where unknown."""
     import statsmodels.api as sm
 
+    k = X.shape[1]
     used = np.any(X != 0, axis=0)  # a fit without a rise has nothing to say about slope and point of emergence
-    columns = np.full((5, X.shape[1]), np.nan)
+    plain, robust = np.full((k, k), np.nan), np.full((k, k), np.nan)
+    degrees = clusters = float("nan")
     if used.any():
-        plain = sm.OLS(y, X[:, used]).fit()
-        columns[:3, used] = plain.params, plain.bse, plain.pvalues
-        if families is not None and len(set(families)) > 1:
+        fit = sm.OLS(y, X[:, used]).fit()
+        plain[np.ix_(used, used)], degrees = fit.cov_params(), float(fit.df_resid)
+        if len(set(families or ())) > 1:
             codes = np.unique(np.asarray(families), return_inverse=True)[1]
-            robust = plain.get_robustcov_results("cluster", groups=codes, use_t=True)
-            columns[3:, used] = robust.bse, robust.pvalues
-    if beta is not None:
-        columns[0] = beta
-    return [Coefficient(*map(float, column)) for column in columns.T]
+            robust[np.ix_(used, used)] = fit.get_robustcov_results("cluster", groups=codes, use_t=True).cov_params()
+            clusters = float(codes.max())
+    return (plain, degrees), (robust, clusters)
+
+
+def _coefficients(X: Floats, y: Floats, families: Sequence[str] | None) -> list[Coefficient]:
+    """Return least-squares coefficients with both kinds of standard errors."""
+    values = np.linalg.lstsq(X, y, rcond=None)[0]
+    plain, robust = _covariances(X, y, families)
+    return [_coefficient(values[k], _unit(len(values), k), plain, robust) for k in range(len(values))]
 
 
 def _signed(coefficient: Coefficient, sign: float) -> Coefficient:
@@ -220,15 +260,31 @@ def _signed(coefficient: Coefficient, sign: float) -> Coefficient:
 
 
 def _profile_interval(
-    x: Floats, above: Floats, g: Floats | None, best: float, rss: float, parameters: int, level: float
+    x: Floats,
+    above: Floats,
+    g: Floats | None,
+    emergence: Coefficient,
+    rss: float,
+    degrees: int,
+    families: Sequence[str] | None,
+    level: float,
 ) -> Interval:
-    """Return every c_e that the F test does not reject; open (infinite) where the data set no bound."""
+    """Return every c_e that the F test does not reject; open (infinite) where the data set no bound.
+
+    Models of a family resemble each other: the test allows for as much more variance of c_e as the clustered error
+    shows, and counts families instead of models.
+    """
+    best = emergence.value
     if not np.isfinite(best):
         return Interval(best, -np.inf, np.inf, level)
-    degrees = len(x) - parameters
-    limit = rss * (1 + float(stats.f.ppf(level, 1, degrees)) / degrees)
-    lowest, highest = hinge_fit.earliest_emergence(x), hinge_fit.latest_emergence(x)
-    points = np.unique(np.concatenate([np.linspace(lowest, highest, 3001), [best]]))
+    more = emergence.clustered_stderr / emergence.stderr if emergence.stderr > 0 else float("nan")
+    wider = max(1.0, more**2) if np.isfinite(more) else 1.0
+    freedom = len(set(families or ())) - 1 if np.isfinite(more) else degrees
+    limit = rss * (1 + wider * float(stats.f.ppf(level, 1, freedom)) / degrees)
+    span = np.ptp(x)
+    far = x.min() - span * np.geomspace(0.1, 1e4, 300)  # below all x, profiles hardly change any more
+    near = np.linspace(x.min() - 0.1 * span, hinge_fit.latest_emergence(x), 3001)
+    points = np.unique(np.concatenate([far, near, [best]]))
     excess = hinge_fit.profile(x, above, g, points) - limit
     inside = np.flatnonzero(excess <= 0)
     if len(inside) == 0:
