@@ -17,7 +17,7 @@ from potentia.analysis.test_task.find import analyze_pair
 from potentia.analysis.test_task.frontier import frontier_shift, pareto_frontier
 from potentia.analysis.test_task.gain import measure_gain
 from potentia.analysis.test_task.mediation import mediate
-from potentia.analysis.test_task.pair import Pair, best_of, pair_up, unadjusted
+from potentia.analysis.test_task.pair import Pair, best_of, left_out, pair_up
 from potentia.analysis.test_task.rank_shift import shift_of_ranks
 from potentia.analysis.test_task.treatment import assign_half, compare_copies
 from potentia.errors import DataError, InputError
@@ -235,7 +235,11 @@ def test_best_of_leaves_out_a_model_without_an_adjusted_score() -> None:
     cohort = Cohort.build({"model": m, "family": "f", "compute": 1e21} for m in ("a", "b", "c"))
     (pair,) = pair_up(before, best_of(before, after), cohort)
     assert (pair.cohort.models, pair.after.tolist()) == (("a",), [0.4])
-    assert unadjusted(before, after, "t") == ("b", "c")
+    assert left_out(before, after, cohort, "t") == {"no score by adjust": ("b", "c")}
+    known = Cohort.build([{"model": "b", "compute": 1e21}])
+    named = left_out(after, before, known, "t")
+    assert named["no score by adjust"] == ("b", "c")
+    assert [names for why, names in named.items() if "no compute known" in why] == [("a",)]
 
 
 def test_best_of_takes_the_lower_brier_score() -> None:

@@ -18,7 +18,7 @@ from potentia.analysis.test_task.families import FamilyComparison, compare_famil
 from potentia.analysis.test_task.frontier import FrontierShift, frontier_shift
 from potentia.analysis.test_task.gain import Gain, measure_gain
 from potentia.analysis.test_task.mediation import Mediation, mediate
-from potentia.analysis.test_task.pair import Pair, best_of, pair_up, unadjusted
+from potentia.analysis.test_task.pair import Pair, best_of, left_out, pair_up
 from potentia.analysis.test_task.rank_shift import RankShift, shift_of_ranks
 from potentia.analysis.test_task.rates import RateBudget, Rates, stored_rates, weigh_rates
 from potentia.errors import InputError
@@ -133,15 +133,18 @@ def find_test_task(evidence: Evidence, options: Options | None = None) -> TestTa
     cohort = Cohort.known(first.models, evidence.facts)
     pairs: list[Pair] = []
     problems: list[str] = []
+    missing: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for task in (task for task in first.tasks if task in second.tasks):
         try:
             guessing = _chance(first, task, evidence.background.chance, options)
             pairs += pair_up(first, later, cohort, tasks=[task], chance=guessing)
         except InputError as error:
             problems.append(f"{task}: {error.message}")
-        if missing := unadjusted(first, second, task):
-            shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-            problems.append(f"{task}: left out, with no score by {after}: {shown}")
+        for why, names in left_out(first, second, cohort, task).items():
+            missing.setdefault((why, names), []).append(task)
+    for (why, names), where in missing.items():
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        problems.append(f"{', '.join(where)}: left out, {why}: {shown}")
     copies = measure_copies(evidence.planned, evidence.copies, _shown(evidence))
     if not pairs and not problems and copies is None:
         pair_up(first, later, cohort)  # says what is missing

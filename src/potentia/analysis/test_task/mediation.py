@@ -58,5 +58,8 @@ def mediate(pair: Pair, split: Split, *, knots: Sequence[float] = KNOTS) -> Medi
 
 
 def _design(x: Floats, group: Floats, knots: Sequence[float]) -> Floats:
-    bends = [np.maximum(0.0, x - knot) for knot in knots]
-    return np.column_stack([np.ones_like(x), x - x.mean(), *[b for b in bends if b.any()], group])
+    columns = [np.ones_like(x), x - x.mean()]
+    for bend in (np.maximum(0.0, x - knot) for knot in knots):
+        if np.linalg.matrix_rank(np.column_stack([*columns, bend])) > len(columns):  # else no models lie on one side
+            columns.append(bend)
+    return np.column_stack([*columns, group])

@@ -89,10 +89,18 @@ def best_of(before: ScoreMatrix, after: ScoreMatrix) -> ScoreMatrix:
     )
 
 
-def unadjusted(before: ScoreMatrix, after: ScoreMatrix, task: str) -> tuple[str, ...]:
-    """Name the models with a score on a task before and none after: they are in no comparison of the two."""
-    there = before.select(tasks=[task])
-    tuned = after.select(tasks=[task])
-    scored = {name for name, value in zip(tuned.models, tuned.values[:, 0], strict=True) if np.isfinite(value)}
-    found = zip(there.models, there.values[:, 0], strict=True)
-    return tuple(name for name, value in found if np.isfinite(value) and name not in scored)
+def left_out(before: ScoreMatrix, after: ScoreMatrix, cohort: Cohort, task: str) -> dict[str, tuple[str, ...]]:
+    """Name the models with a score on a task that are in no comparison of the two, by the reason."""
+    first, second = _scored(before, task), _scored(after, task)
+    both = [name for name in first if name in second]
+    found = {
+        f"no score by {after.protocol}": [name for name in first if name not in second],
+        f"no score by {before.protocol}": [name for name in second if name not in first],
+        "no compute known (parameters and tokens, --facts)": [name for name in both if name not in cohort.models],
+    }
+    return {why: tuple(names) for why, names in found.items() if names}
+
+
+def _scored(matrix: ScoreMatrix, task: str) -> list[str]:
+    column = matrix.select(tasks=[task])
+    return [name for name, value in zip(column.models, column.values[:, 0], strict=True) if np.isfinite(value)]

@@ -139,7 +139,7 @@ def fit_hinge(
         spread=float(y.max() - y.min()),
         level=sign * float(hinge.level[0]),
     )
-    if draws <= 0 or len(set(families or ())) < 2:  # signs of one family alone tell nothing
+    if draws <= 0 or families is None or len(set(families)) < 2:  # signs of one family alone tell nothing
         return fit
     bootstrap = wild_bootstrap(x, above, g, families, hinge, draws, seed, level, sign)
     return replace(fit, bootstrap=bootstrap)
@@ -215,7 +215,7 @@ def _hinge_coefficients(
 
 
 def _unit(size: int, place: int) -> Floats:
-    return np.eye(size)[place]
+    return np.asarray(np.eye(size)[place])
 
 
 _Covariance = tuple[Floats, float]  # and its degrees of freedom
