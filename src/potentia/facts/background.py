@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from potentia.facts.benchmarks import Benchmark, benchmarks
 from potentia.facts.models import ModelFacts, ModelTable
 from potentia.facts.models import models as known_models
+
+# A model in few bits, at a revision or a step (``run@1000``), and a folder of checkpoints (``ckpt/step1``).
+_VARIANT = re.compile(r"(?P<run>.+?)(?:@[^/@]+|[/_-](?:step|checkpoint|ckpt|iter|epoch)[-_]?\d+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -28,12 +32,12 @@ class Background:
         cls, models: Iterable[str], *, table: ModelTable | None = None, tasks: Iterable[Benchmark] = ()
     ) -> Background:
         """Look the models up in the shipped facts (or ``table``); ``tasks`` add to the shipped facts, the last wins."""
-        table = table or known_models()
+        table, models = table or known_models(), list(models)
         given = tuple(tasks)
         every = (*benchmarks(), *given)
         found = {m: f for m in models if (f := table.find(m)) is not None}
         return cls(
-            families={m: f.family for m, f in found.items() if f.family},
+            families=_families(models, found, table),
             lineages={m: _root(f, table) for m, f in found.items()},
             kinds={m: f.kind for m, f in found.items()},
             billions={m: f.size / 1e9 for m, f in found.items() if f.size},
@@ -42,6 +46,17 @@ class Background:
             train_examples={b.task: float(b.train_size) for b in every if b.train_size is not None},
             chance={b.task: b.chance for b in given if b.chance is not None},
         )
+
+
+def _families(models: Iterable[str], found: dict[str, ModelFacts], table: ModelTable) -> dict[str, str]:
+    """Return the family of every model that has one: by facts, else that of what it is a variant of."""
+    families = {m: f.family for m, f in found.items() if f.family}
+    for model in models:
+        variant = _VARIANT.fullmatch(model.strip().rstrip("/"))
+        if model not in families and variant is not None:
+            known = table.find(variant["run"])
+            families[model] = known.family if known is not None and known.family else variant["run"]
+    return families
 
 
 def _root(facts: ModelFacts, table: ModelTable) -> str:

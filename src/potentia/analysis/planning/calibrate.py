@@ -5,8 +5,7 @@ these is learned from the known scores. Rows that are nearly whole are hidden, f
 the study's unfinished rows have, and predicted from the others; folds keep a lineage together where the study asks
 about models without known relatives, or a whole family where it asks about a family that nobody has measured. The
 distances in standard deviations replace the normal quantiles. A few distances say little, so they are pooled with
-those of a Student t with five degrees of freedom and unit variance, whose shape such residuals have: many small, few
-large.
+those of a normal distribution.
 
 Families differ in how well they are predicted, and a new one may be the worst so far. Where a family is new, its scale
 is drawn as well: the scales of the known families (root mean square distances) are taken for a normal sample on the
@@ -29,9 +28,8 @@ from potentia.analysis.planning.posterior import predict
 from potentia.values.scores import Floats
 
 FOLDS = 5
-PSEUDO = 150  # distances of the Student t in the pool
+PSEUDO = 150  # distances of a normal distribution in the pool
 PSEUDO_ROWS = 10  # rows that were off as far as expected
-FREEDOM = 5
 SCALE_SPREAD, SCALE_WEIGHT = 0.3, 2.0  # families' scales differ by so much on the log scale; a belief worth two of them
 KNOWN_SHARE = 0.3  # of a family's rows that are whole, from which on the family is known
 LIKE = 3  # a hidden row takes the gaps of one of so many unfinished rows of like ability
@@ -61,7 +59,7 @@ class Calibration:
 
 
 def pooled(distances: Floats, unit: str, wider: float = 1.0) -> Calibration:
-    """Make the calibration from observed distances |truth − mean| / sd and those of the Student t."""
+    """Make the calibration from observed distances |truth − mean| / sd and those of a normal distribution."""
     pool = np.concatenate([np.abs(distances), _typical(PSEUDO)])
     quantiles = np.quantile(pool, _LEVELS)
     quantiles[0] = 0.0
@@ -85,8 +83,8 @@ def for_new_family(distances: Sequence[Floats]) -> Calibration:
 
 
 def _typical(count: int) -> Floats:
-    """Distances of the Student t with unit variance, evenly over its quantiles."""
-    return np.asarray(student.ppf(0.5 + _shares(count) / 2.0, FREEDOM) * np.sqrt((FREEDOM - 2) / FREEDOM))
+    """Distances of a normal distribution, evenly over its quantiles."""
+    return np.asarray(ndtri(0.5 + _shares(count) / 2.0))
 
 
 def _shares(count: int) -> Floats:

@@ -33,6 +33,7 @@ from potentia.values.scores import Floats, ScoreMatrix
 
 DRAWS = 1_000
 LEVEL = 0.95
+ROW_ERROR = 0.045  # of a row's mean z score where nothing is measured
 TIE = 1e-9  # aggregates closer than this are equal but for rounding
 
 
@@ -70,6 +71,7 @@ class Completion(Finding):
     checked: int  # known cells that the intervals were calibrated on
     fitted: Fitted = field(repr=False)
     posterior: Posterior = field(repr=False)
+    draws: Floats = field(repr=False)  # (draws, models): aggregates as they may turn out
 
     def p_top(self, k: int) -> Floats:
         """P(rank ≤ k) of every model."""
@@ -79,7 +81,7 @@ class Completion(Finding):
     def check(self) -> str:
         """Say what the intervals were checked on."""
         if not self.checked:
-            return "Too few cells are known to check the intervals on: they are those of a Student t."
+            return "Too few cells are known to check the intervals on: they are those of a normal distribution."
         cells = "One known cell was" if self.checked == 1 else f"{self.checked:,} known cells were"
         return f"{cells} hidden and predicted to calibrate them."
 
@@ -89,7 +91,7 @@ class Completion(Finding):
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field but the model's insides as JSON-ready values."""
-        inside = ("fitted", "posterior")
+        inside = ("fitted", "posterior", "draws")
         return {f.name: jsonable(getattr(self, f.name)) for f in fields(self) if f.name not in inside}
 
     def tables(self) -> Sequence[Table]:
@@ -191,7 +193,7 @@ def complete(
     history; ``history`` tuned scores of other models or studies, on the same or other tasks; ``facts`` what is known
     of models (the shipped facts by default). Only finite cells of ``tuned`` are ever read. ``fitted``, from an
     earlier completion of the same study, saves learning the weights again; the result then depends on that completion
-    too. Without ``check`` the intervals are those of the Student t alone.
+    too. Without ``check`` the intervals are those of a normal distribution.
     """
     if not tuned.models or not tuned.tasks:
         raise InputError("there is nothing to complete: no models or no tasks")
@@ -215,8 +217,10 @@ def complete(
     sign = np.where(np.asarray(tuned.higher_is_better, dtype=bool), 1.0, -1.0)
     completed = np.where(measured, tuned.values, middle)
     aggregate = expected_z(completed * sign, expected_spread(completed, posterior, ready.scale))
-    drawn = _draw_aggregates(tuned, posterior, ready.scale, calibration, sign, draws, np.random.default_rng(seed))
-    drawn = aggregate + calibration.wider * (drawn - drawn.mean(axis=0))
+    rng = np.random.default_rng(seed)
+    drawn = _draw_aggregates(tuned, posterior, ready.scale, sign, draws, rng)
+    own = row_error(measured) * rng.standard_normal(drawn.shape)
+    drawn = aggregate + calibration.wider * (drawn - drawn.mean(axis=0)) + own
     lots = TIE * np.random.default_rng([seed, 1]).uniform(size=drawn.shape)  # among models that tie, chance decides
     ranks = rankdata(-(drawn + lots), axis=1, method="ordinal").astype(int)  # (draws, models)
     shares = np.stack([np.bincount(column - 1, minlength=len(rows)) for column in ranks.T]) / draws
@@ -245,6 +249,7 @@ def complete(
         checked=calibration.checked,
         fitted=Fitted(weights, ready.scale, calibration),
         posterior=posterior,
+        draws=drawn,
     )
 
 
@@ -266,24 +271,28 @@ def expected_z(scores: Floats, spread: Floats) -> Floats:
     return np.asarray(np.where(spread > 1e-12, centred / np.maximum(spread, 1e-12), 0.0).mean(axis=1))
 
 
+def row_error(measured: npt.NDArray[np.bool_]) -> Floats:
+    """Standard deviation of what a row's predictions are off by together: (models,).
+
+    Tasks that resemble each other (qqp and mnli) are mispredicted together, which the factors do not hold.
+    """
+    return np.asarray(ROW_ERROR * (1.0 - measured.mean(axis=1)))
+
+
 def _draw_aggregates(
-    tuned: ScoreMatrix,
-    posterior: Posterior,
-    scale: Scale,
-    calibration: Calibration,
-    sign: Floats,
-    draws: int,
-    rng: np.random.Generator,
+    tuned: ScoreMatrix, posterior: Posterior, scale: Scale, sign: Floats, draws: int, rng: np.random.Generator
 ) -> Floats:
-    """Mean z score of every model in joint draws of the unseen cells: (draws, models)."""
+    """Mean z score of every model in joint draws of the unseen cells: (draws, models).
+
+    Cells are drawn as wide as the posterior has them. How far single cells are off (``Calibration.stretch``) says
+    nothing of their sum; that of whole rows was checked apart (``Calibration.wider``).
+    """
     measured = np.isfinite(tuned.values)
     if measured.all():
         return np.repeat(mean_z(tuned.oriented())[None], draws, axis=0)
-    deviation = np.sqrt(np.maximum(posterior.variance, 1e-12))
     result = []
     for chunk in posterior.draws(draws, rng):
-        z = posterior.mean + deviation * calibration.stretch((chunk - posterior.mean) / deviation)
-        scores = np.where(measured, tuned.values, scale.scores(z)) * sign  # (chunk, models, tasks)
+        scores = np.where(measured, tuned.values, scale.scores(chunk)) * sign  # (chunk, models, tasks)
         centred = scores - scores.mean(axis=1, keepdims=True)
         spread = scores.std(axis=1, keepdims=True)
         result.append(np.where(spread > 1e-12, centred / np.maximum(spread, 1e-12), 0.0).mean(axis=2))

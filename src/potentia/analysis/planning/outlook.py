@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtr, owens_t
 
-from potentia.analysis.planning.complete import Completion, expected_spread, steepness
+from potentia.analysis.planning.complete import Completion, expected_spread, row_error, steepness
 from potentia.analysis.planning.posterior import Posterior
 from potentia.analysis.stats.uncertainty import tau_rows
 from potentia.values.findings import Interval
@@ -44,7 +44,9 @@ class Outlook:
         spread = expected_spread(np.where(completion.measured, completion.values, completion.mean), posterior, scale)
         weights = np.where(completion.measured | (spread < 1e-12), 0.0, rise / np.maximum(spread, 1e-12))
         weights = weights / len(completion.tasks)
-        return cls(posterior, completion.aggregate, weights, completion.fitted.calibration.wider)
+        state = cls(posterior, completion.aggregate, weights, completion.fitted.calibration.wider)
+        state.total = state.total + np.diag(row_error(completion.measured) ** 2)
+        return state
 
     def pair_weights(self, completion: Completion, top: int | None) -> Floats | None:
         """How much each pair matters: all alike, or by the chance that it straddles the edge of the top."""

@@ -169,9 +169,12 @@ def decide(
     drawn = np.zeros((0, models))
     if np.isfinite(matrix.stderr[known]).all() and models > 1:
         noise = [_noise(matrix, k, items) for k in range(tasks)]
-        whole = _whole(matrix, x, scale, known, kept, unseen, count, rng)
-        parts = [_draw(chunk, known, noise, scale, size, general, rng) for chunk, size in whole]
-        drawn = np.concatenate(parts)
+        if known.all() or unseen is not None:
+            whole = _whole(matrix, x, scale, known, kept, unseen, count, rng)
+        else:
+            whole = _fitted(x, np.where(known, matrix.stderr * scale, 0.0), known, count, general, rng)
+            noise = noise if general else []  # drawn with the cells
+        drawn = np.concatenate([_draw(chunk, known, noise, scale, size, general, rng) for chunk, size in whole])
         drawn = drawn - drawn.mean(axis=0) + estimate
     order = np.argsort(-estimate, kind="stable")
     low = high = chance = np.full(models, np.nan)
@@ -254,21 +257,31 @@ def _whole(
     if known.all():
         yield x[None], count
         return
-    if unseen is not None:
-        sign = np.where(np.asarray(matrix.higher_is_better, dtype=bool), 1.0, -1.0)
-        for chunk in unseen(count, rng):
-            yield np.where(known, x, chunk[:, kept] * sign * scale), len(chunk)
-        return
+    assert unseen is not None
+    sign = np.where(np.asarray(matrix.higher_is_better, dtype=bool), 1.0, -1.0)
+    for chunk in unseen(count, rng):
+        yield np.where(known, x, chunk[:, kept] * sign * scale), len(chunk)
+
+
+def _fitted(
+    x: Floats, error: Floats, known: npt.NDArray[np.bool_], count: int, general: bool, rng: np.random.Generator
+) -> Iterator[tuple[Floats, int]]:
+    """Yield the scores with the missing cells drawn from the model + task fit, all that it leaves open drawn too.
+
+    Luck in a measured cell moves the cells that are predicted from it, so of these tasks alone both are drawn at once.
+    """
     _, left = _additive(x[None], known)
     freedom = int(known.sum()) - sum(x.shape) + 1
     variance = float((left**2).sum()) / freedom if freedom > 0 else float(np.nanvar(x))
+    variance = max(variance, float((error[known] ** 2).mean()))
     for start in range(0, count, CHUNK):
         size = min(CHUNK, count - start)
         luck = np.sqrt(max(freedom, 1) / rng.chisquare(max(freedom, 1), size=size))[:, None, None]
         spread = math.sqrt(variance) * luck
-        again = np.where(known, x, 0.0) + spread * rng.standard_normal((size, *x.shape))
-        fit, _ = _additive(again, known)
-        yield np.where(known, x, fit + spread * rng.standard_normal(fit.shape)), size
+        luck_of_cells = rng.standard_normal((size, *x.shape))
+        fit, _ = _additive(np.where(known, x, 0.0) + spread * luck_of_cells, known)
+        seen = x if general else x + error * luck_of_cells
+        yield np.where(known, seen, fit + spread * rng.standard_normal(fit.shape)), size
 
 
 def _noise(matrix: ScoreMatrix, column: int, items: Outcomes | None) -> Floats:

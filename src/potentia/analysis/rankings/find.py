@@ -37,7 +37,7 @@ from potentia.analysis.rankings.perplexity import PerplexityAgreement, compare_p
 from potentia.analysis.rankings.ranks import RankIntervals, rank_intervals
 from potentia.analysis.rankings.scoreboard import Scoreboard, make_scoreboard
 from potentia.analysis.rankings.screening import Screening, screen
-from potentia.analysis.stats.bootstrap import LEVEL, MODELS, RESAMPLES, Units, interval, pair_mean
+from potentia.analysis.stats.bootstrap import LEVEL, MODELS, RESAMPLES, Units, interval, pair_mean, with_copies
 from potentia.analysis.stats.correlation import METHODS
 from potentia.analysis.stats.paired import Outcomes, PairedSignificance, compare_all_items, item_tables
 from potentia.analysis.stats.significance import Significance, measure_significance
@@ -228,6 +228,7 @@ def _rank_scores(
     if not matrices:
         raise InputError("there is nothing to rank: no protocol has two models with a score on a task")
     background = background or Background.of(dict.fromkeys(m for matrix in matrices for m in matrix.models))
+    background = replace(background, families=with_copies(background.families, matrices[0]))
     matrices = [_ordered(m, background, options) for m in matrices]
     first, tuned = matrices[0], next((m for m in matrices if m.protocol == TRAIN_BEFORE_TEST), None)
     screening = screen(

@@ -1,9 +1,9 @@
 """Screening of tasks: which of them should not be ranked on, and why (appendix A.1).
 
 A task is flagged when it has too few training examples to prepare the models, when tuning leaves too many models no
-better, when its ranking runs against most other tasks, when its scores sit at the ceiling or the floor, or when its
-test split is too small to tell the models at hand apart. A flag carries its evidence and a suggestion; it decides
-nothing.
+better, when its ranking may have nothing to do with that of the other tasks, when its scores sit at the ceiling or the
+floor, or when its test split is too small to tell the models at hand apart. A flag carries its evidence and a
+suggestion; it decides nothing.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.stats import kendalltau
 
+from potentia.analysis.rankings.aggregate import mean_z
 from potentia.analysis.rankings.agreement import shared
 from potentia.analysis.stats.bootstrap import LEVEL
-from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.analysis.stats.significance import count_pairs
 from potentia.values.findings import Cell, Chart, Finding, Heatmap, Table
 from potentia.values.protocol import Protocol
@@ -23,14 +24,15 @@ from potentia.values.scores import Floats, ScoreMatrix
 
 TRAIN_EXAMPLES = 1_000  # fewer cannot prepare a model (section 3.1)
 NOT_IMPROVED = 0.20  # share of models that tuning leaves no better (appendix A.1)
-AGAINST = 0.50  # share of other tasks with negative agreement
+UNRELATED = 0.05  # p value above which a task may as well rank at random
+LEAST_MODELS = 8  # fewer cannot show that a task ranks as the others do
 CEILING = 0.97  # a score in [0, 1] above which there is nothing left to tell apart
 RESOLVED = 0.25  # share of model pairs that a test split should resolve
 
 SUGGESTIONS = {
     "few training examples": "drop the task, or add training data",
     "no improvement after tuning": "drop the task, or check its prompt and the tuning recipe",
-    "ranks against the others": "check the prompt template and the metric; drop the task if they are right",
+    "does not rank as the others": "check the prompt template and the metric; drop the task if they are right",
     "ceiling": "use a harder task",
     "floor": "use an easier task, or stronger models",
     "test split too small": "use more test items, or report it without ranking on it",
@@ -56,7 +58,8 @@ class Screening(Finding):
     flags: tuple[Flag, ...]
     train_examples: Floats  # per task; NaN where unknown
     not_improved: Floats  # share of models
-    against: Floats  # share of other tasks with negative tau
+    agreement: Floats  # tau with the mean of the other tasks
+    unrelated: Floats  # p value of no agreement against a positive one; NaN of few models
     best: Floats  # best score
     resolved: Floats  # share of pairs of models that differ significantly
 
@@ -71,7 +74,7 @@ class Screening(Finding):
             (
                 task,
                 None if np.isnan(self.train_examples[k]) else int(self.train_examples[k]),
-                *(float(m[k]) for m in (self.not_improved, self.against, self.best, self.resolved)),
+                *(float(m[k]) for m in (self.not_improved, self.agreement, self.best, self.resolved)),
                 ", ".join(f.reason for f in self.flags if f.task == task) or "–",
             )
             for k, task in enumerate(self.tasks)
@@ -85,9 +88,9 @@ class Screening(Finding):
             ),
             Table(
                 "Screening: measures",
-                ("task", "train", "not improved", "against", "best score", "resolved pairs", "flags"),
+                ("task", "train", "not improved", "τ with the others", "best score", "resolved pairs", "flags"),
                 measures,
-                note="not improved: share of models tuning left no better; against: share of other tasks with τ < 0.",
+                note="Not improved: share of models that tuning left no better. τ: with the mean of the other tasks.",
                 digits=2,
             ),
         ]
@@ -98,11 +101,11 @@ class Screening(Finding):
             Heatmap(
                 name="screening",
                 title="Screening of tasks",
-                caption="Shares; high values of the first two and low values of the last speak against a task.",
+                caption="High values of the first and low values of the others speak against a task.",
                 rows=self.tasks,
-                columns=("not improved", "ranks against", "resolved pairs"),
-                values=np.stack([self.not_improved, self.against, self.resolved], axis=1),
-                low=0.0,
+                columns=("not improved", "τ with the others", "resolved pairs"),
+                values=np.stack([self.not_improved, self.agreement, self.resolved], axis=1),
+                low=min(0.0, float(np.nanmin(self.agreement, initial=0.0))),
                 high=1.0,
             )
         ]
@@ -127,10 +130,7 @@ def screen(
     tasks = direct.tasks
     train = np.array([float((train_examples or {}).get(t, np.nan)) for t in tasks])
     not_improved = _not_improved(direct, tuned)
-    tau = kendall_matrix(direct.oriented())
-    tau = np.where(np.eye(len(tau), dtype=bool), np.nan, tau)  # a copy: answers of many tasks are shared
-    others = np.isfinite(tau).sum(axis=1)
-    against = np.divide((tau < 0).sum(axis=1), others, out=np.full(len(tasks), np.nan), where=others > 0)
+    agreement, unrelated = _with_others(direct.oriented())
     pairs, apart = (np.array(counts) for counts in count_pairs(final, level=level))
     resolved = np.divide(apart, pairs, out=np.full(len(tasks), np.nan), where=pairs > 0)
     best = np.array([_best(final, k) for k in range(len(tasks))])
@@ -148,8 +148,9 @@ def screen(
                 "no improvement after tuning",
                 f"{not_improved[k]:.0%} of models no better, over {NOT_IMPROVED:.0%}",
             )
-        if against[k] > AGAINST:
-            flag(task, "ranks against the others", f"τ < 0 with {(tau[k] < 0).sum()} of {others[k]} tasks")
+        if unrelated[k] > UNRELATED:
+            said = f"τ {agreement[k]:.2f} with the mean of the other tasks (p = {unrelated[k]:.2f})"
+            flag(task, "does not rank as the others", said)
         if final.higher_is_better[k] and np.nanmax(final.values[:, k], initial=0.0) <= 1.0 and best[k] >= CEILING:
             middle = float(np.nanmedian(final.values[:, k]))
             if middle >= CEILING:
@@ -165,7 +166,20 @@ def screen(
                 "test split too small",
                 f"{resolved[k]:.0%} of model pairs differ significantly, under {RESOLVED:.0%}",
             )
-    return Screening(final.protocol, tasks, tuple(flags), train, not_improved, against, best, resolved)
+    return Screening(final.protocol, tasks, tuple(flags), train, not_improved, agreement, unrelated, best, resolved)
+
+
+def _with_others(values: Floats) -> tuple[Floats, Floats]:
+    """Kendall's τ of each task with the mean z score of the others, and the p value of none against a positive one."""
+    tasks = values.shape[1]
+    tau, p = np.full(tasks, np.nan), np.full(tasks, np.nan)
+    for k in range(tasks) if tasks > 1 else ():
+        others = mean_z(np.delete(values, k, axis=1))
+        known = np.isfinite(others) & np.isfinite(values[:, k])
+        if known.sum() > 1:
+            tau[k], chance = kendalltau(values[known, k], others[known], alternative="greater")
+            p[k] = chance if known.sum() >= LEAST_MODELS and tasks > 2 else np.nan
+    return tau, p
 
 
 def _not_improved(direct: ScoreMatrix, tuned: ScoreMatrix | None) -> Floats:

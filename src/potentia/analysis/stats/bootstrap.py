@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from scipy.stats import chi2
 
 from potentia.values.findings import Interval
 from potentia.values.scores import Floats, ScoreMatrix
@@ -53,7 +54,29 @@ class Units:
 
 
 LEAST_UNITS = 3
+LEAST_TASKS, COPY = 5, 1e-3  # tasks on which copies can be told; how rarely equal models come so close by chance
+MOST_LOOSE = 300  # models of no family whose pairs are looked at
 MODELS = Units()
+
+
+def with_copies(families: Mapping[str, str], matrix: ScoreMatrix) -> dict[str, str]:
+    """Return the families, with models of no family that score so alike that they must be copies made one.
+
+    Two equal models differ by their test noise; copies, also in fewer bits or a few steps later, by far less.
+    """
+    found = dict(families)
+    loose = [k for k, m in enumerate(matrix.models) if m not in found]
+    for place, k in enumerate(loose if len(loose) <= MOST_LOOSE else ()):
+        for other in loose[:place]:
+            with np.errstate(invalid="ignore", divide="ignore"):
+                noise = matrix.stderr[k] ** 2 + matrix.stderr[other] ** 2
+                off = (matrix.values[k] - matrix.values[other]) ** 2 / noise
+            off = off[np.isfinite(off)]
+            if len(off) >= LEAST_TASKS and off.sum() < chi2.ppf(COPY, len(off)):
+                name = matrix.models[other]
+                found[matrix.models[k]] = found.setdefault(name, f"like {name}")
+                break
+    return found
 
 
 def noisy_values(matrix: ScoreMatrix, resamples: int, rng: np.random.Generator) -> Floats:
