@@ -78,7 +78,7 @@ def make_ladder(board: Scoreboard) -> Ladder:
                 s.model,
                 board.names[s.model],
                 s,
-                Mark(*(ranks.at(x) for x in (s.rank, s.low, s.high))),
+                Mark(*(ranks.at(x) for x in (s.rank, *s.reach))),
                 None if s.before is None else ranks.at(s.before),
                 _mark(scores, after),
                 _mark(scores, before),

@@ -130,7 +130,7 @@ def _matrix(data: ReportData, told: Answer, live: str) -> Matrix:
     models, tasks = names_of(data)
     place = {s.model: k for k, s in enumerate(told.standings)}
     models.sort(key=lambda name: (place.get(name, len(place)), name.casefold()))
-    ranks = {s.model: (s.rank, s.low, s.high) for s in told.standings}
+    ranks = {s.model: (s.rank, *s.reach) for s in told.standings}
     if data.training is not None and data.training.whole:
         course = {model: k for k, model in enumerate(m for run in data.training.runs for m in run.models)}
         models.sort(key=lambda name: course.get(name, len(course)))

@@ -237,12 +237,21 @@ def test_each_flag_has_its_evidence():
     found = screened(direct, tuned, train_examples={"t0": 500, "t1": 5000})
     assert reasons(found, "t0") == {"few training examples"}
     assert reasons(found, "t1") == set()
-    assert "ranks against the others" in reasons(found, "t2")
+    assert "does not rank as the others" in reasons(found, "t2")
     assert reasons(found, "t3") == {"no improvement after tuning"}
     assert "test split too small" in reasons(found, "t4")
     assert "ceiling" in reasons(found, "t5")
     assert all(f.evidence and f.suggestion for f in found.flags)
     assert found.flagged == ("t0", "t2", "t3", "t4", "t5")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_task_of_pure_noise_is_flagged(seed):
+    rng = np.random.default_rng(seed)
+    values = np.linspace(0.3, 0.8, 20)[:, None] + 0.05 * rng.normal(size=(20, 6))
+    values[:, 2] = rng.uniform(0.3, 0.8, 20)
+    flags = [f.task for f in screen(matrix(values)).flags if f.reason == "does not rank as the others"]
+    assert flags == ["t2"]
 
 
 def test_floor_is_chance_or_nothing_right():

@@ -254,9 +254,13 @@ def complete(
 
 
 def expected_spread(completed: Floats, posterior: Posterior, scale: Scale) -> Floats:
-    """How far apart the models will be on each task: predictions lie closer together than the scores to come will."""
-    unseen = (steepness(posterior, scale) ** 2 * posterior.variance).mean(axis=0) * (1.0 - 1.0 / len(completed))
-    return np.asarray(np.sqrt(completed.var(axis=0) + unseen))
+    """How far apart the models will be on each task: predictions lie closer together than the scores to come will.
+
+    How hard the task is moves all models alike, and them no further apart.
+    """
+    rise = steepness(posterior, scale)
+    unseen = (rise**2 * posterior.variance).mean(axis=0) - rise.mean(axis=0) ** 2 * posterior.common
+    return np.asarray(np.sqrt(completed.var(axis=0) + np.maximum(unseen, 0.0)))
 
 
 def steepness(posterior: Posterior, scale: Scale) -> Floats:

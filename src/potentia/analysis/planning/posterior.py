@@ -26,6 +26,7 @@ class Posterior:
 
     mean: Floats  # (rows, tasks)
     variance: Floats  # (rows, tasks)
+    common: Floats  # (tasks,): of the variance, what all rows share: how hard the task is
     through: Floats  # (tasks, rows, models): A_t
     rest: Floats  # (tasks, rows, rows): covariance of e_t
     loadings: Floats  # (tasks, factors)
@@ -91,6 +92,7 @@ def predict(problem: Problem, solved: Solved, rows: npt.NDArray[np.intp], tasks:
     through = np.empty((len(tasks), len(rows), models))
     rest = np.empty((len(tasks), len(rows), len(rows)))
     base, mean, variance = (np.empty((len(rows), len(tasks))) for _ in range(3))
+    common = np.empty(len(tasks))
     for c, t in enumerate(tasks):
         gain = solved.rest[t][rows] @ solved.inverse[t]  # (rows, models); zero where unknown
         through[c] = -gain
@@ -100,10 +102,12 @@ def predict(problem: Problem, solved: Solved, rows: npt.NDArray[np.intp], tasks:
         mean[:, c] = base[:, c] + through[c] @ (loadings[c] @ solved.mean)
         spread = (np.multiply.outer(loadings[c], loadings[c]).ravel() @ blocks).reshape(models, models)
         variance[:, c] = ((through[c] @ spread) * through[c]).sum(axis=1) + np.diag(rest[c])
+        middle = through[c].mean(axis=0)
+        common[c] = float(middle @ spread @ middle + rest[c].mean())
     seen = known[np.ix_(rows, tasks)]
     mean = np.where(seen, y[np.ix_(rows, tasks)], mean)
     variance = np.where(seen, 0.0, np.maximum(variance, 1e-12))
-    return Posterior(mean, variance, through, rest, loadings, base, solved.mean, cov)
+    return Posterior(mean, variance, common, through, rest, loadings, base, solved.mean, cov)
 
 
 def _root(matrix: Floats) -> Floats:

@@ -46,6 +46,11 @@ class Standing:
     gain: Interval | None
     p_first: float = math.nan  # NaN where no standard errors are known
 
+    @property
+    def reach(self) -> tuple[float, float]:
+        """The interval of the rank, to draw: the rank alone where none is known."""
+        return (self.low, self.high) if math.isfinite(self.low) else (self.rank, self.rank)
+
 
 @dataclass(frozen=True)
 class Scoreboard(Finding):
