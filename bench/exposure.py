@@ -295,6 +295,7 @@ def main() -> int:
         probe_all(given, file)
         print(f"made and probed in {time.monotonic() - began:,.0f} s")
     lines = [json.loads(line) for line in file.read_text().splitlines()]
+    lines = [line for line in lines if line["seen"] in ("", "pretraining", *WAYS)]  # seen in one way, or in none
     rows = judge(lines, source, CLEAN_FAMILIES if given.models else 2)
     if given.calibrate:
         every = [*(row for row in planted() if row.source != source), *rows]

@@ -99,10 +99,21 @@ def test_it_speaks_where_calibration_allows_and_only_there():
     assert all(sign.speaks == bool(row.way) for row, sign in apart)
     assert {sign.clean for _, sign in apart} == {30}, "the family in question has no say"
     mixed = judged(rows(40, 0.9))
-    assert not any(sign.speaks for _, sign in mixed)
+    assert sum(sign.speaks for row, sign in mixed if not row.way) <= 3, "one in twenty of forty, and its noise"
     made = ways_table(rows(40, 0.1), "unknown")
     assert [row[:3] for row in made.rows] == [("none (false alarms)", 40, 0), ("same", 40, 40)]
     assert made.rows[1][4] == 1.0
+
+
+def test_the_calibration_that_is_shipped_finds_exposure_in_form_and_names_what_escapes():
+    from potentia.analysis.test_task.seen import FALSE_ALARMS, IN_FORM, planted
+
+    for reference in ("declared clean", "unknown"):
+        found = {row[0]: row for row in ways_table(planted(), reference).rows}
+        clean = found["none (false alarms)"]
+        assert clean[2] <= FALSE_ALARMS * clean[1]
+        assert min(found[way][4] for way in IN_FORM) >= 0.9
+        assert found["form"][2] < found["form"][1] / 2, "another prompt form escapes"
 
 
 def test_bounds_and_areas():

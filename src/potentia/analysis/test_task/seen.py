@@ -101,8 +101,8 @@ class Sign:
 
     @property
     def speaks(self) -> bool:
-        """Whether anything is said of it: most copies as low were exposed, and hardly a clean one is as low."""
-        return bool(self.clean and self.probability >= 0.95 and self.false_alarms <= FALSE_ALARMS * self.clean)
+        """Whether anything is said of it: copies as low were rather exposed, and hardly a clean one is as low."""
+        return bool(self.clean and self.probability > 0.5 and self.false_alarms <= FALSE_ALARMS * self.clean)
 
     def sentence(self) -> str:
         """Say what is known, and no more."""
