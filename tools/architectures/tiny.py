@@ -174,6 +174,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 24,
     },
     "gpt_neo+256": {"window_size": 256, "max_position_embeddings": 320},
+    "granite+factors": {"residual_multiplier": 0.4, "attention_multiplier": 0.5, "embedding_multiplier": 2.0},
     "llama+bias": {"attention_bias": True, "mlp_bias": True},
     "llama+yarn": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}},
     "mpt+noalibi": {"attn_config": {"alibi": False}},
@@ -191,6 +192,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         },
     },
     "qwen2+window": {"use_sliding_window": True, "max_window_layers": 1},
+    "smollm3+nope": {"no_rope_layers": [1, 0]},
     "stablelm+parallel": {"use_parallel_residual": True, "qk_layernorm": True},
 }
 

@@ -12,31 +12,29 @@ import torch
 from capture_audit import Audit
 from lane_models import VOCAB, examples, gap, spec, tiny
 from potentia.engine.split import SplitModel
+from potentia.engine.tune import lanes as lanes_module
 from potentia.engine.tune import static as static_module
 from potentia.engine.tune.adapters import AdapterBank
 from potentia.engine.tune.block import Blocks
 from potentia.engine.tune.captured import StaticSteps
-from potentia.engine.tune.fast import FastPasses
+from potentia.engine.tune.check import HAND, LONG, Verdict, check_lanes
 from potentia.engine.tune.lane import Lane
 from potentia.engine.tune.lanes import LaneTrainer
 from potentia.engine.tune.layout import Bucket, StaticInputs, lay
-from potentia.engine.tune.optimizer import LaneAdamW
-from potentia.engine.tune.passes import Lesson, run_step
-from potentia.engine.tune.planner import PassPlan
+from potentia.engine.tune.passes import SHARED, Lesson
 from potentia.engine.tune.schedule import LoraConfig
-from potentia.engine.tune.static import find_static, place, sample
-from potentia.engine.tune.steps import COLUMNS, PlainSteps, Standing
+from potentia.engine.tune.static import place
+from potentia.engine.tune.steps import COLUMNS, Moments, PlainSteps, Standing
 from potentia.engine.tune.thin import STRETCH
 
-# which form a model's layers take: by hand, its own, or none
 FORMS = {
-    "llama": "by hand",
-    "mistral": "own",  # rows are longer than its window, which its own layers know of
-    "neox": "own",
-    "gpt2": "own",
-    "opt": "own",
-    "gemma2": "none",  # soft caps on attention
-    "bloom": "none",  # ALiBi
+    "llama": HAND,
+    "mistral": LONG,  # rows are longer than its window, which its own layers know of
+    "neox": LONG,
+    "gpt2": LONG,
+    "opt": LONG,
+    "gemma2": SHARED,  # soft caps on attention
+    "bloom": SHARED,  # ALiBi
 }
 
 
@@ -107,15 +105,10 @@ def test_buckets_are_few() -> None:
 @pytest.mark.parametrize("kind", FORMS)
 def test_the_form_of_a_model_is_found_by_trying(kind: str, targets: tuple[str, ...] | None) -> None:
     model = tiny(kind)
-    bank = AdapterBank(model, LoraConfig(dropout=0.1, targets=targets), 4)
-    before = bank.weights.clone()
-    rows = sample(lessons((0, 1, 3), dropout=0.1), 400)
-    found, reason = find_static(SplitModel(model), bank, FastPasses(model), Blocks.of(model), rows)
-    assert ("none" if found is None else "by hand" if found.blocks is not None else "own") == FORMS[kind], reason
-    assert bool(reason) == (kind in ("mistral", "gemma2", "bloom"))
-    assert torch.equal(bank.weights, before)
-    assert float(bank.grads.abs().sum()) == 0
-    assert all("forward" not in layer.__dict__ for layer in model.modules() if hasattr(layer, "self_attn"))
+    specs = [spec(f"l{i}", seed=i, dropout=0.1) for i in range(3)]
+    verdict = check_lanes(model, LoraConfig(dropout=0.1, targets=targets), specs, static=True)
+    assert verdict.form == FORMS[kind], verdict.facts
+    assert all("forward" not in module.__dict__ for module in model.modules())
 
 
 @pytest.mark.parametrize("kind", ["llama", "neox", "gpt2"])
@@ -123,10 +116,10 @@ def test_a_pass_and_an_update_can_be_captured(kind: str) -> None:
     """Nothing is sent from the host or read by it, and no mask of tokens × tokens is made."""
     model = tiny(kind)
     bank = AdapterBank(model, LoraConfig(dropout=0.1, targets=("all-linear",)), 4)
-    found, reason = find_static(SplitModel(model), bank, FastPasses(model), Blocks.of(model), lessons((0, 1)))
-    assert found is not None, reason
+    found = static_module.StaticPass(SplitModel(model), bank, Blocks.of(model))
     inputs = place(lay(lessons((0, 1, 3), dropout=0.1)), bank, few=True)
-    steps = StaticSteps(found, LaneAdamW(4, bank.width, bank.device), Standing.of(4, bank.device))
+    steps = StaticSteps(found, Moments(4, bank.width, bank.device), Standing.of(4, bank.device))
+    found(inputs)  # the first pass of a run is never captured
     steps.update(np.ones((4, COLUMNS), np.float32))
     with Audit(inputs.bucket.tokens**2) as audit:
         found(inputs)
@@ -136,14 +129,19 @@ def test_a_pass_and_an_update_can_be_captured(kind: str) -> None:
 
 
 def test_a_wrong_form_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny("llama")
-    bank = AdapterBank(model, LoraConfig(), 4)
-    blocks = Blocks.of(model)
-    blocks.blocks[1].scale *= 1.1
-    found, reason = find_static(SplitModel(model), bank, FastPasses(model), blocks, lessons((0, 1)))
-    assert found is not None
-    assert found.blocks is None
-    assert "gradients differ" in reason
+    own = Blocks.of
+
+    def wrong(model):
+        blocks = own(model)
+        blocks.blocks[1].scale *= 1.01
+        return blocks
+
+    monkeypatch.setattr(Blocks, "of", wrong)
+    specs = [spec(f"l{i}", seed=i) for i in range(3)]
+    for dtype in (torch.float32, torch.bfloat16):
+        verdict = check_lanes(tiny("llama").to(dtype), specs[0].lora, specs, static=True)
+        assert verdict.form == LONG
+        assert "gradients by" in verdict.facts["not_taken"][HAND]
 
 
 def states(model, specs, **options) -> dict[str, dict[str, torch.Tensor]]:
@@ -193,7 +191,7 @@ def test_static_passes_are_taken_and_told(caplog: pytest.LogCaptureFixture) -> N
         with caplog.at_level(logging.WARNING), LaneTrainer(tiny(kind), static=True) as trainer:
             trainer.train(mixed(2), on_step=lambda _, t=trainer: look(t))
         assert set(taken) == {wanted}
-        assert ("static passes are not used" in caplog.text) == (wanted is PlainSteps)
+        assert ("lanes run as shared passes" in caplog.text) == (wanted is PlainSteps)
         taken.clear()
 
 
@@ -210,7 +208,7 @@ def test_running_out_of_memory_leaves_static_adapters_the_same(monkeypatch: pyte
         return whole(self, hidden, inputs)
 
     monkeypatch.setattr(static_module.StaticPass, "_head", refuse)
-    monkeypatch.setattr(static_module, "_obstacle", lambda *_: None)  # the trial is not what is tested
+    monkeypatch.setattr(lanes_module, "check_lanes", lambda *_, **__: Verdict(HAND))  # it is not what is tested
     with LaneTrainer(tiny("llama"), static=True) as trainer:
         trainer.train(specs)
         tight = {s.key: trainer.adapter_state(s.key) for s in specs}
@@ -227,7 +225,7 @@ def test_recomputed_layers_give_the_same_gradients() -> None:
         bank.weights[slot] = torch.randn(bank.width, generator=torch.Generator().manual_seed(slot)) * 0.05
     bank.refresh()
     for form in (Blocks.of(model), None):
-        ours = static_module.StaticPass(SplitModel(model), bank, FastPasses(model), form)
+        ours = static_module.StaticPass(SplitModel(model), bank, form)
         found = []
         for recompute in (False, True):
             bank.grads.zero_()
@@ -244,7 +242,7 @@ def test_logits_in_pieces_give_the_same_gradients(monkeypatch: pytest.MonkeyPatc
     for slot in range(4):
         bank.weights[slot] = torch.randn(bank.width, generator=torch.Generator().manual_seed(slot)) * 0.05
     bank.refresh()
-    ours = static_module.StaticPass(SplitModel(model), bank, FastPasses(model), None)
+    ours = static_module.StaticPass(SplitModel(model), bank, None)
     inputs = place(lay(rows), bank, few=False)
     assert inputs.bucket.targets > static_module.LEAST_PIECE
     found = []
@@ -282,37 +280,3 @@ def test_a_lane_that_is_not_sound_fails_alone() -> None:
 
 def test_the_vocabulary_is_what_the_tests_think() -> None:
     assert SplitModel(tiny("llama")).vocabulary == VOCAB
-
-
-def deep_in_few_bits() -> tuple[torch.nn.Module, AdapterBank]:
-    """A model so deep, with weights so large, that in bfloat16 roundings alone change gradients by a tenth."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": VOCAB, "num_attention_heads": 4}
-    model = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=24, initializer_range=0.16)).bfloat16()
-    model.requires_grad_(False)
-    bank = AdapterBank(model, LoraConfig(), 4)
-    bank.weights[:4].normal_(0, 0.02, generator=torch.Generator().manual_seed(1))
-    bank.refresh()
-    return model, bank
-
-
-def test_rounding_in_a_deep_model_is_no_fault_of_a_form_but_a_wrong_form_is():
-    model, bank = deep_in_few_bits()
-    rows = sample(lessons((0, 1)), 400)
-    fast = FastPasses(model)
-    plan = PassPlan(slots=bank.slots, token_budget=1 << 40, pass_price=0)
-    grads = []
-    for passes in (fast, fast.without()):
-        bank.grads.zero_()
-        run_step(SplitModel(model), bank, rows, plan, passes)
-        grads.append(bank.grads.clone())
-    rounding = float((grads[0] - grads[1]).norm() / grads[0].norm())
-    assert rounding > static_module.FEW_BITS_ERROR, "or the test tests nothing"
-    blocks = Blocks.of(model)
-    found, reason = find_static(SplitModel(model), bank, fast, blocks, rows)
-    assert found is not None, reason
-    for block in blocks.blocks:
-        block.scale *= 1.5
-    assert static_module._obstacle(static_module.StaticPass(SplitModel(model), bank, fast, blocks), rows) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -124,7 +125,15 @@ class Writer:
         if not live:
             return True
         longest = max(len(draft.prompt) + draft.room for draft in live)
-        return self.trials.may_write(longest, live, lambda batch: self._loop(batch, Decoding(), record=True))
+        return self.trials.may_write(
+            longest, live, lambda net, batch: self._on(net)._loop(batch, Decoding(), record=True)
+        )
+
+    def _on(self, network: Network) -> Writer:
+        """Return a writer like this one on another network."""
+        other = copy.copy(self)
+        other.network = network
+        return other
 
     def _may_seat(self, queue: list[Draft]) -> bool:
         """Say whether texts may be written in seats: where that is wanted, and gives the reference's numbers."""
@@ -132,8 +141,8 @@ class Writer:
         if not self.continuous or not live:
             return False
 
-        def write(batch: list[Draft]) -> list[list[float]]:
-            loop = self._loop_of_seats(max(2, len(batch) // 2), record=True)
+        def write(network: Network, batch: list[Draft]) -> list[list[float]]:
+            loop = self._on(network)._loop_of_seats(max(2, len(batch) // 2), record=True)
             for _ in loop.write(batch):
                 pass
             return [loop.logprobs[draft.index] for draft in batch]
@@ -177,10 +186,14 @@ class Writer:
         return max(1, min(most, prefill, cached))
 
     def _alike(self, queue: list[Draft], decoding: Decoding) -> list[Draft]:
-        """Choose drafts with prompts of one length, one where the model keeps several versions of a text."""
+        """Choose drafts with prompts of one length and one owner; one where the model keeps several versions."""
         first = queue[0]
         most = 1 if decoding.beams > 1 else self._rows(first)
-        return [draft for draft in queue if (len(draft.prompt), draft.room) == (len(first.prompt), first.room)][:most]
+
+        def kind(draft: Draft) -> tuple[int, int, int]:
+            return len(draft.prompt), draft.room, draft.owner
+
+        return [draft for draft in queue if kind(draft) == kind(first)][:most]
 
     def _draft(self, index: int, request: Generation, prompt: Ids, owner: int) -> Draft:
         prefix = self.encoder.bos.prefix_id

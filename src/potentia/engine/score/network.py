@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -18,7 +17,6 @@ from potentia.engine.split import SplitModel
 
 if TYPE_CHECKING:
     from potentia.engine.loading import LoadedModel
-    from potentia.engine.tune.fast import FastPasses
 
 HEAD_BYTES = {"cuda": 1 << 29, "cpu": 1 << 28}  # of float32 logits at a time
 CPU_CACHE_BYTES = 1 << 31
@@ -62,13 +60,6 @@ class Network:
         self._window = getattr(config, "sliding_window", None)
         if getattr(config, "use_sliding_window", True) is False:
             self._window = None
-
-    @cached_property
-    def fast(self) -> FastPasses:
-        """Parts of the model in forms that move less memory; for passes that are made many times."""
-        from potentia.engine.tune.fast import FastPasses
-
-        return FastPasses(self.model)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -13,10 +13,9 @@ from potentia.engine.memory import out_of_memory
 from potentia.engine.score.forest import Forest, Strand, batches, plant
 from potentia.engine.score.inflight import Tally
 from potentia.engine.score.network import Network, Router
-from potentia.engine.score.reference import reference_likelihood
 from potentia.engine.score.rolling import rolling_windows
 from potentia.engine.score.stops import StopTables
-from potentia.engine.score.trial import Trials
+from potentia.engine.score.trial import Trials, reference_likelihood
 from potentia.engine.tokens import Ids
 from potentia.errors import ModelError
 from potentia.values.requests import Continuation, Document, Generation

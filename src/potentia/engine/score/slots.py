@@ -194,8 +194,7 @@ class Slots:
         try:
             for config, _ in before:
                 config._attn_implementation = _NAME
-            with self.network.fast.active():
-                yield
+            yield
         finally:
             for config, name in before:
                 config._attn_implementation = name

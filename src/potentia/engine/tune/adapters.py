@@ -10,9 +10,10 @@ adapters' gradients, row by row in order, straight into a second (K + 1, P) matr
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -43,6 +44,14 @@ class Site:
 
 
 GATHERED_BYTES = 2 << 30
+TRIED = 0.1  # of a layer's input, about, that an adapter made up for a trial adds
+_INSTALLED: weakref.WeakValueDictionary[int, AdapterBank] = weakref.WeakValueDictionary()  # by id of the model
+
+
+def installed_on(model: nn.Module) -> AdapterBank | None:
+    """Return the adapters that a model wears now."""
+    bank = _INSTALLED.get(id(model))
+    return bank if bank is not None and bank.model is model and bank.worn else None
 
 
 class Routing:
@@ -91,50 +100,93 @@ class AdapterBank:
             parameter.requires_grad_(False)
         forwards: list[Any] = [LaneForward(self, *pair) for pair in zip(self.sites, self._layers, strict=False)]
         holders: dict[int, list[tuple[Site, str]]] = {}
+        names = {id(module): name for name, module in model.named_modules()}
+        self.stacked_at: dict[int, tuple[str, str]] = {}  # site → its module's name and its parameter's
         for entry, site in zip(found.stacked, self.sites[len(self._layers) :], strict=True):
             if id(entry.module) not in holders:
                 holders[id(entry.module)] = []
                 self._layers.append(entry.module)
                 forwards.append(StackedForward(self, entry.module, holders[id(entry.module)]))
             holders[id(entry.module)].append((site, entry.parameter))
+            self.stacked_at[site.index] = names[id(entry.module)], entry.parameter
+        self._forwards = forwards
+        self.worn = False
+        self._put_on()
+        _INSTALLED[id(model)] = self
+
+    def _put_on(self) -> None:
         self._before = [module.__dict__.get("forward") for module in self._layers]
-        for module, forward in zip(self._layers, forwards, strict=True):
+        for module, forward in zip(self._layers, self._forwards, strict=True):
             module.forward = forward
-        embedding = model.get_input_embeddings()  # type: ignore[operator]
+        embedding = self.model.get_input_embeddings()  # type: ignore[operator]
         self._hook = embedding.register_forward_pre_hook(self._count)
+        self.worn = True
 
-    def _count(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
-        self.routing.count = inputs[0].numel()
-
-    def close(self) -> None:
-        """Take the adapters off: the model computes, and asks for gradients, as it did before."""
+    def _take_off(self) -> None:
         self._hook.remove()
         for module, before in zip(self._layers, self._before, strict=True):
             module.__dict__.pop("forward", None)
             if before is not None:
                 module.forward = before
+        self.worn = False
+
+    def _count(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self.routing.count = inputs[0].numel()
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Let the model be as it was without adapters inside the block."""
+        if not self.worn:
+            yield
+            return
+        self._take_off()
+        try:
+            yield
+        finally:
+            self._put_on()
+
+    def close(self) -> None:
+        """Take the adapters off: the model computes, and asks for gradients, as it did before."""
+        if self.worn:
+            self._take_off()
         for parameter, flag in self._frozen:
             parameter.requires_grad_(flag)
-        self._layers, self._before, self._frozen = [], [], []
+        self._layers, self._before, self._frozen, self._forwards = [], [], [], []
 
     def refresh(self) -> None:
         """Bring the copy that passes multiply with up to date: in the base's dtype, A already scaled by α/r."""
         self.work.copy_(self.weights * self.factors)
 
-    def learned(self, slot: int) -> bool:
-        """Whether training has moved a slot's B from where it began, at zero."""
-        return any(bool(self.views(self.weights, site)[1][slot].any()) for site in self.sites)
+    @torch.no_grad()
+    def randomise(self, seed: int = 0) -> None:
+        """Give every slot an adapter of its own that changes what the model computes: trials are made with these."""
+        stream = torch.Generator().manual_seed(seed)
+        for slot in range(self.slots):
+            row = self.fresh(seed + slot)
+            for site in self.sites:
+                _, b = self.views(row[None], site)
+                b.copy_(torch.randn(b.shape, generator=stream) * (TRIED / (site.scale * max(1, site.rank) ** 0.5)))
+            self.weights[slot].copy_(row)
+        self.refresh()
 
     @contextmanager
-    def magnified(self) -> Iterator[None]:
-        """Multiply with every layer's B scaled up to about one inside the block."""
+    def without_dropout(self) -> Iterator[None]:
+        """Drop nothing inside the block."""
+        kept, self.lora = self.lora, replace(self.lora, dropout=0.0)
         try:
-            for site in self.sites:
-                _, b = self.views(self.work, site)
-                largest = self.views(self.weights, site)[1].abs().amax(dim=(1, 2), keepdim=True)  # (K + 1, 1, 1)
-                b.copy_(self.views(self.weights, site)[1] / largest.clamp(min=1e-30))
             yield
         finally:
+            self.lora = kept
+
+    @contextmanager
+    def trying(self) -> Iterator[None]:
+        """Multiply with adapters made up for a trial inside the block; the real ones are kept."""
+        kept = self.weights.clone()
+        try:
+            self.randomise()
+            yield
+        finally:
+            self.weights.copy_(kept)
             self.refresh()
 
     def views(self, flat: Tensor, site: Site) -> tuple[Tensor, Tensor]:
@@ -203,9 +255,13 @@ class AdapterBank:
         self.routing.owners = owners
 
     @contextmanager
-    def training_rows(self, owners: Tensor, keys: Tensor | None) -> Iterator[None]:
-        """Route one pass of training: its rows' slots and dropout keys."""
+    def training_rows(self, owners: Tensor, keys: Tensor | None, *, alone: bool = False) -> Iterator[None]:
+        """Route one pass of training: its rows' slots and dropout keys. All rows are one lane's where it is ``alone``.
+
+        One lane's tokens are one group whatever order a model gives them.
+        """
         routing = self.routing
+        owners = owners[:1] if alone else owners
         routing.owners, routing.keys, routing.single = owners, keys, False
         if owners.shape[0] * self.width * self.work.element_size() <= GATHERED_BYTES:
             routing.gathered = self.work.index_select(0, owners)

@@ -6,12 +6,13 @@ The layer adds attention and a gated feed-forward block to its input, each on a 
 
 Written as one unit it needs eight large products and a dozen passes over memory, about a third of what its parts need
 one by one: projections of the same input are one product, residual sums ride on norms, gradients of gates overwrite
-the gates. Whether a model's layers are of this kind is found by trying (see ``static``): an attribute's name proves
+the gates. Whether a model's layers are of this kind is found by trying (see ``check``): an attribute's name proves
 nothing.
 """
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from potentia.engine.tune.adapters import AdapterBank, Site
-from potentia.engine.tune.fast import gates_with_silu, norm_gain
 from potentia.engine.tune.lane_layers import LaneForward
 from potentia.engine.tune.layout import StaticInputs
 from potentia.engine.tune.thin import Route, ThinGroup
@@ -55,8 +55,6 @@ class Block:
             raise TypeError("a projection is no plain linear layer")
         if any(map(_altered, (layer, attention, mlp, *self.parts.values()))):
             raise TypeError("somebody else's forward or hook is in place")
-        if not gates_with_silu(mlp):
-            raise TypeError("no gated feed-forward block with silu")
         if any(part.bias is not None for name, part in self.parts.items() if name not in GROUPS[0]):
             raise TypeError("only queries, keys and values may have a bias here")
         self.head = int(attention.head_dim)
@@ -213,12 +211,25 @@ class _Layer(torch.autograd.Function):
         return do.norm_back(dx, h, gain, scale, dh2), None, None, None, None, None
 
 
+@torch.no_grad()
 def _gain(module: nn.Module) -> tuple[Tensor, float]:
-    found = norm_gain(module)
-    if found is None:
-        raise TypeError("no root-mean-square norm")
-    gain, epsilon = found
-    return gain.to(next(module.parameters()).dtype), epsilon
+    """Return a root-mean-square norm's gain as it multiplies, and its ε, by running its code in float32.
+
+    Some models keep the gain less one, and multiply in float32: one more than it has no room in fewer bits.
+    """
+    weight, epsilon = module.weight, float(getattr(module, "variance_epsilon", getattr(module, "eps", 0.0)))
+    assert isinstance(weight, Tensor)
+    whole = nn.Parameter(weight.detach().float(), requires_grad=False)
+    alike = copy.copy(module)
+    alike.__dict__["_parameters"] = {"weight": whole}
+    x = torch.randn(4, whole.shape[0], generator=torch.Generator().manual_seed(0)).to(whole.device)
+    unit = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon)
+    own = alike(x)
+    if torch.allclose(own, unit * whole, rtol=1e-4, atol=1e-5):
+        return weight.detach(), epsilon
+    if torch.allclose(own, unit * (1 + whole), rtol=1e-4, atol=1e-5):
+        return (1 + whole).detach(), epsilon
+    raise TypeError("no root-mean-square norm")
 
 
 def _altered(module: nn.Module) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,11 +23,10 @@ from torch import Tensor
 
 from potentia.engine.memory import out_of_memory
 from potentia.engine.tune.layout import Bucket, Ints32, StaticInputs, lay
-from potentia.engine.tune.optimizer import LaneAdamW
-from potentia.engine.tune.passes import Lesson, cut
+from potentia.engine.tune.passes import Lesson, cut_end_to_end
 from potentia.engine.tune.planner import PassPlan
 from potentia.engine.tune.static import StaticPass
-from potentia.engine.tune.steps import COLUMNS, Standing, Table
+from potentia.engine.tune.steps import COLUMNS, Moments, Standing, Table, apply_update
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +76,7 @@ class _Shelf:
 class StaticSteps:
     """Steps of lanes through static passes: gradients of a step's rows, then the update of all lanes."""
 
-    def __init__(self, static: StaticPass, optimizer: LaneAdamW, standing: Standing) -> None:
+    def __init__(self, static: StaticPass, optimizer: Moments, standing: Standing) -> None:
         self.static, self.optimizer, self.standing = static, optimizer, standing
         self.bank = static.bank
         self.device = self.bank.device
@@ -95,7 +94,7 @@ class StaticSteps:
 
     def gradients(self, rows: Sequence[Lesson], plan: PassPlan) -> None:
         """Add the gradients of one step of every lane into the bank, and its losses into the pass's."""
-        for chosen, _ in cut(rows, replace(plan, packed=True)):
+        for chosen in cut_end_to_end(rows, plan):
             row = lay(chosen)
             worth = self.capturing and not plan.checkpointing and len(row.ids) * self.parameters < LAUNCH_BOUND
             bucket = Bucket.holding(len(row.ids), len(row.targets), self.bank.slots, few=worth)
@@ -175,16 +174,6 @@ class StaticSteps:
         else:
             self._update_graph.replay()
 
-    @torch.no_grad()
     def _update(self) -> None:
-        bank, moments, standing = self.bank, self.optimizer, self.standing
-        n, losses = bank.slots, self.static.losses
-        norms = torch.linalg.vector_norm(bank.grads[:n], dim=1)
-        active, first = self._table[:, 9] != 0, self._table[:, 10] != 0
-        standing.unsound[:n] |= active & ~(torch.isfinite(norms) & torch.isfinite(losses[:n]))
-        standing.loss_sums[:n] += torch.where(active, losses[:n], 0.0)
-        standing.first_losses[:n].copy_(torch.where(first, losses[:n], standing.first_losses[:n]))
-        self.static.operations.update_(
-            bank.weights, moments.first, moments.second, bank.grads, bank.work, bank.factors, self._table, norms
-        )
-        losses.zero_()
+        apply_update(self.bank, self.optimizer, self.standing, self.static.losses, self._table)
+        self.static.losses.zero_()

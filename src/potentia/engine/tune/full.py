@@ -32,6 +32,7 @@ from potentia.engine.tune.examples import TokenisedExamples
 from potentia.engine.tune.passes import Lesson, assemble, backpropagate, cut, find_divides, recomputing
 from potentia.engine.tune.planner import PassPlan, make_plan, token_bytes
 from potentia.engine.tune.schedule import LaneSpec, Schedule, data_order
+from potentia.engine.twin import twin
 from potentia.errors import TuningError
 
 MOST_BYTES = 16 << 30
@@ -177,7 +178,9 @@ class FullTrainer:
             token_bytes=2 * token_bytes(config, first.element_size()),
             token_budget=self.token_budget,
         )
-        return replace(plan, divides=find_divides(self.split, min(self.limit or 1 << 30, spec.longest)))
+        with twin(self.model) as judge:
+            divides = find_divides(SplitModel(judge.model), min(self.limit or 1 << 30, spec.longest))
+        return replace(plan, divides=divides)
 
     def _rows(self, spec: LaneSpec, step: int) -> list[Lesson]:
         epoch, at = divmod(step, spec.steps_per_epoch)
@@ -213,7 +216,6 @@ class FullTrainer:
         total = torch.zeros((), device=device)
         with recomputing(self.model, plan.checkpointing):
             for chosen, length in cut(rows, plan):
-                assert length is not None
                 batch = assemble(chosen, length, device, dropout=False)
                 values = backpropagate(self.split, batch)
                 total += (values * batch.weights).sum()

@@ -75,7 +75,6 @@ class Lane:
     slot: int | None = None
     status: str = "waiting"
     reason: str | None = None
-    checked: bool = False
     tokens: int = 0  # of the epoch under way
     began: float = field(default_factory=time.monotonic)  # that epoch, here
     epochs: list[LaneEpoch] = field(default_factory=list)
@@ -114,7 +113,6 @@ class Lane:
             "slot": self.slot,
             "status": self.status,
             "reason": self.reason,
-            "checked": self.checked,
             "tokens": self.tokens,
             "epochs": [asdict(epoch) for epoch in self.epochs],
         }
@@ -122,7 +120,7 @@ class Lane:
     def recall(self, record: Mapping[str, Any]) -> None:
         """Take up a snapshot's values."""
         self.step, self.slot, self.status = record["step"], record["slot"], record["status"]
-        self.reason, self.checked, self.tokens = record["reason"], record["checked"], record.get("tokens", 0)
+        self.reason, self.tokens = record["reason"], record.get("tokens", 0)
         self.epochs = [LaneEpoch(**epoch) for epoch in record["epochs"]]
 
 

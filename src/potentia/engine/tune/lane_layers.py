@@ -127,8 +127,14 @@ def _share(ctx: Any, x: Tensor, bank: AdapterBank, site: Site, *, into: Tensor) 
 
 
 def _keys(keys: Tensor, rows: int, tokens: int) -> Tensor:
-    """Return the dropout keys of a layer's tokens; a layer that sees fewer of each row takes those of its first."""
-    return keys if keys.numel() == rows * tokens else keys.view(rows, -1)[:, :tokens].contiguous()
+    """Return the dropout keys of a layer's tokens; a layer that sees fewer of each row takes those of its first.
+
+    A layer that sees tokens more than once (experts) goes round.
+    """
+    if keys.numel() == rows * tokens:
+        return keys
+    own = keys.view(rows, -1)
+    return own[:, torch.arange(tokens, device=keys.device) % own.shape[1]].contiguous()
 
 
 def _share_back(ctx: Any, slope: Tensor, base: Tensor | None) -> Tensor | None:

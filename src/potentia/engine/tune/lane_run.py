@@ -16,16 +16,18 @@ from torch import Tensor
 
 from potentia.engine.memory import out_of_memory
 from potentia.engine.quantised import count_parameters
-from potentia.engine.spread import is_spread, room_for_passes
+from potentia.engine.spread import room_for_passes
 from potentia.engine.tune.adapters import AdapterBank
+from potentia.engine.tune.block import Blocks
+from potentia.engine.tune.captured import StaticSteps
+from potentia.engine.tune.check import HAND, LONG
 from potentia.engine.tune.checkpoint_file import AdapterShelf, Snapshots
 from potentia.engine.tune.lane import Decision, Lane, LaneEpoch, LaneResult, OnEpoch, StepInfo
-from potentia.engine.tune.optimizer import LaneAdamW, settings_row
-from potentia.engine.tune.packed import can_pack
-from potentia.engine.tune.passes import Lesson, effect_of_adapters, find_divides
+from potentia.engine.tune.passes import Lesson
 from potentia.engine.tune.planner import PassPlan, make_plan, token_bytes
 from potentia.engine.tune.schedule import LaneSpec, LoraConfig
-from potentia.engine.tune.steps import COLUMNS, Standing, Steps, choose_steps
+from potentia.engine.tune.static import StaticPass
+from potentia.engine.tune.steps import COLUMNS, Moments, PlainSteps, Standing, Steps, settings_row
 from potentia.errors import TuningError
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
 LOOK_EVERY = 25  # steps between two looks at the lanes' health: each look waits for the device
 SNAPSHOT_SECONDS = 5.0
-SNAPSHOT_FORM = "2"  # snapshots of another form are not taken up
+SNAPSHOT_FORM = "3"  # snapshots of another form are not taken up
 
 
 class LaneRun:
@@ -58,7 +60,6 @@ class LaneRun:
         self.shelf = AdapterShelf(folder)
         self.snapshots = Snapshots(folder) if folder is not None else None
         self.step = 0
-        self.steps: Steps | None = None
         self._saved_at, self._save_took = time.monotonic(), 0.0
         self._before = 0  # steps that a snapshot brought
 
@@ -74,9 +75,11 @@ class LaneRun:
         self.plan = PassPlan.of(found[1]["plan"]) if found else self._first_plan()
         self.trainer.plan = self.plan
         self.bank: AdapterBank = self.trainer.bank(self.lora, self.plan.slots)
-        self.optimizer = LaneAdamW(self.plan.slots, self.bank.width, self.bank.device)
+        self.optimizer = Moments(self.plan.slots, self.bank.width, self.bank.device)
         self.standing = Standing.of(self.plan.slots, self.bank.device)
         self.bank.grads.zero_()
+        self.steps = self._steps()
+        self.trainer.record["tuning"]["targets"] = list(self.bank.targets)
         if found:
             self._take_up(*found)
             if self.on_recall is not None:
@@ -88,8 +91,7 @@ class LaneRun:
             self._one_step()
         else:
             self._snapshot(now=True)
-        if self.steps is not None:
-            self.steps.release()
+        self.steps.release()
         self.trainer.occupy({})
         return {key: lane.result(self.bank.targets) for key, lane in self.lanes.items()}
 
@@ -108,18 +110,17 @@ class LaneRun:
             memory=room_for_passes(model),
             token_bytes=token_bytes(getattr(model.config, "text_config", None) or model.config, first.element_size()),
             token_budget=self.trainer.token_budget,
-            packed=self._may_pack(first.device),
         )
-        plan = replace(plan, divides=find_divides(self.trainer.split, self._longest()))
+        plan = replace(plan, divides=self.trainer.verdict(self.lora).divides)
         return plan if self.trainer.recompute is None else replace(plan, checkpointing=self.trainer.recompute)
 
-    def _may_pack(self, device: torch.device) -> bool:
-        if device.type != "cuda" or is_spread(self.trainer.model):
-            return False
-        return can_pack(self.trainer.split, self._longest())
-
-    def _longest(self) -> int:
-        return min(self.trainer.limit or 1 << 30, max(lane.spec.longest for lane in self.lanes.values()))
+    def _steps(self) -> Steps:
+        """Make steps in the form that the check found."""
+        form, split = self.trainer.verdict(self.lora).form, self.trainer.split
+        if form not in (HAND, LONG):
+            return PlainSteps(split, self.bank, self.optimizer, self.standing, form)
+        static = StaticPass(split, self.bank, Blocks.of(self.trainer.model) if form == HAND else None)
+        return StaticSteps(static, self.optimizer, self.standing)
 
     # ---- slots ----------------------------------------------------------------------------------------------------
 
@@ -152,8 +153,6 @@ class LaneRun:
     def _one_step(self) -> None:
         active = self._active()
         rows = [row for lane in active for row in lane.batch(self.trainer.limit)]
-        if self.steps is None:
-            self.steps = choose_steps(self.trainer, self.bank, self.optimizer, self.standing, rows, self._longest())
         self._gradients(self.steps, rows)
         table = np.zeros((self.plan.slots, COLUMNS), np.float32)
         for lane in active:
@@ -164,7 +163,6 @@ class LaneRun:
         for lane in active:
             lane.step += 1
         self.step += 1
-        self._check_effect(rows, [lane for lane in active if table[lane.slot, 0] > 0])
         due = [lane for lane in active if lane.step % lane.spec.steps_per_epoch == 0]
         if due or self.step % LOOK_EVERY == 0:
             self._fail_unsound(active)
@@ -197,22 +195,6 @@ class LaneRun:
             steps.release()
             if self.bank.device.type == "cuda":
                 torch.cuda.empty_cache()
-
-    def _check_effect(self, rows: list[Lesson], stepped: list[Lane]) -> None:
-        """After a lane's first real update its adapter must change what the model computes."""
-        new = {lane.slot: lane for lane in stepped if not lane.checked}
-        if not new:
-            return
-        samples = {row.slot: row for row in reversed(rows) if row.slot in new}
-        moved = effect_of_adapters(self.trainer.split, self.bank, list(samples.values()))
-        for slot, changed in zip(samples, moved, strict=True):
-            new[slot].checked = True
-            if not changed:
-                self._end(new[slot], "failed", "the adapter left the model unchanged after the first update")
-        if not any(moved) and len(new) == len(self.lanes):
-            raise TuningError(
-                "no adapter changes what the model computes", hint="check `targets` and the learning rates"
-            )
 
     def _fail_unsound(self, active: list[Lane]) -> None:
         flags = self.standing.unsound.tolist()

@@ -16,6 +16,7 @@ list of lanes, so resume with the same list.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,8 @@ from torch import Tensor, nn
 from potentia.engine.split import SplitModel
 from potentia.engine.spread import is_spread
 from potentia.engine.tune.adapters import AdapterBank
-from potentia.engine.tune.block import Blocks
+from potentia.engine.tune.check import Verdict, check_lanes
 from potentia.engine.tune.checkpoint_file import AdapterShelf
-from potentia.engine.tune.fast import FastPasses
 from potentia.engine.tune.lane import LaneEpoch, LaneResult, OnEpoch, StepInfo
 from potentia.engine.tune.lane_run import LaneRun
 from potentia.engine.tune.planner import PassPlan
@@ -55,17 +55,16 @@ class LaneTrainer:
     ) -> None:
         self.model: nn.Module = loaded if isinstance(loaded, nn.Module) else loaded.model
         self.split = SplitModel(self.model)
-        self.fast = FastPasses(self.model)
-        self.fast.keep_if_sound(self.split)
         on_gpu = next(self.model.parameters()).device.type == "cuda" and not is_spread(self.model)
         self.static = static if static is not None else on_gpu
-        self.blocks = Blocks.of(self.model) if self.static else None
         self.token_budget, self.workspace, self.recompute = token_budget, workspace, recompute
         self.router = _Router(self)
         self.plan: PassPlan | None = None
         self.run_under_way: LaneRun | None = None
         self.limit: int | None = getattr(loaded, "max_length", None) or _positions(self.model)
         self.fingerprint: str = getattr(loaded, "fingerprint", "")
+        self.record: dict[str, Any] = getattr(loaded, "record", {})  # how lanes were checked and run, for manifests
+        self._verdicts: dict[LoraConfig, Verdict] = {}
         self._bank: AdapterBank | None = None
         self._specs: dict[str, LaneSpec] = {}
         self._results: dict[str, LaneResult] = {}
@@ -114,6 +113,7 @@ class LaneTrainer:
             groups.setdefault(spec.lora, []).append(spec)
         results: dict[str, LaneResult] = {}
         for lora, group in groups.items():
+            self._check(lora, group)
             run = self.run_under_way = LaneRun(self, lora, group, on_epoch, on_step, on_recall, stop)
             for spec in group:
                 self._specs[spec.key], self._shelves[spec.key] = spec, run.shelf
@@ -125,6 +125,26 @@ class LaneTrainer:
     def trainable(self) -> int:
         """The parameters of one lane's adapter."""
         return self._bank.width if self._bank is not None else 0
+
+    def _check(self, lora: LoraConfig, specs: Sequence[LaneSpec]) -> None:
+        """Compare lanes with the model's own code, once for a shape of adapters and the longest rows so far."""
+        longest = min(self.limit or 1 << 30, max(spec.longest for spec in specs))
+        known = self._verdicts.get(lora)
+        if known is not None and longest <= known.longest:
+            return
+        if self._bank is not None:
+            self._bank.close()
+            self._bank = None
+            self._resident.clear()
+        verdict = check_lanes(
+            self.model, lora, specs, static=self.static, limit=self.limit, recompute=bool(self.recompute)
+        )
+        self._verdicts[lora] = replace(verdict, longest=longest)
+        self.record["tuning"] = verdict.as_dict()
+
+    def verdict(self, lora: LoraConfig) -> Verdict:
+        """Return what the check found for a shape of adapters."""
+        return self._verdicts[lora]
 
     def occupy(self, slots: dict[str, int]) -> None:
         """Note which lanes train in which slots; what a slot held before is gone."""

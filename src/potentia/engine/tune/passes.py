@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,12 +17,11 @@ from torch.utils.checkpoint import checkpoint
 from potentia.engine.split import SplitModel
 from potentia.engine.tune.adapters import AdapterBank
 from potentia.engine.tune.dropout import token_keys
-from potentia.engine.tune.fast import FastPasses
-from potentia.engine.tune.packed import STRETCH, Packing, packed_attention, spread_plan
 from potentia.engine.tune.planner import PassPlan, pack
-from potentia.engine.windows import horizons
 
 Ints = npt.NDArray[np.int64]
+# whose rows may share a pass of the model's own layers: all lanes', one lane's, or nobody's
+SHARED, LANE, ROW = "shared passes", "one lane a pass", "one row a pass"
 
 
 @dataclass(frozen=True)
@@ -40,17 +39,15 @@ class Lesson:
 
 @dataclass(frozen=True)
 class Batch:
-    """One pass on the device: padded rows (R, T), or one long row (1, N) with the places and packing of its parts."""
+    """One pass on the device: rows padded to one length (R, T)."""
 
     ids: Tensor
-    owners: Tensor  # of each row, or of each stretch of the long row
+    owners: Tensor  # of each row
     keys: Tensor | None  # dropout key of each token
     positions: Tensor  # into the flattened tokens
     targets: Tensor
     target_owners: Tensor
     weights: Tensor
-    places: Tensor | None = None
-    packing: Packing | None = None
 
 
 def assemble(rows: Sequence[Lesson], length: int, device: torch.device, dropout: bool) -> Batch:
@@ -76,43 +73,6 @@ def assemble(rows: Sequence[Lesson], length: int, device: torch.device, dropout:
     )
 
 
-def assemble_packed(rows: Sequence[Lesson], device: torch.device, dropout: bool) -> Batch:
-    """Lay rows end to end, each lane's stretch filled up with a short row of its own that no loss looks at."""
-    filled: list[Lesson] = []
-    size = 0
-    for row, after in zip(rows, [*rows[1:], None], strict=True):
-        filled.append(row)
-        size += len(row.ids)
-        if (after is None or after.slot != row.slot) and size % STRETCH:
-            gap = STRETCH - size % STRETCH
-            filled.append(replace(row, ids=np.zeros(gap, np.int64), first_target=gap))
-            size += gap
-    lengths, firsts, owners = _columns(filled)
-    ids = np.concatenate([row.ids for row in filled])
-    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-    row_of = np.repeat(np.arange(len(filled)), lengths)
-    places = np.arange(size) - starts[row_of]
-    targets = np.flatnonzero(places >= firsts[row_of])
-    weights = np.fromiter((row.weight for row in filled), np.float32, len(filled))[row_of[targets]]
-    index, inverse, groups = spread_plan(lengths.tolist())
-    token_owners = owners[row_of]
-    parts = _send(
-        [ids, token_owners[::STRETCH], targets - 1, ids[targets], token_owners[targets], places, index, inverse], device
-    )
-    keys = _keys(filled, row_of, places, device) if dropout else None
-    return Batch(
-        ids=parts[0].unsqueeze(0),
-        owners=parts[1],
-        keys=keys,
-        positions=parts[2],
-        targets=parts[3],
-        target_owners=parts[4],
-        weights=to_device(weights, device),
-        places=parts[5].unsqueeze(0),
-        packing=Packing(parts[6], parts[7], groups),
-    )
-
-
 def _columns(rows: Sequence[Lesson]) -> tuple[Ints, Ints, Ints]:
     lengths = np.fromiter((len(row.ids) for row in rows), np.int64, len(rows))
     firsts = np.fromiter((row.first_target for row in rows), np.int64, len(rows))
@@ -135,89 +95,110 @@ def to_device(values: npt.NDArray[Any], device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
-def run_step(split: SplitModel, bank: AdapterBank, rows: Sequence[Lesson], plan: PassPlan, fast: FastPasses) -> Tensor:
+def run_step(
+    split: SplitModel, bank: AdapterBank, rows: Sequence[Lesson], plan: PassPlan, form: str = SHARED
+) -> Tensor:
     """Add the gradients of one step of every lane into the bank; returns each slot's loss (mean over its targets).
 
     Rows must come slot by slot. Within a pass they keep that order, so a lane's gradients are added in one fixed order.
     """
     losses = torch.zeros(bank.slots + 1, device=bank.device)
-    dropout = bank.lora.dropout > 0
-    with fast.active(), recomputing(split.model, plan.checkpointing):
-        for chosen, length in cut(rows, plan):
-            if length is None:
-                batch = assemble_packed(chosen, bank.device, dropout)
-            else:
-                batch = assemble(chosen, length, bank.device, dropout)
-            with bank.training_rows(batch.owners, batch.keys):
-                values = backpropagate(split, batch)
+    dropout, alone = bank.lora.dropout > 0, form != SHARED
+    with usual_attention(bank.device), recomputing(split.model, plan.checkpointing):
+        for chosen, length in _divided(rows, plan, form):
+            batch = assemble(chosen, length, bank.device, dropout)
+            with bank.training_rows(batch.owners, batch.keys, alone=alone):
+                values = backpropagate(split, batch, whole=alone)
             losses.index_add_(0, batch.target_owners, values * batch.weights)
     return losses
 
 
-Cut = tuple[list[Lesson], int | None]  # rows of a pass, and the length they are padded to; None: laid end to end
+def _divided(rows: Sequence[Lesson], plan: PassPlan, form: str) -> list[tuple[list[Lesson], int]]:
+    """Divide the rows of a step into passes as a form wants them: of all lanes, of one lane, or each by itself."""
+    if form == ROW:
+        return [([row], len(row.ids)) for row in rows]
+    if form == LANE:
+        lanes = [[row for row in rows if row.slot == slot] for slot in dict.fromkeys(row.slot for row in rows)]
+        return [one for lane in lanes for one in cut(lane, plan)]
+    return cut(rows, plan)
 
 
-def cut(rows: Sequence[Lesson], plan: PassPlan) -> list[Cut]:
-    """Divide the rows of a step into passes."""
+def cut(rows: Sequence[Lesson], plan: PassPlan) -> list[tuple[list[Lesson], int]]:
+    """Divide rows into padded passes: the rows of each, and the length that they are padded to."""
     lengths = np.array([len(row.ids) for row in rows])
-    if plan.divides:
-        level, alike = np.searchsorted(plan.divides, lengths), replace(plan, divides=())
-        parts = ([rows[i] for i in np.flatnonzero(level == n).tolist()] for n in range(len(plan.divides) + 1))
-        return [one for part in parts if part for one in cut(part, alike)]
-    if not plan.packed:
-        return [([rows[i] for i in chosen], length) for chosen, length in pack(lengths, plan)]
-    passes = -(-int(lengths.sum()) // plan.token_budget)
-    ends = np.cumsum(lengths)
+    level = np.searchsorted(plan.divides, lengths)
+    passes: list[tuple[list[Lesson], int]] = []
+    for number in range(len(plan.divides) + 1):
+        part = np.flatnonzero(level == number)
+        if len(part):
+            passes += [([rows[part[i]] for i in chosen], length) for chosen, length in pack(lengths[part], plan)]
+    return passes
+
+
+def cut_end_to_end(rows: Sequence[Lesson], plan: PassPlan) -> list[list[Lesson]]:
+    """Divide rows into long rows of about one size."""
+    ends = np.cumsum([len(row.ids) for row in rows])
+    passes = -(-int(ends[-1]) // plan.token_budget)
     which = np.minimum((ends - 1) * passes // int(ends[-1]), passes - 1)
     parts = ([rows[i] for i in np.flatnonzero(which == number).tolist()] for number in range(passes))
-    return [(part, None) for part in parts if part]
+    return [part for part in parts if part]
 
 
 @torch.no_grad()
 def find_divides(split: SplitModel, longest: int) -> tuple[int, ...]:
-    """Find the lengths beyond which a row changes what shorter rows of its pass become.
+    """Find the lengths beyond which a row changes what shorter rows of its pass become, by bisection.
 
     Some models turn positions otherwise in a pass with one long row (``longrope``), and a lane would depend on others.
     """
     first = next(split.model.parameters())
-    stream = np.random.default_rng(0)
-    found = []
-    for horizon in horizons(split.model.config, longest):
-        few = min(8, horizon)
-        ids = torch.from_numpy(stream.integers(0, split.vocabulary, (2, horizon + 1))).to(first.device)
-        alone, beside = split.hidden(ids[:1, :few])[0].float(), split.hidden(ids)[0, :few].float()
-        most = 1e-3 if first.dtype == torch.float32 else 3e-2
-        if not float((alone - beside).norm()) < most * float(alone.norm()):
-            found.append(horizon)
+    ids = torch.randint(0, split.vocabulary, (2, longest), generator=torch.Generator().manual_seed(0)).to(first.device)
+    most = 1e-3 if first.dtype in (torch.float32, torch.float64) else 3e-2
+
+    def changes(short: int, beside: int) -> bool:
+        alone, found = split.hidden(ids[:1, :short])[0].float(), split.hidden(ids[:, :beside])[0, :short].float()
+        return not float((alone - found).norm()) < most * float(alone.norm())
+
+    found: list[int] = []
+    short = min(8, longest)
+    while short < longest and changes(short, longest):
+        same, changed = short, longest
+        while changed - same > 1:
+            middle = (same + changed) // 2
+            same, changed = (same, middle) if changes(short, middle) else (middle, changed)
+        found.append(same)
+        short = changed
     return tuple(found)
 
 
-def backpropagate(split: SplitModel, batch: Batch) -> Tensor:
-    """Run one pass forward and backward; returns the loss at each target."""
-    with packed_attention(split.model, batch.packing) if batch.packing is not None else nullcontext():
-        hidden = split.hidden(batch.ids, batch.places)
-        flat = hidden.detach().reshape(-1, hidden.shape[-1])
-        values, slopes = split.losses(flat.index_select(0, batch.positions), batch.targets, batch.weights)
-        gradient = torch.zeros_like(flat).index_copy_(0, batch.positions, slopes)
-        torch.autograd.backward(hidden, gradient.view_as(hidden))
+def backpropagate(split: SplitModel, batch: Batch, *, whole: bool = False) -> Tensor:
+    """Run one pass forward and backward; returns the loss at each target.
+
+    Without ``whole`` the head runs at targets alone; with it the model's own forward makes all logits.
+    """
+    if whole:
+        logits = split.model(input_ids=batch.ids, use_cache=False).logits.flatten(0, 1)
+        picked = logits.index_select(0, batch.positions).float()
+        values: Tensor = nn.functional.cross_entropy(picked, batch.targets, reduction="none")
+        torch.autograd.backward((values * batch.weights).sum())
+        return values.detach()
+    hidden = split.hidden(batch.ids)
+    flat = hidden.detach().reshape(-1, hidden.shape[-1])
+    values, slopes = split.losses(flat.index_select(0, batch.positions), batch.targets, batch.weights)
+    gradient = torch.zeros_like(flat).index_copy_(0, batch.positions, slopes)
+    torch.autograd.backward(hidden, gradient.view_as(hidden))
     return values
 
 
-@torch.no_grad()
-def effect_of_adapters(split: SplitModel, bank: AdapterBank, rows: Sequence[Lesson]) -> list[bool]:
-    """Whether each row's adapter was changed by training, and changes what the model computes.
+@contextmanager
+def usual_attention(device: torch.device) -> Iterator[None]:
+    """Leave attention aside that compiles a plan for every new shape: lanes bring new shapes all the time."""
+    if device.type != "cuda":
+        yield
+        return
+    from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    A first update may be smaller than half precision resolves, so the adapters are made large for the trial.
-    """
-    length = min(64, max(len(row.ids) for row in rows))
-    batch = assemble([replace(row, ids=row.ids[:length]) for row in rows], length, bank.device, dropout=False)
-    learned = [bool(bank.learned(row.slot)) for row in rows]
-    bank.route(None)
-    off = split.hidden(batch.ids)
-    with bank.magnified(), bank.training_rows(batch.owners, None):
-        on = split.hidden(batch.ids)
-    changed = (on != off).flatten(1).any(dim=1).tolist()
-    return [a and b for a, b in zip(learned, changed, strict=True)]
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        yield
 
 
 @contextmanager

@@ -29,7 +29,6 @@ class PassPlan:
     pass_price: int
     overlapped: bool = False
     checkpointing: bool = False
-    packed: bool = False
     divides: tuple[int, ...] = ()
 
     @classmethod
@@ -59,7 +58,6 @@ def make_plan(
     memory: int | None = None,
     token_bytes: int = 0,
     token_budget: int | None = None,
-    packed: bool = False,
 ) -> PassPlan:
     """Choose the packing from sizes alone, so that the same run is packed the same way every time.
 
@@ -87,7 +85,6 @@ def make_plan(
         token_budget=budget,
         pass_price=price,
         overlapped=memory is not None,
-        packed=packed,
         checkpointing=recompute,
     )
 

@@ -9,25 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from potentia.engine.memory import out_of_memory
 from potentia.engine.operations import operations
 from potentia.engine.split import LEAST_PIECE, SplitModel
 from potentia.engine.tune.adapters import AdapterBank, Site
 from potentia.engine.tune.block import Blocks, StaticRun
-from potentia.engine.tune.fast import FastPasses
-from potentia.engine.tune.layout import Bucket, LongRow, StaticInputs, lay
-from potentia.engine.tune.passes import Lesson, recomputing, run_step
-from potentia.engine.tune.planner import PassPlan
+from potentia.engine.tune.layout import Bucket, LongRow, StaticInputs
+from potentia.engine.tune.passes import recomputing, usual_attention
 from potentia.engine.tune.thin import Route, ThinGroup
 
-FEW_BITS_ERROR = 5e-2  # of gradients, relative, between two ways to compute them in 16 bits
 _NAME = "potentia_rows"
 _PIECE_BYTES = 1 << 30  # of logits at a time
 
@@ -35,8 +30,8 @@ _PIECE_BYTES = 1 << 30  # of logits at a time
 class StaticPass:
     """A model as static passes see it; ``blocks`` is None where its own layers run."""
 
-    def __init__(self, split: SplitModel, bank: AdapterBank, fast: FastPasses, blocks: Blocks | None) -> None:
-        self.split, self.bank, self.fast, self.blocks = split, bank, fast, blocks
+    def __init__(self, split: SplitModel, bank: AdapterBank, blocks: Blocks | None) -> None:
+        self.split, self.bank, self.blocks = split, bank, blocks
         self.operations = operations(bank.device)
         self.losses = torch.zeros(bank.slots + 1, device=bank.device)  # of the step under way, by slot
         plain = [site for site in bank.sites if not site.experts]
@@ -50,7 +45,7 @@ class StaticPass:
         route = Route(self.bank, inputs.owners, inputs.spans, inputs.keys if dropped else None)
         run = StaticRun(self.operations, inputs, route)
         with ExitStack() as stack:
-            stack.enter_context(self.fast.active())
+            stack.enter_context(usual_attention(self.bank.device))
             # in this thread, whose streams and handles are known: another would have to be woken for every pass
             stack.enter_context(torch.autograd.set_multithreading_enabled(False))
             # also where the layers' own attention is not called: the model makes no mask of tokens × tokens for it
@@ -171,74 +166,6 @@ def _within_rows(configs: Sequence[Any], run: StaticRun) -> Iterator[None]:
             config._attn_implementation = name
 
 
-def find_static(
-    split: SplitModel, bank: AdapterBank, fast: FastPasses, blocks: Blocks | None, rows: Sequence[Lesson]
-) -> tuple[StaticPass | None, str]:
-    """Find the quickest static pass that gives the gradients of the plain passes on rows like the real ones.
-
-    The rows are tried with random adapters in every slot of theirs, so that both of LoRA's products count. Returns the
-    pass, or None where no form agrees, and what was wrong with the forms that do not.
-    """
-    reasons: list[str] = []
-    for form in (blocks, None) if blocks is not None else (None,):
-        ours = StaticPass(split, bank, fast, form)
-        found = _obstacle(ours, rows)
-        if found is None:
-            return ours, "; ".join(reasons)
-        reasons.append(("layers by hand: " if form is not None else "its own layers: ") + found)
-    return None, "; ".join(reasons)
-
-
-def _obstacle(ours: StaticPass, rows: Sequence[Lesson]) -> str | None:
-    bank = ours.bank
-    kept = bank.weights.clone()
-    stream = torch.Generator().manual_seed(0)
-    try:
-        for slot in {row.slot for row in rows}:
-            noise = torch.randn(bank.width, generator=stream) * bank.width**-0.25
-            bank.weights[slot].copy_(bank.fresh(slot) + 0.02 * noise)
-        bank.refresh()
-        bank.grads.zero_()
-        plan = PassPlan(slots=bank.slots, token_budget=1 << 40, pass_price=0)
-        losses = run_step(ours.split, bank, rows, plan, ours.fast)
-        wanted = bank.grads.clone()
-        bank.grads.zero_()
-        ours(place(lay(rows), bank, few=False))
-        error = float((bank.grads - wanted).norm() / wanted.norm())
-        drift = float((ours.losses - losses).abs().max() / losses.abs().max())
-        if bank.dtype == torch.float32:
-            most = 1e-3
-        elif error < FEW_BITS_ERROR:
-            most = FEW_BITS_ERROR
-        else:  # in a deep model roundings add up: what they do to the plain passes is no fault of these
-            bank.grads.zero_()
-            run_step(ours.split, bank, rows, plan, ours.fast.without())
-            rounding = float((bank.grads - wanted).norm() / wanted.norm())
-            most = max(FEW_BITS_ERROR, min(2 * rounding, 4 * FEW_BITS_ERROR))
-        if not error < most or not drift < min(most, FEW_BITS_ERROR):
-            return f"its gradients differ by {error:.1e}, its losses by {drift:.1e}"
-        return None
-    except (
-        TypeError,
-        ValueError,
-        RuntimeError,
-        KeyError,
-        AttributeError,
-        NotImplementedError,
-        AssertionError,
-    ) as error:
-        if out_of_memory(error):
-            if bank.device.type == "cuda":
-                torch.cuda.empty_cache()
-            return "no memory to try it"
-        return f"{type(error).__name__}: {str(error)[:200]}"
-    finally:
-        ours.losses.zero_()
-        bank.grads.zero_()
-        bank.weights.copy_(kept)
-        bank.refresh()
-
-
 def place(row: LongRow, bank: AdapterBank, *, few: bool) -> StaticInputs:
     """Put a long row into a bucket of its own on the device."""
     bucket = Bucket.holding(len(row.ids), len(row.targets), bank.slots, few=few)
@@ -247,24 +174,3 @@ def place(row: LongRow, bank: AdapterBank, *, few: bool) -> StaticInputs:
     row.fill(bucket, buffer)
     inputs.buffer.copy_(torch.from_numpy(buffer))
     return inputs
-
-
-def past_windows(rows: Sequence[Lesson], windows: Sequence[int], longest: int) -> list[Lesson]:
-    """Make up one row past each window, as far as rows go, with its targets beyond it: there a wrong form shows."""
-    made = []
-    last = rows[-1]
-    for window in windows:
-        ids = np.resize(np.concatenate([row.ids for row in rows]), min(longest, 2 * window))
-        made.append(replace(last, ids=ids, first_target=window, weight=1 / (len(ids) - window)))
-    return made
-
-
-def sample(rows: Sequence[Lesson], tokens: int) -> list[Lesson]:
-    """Return some rows of every slot, shortest and longest among them, of about ``tokens`` tokens in all."""
-    chosen: list[Lesson] = []
-    slots = sorted({row.slot for row in rows})
-    for slot in slots[:4]:
-        mine = sorted((row for row in rows if row.slot == slot), key=lambda row: len(row.ids))
-        chosen += [mine[0], mine[-1]] if len(mine) > 1 else mine
-    most = max(2, tokens // max(1, len(chosen)))
-    return [replace(row, ids=row.ids[:most], first_target=min(row.first_target, most - 1)) for row in chosen]

@@ -1,0 +1,102 @@
+"""A float32 copy of a model, to judge structure by: what 16 bits hide, 32 show.
+
+The copy is whole where memory holds it; else it has one block of each kind, and all that is not a block. Kinds are told
+apart by their classes, sizes and plain settings, so that a layer that is unlike the others is in the copy too.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from potentia.engine.quantised import is_quantised
+from potentia.engine.spread import find_blocks, is_spread
+
+SHARE = 0.5  # of the free memory that a copy may take
+PROCESSOR_BYTES = 8 << 30
+
+
+@dataclass(frozen=True)
+class Twin:
+    """The model to judge by: itself where it is in float32, else a copy with so many of its blocks."""
+
+    model: nn.Module
+    blocks: int
+    of: int
+    copied: bool
+
+    @property
+    def whole(self) -> bool:
+        """Whether no block was left out."""
+        return self.blocks == self.of
+
+
+@contextmanager
+def twin(model: nn.Module) -> Iterator[Twin]:
+    """Give a float32 twin of a model for as long as the block lasts; quantised and spread models are their own."""
+    first = next(p for p in model.parameters() if p.is_floating_point())
+    if first.dtype in (torch.float32, torch.float64) or is_quantised(model) or is_spread(model):
+        yield Twin(model, 1, 1, copied=False)
+        return
+    made = _copied(model, first.device)
+    try:
+        yield made
+    finally:
+        del made
+        if first.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _copied(model: nn.Module, device: torch.device) -> Twin:
+    from potentia.engine.tune.adapters import installed_on
+
+    blocks = _block_list(model)
+    chosen = list(range(len(blocks))) if blocks is not None else [0]
+    if blocks is not None and 4 * sum(p.numel() for p in model.parameters()) > _free(device):
+        chosen = sorted({_kind(block): place for place, block in reversed(list(enumerate(blocks)))}.values())
+    bank = installed_on(model)
+    with bank.suspended() if bank is not None else nullcontext():
+        kept = None if blocks is None else dict(blocks._modules)
+        try:
+            if blocks is not None and kept is not None:
+                blocks._modules = {str(n): kept[str(place)] for n, place in enumerate(chosen)}
+            made = copy.deepcopy(model)
+        finally:
+            if blocks is not None and kept is not None:
+                blocks._modules = kept
+    return Twin(made.float().eval().requires_grad_(False), len(chosen), 1 if blocks is None else len(blocks), True)
+
+
+def _block_list(model: nn.Module) -> nn.ModuleList | None:
+    lists: list[nn.ModuleList] = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    if not lists:
+        return None
+    found = find_blocks(model)
+    return next(one for one in lists if len(one) == len(found) and one[0] is found[0])
+
+
+def _kind(block: nn.Module) -> tuple[Any, ...]:
+    """Tell blocks apart: classes, sizes and plain settings of all their parts, their number in the row left out."""
+    parts = []
+    for name, module in block.named_modules():
+        plain = sorted(
+            (key, value)
+            for key, value in vars(module).items()
+            if isinstance(value, bool | int | float | str | None) and key not in ("layer_idx", "layer_id", "training")
+        )
+        shapes = tuple(tuple(p.shape) for p in module.parameters(recurse=False))
+        parts.append((name, type(module), repr(plain), shapes))
+    return tuple(parts)
+
+
+def _free(device: torch.device) -> float:
+    if device.type != "cuda":
+        return PROCESSOR_BYTES
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return SHARE * (torch.cuda.mem_get_info(device)[0] + unused)

@@ -1,0 +1,107 @@
+"""The check: forms that are not the model's own computation are not taken, whatever the model is called."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from architectures.tiny import build
+from architectures.tune import by_peft, distance
+from lane_models import examples, spec, tiny
+from odd_models import ODD
+from potentia.engine.tune import LaneSpec, LaneTrainer, LoraConfig, Schedule
+from potentia.engine.tune.check import HAND, LONG, check_lanes
+from potentia.engine.tune.passes import LANE, SHARED
+from potentia.errors import TuningError
+
+# which form is right: without static passes, and with them
+RIGHT = {
+    "attention in [s, b, h]": (LANE, LANE),
+    "MLP in [s, b, h]": (LANE, LONG),
+    "a list of experts": (LANE, LANE),
+    "a head that reads tokens": (LANE, LANE),
+    "a look-back by another name": (SHARED, SHARED),
+    "a residual factor": (SHARED, LONG),
+    "a layer without rotary": (SHARED, LONG),
+}
+TARGETS = {"MLP in [s, b, h]": ("up_proj", "down_proj"), "a list of experts": ("experts.0", "experts.1", "q_proj")}
+
+
+def specs(targets: tuple[str, ...] | None = None, dropout: float = 0.0) -> list[LaneSpec]:
+    lora = LoraConfig(r=4, alpha=8, dropout=dropout, targets=targets)
+    schedule = Schedule(epochs=2, batch=4, learning_rate=2e-3)
+    return [LaneSpec(f"l{i}", examples(12, seed=i, high=40), schedule, lora, i) for i in range(3)]
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("static", [False, True])
+def test_odd_models_are_tuned_as_peft_tunes_them(name: str, static: bool) -> None:
+    """Found before: cosines of 0.2 to 0.6 to PEFT's movement, silently."""
+    lanes = specs(TARGETS.get(name))
+    model = ODD[name]()
+    with LaneTrainer(model, static=static) as trainer:
+        trainer.train(lanes)
+        assert trainer.record["tuning"]["form"] == RIGHT[name][static]
+        states = {lane.key: trainer.adapter_state(lane.key) for lane in lanes}
+        bank = trainer.bank(lanes[0].lora, trainer.plan.slots)
+        starts = {lane.key: bank.state(bank.fresh(lane.seed)) for lane in lanes}
+    for lane in lanes:
+        theirs = by_peft(ODD[name](), lane, starts[lane.key], bank)
+        assert distance(states[lane.key], theirs, starts[lane.key]) < 2e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", ["helium", "smollm3+nope", "granite+factors"])
+def test_layers_that_only_look_like_llamas_are_not_written_by_hand(case: str, dtype: torch.dtype) -> None:
+    verdict = check_lanes(build(case).to(dtype), specs()[0].lora, specs(), static=True, limit=96)
+    assert verdict.form == LONG
+    assert "gradients by" in verdict.facts["not_taken"][HAND]
+
+
+@pytest.mark.parametrize("case", ["olmo", "olmo2", "olmo3", "flex_olmo"])
+def test_angles_in_float32_are_no_obstacle_in_bfloat16(case: str) -> None:
+    """Found before: "Expected query, key, and value to have the same dtype", and a ranking by direct scores."""
+    with LaneTrainer(build(case).to(torch.bfloat16)) as trainer:
+        results = trainer.train(specs())
+        assert trainer.record["tuning"]["form"] == SHARED
+    assert all(result.status == "done" for result in results.values())
+
+
+def test_rows_that_change_others_are_kept_apart_in_bfloat16_too() -> None:
+    with LaneTrainer(build("phi3+longrope").to(torch.bfloat16)) as trainer:
+        trainer.train(specs())
+        assert trainer.record["tuning"]["divides"] == [24]
+
+
+def test_a_fall_back_is_told_with_its_cost(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        lanes = specs(("experts.0", "experts.1"))
+        verdict = check_lanes(ODD["a list of experts"](), lanes[0].lora, lanes, static=False)
+    assert verdict.form == LANE
+    assert "as many passes as there are lanes" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        check_lanes(tiny("llama"), specs()[0].lora, specs(), static=True)
+    assert not caplog.text
+
+
+def test_a_model_that_no_form_computes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from potentia.engine.tune import lane_layers
+
+    own = lane_layers._share_back
+
+    def wrong(ctx, slope, base):
+        return own(ctx, slope * 1.05, base)
+
+    monkeypatch.setattr(lane_layers, "_share_back", wrong)
+    with pytest.raises(TuningError, match="gradients by"):
+        check_lanes(tiny("llama"), specs()[0].lora, specs(), static=False)
+
+
+def test_the_check_of_a_small_model_takes_no_second() -> None:
+    lanes = [spec(f"l{i}", seed=i, dropout=0.1) for i in range(3)]
+    verdict = check_lanes(tiny("llama"), lanes[0].lora, lanes, static=True, limit=128)
+    assert verdict.facts["seconds"] < 2
+    assert verdict.facts["update"] < 1e-5
