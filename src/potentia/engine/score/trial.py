@@ -46,17 +46,6 @@ TOLERANCE = {
     torch.float16: (0.05, 0.01, 0.02),
     torch.bfloat16: (0.5, 0.05, 0.1),
 }
-# what a model may answer to inputs that it was not made for
-REFUSALS = (
-    RuntimeError,
-    ValueError,
-    TypeError,
-    IndexError,
-    KeyError,
-    AttributeError,
-    NotImplementedError,
-    AssertionError,
-)
 _WINDOWS = ("window", "chunk", "local", "original_max", "block", "topk", "stride", "compress", "span", "back")
 
 Found = list[tuple[Strand, list[float]]]  # what a path says of strands' scored tokens
@@ -132,7 +121,7 @@ class Trials:
         if name not in self.checked:
             try:
                 self.checked[name] = self._judge(name, owners, trial)
-            except REFUSALS as error:
+            except Exception as error:  # a model may answer anything to inputs that it was not made for
                 if out_of_memory(error):
                     raise
                 self.checked[name] = f"the model refuses it ({type(error).__name__}: {str(error).strip()[:200]})"

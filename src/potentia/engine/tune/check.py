@@ -53,7 +53,6 @@ COSTS = {
 SLOTS = 3
 DRAWS = 3  # a router decides near ties by rounding: what is wrong is wrong on other rows too
 SHORTEST = 32  # tokens that rows are cut to before memory is given up on
-REFUSALS = (TypeError, ValueError, RuntimeError, LookupError, AttributeError, NotImplementedError, AssertionError)
 
 Gradients = tuple[Tensor, Tensor]  # losses by slot, and gradients (slots + 1, P)
 
@@ -232,11 +231,8 @@ class _Trial:
                 if not mixed.within(least):
                     return f"losses and gradients depend on the order of rows: {mixed}"
             update = update_distance(self.bank, truth[1], self.specs[0].schedule)
-        except REFUSALS as error:
-            if out_of_memory(error):
-                torch.cuda.empty_cache()
-                return "no memory to try it"
-            return f"{type(error).__name__}: {str(error).strip()[:200]}"
+        except Exception as error:  # whatever it is, the form is not taken
+            return _refusal(error)
         if not update <= UPDATE:
             return f"its updates are off by {update:.1e} from AdamW's"
         self.facts |= {"distance": _plain(distance), "update": update}
@@ -278,13 +274,19 @@ def _wrong_in_few_bits(model: nn.Module, structure: _Trial, form: str, *, whole:
         structure.facts |= {"distance_in_few_bits": _plain(distance), "own_rounding": _plain(own)}
         most = own.times(MULTIPLE, FEW_BITS)
         return None if distance.within(most) else f"{distance} in 16 bits, where the model's own are off: {own}"
-    except REFUSALS as error:
-        if out_of_memory(error):
-            torch.cuda.empty_cache()
-            return "no memory to try it"
-        return f"{type(error).__name__}: {str(error).strip()[:200]}"
+    except Exception as error:  # whatever it is, the form is not taken
+        return _refusal(error)
     finally:
         trial.bank.close()
+
+
+def _refusal(error: Exception) -> str:
+    log.debug("a form that was refused", exc_info=error)
+    if out_of_memory(error):
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return "no memory to try it"
+    return f"{type(error).__name__}: {str(error).strip()[:200]}"
 
 
 def trial_rows(specs: Sequence[LaneSpec], limit: int | None, draw: int = 0) -> list[Lesson]:
