@@ -219,13 +219,11 @@ def captures(bench: Bench) -> None:
     from potentia.engine.tune.adapters import AdapterBank
     from potentia.engine.tune.block import Blocks, StaticRun
     from potentia.engine.tune.captured import StaticSteps
-    from potentia.engine.tune.fast import FastPasses
     from potentia.engine.tune.lane import Lane
     from potentia.engine.tune.layout import lay
-    from potentia.engine.tune.optimizer import LaneAdamW
     from potentia.engine.tune.schedule import LoraConfig
     from potentia.engine.tune.static import StaticPass, _within_rows, place
-    from potentia.engine.tune.steps import COLUMNS, Standing
+    from potentia.engine.tune.steps import COLUMNS, Moments, Standing
     from potentia.engine.tune.thin import Route
 
     device, slots = torch.device(bench.device), 6
@@ -240,8 +238,8 @@ def captures(bench: Bench) -> None:
     for slot, rider in enumerate(riders):
         rider.slot = slot
     inputs = place(lay([row for rider in riders for row in rider.batch(2048)]), bank, few=True)
-    ours = StaticPass(SplitModel(model), bank, FastPasses(model), Blocks.of(model))
-    steps = StaticSteps(ours, LaneAdamW(slots, bank.width, device), Standing.of(slots, device))
+    ours = StaticPass(SplitModel(model), bank, Blocks.of(model))
+    steps = StaticSteps(ours, Moments(slots, bank.width, device), Standing.of(slots, device))
     steps.update(np.ones((slots, COLUMNS), np.float32))
     states = torch.randn(inputs.bucket.targets, model.config.hidden_size, device=device).to(bank.dtype)
     group = ours._groups[0]
@@ -250,7 +248,7 @@ def captures(bench: Bench) -> None:
     route = Route(bank, inputs.owners, inputs.spans, inputs.keys)
 
     def forward() -> None:
-        with torch.no_grad(), _within_rows(ours._configs, run), ours.fast.active(), ours.blocks.active(run):
+        with torch.no_grad(), _within_rows(ours._configs, run), ours.blocks.active(run):
             ours.split.hidden(inputs.ids.long().unsqueeze(0), inputs.places.long().unsqueeze(0))
 
     run = StaticRun(ours.operations, inputs, route)
@@ -306,14 +304,13 @@ def compare(shape: str, device: torch.device, dtype: torch.dtype) -> dict[str, A
     from potentia.engine.tune.adapters import AdapterBank
     from potentia.engine.tune.block import Blocks
     from potentia.engine.tune.captured import StaticSteps
-    from potentia.engine.tune.fast import FastPasses
+    from potentia.engine.tune.check import HAND, LONG, check_lanes
     from potentia.engine.tune.lane import Lane
-    from potentia.engine.tune.optimizer import LaneAdamW
     from potentia.engine.tune.passes import run_step
     from potentia.engine.tune.planner import PassPlan
     from potentia.engine.tune.schedule import LoraConfig
-    from potentia.engine.tune.static import find_static, sample
-    from potentia.engine.tune.steps import Standing
+    from potentia.engine.tune.static import StaticPass
+    from potentia.engine.tune.steps import Moments, Standing
 
     slots, steps = 6, 5
     model = lanes.build(shape, device, dtype)
@@ -332,25 +329,30 @@ def compare(shape: str, device: torch.device, dtype: torch.dtype) -> dict[str, A
         batches.append([row for rider in riders for row in rider.batch(2048)])
         for rider in riders:
             rider.step += 1
-    split, fast = SplitModel(model), FastPasses(model)
-    plan = PassPlan(slots=slots, token_budget=1 << 40, pass_price=0, packed=device.type == "cuda")
+    split = SplitModel(model)
+    plan = PassPlan(slots=slots, token_budget=1 << 40, pass_price=0)
 
-    def plain_grads(one: SplitModel, own: AdapterBank, quick: FastPasses) -> list[Tensor]:
+    def plain_grads(one: SplitModel, own: AdapterBank) -> list[Tensor]:
         out = []
         for rows in batches:
             own.grads.zero_()
-            run_step(one, own, rows, plan, quick)
+            run_step(one, own, rows, plan)
             out.append(own.grads[:slots].clone())
         own.grads.zero_()
         return out
 
-    wanted = plain_grads(split, bank, fast)
-    found, reason = find_static(split, bank, fast, Blocks.of(model), sample(batches[0], 512))
-    told: dict[str, Any] = {"reason": reason}
-    if found is None:
-        return {**told, "right": False, "form": "none"}
-    told["form"] = "by hand" if found.blocks is not None else "own layers"
-    moving = StaticSteps(found, LaneAdamW(slots, bank.width, device), Standing.of(slots, device))
+    wanted = plain_grads(split, bank)
+    bank.close()
+    verdict = check_lanes(model, lora, [rider.spec for rider in riders], static=True)
+    told: dict[str, Any] = {"check": verdict.as_dict(), "form": verdict.form}
+    if verdict.form not in (HAND, LONG):
+        return {**told, "right": False}
+    kept = bank.weights.clone()
+    bank = AdapterBank(model, lora, slots)
+    bank.weights.copy_(kept)
+    bank.refresh()
+    found = StaticPass(split, bank, Blocks.of(model) if verdict.form == HAND else None)
+    moving = StaticSteps(found, Moments(slots, bank.width, device), Standing.of(slots, device))
     results: list[Tensor] = []
     for rows in [*batches, *batches]:  # the second time all buckets are known
         bank.grads.zero_()
@@ -385,7 +387,7 @@ def compare(shape: str, device: torch.device, dtype: torch.dtype) -> dict[str, A
         own = AdapterBank(exact, lora, slots)
         own.weights.copy_(bank.weights)
         own.refresh()
-        truth = plain_grads(SplitModel(exact), own, FastPasses(exact))
+        truth = plain_grads(SplitModel(exact), own)
         told |= {"plain_off_float32": worst(wanted, truth), "static_off_float32": worst(eager, truth)}
         told["right"] = told["right"] and told["static_off_float32"] < 1.5 * told["plain_off_float32"] + 1e-3
     return told
