@@ -1,7 +1,7 @@
 """The whole of a study as a user runs it: wall time, and where the time of its rows went.
 
     python bench/study.py examples/real-models.yaml --data-dir FOLDER_OF_BENCHMARKS
-    python bench/study.py STUDY.yaml --data-dir FOLDER -- --train 200      # what follows -- goes to `potentia run`
+    python bench/study.py STUDY.yaml --data-dir FOLDER --train 200         # other options go to `potentia run`
 
 One command with default options in a process of its own, into an empty store beside the study; prints seconds by row
 and kind of work (``treat`` is the training that makes a copy) and writes them as JSON with ``--out``.
@@ -27,13 +27,12 @@ def main() -> int:
     parser.add_argument("--data-dir", type=Path, required=True, help="folder of benchmark splits")
     parser.add_argument("--store", type=Path, default=Path("study-bench.db"))
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
-    parser.add_argument("rest", nargs="*", help="options of `potentia run`, after --")
-    given = parser.parse_args()
+    given, rest = parser.parse_known_args()
     if given.store.exists():
         parser.error(f"{given.store} is there already: the time of a study that is half done says little")
     command = [sys.executable, "-m", "potentia", "run", str(given.study), "--data-dir", str(given.data_dir)]
     began = time.monotonic()
-    status = subprocess.run([*command, "--store", str(given.store), *given.rest], check=False).returncode
+    status = subprocess.run([*command, "--store", str(given.store), *rest], check=False).returncode
     wall = time.monotonic() - began
     rows = spent(given.store)
     tell(wall, rows)
