@@ -246,11 +246,11 @@ def problems(bench: Bench) -> list[str]:
 @contextlib.contextmanager
 def phases() -> Iterator[dict[str, list[float]]]:
     """Add up the calls of the parts of writing and the host's seconds in them."""
-    from potentia.engine.score import continuous, generate, seats, stops, trial
+    from potentia.engine.score import continuous, generate, slots, stops, trial
 
     parts = [
-        (seats.Slots, "seat"), (seats.Slots, "step"), (seats.Slots, "_step"), (seats.Slots, "_captured"),
-        (seats.Slots, "move"), (continuous.ContinuousLoop, "_send"), (continuous._Sent, "read"),
+        (slots.Slots, "seat"), (slots.Slots, "step"), (slots.Slots, "_step"), (slots.Slots, "_captured"),
+        (slots.Slots, "move"), (continuous.ContinuousLoop, "_send"), (continuous._Sent, "read"),
         (trial.Trials, "may_write"), (stops.StopTables, "table"), (generate.Writer, "_finish"),
         (generate.Writer, "_draft"), (generate.Writer, "_write_batch"),
     ]  # fmt: skip
@@ -451,7 +451,7 @@ def run_stage(bench: Bench, *, forked: bool) -> None:
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s", force=True)
     for noisy in ("lm_eval", "httpx", "transformers", "accelerate", "torch", "filelock"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
-    for telling in ("tuning.captured", "scoring.seats"):  # why something cannot be captured, to the line
+    for telling in ("tune.captured", "score.slots"):  # why something cannot be captured, to the line
         logging.getLogger(f"potentia.engine.{telling}").setLevel(logging.DEBUG)
     if bench.limit > 5:
         faulthandler.dump_traceback_later(bench.limit - 3, exit=False)  # where it hangs
