@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 import tiny
 from potentia.cli.app import app
+from potentia.errors import StoreError
 from potentia.run import plan_study, run_study
 from potentia.store import Store, check_store
 from potentia.store.items import items_path
@@ -73,9 +74,56 @@ def test_check_tells_and_repairs_what_only_a_whole_reading_finds(study: Study):
     assert path.exists()
     assert CliRunner().invoke(app, ["store", "check", study.store, "--repair"]).exit_code == 0
     assert not stray.exists()
-    again = CliRunner().invoke(app, ["store", "check", study.store])
-    assert (again.exit_code, "1 cells, all whole" in again.stdout) == (0, True)
+    assert len(items_of_all(study, "train_before_test")) == 1, "the score stays until its replacement is there"
     assert run_study(study).computed == 1
+    again = CliRunner().invoke(app, ["store", "check", study.store])
+    assert (again.exit_code, "2 cells, all whole" in again.stdout) == (0, True)
+
+
+def test_a_changed_value_inside_the_items_is_found(study: Study):
+    path = items_of(study, "direct")
+    whole, told = bytearray(path.read_bytes()), 0
+    with Store.open(study.store, readonly=True) as store:
+        (cell,) = store.cells(protocol="direct")
+        before = store.items(cell.key)
+        for place in range(4, len(whole) - 8, 11):  # one bit, at many places in turn
+            path.write_bytes(bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]))
+            found = [problem.kind for problem in check_store(store)]
+            assert found == ["items"] or store.items(cell.key) == before, place
+            told += bool(found)
+    assert told > 20
+
+
+def test_nothing_finished_is_deleted_before_its_replacement(study: Study, monkeypatch: pytest.MonkeyPatch):
+    items_of(study, "direct").write_bytes(b"")
+    before = items_of_all(study, "direct")
+    during: list[list[str]] = []
+    commit = Store.commit_cell
+
+    def watched(self: Store, *given: object, **more: object) -> bool:
+        during.append(items_of_all(study, "direct"))
+        return commit(self, *given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Store, "commit_cell", watched)
+    assert run_study(study).computed == 1
+    assert during == [before]
+    assert items_of_all(study, "direct") == before
+
+
+def test_a_run_that_sees_none_of_the_items_refuses(study: Study, tmp_path: Path):
+    (tmp_path / "s.db.items").rename(tmp_path / "elsewhere")
+    with pytest.raises(StoreError, match="items of all 2 finished cells are missing"):
+        plan_study(study)
+    (tmp_path / "elsewhere").rename(tmp_path / "s.db.items")
+    assert run_study(study).computed == 0
+
+
+def test_a_link_to_a_store_is_that_store(study: Study, tmp_path: Path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "link.db").symlink_to(tmp_path / "s.db")
+    linked = study.model_copy(update={"store": str(tmp_path / "other" / "link.db")})
+    assert run_study(linked).computed == 0
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["link.db"]
 
 
 def test_one_cell_is_discarded_and_computed_again(study: Study):

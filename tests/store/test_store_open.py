@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -96,11 +97,33 @@ def test_a_server_that_is_not_there_is_said() -> None:
 
 
 def test_urls_say_where_the_items_are(tmp_path: Path) -> None:
-    assert locate(tmp_path / "a.db")[2] == tmp_path / "a.db.items"
+    with Store.open(tmp_path / "a.db") as store:
+        assert store.items_folder == tmp_path / "a.db.items"
     url, path, items = locate("postgresql://host/name?items=/data/items&connect_timeout=3")
     assert (url.drivername, path, items) == ("postgresql+psycopg", None, Path("/data/items"))
     assert dict(url.query) == {"connect_timeout": "3"}
-    assert locate("postgresql+psycopg://host/name")[2] == Path("potentia.items").absolute()
+    assert locate("postgresql+psycopg://host/name")[2] is None
+    with Store.open(f"sqlite:///{tmp_path}/c.db?items={tmp_path}/there") as store:
+        assert store.items_folder == tmp_path / "there"
+    with Store.open(tmp_path / "c.db") as store:
+        assert store.items_folder == tmp_path / "there", "the store says so itself"
+
+
+@pytest.mark.postgres
+def test_items_lie_where_the_store_was_made(
+    postgres_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_cell: Callable[..., CellRecord]
+) -> None:
+    import psycopg
+
+    name = f"t{uuid.uuid4().hex}"
+    with psycopg.connect(f"{postgres_server.replace('+psycopg', '')}/postgres", autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    for place in ("one", "two"):
+        (tmp_path / place).mkdir()
+        monkeypatch.chdir(tmp_path / place)
+        with Store.open(f"{postgres_server}/{name}") as store:
+            assert store.items_folder == tmp_path / "one" / "potentia.items"
+    assert not any((tmp_path / "two").iterdir())
     assert locate(f"sqlite:///{tmp_path}/b.db")[1] == tmp_path / "b.db"
 
 

@@ -22,7 +22,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 @store_group.command()
 def check(
     store: StorePath = "potentia.db",
-    repair: Annotated[bool, typer.Option("--repair", help="Discard broken cells, remove stray files.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Have the next run replace broken cells.")] = False,
     as_json: Json = False,
 ) -> None:
     """Read every cell with its items and say what is not whole; exit code 1 where something is not.
@@ -46,7 +46,11 @@ def check(
         console.print(f"{len(wrong)} problems, {cells} cells are whole", soft_wrap=True)
         print_table(Table("Not as it should be", ("kind", "what", "cell", "file"), rows))
         if wrong:
-            told = "put right: run the study again to compute the discarded cells anew" if repair else "--repair helps"
+            told = (
+                "run the study again: it computes the broken cells anew and replaces them"
+                if repair
+                else "--repair helps"
+            )
             console.print(told)
     else:
         console.print(f"{cells} cells, all whole")

@@ -24,6 +24,7 @@ from potentia.run.calibration import estimate_cost
 from potentia.run.cost import read_budget
 from potentia.run.execute import RunResult, Stay, run_study
 from potentia.run.plan import StudyPlan, seen
+from potentia.run.stores import find_store, opened
 from potentia.values.task_name import TaskName
 
 if TYPE_CHECKING:
@@ -67,8 +68,6 @@ class AdaptiveRun:
             return self._run()
 
     def _run(self) -> tuple[RunResult, Completion, NextCells | None]:
-        from potentia.store import Store
-
         first = replace(self.plan, rows=tuple(_narrow(row, ()) for row in self.plan.rows))
         journal = self._journal()
         # The price of a cell is what was thought on the first day; without times the whole study counts as 100 %.
@@ -79,7 +78,7 @@ class AdaptiveRun:
             raise InputError("no times are known, so a budget in time says nothing", hint="say a share: --budget 25%")
         self._run_part(first)
         if not journal:
-            with Store.open(self.plan.study.store) as store:
+            with opened(self.plan.study.store) as store:
                 store.event(self.plan.key, "adaptive", _costs_as_event(costs, self._measured(store)))
             journal = self._journal()
         measured = np.array(journal[0]["measured"], dtype=bool)
@@ -92,7 +91,7 @@ class AdaptiveRun:
             if not chosen.cells or (self.confidence is not None and chosen.now.value >= self.confidence):
                 return self._sum(), done, chosen
             self.tell(f"wave {len(self._journal())}: {len(chosen.cells)} cells")
-            with Store.open(self.plan.study.store) as store:
+            with opened(self.plan.study.store) as store:
                 payload = {"cells": [list(cell) for cell in chosen.cells], "p_best": _first(done)}
                 store.event(self.plan.key, "wave", payload)
             self._run_cells(chosen.cells)
@@ -118,10 +117,8 @@ class AdaptiveRun:
 
     def _lost(self) -> set[str]:
         """The models that not one direct score could be had of: they do not load, and are not tried wave after wave."""
-        from potentia.store import Store
-
         asked = {row.model.name for row in self.plan.rows if any(not cell.protocol.tuned for cell in row.cells)}
-        with Store.open(self.plan.study.store, readonly=True) as store:
+        with opened(self.plan.study.store, readonly=True) as store:
             return asked - set(store.linked(self.plan.key).values())
 
     def _count(self, cells: Cells, costs: Costs, measured: npt.NDArray[np.bool_], room: float | None) -> float | None:
@@ -153,9 +150,7 @@ class AdaptiveRun:
 
     def _journal(self) -> list[dict[str, Any]]:
         """The events of this adaptive run: the first prices, then the waves, also those of a run beside this one."""
-        from potentia.store import Store
-
-        store = Store.find(self.plan.study.store)
+        store = find_store(self.plan.study.store)
         if store is None:
             return []
         found: list[dict[str, Any]] = []
@@ -173,9 +168,7 @@ class AdaptiveRun:
     # --- running -------------------------------------------------------------------------------------------------
 
     def _run_cells(self, cells: Cells) -> None:
-        from potentia.store import Store
-
-        with Store.open(self.plan.study.store, readonly=True) as store:
+        with opened(self.plan.study.store, readonly=True) as store:
             rows = tuple(seen(self.plan.rows, store))
         self._run_part(replace(self.plan, rows=rows, outdated=(), damaged=()), cells)
 

@@ -11,6 +11,7 @@ from potentia.analysis.planning import Costs, Grid, find_completion
 from potentia.errors import InputError
 from potentia.run.cost import StudyCost
 from potentia.run.plan import StudyPlan
+from potentia.run.stores import find_store
 from potentia.study import Study, Wanted
 from potentia.values.protocol import ADJUST, TRAIN_BEFORE_TEST, Protocol
 from potentia.values.task_name import TaskName
@@ -64,9 +65,8 @@ def costs_of(grid: Grid, cost: StudyCost) -> Costs:
 def known_so_far(plan: StudyPlan) -> Evidence | None:
     """Return what the store has of this study; None where that is nothing."""
     from potentia.evidence import read
-    from potentia.store import Store
 
-    store = Store.find(plan.study.store)
+    store = find_store(plan.study.store)
     if store is None:
         return None
     with store:

@@ -22,6 +22,7 @@ import numpy as np
 from potentia.run.cost import CellWork, Pace, StudyCost, paces_of_store, parameters_of, price, rows_left, work_of
 from potentia.run.execute import run_study
 from potentia.run.plan import StudyPlan, plan_study
+from potentia.run.stores import find_store, opened
 from potentia.study import Caps, Study, Tuning
 from potentia.values.protocol import DIRECT
 
@@ -35,10 +36,9 @@ PATIENCE = {"cpu": 10.0, "cuda": 45.0}  # seconds of one model's runs after whic
 def estimate_cost(plan: StudyPlan, *, calibrate: bool = True, tell: Callable[[str], Any] = lambda _: None) -> StudyCost:
     """Price a study by the rows in its store, else by a short calibration; without either, seconds are NaN."""
     from potentia.engine import pick_device
-    from potentia.store import Store
 
     device = str(pick_device(plan.study.device)).partition(":")[0]
-    store = Store.find(plan.study.store)
+    store = find_store(plan.study.store)
     paces: list[Pace] = []
     if store is not None:
         with store:
@@ -167,13 +167,11 @@ class Timed:
 
 
 def _timed_run(small: Study) -> Timed:
-    from potentia.store import Store
-
     plan = plan_study(small)
     began = time.monotonic()
     result = run_study(plan)
     whole = time.monotonic() - began
-    with Store.open(small.store, readonly=True) as store:
+    with opened(small.store, readonly=True) as store:
         seconds = {(c.task, str(c.protocol)): c.seconds for c in store.cells()}
         rows = [event.payload for event in store.events(result.study) if event.kind == "row"]
     cells = [

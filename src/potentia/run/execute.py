@@ -36,6 +36,7 @@ from potentia.run.queue import Keeper, Turns
 from potentia.run.row import RowOutcome, RowRun, versions
 from potentia.run.row_parts import LEAST_SECONDS, in_parts
 from potentia.run.stopping import POLITE, stoppable
+from potentia.run.stores import opened
 from potentia.run.sweep import sweep
 
 if TYPE_CHECKING:
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from potentia.study import Study
 
 Executor = Literal["local", "ray"]
-STORE_PATIENCE = 300.0  # seconds that a run waits for a store that is away; POTENTIA_STORE_PATIENCE sets another
 FULL = 0.9  # of a GPU's memory: weights beyond this do not fit it
 LEAST_GPU = 4 << 30  # bytes; smaller weights fit any GPU
 LEAST_ROOM, ROOM_PER_PARAMETER = 8 * 2**30, 12.0  # bytes of a GPU that a row needs: weights, passes of lanes, caches
@@ -124,7 +124,7 @@ def in_one(model: str, cells: Sequence[str], reason: str) -> str:
 
 def _begin_log(plan: StudyPlan, workers: int, executor: Executor) -> RunLog:
     """Open the log of a run with what it is to do."""
-    with opened(plan.study) as store:
+    with opened(plan.study.store) as store:
         log = RunLog.of(store, plan.run)
     rows = {row.model.name: len(row.pending) for row in plan.rows if row.pending}
     threads = plan.rows[0].threads if plan.rows else 0
@@ -135,13 +135,11 @@ def _begin_log(plan: StudyPlan, workers: int, executor: Executor) -> RunLog:
 
 def _register(plan: StudyPlan) -> None:
     """Make the study known to its store, which is created where there is none, with the cells that are done."""
-    from potentia.store import Store, without_password
+    from potentia.store import without_password
 
     spec = plan.study.model_dump(mode="json") | {"store": without_password(plan.study.store)}
-    with Store.open(plan.study.store) as store:
+    with opened(plan.study.store, create=True) as store:
         store.study(plan.study.name, plan.key, spec)
-        if plan.damaged:
-            store.discard(plan.damaged)
         if plan.outdated:
             store.release(plan.key, plan.outdated)
         for row in plan.rows:
@@ -177,7 +175,7 @@ def _threads(workers: int) -> int:
 
 def _settle(plan: StudyPlan, finished: int) -> None:
     """Tidy up, and make sure that what this run has finished is in the store."""
-    with opened(plan.study) as store:
+    with opened(plan.study.store) as store:
         found = sum(cell.done for row in seen(plan.rows, store) for cell in row.cells)
         if found < finished:
             raise StoreError(
@@ -186,14 +184,6 @@ def _settle(plan: StudyPlan, finished: int) -> None:
                 hint="was it removed or put back while the study ran? The same command computes them anew",
             )
         sweep(plan, store)
-
-
-def opened(study: Study) -> Store:
-    """Open the store of a study that runs: it is there, and is waited for while it is away."""
-    from potentia.store import Store
-
-    patience = float(os.environ.get("POTENTIA_STORE_PATIENCE", STORE_PATIENCE))
-    return Store.open(study.store, create=False, patience=patience)
 
 
 def _execute(
@@ -208,7 +198,7 @@ def _execute(
     def divide(workers: int, device: str) -> list[RowPlan]:
         wanted = device != "cpu" if split is None else split
         least = LEAST_SECONDS if split is None else 0.0
-        with opened(plan.study) as store:
+        with opened(plan.study.store) as store:
             return in_parts(plan, rows, store, workers, device=device, least=least if wanted else math.inf)
 
     if executor == "local":
@@ -316,7 +306,7 @@ def work_row(
 
     if row.threads:
         torch.set_num_threads(row.threads)
-    with opened(row.study) as store:
+    with opened(row.study.store) as store:
         store.stop = stop
         lease = _claim(row, store)
         log = RunLog.of(store, row.run)
@@ -343,7 +333,7 @@ def work_row(
 
 def give_up_row(row: RowPlan, tasks: LoadedTasks, reason: str) -> RowOutcome:
     """Record that a row was lost with the process that ran it; unless another has taken it up."""
-    with opened(row.study) as store:
+    with opened(row.study.store) as store:
         lease = _claim(row, store)
         if not store.mine(lease):
             return RowOutcome(held=lease.told)

@@ -166,7 +166,7 @@ def check_shared(ray: Any, row: RowPlan) -> None:
             "a SQLite file cannot be shared between machines",
             hint="give a PostgreSQL store: --store postgresql+psycopg://user@host/potentia?items=/shared/folder",
         )
-    with opened(row.study) as store:
+    with opened(row.study.store) as store:
         folder = store.items_folder
     folder.mkdir(parents=True, exist_ok=True)
     mark = folder / f".seen-{uuid.uuid4().hex}"

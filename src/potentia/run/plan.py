@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from potentia.errors import InputError, PotentiaError
 from potentia.facts import Kind, decide_kind, models
 from potentia.run.preflight import check_source
+from potentia.run.stores import find_store
 from potentia.study import (
     Adjust,
     Caps,
@@ -257,7 +258,6 @@ def lanes_name(row: RowPlan, kind: Protocol) -> str:
 
 def plan_study(study: Study) -> StudyPlan:
     """Find every cell's key and whether the store has it. Model files are hashed, not loaded; nothing is written."""
-    from potentia.store import Store
     from potentia.tasks import quiet
 
     for model in study.rows():
@@ -265,7 +265,7 @@ def plan_study(study: Study) -> StudyPlan:
     with quiet():  # once for all tasks
         tasks = load_tasks(study)
     _check_adjust(study, tasks)
-    store = Store.find(study.store)
+    store = find_store(study.store)
     if store is None:
         key = study_key(study)
         return StudyPlan(study, key, tuple(_plan_row(study, key, tasks, model) for model in study.rows()), tasks)
@@ -273,8 +273,9 @@ def plan_study(study: Study) -> StudyPlan:
         key = study_key(study)
         asked = [_plan_row(study, key, tasks, model) for model in study.rows()]
         rows = seen(asked, store)
-        damaged = store.damaged([cell.copy_of or cell.key for row in rows for cell in row.cells if cell.done])
-        rows = seen(asked, store, but=damaged) if damaged else rows
+        damaged = store.damaged([cell.key for row in rows for cell in row.pending])
+        if damaged and not any(cell.done for row in rows for cell in row.cells):
+            store.check_items(damaged)
         wanted = {cell.key for row in rows for cell in row.cells}
         readable = {row.model.name for row in rows if not row.problem}
         outdated = [k for k, model in store.linked(key).items() if model in readable and k not in wanted]
@@ -334,11 +335,12 @@ def _plan_row(study: Study, key: str, tasks: LoadedTasks, model: ModelSpec) -> R
     return RowPlan(study, key, model, tuple(cells), weights, original, prints, problem)
 
 
-def seen(rows: Sequence[RowPlan], store: Store, but: Collection[str] = ()) -> list[RowPlan]:
-    """Return the rows with what the store has by now, under these names or others; ``but`` some cells."""
-    found = store.names([cell.key for row in rows for cell in row.pending])
-    found = {key: names for key, names in found.items() if key not in but}
-    return [replace(row, cells=tuple(_seen(cell, row, found) for cell in row.cells)) for row in rows]
+def seen(rows: Sequence[RowPlan], store: Store) -> list[RowPlan]:
+    """Return the rows with what the store has by now, under these names or others; damaged cells are to be made."""
+    known = store.names([cell.key for row in rows for cell in row.pending])
+    for key in store.damaged(list(known)):
+        del known[key]
+    return [replace(row, cells=tuple(_seen(cell, row, known) for cell in row.cells)) for row in rows]
 
 
 def _seen(cell: CellPlan, row: RowPlan, found: Mapping[str, tuple[str, str]]) -> CellPlan:

@@ -18,6 +18,7 @@ from potentia.analysis.rankings import decide, what_is_missing
 from potentia.errors import InputError, PotentiaError
 from potentia.run.execute import RunResult, Stay, default_workers, run_study
 from potentia.run.plan import load_tasks, plan_study
+from potentia.run.stores import opened
 from potentia.study import Study
 from potentia.values.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol
 from potentia.values.scores import ScoreMatrix
@@ -133,9 +134,7 @@ class Race:
 
     def _cells(self, study: Study, key: str) -> list[CellRecord]:
         """Read what a round left in the store."""
-        from potentia.store import Store
-
-        with Store.open(study.store, readonly=True) as store:
+        with opened(study.store, readonly=True) as store:
             return list(store.cells(study=key))
 
     @staticmethod
@@ -158,11 +157,9 @@ class Race:
         train: int,
         notes: Sequence[str],
     ) -> Choice:
-        from potentia.store import Store
-
         if not final:
             raise PotentiaError("no finalist could be tuned", hint=next(iter(problems.values()), ""))
-        with Store.open(self.study.store, readonly=True) as store:
+        with opened(self.study.store, readonly=True) as store:
             items = {task.name: {c.model: {item.doc_id: item.value for item in store.items(c.key)} for c in final}}
         scores = {c.model: c.score for c in final}
         matrix = ScoreMatrix.build(

@@ -66,17 +66,22 @@ def check_store(store: Store) -> list[Problem]:
 
 
 def repair_store(store: Store, problems: list[Problem]) -> None:
-    """Discard cells that are not whole, for the next run to compute anew, and remove what belongs to no cell.
+    """Remove what belongs to no cell, and mark cells whose items are damaged: the next run replaces them.
 
-    Lanes stay: a run can go on from them. A store that is in use is not repaired.
+    Their scores stay until then. A cell without a score or manifest has nothing to keep. Lanes stay: a run can go on
+    from them. A store that is in use is not repaired.
     """
     busy = store.leases()
     if busy:
         raise StoreError(
             f"{busy[0].row} is run by {busy[0].told}", where=store.where, hint="repair the store when nothing runs"
         )
-    store.discard([p.key for p in problems if p.key is not None])
+    store.discard([p.key for p in problems if p.key is not None and p.kind == "cell"])
     for problem in problems:
+        if problem.kind == "items" and problem.key is not None:
+            path = items_path(store.items_folder, problem.key)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"")  # as a run sees at once
         if problem.kind == "stray" and problem.path is not None:
             if problem.path.is_dir():
                 shutil.rmtree(problem.path, ignore_errors=True)

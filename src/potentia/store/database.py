@@ -21,6 +21,11 @@ from potentia.errors import EmptyStoreError, MissingExtraError, NoStoreError, St
 from potentia.store import schema as s
 
 BUSY_SECONDS = 30
+# PostgreSQL gives up waiting for a lock, a statement of a run, and a client that fell silent inside a transaction.
+_TIMEOUTS = {"lock_timeout": 20, "idle_in_transaction_session_timeout": 60}
+_STATEMENT = {"statement_timeout": 120}
+_TCP = {"connect_timeout": 10, "keepalives_idle": 20, "keepalives_interval": 5, "keepalives_count": 4}
+_SILENCE = {"tcp_user_timeout": 40_000}  # milliseconds
 WRITE = "potentia_write"  # execution option: this transaction will write
 
 
@@ -29,35 +34,34 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
-def locate(where: str | Path) -> tuple[URL, Path | None, Path]:
-    """Return the database's URL, its file where it is one, and the folder of its items."""
+def locate(where: str | Path) -> tuple[URL, Path | None, Path | None]:
+    """Return the database's URL, its file where it is one, and the folder of its items where it is named."""
     text = str(where)
     if "://" not in text:
         if not text.strip():
             raise NoStoreError("the store has no name", hint="give a file such as potentia.db, or a database URL")
-        path = Path(text).expanduser().absolute()
-        return URL.create("sqlite", database=str(path)), path, path.with_name(path.name + ".items")
+        path = Path(text).expanduser().resolve()  # a link to a store is that store, with its items
+        return URL.create("sqlite", database=str(path)), path, None
     try:
         url = make_url(text)
     except (exc.ArgumentError, ValueError) as error:
         example = "for example potentia.db or postgresql+psycopg://user@host/name"
         raise NoStoreError("this is no database URL", where=without_password(text), hint=example) from error
-    items = url.query.get("items")
+    items = Path(str(url.query["items"])).expanduser().resolve() if url.query.get("items") else None
     url = url.difference_update_query(["items"])
     if url.drivername in ("postgresql", "postgres"):
         url = url.set(drivername="postgresql+psycopg")
     if url.get_backend_name() == "sqlite":
         if not url.database or url.database == ":memory:":
             raise NoStoreError("a store in memory cannot be shared or resumed", where=text, hint="give a file")
-        path = Path(url.database).expanduser().absolute()
-        folder = Path(str(items)) if items else path.with_name(path.name + ".items")
-        return URL.create("sqlite", database=str(path)), path, folder
+        path = Path(url.database).expanduser().resolve()
+        return URL.create("sqlite", database=str(path)), path, items
     if url.get_backend_name() != "postgresql":
         raise NoStoreError(
             f"stores live in SQLite or PostgreSQL, not in {url.get_backend_name()}",
             where=without_password(text),
         )
-    return url, None, Path(str(items)) if items else Path("potentia.items").absolute()
+    return url, None, items
 
 
 def without_password(where: str) -> str:
@@ -79,11 +83,14 @@ def connect(url: URL, path: Path | None, *, readonly: bool) -> sa.Engine:
     """Make the engine. Opens nothing yet."""
     if path is None:
         try:
-            return sa.create_engine(url, pool_pre_ping=True)
+            options = {name: value for name, value in (_TCP | _SILENCE).items() if name not in url.query}
+            engine = sa.create_engine(url, pool_pre_ping=True, connect_args=options)
         except (ImportError, exc.NoSuchModuleError) as error:
             raise MissingExtraError(
                 "PostgreSQL stores need psycopg", hint="pip install 'potentia[postgres]'"
             ) from error
+        event.listen(engine, "connect", _limit_reading if readonly else _limit)
+        return engine
     target = url
     if readonly:
         target = URL.create("sqlite", database=f"{path.as_uri()}?{_reading(path)}", query={"uri": "true"})
@@ -91,6 +98,18 @@ def connect(url: URL, path: Path | None, *, readonly: bool) -> sa.Engine:
     event.listen(engine, "connect", _configure_readonly if readonly else _configure)
     event.listen(engine, "begin", _begin)
     return engine
+
+
+def _limit(connection: Any, _record: Any) -> None:
+    for name, seconds in (_TIMEOUTS | _STATEMENT).items():
+        connection.execute(f"SET {name} = '{seconds}s'")
+    connection.commit()
+
+
+def _limit_reading(connection: Any, _record: Any) -> None:
+    for name, seconds in _TIMEOUTS.items():
+        connection.execute(f"SET {name} = '{seconds}s'")
+    connection.commit()
 
 
 def _reading(path: Path) -> str:
@@ -145,6 +164,8 @@ def speaking(where: str) -> Iterator[None]:
         yield
     except exc.DBAPIError as error:
         raise _in_words(str(error.orig), where, away=_is_away(error)) from error
+    except exc.SQLAlchemyError as error:  # what is left of a connection that was lost
+        raise _in_words(str(error), where, away="://" in where) from error
     except UnicodeDecodeError as error:
         raise _in_words("malformed text", where, away=False) from error
     except OSError as error:
@@ -201,6 +222,20 @@ def _is_away(error: exc.DBAPIError) -> bool:
 
 
 # --- versions --------------------------------------------------------------------------------------------------------
+
+
+def recorded_items(connection: sa.Connection) -> Path | None:
+    """Return where the items of this store lie, as it says itself."""
+    if not sa.inspect(connection).has_table(s.settings.name):
+        return None
+    place = connection.execute(sa.select(s.settings.c.value).where(s.settings.c.name == "items")).scalar()
+    return Path(place) if place else None
+
+
+def record_items(connection: sa.Connection, folder: Path) -> None:
+    """Have the store say where its items lie: the same command from another folder finds them."""
+    s.settings.create(connection, checkfirst=True)
+    connection.execute(s.settings.insert().values(name="items", value=str(folder)))
 
 
 def prepare(connection: sa.Connection, where: str) -> None:

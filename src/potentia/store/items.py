@@ -42,7 +42,7 @@ def stage(folder: Path, key: str, items: Sequence[ItemOutcome]) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     staged = target.with_name(f".{target.stem}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
     buffer = pa.BufferOutputStream()
-    pq.write_table(table, buffer, compression="zstd")
+    pq.write_table(table, buffer, compression="zstd", write_page_checksum=True)
     try:
         with staged.open("wb") as file:
             file.write(buffer.getvalue())
@@ -72,7 +72,7 @@ def load(folder: Path, key: str) -> list[ItemOutcome]:
 
     path = items_path(folder, key)
     try:
-        table = pq.read_table(path, partitioning=None)
+        table = pq.read_table(path, partitioning=None, page_checksum_verification=True)
         columns = [table.column(name).to_pylist() for name in ("doc_id", "value", "prediction", "gold", "detail")]
         return [
             ItemOutcome(doc_id=i, value=v, prediction=p, gold=g, detail=json.loads(d))
@@ -86,7 +86,7 @@ def load(folder: Path, key: str) -> list[ItemOutcome]:
         ) from None
     except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
         told = str(error).splitlines()[0] if str(error) else type(error).__name__
-        hint = "potentia store check --repair discards the cell; the next run computes it anew"
+        hint = "potentia store check --repair; the next run of its study computes the cell anew, and replaces it"
         raise DamagedItemsError(f"the items of this cell cannot be read: {told}", where=str(path), hint=hint) from error
 
 

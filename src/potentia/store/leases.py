@@ -21,7 +21,7 @@ import sqlalchemy as sa
 
 from potentia.store import schema as s
 from potentia.store.live import LiveStore
-from potentia.store.patience import patient
+from potentia.store.patience import at_once
 
 BEAT_SECONDS = 10.0
 LEASE_SECONDS = 120.0  # without a beat; a server that restarts, or a busy machine, costs nobody his lease
@@ -61,7 +61,6 @@ class LeaseRecord:
 class Leases(LiveStore):
     """Claiming cells, staying alive, letting go."""
 
-    @patient
     def claim(self, study: str, row: str, cell_keys: Sequence[str], *, run: str = "") -> LeaseRecord:
         """Claim cells for this process, or return the lease of one that has some of them.
 
@@ -103,6 +102,7 @@ class Leases(LiveStore):
         """Say whether a lease was given to this store object."""
         return lease.id in self._own
 
+    @at_once
     def beat(self, lease: LeaseRecord) -> bool:
         """Say that the owner is alive; False where the lease was taken away."""
         with self._writing() as connection:
@@ -114,7 +114,6 @@ class Leases(LiveStore):
         with self._writing() as connection:
             connection.execute(s.leases.delete().where(s.leases.c.id == lease.id))
 
-    @patient
     def leases(self, *, study: str | None = None) -> list[LeaseRecord]:
         """Return who computes what now."""
         with self._reading() as connection:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -14,14 +14,14 @@ from potentia.errors import StoreError
 from potentia.store import schema as s
 from potentia.store.database import WRITE, now, speaking, store_gone
 from potentia.store.items import dumps, loads
-from potentia.store.patience import patient
+from potentia.store.patience import Patient
 from potentia.store.records import EpochRecord, EventRecord, FailureRecord, LaneRecord
 
 _EVENT_LOCK = 0x706F74656E746961  # any fixed number: all writers of events wait for one another on PostgreSQL
 _SAID = s.events.insert().returning(s.events.c.id)
 
 
-class LiveStore:
+class LiveStore(Patient):
     """Connections and transactions, and everything that a running study writes besides its cells."""
 
     def __init__(self, engine: sa.Engine, where: str, folder: Path) -> None:
@@ -31,8 +31,6 @@ class LiveStore:
         self._studies: dict[str, str] = {}
         self._upserts: dict[tuple[str, ...], Any] = {}
         self._own: set[str] = set()  # leases
-        self.patience = 0.0  # seconds to wait while the store is away
-        self.stop: Callable[[], bool] = lambda: False  # or until this says so
         self._file: tuple[Path, tuple[int, int]] | None = None  # of a SQLite store: its path, device and number
 
     @contextmanager
@@ -103,7 +101,6 @@ class LiveStore:
 
     # --- failures ---------------------------------------------------------------------------------------------------
 
-    @patient
     def fail_cell(
         self,
         study: str,
@@ -135,7 +132,6 @@ class LiveStore:
             keys = [column.name for column in s.failures.primary_key]
             connection.execute(insert.on_conflict_do_update(index_elements=keys, set_=update))
 
-    @patient
     def failures(self, *, study: str | None = None) -> list[FailureRecord]:
         """Return the cells that failed and have not been committed since."""
         with self._reading() as connection:
@@ -146,7 +142,6 @@ class LiveStore:
 
     # --- lanes ------------------------------------------------------------------------------------------------------
 
-    @patient
     def save_lane(self, lane: LaneRecord) -> None:
         """Write a lane's state and its whole curve; a lane saved before is replaced."""
         row = asdict(lane)
@@ -159,7 +154,6 @@ class LiveStore:
             if points:
                 connection.execute(s.epochs.insert(), points)
 
-    @patient
     def lanes(
         self,
         *,
@@ -212,7 +206,6 @@ class LiveStore:
 
     # --- events and progress ----------------------------------------------------------------------------------------
 
-    @patient
     def event(self, study: str, kind: str, payload: Mapping[str, Any] | None = None) -> int:
         """Append to the study's log and return the entry's id."""
         with self._writing() as connection:
@@ -229,7 +222,6 @@ class LiveStore:
         }
         return int(connection.execute(_SAID, row).scalar_one())
 
-    @patient
     def events(self, study: str, *, after_id: int = 0, limit: int = 1000) -> list[EventRecord]:
         """Return the entries after ``after_id``, oldest first: call again with the last id to follow the log."""
         with self._reading() as connection:
@@ -250,7 +242,6 @@ class LiveStore:
             ids = sa.select(s.events.c.id).where(s.events.c.study == key).order_by(s.events.c.id.desc())
             return int(connection.execute(ids.offset(before).limit(1)).scalar() or 0)
 
-    @patient
     def put_progress(self, study: str, row: str, payload: Mapping[str, Any]) -> None:
         """Replace the latest state of a running row (tokens per second, time left, lanes)."""
         with self._writing() as connection:
@@ -258,7 +249,6 @@ class LiveStore:
             state = {"study": key, "row": row, "payload": dumps(dict(payload)), "updated": now()}
             self._upsert(connection, s.progress, state)
 
-    @patient
     def get_progress(self, study: str) -> dict[str, dict[str, Any]]:
         """Return the latest state of each row; ``updated`` says when it was written."""
         with self._reading() as connection:
@@ -266,7 +256,6 @@ class LiveStore:
             rows = connection.execute(query.order_by(s.progress.c.row)).mappings().all()
         return {row["row"]: {**loads(row["payload"]), "updated": row["updated"]} for row in rows}
 
-    @patient
     def clear_progress(self, study: str, row: str | None = None) -> None:
         """Forget the state of one row, or of all rows: nothing runs there any more."""
         with self._writing() as connection:

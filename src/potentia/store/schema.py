@@ -14,6 +14,9 @@ SCHEMA_VERSION = 4
 metadata = sa.MetaData()
 _NUMBER = BigInteger().with_variant(Integer, "sqlite")  # SQLite's own row number, PostgreSQL's bigserial
 
+# What a store says of itself: where its items lie.
+settings = Table("settings", metadata, Column("name", Text, primary_key=True), Column("value", Text, nullable=False))
+
 schema_version = Table("schema_version", metadata, Column("version", Integer, primary_key=True, autoincrement=False))
 
 studies = Table(

@@ -23,6 +23,8 @@ from potentia.store.database import (
     locate,
     now,
     prepare,
+    record_items,
+    recorded_items,
     speaking,
     store_gone,
     without_password,
@@ -30,7 +32,7 @@ from potentia.store.database import (
 from potentia.store.items import dumps, items_path, load, load_values, loads, looks_whole, publish, stage
 from potentia.store.leases import Leases
 from potentia.store.matrix import METRIC, ORIGIN, Grid, read_metric, read_origin, read_seeds
-from potentia.store.patience import patient, wait_for
+from potentia.store.patience import wait_for
 from potentia.store.records import CellRecord, ChoiceRecord, StudyRecord
 from potentia.values.metric import Metric
 from potentia.values.origin import UNKNOWN, Origin
@@ -41,6 +43,7 @@ _Key = TypeVar("_Key", str, int)
 Studies = str | Sequence[str] | None  # one or several studies, by key or name
 ADAPTER_NOTE = "potentia.json"
 _LAST = sa.select(sa.func.max(s.cells.c.id))  # statements of every commit, built once
+_ANY_ITEMS = sa.select(s.cells.c.id).where(s.cells.c.item_count.is_not(None)).limit(1)
 _ANY_FAILURE = sa.select(s.failures.c.study).limit(1)
 _CHUNK = 500  # keys per statement, well under SQLite's limit of parameters
 
@@ -63,13 +66,14 @@ class Store(Leases):
     ) -> Store:
         """Open or create a store: the path of a SQLite file, or a URL such as ``postgresql+psycopg://host/name``.
 
-        Items lie in ``<file>.items/``; for PostgreSQL in ``items``, or ``?items=FOLDER`` in the URL, or
-        ``./potentia.items``. ``readonly`` neither creates nor changes anything. Without ``create`` a store that is not
-        there is an error. A store with ``patience`` waits so many seconds, here and later, while a server is away.
+        Items lie in ``<file>.items/``; for PostgreSQL in ``items``, or ``?items=FOLDER`` in the URL, or where the store
+        says that they lie, which is ``./potentia.items`` of where it was made. ``readonly`` neither creates nor changes
+        anything. Without ``create`` a store that is not there is an error. A store with ``patience`` waits so many
+        seconds, here and later, while a server is away.
         """
-        url, path, folder = locate(where)
+        url, path, named = locate(where)
         name = str(path) if path is not None else without_password(url.render_as_string(hide_password=False))
-        folder = Path(items).absolute() if items is not None else folder
+        named = Path(items).resolve() if items is not None else named
         if path is not None and path.is_dir():
             raise NoStoreError("this is a folder", where=name, hint="give a file, for example potentia.db")
         if path is not None and readonly and not path.exists():
@@ -77,7 +81,7 @@ class Store(Leases):
         if path is not None and not create and not path.exists():
             raise store_gone(name)
 
-        engine = wait_for(lambda: cls._prepared(url, path, name, readonly=readonly), patience)
+        engine, folder = wait_for(lambda: cls._prepared(url, path, name, named, readonly), patience)
         store = cls(engine, name, folder)
         store.patience = patience
         if path is not None and not readonly:
@@ -90,8 +94,8 @@ class Store(Leases):
         return store
 
     @staticmethod
-    def _prepared(url: URL, path: Path | None, name: str, *, readonly: bool) -> sa.Engine:
-        """Return the engine of a store whose tables are there."""
+    def _prepared(url: URL, path: Path | None, name: str, named: Path | None, readonly: bool) -> tuple[sa.Engine, Path]:
+        """Return the engine of a store whose tables are there, and the folder of its items."""
         with speaking(name):
             if path is not None and not readonly:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,16 +109,22 @@ class Store(Leases):
                         if engine.dialect.name == "postgresql":
                             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
                         prepare(connection, name)
-        return engine
+                    recorded = recorded_items(connection)
+                    beside = path.with_name(path.name + ".items") if path is not None else None
+                    folder = named or recorded or beside or Path("potentia.items").resolve()
+                    known = recorded is not None or (connection.execute(_ANY_ITEMS).first() and not folder.is_dir())
+                    if not known and folder != beside and not readonly:
+                        record_items(connection, folder)
+        return engine, folder
 
     @classmethod
-    def find(cls, where: str | Path, *, items: str | Path | None = None) -> Store | None:
+    def find(cls, where: str | Path, *, patience: float = 0.0) -> Store | None:
         """Open a store to read it; None where nothing was stored yet. Creates and changes nothing."""
         _, path, _ = locate(where)
         if path is not None and not path.is_dir() and (not path.exists() or path.stat().st_size == 0):
             return None
         try:
-            return cls.open(where, items=items, readonly=True)
+            return cls.open(where, readonly=True, patience=patience)
         except EmptyStoreError:
             return None
 
@@ -135,7 +145,6 @@ class Store(Leases):
 
     # --- studies ----------------------------------------------------------------------------------------------------
 
-    @patient
     def study(self, name: str, key: str, spec: Mapping[str, Any]) -> StudyRecord:
         """Get the study with this key, or create it."""
         with self._writing() as connection:
@@ -146,7 +155,6 @@ class Store(Leases):
             found = connection.execute(sa.select(s.studies).where(s.studies.c.key == key)).mappings().one()
             return StudyRecord(found["key"], found["name"], loads(found["spec"]), found["created"])
 
-    @patient
     def studies(self) -> list[StudyRecord]:
         """Return all studies, the one opened last first."""
         with self._reading() as connection:
@@ -155,13 +163,11 @@ class Store(Leases):
 
     # --- writing cells ----------------------------------------------------------------------------------------------
 
-    @patient
     def has(self, cell_key: str) -> bool:
         """Say whether this cell is committed."""
         with self._reading() as connection:
             return connection.execute(sa.select(s.cells.c.key).where(s.cells.c.key == cell_key)).first() is not None
 
-    @patient
     def names(self, cell_keys: Sequence[str]) -> dict[str, tuple[str, str]]:
         """Return, for those of the keys that are committed, the model and task that the cell is named after."""
         found: dict[str, tuple[str, str]] = {}
@@ -171,7 +177,6 @@ class Store(Leases):
                 found |= {key: (model, task) for key, model, task in connection.execute(query)}
         return found
 
-    @patient
     def commit_cell(
         self,
         cell: CellRecord,
@@ -182,7 +187,7 @@ class Store(Leases):
         """Commit one cell with scores, manifest and items, and an ``event`` of the kind "cell", wholly or not at all.
 
         Returns False when the key was committed before: the first writer wins, the cell is only added to the study, and
-        nothing is said of it.
+        nothing is said of it. A cell whose items are missing or cut short is replaced, in this one transaction.
         """
         _check(cell)
         with speaking(self.where):
@@ -191,6 +196,8 @@ class Store(Leases):
             with self._writing() as connection:
                 count = len(items) if items is not None else None
                 fresh = self._put(connection, [cell], {cell.key: count})
+                if not fresh and staged is not None and not looks_whole(self.items_folder, cell.key):
+                    fresh = self._renew(connection, cell, count)
                 if fresh and staged is not None:
                     publish(self.items_folder, cell.key, staged)
                 if fresh and event is not None:  # last: on PostgreSQL writers of events wait for one another
@@ -208,7 +215,6 @@ class Store(Leases):
             copy = replace(cell, key=key, study=study, model=model, task=task, probe=probe)
             self.commit_cell(copy, items=self.items(source) or None)
 
-    @patient
     def commit_cells(self, cells: Sequence[CellRecord]) -> int:
         """Commit a batch of cells without items in one transaction; returns how many were new."""
         for cell in cells:
@@ -216,7 +222,6 @@ class Store(Leases):
         with self._writing() as connection:
             return self._put(connection, cells, {})
 
-    @patient
     def linked(self, study: str) -> dict[str, str]:
         """Return the keys of the cells that a study has, each with its model; none where the study is not known."""
         c, linked = s.cells.c, s.study_cells.c
@@ -224,7 +229,6 @@ class Store(Leases):
         with self._reading() as connection:
             return dict(connection.execute(query).tuples().all())
 
-    @patient
     def release(self, study: str, cell_keys: Sequence[str]) -> None:
         """Take cells out of a study that does not ask for them any more; they stay in the store."""
         with self._writing() as connection:
@@ -232,7 +236,6 @@ class Store(Leases):
                 here = sa.and_(s.study_cells.c.study == study, s.study_cells.c.cell == number)
                 connection.execute(s.study_cells.delete().where(here))
 
-    @patient
     def discard(self, cell_keys: Sequence[str]) -> None:
         """Forget cells wholly, with items and adapters: whoever asks for them computes them anew."""
         with self._writing() as connection:
@@ -242,7 +245,6 @@ class Store(Leases):
             items_path(self.items_folder, key).unlink(missing_ok=True)
             self.drop_adapter(key)
 
-    @patient
     def damaged(self, cell_keys: Sequence[str]) -> list[str]:
         """Return those of the committed cells whose items are missing or cut short."""
         found: list[str] = []
@@ -252,7 +254,20 @@ class Store(Leases):
                 found += [key for key in connection.execute(query).scalars() if not looks_whole(self.items_folder, key)]
         return found
 
-    @patient
+    def check_items(self, cell_keys: Sequence[str]) -> None:
+        """Refuse to go on where the items of these cells are all missing and their folder is empty: it is another."""
+        there = any(items_path(self.items_folder, key).exists() for key in cell_keys)
+        if there or next(self.items_folder.glob("*/*.parquet"), None) is not None:
+            return
+        with self._reading() as connection:
+            recorded = recorded_items(connection)
+        if recorded not in (None, self.items_folder):
+            why = f"the store was made with its items in {recorded}: leave out items=, or name that folder"
+        else:
+            why = "bring the folder back, or name it: ?items=FOLDER in the URL; to compute anew: potentia store discard"
+        words = f"the items of all {len(cell_keys)} finished cells are missing in {self.items_folder}"
+        raise StoreError(words, where=self.where, hint=why)
+
     def adopt(self, study: str, cell_keys: Iterable[str]) -> int:
         """Add committed cells of other studies to this one, which asks for the same keys; returns how many it has."""
         keys = list(dict.fromkeys(cell_keys))
@@ -300,6 +315,17 @@ class Store(Leases):
         numbers = {**known, **fresh}
         self._link(connection, {(studies[cell.study], numbers[cell.key]) for cell in cells})
         return len(fresh)
+
+    def _renew(self, connection: sa.Connection, cell: CellRecord, count: int | None) -> int:
+        """Put a cell in the place of one whose items are damaged, in every study that has it."""
+        (number,) = self._numbers(connection, [cell.key]).values()
+        links = sa.select(s.study_cells.c.study).where(s.study_cells.c.cell == number)
+        studies = list(connection.execute(links).scalars())
+        connection.execute(s.cells.delete().where(s.cells.c.id == number))
+        fresh = self._put(connection, [cell], {cell.key: count})
+        (number,) = self._numbers(connection, [cell.key]).values()
+        self._link(connection, {(study, number) for study in studies})
+        return fresh
 
     def _claim(self, connection: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
         """Insert the cells whose keys are free; returns the number of each."""
@@ -350,7 +376,6 @@ class Store(Leases):
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
-    @patient
     def cells(
         self,
         *,
@@ -395,7 +420,6 @@ class Store(Leases):
             for r in rows
         ]
 
-    @patient
     def choices(self, *, study: Studies = None, protocol: str | None = None) -> list[ChoiceRecord]:
         """Return what validation chose for every committed cell, without scores and manifests, in the same order."""
         with self._reading() as connection:
@@ -405,7 +429,6 @@ class Store(Leases):
             wanted = self._wanted(connection, study=study, protocol=protocol)
             return [ChoiceRecord(*row) for row in connection.execute(body.where(*wanted))]
 
-    @patient
     def probes(self, *, study: Studies = None, key: str | None = None) -> dict[tuple[str, str], dict[str, Any]]:
         """Return what the probe of every model and task recorded, the newest of several; none where none was made."""
         c = s.cells.c
@@ -415,7 +438,6 @@ class Store(Leases):
             rows = connection.execute(query.where(*wanted).order_by(c.created, c.key)).all()
         return {(model, task): loads(text) for model, task, text in rows}
 
-    @patient
     def count(
         self,
         *,
@@ -440,7 +462,6 @@ class Store(Leases):
         found = self.cells(key=cell_key)
         return found[0] if found else None
 
-    @patient
     def items(self, cell_key: str) -> list[ItemOutcome]:
         """Return the per-item outcomes of a cell; an imported cell has none."""
         with self._reading() as connection:
