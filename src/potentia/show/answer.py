@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from potentia.analysis.rankings import NAMES, Scoreboard, Standing, agreement_sentence, resolution_sentence
-from potentia.show.source import ReportData
 from potentia.show.wording import count, percent, unbroken
+
+if TYPE_CHECKING:
+    from potentia.show.source import ReportData
 
 
 @dataclass(frozen=True)

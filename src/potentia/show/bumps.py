@@ -6,13 +6,16 @@ The alignment (appendix C of the train-before-test paper) undoes the crossings t
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from potentia.analysis.rankings import NAMES, Ranking, align
-from potentia.show.source import ReportData
 from potentia.values.findings import Bump
 from potentia.values.scores import ScoreMatrix
+
+if TYPE_CHECKING:
+    from potentia.show.source import ReportData
 
 
 def ascents(data: ReportData) -> list[Bump]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from potentia.analysis.rankings import EvidenceMap, map_evidence
-from potentia.show.source import ReportData
 from potentia.values.findings import Heatmap
 from potentia.values.protocol import Protocol
+
+if TYPE_CHECKING:
+    from potentia.show.source import ReportData
 
 MOST = 40  # models of the map, the best first; `potentia compare` takes any two
 

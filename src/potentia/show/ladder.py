@@ -22,7 +22,9 @@ class Axis:
     marks: tuple[tuple[float, str], ...]
 
     def at(self, value: float) -> float:
-        """Return a value's place in per cent."""
+        """Return a value's place in per cent; of one that is not known, the beginning."""
+        if not math.isfinite(value):
+            return 0.0
         share = (value - self.low) / (self.high - self.low)
         return round(100 * min(1.0, max(0.0, share)), 2)
 

@@ -9,18 +9,20 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 import numpy as np
 
 from potentia.analysis.planning import Completion
 from potentia.analysis.rankings import NAMES
-from potentia.show.answer import Answer
 from potentia.show.page import named
-from potentia.show.source import ReportData
 from potentia.values.findings import short_names
 from potentia.values.protocol import Protocol, in_order
+
+if TYPE_CHECKING:
+    from potentia.show.answer import Answer
+    from potentia.show.source import ReportData
 
 Place = tuple[str, str]  # model, task
 
@@ -216,7 +218,8 @@ def _table(matrix: Matrix, protocol: Protocol, cells: dict[Place, Shown], *, gai
 def _rank(rank: tuple[float, float, float] | None) -> str:
     if rank is None:
         return "<td class=rank>–</td>"
-    return f"<td class=rank data-v={rank[0]:g}><b>{rank[0]:.3g}</b><small>{rank[1]:.0f}–{rank[2]:.0f}</small></td>"
+    ends = f"<small>{rank[1]:.0f}–{rank[2]:.0f}</small>" if math.isfinite(rank[1] + rank[2]) else ""
+    return f"<td class=rank data-v={rank[0]:g}><b>{rank[0]:.3g}</b>{ends}</td>"
 
 
 def _gap(reason: str) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from potentia.show.source import ReportData
 from potentia.store import CellRecord, StudyRecord
 from potentia.values.protocol import Protocol
+
+if TYPE_CHECKING:
+    from potentia.show.source import ReportData
 
 
 def how_context(data: ReportData) -> dict[str, Any]:

@@ -162,6 +162,16 @@ def test_no_inline_script_or_handler_in_any_page(board: TestClient):
         assert not handlers(text)
 
 
+def test_the_board_says_how_old_its_answer_is(board: TestClient):
+    board.get(f"/api/studies/{STUDY}/findings")
+    told = re.search(
+        r"The answer so far, from 22 of 24 cells, made (\d+ s|\d+:\d+ min) ago", board.get(f"/studies/{STUDY}").text
+    )
+    assert told
+    made = board.get(f"/api/studies/{STUDY}/findings").json()["made"]
+    assert 0 <= time.time() - made < 600
+
+
 def test_assets_are_packed_and_kept(board: TestClient):
     answer = board.get("/assets/report.css")
     assert answer.headers["content-encoding"] == "gzip"

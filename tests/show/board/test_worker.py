@@ -8,6 +8,10 @@ import subprocess
 import sys
 import time
 
+import pytest
+
+from potentia.show.board.snapshot import Snapshot, Snapshots, Worker
+
 SERVER = """
 import sys, time
 from concurrent.futures import ProcessPoolExecutor
@@ -42,3 +46,19 @@ def test_a_killed_server_leaves_no_worker_behind(tmp_path):
     while alive(worker) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not alive(worker)
+
+
+@pytest.mark.parametrize(
+    ("known", "now", "age", "due"),
+    [
+        ((1, 0), (179, 0), 61, True),  # many more cells: as soon as the worker had a rest
+        ((1, 0), (179, 0), 30, False),
+        ((100, 0), (110, 0), 70, False),
+        ((100, 0), (110, 0), 130, True),  # nothing new is told later than after two minutes
+    ],
+)
+def test_an_answer_is_renewed_by_cells_and_by_time(known, now, age, due):
+    """An answer that took half a minute is not kept for ten minutes while a run goes on."""
+    snapshots = Snapshots("nowhere", Worker())
+    snapshot = Snapshot("s", known, seconds=30.0, made=time.time() - age)
+    assert snapshots._due("s", snapshot, now) is due

@@ -208,8 +208,9 @@ class AgreementChange(Finding):
             Bars(
                 name=f"agreement-{self.before}-{self.after}-{self.method}",
                 title=f"Mean ranking agreement of each task with all others{_ties(self.method)}",
-                caption=f"{NAMES[self.method]}; mean over pairs {self.mean_before:.2f} ({self.before.label}) and "
-                f"{self.mean_after:.2f} ({self.after.label}); {self.pairs_improved} of {self.pairs} pairs agree more.",
+                caption=f"{NAMES[self.method]}; {mean_in_words(self.mean_before)} ({self.before.label}), "
+                f"{mean_in_words(self.mean_after)} ({self.after.label}); {self.pairs_improved} of {self.pairs} pairs "
+                "agree more.",
                 labels=tuple(self.tasks[k] for k in order),
                 series={
                     self.before.label: tuple(self.per_task_before[k] for k in order),

@@ -199,7 +199,7 @@ def _dense_ranks(x: Floats) -> tuple[npt.NDArray[np.generic], bool]:
     if np.isnan(scores).any():
         return scores, True
     models = scores.shape[2]
-    order = np.argsort(scores, axis=2).reshape(-1, models)
+    order = np.argsort(scores, axis=2).reshape(scores.shape[0] * scores.shape[1], models)
     order += np.arange(len(order))[:, None] * models  # into all the scores, laid end to end
     ascending = scores.reshape(-1)[order]
     new = ascending[:, 1:] != ascending[:, :-1]

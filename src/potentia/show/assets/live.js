@@ -64,15 +64,20 @@
   draw(P.read(document.getElementById("live-data")));
   /* The findings on this page are those of so many cells; once the run has ended, or where there are none, newer ones are fetched. */
   let shown = Number(board.dataset.cells);
-  const exchange = (cells) => fetch(board.dataset.answer).then((page) => (page.ok ? page.text() : "")).then((text) => {
+  const note = document.querySelector("[data-so-far]");
+  const state = (cells) => {
+    if (note) note.textContent = `The answer so far, from ${cells}${latest.asked === null ? "" : ` of ${latest.asked}`} cells, made ${P.clock(Math.max(0, Date.now() / 1000 - Number(note.dataset.made)))} ago; it renews itself.`;
+  };
+  if (note) setInterval(() => state(shown), 5000);
+  const exchange = (cells, made) => fetch(board.dataset.answer).then((page) => (page.ok ? page.text() : "")).then((text) => {
     const fresh = new DOMParser().parseFromString(text, "text/html").getElementById("answer");
     const old = document.getElementById("answer");
     if (!fresh || !old || fresh.querySelector("figure")) { location.reload(); return; }
     const open = old.querySelector("details.more[open]");
     old.replaceWith(document.adoptNode(fresh));
     shown = cells;
-    const note = document.querySelector("[data-so-far]");
-    if (note) note.textContent = `The answer so far, from ${cells}${latest.asked === null ? "" : ` of ${latest.asked}`} cells; it renews itself.`;
+    if (note) note.dataset.made = String(made);
+    state(cells);
     if (open) fresh.querySelector("details.more")?.setAttribute("open", "");
   });
   const renew = () => {
@@ -80,7 +85,7 @@
     fetch(board.dataset.findings).then((answer) => (answer.ok ? answer.json() : null))
       .then((found) => {
         if (!found || found.cells <= shown) return null;
-        if (shown >= 0 && latest.running && document.getElementById("answer")) return exchange(found.cells);
+        if (shown >= 0 && latest.running && document.getElementById("answer")) return exchange(found.cells, found.made);
         location.reload();
         return null;
       }).catch(() => {});

@@ -51,10 +51,11 @@ class ItemPage(BaseModel):
 
 
 class Names(BaseModel):
-    """What there is, by name, and as of how many cells."""
+    """What there is, by name, as of how many cells, and when it was made (seconds since 1970)."""
 
     names: list[str]
     cells: int
+    made: float
     problem: str
 
 
@@ -97,7 +98,7 @@ def make_api(desk: Desk) -> APIRouter:
     async def findings(study: Name) -> Names:
         """Name the findings of the study."""
         made = await desk.snapshot(desk.study(study).key)
-        return Names(names=list(made.findings), cells=made.stamp[0], problem=made.problem)
+        return Names(names=list(made.findings), cells=made.stamp[0], made=made.made, problem=made.problem)
 
     @api.get("/studies/{study}/findings/{name}", response_model=dict[str, Any])
     async def finding(study: Name, name: Name) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from functools import cache
 from typing import Any
 
@@ -14,6 +15,7 @@ from potentia.show import SCRIPTS, STYLES, asset, cell_payload, environment
 from potentia.show.board.api import Name
 from potentia.show.board.board_state import Desk
 from potentia.show.board.snapshot import Snapshot
+from potentia.values.findings import clock
 
 
 @cache
@@ -23,6 +25,7 @@ def templates() -> Any:
 
     base = environment()
     made = base.overlay(loader=ChoiceLoader([PackageLoader("potentia.show.board", "templates"), base.loader]))
+    made.filters.update(age=age)
     made.globals.update(asset_url=asset_url, scripts=SCRIPTS, styles=STYLES)
     return made
 
@@ -71,6 +74,7 @@ def make_pages(desk: Desk) -> APIRouter:
             outlook_cells=outlook.stamp[0] if outlook else -1,
             problem=made.problem if made else "",
             cells=made.stamp[0] if made else 0,
+            made=made.made if made else 0.0,
             pending=made is None,
             key=record.key,
             links=_links(sections),
@@ -98,7 +102,7 @@ def make_pages(desk: Desk) -> APIRouter:
         if html is None:
             raise HTTPException(404, "this study has nothing to show here, or not yet")
         behind = (await run_in_threadpool(desk.stamp, record.key))[0] - made.stamp[0]
-        return _page("section.html", title=record.name, section=html, behind=behind, key=record.key,
+        return _page("section.html", title=record.name, section=html, behind=behind, made=made.made, key=record.key,
                      links=_links(made.sections), here=section)  # fmt: skip
 
     @pages.get("/studies/{study}/data/{name}")
@@ -124,6 +128,11 @@ def make_pages(desk: Desk) -> APIRouter:
 def error_page(status: int, detail: str) -> HTMLResponse:
     """Return a page that says what is wrong."""
     return _page("error.html", status=status, title="not here", detail=detail, key="", links=(), here="")
+
+
+def age(made: float) -> str:
+    """Say how long ago something was made."""
+    return f"{clock(max(0.0, time.time() - made))} ago"
 
 
 def _page(template: str, *, status: int = 200, **context: Any) -> HTMLResponse:

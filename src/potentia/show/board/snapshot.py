@@ -1,9 +1,9 @@
 """Snapshots: a study's sections and findings, made in a process of their own and kept until there is more to say.
 
 Findings take seconds to compute. They are made in one niced worker, never while serving a request that an older
-snapshot can answer, and never more often than a twentieth of the time, so that readers do not slow a run. The outlook
-(who may be best once all is measured) takes a part of that and is a snapshot of its own, so that it keeps up with a
-run.
+snapshot can answer. A new one is due by cells or by time: as soon as the study has a quarter more cells, and every two
+minutes at least where there is anything new; readers of a long run take a twentieth of a core. The outlook (who may be
+best once all is measured) takes a part of that and is a snapshot of its own, so that it keeps up with a run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from typing import Any
 from potentia.errors import PotentiaError, StoreError
 
 LEAST_SECONDS = 5.0  # between two snapshots of a study
-SHARE = 20  # and this many times as long as the last one took
+SHARE = 20  # and this many times as long as the last one took, where little is new
+OLDEST = 120.0  # seconds: no longer than this, unless a snapshot takes half of it
+GROWN = 1.25  # times as many cells: due at once
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Snapshot:
     study: str
     stamp: tuple[int, int]  # cells and failures it knows
     seconds: float
+    made: float = field(default_factory=time.time)  # when
     sections: tuple[tuple[str, str, str], ...] = ()  # id, title, HTML
     parts: dict[str, bytes] = field(default_factory=dict)  # name → packed JSON that the pages fetch by need
     problem: str = ""
@@ -153,13 +156,21 @@ class Snapshots:
     def peek(self, study: str, stamp: tuple[int, int]) -> Snapshot | None:
         """Return the latest snapshot, or None while the first is being made; sees to it that a newer one will come."""
         known = self._latest.get(study)
-        if known is not None and (known.stamp == stamp or time.monotonic() < self._not_before.get(study, 0.0)):
+        if known is not None and (known.stamp == stamp or not self._due(study, known, stamp)):
             return known
         if study not in self._making:
             task = asyncio.get_running_loop().run_in_executor(self._worker.get(), self._make, self.where, study, stamp)
             self._making[study] = task
             task.add_done_callback(lambda done: self._keep(study, done))
         return known
+
+    def _due(self, study: str, known: Snapshot, stamp: tuple[int, int]) -> bool:
+        if time.monotonic() < self._not_before.get(study, 0.0):
+            return False
+        rest = 2 * known.seconds  # the worker never does this alone
+        grown = sum(stamp) >= GROWN * sum(known.stamp)
+        wait = rest if grown else min(SHARE * known.seconds, max(OLDEST, rest))
+        return time.time() - known.made >= wait
 
     def _keep(self, study: str, done: asyncio.Future[Snapshot]) -> None:
         self._making.pop(study, None)
@@ -168,6 +179,5 @@ class Snapshots:
                 self._worker.drop()  # the next snapshot gets another
             self._not_before[study] = time.monotonic() + LEAST_SECONDS
             return
-        made = done.result()
-        self._latest[study] = made
-        self._not_before[study] = time.monotonic() + max(LEAST_SECONDS, SHARE * made.seconds)
+        self._latest[study] = done.result()
+        self._not_before[study] = time.monotonic() + LEAST_SECONDS
