@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from potentia.analysis.test_task.cohort import Cohort
 from potentia.errors import InputError
 from potentia.facts import read_facts
 from potentia.formats.staged import StagedScores
+from potentia.papers.evaluations import Evaluations
 from potentia.papers.test_task import TaskTrainingPaper, reproduce_task_training
 
 pytestmark = pytest.mark.shared
@@ -26,6 +28,73 @@ def files(shared_data: Path) -> tuple[Path, Path]:
 @pytest.fixture(scope="module")
 def paper(files: tuple[Path, Path]) -> TaskTrainingPaper:
     return reproduce_task_training(StagedScores.read(files[0]), Cohort.known(table=read_facts(files[1])), draws=999)
+
+
+@pytest.fixture(scope="module")
+def tree(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Evaluations:
+    folder = tmp_path_factory.mktemp("evaluations")
+    with tarfile.open(shared_data / "published" / "test_task_evaluations.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    return Evaluations.read(folder)
+
+
+@pytest.fixture(scope="module")
+def whole(files: tuple[Path, Path], tree: Evaluations) -> TaskTrainingPaper:
+    cohort = Cohort.known(table=read_facts(files[1]))
+    return reproduce_task_training(StagedScores.read(files[0]), cohort, tree, draws=0)
+
+
+def test_figure_3_treatment_appears_and_vanishes(whole: TaskTrainingPaper) -> None:
+    for part, before, after in ((whole.mmlu, "0.089", "-0.007"), (whole.gsm8k, "0.225", "-0.007")):
+        found = part.treatment
+        assert found is not None
+        assert found.after is not None
+        assert f"{found.before.effect.value:.3f}" == before
+        assert f"{found.after.effect.value:.3f}" == after
+        assert found.before.effect.clustered_p < 0.05 < found.after.effect.clustered_p
+
+
+def test_figures_15_and_16_to_the_printed_digits(whole: TaskTrainingPaper) -> None:
+    relative = {name: f"{found.before.fit.relative_effect:.3f}" for name, found in whole.leaderboard.items()}
+    printed = {"mmlu_pro": "0.137", "musr": "0.121", "bbh": "0.097", "math_hard": "0.100"}
+    assert printed.items() <= relative.items()
+    after = {name: found.after.effect.value for name, found in whole.leaderboard.items()}
+    assert f"{after['bbh']:.3f}" == "0.015"
+    assert f"{after['mmlu_pro_four']:.3f}" == "0.016"
+    assert max(abs(after["gpqa"]), abs(after["musr"])) < 0.0025
+
+
+def test_what_is_unreachable_follows_from_what_is_there(paper: TaskTrainingPaper, whole: TaskTrainingPaper) -> None:
+    assert paper.mmlu.treatment is None
+    assert any("Figure 3, mmlu: e1/mmluaux/*-mmlu.json" in text for text in paper.missing)
+    assert any(text.startswith("Figure 16") for text in paper.missing)
+    left = [text.partition(":")[0].partition(",")[0] for text in whole.missing]
+    assert left == ["Figures 4 and 18", "Figure 9 (B.3)", "Figure 20", "qwen-2-0.5b"]
+
+
+def test_figures_4_and_18_come_with_the_folders_base_and_e3(
+    files: tuple[Path, Path], tree: Evaluations, tmp_path: Path
+) -> None:
+    """The authors' folders of this name have the same form; here MMLU Pro and MuSR stand in for their contents."""
+    for stage, source in (("base", "new_evals/base"), ("e3/mmluaux", "new_evals/mmluaux")):
+        (tmp_path / stage).mkdir(parents=True)
+        for task, other in (("arc_challenge", "leaderboard_musr"), ("arc_challenge_mc", "leaderboard_mmlu_pro")):
+            for model, one in tree.found[source][other].items():
+                made = {"results": {task: one["results"][other] | {"brier_score,none": 0.7}}}
+                (tmp_path / stage / f"{model}-{task}.json").write_text(json.dumps(made))
+    cohort = Cohort.known(table=read_facts(files[1]))
+    found = reproduce_task_training(StagedScores.read(files[0]), cohort, Evaluations.read(tmp_path), draws=0)
+    assert set(found.reformulated) == {"arc_challenge", "arc_challenge_mc"}
+    assert found.reformulated["arc_challenge"].before.effect.value == pytest.approx(0.0153, abs=2e-3)
+    assert set(found.reformulated_brier) == {"arc_challenge_mc"}
+    assert {"figure 4", "figure 18"} <= {line.place for line in found.lines()}
+
+
+def test_mmlu_of_the_tree_is_the_mean_over_subjects(tree: Evaluations) -> None:
+    one = tree.found["e1/mmluaux"]["mmlu"]["baichuan-7b"]["results"]
+    subjects = [v["acc,none"] for name, v in one.items() if name not in one["mmlu"] and v["alias"].startswith("  - ")]
+    assert len(subjects) == 57
+    assert tree.scores("e1/mmluaux", "mmlu", "acc")["baichuan-7b"] == pytest.approx(sum(subjects) / 57)
 
 
 def test_table_3_to_the_printed_digits(paper: TaskTrainingPaper) -> None:

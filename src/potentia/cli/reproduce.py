@@ -46,6 +46,10 @@ def train_before_test(
 def training_on_the_test_task(
     scores: Annotated[Path, typer.Argument(help="The published scores: test_task_training_scores.csv.")],
     models: Annotated[Path, typer.Argument(help="The published facts: test_task_training_models.csv.")],
+    evaluations: Annotated[
+        Path | None,
+        typer.Option(help="The authors' evaluation tree (folders base, e1, e2, e3, e1+2, new_evals): figures 3 to 18."),
+    ] = None,
     draws: Annotated[int, typer.Option(min=0, help="Wild cluster bootstrap samples; 0 for none.")] = 1999,
     seed: Annotated[int, typer.Option(help="Seed of the bootstrap and of the boosted trees.")] = 0,
     figures: Figures = None,
@@ -55,16 +59,17 @@ def training_on_the_test_task(
     """Print every number of "Training on the test task" that the published scores allow, beside the printed one.
 
     Example:
-      potentia reproduce test-task test_task_training_scores.csv test_task_training_models.csv --figures figures
+      potentia reproduce test-task test_task_training_scores.csv test_task_training_models.csv --evaluations FOLDER
     """
     from potentia.analysis.test_task import Cohort
     from potentia.facts import read_facts
     from potentia.formats import StagedScores
-    from potentia.papers import reproduce_task_training
+    from potentia.papers import Evaluations, reproduce_task_training
 
     check_formats(format)
     cohort = Cohort.known(table=read_facts(models))
-    found = reproduce_task_training(StagedScores.read(scores), cohort, draws=draws, seed=seed)
+    tree = Evaluations.read(evaluations) if evaluations is not None else None
+    found = reproduce_task_training(StagedScores.read(scores), cohort, tree, draws=draws, seed=seed)
     print_findings({"test-task": found}, as_json=as_json)
     draw_figures([found], figures, format)
 

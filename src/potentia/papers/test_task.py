@@ -26,6 +26,7 @@ from potentia.analysis.test_task.pair import Pair, best_of, pair_up
 from potentia.analysis.test_task.rank_shift import RankShift, shift_of_ranks
 from potentia.analysis.test_task.treatment import Treatment, compare_copies
 from potentia.formats.staged import StagedScores
+from potentia.papers.evaluations import Evaluations
 from potentia.values.findings import Chart, Finding, Table, jsonable
 
 CUTOFF = "2023-11"
@@ -43,11 +44,22 @@ class Benchmark:
     chance: float
     tuned: str
     steps: str
-    epoch: int  # the published step nearest to one epoch (figure 3)
+    auxiliary: str  # data that its models were tuned on, in the authors' evaluation tree
 
 
-MMLU = Benchmark("mmlu", "acc", 0.25, "tuned_mc_3ep", "inter_mc", 2000)
-GSM8K = Benchmark("gsm8k", EXACT_MATCH, 0.0, "tuned_math_3ep", "inter_math", 10000)
+MMLU = Benchmark("mmlu", "acc", 0.25, "tuned_mc_3ep", "inter_mc", "mmluaux")
+GSM8K = Benchmark("gsm8k", EXACT_MATCH, 0.0, "tuned_math_3ep", "inter_math", "gsm8kaux")
+METRICS = ("acc_norm", "acc", "exact_match")
+# Figures 15 and 16: auxiliary data, guessing, and what is printed: θ / (best − worst) before, θ after.
+LEADERBOARD = {
+    "mmlu_pro": ("mmluaux", 0.1, "0.137", "19 % less, p < 0.05"),
+    "gpqa": ("mmluaux", 0.25, "0.145", "at most 0.002, n.s."),
+    "musr": ("mmluaux", (1 / 2 + 1 / 5 + 1 / 3) / 3, "0.121", "at most 0.002, n.s."),
+    "bbh": ("mmluaux", 0.3, "0.097", "0.015, n.s."),
+    "math_hard": ("gsm8kaux", 0.0, "0.100", "33 % less, p < 0.05"),
+    "mmlu_pro_four": ("mmluaux", 0.25, "", "0.016, n.s."),
+}
+REFORMULATED = ("arc_challenge", "hellaswag")  # figures 4 and 18
 
 
 @dataclass(frozen=True)
@@ -73,14 +85,15 @@ class BenchmarkResults(Finding):
     families: FamilyComparison
     ranks: RankShift
     emergence: EmergenceCurve
-    treatment: Treatment
+    treatment: Treatment | None  # figure 3, where the models after one epoch are at hand
     discrimination: Discrimination
     splits: SplitComparison
 
     def findings(self) -> tuple[Finding, ...]:
         """Return the findings in the document's order."""
+        treated = () if self.treatment is None else (self.treatment,)
         return (
-            self.adjustment, self.gain, self.treatment, self.families, self.frontier, self.emergence, self.mediation,
+            self.adjustment, self.gain, *treated, self.families, self.frontier, self.emergence, self.mediation,
             self.splits, self.discrimination, self.ranks,
         )  # fmt: skip
 
@@ -93,6 +106,9 @@ class TaskTrainingPaper(Finding):
     gsm8k: BenchmarkResults
     cloze: GroupScaling
     brier: GroupScaling
+    leaderboard: dict[str, TaskAdjustment] = field(default_factory=dict)  # figures 15 and 16
+    reformulated: dict[str, TaskAdjustment] = field(default_factory=dict)  # figure 4: as cloze and as choice
+    reformulated_brier: dict[str, GroupScaling] = field(default_factory=dict)  # figure 18
     missing: tuple[str, ...] = field(default=())
 
     def lines(self) -> tuple[Line, ...]:
@@ -114,39 +130,133 @@ class TaskTrainingPaper(Finding):
             "published files. After adjustment: per model the better of both scores, as in the paper.",
         )
         details = [table for part in (self.mmlu, self.gsm8k) for one in part.findings() for table in one.tables()]
-        forms = [*self.cloze.tables(), *self.brier.tables()]
-        gone = Table("Not in the published scores", ("what",), tuple((text,) for text in self.missing))
+        more = (*self.leaderboard.values(), *self.reformulated.values(), *self.reformulated_brier.values())
+        forms = [table for one in (self.cloze, self.brier, *more) for table in one.tables()]
+        gone = Table("Not in what was given", ("what",), tuple((text,) for text in self.missing))
         return (beside, *details, *forms, gone)
 
     def charts(self) -> Sequence[Chart]:
-        """Return figures 1, 2, 5, 6, 7, 8, 17 and 19."""
-        drawn = [chart for part in (self.mmlu, self.gsm8k) for one in part.findings() for chart in one.charts()]
-        return (*drawn, *self.cloze.charts(), *self.brier.charts())
-
-
-UNREACHABLE = (
-    "Figure 3, right: scores of the treated models after adjustment (the left half is above)",
-    "Figure 4 and 18: ARC and HellaSwag, as cloze and as choice",
-    "Figure 9 (B.3): MMLU at other learning rates",
-    "Figures 15 and 16: the leaderboard's second version",
-    "Figure 20: instruction-tuned and chat models",
-    "Qwen 2 0.5B, 1.5B and 7B in every number",
-)
+        """Return figures 1, 2, 5, 6, 7, 8, 17 and 19; with the evaluation tree also 4, 15, 16 and 18."""
+        more = (*self.leaderboard.values(), *self.reformulated.values(), *self.reformulated_brier.values())
+        every = (*self.mmlu.findings(), *self.gsm8k.findings(), self.cloze, self.brier, *more)
+        return tuple(chart for one in every for chart in one.charts())
 
 
 def reproduce_task_training(
-    scores: StagedScores, cohort: Cohort, *, draws: int = 1999, seed: int = 0
+    scores: StagedScores,
+    cohort: Cohort,
+    evaluations: Evaluations | None = None,
+    *,
+    draws: int = 1999,
+    seed: int = 0,
 ) -> TaskTrainingPaper:
-    """Compute every number and figure that the published scores allow."""
-    mmlu, gsm8k = (_benchmark(scores, cohort, b, draws, seed) for b in (MMLU, GSM8K))
+    """Compute every number and figure that the published scores, and the authors' evaluation tree, allow."""
+    tree = evaluations or Evaluations("", {})
+    mmlu, gsm8k = (_benchmark(scores, cohort, b, tree, draws, seed) for b in (MMLU, GSM8K))
     cloze, brier = (
         _as_it_is(scores, cohort, *which, draws, seed)
         for which in (("mmlu_cloze", "acc", 0.25), ("mmlu", "brier_score", 0.75))
     )
-    return TaskTrainingPaper(mmlu, gsm8k, cloze, brier, UNREACHABLE)
+
+    def compared(name: str, before: str, after: str, task: str, chance: float) -> TaskAdjustment | None:
+        first, second = tree.scores(before, task, *METRICS), tree.scores(after, task, *METRICS)
+        models = [m for m in cohort.models if m in first and m in second]
+        if not models:
+            return None
+        here = cohort.select(models)
+        plain, tuned = np.array([first[m] for m in models]), np.array([second[m] for m in models])
+        pair = Pair(name, here, plain, np.maximum(plain, tuned), chance)
+        return compare_groups(pair, here.since(CUTOFF), draws=draws, seed=seed)
+
+    leaderboard = {
+        name: compared(name, "new_evals/base", f"new_evals/{data}", f"leaderboard_{name}", chance)
+        for name, (data, chance, *_) in LEADERBOARD.items()
+    }
+    forms = [f"{name}{form}" for name in REFORMULATED for form in ("", "_mc")]
+    reformulated = {name: compared(name, "base", "e3/mmluaux", name, 0.25) for name in forms}
+    briers = {name: _brier(tree, cohort, name, draws, seed) for name in forms if name.endswith("_mc")}
+    return TaskTrainingPaper(
+        mmlu,
+        gsm8k,
+        cloze,
+        brier,
+        {name: found for name, found in leaderboard.items() if found is not None},
+        {name: found for name, found in reformulated.items() if found is not None},
+        {name: found for name, found in briers.items() if found is not None},
+        _missing(scores, tree, cohort),
+    )
 
 
-def _benchmark(scores: StagedScores, cohort: Cohort, b: Benchmark, draws: int, seed: int) -> BenchmarkResults:
+def _missing(scores: StagedScores, tree: Evaluations, cohort: Cohort) -> tuple[str, ...]:
+    """Say what cannot be computed, from what is there and what is not."""
+
+    def lacks(stages: Sequence[str], tasks: Sequence[str]) -> str:
+        gone = [f"{stage}/*-{task}.json" for stage in stages for task in tasks if not tree.has(stage, task)]
+        return f"{', '.join(gone[:3])}{' …' if len(gone) > 3 else ''} are not there" if gone else ""
+
+    needed = {
+        f"Figure 3, {b.name}": lacks([f"{stage}/{b.auxiliary}" for stage in ("e1", "e2", "e1+2")], [b.name])
+        for b in (MMLU, GSM8K)
+    }
+    forms = [f"{name}{form}" for name in REFORMULATED for form in ("", "_mc")]
+    needed["Figures 4 and 18"] = lacks(["base", "e3/mmluaux"], forms)
+    for name, (data, *_) in LEADERBOARD.items():
+        figure = "Figure 16" if name == "mmlu_pro_four" else "Figure 15"
+        needed[f"{figure}, {name}"] = lacks(["new_evals/base", f"new_evals/{data}"], [f"leaderboard_{name}"])
+    told = [f"{what}: {why}" for what, why in needed.items() if why]
+    if not any("rate" in stage for stage in (*scores.stages(), *tree.found)):
+        told.append("Figure 9 (B.3): no stage of the scores is a sweep of learning rates")
+    if not any("chat" in model or "instruct" in model for model in cohort.models):
+        told.append("Figure 20: no instruction-tuned or chat model is among the models")
+    qwen = [f"qwen-2-{size}" for size in ("0.5b", "1.5b", "7b")]
+    if absent := [name for name in qwen if name not in cohort.models]:
+        told.append(f"{', '.join(absent)} in every number: no scores of them")
+    return tuple(told)
+
+
+def _treatment(
+    tree: Evaluations, b: Benchmark, base: dict[str, float], older: Cohort, draws: int, seed: int
+) -> Treatment | None:
+    """Return figure 3: older models and their copies tuned for an epoch; then all tuned for two epochs more.
+
+    A model keeps the best of its scores so far, as in all of the document's numbers.
+    """
+    once, twice, both = (
+        tree.scores(f"{stage}/{b.auxiliary}", b.name, "acc", "exact_match") for stage in ("e1", "e2", "e1+2")
+    )
+    if not once:
+        return None
+
+    def best(scores: dict[str, float], so_far: dict[str, float]) -> dict[str, float]:
+        return {model: max(value, so_far.get(model, value)) for model, value in scores.items()}
+
+    treated = best(once, base)
+    return compare_copies(
+        b.name,
+        base,
+        treated,
+        older,
+        control_adjusted=best(twice, base) or None,
+        treated_adjusted=best(both, treated) or None,
+        chance=b.chance,
+        draws=draws,
+        seed=seed,
+    )
+
+
+def _brier(tree: Evaluations, cohort: Cohort, task: str, draws: int, seed: int) -> GroupScaling | None:
+    found = tree.scores("base", task, "brier_score")
+    models = [m for m in cohort.models if m in found]
+    if not models:
+        return None
+    here, scores = cohort.select(models), np.array([found[m] for m in models])
+    name, split = f"{task} brier_score", here.since(CUTOFF)
+    return scale_groups(name, here, scores, split, chance=0.75, higher_is_better=False, draws=draws, seed=seed)
+
+
+def _benchmark(
+    scores: StagedScores, cohort: Cohort, b: Benchmark, tree: Evaluations, draws: int, seed: int
+) -> BenchmarkResults:
     base = scores.matrix("base", {b.name: b.metric})
     tuned = scores.matrix(b.tuned, {b.name: b.metric})
     (pair,) = pair_up(base, best_of(base, tuned), cohort, chance={b.name: b.chance})
@@ -168,7 +278,7 @@ def _benchmark(scores: StagedScores, cohort: Cohort, b: Benchmark, draws: int, s
         ),
         ranks=shift_of_ranks(pair),
         emergence=trace_emergence(b.name, trace, older, chance=b.chance),
-        treatment=compare_copies(b.name, before, steps[b.epoch], older, chance=b.chance, draws=draws, seed=seed),
+        treatment=_treatment(tree, b, before, older, draws, seed),
         discrimination=_discrimination(pair, steps[1000], seed),
         splits=SplitComparison(
             tuple(
@@ -180,14 +290,10 @@ def _benchmark(scores: StagedScores, cohort: Cohort, b: Benchmark, draws: int, s
 
 
 def _discrimination(pair: Pair, tuned: dict[str, float], seed: int) -> Discrimination:
-    """Tell newer models from older ones tuned on 64,000 examples (step 1000); models without that step are left out."""
-    newer = pair.cohort.since(CUTOFF).members
-    keep = [i for i, m in enumerate(pair.cohort.models) if newer[i] or m in tuned]
-    cohort = pair.cohort.select([pair.cohort.models[i] for i in keep])
-    after = np.array([tuned.get(m, np.nan) for m in cohort.models])
-    before = pair.before[keep]
-    part = replace(pair, cohort=cohort, before=before, after=np.where(np.isnan(after), before, after))
-    return discriminate(part, cohort.since(CUTOFF), seed=seed)
+    """Tell newer models from older ones, as they are and tuned on 64,000 examples (step 1000), where that is known."""
+    split = pair.cohort.since(CUTOFF)
+    after = np.array([tuned.get(m, np.nan) for m in pair.cohort.models])
+    return discriminate(replace(pair, after=after), split, seed=seed)
 
 
 def _as_it_is(
@@ -227,15 +333,8 @@ def _lines(paper: TaskTrainingPaper) -> Iterator[Line]:
         yield Line("appendix E", f"{name} θ / (best − worst)", fits.before.fit.relative_effect, relative)
         newer, older = part.gain.means
         yield Line("figure 2", f"{name} mean gain of older models", older, "larger", f"newer models: {newer:.3f}")
-        treated = part.treatment.before.effect
-        assert treated is not None
-        yield Line(
-            "figure 3",
-            f"{name} θ of treatment before adjustment",
-            treated.value,
-            f"slightly above {theta}",
-            f"{len(part.treatment.treated)} treated at step {part.benchmark.epoch}, p {treated.clustered_p:.3f}",
-        )
+        if part.treatment is not None:
+            yield from _treated(part.treatment, theta)
         line = "sixfold" if name == "mmlu" else ""
         if line:
             yield Line("figure 7", f"{name} area of improvement, before / after", part.frontier.ratio, line)
@@ -264,7 +363,8 @@ def _lines(paper: TaskTrainingPaper) -> Iterator[Line]:
             ("older against newer", d.before, d.before_interval, apart),
             ("tuned older against newer", d.after, d.after_interval, tuned_apart),
         ):
-            note = f"{d.n} models, {TREES[d.trees]}; 95 % {around.low:.2f} to {around.high:.2f}"
+            count = d.n if value is d.before else d.tuned
+            note = f"{count} models, {TREES[d.trees]}; 95 % {around.low:.2f} to {around.high:.2f}"
             yield Line("table 5", f"{name} {what}", value, said, note)
         if name == "mmlu":
             yield Line("figure 17", f"{name} mean shift of ranks", part.ranks.mean, "4.8", "the paper ranks 56 models")
@@ -272,6 +372,31 @@ def _lines(paper: TaskTrainingPaper) -> Iterator[Line]:
     yield Line("figure 5", "mmlu cloze θ", paper.cloze.effect.value, "small, n.s.", _verdict(paper.cloze))
     point = paper.brier.fit.emergence.value
     yield Line("figure 5", "mmlu Brier score c_e", point, "still emerges", f"10^{point:.1f} FLOPs")
+    for name, found in paper.leaderboard.items():
+        *_, relative, adjusted = LEADERBOARD[name]
+        place = "figure 16" if name == "mmlu_pro_four" else "figure 15"
+        if relative:
+            share = found.before.fit.relative_effect
+            yield Line(place, f"{name} θ / (best − worst) before", share, relative, _verdict(found.before))
+        yield Line(place, f"{name} θ before", found.before.effect.value, "p < 0.05", _verdict(found.before))
+        yield Line(place, f"{name} θ after", found.after.effect.value, adjusted, _verdict(found.after))
+    for name, found in paper.reformulated.items():
+        before = "large, p < 0.05" if name.endswith("_mc") else "small, n.s."
+        yield Line("figure 4", f"{name} θ before", found.before.effect.value, before, _verdict(found.before))
+        yield Line("figure 4", f"{name} θ after", found.after.effect.value, "n.s.", _verdict(found.after))
+        emerges = "22 to 23" if name.endswith("_mc") else "none"
+        yield Line("figure 18", f"{name} c_e", found.before.fit.emergence.value, emerges)
+    for name, one in paper.reformulated_brier.items():
+        yield Line("figure 18", f"{name} Brier score c_e", one.fit.emergence.value, "22 to 23")
+
+
+def _treated(found: Treatment, theta: str) -> Iterator[Line]:
+    said = {"before": f"slightly above {theta}", "after": "small, n.s."}
+    for stage, fit in (("before", found.before), ("after", found.after)):
+        if fit is not None and fit.effect is not None:
+            note = f"{len(found.treated)} treated, {len(found.control)} not; p by family {fit.effect.clustered_p:.3f}"
+            what = f"{found.task} θ of treatment {stage} adjustment"
+            yield Line("figure 3", what, fit.effect.value, said[stage], note)
 
 
 def _emergence(part: BenchmarkResults) -> Iterator[Line]:

@@ -38,6 +38,7 @@ class Discrimination(Finding):
     after: float  # the group as it is against the others after tuning
     before_interval: Interval  # over models
     after_interval: Interval
+    tuned: int  # models of the row after tuning
 
     def tables(self) -> Sequence[Table]:
         """Return both accuracies."""
@@ -50,7 +51,8 @@ class Discrimination(Finding):
         )
         weight = 0.5 / min(self.members, self.n - self.members)
         note = (
-            f"{self.n} models. Balanced accuracy on log compute and score, leave-one-out, by {TREES[self.trees]}; "
+            f"{self.n} models, {self.tuned} with the others tuned. "
+            f"Balanced accuracy on log compute and score, leave-one-out, by {TREES[self.trees]}; "
             f"chance 0.5. Unstable: one model of the smaller group weighs {weight:.3f}; intervals draw models anew."
         )
         columns = ("", "balanced accuracy", "low", "high")
@@ -65,8 +67,10 @@ def discriminate(pair: Pair, split: Split, *, seed: int = 0, trees: str | None =
     mixed = np.where(members, pair.before, pair.after)
     found = []
     for y in (pair.before, mixed):
-        right = guess_each(np.column_stack([x, y]), members, trees=chosen, seed=seed) == members
-        found.append((_balanced(right[None], members[None])[0], _interval(right, members, seed)))
+        known = np.isfinite(y)  # a model without a tuned score is missing in that row alone
+        inside = members[known]
+        right = guess_each(np.column_stack([x, y])[known], inside, trees=chosen, seed=seed) == inside
+        found.append((_balanced(right[None], inside[None])[0], _interval(right, inside, seed)))
     (before, around_before), (after, around_after) = found
     return Discrimination(
         pair.task,
@@ -78,6 +82,7 @@ def discriminate(pair: Pair, split: Split, *, seed: int = 0, trees: str | None =
         float(after),
         around_before,
         around_after,
+        int(np.isfinite(mixed).sum()),
     )
 
 
