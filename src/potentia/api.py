@@ -8,6 +8,7 @@ from potentia.analysis.base_models import (
     read_checkpoints,
     read_pairs,
 )
+from potentia.analysis.benchmark import find_benchmark, find_classification
 from potentia.analysis.proxy import Options as ProxyOptions
 from potentia.analysis.proxy import find_proxies
 from potentia.analysis.rankings import Options as RankingOptions

@@ -210,6 +210,7 @@ def _is_source(value: str, *, last: bool) -> bool:
 # The command groups register themselves on import; each is light until its command runs.
 from potentia.cli import adapters as _adapters  # noqa: E402, F401
 from potentia.cli import analyses as _analyses  # noqa: E402, F401
+from potentia.cli import benchmark as _benchmark  # noqa: E402, F401
 from potentia.cli import compare as _compare  # noqa: E402, F401
 from potentia.cli import data as _data  # noqa: E402, F401
 from potentia.cli import demo as _demo  # noqa: E402, F401

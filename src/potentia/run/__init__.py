@@ -11,7 +11,7 @@ from potentia.run.calibration import estimate_cost, measure_paces
 from potentia.run.cost import StudyCost, parameters_of, price, read_budget, tell_time, work_of
 from potentia.run.count import Count
 from potentia.run.execute import RunResult, default_workers, run_study
-from potentia.run.plan import CellPlan, RowPlan, StudyPlan, plan_study
+from potentia.run.plan import CellPlan, RowPlan, StudyPlan, load_tasks, plan_study
 from potentia.run.status import asked_cells, is_running, store_status
 
 if TYPE_CHECKING:

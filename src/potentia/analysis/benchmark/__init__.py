@@ -1,3 +1,4 @@
-"""One benchmark by itself: its classes where it has labels."""
+"""One benchmark by itself: whether it is worth keeping, and its classes where it has labels."""
 
 from potentia.analysis.benchmark.classification import Classification, find_classification
+from potentia.analysis.benchmark.verdict import BenchmarkVerdict, find_benchmark, judge

@@ -1,0 +1,449 @@
+"""Is a benchmark worth keeping? One page of measures, and a verdict: keep, fix or drop, with the reason.
+
+A benchmark of pure noise is dropped: its scores differ no more than chance makes them (a repeated-measures F test on
+the items, else a χ² test on the standard errors), and its ranking agrees with no other (permutation tests of Kendall's
+τ with the mean of the others and with the nearest). Each test is at 2 %: noise escapes ``drop`` in at most 4 of 100
+cases.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+from scipy.stats import chi2, f, false_discovery_control, t
+
+from potentia.errors import InputError
+from potentia.evidence import Evidence
+from potentia.facts import benchmark
+from potentia.values.findings import Bars, Cell, Chart, Finding, Interval, Table
+from potentia.values.scores import Floats, ScoreMatrix
+
+LEVEL = 0.02  # of each of the two tests behind a verdict
+RESAMPLES = 2_000
+HALVES = 200  # random halves of the items
+RESOLUTION = 0.02  # a difference that a benchmark should find, four times in five
+POWER = (1.96 + 0.8416) ** 2
+FEWEST = 4  # models
+CEILING = 0.97
+SUSPECT = 0.05  # share of suspect items from which they are to be mended first
+FALSE = 0.1  # share of items listed as negative that may be fine
+LISTED = 20  # suspect items of a table
+
+Verdict = Literal["keep", "fix", "drop"]
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """An item to look at, and why."""
+
+    document: int
+    reason: str
+    right: float  # share of models that got it right
+    discrimination: float  # correlation over models with the rest of the test
+
+
+@dataclass(frozen=True)
+class BenchmarkVerdict(Finding):
+    """What a benchmark is worth among others. NaN and None stand for what the evidence does not tell."""
+
+    task: str
+    protocol: str
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    models: int
+    documents: int
+    others: tuple[str, ...]
+    taus: tuple[float, ...]  # with each of the others
+    agreement: Interval  # their mean, over models drawn anew
+    agreement_p: float  # that it agrees no more than a shuffled ranking
+    differences_p: float  # that models differ no more than by chance
+    reliability: float  # of the ranking: split halves stepped up, or from the standard errors
+    by_items: bool
+    needed: float  # documents to find a difference of RESOLUTION
+    resolved: float  # share of model pairs that differ significantly
+    chance: float
+    at_floor: float  # share of models within two standard errors of a guess
+    best: float
+    median: float
+    gain: Interval | None  # by tuning, over models
+    direct_tuned: float  # τ of the rankings before and after tuning
+    suspects: tuple[Suspect, ...]
+    in_train: int | None  # test documents that are in the training split, where the data was at hand
+
+    def tables(self) -> Sequence[Table]:
+        """Return the page: the verdict with its reasons, the measures, agreement by task, suspect items."""
+        n = self.documents
+        share = len(self.suspects) / n if n and self.by_items else math.nan
+        rows: list[tuple[Cell, ...]] = [
+            ("agreement with the others (mean τ)", self.agreement.value, self.agreement.low, self.agreement.high),
+            ("P of such agreement by chance", self.agreement_p, None, None),
+            ("P that models differ by chance alone", self.differences_p, None, None),
+            ("reliability of the ranking", self.reliability, None, None),
+            (f"documents to find a difference of {RESOLUTION:g}", self.needed, None, None),
+            ("documents it has", float(n), None, None),
+            ("share of model pairs that differ", self.resolved, None, None),
+            ("score of a guess", self.chance, None, None),
+            ("share of models at the level of a guess", self.at_floor, None, None),
+            ("best score", self.best, None, None),
+            ("median score", self.median, None, None),
+            ("gain by tuning", *((self.gain.value, self.gain.low, self.gain.high) if self.gain else (None,) * 3)),
+            ("τ of direct and tuned ranking", self.direct_tuned, None, None),
+            ("share of suspect items", share, None, None),
+            ("test documents that are in train", None if self.in_train is None else float(self.in_train), None, None),
+        ]
+        shown = tuple((name, _short(value), low, high) for name, value, low, high in rows)
+        tables = [
+            Table(
+                f"{self.task}: {self.verdict}",
+                ("", "reason"),
+                tuple((k, reason) for k, reason in enumerate(self.reasons, start=1)),
+            ),
+            Table(
+                f"{self.task} ({self.protocol}, {self.models} models)",
+                ("measure", "value", "low", "high"),
+                shown,
+                note="Intervals are of 95 %, over models drawn anew."
+                + ("" if self.by_items else " Without items: reliability from standard errors, no suspect items."),
+            ),
+            Table(
+                f"Agreement of {self.task} with each other task",
+                ("task", "τ"),
+                tuple(sorted(zip(self.others, self.taus, strict=True), key=lambda pair: -pair[1])),
+            ),
+        ]
+        if self.suspects:
+            more = len(self.suspects) - LISTED
+            tables.append(
+                Table(
+                    "Items to look at",
+                    ("document", "reason", "share right", "discrimination"),
+                    tuple((s.document, s.reason, s.right, s.discrimination) for s in self.suspects[:LISTED]),
+                    note=f"… and {more} more." if more > 0 else "",
+                )
+            )
+        return tables
+
+    def charts(self) -> Sequence[Chart]:
+        """Return the agreement with each other task."""
+        if not self.others:
+            return []
+        order = np.argsort(self.taus)[::-1]
+        return [
+            Bars(
+                name=f"benchmark-{self.task}",
+                title=f"Agreement of {self.task} with the others",
+                caption="Kendall's τ of the rankings of models.",
+                labels=tuple(self.others[k] for k in order),
+                series={"τ": tuple(float(self.taus[k]) for k in order)},
+                y_label="τ",
+            )
+        ]
+
+    def headline(self) -> str:
+        """Say the verdict in one sentence."""
+        return f"{self.verdict.capitalize()} {self.task}: {self.reasons[0]}"
+
+
+def _short(value: Cell) -> Cell:
+    return int(value) if isinstance(value, float) and value >= 2 and value == round(value) else value
+
+
+def find_benchmark(
+    evidence: Evidence,
+    task: str,
+    *,
+    protocol: str | None = None,
+    in_train: int | None = None,
+    seed: int = 0,
+) -> BenchmarkVerdict:
+    """Judge one benchmark of the evidence among the others, under the protocol that ranks (or the one given)."""
+    name = protocol or evidence.main
+    chosen = next((p for p in evidence.planned if p == name), None)
+    if chosen is None:
+        raise InputError(f"no protocol {name!r} in {evidence.source}", hint=f"there are: {', '.join(evidence.planned)}")
+    matrix = evidence.planned[chosen].benchmarks()
+    if task not in matrix.tasks:
+        raise InputError(f"no scores of {task} in {evidence.source}", hint=f"there are: {', '.join(matrix.tasks[:12])}")
+    direct = evidence.planned.get(next((p for p in evidence.planned if not p.tuned), chosen))
+    tuned = chosen.tuned and direct is not None
+    facts = benchmark(task.partition(":")[0])
+    chance = evidence.background.chance.get(task, facts.chance if facts is not None else None)
+    items = evidence.outcomes.get(chosen, {}).get(task, {})
+    before = direct if tuned and direct is not None and task in direct.tasks else None
+    return judge(matrix, task, items=items, direct=before, chance=chance, in_train=in_train, seed=seed)
+
+
+def judge(
+    matrix: ScoreMatrix,
+    task: str,
+    *,
+    items: Mapping[str, Mapping[int, float]] | None = None,
+    direct: ScoreMatrix | None = None,
+    chance: float | None = None,
+    in_train: int | None = None,
+    seed: int = 0,
+) -> BenchmarkVerdict:
+    """Judge one column of a matrix among the others; ``items`` are outcomes by model and document."""
+    column = matrix.tasks.index(task)
+    known = np.isfinite(matrix.values[:, column])
+    rows = [m for m, there in zip(matrix.models, known, strict=True) if there]
+    if len(rows) < FEWEST:
+        raise InputError(f"{task} has scores of {len(rows)} models", hint=f"a verdict needs {FEWEST} at least")
+    matrix = matrix.select(models=rows)
+    rng = np.random.default_rng(seed)
+    values, errors = matrix.oriented()[:, column], matrix.stderr[:, column]
+    documents, answers = _aligned(rows, items or {})
+    by_items = answers.shape[1] >= 2
+    others = [t for k, t in enumerate(matrix.tasks) if k != column and _shared(matrix, column, k) >= FEWEST]
+    rest = matrix.select(tasks=others).oriented()
+    taus = tuple(_tau(values, rest[:, k]) for k in range(len(others)))
+    agreement, agreement_p = _agreement(values, rest, rng)
+    differences_p = _differ(answers) if by_items else _differ_by_errors(values, errors)
+    reliability = _split_half(answers, rng) if by_items else _by_errors(values, errors)
+    suspects = _suspects(documents, answers, tuned=direct is not None) if by_items else ()
+    gain, moved = _gain(matrix, direct, task, rng)
+    guess = math.nan if chance is None else chance
+    scores = matrix.values[:, column]
+    up = matrix.higher_is_better[column]
+    found = BenchmarkVerdict(
+        task=task,
+        protocol=str(matrix.protocol),
+        verdict="keep",
+        reasons=(),
+        models=len(rows),
+        documents=int(np.nanmax(matrix.n[:, column])) if np.isfinite(matrix.n[:, column]).any() else len(documents),
+        others=tuple(others),
+        taus=taus,
+        agreement=agreement,
+        agreement_p=agreement_p,
+        differences_p=differences_p,
+        reliability=reliability,
+        by_items=by_items,
+        needed=_needed(answers) if by_items else math.nan,
+        resolved=_resolved(answers, values, errors),
+        chance=guess,
+        at_floor=float(np.mean(scores <= guess + 2 * errors)) if up and np.isfinite(errors).all() else math.nan,
+        best=float(scores.max() if up else scores.min()),
+        median=float(np.median(scores)),
+        gain=gain,
+        direct_tuned=moved,
+        suspects=suspects,
+        in_train=in_train,
+    )
+    verdict, reasons = _decide(found, up)
+    return BenchmarkVerdict(**{**vars(found), "verdict": verdict, "reasons": reasons})
+
+
+def _decide(b: BenchmarkVerdict, up: bool) -> tuple[Verdict, tuple[str, ...]]:
+    differs, agrees = b.differences_p < LEVEL, b.agreement_p < LEVEL
+    drop, fix = [], []
+    if not math.isfinite(b.differences_p):
+        fix.append("there are neither items nor standard errors: whether its differences are real cannot be told.")
+    elif not differs and not agrees:
+        drop.append(
+            f"its scores differ no more than chance makes them (P = {b.differences_p:.2f}), and its ranking agrees with"
+            f" {'no other' if b.others else 'nothing: there is no other task'}"
+            + (f" (τ {b.agreement.value:.2f}, P = {b.agreement_p:.2f})." if b.others else ".")
+        )
+    elif not differs:
+        more = (
+            f" About {b.needed:,.0f} documents would find a difference of {RESOLUTION:g}."
+            if b.needed == b.needed
+            else ""
+        )
+        fix.append(f"its test is too small to tell these models apart (P = {b.differences_p:.2f}).{more}")
+    elif b.others and len(b.others) >= 2 and b.agreement.high < 0:
+        drop.append(f"it ranks models against the others (τ {b.agreement.value:.2f}): check its metric and its labels.")
+    elif len(b.others) >= 2 and not agrees and b.models >= 6:
+        fix.append(
+            f"its differences are real, but its ranking is not shown to agree with the others"
+            f" (τ {b.agreement.value:.2f}, P = {b.agreement_p:.2f}):"
+            " it measures something else, or its prompt or metric is wrong."
+        )
+    if b.at_floor > 0.5 and math.isfinite(b.chance):
+        fix.append(
+            f"{b.at_floor:.0%} of the models are at the level of a guess ({b.chance:.2f}): it is too hard for them."
+        )
+    if up and b.best <= 1.0 and b.median >= CEILING:
+        drop.append(f"half of the models score {b.median:.2f} or more: there is nothing left to tell apart.")
+    negative = sum("negative" in s.reason for s in b.suspects)
+    if b.documents and negative > SUSPECT * b.documents:
+        fix.append(f"{negative} of {b.documents} items are answered better by worse models: check their answers.")
+    if b.in_train:
+        fix.append(f"{b.in_train} test documents are also in the training split.")
+    if drop:
+        return "drop", (*drop, *fix)
+    if fix:
+        return "fix", tuple(fix)
+    return "keep", tuple(_kept(b))
+
+
+def _kept(b: BenchmarkVerdict) -> list[str]:
+    said = [f"its differences are real (P < {LEVEL:g}), with a reliability of {b.reliability:.2f}."]
+    if b.others:
+        said.append(f"its ranking agrees with the others: mean τ {b.agreement.value:.2f}.")
+        near = max(range(len(b.taus)), key=lambda k: b.taus[k])
+        if b.taus[near] > 0.9 and b.reliability > 0.9:
+            said.append(f"it ranks as {b.others[near]} does (τ {b.taus[near]:.2f}): one of the two would do.")
+    return said
+
+
+# --- measures --------------------------------------------------------------------------------------------------------
+
+
+def _shared(matrix: ScoreMatrix, one: int, two: int) -> int:
+    return int((np.isfinite(matrix.values[:, one]) & np.isfinite(matrix.values[:, two])).sum())
+
+
+def _tau(one: Floats, two: Floats) -> float:
+    return float(_taus(one[None, :], two[None, :])[0])
+
+
+def _taus(one: Floats, two: Floats) -> Floats:
+    """Return Kendall's τ-b of each row of one with the same row of the other, over what both have: (draws, models)."""
+    first, second = np.triu_indices(one.shape[1], 1)
+    a, b = (np.nan_to_num(np.sign(x[:, first] - x[:, second])) for x in (one, two))
+    both = np.isfinite(one[:, first] - one[:, second]) & np.isfinite(two[:, first] - two[:, second])
+    a, b = a * both, b * both
+    under = np.sqrt((a != 0).sum(axis=1) * (b != 0).sum(axis=1))
+    return np.asarray(np.divide((a * b).sum(axis=1), under, out=np.full(len(a), np.nan), where=under > 0))
+
+
+def _agreement(values: Floats, rest: Floats, rng: np.random.Generator) -> tuple[Interval, float]:
+    """Return the mean τ with the others, over models drawn anew, and P of such agreement for a shuffled ranking.
+
+    A benchmark agrees where its τ with the mean of the others or with the nearest of them is more than chance gives.
+    """
+    if not rest.shape[1]:
+        return Interval(math.nan, math.nan, math.nan), 1.0
+    models, draws = len(values), max(100, min(RESAMPLES, 4_000_000 // len(values) ** 2))
+    rows = np.concatenate([np.arange(models)[None, :], rng.integers(models, size=(draws, models))])
+    taus = [_taus(values[rows], rest[rows, k]) for k in range(rest.shape[1])]
+    counted = np.isfinite(taus).sum(axis=0)
+    means = np.divide(np.nansum(taus, axis=0), counted, out=np.full(len(rows), np.nan), where=counted > 0)
+    low, high = np.nanpercentile(means[1:], [2.5, 97.5])
+    spread = np.nanstd(rest, axis=0)
+    common = np.nanmean((rest - np.nanmean(rest, axis=0)) / np.where(spread > 0, spread, 1.0), axis=1)
+    own, common = values[np.isfinite(common)], common[np.isfinite(common)]
+    shuffled = rng.permuted(np.tile(own, (draws, 1)), axis=1)
+    with_common = _exceeded(_tau(own, common), _taus(shuffled, np.tile(common, (draws, 1))))
+    shuffled = rng.permuted(np.tile(values, (draws, 1)), axis=1)
+    each = np.stack([_taus(shuffled, np.tile(rest[:, k], (draws, 1))) for k in range(rest.shape[1])])
+    nearest = _exceeded(float(np.nanmax([tau[0] for tau in taus])), np.nanmax(each, axis=0))
+    return Interval(float(means[0]), float(low), float(high)), min(1.0, 2 * min(with_common, nearest))
+
+
+def _exceeded(seen: float, by_chance: Floats) -> float:
+    """Return the share of draws that reach what was seen, itself among them."""
+    return (1 + float((by_chance >= seen - 1e-12).sum())) / (1 + len(by_chance)) if math.isfinite(seen) else 1.0
+
+
+def _aligned(models: Sequence[str], items: Mapping[str, Mapping[int, float]]) -> tuple[list[int], Floats]:
+    """Return the documents that all models answered, and their outcomes: (models, documents)."""
+    if any(model not in items for model in models):
+        return [], np.empty((len(models), 0))
+    shared = sorted(set.intersection(*(set(items[model]) for model in models)))
+    values = np.array([[items[model][doc] for doc in shared] for model in models], dtype=np.float64)
+    fine = np.isfinite(values).all(axis=0) if values.size else np.empty(0, dtype=bool)
+    return [doc for doc, ok in zip(shared, fine, strict=True) if ok], values[:, fine] if values.size else values
+
+
+def _differ(answers: Floats) -> float:
+    """P that models answer alike: the F test of a table of models and items."""
+    models, n = answers.shape
+    rest = answers - answers.mean(axis=0) - answers.mean(axis=1, keepdims=True) + answers.mean()
+    between = n * float(((answers.mean(axis=1) - answers.mean()) ** 2).sum()) / (models - 1)
+    within = float((rest**2).sum()) / ((models - 1) * (n - 1))
+    if within <= 0:
+        return 0.0 if between > 0 else 1.0
+    return float(f.sf(between / within, models - 1, (models - 1) * (n - 1)))
+
+
+def _differ_by_errors(values: Floats, errors: Floats) -> float:
+    fine = np.isfinite(errors) & (errors > 0)
+    if fine.sum() < FEWEST:
+        return math.nan
+    weight = 1 / errors[fine] ** 2
+    mean = float((values[fine] * weight).sum() / weight.sum())
+    return float(chi2.sf(float((weight * (values[fine] - mean) ** 2).sum()), int(fine.sum()) - 1))
+
+
+def _split_half(answers: Floats, rng: np.random.Generator) -> float:
+    """Correlate the scores of two random halves of the items, step up to the whole (Spearman–Brown), and average."""
+    found = []
+    for _ in range(HALVES):
+        order = rng.permutation(answers.shape[1])
+        half = answers.shape[1] // 2
+        one, two = answers[:, order[:half]].mean(axis=1), answers[:, order[half:]].mean(axis=1)
+        if one.std() > 0 and two.std() > 0:
+            r = float(np.corrcoef(one, two)[0, 1])
+            found.append(2 * r / (1 + r) if r > -0.999 else -1.0)
+    return max(float(np.median(found)), -1.0) if found else 0.0
+
+
+def _by_errors(values: Floats, errors: Floats) -> float:
+    fine = np.isfinite(errors)
+    spread = float(values[fine].var(ddof=1)) if fine.sum() > 1 else 0.0
+    return max(0.0, 1 - float((errors[fine] ** 2).mean()) / spread) if spread > 0 else math.nan
+
+
+def _needed(answers: Floats) -> float:
+    """Documents to find a difference of ``RESOLUTION`` between two models four times in five, by a paired test."""
+    order = np.argsort(answers.mean(axis=1))
+    neighbours = [(answers[a] - answers[b]).var(ddof=1) for a, b in pairwise(order)]
+    return float(math.ceil(POWER * float(np.median(neighbours)) / RESOLUTION**2))
+
+
+def _resolved(answers: Floats, values: Floats, errors: Floats) -> float:
+    """Return the share of model pairs that differ significantly (5 %), paired where there are items."""
+    models = len(values)
+    apart = []
+    for i in range(models):
+        for j in range(i):
+            if answers.shape[1] >= 2:
+                gap = answers[i] - answers[j]
+                error = float(gap.std(ddof=1)) / math.sqrt(len(gap))
+                apart.append(abs(float(gap.mean())) > 1.96 * error)
+            elif np.isfinite(errors[[i, j]]).all():
+                apart.append(abs(values[i] - values[j]) > 1.96 * math.hypot(errors[i], errors[j]))
+    return float(np.mean(apart)) if apart else math.nan
+
+
+def _suspects(documents: Sequence[int], answers: Floats, *, tuned: bool) -> tuple[Suspect, ...]:
+    """Return items that worse models answer better, beyond chance, and those that no model gets right."""
+    models, n = answers.shape
+    rest = (answers.sum(axis=1, keepdims=True) - answers) / max(n - 1, 1)
+    x, y = answers - answers.mean(axis=0), rest - rest.mean(axis=0)
+    norm = np.sqrt((x**2).sum(axis=0) * (y**2).sum(axis=0))
+    r = np.divide((x * y).sum(axis=0), norm, out=np.zeros(n), where=norm > 1e-12)
+    score = r * np.sqrt(max(models - 2, 1) / np.maximum(1 - r**2, 1e-9))
+    negative = false_discovery_control(t.cdf(score, max(models - 2, 1))) < FALSE
+    right = answers.mean(axis=0)
+    found = [
+        Suspect(documents[k], "negative discrimination", float(right[k]), float(r[k]))
+        for k in map(int, np.flatnonzero(negative))
+    ]
+    wrong = "always wrong after tuning" if tuned else "always wrong"
+    found += [Suspect(documents[k], wrong, 0.0, 0.0) for k in map(int, np.flatnonzero(answers.max(axis=0) <= 0))]
+    return tuple(sorted(found, key=lambda s: (s.reason != "negative discrimination", s.discrimination)))
+
+
+def _gain(
+    matrix: ScoreMatrix, direct: ScoreMatrix | None, task: str, rng: np.random.Generator
+) -> tuple[Interval | None, float]:
+    """Return the mean gain by tuning over models drawn anew, and τ of the rankings before and after it."""
+    if direct is None:
+        return None, math.nan
+    both = [m for m in matrix.models if m in direct.models]
+    after, before = (part.select(models=both, tasks=[task]).oriented()[:, 0] for part in (matrix, direct))
+    gains = (after - before)[np.isfinite(after - before)]
+    if len(gains) < 2:
+        return None, math.nan
+    draws = gains[rng.integers(len(gains), size=(RESAMPLES, len(gains)))].mean(axis=1)
+    low, high = np.percentile(draws, [2.5, 97.5])
+    return Interval(float(gains.mean()), float(low), float(high)), _tau(after, before)
