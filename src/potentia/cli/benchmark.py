@@ -13,6 +13,7 @@ from potentia.cli.output import (
     Formats,
     Map,
     Metric,
+    NoTitles,
     Study,
     TaskFacts,
     check_formats,
@@ -41,6 +42,7 @@ def benchmark(
     columns: Map = None,
     figures: Figures = None,
     format: Formats = None,
+    no_titles: NoTitles = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the finding as JSON.")] = False,
 ) -> None:
     """Say whether a benchmark is to be kept, fixed or dropped, and why: agreement, reliability, items to look at.
@@ -60,7 +62,7 @@ def benchmark(
     print_findings({"benchmark": found}, as_json=as_json)
     if not as_json:
         console.print(found.headline(), style="bold", markup=False)
-    draw_figures([found], figures, format)
+    draw_figures([found], figures, format, titles=not no_titles)
 
 
 def _in_train(evidence: Evidence, name: str, data_dir: Path | None) -> int | None:

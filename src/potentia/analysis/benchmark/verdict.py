@@ -113,7 +113,9 @@ class BenchmarkVerdict(Finding):
             Table(
                 f"Agreement of {self.task} with each other task",
                 ("task", "τ"),
-                tuple(sorted(zip(self.others, self.taus, strict=True), key=lambda pair: -pair[1])),
+                tuple(
+                    (self.others[k], self.taus[k]) for k in sorted(range(len(self.taus)), key=lambda k: -self.taus[k])
+                ),
             ),
         ]
         if self.suspects:
@@ -349,8 +351,10 @@ def _aligned(models: Sequence[str], items: Mapping[str, Mapping[int, float]]) ->
         return [], np.empty((len(models), 0))
     shared = sorted(set.intersection(*(set(items[model]) for model in models)))
     values = np.array([[items[model][doc] for doc in shared] for model in models], dtype=np.float64)
-    fine = np.isfinite(values).all(axis=0) if values.size else np.empty(0, dtype=bool)
-    return [doc for doc, ok in zip(shared, fine, strict=True) if ok], values[:, fine] if values.size else values
+    if not values.size:
+        return [], np.empty((len(models), 0))
+    fine: list[bool] = np.asarray(np.isfinite(values).all(axis=0)).tolist()
+    return [doc for doc, ok in zip(shared, fine, strict=True) if ok], values[:, fine]
 
 
 def _differ(answers: Floats) -> float:
