@@ -1,0 +1,312 @@
+"""How the default recipe was chosen: candidates on the same models, tasks and documents, chosen on validation.
+
+    OMP_NUM_THREADS=1 python bench/recipes.py --minutes 15
+    python bench/recipes.py --models MODELS --data DATA/benchmarks --device cuda --minutes 6
+    python bench/recipes.py --models MODELS/stories15M --tickets --documents 150
+
+Each candidate changes one thing of ``fair``; ``paper`` is the train-before-test paper's. All are run at every number of
+documents with every seed (of splits, order and adapters), the cheapest sizes first, until ``--minutes`` are over; a
+setting counts where every candidate has it. Told for each: the mean score that was reached on validation, by which the
+winner is named, and on test; tuned cells whose search ended at a bound, that were still rising, or that kept the
+untuned model; updates and learning rates tried a cell; seconds. On the zoo also Kendall's tau of the tuned scores with
+what the models know, which is planted (a mean over tasks). ``--tickets`` asks for support tickets in five classes,
+generated, in place of benchmarks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import numpy as np
+
+from potentia import zoo
+from potentia.analysis.stats import kendall_matrix
+from potentia.run import run_study
+from potentia.store import CellRecord, Store
+from potentia.study import make_study
+
+CANDIDATES: dict[str, dict[str, Any]] = {
+    "fair": {},
+    "paper": {"recipe": "paper"},
+    "text loss": {"loss": "text"},
+    "PEFT's targets": {"targets": None},
+    "no floor": {"least_updates": 0},
+    "grid 1e-4, 3e-4": {"learning_rates": [1e-4, 3e-4]},
+    "no bracketing": {"rate_bounds": None},
+    "five epochs": {"epochs": 5, "least_updates": 200},
+    "no race": {"race": False},
+    "dropout 0.1": {"dropout": 0.1},
+}
+ZOO_MODELS = ("aster-71k", "aster-159k", "birch-159k", "cedar-71k", "cedar-159k", "dahlia-159k")
+ZOO_TASKS = ("table", "claim", "fix")
+TASKS = ("commonsense_qa", "openbookqa", "sst2", "sciq", "piqa", "boolq")
+DOUBTS = ("at the bound", "still rising", "kept untuned")
+TOLD = ("validation", "learning_rate", "search", "updates", "rates_tried")
+DOCUMENTS = (150, 500, 2000)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One candidate on so many documents with one seed."""
+
+    candidate: str
+    documents: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a candidate reached."""
+
+    setting: Setting
+    cells: tuple[CellRecord, ...]
+    seconds: float
+
+    def share(self, *verdicts: str) -> float:
+        """The share of tuned cells whose search ended so."""
+        return float(np.mean([cell.selection["search"] in verdicts for cell in self.cells]))
+
+    def mean(self, name: str) -> float:
+        """The mean over cells of what was chosen: its validation, its updates, the rates tried."""
+        found = [cell.selection[name] for cell in self.cells]
+        return float(np.mean([len(one) if isinstance(one, list) else one for one in found]))
+
+    @property
+    def test(self) -> float:
+        """The mean test score."""
+        return float(np.mean([cell.score.value for cell in self.cells]))
+
+    @property
+    def tau(self) -> float:
+        """Kendall's tau of the tuned scores with the planted knowledge, the mean over tasks; NaN outside the zoo."""
+        known = {model.name: model.knowledge for model in zoo.models()}
+        if not all(cell.model in known for cell in self.cells):
+            return float("nan")
+        taus = []
+        for task in {cell.task for cell in self.cells}:
+            own = [cell for cell in self.cells if cell.task == task]
+            both = np.column_stack([[c.score.value for c in own], [known[c.model] for c in own]])
+            taus.append(kendall_matrix(both)[0, 1])
+        return float(np.nanmean(taus))
+
+
+def main() -> None:
+    """Run what fits into the time, print the table, write the numbers."""
+    given = _arguments()
+    deadline = time.monotonic() + 60 * given.minutes
+    outcomes: list[Outcome] = []
+    with tempfile.TemporaryDirectory(prefix="potentia-recipes-") as place:
+        folder = Path(place)
+        models, tasks = _subjects(given, folder)
+        longest = 0.0
+        for setting in _settings(given):
+            if outcomes and time.monotonic() + longest * _growth(setting, outcomes) > deadline:
+                break
+            outcomes.append(_run(setting, models, tasks, given, folder))
+            longest = outcomes[-1].seconds
+            last = outcomes[-1]
+            print(
+                f"{setting.candidate}, {setting.documents} documents, seed {setting.seed}: validation"
+                f" {last.mean('validation'):.3f}, test {last.test:.3f}, {last.seconds:.0f} s",
+                flush=True,
+            )
+    print(_table(outcomes))
+    if given.out is not None:
+        given.out.write_text(json.dumps(_plain(outcomes), indent=1) + "\n", "utf-8")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", type=Path, nargs="*", help="model folders, or a folder of them; else the zoo's")
+    parser.add_argument("--data", type=Path, help="folder of benchmarks' rows, for real models")
+    parser.add_argument("--tasks", nargs="*", default=list(TASKS), help="benchmarks, for real models")
+    parser.add_argument("--tickets", action="store_true", help="support tickets in place of benchmarks")
+    parser.add_argument("--candidates", nargs="*", default=list(CANDIDATES), choices=list(CANDIDATES))
+    parser.add_argument("--documents", type=int, nargs="*", default=list(DOCUMENTS))
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--validation", type=int, default=200)
+    parser.add_argument("--test", type=int, default=400)
+    parser.add_argument("--minutes", type=float, default=60.0, help="begin nothing that would not end within them")
+    parser.add_argument("--out", type=Path, help="write the numbers here, as JSON")
+    return parser.parse_args()
+
+
+def _settings(given: argparse.Namespace) -> Iterator[Setting]:
+    for seed in range(given.seeds):
+        for documents in given.documents:
+            for candidate in given.candidates:
+                yield Setting(candidate, documents, seed)
+
+
+def _growth(setting: Setting, outcomes: Sequence[Outcome]) -> float:
+    """Return how much longer a setting may take than the one before it."""
+    before = outcomes[-1].setting.documents
+    return max(1.2, setting.documents / before)
+
+
+def _subjects(given: argparse.Namespace, folder: Path) -> tuple[list[dict[str, Any]], list[Any]]:
+    """Return the models and tasks as a study names them."""
+    if given.models:
+        found = [inner for path in given.models for inner in (sorted(path.iterdir()) if _has_models(path) else [path])]
+        models = [{"name": path.name, "path": str(path), "kind": "base"} for path in found if path.is_dir()]
+    else:
+        paths = zoo.model_folders(folder / "models", ZOO_MODELS)
+        models = [{"name": name, "path": str(path), "kind": "base"} for name, path in paths.items()]
+    if given.tickets:
+        rows = tickets(max(given.documents) + given.validation + given.test)
+        (folder / "tickets.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n", "utf-8")
+        return models, [{"name": "tickets", "file": str(folder / "tickets.jsonl")}]
+    if given.models:
+        return models, list(given.tasks)
+    files = zoo.task_folder(folder / "tasks")
+    return models, [{"name": name, "file": str(files[name])} for name in ZOO_TASKS]
+
+
+def _has_models(path: Path) -> bool:
+    return not any((path / name).exists() for name in ("config.json", "m.gguf"))
+
+
+def _run(setting: Setting, models: list[dict[str, Any]], tasks: list[Any], given: Any, folder: Path) -> Outcome:
+    caps = {"train": setting.documents, "validation": given.validation, "test": given.test}
+    if given.tickets:
+        ratios = [setting.documents, given.validation, given.test]
+        tasks = [task | {"ratios": ratios} for task in tasks]
+    study = make_study(
+        {
+            "name": "recipes",
+            "models": models,
+            "tasks": tasks,
+            "protocols": ["train_before_test"],
+            "tuning": CANDIDATES[setting.candidate],
+            "caps": caps,
+            "seed": setting.seed,
+            "chat": "never",
+            "data_dir": str(given.data) if given.data else None,
+            "device": given.device,
+            "keep_adapters": False,
+            "probe": {"on": False},
+            "store": str(folder / f"{abs(hash(setting))}.db"),
+        }
+    )
+    began = time.monotonic()
+    result = run_study(study, workers=given.workers)
+    seconds = time.monotonic() - began
+    for reason in result.reasons:
+        print(f"failed: {reason}", flush=True)
+    with Store.open(study.store, readonly=True) as store:
+        return Outcome(setting, tuple(store.cells(protocol="train_before_test")), seconds)
+
+
+# --- support tickets --------------------------------------------------------------------------------------------------
+
+TOPICS = {
+    "billing": ("I was charged twice for {thing}", "the invoice for {thing} shows the wrong amount",
+                "my card was debited but {thing} is still unpaid", "why did the price of {thing} go up this month"),
+    "delivery": ("{thing} has not arrived yet", "the parcel with {thing} went to the wrong address",
+                 "tracking for {thing} has not moved in days", "the courier left {thing} in the rain"),
+    "account": ("I cannot log in since I ordered {thing}", "the reset mail never comes, I need {thing} today",
+                "please change the address on my account for {thing}", "my password does not work, {thing} is locked"),
+    "return": ("I want to send {thing} back", "{thing} does not fit, how do I return it",
+               "where do I bring {thing} that I do not want", "can I exchange {thing} for another colour"),
+    "fault": ("{thing} stopped working after a day", "{thing} makes a loud noise and smells",
+              "the screen of {thing} stays black", "a part of {thing} broke off when I opened it"),
+}  # fmt: skip
+THINGS = ("the lamp", "my new phone", "the blue chair", "a coat", "the coffee machine", "the toy train", "my hat",
+          "the garden table", "an old radio", "the kettle", "a pair of shoes", "the bicycle light")  # fmt: skip
+OPENINGS = ("Hello,", "Hi there,", "Good morning,", "To whom it may concern,", "Hey,", "")
+ENDINGS = ("Please help.", "Thank you.", "I am not happy.", "This is the second time I write.", "Kind regards, {name}",
+           "Can you call me back?", "")  # fmt: skip
+NAMES = ("Anna", "Tom", "Mia", "Jack", "Lily", "Ben")
+
+
+def tickets(many: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Return support tickets of five kinds, as questions whose choices are the kinds; no two are the same."""
+    stream = random.Random(seed)
+    found: dict[str, dict[str, Any]] = {}
+    while len(found) < many:
+        kind = stream.choice(sorted(TOPICS))
+        other = stream.choice([one for one in sorted(TOPICS) if one != kind])
+        body = stream.choice(TOPICS[kind]).format(thing=stream.choice(THINGS))
+        aside = "" if stream.random() < 0.7 else f" (It is not about {other}.)"
+        ending = stream.choice(ENDINGS).format(name=stream.choice(NAMES))
+        text = " ".join(part for part in (stream.choice(OPENINGS), body + "." + aside, ending) if part)
+        question = f"Ticket: {text}\nKind:"
+        found.setdefault(text, {"question": question, "choices": sorted(TOPICS), "answer": sorted(TOPICS).index(kind)})
+    return list(found.values())
+
+
+# --- telling ----------------------------------------------------------------------------------------------------------
+
+
+def _whole(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Return the outcomes of those settings that every candidate has."""
+    names = {outcome.setting.candidate for outcome in outcomes}
+    held: dict[tuple[int, int], set[str]] = {}
+    for outcome in outcomes:
+        held.setdefault((outcome.setting.documents, outcome.setting.seed), set()).add(outcome.setting.candidate)
+    return [o for o in outcomes if held[o.setting.documents, o.setting.seed] == names]
+
+
+def _table(outcomes: Sequence[Outcome]) -> str:
+    """Return the outcomes as Markdown, a row per candidate and number of documents; the winner on validation marked."""
+    lines = [
+        "| documents | recipe | validation | test | tau with truth | at the bound | still rising | kept untuned |"
+        " updates | rates tried | seconds |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    whole = _whole(outcomes)
+    for documents in sorted({o.setting.documents for o in whole}):
+        at = [o for o in whole if o.setting.documents == documents]
+        names = dict.fromkeys(o.setting.candidate for o in at)
+        rows = {name: [o for o in at if o.setting.candidate == name] for name in names}
+        best = max(rows, key=lambda name: np.mean([o.mean("validation") for o in rows[name]]))
+        for name, own in rows.items():
+            numbers = [
+                f"{np.mean([o.mean('validation') for o in own]):.3f}",
+                f"{np.mean([o.test for o in own]):.3f}",
+                f"{np.mean([o.tau for o in own]):.2f}",
+                *(
+                    f"{np.mean([o.share(v) for o in own]):.0%}"
+                    for v in ("at the bound", "still rising", "kept untuned")
+                ),
+                f"{np.mean([o.mean('updates') for o in own]):.0f}",
+                f"{np.mean([o.mean('rates_tried') for o in own]):.1f}",
+                f"{np.mean([o.seconds for o in own]):.0f}",
+            ]
+            shown = f"**{name}**" if name == best else name
+            lines.append(f"| {documents} | {shown} | " + " | ".join(numbers) + " |")
+    return "\n".join(lines).replace(" nan ", " ")
+
+
+def _plain(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    return [
+        {
+            "candidate": o.setting.candidate,
+            "documents": o.setting.documents,
+            "seed": o.setting.seed,
+            "seconds": round(o.seconds, 1),
+            "cells": [
+                {"model": c.model, "task": c.task, "test": c.score.value} | {name: c.selection[name] for name in TOLD}
+                for c in o.cells
+            ],
+        }
+        for o in outcomes
+    ]
+
+
+if __name__ == "__main__":
+    main()
