@@ -205,6 +205,8 @@ def _run(setting: Setting, models: list[dict[str, Any]], tasks: list[Any], given
     began = time.monotonic()
     result = run_study(study, workers=given.workers)
     seconds = time.monotonic() - began
+    if result.interrupted:
+        raise SystemExit(1)
     for reason in result.reasons:
         print(f"failed: {reason}", flush=True)
     with Store.open(study.store, readonly=True) as store:
