@@ -72,7 +72,8 @@ class View:
             elif event.kind == "cell":
                 error = f" ± {HALF_WIDTH * facts['stderr']:.4f}" if facts["stderr"] else ""
                 told = f"{facts['row']} × {facts['task']} × {facts['protocol']}: {facts['value']:.4f}{error}"
-                lines.append(f"[{self.ended}/{self.total}] {told}")
+                more = f" (may have more in it: {facts['may_have_more']})" if facts.get("may_have_more") else ""
+                lines.append(f"[{self.ended}/{self.total}] {told}{more}")
             elif event.kind == "failure":
                 once = (facts["row"], facts["reason"])
                 if once not in self.told:

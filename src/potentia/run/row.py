@@ -224,7 +224,7 @@ class RowRun:
 
         if not math.isfinite(test.main.value):
             raise ModelError(f"the {test.metric} on the test split is {test.main.value}")
-        manifest = self.manifest(cell)
+        manifest = self.manifest(cell, selection)
         origin = Origin(
             data=manifest["task"]["fingerprint"],
             recipe=recipe_fingerprint({name: manifest.get(name) for name in ("tuning", "selection", "adjust")}),
@@ -248,6 +248,8 @@ class RowRun:
         )
         names = (record.model, record.task)
         said = {"task": cell.task, "protocol": cell.protocol, "value": test.main.value, "stderr": test.main.stderr}
+        if selection.get("may_have_more"):
+            said["may_have_more"] = selection["search"]
         with spending("save"):
             told = True  # in the transaction of the commit, also where that went through and its answer got lost
             if not self.store.commit_cell(record, items=test.outcomes, event={"row": self.plan.model.name, **said}):
@@ -267,7 +269,7 @@ class RowRun:
         known = self.store.cell(record.key)
         return known is not None and known.created == record.created
 
-    def manifest(self, cell: CellPlan) -> dict[str, Any]:
+    def manifest(self, cell: CellPlan, selection: dict[str, Any]) -> dict[str, Any]:
         """Say how a cell's score came about, in enough detail to explain or repeat it."""
         task = self.tasks.benchmarks[cell.task]
         model = self.plan.model
@@ -306,6 +308,8 @@ class RowRun:
             "scorer": dict(self.scorer.notes),
             "engine": dict(self.loaded.record),
         }
+        if cell.protocol.tuned:
+            made["training"] = {"targets": selection.get("target_modules"), **self.loaded.record.get("training", {})}
         if cell.protocol.kind == "train_before_test":
             made["tuning"] = self.study.tuning.model_dump(mode="json")
             made["selection"] = self.study.selection

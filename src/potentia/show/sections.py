@@ -175,6 +175,13 @@ def ranks_section(data: ReportData) -> Section | None:
     )
 
 
+def tuning_section(data: ReportData) -> Section | None:
+    """Whether the fine-tuning was the same for all, and which cells may have more in them."""
+    found = list(data.rankings.same.values()) if data.rankings is not None else []
+    said = " ".join(sentence for one in found for sentence in one.sentences())
+    return of_findings("tuning", "Tuning", said, found, heading="Was it the same for all?")
+
+
 def agreement_section(data: ReportData) -> Section | None:
     """The mean bars of every task, the heat maps side by side, categories, and groups of models."""
     if data.rankings is None or not data.rankings.agreement:
@@ -372,6 +379,7 @@ SECTIONS: tuple[Callable[[ReportData], Section | None], ...] = (  # in reading o
     classes_section,
     predicted_section,
     ranks_section,
+    tuning_section,
     agreement_section,
     evidence_section,
     structure_section,

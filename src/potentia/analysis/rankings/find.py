@@ -35,6 +35,7 @@ from potentia.analysis.rankings.groups import (
 from potentia.analysis.rankings.kept import Kept, always_tuned
 from potentia.analysis.rankings.perplexity import PerplexityAgreement, compare_perplexity
 from potentia.analysis.rankings.ranks import RankIntervals, rank_intervals
+from potentia.analysis.rankings.same import SameForAll, find_same
 from potentia.analysis.rankings.scoreboard import Scoreboard, make_scoreboard
 from potentia.analysis.rankings.screening import Screening, screen
 from potentia.analysis.stats.bootstrap import LEVEL, MODELS, RESAMPLES, Units, interval, pair_mean, with_copies
@@ -138,12 +139,14 @@ class Rankings(Finding):
     alignment: dict[Protocol, Alignment] = field(default_factory=dict)
     fewer: dict[Protocol, FewerTasks] = field(default_factory=dict)
     kept: dict[Protocol, Kept] = field(default_factory=dict)
+    same: dict[Protocol, SameForAll] = field(default_factory=dict)
 
     def named(self) -> dict[str, Finding]:
         """Return every finding under a name of its own, in reading order."""
         found: dict[str, Finding] = {"scoreboard": self.scoreboard}
         found |= {f"ranking {p}": f for p, f in self.overall.items()}
         found |= {f"kept {p}": f for p, f in self.kept.items()}
+        found |= {f"same for all {p}": f for p, f in self.same.items()}
         found["screening"] = self.screening
         found |= {f"agreement {p}": f for p, f in self.agreement.items()}
         if self.measures is not None:
@@ -186,12 +189,14 @@ def find_rankings(evidence: Evidence, options: Options | None = None) -> Ranking
     found = rank_scores(
         evidence.planned, evidence.background, options, evidence.outcomes if options.use_items else None
     )
-    return replace(found, kept=_kept(evidence, found, options))
-
-
-def _kept(evidence: Evidence, found: Rankings, options: Options) -> dict[Protocol, Kept]:
-    """Say which cells kept the untuned model, and rank the models as if none had."""
     shown = {p: evidence.planned[p].select(tasks=ranking.tasks) for p, ranking in found.overall.items()}
+    return replace(found, kept=_kept(evidence, found, shown, options), same=find_same(evidence, shown))
+
+
+def _kept(
+    evidence: Evidence, found: Rankings, shown: Mapping[Protocol, ScoreMatrix], options: Options
+) -> dict[Protocol, Kept]:
+    """Say which cells kept the untuned model, and rank the models as if none had."""
     kept = {}
     for protocol, (matrix, counted) in always_tuned(evidence, shown).items():
         with threadpool_limits(1, user_api="blas"):
