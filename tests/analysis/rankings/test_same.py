@@ -1,4 +1,4 @@
-"""What every model was given, read from the cells of a store: unlike targets, doubtful cells, and what leans on them."""
+"""What every model was given: unlike targets, doubtful cells, and what leans on them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def evidence(path: Path, **doubts: dict[str, str]) -> Evidence:
                 search = doubts.get(model, {}).get(task, "inside")
                 selection: dict[str, Any] = {
                     "tuned": True, "learning_rate": 1e-3, "search": search, "may_have_more": search != "inside",
-                    "rates_tried": [3e-4, 1e-3, 3e-3], "updates": 200, "tokens": 9000, "trainable": 1000, "spread": None,
-                    "target_modules": ["q_proj", "v_proj"] if model == "c" else ["all-linear"],
+                    "rates_tried": [3e-4, 1e-3, 3e-3], "updates": 200, "tokens": 9000, "trainable": 1000,
+                    "target_modules": ["q_proj", "v_proj"] if model == "c" else ["all-linear"], "spread": None,
                 }  # fmt: skip
                 score = Score(value, 0.02, 400, Metric.of("acc"))
                 record = CellRecord(
