@@ -261,3 +261,55 @@ def test_matrices_of_ones_own_are_evidence(make: Callable[[ScoreMatrix], Any]) -
 def test_no_source_is_an_error() -> None:
     with pytest.raises(InputError, match="no scores are given"):
         read()
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [({"data": "d1"}, "different data"), ({"recipe": "r1"}, r"different adjust.tuning \(r0 and r1\)")],
+)
+def test_two_stores_of_other_data_or_recipe_are_not_pooled(tmp_path: Path, change: dict[str, str], what: str) -> None:
+    """Two stores were ranked as one study, "after the same fine-tuning for all", and their items paired by number."""
+    one = fill(tmp_path / "one.db", models=MODELS[:4])
+    two = fill(tmp_path / "two.db", models=MODELS[4:], **change)
+    with pytest.raises(InputError, match=rf"one.db and two.db cannot be compared: {what}"):
+        read(one, two)
+    like = fill(tmp_path / "like.db", models=MODELS[4:])
+    assert len(read(one, like).scores["adjust"].models) == len(MODELS)
+
+
+def test_a_direct_score_on_other_data_is_not_set_against_a_tuned_one(tmp_path: Path) -> None:
+    one = fill(tmp_path / "one.db", protocols=("direct",))
+    two = fill(tmp_path / "two.db", protocols=("adjust",), data="d1")
+    with pytest.raises(InputError, match="different data"):
+        read(one, two)
+
+
+def test_folds_are_joined_only_where_none_is_missing(tmp_path: Path) -> None:
+    """Folds 1 and 2 of 5 were once given out as the whole task."""
+    for name, folds in (("whole", range(1, 6)), ("part", range(1, 3))):
+        with Store.open(tmp_path / f"{name}.db") as store:
+            store.study("s", "k", {})
+            for model in ("a", "b"):
+                for k in folds:
+                    score = Score(0.5 + k / 100, 0.1, 10, Metric.of("acc"), Origin(f"fold {k}"), (0.5, 0.5 + k / 50))
+                    cell = CellRecord(f"{model}{k}", "k", model, f"t#{k}/5", "direct", {"acc": score}, "acc")
+                    store.commit_cell(cell, items=[ItemOutcome(k * 100, 1.0, "", "", {})])
+    whole, part = read(tmp_path / "whole.db"), read(tmp_path / "part.db")
+    assert whole.scores["direct"].tasks == ("t",)
+    assert whole.scores["direct"].score(0, 0).value == pytest.approx(0.53)
+    assert whole.scores["direct"].score(0, 0).seeds == pytest.approx((0.5, 0.56))
+    assert len(whole.outcomes["direct"]["t"]["a"]) == 5
+    assert part.scores["direct"].tasks == ("t#1/5", "t#2/5")
+    assert any("fold 3, 4, 5 are missing" in note for note in part.notes)
+    assert set(part.outcomes["direct"]) == {"t#1/5", "t#2/5"}
+
+
+def test_lower_is_better_tasks_are_ranked_and_texts_are_not(tmp_path: Path) -> None:
+    """TER, WER and error rates once left the ranking for the texts to predict."""
+    names = ["acc", "ter", "wer", "mae", "error_rate", "pct_stereotype", "bits_per_byte"]
+    values = np.random.default_rng(0).random((6, len(names)))
+    matrix = ScoreMatrix.build([f"m{k}" for k in range(6)], names, values, metrics=names)
+    write_scores(matrix, tmp_path / "scores.csv")
+    found = read(tmp_path / "scores.csv").scores["direct"]
+    assert found.benchmarks().tasks == tuple(names[:-1])
+    assert found.corpora().tasks == ("bits_per_byte",)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import tempfile
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from potentia.formats.leaderboard import latex, markdown, mean_ranks
 from potentia.formats.read import read_files
 from potentia.store import Store
 from potentia.values.metric import Metric
+from potentia.values.origin import Origin
 from potentia.values.scores import ScoreMatrix
 from score_files import read_scores
 
@@ -26,6 +29,16 @@ NAMES = st.text(
     min_size=1,
     max_size=12,
 )
+METRICS = st.sampled_from(
+    (
+        Metric("own", True, "task", "percent", 0.25),
+        Metric("", False),
+        Metric.of("bits_per_byte"),
+        Metric.of("wer"),
+        Metric("exact_match|strict-match", True, "task", "share"),
+    )
+)
+ORIGINS = (None, Origin(data="d", shots=0, path="plain"), Origin("d", "r", 0, "m", "other.csv", "static"))
 VALUES = st.floats(allow_nan=False, allow_infinity=False, width=64)
 
 
@@ -33,7 +46,7 @@ VALUES = st.floats(allow_nan=False, allow_infinity=False, width=64)
 def matrices(draw: st.DrawFn) -> dict[str, ScoreMatrix]:
     models = draw(st.lists(NAMES, min_size=1, max_size=4, unique=True))
     tasks = draw(st.lists(NAMES, min_size=1, max_size=4, unique=True))
-    up = draw(st.lists(st.booleans(), min_size=len(tasks), max_size=len(tasks)))
+    metrics = tuple(draw(st.lists(METRICS, min_size=len(tasks), max_size=len(tasks))))
     found = {}
     for protocol in draw(st.lists(NAMES, min_size=1, max_size=2, unique=True)):
         shape = (len(models), len(tasks))
@@ -44,20 +57,28 @@ def matrices(draw: st.DrawFn) -> dict[str, ScoreMatrix]:
         count = st.one_of(st.integers(1, 2**40).map(float), st.just(math.nan))
         n = np.array(draw(st.lists(count, min_size=cells, max_size=cells))).reshape(shape)
         values[0, 0] = draw(VALUES)  # a matrix of gaps alone has nothing to write
+        origins, seeds = np.full(shape, None, dtype=object), np.full(shape, None, dtype=object)
+        for place in np.ndindex(shape):
+            origins[place] = draw(st.sampled_from(ORIGINS))
+            seeds[place] = draw(st.sampled_from((None, (0.25, 1 / 3), (1e-9, -2.0, 0.1 + 0.2))))
         found[protocol] = ScoreMatrix(
-            protocol, tuple(models), tuple(tasks), values, stderr, n, tuple(Metric("", u) for u in up)
+            protocol, tuple(models), tuple(tasks), values, stderr, n, metrics, origins=origins, seeds=seeds
         )
     return found
 
 
-def scores(found: dict[str, ScoreMatrix]) -> dict[tuple[str, str, str], tuple[float, float | None, float | None, bool]]:
+def scores(found: dict[str, ScoreMatrix], *, imported: bool = False) -> dict[tuple[str, str, str], tuple[Any, ...]]:
     """Every score that is there, in a form that can be compared."""
     return {
         (protocol, model, task): (
             float(matrix.values[i, j]),
             None if math.isnan(matrix.stderr[i, j]) else float(matrix.stderr[i, j]),
             None if math.isnan(matrix.n[i, j]) else float(matrix.n[i, j]),
-            matrix.higher_is_better[j],
+            matrix.metrics[j] if np.isfinite(matrix.values[:, j]).any() else None,
+            matrix.score(i, j).seeds,
+            replace(matrix.origin(i, j), source="here")
+            if imported and not matrix.origin(i, j).source
+            else matrix.origin(i, j),
         )
         for protocol, matrix in found.items()
         for i, model in enumerate(matrix.models)
@@ -77,7 +98,19 @@ def test_scores_survive_the_round_trip(found: dict[str, ScoreMatrix], format: st
                 assert import_scores(store, found, source="here").new == 0
         else:
             write_scores(found, target, format)
-        assert scores(read_scores(target)) == scores(found)
+        assert scores(read_scores(target)) == scores(found, imported=format == "store")
+
+
+@pytest.mark.parametrize("format", ["csv", "parquet", "lm-eval", "store"])
+@pytest.mark.parametrize("name", ["a\rb", "a\nb", "a\r\nb", "\rb", "b\r", '"', "=1", "a,b;c"])
+def test_names_with_odd_characters_come_back(tmp_path: Path, name: str, format: str) -> None:
+    found = {"direct": ScoreMatrix.build([name, "z"], ["t", "u"], [[0.1, 0.2], [0.3, 0.4]])}
+    if format == "store":
+        with Store.open(tmp_path / "s") as store:
+            import_scores(store, found, source="here")
+    else:
+        write_scores(found, tmp_path / "s", format)
+    assert set(read_scores(tmp_path / "s")["direct"].models) == {name, "z"}
 
 
 def small() -> ScoreMatrix:

@@ -61,13 +61,14 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(jsonable(value), indent=2, ensure_ascii=False) + "\n")
 
 
-def print_table(table: Table) -> None:
+def print_table(table: Table, *, to: Voice | None = None) -> None:
     """Print one table; numbers are right-aligned, missing values shown as a dash. In a pipe no line is broken."""
+    out = to or console
     numeric = [any(isinstance(row[k], (int, float)) for row in table.rows) for k in range(len(table.columns))]
     rows = [[written(cell, table.digits) for cell in row] for row in table.rows]
-    if not console.is_terminal:
+    if not out.is_terminal:
         for line in (table.title, *_lines(list(table.columns), rows, numeric), *([table.note] if table.note else [])):
-            console.print(line, markup=False)
+            out.print(line, markup=False)
     else:
         drawn = RichTable(
             title=escape(table.title), title_justify="left", title_style="bold", header_style="bold", box=None
@@ -76,10 +77,10 @@ def print_table(table: Table) -> None:
             drawn.add_column(escape(name), justify="right" if right else "left", overflow="fold")
         for row in rows:
             drawn.add_row(*map(escape, row))
-        console.print(drawn)
+        out.print(drawn)
         if table.note:
-            console.print(f"[dim]{escape(table.note)}[/dim]")
-    console.print()
+            out.print(f"[dim]{escape(table.note)}[/dim]")
+    out.print()
 
 
 def _lines(columns: list[str], rows: list[list[str]], right: list[bool]) -> list[str]:
@@ -142,7 +143,10 @@ def print_training(training: Training) -> None:
 
 
 def print_notes(evidence: Evidence) -> None:
-    """Say what a reader must know of the evidence: which study it is, what was left out."""
+    """Say what a reader must know of the evidence: which study it is, how a table was read, what was left out."""
+    if evidence.reading is not None:
+        for table in evidence.reading.tables():
+            print_table(table, to=errors)
     for note in evidence.notes:
         errors.print(note, style="dim", markup=False, soft_wrap=True)
 

@@ -14,6 +14,7 @@ from potentia.errors import InputError
 from potentia.evidence.facts import study_of, tasks_of
 from potentia.facts import Background, Benchmark, ModelTable
 from potentia.facts import models as known_models
+from potentia.formats import Reading
 from potentia.store import CellRecord, ChoiceRecord, FailureRecord, LaneRecord, Store, StudyRecord
 from potentia.study import EXPOSED, ModelSpec
 from potentia.values.protocol import Protocol, in_order, main_protocol
@@ -54,6 +55,7 @@ class Evidence:
     stores: tuple[StoreView, ...] = ()
     task_facts: tuple[Benchmark, ...] = ()  # of the user's file; what the studies tell of their tasks comes before
     without_items: Mapping[Protocol, frozenset[str]] = field(default_factory=dict)  # tasks scored by another metric
+    reading: Reading | None = None  # how a foreign table was read
     items_read: Mapping[Protocol, Outcomes] = field(default_factory=dict)  # of files that have items
 
     @classmethod

@@ -120,6 +120,7 @@ def joined(parts: Sequence[Evidence]) -> Evidence:
         studies=tuple(record for part in parts for record in part.studies),
         specs=tuple({row.name: row for part in reversed(parts) for row in part.specs}.values()),
         notes=tuple(f"{part.source}: {note}" for part in parts for note in part.notes),
+        reading=next((part.reading for part in parts if part.reading is not None), None),
         stores=tuple(view for part in parts for view in part.stores),
         without_items={p: frozenset(t for part in parts for t in part.without_items.get(p, ())) for p in protocols},
         items_read={p: _items([part.items_read[p] for part in parts if p in part.items_read]) for p in protocols},

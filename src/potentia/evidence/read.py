@@ -12,7 +12,7 @@ from potentia.evidence.facts import facts_of, specs_of
 from potentia.evidence.join import Cell, joined, recipe_of, refuse_unlike, unfolded
 from potentia.facts import models as known_models
 from potentia.facts import read_benchmarks, read_facts
-from potentia.formats import read_files
+from potentia.formats import Says, read_files
 from potentia.store import Store, StudyRecord
 from potentia.values.protocol import Protocol, in_order
 from potentia.values.scores import ScoreMatrix
@@ -32,6 +32,9 @@ def read(
     tasks: Sequence[str] | None = None,
     models: Sequence[str] | None = None,
     columns: Mapping[str, str] | None = None,
+    lower: Sequence[str] = (),
+    scale: Mapping[str, str] | None = None,
+    kind: Mapping[str, str] | None = None,
 ) -> Evidence:
     """Read stores, score tables, lm-eval results or published files, several joined into one.
 
@@ -39,12 +42,15 @@ def read(
     ``metric`` picks a metric where a benchmark has several, ``subtasks`` the members of groups such as MMLU, ``facts``
     is a CSV of what is known of the models, ``task_facts`` one of the tasks (category, train_size, chance), and
     ``protocols``, ``tasks`` and ``models`` narrow what is read.
-    ``columns`` says which column of a table is which field, where its names do not: ``{"score": "Accuracy"}``.
+    ``columns`` says which column of a table is which field, where its names do not: ``{"score": "Accuracy"}``;
+    ``lower``, ``scale`` and ``kind`` say what its columns of scores are: those that are better when lower, whether
+    share, percent, range or unbounded, whether task or text. How a table was read is in ``Evidence.reading``.
     """
     if not sources:
         raise InputError("no scores are given", hint="name a store, a table or a folder of lm-eval results")
     wanted = (study,) if isinstance(study, str) else tuple(study or ())
-    parts = [_read_one(source, wanted, metric, subtasks, columns) for source in sources]
+    says = Says.of(lower, scale, kind)
+    parts = [_read_one(source, wanted, metric, subtasks, columns, says) for source in sources]
     found = parts[0] if len(parts) == 1 else joined(parts)
     if facts is None and (beside := _facts_beside(sources)) is not None:
         facts = beside
@@ -86,15 +92,18 @@ def _read_one(
     metric: str | None,
     subtasks: bool,
     columns: Mapping[str, str] | None,
+    says: Says,
 ) -> Evidence:
     if is_store(source):
         return _from_store(str(source), studies, metric)
     path = Path(source).expanduser()
-    found = read_files(path, metric=metric, subtasks=subtasks, columns=columns)
+    found = read_files(path, metric=metric, subtasks=subtasks, columns=columns, says=says)
     scores = {p: found.scores[p] for p in in_order(found.scores)}
     if metric is not None and not any(m.name for matrix in scores.values() for m in matrix.metrics):
         raise DataError(f"it does not say which scores are by {metric}", where=str(path), hint="leave out --metric")
-    return Evidence(path.name, path.name, scores, known_models(), notes=found.notes)
+    return Evidence(
+        path.name, path.name, scores, known_models(), notes=found.notes, reading=found.reading, items_read=found.items
+    )
 
 
 # --- stores ----------------------------------------------------------------------------------------------------------

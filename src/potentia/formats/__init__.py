@@ -1,5 +1,6 @@
 """Score files: tables, lm-eval results, the papers' layouts, leaderboards."""
 
+from potentia.formats.columns import Reading, Says
 from potentia.formats.into_store import Imported, import_scores
 from potentia.formats.read import read_files
 from potentia.formats.staged import StagedScores

@@ -13,8 +13,9 @@ from potentia.errors import DataError
 from potentia.formats.assemble import Entry
 from potentia.formats.jsonfile import section
 from potentia.formats.metrics import metric_of, usual_metric
-from potentia.formats.tidy import number
+from potentia.formats.tidy import described, number, origin_of, read_seeds
 from potentia.values.metric import Metric, main_metric
+from potentia.values.origin import Origin
 from potentia.values.protocol import DIRECT, Protocol
 
 # What a task's entry holds besides metrics.
@@ -81,6 +82,12 @@ def _entry(
     error = number(stderr, f"{where}, {place}.{chosen.metric}_stderr")
     if error < 0:
         raise DataError("the standard error is negative", where=f"{where}, {place}")
+    own = section(section(section(content, "potentia", where), "scores", where), name, where)
+    metric_found = _metric(content, where, name, task, chosen.metric)
+    shots = _shots(content, where, name)
+    if own:  # written by Potentia: what lm-eval has no place for
+        record = {**own, "higher_is_better": metric_found.higher_is_better, "shots": shots}
+        metric_found = described(record, task, str(own.get("metric") or "") or None, f"{where}, potentia.{name}")
     return Entry(
         protocol=_protocol(content, where, name, int(found["shots"][:4]) if found else None),
         model=model,
@@ -88,7 +95,9 @@ def _entry(
         value=number(chosen.value, f"{where}, {place}.{chosen.metric}", required=True),
         stderr=error,
         n=_size(content, where, name),
-        metric=_metric(content, where, name, task, chosen.metric),
+        metric=metric_found,
+        origin=origin_of(record, where) if own else Origin(shots=shots),
+        seeds=read_seeds(own.get("seeds"), where),
         place=f"{where}, {place}",
     )
 
@@ -211,7 +220,7 @@ def _model_name(content: dict[str, Any], path: Path) -> str:
         config.get("model_name"),
         config.get("model"),
     )
-    name = next((c.strip() for c in candidates if isinstance(c, str) and c.strip()), None)
+    name = next((c.strip(" \t") for c in candidates if isinstance(c, str) and c.strip()), None)
     if name is None:
         name = path.parent.name.replace("__", "/") if path.parent.name else ""
     if not name:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
-from potentia.formats.metrics import usual_metric
-from potentia.formats.write import tidy_rows
 from potentia.store import CellRecord, Store
-from potentia.values.metric import Metric
 from potentia.values.protocol import Protocol
-from potentia.values.scores import Score, ScoreMatrix
+from potentia.values.scores import ScoreMatrix
 
 _BATCH = 5000
 
@@ -34,27 +31,23 @@ def import_scores(
     study = name or Path(source).name or source
     record = store.study(study, f"import-{_digest(study)}", {"name": study, "imported": True})
     cells = []
-    for row in tidy_rows(matrices):
-        task = row["benchmark"]
-        metric = usual_metric(task) or "score"
-        score = Score(
-            value=row["score"],
-            stderr=float("nan") if row["stderr"] is None else row["stderr"],
-            n=0 if row["n"] is None else int(row["n"]),
-            metric=Metric.of(metric, row["higher_is_better"]),
-        )
-        cells.append(
-            CellRecord(
-                key=f"import-{_digest([study, row])}",
-                study=record.key,
-                model=row["model"],
-                task=task,
-                protocol=row["protocol"],
-                scores={metric: score},
-                metric=metric,
-                manifest={"imported_from": source},
+    for protocol, matrix in matrices.items():
+        for model, task, score in matrix.scores():
+            origin = replace(score.origin, source=score.origin.source or source)
+            told = (score.value, score.stderr if score.stderr == score.stderr else None, score.n, astuple(score.metric))
+            metric = score.metric.name or "score"
+            cells.append(
+                CellRecord(
+                    key=f"import-{_digest([study, protocol, model, task, told, score.seeds, astuple(origin)[:4]])}",
+                    study=record.key,
+                    model=model,
+                    task=task,
+                    protocol=protocol,
+                    scores={metric: replace(score, origin=origin)},
+                    metric=metric,
+                    manifest={"imported_from": source},
+                )
             )
-        )
     new = sum(store.commit_cells(cells[start : start + _BATCH]) for start in range(0, len(cells), _BATCH))
     return Imported(study=study, new=new, known=len(cells) - new)
 

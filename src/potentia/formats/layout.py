@@ -1,8 +1,8 @@
 """What the columns of a score table mean: one score a row, or models × tasks as leaderboards are.
 
 Names are matched in any case and with the synonyms that people use (``Model``, ``Dataset``, ``Accuracy``); what cannot
-be guessed is said with ``--map score=Accuracy``. A wide table has one row per model (or, as OpenCompass writes it, one
-column per model); its averages, ranks and facts of models are left out, and said.
+be guessed is said with ``--map score=Accuracy``. A wide table has one row per model, or one row per task; what its
+numbers are is decided column by column (``columns``). Averages, ranks and facts of models are left out, and said.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from potentia.errors import DataError
+from potentia.formats.columns import ColumnReading, Reading, Says, average, decide, named_metric, plain_name, usual
 from potentia.formats.table import RawTable
-from potentia.values.metric import Metric
+from potentia.values.metric import known_metric
 from potentia.values.protocol import Protocol
 
-FIELDS = ("protocol", "model", "benchmark", "score", "stderr", "n", "metric", "higher_is_better", "shots")
+TRAVELS = ("metric_kind", "metric_scale", "chance", "seeds", "data_fingerprint", "recipe_fingerprint",
+           "model_fingerprint", "source", "path")  # fmt: skip
+FIELDS = ("protocol", "model", "benchmark", "score", "stderr", "n", "metric", "higher_is_better", "shots", *TRAVELS)
 SYNONYMS: dict[str, tuple[str, ...]] = {
     "protocol": ("protocol", "setting"),
     "model": ("model", "model name", "model id", "fullname", "llm", "system", "checkpoint"),
@@ -28,10 +31,8 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "metric": ("metric", "metric name"),
     "higher_is_better": ("higher is better",),
     "shots": ("shots", "num fewshot", "n shot", "nshot", "few shot", "fewshot"),
+    **{field: (field.replace("_", " "),) for field in TRAVELS},
 }
-# A column of one of these names is the score of a tidy table, and says its metric.
-METRICS = {"accuracy": "acc", "acc": "acc", "acc norm": "acc_norm", "exact match": "exact_match", "em": "exact_match",
-           "f1": "f1", "mcc": "mcc", "bits per byte": "bits_per_byte", "perplexity": "perplexity"}  # fmt: skip
 # What a leaderboard has beside scores: averages, ranks, facts of the model. Matched at the start of a plain name.
 NO_SCORE = re.compile(
     r"(average|avg|mean( rank| score)?$|median|overall|rank\b|ranking|place$|#|no$|nr$|id$|t$|params|parameters|size|"
@@ -39,9 +40,8 @@ NO_SCORE = re.compile(
     r"generation|base model|upload|submission|chat template|not merged|official|family|kind|tokens|compute|flops|cost|"
     r"price|notes?$|url|link|votes|organi[sz]ation|context|vocabulary|version|std|eval name|maintainer)"
 )
-OPENCOMPASS = ("dataset", "version", "metric", "mode")
+BESIDE = frozenset({"version", "metric", "mode", "category", "group", "type", "shots", "n", "subset", "split"})
 GAPS = frozenset({"", "-", "–", "—", "n/a", "na", "nan", "none", "null"})
-PER_CENT = 1.5  # a share of right answers cannot exceed 1: a table that does is in per cent
 _NUMBER = re.compile(
     r"\**\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*%?\s*\**(?:\s*(?:±|\+/-)\s*([\d.]+)\s*%?\**)?"
 )
@@ -52,21 +52,29 @@ Row = tuple[str, Mapping[str, Any]]  # where it stands ("line 7"), and its value
 
 @dataclass(frozen=True)
 class Layout:
-    """The rows of a table as one score each, and what a reader must know of how they were read."""
+    """The rows of a table as one score each, and how they were read."""
 
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
+    reading: Reading | None = None
 
 
-def recognise(table: RawTable, columns: Mapping[str, str] | None = None) -> Layout:
-    """Say what the table holds; ``columns`` names the columns of some fields where guessing fails."""
-    found = _fields(table, columns or {})
+@dataclass
+class _Column:
+    """The scores of one task on their way: the model, the place, value and error of each."""
+
+    name: str
+    metric: str | None
+    cells: list[tuple[Mapping[str, Any], str, float, float | None]]
+    percent: bool = False
+
+
+def recognise(table: RawTable, columns: Mapping[str, str] | None = None, says: Says | None = None) -> Layout:
+    """Say what the table holds; ``columns`` names the columns of some fields, ``says`` what columns of scores are."""
+    found, says = _fields(table, columns or {}), says or Says()
     if {"model", "benchmark", "score"} <= found.keys():
-        return _tidy(table, found)
-    plain = {_plain(name): name for name in table.columns}
-    if all(name in plain for name in OPENCOMPASS):
-        return _models_as_columns(table, plain)
-    wide = _wide(table, found)
+        return _tidy(table, found, says)
+    wide = _transposed(table, found, says) if _is_transposed(table, found) else _wide(table, found, says)
     if wide is not None:
         return wide
     missing = [name for name in ("model", "benchmark", "score") if name not in found]
@@ -97,21 +105,27 @@ def _fields(table: RawTable, given: Mapping[str, str]) -> dict[str, str]:
         if chosen is not None and chosen not in found.values():
             found[field] = chosen
     if "score" not in found and {"model", "benchmark"} <= found.keys():
-        metric = next((plain[name] for name in METRICS if name in plain), None)
+        metric = next((column for column in table.columns if _metric_of(column)), None)
         if metric is not None:
             found["score"] = metric
     return found
 
 
-def _tidy(table: RawTable, found: Mapping[str, str]) -> Layout:
+def _metric_of(column: str) -> str | None:
+    """Return the metric whose name a column bears, and no more: such a column is the score of a tidy table."""
+    known = known_metric(_plain(column).replace(" ", "_"))
+    return known.name if known is not None else None
+
+
+def _tidy(table: RawTable, found: Mapping[str, str], says: Says) -> Layout:
     place = {field: table.columns.index(column) for field, column in found.items()}
-    metric = METRICS.get(_plain(found["score"]), "")
+    metric = _metric_of(found["score"]) or ""
     beside = f"{_plain(found['score'])} stderr"
     if "stderr" not in place and beside in map(_plain, table.columns):
         place["stderr"] = [_plain(c) for c in table.columns].index(beside)
     rows = []
     for at, values in table.rows:
-        row = {field: values[k] for field, k in place.items() if field != "shots"}
+        row = {field: values[k] for field, k in place.items()}
         value, error = _value(row["score"])
         if value is not None:  # **0.46 ± 0.01** is a number with its error
             row["score"] = value
@@ -121,12 +135,57 @@ def _tidy(table: RawTable, found: Mapping[str, str]) -> Layout:
         if "protocol" not in place and "shots" in place:
             row["protocol"] = _shots(values[place["shots"]], f"{table.where}, {at}, column {found['shots']}")
         rows.append((at, row))
-    if metric and Metric.of(metric).higher_is_better and _in_per_cent([row["score"] for _, row in rows]):
-        return Layout(tuple((at, _share(row)) for at, row in rows), (_PER_CENT_NOTE,))
-    return Layout(tuple(rows))
+    if "higher_is_better" in place:
+        return Layout(tuple(rows))
+    return _decided_tidy(table, rows, says)
 
 
-def _wide(table: RawTable, found: Mapping[str, str]) -> Layout | None:
+def _decided_tidy(table: RawTable, rows: Sequence[Row], says: Says) -> Layout:
+    """Decide what each task of a tidy table is, by the metric that it names or by its values."""
+    groups: dict[tuple[str, str], list[float]] = {}
+    for _, row in rows:
+        value = _value(row.get("score"))[0]
+        if value is not None:
+            groups.setdefault((str(row.get("benchmark") or ""), str(row.get("metric") or "")), []).append(value)
+    read = {
+        (task, metric): decide(
+            task, values, says, metric=metric or usual(task) or named_metric(task), where=table.where
+        )
+        for (task, metric), values in groups.items()
+        if task.strip()
+    }
+    made = []
+    for at, row in rows:
+        column = read.get((str(row.get("benchmark") or ""), str(row.get("metric") or "")))
+        known = _said(column, row.get("metric")) if column is not None else {}
+        shared = _share(row) if column is not None and column.divided else row
+        made.append((at, {**shared, **known}))
+    return Layout(tuple(made), (), Reading(tuple(read.values())))
+
+
+def _said(column: ColumnReading, metric: Any = None) -> dict[str, Any]:
+    """Return what was decided of a column, as the fields of a row."""
+    m = column.metric
+    return {"metric": metric or m.name or None, "higher_is_better": m.higher_is_better, "metric_kind": m.kind,
+            "metric_scale": m.scale}  # fmt: skip
+
+
+def _is_transposed(table: RawTable, found: Mapping[str, str]) -> bool:
+    """Say whether rows are tasks and columns models: the first header says so, or the names are those of benchmarks."""
+    if "model" in found or not table.columns:
+        return False
+    if found.get("benchmark") == table.columns[0]:
+        return True
+    names = [str(values[0]) for _, values in table.rows]
+    across = sum(_is_task(column) for column in table.columns[1:])
+    return sum(map(_is_task, names)) > max(across, len(names) / 2)
+
+
+def _is_task(name: str) -> bool:
+    return usual(plain_name(name)) is not None or named_metric(name) is not None
+
+
+def _wide(table: RawTable, found: Mapping[str, str], says: Says) -> Layout | None:
     """Read one row per model: a column of names, and every other column of numbers is a task."""
     model = found.get("model") or _names(table)
     if model is None:
@@ -135,15 +194,19 @@ def _wide(table: RawTable, found: Mapping[str, str]) -> Layout | None:
     numeric = {c for c in table.columns if c not in known and _is_numeric(table.column(c))}
     errors = {c: base for c in numeric if (base := _error_of(c, numeric)) is not None}
     raw = {c: c[: -len(" raw")].strip() for c in numeric if _plain(c).endswith(" raw")}
-    left = [c for c in table.columns if c in numeric and NO_SCORE.match(_plain(c))]
+    left = {c for c in numeric if NO_SCORE.match(_plain(c)) or average(c) or _plain(c) in says.skip}
     twins = set(raw.values()) & numeric  # a leaderboard that shows normalised scores keeps the measured ones beside
     tasks = [c for c in table.columns if c in numeric and c not in errors and c not in left and c not in twins]
     if not tasks:
         return None
     spread = {base: c for c, base in errors.items()}
     place = {name: k for k, name in enumerate(table.columns)}
-    rows: list[Row] = []
+    scores = {task: _Column(raw.get(task, task), None, [], "%" in task) for task in tasks}
+    out = [c for c in table.columns if c not in known and c not in tasks and c not in errors and c not in twins]
     for at, values in table.rows:
+        if average(values[place[model]]):
+            out.append(f"the row {values[place[model]]}")
+            continue
         shared: dict[str, Any] = {"model": _unlinked(values[place[model]])}
         if "protocol" in found:
             shared["protocol"] = values[place[found["protocol"]]]
@@ -153,29 +216,56 @@ def _wide(table: RawTable, found: Mapping[str, str]) -> Layout | None:
             value, error = _value(values[place[task]])
             if value is not None:
                 given = _value(values[place[spread[task]]])[0] if task in spread else error
-                named = {"benchmark": raw.get(task, task), "score": value, "stderr": given}
-                rows.append((f"{at}, column {task}", {**shared, **named}))
-    notes = [f"read as a table of models × tasks: {_listed([raw.get(t, t) for t in tasks])}"]
-    out = [c for c in table.columns if c not in known and c not in tasks and c not in errors and c not in twins]
-    if out:
-        notes.append(f"columns left out: {_listed(out)}")
-    return _shares(rows, notes)
+                scores[task].cells.append((shared, f"{at}, column {task}", value, given))
+                scores[task].percent |= "%" in str(values[place[task]])
+    return _decided(table, list(scores.values()), says, out)
 
 
-def _models_as_columns(table: RawTable, plain: Mapping[str, str]) -> Layout:
-    """Read OpenCompass's summary: one row per dataset, one column per model, a dash where nothing was measured."""
+def _transposed(table: RawTable, found: Mapping[str, str], says: Says) -> Layout | None:
+    """Read one row per task and one column per model, as OpenCompass and many papers write it."""
     place = {name: k for k, name in enumerate(table.columns)}
-    models = [name for name in table.columns if _plain(name) not in OPENCOMPASS]
-    rows: list[Row] = []
+    task = found.get("benchmark") or table.columns[0]
+    beside = [c for c in table.columns if _plain(c) in BESIDE]
+    models = [c for c in table.columns if c != task and c not in beside and _is_numeric(table.column(c))]
+    if not models:
+        return None
+    out = [c for c in table.columns if c != task and c not in models and _plain(c) != "metric"]
+    out += [c for c in models if average(c)]
+    models = [c for c in models if not average(c)]
+    scores = []
     for at, values in table.rows:
-        metric = str(values[place[plain["metric"]]])
+        name, metric = str(values[place[task]]), None
+        if "metric" in found and str(values[place[found["metric"]]]).strip("- "):
+            metric = str(values[place[found["metric"]]])
+        if average(name) or _plain(name) in says.skip:
+            out.append(f"the row {name}")
+            continue
+        column = _Column(name, metric, [], "%" in name)
         for model in models:
             value, error = _value(values[place[model]])
             if value is not None:
-                task = values[place[plain["dataset"]]]
-                row = {"model": model, "benchmark": task, "score": value, "stderr": error}
-                rows.append((f"{at}, column {model}", row | ({"metric": metric} if metric.strip("- ") else {})))
-    return _shares(rows, ["read as a summary of OpenCompass"])
+                column.cells.append(({"model": _unlinked(model)}, f"{at}, column {model}", value, error))
+                column.percent |= "%" in str(values[place[model]])
+        scores.append(column)
+    return _decided(table, scores, says, out, note="rows are tasks and columns are models")
+
+
+def _decided(table: RawTable, scores: list[_Column], says: Says, left: list[str], note: str = "") -> Layout:
+    """Return one row per score, each task read as its name and values say."""
+    scores = [column for column in scores if column.cells]
+    says.check([*(column.name for column in scores), *left], table.where)
+    rows: list[Row] = []
+    read = []
+    for column in scores:
+        task = plain_name(column.name)
+        metric = column.metric or usual(task) or None
+        made = decide(column.name, [value for _, _, value, _ in column.cells], says, metric=metric,
+                      percent=column.percent, where=table.where)  # fmt: skip
+        read.append(made)
+        for shared, at, value, error in column.cells:
+            row = {**shared, "benchmark": made.task, "score": value, "stderr": error, **_said(made)}
+            rows.append((at, _share(row) if made.divided else row))
+    return Layout(tuple(rows), (note,) if note else (), Reading(tuple(read), tuple(dict.fromkeys(left))))
 
 
 def _names(table: RawTable) -> str | None:
@@ -217,35 +307,14 @@ def _value(cell: Any) -> tuple[float | None, float | None]:
         return None, None
 
 
-def _shares(rows: list[Row], notes: list[str]) -> Layout:
-    """Return shares of 1 where the table is in per cent."""
-    if _in_per_cent([row["score"] for _, row in rows]):
-        return Layout(tuple((at, _share(row)) for at, row in rows), (*notes, _PER_CENT_NOTE))
-    return Layout(tuple(rows), tuple(notes))
-
-
-_PER_CENT_NOTE = "the scores are in per cent and were divided by 100"
-
-
-def _in_per_cent(values: Sequence[Any]) -> bool:
-    numbers = [v for v in (_value(value)[0] for value in values) if v is not None]
-    return bool(numbers) and max(numbers) > PER_CENT and all(-100 <= v <= 100 for v in numbers)
-
-
 def _share(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row whose score and error are shares of 1; one that is no share stays as it is."""
+    """Return a row whose score and error, in per cent, are shares of 1."""
     made = dict(row)
-    if not Metric.of(str(row.get("metric") or "")).higher_is_better:
-        return made
     for field in ("score", "stderr"):
         value = _value(row.get(field))[0]
         if value is not None:
             made[field] = value / 100
     return made
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:12]) + (" …" if len(names) > 12 else "")
 
 
 def _shots(value: Any, where: str) -> str:

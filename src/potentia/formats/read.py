@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from potentia.errors import DataError
 from potentia.formats.assemble import Entry, assemble
+from potentia.formats.columns import Reading, Says
 from potentia.formats.harness import harness_entries
 from potentia.formats.jsonfile import load_json, paper_entries
 from potentia.formats.layout import recognise
@@ -24,7 +25,7 @@ from potentia.formats.table import (
 )
 from potentia.formats.tidy import entries
 from potentia.values.protocol import Protocol
-from potentia.values.scores import ScoreMatrix
+from potentia.values.scores import Outcomes, ScoreMatrix
 
 
 @dataclass(frozen=True)
@@ -33,63 +34,77 @@ class FileScores:
 
     scores: dict[Protocol, ScoreMatrix]
     notes: tuple[str, ...] = ()
+    reading: Reading | None = None
+    items: Mapping[Protocol, Outcomes] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Wishes:
+    """What is asked for, and what is found on the way."""
+
     metric: str | None
     subtasks: bool
     columns: Mapping[str, str]
+    says: Says
+    notes: list[str] = field(default_factory=list)
+    readings: list[Reading] = field(default_factory=list)
 
 
 def read_files(
-    path: Path, *, metric: str | None = None, subtasks: bool = False, columns: Mapping[str, str] | None = None
+    path: Path,
+    *,
+    metric: str | None = None,
+    subtasks: bool = False,
+    columns: Mapping[str, str] | None = None,
+    says: Says | None = None,
 ) -> FileScores:
     """Read a file, or a folder of results of lm-eval, Inspect or EuroEval.
 
     ``metric`` picks a metric where a benchmark has several. A group such as MMLU counts as one benchmark; ``subtasks``
-    takes its members instead. ``columns`` says which column of a table is which field (``{"score": "Accuracy"}``).
+    takes its members instead. ``columns`` says which column of a table is which field (``{"score": "Accuracy"}``),
+    ``says`` what its columns of scores are.
     """
-    wishes = _Wishes(metric, subtasks, columns or {})
-    notes: list[str] = []
+    wishes = _Wishes(metric, subtasks, columns or {}, Says.beside(path).joined(says or Says()))
     try:
-        found = _from_folder(path, wishes, notes) if path.is_dir() else _from_file(path, wishes, notes)
+        found = _from_folder(path, wishes) if path.is_dir() else _from_file(path, wishes)
     except FileNotFoundError:
         raise DataError("there is no such file", where=str(path)) from None
     except OSError as error:
         raise DataError(f"it cannot be read: {error.strerror or error}", where=str(path)) from None
-    return FileScores(assemble(found, where=str(path)), tuple(dict.fromkeys(notes)))
+    reading = wishes.readings[0] if wishes.readings else None
+    return FileScores(assemble(found, where=str(path)), tuple(dict.fromkeys(wishes.notes)), reading)
 
 
-def _from_file(path: Path, wishes: _Wishes, notes: list[str]) -> list[Entry]:
+def _from_file(path: Path, wishes: _Wishes) -> list[Entry]:
     if path.exists() and not path.is_file():
         raise DataError("this is no plain file", where=str(path))  # reading a pipe or a device may never end
     with path.open("rb") as file:
         start = file.read(4096)
     if start.startswith(b"PAR1"):
-        return _from_table(read_parquet_table(path), wishes, notes)
+        return _from_table(read_parquet_table(path), wishes)
     if start.startswith(b"PK"):
         hint = "for a log of Inspect: inspect log convert FILE --to json --output-dir logs-json"
         raise DataError("this is a packed archive, no score file", where=str(path), hint=hint)
     opening = start.lstrip(b"\xef\xbb\xbf \t\r\n")
     if path.suffix.casefold() == ".jsonl":
-        return _from_records(list(json_lines(decoded(path), str(path))), str(path), wishes, notes)
+        return _from_records(list(json_lines(decoded(path), str(path))), str(path), wishes)
     if opening.startswith((b"{", b"[")) or path.suffix.casefold() == ".json":
-        return _from_json(load_json(path), path, wishes, notes)
+        return _from_json(load_json(path), path, wishes)
     if StagedScores.recognises(path):
         return StagedScores.read(path).entries(wishes.metric)
-    return _from_table(read_text_table(path), wishes, notes)
+    return _from_table(read_text_table(path), wishes)
 
 
-def _from_table(table: RawTable, wishes: _Wishes, notes: list[str]) -> list[Entry]:
-    layout = recognise(table, wishes.columns)
-    notes += layout.notes
+def _from_table(table: RawTable, wishes: _Wishes) -> list[Entry]:
+    layout = recognise(table, wishes.columns, wishes.says)
+    wishes.notes += layout.notes
+    wishes.readings += [layout.reading] if layout.reading is not None else []
     return list(entries(layout.rows, where=table.where, metric=wishes.metric))
 
 
-def _from_json(content: Any, path: Path, wishes: _Wishes, notes: list[str]) -> list[Entry]:
+def _from_json(content: Any, path: Path, wishes: _Wishes) -> list[Entry]:
     if isinstance(content, list):
-        return _from_records(content, str(path), wishes, notes)
+        return _from_records(content, str(path), wishes)
     if not isinstance(content, dict):
         raise DataError("this is no score file: the top is no object", where=str(path))
     if is_inspect(content):
@@ -99,24 +114,24 @@ def _from_json(content: Any, path: Path, wishes: _Wishes, notes: list[str]) -> l
     return list(paper_entries(content, str(path)))
 
 
-def _from_records(records: list[Any], where: str, wishes: _Wishes, notes: list[str]) -> list[Entry]:
+def _from_records(records: list[Any], where: str, wishes: _Wishes) -> list[Entry]:
     if records and all(map(is_euroeval, records)):
         return [euroeval_entry(r, f"{where}, line {n}", metric=wishes.metric) for n, r in enumerate(records, 1)]
-    return _from_table(records_table(records, where), wishes, notes)
+    return _from_table(records_table(records, where), wishes)
 
 
-def _from_folder(folder: Path, wishes: _Wishes, notes: list[str]) -> list[Entry]:
+def _from_folder(folder: Path, wishes: _Wishes) -> list[Entry]:
     found_here = sorted(folder.rglob("results*.json")) or sorted([*folder.rglob("*.json"), *folder.rglob("*.jsonl")])
     files = [path for path in found_here if path.resolve().is_relative_to(folder.resolve())]
     if len(files) < len(found_here):
-        notes.append(f"{len(found_here) - len(files)} links that lead out of {folder} are passed over")
+        wishes.notes.append(f"{len(found_here) - len(files)} links that lead out of {folder} are passed over")
     if not files:
         hint = "give the output folder of lm-eval, Inspect (as json) or EuroEval"
         raise DataError("the folder holds no .json results", where=str(folder), hint=hint)
     known: dict[tuple[str, str, str], Entry] = {}
     found: list[Entry] = []
     for path in files:
-        for entry in _from_file(path, wishes, notes):
+        for entry in _from_file(path, wishes):
             twin = known.setdefault((entry.protocol, entry.model, entry.task), entry)
             if twin is entry or twin.value != entry.value:  # a copy of the same file says nothing new
                 found.append(entry)

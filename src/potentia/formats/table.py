@@ -77,18 +77,41 @@ def _delimited(path: Path, text: str, delimiter: str) -> RawTable:
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
         header = next(reader, None) or []
-        rows = []
+        rows, footers = [], list[tuple[str, str]]()  # lines of text below the table, which end it
         for fields in reader:
             if not any(field.strip() for field in fields):
                 continue
             place = f"line {reader.line_num}"
+            if len(fields) == 1 < len(header) - 1:
+                footers.append((place, fields[0]))
+                continue
+            if footers:
+                raise DataError(f"1 field where the header has {len(header)}", where=f"{path}, {footers[0][0]}")
             if len(fields) != len(header):
                 message = f"{len(fields)} fields where the header has {len(header)}"
                 raise DataError(message, where=f"{path}, {place}")
             rows.append((place, tuple(field[1:] if field.startswith(_SHIELDED) else field for field in fields)))
     except csv.Error as error:
         raise DataError(f"this is no CSV: {error}", where=f"{path}, line {reader.line_num}") from None
-    return _table(str(path), header, rows)
+    while (
+        rows and sum(bool(field.strip()) for field in rows[-1][1]) == 1 and rows[-1][1][0].strip() and len(header) > 2
+    ):
+        rows.pop()  # a footer whose line was filled up
+    return _table(str(path), header, _with_points(rows))
+
+
+_DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+\s*%?(?:\s*±\s*\d+(?:,\d+)?\s*%?)?")
+
+
+def _with_points(rows: list[tuple[str, tuple[str, ...]]]) -> list[tuple[str, tuple[Any, ...]]]:
+    """Write decimal commas as points, where no number of the table has a point already."""
+    cells = [cell.strip() for _, values in rows for cell in values]
+    if any(re.fullmatch(r"[-+]?\d*\.\d+\s*%?", cell) for cell in cells):
+        return list(rows)
+    return [
+        (at, tuple(v.replace(",", ".") if _DECIMAL_COMMA.fullmatch(v.strip()) else v for v in values))
+        for at, values in rows
+    ]
 
 
 def _markdown(path: Path, text: str) -> RawTable:

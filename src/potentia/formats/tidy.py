@@ -1,22 +1,27 @@
 """Tidy scores, one row each: every row is checked, and of several metrics the wanted or main one is taken.
 
-Fields are ``protocol, model, benchmark, score, stderr``; ``n``, ``metric`` and ``higher_is_better`` may follow. A cell
-that was not measured is left out; a standard error that is not known is left empty.
+Fields are ``protocol, model, benchmark, score, stderr``; all others of ``COLUMNS`` may follow. A cell that was not
+measured is left out; what is not known is left empty.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from potentia.errors import DataError
 from potentia.formats.assemble import Entry
-from potentia.formats.layout import Row
+from potentia.formats.layout import TRAVELS, Row
 from potentia.formats.metrics import metric_of, usual_metric
-from potentia.values.metric import main_metric
+from potentia.values.metric import KINDS, SCALES, Metric, main_metric
+from potentia.values.origin import Origin
 
-COLUMNS = ("protocol", "model", "benchmark", "score", "stderr", "n", "metric", "higher_is_better")
+T = TypeVar("T")
+
+COLUMNS = ("protocol", "model", "benchmark", "score", "stderr", "n", "metric", "higher_is_better", "shots", *TRAVELS)
 _UNKNOWN = frozenset({"", "n/a", "na", "nan", "none", "null"})
 _TRUE = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
@@ -47,7 +52,9 @@ def entries(rows: Iterable[Row], *, where: str, metric: str | None) -> Iterator[
             value=number(record.get("score"), f"{where}, {place}, column score", required=True),
             stderr=_at_least_zero(record.get("stderr"), f"{where}, {place}, column stderr"),
             n=_at_least_zero(record.get("n"), f"{where}, {place}, column n"),
-            metric=metric_of(task, name, _direction(record.get("higher_is_better"), f"{where}, {place}")),
+            metric=described(record, task, name, f"{where}, {place}"),
+            origin=origin_of(record, f"{where}, {place}"),
+            seeds=read_seeds(record.get("seeds"), f"{where}, {place}, column seeds"),
             place=place,
         )
     for cell, (place, name) in passed.items():
@@ -58,6 +65,42 @@ def entries(rows: Iterable[Row], *, where: str, metric: str | None) -> Iterator[
                 where=f"{where}, {place}, column metric",
                 hint=f"choose one metric for all: --metric {name}",
             )
+
+
+def described(record: Mapping[str, Any], task: str, name: str | None, where: str) -> Metric:
+    """Return the metric with what the row says of it; what it does not say is known of its name, or unknown."""
+    made = metric_of(task, name, _direction(record.get("higher_is_better"), where))
+    kind, scale = _word(record, "metric_kind", KINDS, where), _word(record, "metric_scale", SCALES, where)
+    chance = number(record.get("chance"), f"{where}, column chance")
+    return replace(
+        made, kind=kind or made.kind, scale=scale or made.scale, chance=None if math.isnan(chance) else chance
+    )
+
+
+def origin_of(record: Mapping[str, Any], where: str) -> Origin:
+    """Return where a row says that its score comes from."""
+    shots = number(record.get("shots"), f"{where}, column shots")
+    data, recipe, model, source, path = (
+        str(record[name]).strip() or None if record.get(name) is not None else None
+        for name in ("data_fingerprint", "recipe_fingerprint", "model_fingerprint", "source", "path")
+    )
+    return Origin(data, recipe, None if math.isnan(shots) else int(shots), model, source, path)
+
+
+def read_seeds(value: Any, where: str) -> tuple[float, ...]:
+    """Read the values with every seed, with semicolons between."""
+    parts = [] if value is None else re.split(r"[;\s]+", str(value).strip())
+    return tuple(number(part, where, required=True) for part in parts if part)
+
+
+def _word(record: Mapping[str, Any], name: str, known: tuple[T, ...], where: str) -> T | None:
+    value = record.get(name)
+    if value is None or not str(value).strip():
+        return None
+    found = next((word for word in known if word == str(value).strip()), None)
+    if found is None:
+        raise DataError(f"{_short(value)} is none of {', '.join(map(str, known))}", where=f"{where}, column {name}")
+    return found
 
 
 def _metric(record: Mapping[str, Any]) -> str | None:
@@ -73,7 +116,7 @@ def _text(record: Mapping[str, Any], column: str, where: str, place: str, *, def
         if default is not None and isinstance(value, str):
             return default
         raise DataError(f"the {column} {value!r} is no name", where=f"{where}, {place}, column {column}")
-    return value.strip()
+    return value.strip(" \t")
 
 
 def number(value: Any, where: str, *, required: bool = False) -> float:

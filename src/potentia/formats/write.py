@@ -6,19 +6,21 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from potentia.errors import InputError, StoreError
+from potentia.formats.layout import TRAVELS
 from potentia.formats.leaderboard import latex, markdown
 from potentia.formats.table import FORMULA
 from potentia.formats.tidy import COLUMNS
+from potentia.values.metric import Metric
 from potentia.values.protocol import Protocol
 from potentia.values.scores import ScoreMatrix
 
 Matrices = Mapping[Protocol, ScoreMatrix]
-_TIDY = tuple(name for name in COLUMNS if name != "metric")  # a matrix does not know the metric's name
+_ALWAYS = 8  # columns that are written even where they are empty
 _SUFFIXES = {".csv": "csv", ".parquet": "parquet", ".json": "lm-eval", ".md": "markdown", ".tex": "latex"}
 
 
@@ -48,26 +50,35 @@ def write_scores(matrices: Matrices | ScoreMatrix, path: str | Path, format: str
 
 
 def tidy_rows(matrices: Matrices) -> Iterator[dict[str, Any]]:
-    """Give one row per score that is there; what is not known is None."""
+    """Give one row per score that is there, with all that it knows; what is not known is None."""
     for protocol, matrix in matrices.items():
-        for i, model in enumerate(matrix.models):
-            for j, task in enumerate(matrix.tasks):
-                value = float(matrix.values[i, j])
-                if math.isnan(value):
-                    continue
-                yield {
-                    "protocol": protocol,
-                    "model": model,
-                    "benchmark": task,
-                    "score": value,
-                    "stderr": _known(matrix.stderr[i, j]),
-                    "n": _known(matrix.n[i, j]),
-                    "higher_is_better": matrix.higher_is_better[j],
-                }
+        for model, task, score in matrix.scores():
+            metric, origin = score.metric, score.origin
+            yield {
+                "protocol": protocol,
+                "model": model,
+                "benchmark": task,
+                "score": score.value,
+                "stderr": None if math.isnan(score.stderr) else score.stderr,
+                "n": float(score.n) if score.n else None,
+                "metric": metric.name or None,
+                "higher_is_better": metric.higher_is_better,
+                "shots": origin.shots,
+                "metric_kind": metric.kind,
+                "metric_scale": metric.scale,
+                "chance": metric.chance,
+                "seeds": ";".join(map(repr, score.seeds)) or None,
+                "data_fingerprint": origin.data,
+                "recipe_fingerprint": origin.recipe,
+                "model_fingerprint": origin.model,
+                "source": origin.source,
+                "path": origin.path,
+            }
 
 
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else float(value)
+def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the columns that some score has something in, after those that every table has."""
+    return [c for k, c in enumerate(COLUMNS) if k < _ALWAYS or any(row[c] is not None for row in rows)]
 
 
 def _save(target: Path, text: str) -> list[Path]:
@@ -76,16 +87,24 @@ def _save(target: Path, text: str) -> list[Path]:
 
 
 def _csv(matrices: Matrices, target: Path) -> list[Path]:
+    rows = list(tidy_rows(matrices))
     buffer = io.StringIO(newline="")
-    writer = csv.DictWriter(buffer, _TIDY, lineterminator="\n")
-    writer.writeheader()
-    for row in tidy_rows(matrices):
-        n = row["n"]
-        count = "" if n is None else int(n) if n == int(n) else repr(n)
-        flag = "true" if row["higher_is_better"] else "false"
-        names = {key: shielded(row[key]) for key in ("protocol", "model", "benchmark")}
-        writer.writerow({**row, **names, "score": repr(row["score"]), "n": count, "higher_is_better": flag})
+    writer = csv.writer(buffer, lineterminator="\r\n")  # as RFC 4180 has it; a lone return in a name is quoted then
+    columns = _columns(rows)
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow([_written(row[name]) for name in columns])
     return _save(target, buffer.getvalue())
+
+
+def _written(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() and abs(value) < 2**53 else repr(value)
+    return shielded(str(value))
 
 
 def shielded(name: str) -> str:
@@ -98,8 +117,9 @@ def _parquet(matrices: Matrices, target: Path) -> list[Path]:
     import pyarrow.parquet as pq
 
     rows = list(tidy_rows(matrices))
-    kinds = dict.fromkeys(("score", "stderr", "n"), pa.float64()) | {"higher_is_better": pa.bool_()}
-    columns = {name: pa.array([row[name] for row in rows], kinds.get(name, pa.string())) for name in _TIDY}
+    kinds = dict.fromkeys(("score", "stderr", "n", "chance"), pa.float64())
+    kinds |= {"higher_is_better": pa.bool_(), "shots": pa.int64()}
+    columns = {name: pa.array([row[name] for row in rows], kinds.get(name, pa.string())) for name in _columns(rows)}
     pq.write_table(pa.table(columns), target, compression="zstd")
     return [target]
 
@@ -125,28 +145,37 @@ def _lm_eval(matrices: Matrices, target: Path) -> list[Path]:
 
 
 def lm_eval_results(matrix: ScoreMatrix, row: int) -> dict[str, Any]:
-    """Return one model's scores as lm-eval writes results; the metric is called ``score``."""
-    model = matrix.models[row]
+    """Return one model's scores as lm-eval writes results; what it has no place for is under ``potentia``."""
+    only = matrix.select(models=[matrix.models[row]])
     results: dict[str, Any] = {}
     better: dict[str, Any] = {}
     sizes: dict[str, Any] = {}
-    for j, task in enumerate(matrix.tasks):
-        value, stderr, n = (float(part[row, j]) for part in (matrix.values, matrix.stderr, matrix.n))
-        if math.isnan(value):
-            continue
-        spread = "N/A" if math.isnan(stderr) else stderr
-        results[task] = {"alias": task, "score,none": value, "score_stderr,none": spread}
-        better[task] = {"score": matrix.higher_is_better[j]}
-        if not math.isnan(n):
-            sizes[task] = {"original": int(n), "effective": int(n)}
+    shots: dict[str, int] = {}
+    facts: dict[str, Any] = {}
+    for told in tidy_rows({matrix.protocol: only}):
+        task, name = told["benchmark"], Metric(told["metric"] or "score")
+        choice = name.name.removeprefix(name.plain).lstrip("|,") or "none"
+        spread = "N/A" if told["stderr"] is None else told["stderr"]
+        results[task] = {
+            "alias": task,
+            f"{name.plain},{choice}": told["score"],
+            f"{name.plain}_stderr,{choice}": spread,
+        }
+        better[task] = {name.plain: told["higher_is_better"]}
+        if told["n"] is not None:
+            sizes[task] = {"original": int(told["n"]), "effective": int(told["n"])}
+        if told["shots"] is not None:
+            shots[task] = told["shots"]
+        facts[task] = {"metric": told["metric"] or "", **{f: told[f] for f in TRAVELS if told[f] is not None}}
     return {
         "results": results,
         "group_subtasks": {task: [] for task in results},
         "higher_is_better": better,
+        "n-shot": shots,
         "n-samples": sizes,
-        "config": {"model": "potentia", "model_args": f"pretrained={model}"},
-        "model_name": model,
-        "potentia": {"protocol": matrix.protocol},
+        "config": {"model": "potentia", "model_args": f"pretrained={matrix.models[row]}"},
+        "model_name": matrix.models[row],
+        "potentia": {"protocol": matrix.protocol, "scores": facts},
     }
 
 
