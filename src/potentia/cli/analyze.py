@@ -60,8 +60,12 @@ READ = {
     "facts": path("A CSV of facts on models of your own."),
     "task_facts": path("A CSV of facts on tasks: task, category, train_size, chance."),
     "columns": many("Say which column of a table is what, as score=Accuracy.", "--map", metavar="FIELD=COLUMN"),
+    "lower": many("Columns of a table that are better when lower.", "--lower", metavar="COLUMN"),
+    "scale": many("The scale of a column: share, percent, range or unbounded.", "--scale", metavar="COLUMN=SCALE"),
+    "kind": many("What a column is of: task, or text to predict.", "--kind", metavar="COLUMN=KIND"),
     "metric": option("The metric of the scores, such as acc or brier_score; else each task's own."),
 }
+PAIRS = {"columns": "--map", "scale": "--scale", "kind": "--kind"}  # options that say name=what
 OUT = {
     "figures": option("Draw the figures into this folder.", Path | None),
     "format": many("pdf, png, svg; several may be given."),
@@ -90,8 +94,9 @@ def analysis(
 
             asked = SimpleNamespace(sources=sources, **given)
             formats = check_formats(asked.format)
-            reading = {key: given[key] for key in READ if key not in own and key != "columns"}
-            evidence = read(*sources, columns=columns_of(asked.columns), **reading)
+            reading = {key: given[key] for key in READ if key not in own}
+            pairs = {key: columns_of(reading[key], name) for key, name in PAIRS.items() if key in reading}
+            evidence = read(*sources, **{**reading, **pairs, "lower": reading.get("lower") or ()})
             print_notes(evidence)
             found = find(evidence, asked)
             if show is not None and not asked.as_json:

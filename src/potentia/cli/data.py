@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from potentia.cli.app import app
-from potentia.cli.output import Map, Metric, Study, columns_of, console, print_json, print_notes, print_table
+from potentia.cli.output import (
+    KindOf,
+    Lower,
+    Map,
+    Metric,
+    Scale,
+    Study,
+    console,
+    print_json,
+    print_notes,
+    print_table,
+    says_of,
+)
 from potentia.errors import InputError
 from potentia.values.findings import Table
 
@@ -25,6 +37,9 @@ def import_command(
     name: Annotated[str | None, typer.Option(help="The study they become; the file's name by default.")] = None,
     metric: Metric = None,
     columns: Map = None,
+    lower: Lower = None,
+    scale: Scale = None,
+    kind: KindOf = None,
     subtasks: Annotated[bool, typer.Option("--subtasks", help="Take the members of groups such as MMLU.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -37,10 +52,12 @@ def import_command(
     from potentia.formats import import_scores
     from potentia.store import Store, without_password
 
-    named = columns_of(columns)
-    read = [
-        (source, read_evidence(source, metric=metric, subtasks=subtasks, columns=named).scores) for source in sources
-    ]
+    said = says_of(columns, lower, scale, kind)
+    read = []
+    for source in sources:
+        evidence = read_evidence(source, metric=metric, subtasks=subtasks, **said)
+        print_notes(evidence)
+        read.append((source, evidence.scores))
     with Store.open(store) as opened:
         brought = []
         for source, scores in read:
@@ -64,6 +81,9 @@ def export(
     study: Study = None,
     metric: Metric = None,
     columns: Map = None,
+    lower: Lower = None,
+    scale: Scale = None,
+    kind: KindOf = None,
     protocol: Annotated[
         list[str] | None, typer.Option("--protocol", "--protocols", help="Only these protocols.")
     ] = None,
@@ -81,7 +101,8 @@ def export(
     from potentia.evidence import read
     from potentia.formats import write_scores
 
-    evidence = read(source, study=study, metric=metric, protocols=protocol, columns=columns_of(columns))
+    said = says_of(columns, lower, scale, kind)
+    evidence = read(source, study=study, metric=metric, protocols=protocol, **said)
     print_notes(evidence)
     matrices = evidence.scores
     if str(output) == "-":

@@ -36,6 +36,14 @@ Map = Annotated[
     list[str] | None,
     typer.Option("--map", metavar="FIELD=COLUMN", help="Say which column of a table is what, as score=Accuracy."),
 ]
+Lower = Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Columns that are better when lower.")]
+Scale = Annotated[
+    list[str] | None,
+    typer.Option(metavar="COLUMN=SCALE", help="The scale of a column: share, percent, range or unbounded."),
+]
+KindOf = Annotated[
+    list[str] | None, typer.Option("--kind", metavar="COLUMN=KIND", help="What a column is of: task, or text.")
+]
 DropBadRows = Annotated[bool, typer.Option("--drop-bad-rows", help="Leave out rows of your files that cannot be used.")]
 Figures = Annotated[Path | None, typer.Option(help="Draw the figures into this folder.")]
 NoTitles = Annotated[bool, typer.Option("--no-titles", help="Draw the figures without title and caption.")]
@@ -151,13 +159,24 @@ def print_notes(evidence: Evidence) -> None:
         errors.print(note, style="dim", markup=False, soft_wrap=True)
 
 
-def columns_of(pairs: list[str] | None) -> dict[str, str]:
-    """Read what ``--map`` says: field=column, once for each field."""
-    split = [pair.partition("=") for pair in pairs or ()]
-    wrong = next((field for field, sign, column in split if not (field and sign and column)), None)
+def columns_of(pairs: list[str] | None, option: str = "--map") -> dict[str, str]:
+    """Read what ``--map field=column`` and its like say, once for each name."""
+    split = [pair.rpartition("=") if option != "--map" else pair.partition("=") for pair in pairs or ()]
+    wrong = next((left or right for left, sign, right in split if not (left and sign and right)), None)
     if wrong is not None:
-        raise InputError(f"--map takes field=column, not {wrong!r}", hint=f"such as --map {wrong or 'score'}=COLUMN")
-    return {field.strip(): column for field, _, column in split}
+        known = {"--map": f"{wrong or 'score'}=COLUMN", "--scale": f"{wrong}=percent", "--kind": f"{wrong}=text"}[
+            option
+        ]
+        raise InputError(f"{option} takes two names with = between, not {wrong!r}", hint=f"such as {option} {known}")
+    return {left.strip(): right for left, _, right in split}
+
+
+def says_of(
+    columns: list[str] | None, lower: list[str] | None, scale: list[str] | None, kind: list[str] | None
+) -> dict[str, Any]:
+    """Return what a command was told of a table's columns, as ``read`` takes it."""
+    return {"columns": columns_of(columns), "lower": lower or (), "scale": columns_of(scale, "--scale"),
+            "kind": columns_of(kind, "--kind")}  # fmt: skip
 
 
 def check_formats(formats: list[str] | None) -> list[str]:

@@ -10,17 +10,20 @@ import typer
 from potentia.cli.app import app
 from potentia.cli.output import (
     Formats,
+    KindOf,
+    Lower,
     Map,
     Metric,
     NoTitles,
+    Scale,
     Study,
     TaskFacts,
     check_formats,
-    columns_of,
     console,
     errors,
     print_json,
     print_notes,
+    says_of,
 )
 
 
@@ -30,6 +33,9 @@ def report(
     output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file.")] = Path("report.html"),
     study: Study = None,
     columns: Map = None,
+    lower: Lower = None,
+    scale: Scale = None,
+    kind: KindOf = None,
     metric: Metric = None,
     items: Annotated[
         int | None, typer.Option(min=0, help="Items of each cell to show, half of them wrong; by default up to 40.")
@@ -76,7 +82,12 @@ def report(
     formats = check_formats(format)
     with errors.status("reading scores, computing findings …"):
         evidence = read(
-            source, study=study, facts=facts, task_facts=task_facts, columns=columns_of(columns), metric=metric
+            source,
+            study=study,
+            facts=facts,
+            task_facts=task_facts,
+            metric=metric,
+            **says_of(columns, lower, scale, kind),
         )
         divided = since or column or value or exposed
         options = ReportOptions(

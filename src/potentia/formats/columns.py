@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from potentia.errors import DataError, InputError
-from potentia.facts import benchmark
 from potentia.formats.metrics import CORPORA, usual_metric
 from potentia.values.findings import Finding, Table
 from potentia.values.metric import KINDS, SCALES, Metric, Scale, known_metric
@@ -135,19 +134,17 @@ def decide(name: str, values: Sequence[float], says: Says, *, metric: str | None
     """
     key, task = _key(name), plain_name(name)
     named = says.metric.get(key) or metric or named_metric(task)
-    known = known_metric(named) if named else None
-    text = known is None and task.casefold() in CORPORA
-    usual = benchmark(_key(task))
+    text = named is None and task.casefold() in CORPORA
+    usually = None if named or text else usual(task)
+    known = known_metric(named or usually or "")
     low, high = min(values), max(values)
     why = []
-    if known is not None:
+    if text or usually:
+        why.append("a text to predict by its name" if text else "a known benchmark")
+    elif known is not None:
         why.append(f"{known.name} is known")
-    elif text:
-        why.append("a text to predict by its name")
-    elif usual is not None:
-        why.append("a known benchmark")
     up = _direction(name, key, says, known, text, why)
-    scale, divided = _scale(key, says, known, text, usual is not None, up, percent, low, high, why)
+    scale, divided = _scale(key, says, known, text, up, percent, low, high, why)
     file = f"in {Path(where).stem}.columns.yaml beside the file"
     if scale is None and up is not False and low >= 0 and high <= 10:
         raise DataError(
@@ -180,7 +177,7 @@ def _direction(name: str, key: str, says: Says, known: Metric | None, text: bool
 
 
 def _scale(
-    key: str, says: Says, known: Metric | None, text: bool, usual: bool, up: bool | None, percent: bool,
+    key: str, says: Says, known: Metric | None, text: bool, up: bool | None, percent: bool,
     low: float, high: float, why: list[str],
 ) -> tuple[Scale | None, bool]:  # fmt: skip
     """Return the scale, and whether the numbers are per cent of what is else a share."""
@@ -201,7 +198,7 @@ def _scale(
     if low >= 0 and high <= 1:
         why.append(f"{low:g} to {high:g}")
         return "share", False
-    sure = known is not None or usual
+    sure = known is not None
     if (low >= 0 or sure) and low >= -100 and high <= 100 and (high > 10 or sure) and up is not False:
         why.append(f"{low:g} to {high:g}: per cent")
         return "share", True

@@ -148,9 +148,7 @@ def _decided_tidy(table: RawTable, rows: Sequence[Row], says: Says) -> Layout:
         if value is not None:
             groups.setdefault((str(row.get("benchmark") or ""), str(row.get("metric") or "")), []).append(value)
     read = {
-        (task, metric): decide(
-            task, values, says, metric=metric or usual(task) or named_metric(task), where=table.where
-        )
+        (task, metric): decide(task, values, says, metric=metric or None, where=table.where)
         for (task, metric), values in groups.items()
         if task.strip()
     }
@@ -257,10 +255,8 @@ def _decided(table: RawTable, scores: list[_Column], says: Says, left: list[str]
     rows: list[Row] = []
     read = []
     for column in scores:
-        task = plain_name(column.name)
-        metric = column.metric or usual(task) or None
-        made = decide(column.name, [value for _, _, value, _ in column.cells], says, metric=metric,
-                      percent=column.percent, where=table.where)  # fmt: skip
+        values = [value for _, _, value, _ in column.cells]
+        made = decide(column.name, values, says, metric=column.metric, percent=column.percent, where=table.where)
         read.append(made)
         for shared, at, value, error in column.cells:
             row = {**shared, "benchmark": made.task, "score": value, "stderr": error, **_said(made)}

@@ -373,8 +373,17 @@ PROXIES = (
     "and weight. Trust them as far as they predict models that had no part in the choice, beside perplexity."
 )
 
+
+def reading_section(data: ReportData) -> Section | None:
+    """Say how a foreign table was read: metric, direction, scale and kind of each column, and why."""
+    read = data.evidence.reading
+    lead = "What each column was taken for, and why. If one is wrong, say so with --lower, --scale or --kind."
+    return of_findings("reading", "How it was read", lead, [read]) if read is not None else None
+
+
 SECTIONS: tuple[Callable[[ReportData], Section | None], ...] = (  # in reading order; the ids are addresses of the board
     answer_section,
+    reading_section,
     scores_section,
     classes_section,
     predicted_section,
