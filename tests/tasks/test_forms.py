@@ -163,6 +163,14 @@ def test_every_multiple_choice_task_has_both_forms(loaded: Callable[[str], Task]
         assert not any(f"A. {texts.choices[0]}" in line for line in texts.text.split("\n"))
 
 
+@pytest.mark.parametrize("form", ["choice", "option_ppl", "blank_ppl"])
+def test_options_that_are_the_numbers_1_to_5_are_texts_where_the_task_scores_texts(form: str, benchmarks: Path) -> None:
+    task = load(f"mathqa:{form}", data_dir=benchmarks)
+    listed = [doc for doc in task.documents("test") if "a ) 1 , b ) 2 , c ) 3 , d ) 4 , e ) 5" in doc["options"]]
+    assert len(listed) > 10
+    assert len(task.prompts(listed)) == len(listed)
+
+
 def test_answer_in_a_fixed_place_is_shuffled(loaded: Callable[[str], Task]) -> None:
     task = loaded("sciq:choice")
     golds = [prompt.gold for prompt in task.prompts(task.documents("test"))]

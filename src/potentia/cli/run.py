@@ -17,6 +17,7 @@ from potentia.cli.output import (
     errors,
     print_classes,
     print_json,
+    print_notes,
     print_scoreboard,
     print_table,
     print_training,
@@ -174,6 +175,8 @@ def run(
             for one in find_classification(found[0]):
                 console.print()
                 print_classes(one)
+        if found is not None:
+            print_notes(found[0])
         report_result(result, place, again=" ".join(_command()))
     raise typer.Exit(result.exit_code)
 

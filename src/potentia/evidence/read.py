@@ -147,6 +147,10 @@ def _of_store(store: Store, where: str, wanted: tuple[str, ...], metric: str | N
         raise DataError("the store holds no scores yet", where=store.where, hint="run a study, or import scores")
     scores, without = _by_metric(store, protocols, keys, metric)
     scores = {protocol: unfolded(matrix, notes) for protocol, matrix in scores.items()}
+    for (protocol, task), models in store.cut_prompts(study=keys).items():
+        cut, asked = (sum(numbers) for numbers in zip(*models.values(), strict=True))
+        shown = ", ".join(list(models)[:3]) + (f" and {len(models) - 3} more" if len(models) > 3 else "")
+        notes.append(f"{task} by {protocol}: {cut:,} of {asked:,} prompts were cut to fit the model ({shown})")
     name = Path(where).name if "://" not in where else store.where
     return Evidence(
         source=name,

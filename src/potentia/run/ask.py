@@ -42,6 +42,8 @@ class Evaluation:
     outcomes: list[ItemOutcome]
     scores: dict[str, Score]
     metric: str
+    cut: int = 0  # requests whose prompt was cut to fit the model
+    requests: int = 0
 
     @property
     def main(self) -> Score:
@@ -59,7 +61,8 @@ class Evaluation:
         """Read what :meth:`to_json` wrote."""
         made = json.loads(text)
         scores = {name: Score.of(score) for name, score in made["scores"].items()}
-        return cls([ItemOutcome(**item) for item in made["outcomes"]], scores, made["metric"])
+        counts = made.get("cut", 0), made.get("requests", 0)
+        return cls([ItemOutcome(**item) for item in made["outcomes"]], scores, made["metric"], *counts)
 
     @classmethod
     def mean(cls, several: Sequence[Evaluation]) -> Evaluation:
@@ -73,7 +76,7 @@ class Evaluation:
             values = [item.value for item in items]
             told = {"seeds": [{"value": item.value, "prediction": item.prediction} for item in items]}
             outcomes.append(replace(items[0], value=sum(values) / len(values), detail=items[0].detail | told))
-        return cls(outcomes=outcomes, scores=scores, metric=first.metric)
+        return cls(outcomes, scores, first.metric, first.cut, first.requests)
 
 
 def evaluate(
@@ -91,6 +94,7 @@ def evaluate(
         for p, prompt in enumerate(asked)
         for r, request in enumerate(prompt.requests)
     ]
+    cut_before = scorer.notes["truncated"]
     answers: list[list[list[Any]]] = [[[None] * len(prompt.requests) for prompt in asked] for asked in prompts]
     with_owners = any(ask.owner is not None for ask in asks)
     answerers: dict[type, Callable[..., Sequence[Any]]] = {
@@ -106,7 +110,10 @@ def evaluate(
         given = answer([request for request, _, _ in chosen], owners=owners, progress=progress)
         for (_, _, (a, p, r)), value in zip(chosen, given, strict=True):
             answers[a][p][r] = _answer(kind, value)
-    return [_graded(ask.task, asked, given) for ask, asked, given in zip(asks, prompts, answers, strict=True)]
+    made = [_graded(ask.task, asked, given) for ask, asked, given in zip(asks, prompts, answers, strict=True)]
+    if len(made) == 1:  # tests are asked one at a time
+        made[0] = replace(made[0], cut=scorer.notes["truncated"] - cut_before, requests=len(flat))
+    return made
 
 
 REMEMBERED_PROMPTS = 4

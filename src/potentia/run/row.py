@@ -225,6 +225,8 @@ class RowRun:
         if not math.isfinite(test.main.value):
             raise ModelError(f"the {test.metric} on the test split is {test.main.value}")
         manifest = self.manifest(cell, selection)
+        if test.cut:
+            selection = {**selection, "cut_prompts": [test.cut, test.requests]}
         origin = Origin(
             data=manifest["task"]["fingerprint"],
             recipe=recipe_fingerprint({name: manifest.get(name) for name in ("tuning", "selection", "adjust")}),

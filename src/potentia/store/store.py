@@ -429,6 +429,18 @@ class Store(Leases):
             wanted = self._wanted(connection, study=study, protocol=protocol)
             return [ChoiceRecord(*row) for row in connection.execute(body.where(*wanted))]
 
+    def cut_prompts(self, *, study: Studies = None) -> dict[tuple[str, str], dict[str, tuple[int, int]]]:
+        """Return, by protocol and task, the models whose prompts were cut: how many, of how many requests."""
+        c, text = s.cells.c, s.manifests.c.selection
+        found: dict[tuple[str, str], dict[str, tuple[int, int]]] = {}
+        with self._reading() as connection:
+            query = sa.select(c.protocol, c.task, c.model, text).join_from(s.cells, s.manifests)
+            wanted = [*self._wanted(connection, study=study), text.contains('"cut_prompts"')]
+            for protocol, task, model, selection in connection.execute(query.where(*wanted).order_by(c.created, c.key)):
+                cut, asked = loads(selection)["cut_prompts"]
+                found.setdefault((protocol, task), {})[model] = cut, asked
+        return found
+
     def probes(self, *, study: Studies = None, key: str | None = None) -> dict[tuple[str, str], dict[str, Any]]:
         """Return what the probe of every model and task recorded, the newest of several; none where none was made."""
         c = s.cells.c

@@ -50,7 +50,7 @@ def read(task: Any, doc: Mapping[str, Any], draw: Draw = Draw()) -> Asked:  # no
         return _drawn(_sentence(task, doc), draw)
     choices = [str(choice) for choice in task.doc_to_choice(doc)]
     options = choices
-    if reading.are_labels(choices):
+    if reading.scores_labels(task, choices):
         options = _listed_column(task, doc, len(choices)) or reading.options(task, doc)
     gold = _place(task.doc_to_target(doc), choices)
     return _drawn(Asked(_question(task, doc, options), tuple(options), gold), draw)
@@ -156,7 +156,7 @@ def _lists_options(task: Any) -> bool:
         return False
     doc = next(iter(task.task_docs))
     choices = [str(choice) for choice in task.doc_to_choice(doc)]
-    return reading.are_labels(choices) or _listing(str(task.doc_to_text(doc)), choices) is not None
+    return reading.scores_labels(task, choices) or _listing(str(task.doc_to_text(doc)), choices) is not None
 
 
 def _question(task: Any, doc: Mapping[str, Any], options: list[str]) -> str:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from potentia.errors import TaskError
 
@@ -84,7 +86,7 @@ def last_boxed(text: str) -> tuple[str, int, int] | None:
 def _parts(task: Any, doc: Mapping[str, Any]) -> tuple[str, list[str]]:
     choices = [str(c) for c in task.doc_to_choice(doc)] if task.config.doc_to_choice is not None else []
     prompt = str(task.doc_to_text(doc))
-    if not are_labels(choices):
+    if not scores_labels(task, choices):
         return bare(prompt), choices
     listed = [match for match in _LISTED.finditer(prompt) if match[1].upper() in [c.strip().upper() for c in choices]]
     listed = listed[-len(choices) :]
@@ -100,6 +102,20 @@ def are_labels(choices: list[str]) -> bool:
     """Tell whether the options are scored by letter or number (A, B, … or 1, 2, …), not by their texts."""
     bare = [c.strip().upper() for c in choices]
     return len(bare) > 1 and (bare == list(LETTERS[: len(bare)]) or bare == [str(i + 1) for i in range(len(bare))])
+
+
+LOOKED_AT = 50  # documents that say how a task scores its options
+_by_label: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+
+
+def scores_labels(task: Any, choices: list[str]) -> bool:
+    """Tell whether a task scores its options by letter or number; options of one document may be the texts 1, 2, 3."""
+    if not are_labels(choices):
+        return False
+    if task not in _by_label:
+        first = islice(task.task_docs, LOOKED_AT)
+        _by_label[task] = all(are_labels([str(choice) for choice in task.doc_to_choice(doc)]) for doc in first)
+    return _by_label[task]
 
 
 def bare(prompt: str) -> str:
