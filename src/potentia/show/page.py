@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from functools import cache
 from html import escape
@@ -91,10 +92,14 @@ def figures(charts: Iterable[Chart]) -> list[dict[str, Any]]:
     from markupsafe import Markup
 
     made = []
+    members: Counter[object] = Counter()
     for chart in on_one_scale(chart for chart in charts if chart.tells):
         svg, width = inline_svg(chart)
         words = {"id": chart.name, "title": chart.title, "caption": chart.caption}
-        made.append({**words, "svg": Markup(svg), "wide": width > WIDE})
+        group = (type(chart), chart.group)
+        left = bool(chart.group) and members[group] % 2 == 0  # what is compared stands side by side
+        members[group] += 1
+        made.append({**words, "svg": Markup(svg), "place": "wide" if width > WIDE else "left" if left else ""})
     return made
 
 
