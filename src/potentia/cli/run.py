@@ -35,6 +35,9 @@ SHOWN = 20  # models of the final table
 def run(
     study: Annotated[Path | None, typer.Argument(help="The study file; or use the flags alone.")] = None,
     models: Annotated[list[str] | None, typer.Option(help="Hub names or folders.")] = None,
+    checkpoints: Annotated[
+        list[str] | None, typer.Option(help="Folders of checkpoint-390, step1000 …, or hub names with such revisions.")
+    ] = None,
     tasks: Annotated[list[str] | None, typer.Option(help="Harness tasks, name:form, or files.")] = None,
     protocols: Annotated[list[str] | None, typer.Option(help="direct, few_shot:K, train_before_test, adjust.")] = None,
     drop_bad_rows: DropBadRows = False,
@@ -97,13 +100,13 @@ def run(
     from potentia.store import without_password
     from potentia.study import read_study
 
-    if study is None and not (models and tasks):
+    if study is None and not ((models or checkpoints) and tasks):
         raise StudyError(
             "give a study file, or both --models and --tasks",
             hint="potentia run --models A B --tasks arc_easy boolq --protocols direct train_before_test",
         )
     flags = {
-        "models": models,
+        "models": [*(models or ()), *(_series(folder) for folder in checkpoints or ())] or None,
         "tasks": tasks,
         "protocols": protocols,
         "name": name,
@@ -177,7 +180,8 @@ def run(
                 print_classes(one)
         if found is not None:
             print_notes(found[0])
-        report_result(result, place, again=" ".join(_command()))
+        of_run = bool(plan.rows) and all(row.model.series is not None for row in plan.rows)
+        report_result(result, place, again=" ".join(_command()), of_run=of_run)
     raise typer.Exit(result.exit_code)
 
 
@@ -237,7 +241,14 @@ def show_plan(plan: Any, *, as_json: bool) -> None:
     )
 
 
-def report_result(result: Any, store: str, *, again: str) -> None:
+def _series(where: str) -> dict[str, str]:
+    """Describe a pretraining run by the folder or repository of its checkpoints."""
+    path = Path(where).expanduser()
+    name = path.resolve().name if path.is_dir() else where.rpartition("/")[2]
+    return {"name": name, "path": where, "checkpoints": where}
+
+
+def report_result(result: Any, store: str, *, again: str, of_run: bool = False) -> None:
     """Say how the run ended and what to do next."""
     if result.interrupted:
         errors.print(f"[bold]Stopped.[/bold] Everything finished is saved in {escape(store)}.", soft_wrap=True)
@@ -254,7 +265,8 @@ def report_result(result: Any, store: str, *, again: str) -> None:
         more = f"… and {len(result.reasons) - len(shown)} more" if shown else "why"
         errors.print(f"  {more}: potentia status {escape(shlex.quote(store))}", soft_wrap=True)
     shown = escape(shlex.quote(store))
-    console.print(f"Next: [bold]potentia report {shown}[/bold] or [bold]potentia analyze rankings {shown}[/bold]")
+    question = "checkpoints" if of_run else "rankings"
+    console.print(f"Next: [bold]potentia report {shown}[/bold] or [bold]potentia analyze {question} {shown}[/bold]")
 
 
 def _command() -> list[str]:

@@ -195,12 +195,18 @@ class Evidence:
         if unknown:
             there = ", ".join(self.scores)
             raise InputError(f"no protocol {unknown[0]!r} in {self.source}", hint=f"there are: {there}")
+        strange = [name for name in models or () if name not in self.models]
+        if strange:
+            there = ", ".join(self.models[:8])
+            raise InputError(f"no model {strange[0]!r} in {self.source}", hint=f"there are: {there}")
         chosen: dict[Protocol, ScoreMatrix] = {}
         for protocol in in_order(protocols or self.scores):
             matrix = self.scores[protocol]
             kept = [t for t in matrix.tasks if not tasks or t in tasks or TaskName(t).base in tasks]
             if kept:
-                chosen[protocol] = matrix.select(tasks=kept, models=models or None)
+                present = [m for m in models if m in matrix.models] if models else None  # a study may be unfinished
+                if present is None or present:
+                    chosen[protocol] = matrix.select(tasks=kept, models=present)
         if self.scores and not chosen:
             known = sorted({task for matrix in self.scores.values() for task in matrix.tasks})
             raise InputError(

@@ -89,7 +89,8 @@ def _lines(node: yaml.Node, place: Place, out: dict[Place, int]) -> None:
 
 # Where a study file holds paths; "*" is any place of a list. A model or a task may also be its path alone.
 _PATHS = {
-    ("models", "*", "path"), ("models", "*", "adapter"), ("models", "*", "checkpoints", "*", "path"),
+    ("models", "*", "path"), ("models", "*", "adapter"), ("models", "*", "checkpoints"),
+    ("models", "*", "checkpoints", "*", "path"),
     ("tasks", "*", "file"), ("adjust", "data"), ("treat", "data", "*"), ("data_dir",), ("facts",),
 }  # fmt: skip
 _ALONE = {("models", "*"): "path", ("tasks", "*"): "file"}

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from potentia.facts import leaderboard_shots
+from potentia.study.checkpoints import find_checkpoints
 from potentia.values.protocol import ADJUST, DIRECT, TRAIN_BEFORE_TEST, Protocol
 
 Positive = Annotated[int, Field(gt=0)]
@@ -38,6 +39,10 @@ class CheckpointSpec(Strict):
         return self
 
 
+def _found(value: Any) -> Any:
+    return find_checkpoints(value) if isinstance(value, str) else value
+
+
 class ModelSpec(Strict):
     """A causal language model: where it is, and the facts that the built-in table does not know."""
 
@@ -54,7 +59,11 @@ class ModelSpec(Strict):
     tokens: float | None = Field(None, gt=0, description="pretraining tokens; with the parameters, the compute")
     date: str | None = Field(None, description="when it came out: 2024-11 or 2024-11-30")
     base_model: str | None = Field(None, description="the base model that an instruct model was made from")
-    checkpoints: tuple[CheckpointSpec, ...] = Field((), description="points of its pretraining, each a row of its own")
+    checkpoints: Annotated[tuple[CheckpointSpec, ...], BeforeValidator(_found)] = Field(
+        (),
+        description="points of its pretraining, each a row of its own: a list, or the folder (or hub repository) that"
+        " holds `checkpoint-390`, `step1000`, `iter_0001000` …",
+    )
     series: str | None = Field(None, description="the pretraining run it is a checkpoint of; set by `checkpoints`")
     step: int | None = Field(None, description="where in that run; set by `checkpoints`")
     trust_remote_code: bool = Field(False, description="run the model's own code; only for those you trust")
