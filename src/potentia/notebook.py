@@ -6,6 +6,7 @@ the place it is called from.
 
 from __future__ import annotations
 
+import shlex
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -88,7 +89,7 @@ def evaluate(
         import warnings
 
         more = f" and {done.failed - 1} more" if done.failed > 1 else ""
-        warnings.warn(f"{done.reasons[0]}{more}; see potentia status {made.store}", stacklevel=2)
+        warnings.warn(f"{done.reasons[0]}{more}; see potentia status {shlex.quote(made.store)}", stacklevel=2)
     return Result(made, done)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -75,7 +76,7 @@ def export(
         cells = [c for c in kept(opened, store, study, model, task) if c.protocol == protocol]
         if not cells:
             raise InputError(_why_none(opened, store, study, model, task, protocol), where=store,
-                             hint=f"potentia adapters list {store}")  # fmt: skip
+                             hint=f"potentia adapters list {shlex.quote(store)}")  # fmt: skip
         written = export_adapter(opened, cells[-1], output)
     if as_json:
         print_json({"folder": str(written.folder), "base": written.base, "load": written.lines})

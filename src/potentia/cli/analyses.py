@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,9 @@ def _print_rankings(found: Found, evidence: Evidence, asked: Any) -> None:
         print_table(table)
     tables = sum(len(finding.tables()) for finding in found.values())
     console.print(
-        f"All {tables} tables: --all. As a page: potentia report {asked.sources[0]}", style="dim", markup=False
+        f"All {tables} tables: --all. As a page: potentia report {shlex.quote(asked.sources[0])}",
+        style="dim",
+        markup=False,
     )
 
 
@@ -101,7 +104,7 @@ def outlook(evidence: Evidence, asked: Any) -> Found:
     found = find_outlook(evidence, history=read(*asked.history) if asked.history else None)
     if found is None:
         store = asked.sources[0]
-        hint = f"potentia analyze rankings {store}"
+        hint = f"potentia analyze rankings {shlex.quote(store)}"
         raise InputError("every cell is measured: there is nothing to predict", where=store, hint=hint)
     return {"completion": found}
 

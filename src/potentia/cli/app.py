@@ -14,13 +14,34 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from potentia.cli.output import errors, print_error
 from potentia.errors import InputError, MissingExtraError, PotentiaError
 from potentia.processes import wait_asleep
 
+# What `--help` shows, in the order of use.
+PANELS = {
+    "Start": ("init", "demo", "run", "select", "predict"),
+    "Understand": ("compare", "analyze", "report", "serve"),
+    "Exchange": ("import", "export", "track"),
+    "Keep": ("status", "store", "studies", "adapters", "models", "doctor"),
+    "More": ("tasks", "plan", "reproduce", "zoo"),
+}
+
+
+class _InOrder(TyperGroup):
+    """The commands in the order of use, each in its panel."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of the commands."""
+        order = [name for names in PANELS.values() for name in names]
+        return sorted(super().list_commands(ctx), key=lambda name: order.index(name) if name in order else len(order))
+
+
 app = typer.Typer(
     name="potentia",
+    cls=_InOrder,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -108,7 +129,8 @@ def _short_of_memory(error: Exception) -> bool:
 # --- several values after one flag ------------------------------------------------------------------------------------
 
 # Options whose own values may be files: what follows them is theirs.
-OWN_FILES = {"run": frozenset({"--models", "--tasks"})}
+_OF_RUN = frozenset({"--models", "--model", "--tasks", "--task", "--checkpoints"})
+OWN_FILES = {"run": _OF_RUN, "eval": _OF_RUN}
 
 
 @dataclass
@@ -229,3 +251,8 @@ from potentia.cli import studies as _studies  # noqa: E402, F401
 from potentia.cli import tasks as _tasks  # noqa: E402, F401
 from potentia.cli import track as _track  # noqa: E402, F401
 from potentia.cli import zoo as _zoo  # noqa: E402, F401
+
+for _panel, _names in PANELS.items():
+    for _known in (*app.registered_commands, *app.registered_groups):
+        if (_known.name or getattr(_known.callback, "__name__", "")) in _names:
+            _known.rich_help_panel = _panel

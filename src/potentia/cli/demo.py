@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -67,4 +68,4 @@ def _tell(finding: Any, report: Path, store: str) -> None:
         style="dim",
     )
     console.print(f"\nReport: [bold]{report.resolve().as_uri()}[/bold]")
-    console.print(f"Live:   [bold]potentia serve {escape(str(store))}[/bold]")
+    console.print(f"Live:   [bold]potentia serve {escape(shlex.quote(str(store)))}[/bold]")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,8 +19,8 @@ FEW = 1_000  # documents of one's own; a tenth of fewer is a small test
 @app.command()
 def init(
     output: Annotated[Path, typer.Argument(help="The study file to write.")] = Path("study.yaml"),
-    models: Annotated[list[str] | None, typer.Option(help="Hub names or folders.")] = None,
-    tasks: Annotated[list[str] | None, typer.Option(help="Harness tasks, or name:form.")] = None,
+    models: Annotated[list[str] | None, typer.Option("--models", "--model", help="Hub names or folders.")] = None,
+    tasks: Annotated[list[str] | None, typer.Option("--tasks", "--task", help="Harness tasks, or name:form.")] = None,
     data: Annotated[
         list[str] | None, typer.Option(help="Your own data: files, a folder, or a dataset's name on the hub.")
     ] = None,
@@ -49,7 +50,8 @@ def init(
         print_json({"study": str(output)})
         return
     console.print(f"{output} is written. See what it would do, then run it:", markup=False, soft_wrap=True)
-    console.print(f"  potentia run {output} --dry-run\n  potentia run {output}", markup=False, soft_wrap=True)
+    here = shlex.quote(str(output))
+    console.print(f"  potentia run {here} --dry-run\n  potentia run {here}", markup=False, soft_wrap=True)
 
 
 def study_text(
@@ -65,7 +67,7 @@ def study_text(
         body["tuning"] = {"epochs": 2, "learning_rates": [1e-3]}
     make_study(body)
     lines = [
-        f"# potentia run {path}",
+        f"# potentia run {shlex.quote(str(path))}",
         "#",
         "# All fields of a study file and their defaults: docs/study.md. What is not written has its default.",
         f"name: {_yaml(path.stem)}",

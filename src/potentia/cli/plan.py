@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
 @app.command()
 def plan(
     study: Annotated[Path | None, typer.Argument(help="The study file; or use the flags alone.")] = None,
-    models: Annotated[list[str] | None, typer.Option(help="Hub names or folders.")] = None,
-    tasks: Annotated[list[str] | None, typer.Option(help="Harness tasks, name:form, or files.")] = None,
+    models: Annotated[list[str] | None, typer.Option("--models", "--model", help="Hub names or folders.")] = None,
+    tasks: Annotated[
+        list[str] | None, typer.Option("--tasks", "--task", help="Harness tasks, name:form, or files.")
+    ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Folder of benchmark splits, for work offline.")] = None,
     store: Annotated[str | None, typer.Option(help="SQLite file or database URL.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = None,
@@ -105,10 +108,12 @@ def _write(planned: Any, cells: Any, output: Path | None, as_json: bool) -> None
     if output.exists():
         raise InputError("the file is there already", where=str(output), hint="give a new name with --output")
     study = proposed_study(planned.study, cells, name=f"{planned.study.name}-chosen")
-    output.write_text(study_text(study, f"potentia run {output}"), encoding="utf-8")
+    output.write_text(study_text(study, f"potentia run {shlex.quote(str(output))}"), encoding="utf-8")
     if not as_json:
         console.print(
-            f"{output}: the chosen cells as a study. Next: potentia run {output}", markup=False, soft_wrap=True
+            f"{output}: the chosen cells as a study. Next: potentia run {shlex.quote(str(output))}",
+            markup=False,
+            soft_wrap=True,
         )
 
 

@@ -31,14 +31,17 @@ if TYPE_CHECKING:
 SHOWN = 20  # models of the final table
 
 
+@app.command("eval", hidden=True)  # what other tools call it
 @app.command()
 def run(
     study: Annotated[Path | None, typer.Argument(help="The study file; or use the flags alone.")] = None,
-    models: Annotated[list[str] | None, typer.Option(help="Hub names or folders.")] = None,
+    models: Annotated[list[str] | None, typer.Option("--models", "--model", help="Hub names or folders.")] = None,
     checkpoints: Annotated[
         list[str] | None, typer.Option(help="Folders of checkpoint-390, step1000 …, or hub names with such revisions.")
     ] = None,
-    tasks: Annotated[list[str] | None, typer.Option(help="Harness tasks, name:form, or files.")] = None,
+    tasks: Annotated[
+        list[str] | None, typer.Option("--tasks", "--task", help="Harness tasks, name:form, or files.")
+    ] = None,
     protocols: Annotated[list[str] | None, typer.Option(help="direct, few_shot:K, train_before_test, adjust.")] = None,
     drop_bad_rows: DropBadRows = False,
     name: Annotated[str | None, typer.Option(help="The study's name.")] = None,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @app.command()
 def select(
     data: Annotated[str, typer.Option(help="Your data: a jsonl, csv or parquet file, a folder of splits, or a task.")],
-    models: Annotated[list[str], typer.Option(help="The candidates: hub names or folders.")],
+    models: Annotated[list[str], typer.Option("--models", "--model", help="The candidates: hub names or folders.")],
     budget: Annotated[str | None, typer.Option(help="Time for all of it: 30min, 2h …")] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the store and the adapter.")] = Path(
         "selected"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated
 
 import typer
@@ -79,7 +80,7 @@ def discard(
     with Store.open(store, readonly=not yes, create=False) as opened:
         cells = opened.cells(study=study, model=model, task=task, protocol=protocol, key=key)
         if not cells:
-            raise InputError("no such cell", where=store, hint=f"potentia status {store}")
+            raise InputError("no such cell", where=store, hint=f"potentia status {shlex.quote(store)}")
         if yes:
             opened.discard([cell.key for cell in cells])
     for cell in cells[:20]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -81,7 +82,7 @@ def demo_findings(study: Study) -> DemoFinding:
         raise PotentiaError(
             "too many cells failed: there is nothing to compare",
             where=study.store,
-            hint=f"potentia status {study.store} says why; run the demo again to try them once more",
+            hint=f"potentia status {shlex.quote(study.store)} says why; run the demo again to try them once more",
         )
     change = found.changes[WAYS]
     ranked = {way: found.overall[way] for way in WAYS}

@@ -1,8 +1,8 @@
 """The checkpoints of a pretraining run, found by the names that trainers give them.
 
 ``checkpoint-390`` (transformers), ``step1000`` (Pythia, OLMo), ``iter_0001000`` (Megatron), ``global_step5000``:
-folders below one folder, or revisions of a hub repository. Tokens seen come from the name (``step1000-tokens4B``) or from the
-trainer's state.
+folders below one folder, or revisions of a hub repository. Tokens seen come from the name (``step1000-tokens4B``) or
+from the trainer's state.
 """
 
 from __future__ import annotations
