@@ -253,6 +253,7 @@ from potentia.cli import track as _track  # noqa: E402, F401
 from potentia.cli import zoo as _zoo  # noqa: E402, F401
 
 for _panel, _names in PANELS.items():
-    for _known in (*app.registered_commands, *app.registered_groups):
-        if (_known.name or getattr(_known.callback, "__name__", "")) in _names:
-            _known.rich_help_panel = _panel
+    _known: list[Any] = [*app.registered_commands, *app.registered_groups]
+    for _one in _known:
+        if (_one.name or getattr(_one.callback, "__name__", "")) in _names:
+            _one.rich_help_panel = _panel
