@@ -363,3 +363,9 @@ def test_a_split_that_is_no_name_is_absent(tmp_path: Path):
 def test_a_data_set_whose_name_no_disk_takes_is_told(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="too long"):
         load_splits({"dataset_path": "é" * 300}, tmp_path)
+
+
+def test_an_empty_template_is_one_like_any_other():
+    """A corpus asks nothing, so its question is the empty template."""
+    assert limited.render("{{q}}", {"q": "x"}) == "x"
+    assert limited.render("", {"q": "x"}) == ""

@@ -237,6 +237,7 @@ from potentia.cli import compare as _compare  # noqa: E402, F401
 from potentia.cli import data as _data  # noqa: E402, F401
 from potentia.cli import demo as _demo  # noqa: E402, F401
 from potentia.cli import doctor as _doctor  # noqa: E402, F401
+from potentia.cli import elicitation as _elicitation  # noqa: E402, F401
 from potentia.cli import init as _init  # noqa: E402, F401
 from potentia.cli import models as _models  # noqa: E402, F401
 from potentia.cli import plan as _plan  # noqa: E402, F401

@@ -17,6 +17,7 @@ from potentia.run.status import asked_cells, is_running, store_status
 if TYPE_CHECKING:
     from potentia.run.adaptive import AdaptiveRun
     from potentia.run.budget import complete_study, costs_of, grid_of, proposed_study, study_text
+    from potentia.run.elicitation import elicit
     from potentia.run.fine_tuning import schedule
     from potentia.run.select import Race
 
@@ -24,6 +25,7 @@ _LATER = {
     "AdaptiveRun": "adaptive",
     **dict.fromkeys(("complete_study", "costs_of", "grid_of", "proposed_study", "study_text"), "budget"),
     "Race": "select",
+    "elicit": "elicitation",
     "schedule": "fine_tuning",
 }
 

@@ -15,6 +15,7 @@ import pickle
 import re
 import struct
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -201,22 +202,15 @@ def _render(source: str, doc: Any) -> str:
     return str(_compiled[source].render(**doc))
 
 
+@cache
 def _environment() -> Any:
     """Return lm-eval's environment of templates, as a sandbox."""
-    if "" not in _compiled:
-        from jinja2 import StrictUndefined
-        from jinja2.sandbox import SandboxedEnvironment
+    from jinja2 import StrictUndefined
+    from jinja2.sandbox import SandboxedEnvironment
 
-        made = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
-        made.filters["regex_replace"] = lambda string, pattern, repl, count=0: re.sub(
-            pattern, repl, string, count=count
-        )
-        _compiled[""] = made
-    return _compiled[""]
-
-
-def _regex_replace(string: str, pattern: str, repl: str, count: int = 0) -> str:
-    return re.sub(pattern, repl, string, count=count)
+    made = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+    made.filters["regex_replace"] = lambda string, pattern, repl, count=0: re.sub(pattern, repl, string, count=count)
+    return made
 
 
 def _literal(source: str, doc: Any) -> Any:

@@ -40,6 +40,7 @@ def summarise(found: Rankings) -> Sequence[Table]:
                 note=f"In brackets: 95 % intervals over {' or '.join(drawn)}. 1 is perfect agreement, 0 is none.",
             )
         )
+    tables += [table for same in found.same.values() for table in same.tables()]
     if found.screening.flags:
         tables.append(
             Table(
