@@ -64,6 +64,7 @@ blocks: $(STAMP) ## run every code block of README and docs, also those that tak
 
 architectures: $(STAMP) ## every causal architecture beside HFLM and PEFT, and docs/architectures.md from it; ARGS="llama gpt2" for some
 	@PYTHONPATH=tools HF_HUB_OFFLINE=1 $(BIN)/python -m architectures $(ARGS)
+	@PYTHONPATH=tools HF_HUB_OFFLINE=1 $(BIN)/python -m architectures.forms --results .architectures.json --page docs/architectures.md $(ARGS)
 
 weights: $(STAMP) ## a study of real models on real benchmarks, to the end, on this CPU; DATA=FOLDER of benchmark splits
 	@$(BIN)/python bench/real_weights.py --data $(or $(DATA),../shared/data/benchmarks) $(ARGS)

@@ -34,6 +34,29 @@ distance is that of the adapters, as a share of how far PEFT's moved; the larger
 a near tie by rounding, other data are drawn, up to three times.)
 """
 
+TRUST = """## Before you trust a new architecture
+
+Every run compares lanes with the model's own code before it trusts them: three lanes with random adapters on real rows,
+short ones beside the longest, against each row alone through the model's own forward, cross-entropy and autograd, with
+LoRA as PEFT computes it and torch's AdamW. Structure is judged in float32, on an upcast copy where the run has 16 bits;
+in 16 bits a form may be off by three times the model's own rounding. A form that is not right is not taken. From fast
+to slow: hand-written layers; long rows of the model's own layers; shared passes; one lane a pass; one row a pass. What
+was taken, how far it was off and why others were not is in the manifest of every cell (`engine`), and a fall-back is
+told with its cost. A model that no form computes is refused. Weights that are missing, unexpected or of another shape
+are refused by name.
+
+To see it for a model of your own, beside plain transformers and PEFT:
+
+<!-- not run: needs a model -->
+```bash
+potentia models check ./my-model                   # the dtype of this machine; --dtype bfloat16, --json
+```
+
+It prints what was compared, how far off it is, what would be right, and the form that computed it, and exits with 1
+where something is wrong. In 16 bits the yardstick is PEFT's own distance from float32, at most one and a half times.
+A layer that no adapter of yours should touch is left out with `--targets`.
+"""
+
 
 def write_page(rows: Sequence[Row]) -> str:
     """Write the page."""
@@ -48,6 +71,8 @@ def write_page(rows: Sequence[Row]) -> str:
     versions = [f"{name} {version(name)}" for name in ("transformers", "peft", "lm_eval", "torch")]
     parts = [
         HEAD,
+        TRUST,
+        "## The matrix in float32\n",
         f"With {', '.join(versions)}: {len(rows)} cases, {counts['exact']} exact, {counts['refused']} refused, "
         f"{counts['WRONG']} wrong, {counts['CRASH']} crashed. {fast} are scored fast, {len(tried) - fast} plainly.",
         "",

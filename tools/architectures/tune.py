@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from potentia.engine.tune import LaneSpec, LaneTrainer, LoraConfig, Schedule, TokenisedExamples
-from potentia.engine.tune.schedule import data_order
+from potentia.engine.tune.beside import State, distance, train_by_peft, wrapped_by_peft
 from potentia.errors import TuningError
 
 EXACT_ADAPTER = 2e-3  # of its movement: Adam divides rounding by small gradients
@@ -27,8 +27,6 @@ DRAWS = 3
 LANES = 4
 EXAMPLES, BATCH, EPOCHS = 12, 4, 2  # six steps
 WORDS_FROM = 8  # below are special tokens
-
-State = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -115,52 +113,8 @@ def lanes(lora: LoraConfig, vocabulary: int, positions: int, draw: int = 0) -> l
 
 def by_peft(model: nn.Module, spec: LaneSpec, start: State, bank: Any) -> State:
     """Train one lane with PEFT and torch's AdamW, every example alone in its pass."""
-    from peft import get_peft_model, get_peft_model_state_dict
-
-    wrapped: Any = get_peft_model(model, bank.peft_config(inference=False))
-    wrapped.eval()  # the base's own dropout is off in lanes
-    _put(wrapped, start)
-    parameters = [p for p in wrapped.parameters() if p.requires_grad]
-    schedule = spec.schedule
-    optimizer = torch.optim.AdamW(
-        parameters, schedule.learning_rate, schedule.betas, schedule.eps, schedule.weight_decay
-    )
-    for step in range(spec.total_steps):
-        epoch, at = divmod(step, spec.steps_per_epoch)
-        order = data_order(spec.seed, epoch, len(spec.examples))[at * BATCH : (at + 1) * BATCH]
-        texts = [spec.text(int(i)) for i in order]
-        count = sum(len(ids) - first for ids, first in texts)
-        for ids, first in texts:
-            row = torch.from_numpy(np.ascontiguousarray(ids))[None]
-            logits = wrapped(input_ids=row, use_cache=False).logits[0, first - 1 : -1]
-            loss = nn.functional.cross_entropy(logits.float(), row[0, first:], reduction="sum") / count
-            torch.autograd.backward(loss)
-        nn.utils.clip_grad_norm_(parameters, schedule.clip)
-        for group in optimizer.param_groups:
-            group["lr"] = schedule.learning_rate * schedule.factor(step, spec.total_steps)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-    return {name: value.detach().clone() for name, value in get_peft_model_state_dict(wrapped).items()}
-
-
-def _put(wrapped: Any, start: State) -> None:
-    own = {name.replace(".default", ""): value for name, value in wrapped.named_parameters() if "lora_" in name}
-    if own.keys() != start.keys():
-        extra, missing = sorted(own.keys() - start.keys()), sorted(start.keys() - own.keys())
-        raise TuningError(f"PEFT adapts other layers: it has {extra[:3]}, we have {missing[:3]}")
-    with torch.no_grad():
-        for name, value in start.items():
-            own[name].copy_(value)
-
-
-def distance(ours: State, theirs: State, start: State) -> float:
-    """Return how far two adapters are from each other, as a share of how far the second moved."""
-    names = sorted(theirs)
-    if sorted(ours) != names:
-        raise TuningError("the adapters have different layers")
-    gap = torch.cat([(ours[name] - theirs[name]).flatten() for name in names]).norm()
-    moved = torch.cat([(theirs[name] - start[name]).flatten() for name in names]).norm()
-    return float(gap / moved)
+    with wrapped_by_peft(model, bank) as wrapped:
+        return train_by_peft(wrapped, spec, start)
 
 
 def read_back(trainer: LaneTrainer, key: str, model: nn.Module, bare: nn.Module) -> tuple[float, float]:

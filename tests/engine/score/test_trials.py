@@ -11,9 +11,9 @@ import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
+from architectures.odd import ODD
 from architectures.score import compare, limited, orders, questions
 from architectures.tiny import build, config, words
-from odd_models import ODD
 from potentia.engine import LoadedModel, load
 from potentia.engine.admission import admit
 from potentia.engine.score import Scorer
@@ -202,8 +202,6 @@ def long_pairs(count: int, length: int, vocabulary: int = 90) -> list[tuple[list
 
 
 def wrapped(model) -> LoadedModel:
-    if model.config.vocab_size < len(words()):
-        model.resize_token_embeddings(len(words()), mean_resizing=False)
     return LoadedModel.of(model, words())
 
 

@@ -7,10 +7,10 @@ import logging
 import pytest
 import torch
 
+from architectures.odd import ODD
 from architectures.tiny import build
 from architectures.tune import by_peft, distance
 from lane_models import examples, spec, tiny
-from odd_models import ODD
 from potentia.engine.tune import LaneSpec, LaneTrainer, LoraConfig, Schedule
 from potentia.engine.tune.check import HAND, LONG, check_lanes
 from potentia.engine.tune.passes import LANE, SHARED

@@ -9,44 +9,50 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lane_models import tiny
+from architectures.tiny import build
 
 
-def sequence_first_attention() -> nn.Module:
+def _made(case: str) -> Any:
+    return build(case)
+
+
+def sequence_first_attention() -> Any:
     """Queries, keys and values get their tokens as [sequence, batch, hidden], as ChatGLM's do."""
-    model = tiny("neox")
+    model = _made("gpt_neox")
     for layer in model.gpt_neox.layers:
         _around(layer.attention.query_key_value, lambda own, x: own(x.transpose(0, 1)).transpose(0, 1))
     return model
 
 
-def sequence_first_mlp() -> nn.Module:
+def sequence_first_mlp() -> Any:
     """Feed-forward blocks in that layout."""
-    model = tiny("llama")
+    model = _made("llama")
     for layer in model.model.layers:
         layer.mlp = _Transposed(layer.mlp)
     return model
 
 
 class _Transposed(nn.Module):
-    def __init__(self, own: nn.Module) -> None:
+    def __init__(self, own: Any) -> None:
         super().__init__()
         self.own = own
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.own(x.transpose(0, 1)).transpose(0, 1)
+        out: Tensor = self.own(x.transpose(0, 1)).transpose(0, 1)
+        return out
 
 
 class Experts(nn.Module):
     """A list of two experts, both of which see every token, in the order of their scores."""
 
-    def __init__(self, own: nn.Module) -> None:
+    def __init__(self, own: Any) -> None:
         super().__init__()
         width = own.gate_proj.in_features
         self.router = nn.Linear(width, 2, bias=False)
         self.experts = nn.ModuleList([nn.Linear(width, width, bias=False) for _ in range(2)])
 
     def forward(self, x: Tensor) -> Tensor:
+        """Send every token through both."""
         flat = x.reshape(-1, x.shape[-1])
         scores = self.router(flat).softmax(dim=-1)
         out = torch.zeros_like(flat)
@@ -56,17 +62,18 @@ class Experts(nn.Module):
         return out.view_as(x)
 
 
-def expert_list() -> nn.Module:
-    model = tiny("llama")
+def expert_list() -> Any:
+    """Feed-forward blocks that are such a list."""
+    model = _made("llama")
     torch.manual_seed(1)
     for layer in model.model.layers:
         layer.mlp = Experts(layer.mlp)
     return model.eval()
 
 
-def reading_head() -> nn.Module:
+def reading_head() -> Any:
     """A head that looks at the tokens themselves."""
-    model = tiny("llama")
+    model = _made("llama")
     torch.manual_seed(2)
     model.bonus = nn.Embedding(model.config.vocab_size, model.config.vocab_size)
     own = type(model).forward
@@ -80,9 +87,9 @@ def reading_head() -> nn.Module:
     return model
 
 
-def lookback(tokens: int = 12) -> nn.Module:
+def lookback(tokens: int = 12) -> Any:
     """Attention that looks back so many tokens, by a name that no list of names has."""
-    model = tiny("llama")
+    model = _made("llama")
     model.config.lookback_tokens = tokens
     for layer in model.model.layers:
         attention = layer.self_attn
@@ -101,9 +108,9 @@ def lookback(tokens: int = 12) -> nn.Module:
     return model
 
 
-def residual_factor(factor: float = 0.98) -> nn.Module:
+def residual_factor(factor: float = 0.98) -> Any:
     """What attention says counts a little less: a factor in the weights' use, not in the config."""
-    model = tiny("llama")
+    model = _made("llama")
 
     class Scaled(type(model.model.layers[0].self_attn)):  # type: ignore[misc]
         def forward(self, *args: Any, **options: Any) -> Any:
@@ -115,9 +122,9 @@ def residual_factor(factor: float = 0.98) -> nn.Module:
     return model
 
 
-def layer_without_rotary() -> nn.Module:
+def layer_without_rotary() -> Any:
     """One layer that knows no positions."""
-    model = tiny("llama")
+    model = _made("llama")
 
     class Unturned(type(model.model.layers[1].self_attn)):  # type: ignore[misc]
         def forward(self, *args: Any, position_embeddings: Any, **options: Any) -> Any:
@@ -129,7 +136,7 @@ def layer_without_rotary() -> nn.Module:
     return model
 
 
-ODD: dict[str, Callable[[], nn.Module]] = {
+ODD: dict[str, Callable[[], Any]] = {
     "attention in [s, b, h]": sequence_first_attention,
     "MLP in [s, b, h]": sequence_first_mlp,
     "a list of experts": expert_list,

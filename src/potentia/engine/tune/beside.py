@@ -1,0 +1,290 @@
+"""A model beside plain transformers and PEFT: scores, texts, gradients and updates, each with how far it is off.
+
+The same questions as the check of every run asks, and three more that need PEFT itself: what it makes of the same
+lanes, of our saved adapters, and how far its own 16 bits are from its float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from potentia.engine.score import Scorer
+from potentia.engine.tune.adapters import AdapterBank
+from potentia.engine.tune.examples import TokenisedExamples
+from potentia.engine.tune.lanes import LaneTrainer
+from potentia.engine.tune.schedule import LaneSpec, LoraConfig, Schedule, data_order
+from potentia.engine.twin import twin
+from potentia.errors import TuningError
+from potentia.values.requests import Generation
+
+if TYPE_CHECKING:
+    from potentia.engine.loading import LoadedModel
+
+State = dict[str, Tensor]
+
+LANES, EXAMPLES, BATCH, EPOCHS = 3, 8, 4, 2  # four steps
+LONGEST = 192  # tokens of a text; a model that reads fewer has fewer
+FIRST_WORD = 8  # below are special tokens, as a rule
+EXACT = {"score": 1e-3, "adapter": 2e-3}
+TIMES = 1.5  # in 16 bits: PEFT's own distance from its float32
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One thing compared: how far off, what would still be right, and by what way Potentia computed it."""
+
+    what: str
+    off: float
+    most: float
+    way: str
+    note: str = ""
+
+    @property
+    def right(self) -> bool:
+        """Whether it is within what is right; what is not a number is not."""
+        return self.off <= self.most
+
+
+def beside_peft(loaded: LoadedModel, lora: LoraConfig | None = None, *, static: bool | None = None) -> list[Comparison]:
+    """Compare a loaded model's scores, texts, gradients and updates with plain transformers' and PEFT's."""
+    lora = lora or LoraConfig(r=4, alpha=8, dropout=0.0)
+    found = [_scores(loaded), _texts(loaded)]
+    specs = lanes(lora, loaded)
+    with LaneTrainer(loaded, static=static) as trainer:
+        results = trainer.train(specs)
+        failed = [result.reason for result in results.values() if result.status != "done"]
+        if failed:
+            raise TuningError(f"a lane failed: {failed[0]}")
+        facts = trainer.record["tuning"]
+        ours = {spec.key: trainer.adapter_state(spec.key) for spec in specs}
+        assert trainer.plan is not None
+        bank = trainer.bank(lora, trainer.plan.slots)
+        starts = {spec.key: bank.state(bank.fresh(spec.seed)) for spec in specs}
+        for spec in specs:
+            trainer.restore(spec.key, EPOCHS)
+        owners = [trainer.slot(spec.key) for spec in specs]
+        tuned = _tuned_scores(loaded, trainer, owners)
+    form, gradients = facts["form"], facts["distance"]
+    found.append(Comparison("gradients, float32", gradients["lane"], 1e-3, form, "of a lane, as a share of its size"))
+    if "distance_in_few_bits" in facts:
+        most = max(0.02, 3 * facts["own_rounding"]["lane"])
+        found.append(Comparison("gradients, 16 bits", facts["distance_in_few_bits"]["lane"], most, form))
+    found.append(Comparison("updates", facts["update"], 1e-4, form, "three of AdamW's"))
+    found.append(_trained(loaded, bank, specs, starts, ours, form))
+    found.append(_adapted_scores(loaded, bank, ours, [spec.key for spec in specs], tuned))
+    return found
+
+
+def lanes(lora: LoraConfig, loaded: LoadedModel) -> list[LaneSpec]:
+    """Make lanes of made-up texts: two tokens up to as long as the model reads, here at most 192."""
+    vocabulary = int(loaded.model.get_input_embeddings().weight.shape[0])
+    longest = min(LONGEST, loaded.max_length)
+    specs = []
+    for number in range(LANES):
+        stream = np.random.default_rng(number)
+        lengths = [longest, *stream.integers(2, max(3, longest // 3), EXAMPLES - 1).tolist()]
+        ids = [stream.integers(FIRST_WORD, vocabulary, length).tolist() for length in lengths]
+        prompts = [int(stream.integers(1, length)) for length in lengths]
+        loss = "completion" if number % 2 else "text"
+        schedule = Schedule(epochs=EPOCHS, batch=BATCH, learning_rate=1e-3 * (1 + number), loss=loss)  # type: ignore[arg-type]
+        specs.append(LaneSpec(f"lane-{number}", TokenisedExamples.of(ids, prompts), schedule, lora, number))
+    return specs
+
+
+# ---- transformers ---------------------------------------------------------------------------------------------------
+
+
+def _pairs(loaded: LoadedModel) -> list[tuple[list[int], list[int]]]:
+    """Make questions with choices: short and long, some that begin alike."""
+    stream = np.random.default_rng(0)
+    vocabulary = int(loaded.model.get_input_embeddings().weight.shape[0])
+    longest = min(LONGEST, loaded.max_length) - 6
+    pairs = []
+    for length in (3, 9, longest // 2, longest):
+        stem = stream.integers(FIRST_WORD, vocabulary, max(1, length)).tolist()
+        pairs += [(stem, stream.integers(FIRST_WORD, vocabulary, count).tolist()) for count in (1, 2, 5)]
+    return pairs
+
+
+@torch.no_grad()
+def _plainly(model: Any, pairs: Sequence[tuple[list[int], list[int]]]) -> list[float]:
+    """Return log-likelihoods by the model's own forward, one text at a time."""
+    device = next(model.parameters()).device
+    said = []
+    for stem, rest in pairs:
+        ids = torch.tensor([stem + rest], device=device)
+        logits = model(input_ids=ids[:, :-1], use_cache=False).logits[0, -len(rest) :].float()
+        said.append(float(torch.log_softmax(logits, -1).gather(1, ids[0, -len(rest) :, None]).sum()))
+    return said
+
+
+def _scores(loaded: LoadedModel) -> Comparison:
+    pairs = _pairs(loaded)
+    scorer = Scorer(loaded)
+    ours = [entry.logprob for entry in scorer.loglikelihood_ids(pairs)]
+    off, most, note = _apart(loaded, pairs, ours, _plainly(loaded.model, pairs))
+    return Comparison("log-likelihoods", off, most, " and ".join(scorer.notes["rows_by_path"]), note)
+
+
+def _apart(
+    loaded: LoadedModel, pairs: Sequence[tuple[list[int], list[int]]], ours: Sequence[float], own: Sequence[float]
+) -> tuple[float, float, str]:
+    """Return the largest difference, what is right and why: in 16 bits by how far the model itself is off float32."""
+    with twin(loaded.model) as judge:
+        exact = _plainly(judge.model, pairs) if judge.copied and judge.whole else own
+    rounding = max(abs(a - b) for a, b in zip(own, exact, strict=True))
+    off = max(abs(a - b) for a, b in zip(ours, exact, strict=True))
+    note = f"nats; its own 16 bits are off by {rounding:.2g}" if rounding else "nats"
+    return off, max(EXACT["score"], 2 * rounding), note
+
+
+def _texts(loaded: LoadedModel) -> Comparison:
+    """Compare greedy texts with the model's own; in 16 bits a near tie may fall otherwise."""
+    requests = [Generation(text, (), 8) for text in ("The river is", "Answer:", "One, two, three and then the next is")]
+    scorer = Scorer(loaded)
+    ours = scorer.generate(requests)
+    wrong = 0
+    for request, text in zip(requests, ours, strict=True):
+        prompt = loaded.encoder.prompt(request.context)
+        ids = torch.tensor([prompt], device=loaded.device)
+        out = loaded.model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False, num_beams=1,
+            pad_token_id=0,
+        )  # fmt: skip
+        own = str(loaded.tokenizer.decode(out[0, len(prompt) :], skip_special_tokens=True))
+        end = loaded.tokenizer.eos_token
+        wrong += text != (own.split(end)[0] if end else own)
+    few = loaded.dtype not in (torch.float32, torch.float64)
+    return Comparison("greedy texts", wrong, 1 if few else 0, " and ".join(scorer.notes["writing"]), "of 3 differ")
+
+
+# ---- PEFT -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def wrapped_by_peft(model: nn.Module, bank: AdapterBank) -> Iterator[Any]:
+    """Put PEFT's adapters of the bank's shape on a model, and take them off again."""
+    from peft import get_peft_model
+
+    asked = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    wrapped: Any = get_peft_model(model, bank.peft_config(inference=False))
+    wrapped.eval()  # the base's own dropout is off in lanes
+    try:
+        yield wrapped
+    finally:
+        wrapped.unload()
+        for parameter, flag in asked:
+            parameter.requires_grad_(flag)
+
+
+def _put(wrapped: Any, state: State) -> None:
+    own = {name.replace(".default", ""): value for name, value in wrapped.named_parameters() if "lora_" in name}
+    if own.keys() != state.keys():
+        extra, missing = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+        raise TuningError(f"PEFT adapts other layers: it has {extra[:3]}, we have {missing[:3]}")
+    with torch.no_grad():
+        for name, value in state.items():
+            own[name].copy_(value)
+
+
+def train_by_peft(wrapped: Any, spec: LaneSpec, start: State) -> State:
+    """Train one lane with PEFT and torch's AdamW, every example alone in its pass."""
+    from peft import get_peft_model_state_dict
+
+    _put(wrapped, start)
+    parameters = [p for p in wrapped.parameters() if p.requires_grad]
+    device, schedule = parameters[0].device, spec.schedule
+    few = next(p for n, p in wrapped.named_parameters() if "lora_" not in n and p.is_floating_point()).dtype
+    optimizer = torch.optim.AdamW(
+        parameters, schedule.learning_rate, schedule.betas, schedule.eps, schedule.weight_decay
+    )
+    for step in range(spec.total_steps):
+        epoch, at = divmod(step, spec.steps_per_epoch)
+        order = data_order(spec.seed, epoch, len(spec.examples))[at * schedule.batch : (at + 1) * schedule.batch]
+        texts = [spec.text(int(i)) for i in order]
+        count = sum(len(ids) - first for ids, first in texts)
+        for ids, first in texts:
+            row = torch.from_numpy(np.ascontiguousarray(ids))[None].to(device)
+            with torch.autocast(device.type, dtype=few, enabled=few in (torch.float16, torch.bfloat16)):
+                logits = wrapped(input_ids=row, use_cache=False).logits[0, first - 1 : -1]
+            loss = nn.functional.cross_entropy(logits.float(), row[0, first:], reduction="sum") / count
+            torch.autograd.backward(loss)
+        nn.utils.clip_grad_norm_(parameters, schedule.clip if schedule.clip > 0 else math.inf)
+        for group in optimizer.param_groups:
+            group["lr"] = schedule.learning_rate * schedule.factor(step, spec.total_steps)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return {n: v.detach().float().cpu().clone() for n, v in get_peft_model_state_dict(wrapped).items()}
+
+
+def distance(ours: State, theirs: State, start: State) -> float:
+    """Return how far two adapters are from each other, as a share of how far the second moved."""
+    names = sorted(theirs)
+    if sorted(ours) != names:
+        raise TuningError("the adapters have different layers")
+    gap = torch.cat([(ours[name] - theirs[name]).flatten() for name in names]).norm()
+    moved = torch.cat([(theirs[name] - start[name]).flatten() for name in names]).norm()
+    return float(gap / moved)
+
+
+def _trained(
+    loaded: LoadedModel,
+    bank: AdapterBank,
+    specs: Sequence[LaneSpec],
+    starts: dict[str, State],
+    ours: dict[str, State],
+    form: str,
+) -> Comparison:
+    """Compare trained adapters with PEFT's; in 16 bits both with float32's."""
+    with wrapped_by_peft(loaded.model, bank) as wrapped:
+        theirs = {spec.key: train_by_peft(wrapped, spec, starts[spec.key]) for spec in specs}
+    exact = theirs
+    with twin(loaded.model) as judge:
+        if judge.copied and judge.whole:
+            with wrapped_by_peft(judge.model, bank) as wrapped:
+                exact = {spec.key: train_by_peft(wrapped, spec, starts[spec.key]) for spec in specs}
+    off = max(distance(ours[key], exact[key], starts[key]) for key in exact)
+    own = max(distance(theirs[key], exact[key], starts[key]) for key in exact)
+    note = "of their movement" + (f"; PEFT's own 16 bits are off by {own:.2g}" if own else "")
+    return Comparison("adapters after four steps", off, max(EXACT["adapter"], TIMES * own), form, note)
+
+
+def _tuned_scores(loaded: LoadedModel, trainer: LaneTrainer, owners: Sequence[int]) -> tuple[list[float], str]:
+    pairs = _pairs(loaded)
+    scorer = Scorer(loaded, router=trainer.router)
+    whose = [owners[number % len(owners)] for number in range(len(pairs))]
+    said = [entry.logprob for entry in scorer.loglikelihood_ids(pairs, owners=whose)]
+    return said, " and ".join(scorer.notes["rows_by_path"])
+
+
+def _adapted_scores(
+    loaded: LoadedModel, bank: AdapterBank, states: dict[str, State], keys: Sequence[str], ours: tuple[list[float], str]
+) -> Comparison:
+    """Compare scores of questions to several adapters at once with PEFT's, one adapter at a time."""
+    pairs = _pairs(loaded)
+    exact: dict[str, list[float]] = {}
+    own: dict[str, list[float]] = {}
+    with wrapped_by_peft(loaded.model, bank) as wrapped:
+        for key in keys:
+            _put(wrapped, states[key])
+            own[key] = _plainly(wrapped, pairs)
+    with twin(loaded.model) as judge:
+        if judge.copied and judge.whole:
+            with wrapped_by_peft(judge.model, bank) as wrapped:
+                for key in keys:
+                    _put(wrapped, states[key])
+                    exact[key] = _plainly(wrapped, pairs)
+    order = [keys[number % len(keys)] for number in range(len(pairs))]
+    wanted = [(exact or own)[key][number] for number, key in enumerate(order)]
+    rounding = max(abs(own[key][number] - wanted[number]) for number, key in enumerate(order))
+    off = max(abs(a - b) for a, b in zip(ours[0], wanted, strict=True))
+    note = "nats" + (f"; PEFT's own 16 bits are off by {rounding:.2g}" if rounding else "")
+    return Comparison("log-likelihoods, 3 adapters", off, max(EXACT["score"], 2 * rounding), ours[1], note)

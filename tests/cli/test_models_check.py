@@ -1,0 +1,47 @@
+"""``potentia models check``: a model beside transformers and PEFT, and the list that needs no word before it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import potentia.cli.models  # noqa: F401
+from potentia.cli.app import app
+from potentia.engine.tune import lane_layers
+from scoring_models import tiny
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    made = tiny("llama")
+    for part in (made.model, made.tokenizer):
+        part.save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+def test_a_sound_model_is_right_in_both_dtypes(folder: str) -> None:
+    for dtype in ("float32", "bfloat16"):
+        done = CliRunner().invoke(app, ["models", "check", folder, "--dtype", dtype, "--device", "cpu", "--json"])
+        assert done.exit_code == 0, done.output
+        said = json.loads(done.stdout)
+        assert said["right"]
+        assert len(said["compared"]) >= 6
+        assert said["record"]["tuning"]["form"] == "shared passes"
+        assert said["record"]["load"] == {"weights": "all in place"}
+
+
+def test_a_wrong_adapter_is_refused(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = lane_layers._share_back
+    monkeypatch.setattr(lane_layers, "_share_back", lambda ctx, slope, base: own(ctx, slope * 1.02, base))
+    done = CliRunner().invoke(app, ["models", "check", folder, "--device", "cpu"])
+    assert done.exit_code != 0
+
+
+def test_the_list_needs_no_word_before_it() -> None:
+    for arguments in (["models", "--family", "qwen"], ["models", "list", "--family", "qwen"]):
+        done = CliRunner().invoke(app, [*arguments, "--json"])
+        assert done.exit_code == 0, done.output
+        assert len(json.loads(done.stdout)) > 3
