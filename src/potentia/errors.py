@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import re
+
+_SECRET = re.compile(r"(://[^:/@\s]*:)[^\s'\"<>]*@|([?&]\w*password=)[^&\s'\"<>]*", re.IGNORECASE)
+
+
+def without_password(text: str) -> str:
+    """Return a text as it may be shown, with a store's name in it: the password of every URL is left out."""
+    if "://" not in text:
+        return text
+    return _SECRET.sub(lambda found: f"{found[1]}***@" if found[1] else f"{found[2]}***", text)
+
 
 class PotentiaError(Exception):
     """An error meant for a person: a sentence, the place, and a hint that names the fix."""
 
     def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
+        super().__init__(without_password(message))
+        self.message = without_password(message)
         self.where = where
         self.hint = hint
 
     def __str__(self) -> str:
         place = f"{self.where}: " if self.where else ""
         advice = f"\n  hint: {self.hint}" if self.hint else ""
-        return f"{place}{self.message}{advice}"
+        return without_password(f"{place}{self.message}{advice}")
 
 
 class InputError(PotentiaError, ValueError):

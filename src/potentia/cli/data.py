@@ -22,7 +22,7 @@ from potentia.cli.output import (
     print_table,
     says_of,
 )
-from potentia.errors import InputError
+from potentia.errors import InputError, without_password
 from potentia.values.findings import Table
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def import_command(
     """
     from potentia.evidence import read as read_evidence
     from potentia.formats import import_scores
-    from potentia.store import Store, without_password
+    from potentia.store import Store
 
     said = says_of(columns, lower, scale, kind)
     read = []

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from potentia.errors import InputError, PotentiaError
+from potentia.errors import InputError, PotentiaError, without_password
 from potentia.values.findings import Finding, Table, jsonable, on_one_scale, telling, written
 
 if TYPE_CHECKING:
@@ -51,13 +51,13 @@ Formats = Annotated[list[str] | None, typer.Option(help="pdf, png, svg; several 
 
 
 class Voice(Console):
-    """A console that breaks lines on a terminal alone: in a pipe or a file a line stays as long as it is."""
+    """A console that breaks lines on a terminal alone, and shows no password: in a pipe a line is as long as it is."""
 
     def print(self, *objects: Any, **how: Any) -> None:
         """Print as Rich does."""
         if not self.is_terminal:
             how.setdefault("soft_wrap", True)
-        super().print(*objects, **how)
+        super().print(*(without_password(o) if isinstance(o, str) else o for o in objects), **how)
 
 
 console = Voice(highlight=False)
@@ -66,20 +66,24 @@ errors = Voice(stderr=True, highlight=False)
 
 def print_json(value: Any) -> None:
     """Write one JSON document to standard output."""
-    sys.stdout.write(json.dumps(jsonable(value), indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.write(without_password(json.dumps(jsonable(value), indent=2, ensure_ascii=False)) + "\n")
 
 
 def print_table(table: Table, *, to: Voice | None = None) -> None:
     """Print one table; numbers are right-aligned, missing values shown as a dash. In a pipe no line is broken."""
     out = to or console
     numeric = [any(isinstance(row[k], (int, float)) for row in table.rows) for k in range(len(table.columns))]
-    rows = [[written(cell, table.digits) for cell in row] for row in table.rows]
+    rows = [[without_password(written(cell, table.digits)) for cell in row] for row in table.rows]
     if not out.is_terminal:
         for line in (table.title, *_lines(list(table.columns), rows, numeric), *([table.note] if table.note else [])):
             out.print(line, markup=False)
     else:
         drawn = RichTable(
-            title=escape(table.title), title_justify="left", title_style="bold", header_style="bold", box=None
+            title=escape(without_password(table.title)),
+            title_justify="left",
+            title_style="bold",
+            header_style="bold",
+            box=None,
         )
         for name, right in zip(table.columns, numeric, strict=True):
             drawn.add_column(escape(name), justify="right" if right else "left", overflow="fold")

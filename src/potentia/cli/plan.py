@@ -100,7 +100,7 @@ def _choose(
 
 
 def _write(planned: Any, cells: Any, output: Path | None, as_json: bool) -> None:
-    from potentia.errors import InputError
+    from potentia.errors import InputError, without_password
     from potentia.run import proposed_study, study_text
 
     if output is None:
@@ -108,7 +108,11 @@ def _write(planned: Any, cells: Any, output: Path | None, as_json: bool) -> None
     if output.exists():
         raise InputError("the file is there already", where=str(output), hint="give a new name with --output")
     study = proposed_study(planned.study, cells, name=f"{planned.study.name}-chosen")
-    output.write_text(study_text(study, f"potentia run {shlex.quote(str(output))}"), encoding="utf-8")
+    text = study_text(study, f"potentia run {shlex.quote(str(output))}")
+    bare = without_password(text).replace(":***@", "@")  # PostgreSQL takes it from PGPASSWORD or ~/.pgpass
+    output.write_text(bare, encoding="utf-8")
+    if bare != text:
+        errors.print("The password of the store is not in the file: have it in PGPASSWORD or ~/.pgpass.", markup=False)
     if not as_json:
         console.print(
             f"{output}: the chosen cells as a study. Next: potentia run {shlex.quote(str(output))}",

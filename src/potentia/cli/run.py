@@ -23,6 +23,7 @@ from potentia.cli.output import (
     print_training,
     training_of,
 )
+from potentia.errors import without_password
 
 if TYPE_CHECKING:
     from potentia.analysis.rankings import Scoreboard
@@ -100,7 +101,6 @@ def run(
     from potentia.cli.view import watch
     from potentia.errors import StudyError
     from potentia.run import default_workers, plan_study, run_study
-    from potentia.store import without_password
     from potentia.study import read_study
 
     if study is None and not ((models or checkpoints) and tasks):
@@ -274,8 +274,6 @@ def report_result(result: Any, store: str, *, again: str, of_run: bool = False) 
 
 def _command() -> list[str]:
     import sys
-
-    from potentia.store import without_password
 
     return ["potentia", *(shlex.quote(without_password(a)) for a in sys.argv[1:])]
 

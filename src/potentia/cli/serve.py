@@ -8,7 +8,7 @@ import typer
 
 from potentia.cli.app import app
 from potentia.cli.output import console
-from potentia.errors import MissingExtraError
+from potentia.errors import MissingExtraError, without_password
 
 
 @app.command()
@@ -40,7 +40,7 @@ def serve(
         raise MissingExtraError("the live board needs FastAPI", hint="pip install 'potentia[web]'") from error
     from potentia.show.board.server import address, bind, choose_token
     from potentia.show.board.server import serve as run_server
-    from potentia.store import Store, without_password
+    from potentia.store import Store
 
     Store.open(store, readonly=True).close()  # say at once what is wrong with it
     if history:

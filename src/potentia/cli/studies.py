@@ -9,7 +9,7 @@ import typer
 
 from potentia.cli.app import app
 from potentia.cli.output import console, print_json, print_table
-from potentia.errors import InputError
+from potentia.errors import InputError, without_password
 from potentia.values.findings import Table
 
 studies = typer.Typer(help="The studies of a store: list, rename, delete.", no_args_is_help=True)
@@ -26,7 +26,7 @@ def list_command(store: StorePath = "potentia.db", as_json: Json = False) -> Non
 
     Example: potentia studies list potentia.db
     """
-    from potentia.store import Store, count_shared, without_password
+    from potentia.store import Store, count_shared
 
     with Store.open(store, readonly=True) as opened:
         rows = [

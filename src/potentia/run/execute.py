@@ -24,7 +24,7 @@ from multiprocessing.context import SpawnProcess
 from multiprocessing.synchronize import Event
 from typing import TYPE_CHECKING, Any, Literal
 
-from potentia.errors import InputError, PotentiaError, StoreError
+from potentia.errors import InputError, PotentiaError, StoreError, without_password
 from potentia.processes import leave_with_parent
 from potentia.run.cost import parameters_of, weight_bytes
 from potentia.run.fine_tuning import Stopped
@@ -135,8 +135,6 @@ def _begin_log(plan: StudyPlan, workers: int, executor: Executor) -> RunLog:
 
 def _register(plan: StudyPlan) -> None:
     """Make the study known to its store, which is created where there is none, with the cells that are done."""
-    from potentia.store import without_password
-
     spec = plan.study.model_dump(mode="json") | {"store": without_password(plan.study.store)}
     with opened(plan.study.store, create=True) as store:
         store.study(plan.study.name, plan.key, spec)

@@ -6,6 +6,7 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from potentia.errors import without_password
 from potentia.study import Study
 from potentia.values.protocol import ADJUST
 
@@ -17,7 +18,7 @@ ALIVE_SECONDS = 60.0  # a running row writes its state about once a second
 
 def store_status(where: str, study: str | None = None) -> dict[str, Any]:
     """Return studies with their counts, the failed cells with reasons, and the rows that run now."""
-    from potentia.store import Store, without_password
+    from potentia.store import Store
 
     with Store.open(where, readonly=True) as store:
         records = [r for r in store.studies() if study in (None, r.name, r.key)]

@@ -1,7 +1,7 @@
 """Results: the store (SQLite or PostgreSQL, items as Parquet)."""
 
 from potentia.store.check import check_store, repair_store
-from potentia.store.database import locate, without_password
+from potentia.store.database import locate
 from potentia.store.leases import BEAT_SECONDS, LeaseRecord
 from potentia.store.records import (
     CellRecord,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -46,7 +45,7 @@ def locate(where: str | Path) -> tuple[URL, Path | None, Path | None]:
         url = make_url(text)
     except (exc.ArgumentError, ValueError) as error:
         example = "for example potentia.db or postgresql+psycopg://user@host/name"
-        raise NoStoreError("this is no database URL", where=without_password(text), hint=example) from error
+        raise NoStoreError("this is no database URL", where=text, hint=example) from error
     items = Path(str(url.query["items"])).expanduser().resolve() if url.query.get("items") else None
     url = url.difference_update_query(["items"])
     if url.drivername in ("postgresql", "postgres"):
@@ -59,24 +58,9 @@ def locate(where: str | Path) -> tuple[URL, Path | None, Path | None]:
     if url.get_backend_name() != "postgresql":
         raise NoStoreError(
             f"stores live in SQLite or PostgreSQL, not in {url.get_backend_name()}",
-            where=without_password(text),
+            where=text,
         )
     return url, None, items
-
-
-def without_password(where: str) -> str:
-    """Return a store's place as it may be shown: the password of a database URL, wherever it stands, left out."""
-    if "://" not in where:
-        return where
-    try:
-        url = make_url(where)
-    except (exc.ArgumentError, ValueError):
-        return _SECRET.sub(r"\1***", where)
-    secret = [name for name in url.query if "password" in name.lower()]
-    return url.difference_update_query(secret).render_as_string(hide_password=True)
-
-
-_SECRET = re.compile(r"(://[^:/@]*:|password=)[^@&\s]*", re.IGNORECASE)
 
 
 def connect(url: URL, path: Path | None, *, readonly: bool) -> sa.Engine:
@@ -226,15 +210,12 @@ def _is_away(error: exc.DBAPIError) -> bool:
 
 def recorded_items(connection: sa.Connection) -> Path | None:
     """Return where the items of this store lie, as it says itself."""
-    if not sa.inspect(connection).has_table(s.settings.name):
-        return None
     place = connection.execute(sa.select(s.settings.c.value).where(s.settings.c.name == "items")).scalar()
     return Path(place) if place else None
 
 
 def record_items(connection: sa.Connection, folder: Path) -> None:
     """Have the store say where its items lie: the same command from another folder finds them."""
-    s.settings.create(connection, checkfirst=True)
     connection.execute(s.settings.insert().values(name="items", value=str(folder)))
 
 

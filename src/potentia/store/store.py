@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.engine import URL
 
-from potentia.errors import EmptyStoreError, InputError, NoStoreError, StoreError
+from potentia.errors import EmptyStoreError, InputError, NoStoreError, StoreError, without_password
 from potentia.store import schema as s
 from potentia.store.database import (
     WRITE,
@@ -27,7 +27,6 @@ from potentia.store.database import (
     recorded_items,
     speaking,
     store_gone,
-    without_password,
 )
 from potentia.store.items import dumps, items_path, load, load_values, loads, looks_whole, publish, stage
 from potentia.store.leases import Leases
