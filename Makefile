@@ -14,7 +14,7 @@ $(STAMP): pyproject.toml
 	@echo "== setting up $(VENV) (torch and friends: a few minutes the first time)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --upgrade pip
-	@$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@$(BIN)/python -m pip install --quiet --group dev --editable '.[web,postgres,gguf,ray,trees]'
 	@touch $@
 
 setup: $(STAMP) ## install Potentia and its tools into .venv
