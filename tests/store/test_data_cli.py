@@ -130,3 +130,19 @@ def test_the_doctor_tries_the_hub(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "http://127.0.0.1:9: not reachable" in done.stdout
     assert "--data-dir" in done.stdout
+
+
+def test_base_and_tuned_folders_of_one_model_join(potentia: Callable[..., Done], tmp_path: Path) -> None:
+    for folder, value in (("base", 0.3), ("tuned", 0.5)):
+        (tmp_path / folder).mkdir()
+        for model in ("a-7b", "b-7b"):
+            arguments = f"pretrained=/fast/{folder}/{model}/,trust_remote_code=True"
+            results = {"results": {"arc_easy": {"acc,none": value, "acc_stderr,none": 0.01}}, "n-shot": {"arc_easy": 0}}
+            results |= {"config": {"model": "hf", "model_args": arguments}}
+            (tmp_path / folder / f"{model}.json").write_text(json.dumps(results))
+    for folder, protocol in (("base", "direct"), ("tuned", "adjust")):
+        done = potentia("import", folder, "--name", "both", "--protocol", protocol, "--short-names", "--json")
+        assert done.returncode == 0, done.stderr
+    table = potentia("export", "potentia.db", "-o", "-").stdout
+    assert table.count("a-7b") == table.count("b-7b") == 2, "one name, two protocols"
+    assert "/fast" not in table

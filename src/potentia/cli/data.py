@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,12 +42,23 @@ def import_command(
     scale: Scale = None,
     kind: KindOf = None,
     subtasks: Annotated[bool, typer.Option("--subtasks", help="Take the members of groups such as MMLU.")] = False,
+    protocol: Annotated[
+        str | None, typer.Option(help="How all of these were scored, where the files do not say: direct, adjust, …")
+    ] = None,
+    short_names: Annotated[
+        bool,
+        typer.Option("--short-names", help="Call a model by the last part of its path: base and tuned folders join."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Put scores measured elsewhere into a store: tidy CSV or Parquet, lm-eval results, the paper's JSON, a store.
 
-    Example:
+    Examples:
       potentia import results/ scores.csv --store potentia.db
+
+      potentia import base/ --name both --protocol direct --short-names
+
+      potentia import tuned/ --name both --protocol adjust --short-names
     """
     from potentia.evidence import read as read_evidence
     from potentia.formats import import_scores
@@ -57,7 +69,8 @@ def import_command(
     for source in sources:
         evidence = read_evidence(source, metric=metric, subtasks=subtasks, **said)
         print_notes(evidence)
-        read.append((source, evidence.scores))
+        parts = [evidence.scores] if protocol is None else _as_protocol(evidence.scores, protocol, source)
+        read += [(source, _short_named(part, source) if short_names else part) for part in parts]
     with Store.open(store) as opened:
         brought = []
         for source, scores in read:
@@ -67,8 +80,38 @@ def import_command(
     if as_json:
         print_json({"store": where, "imported": [{"source": source, **vars(done)} for source, done in brought]})
         return
-    rows = tuple((source, done.study, done.new, done.known) for source, done in brought)
+    counts: dict[tuple[str, str], tuple[int, int]] = {}
+    for source, done in brought:
+        new, known = counts.get((source, done.study), (0, 0))
+        counts[source, done.study] = new + done.new, known + done.known
+    rows = tuple((*place, *numbers) for place, numbers in counts.items())
     print_table(Table(title=f"into {where}", columns=("source", "study", "new cells", "known before"), rows=rows))
+
+
+def _as_protocol(
+    scores: Mapping[Protocol, ScoreMatrix], name: str, source: str
+) -> list[Mapping[Protocol, ScoreMatrix]]:
+    """Say by which protocol a source was scored, whatever number of examples its files name for its tasks."""
+    from potentia.values.protocol import Protocol
+
+    chosen = Protocol(name)
+    tasks = [task for matrix in scores.values() for task in matrix.tasks]
+    if twice := next((task for task in tasks if tasks.count(task) > 1), None):
+        several = ", ".join(scores)
+        raise InputError(f"{twice} was scored in several ways: {several}", where=source, hint="leave out --protocol")
+    return [{chosen: replace(matrix, protocol=chosen)} for matrix in scores.values()]
+
+
+def _short_named(scores: Mapping[Protocol, ScoreMatrix], source: str) -> dict[Protocol, ScoreMatrix]:
+    """Call every model by the last part of its path."""
+    made = {}
+    for protocol, matrix in scores.items():
+        names = tuple(model.rstrip("/").rpartition("/")[2] or model for model in matrix.models)
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            both = [model for model, name in zip(matrix.models, names, strict=True) if name == twice]
+            raise InputError(f"{both[0]} and {both[1]} end alike", where=source, hint="import their folders one by one")
+        made[protocol] = replace(matrix, models=names)
+    return made
 
 
 @app.command()

@@ -42,6 +42,8 @@ def report(
     ] = None,
     facts: Annotated[Path | None, typer.Option(help="A CSV of facts on models of your own.")] = None,
     task_facts: TaskFacts = None,
+    before: Annotated[str | None, typer.Option(help="Test task: protocol or stage before adjustment.")] = None,
+    after: Annotated[str | None, typer.Option(help="Test task: protocol or stage after adjustment.")] = None,
     since: Annotated[
         str | None, typer.Option(help="Test task: models trained in this month or later are the newer ones.")
     ] = None,
@@ -72,6 +74,8 @@ def report(
       potentia report scores.csv -o report.html --figures figures --format pdf
 
       potentia report scores.csv --facts models.csv --column language --value en+cn --target gsm8k
+
+      potentia report staged.csv --facts models.csv --before base --after tuned_mc_3ep
     """
     from potentia.analysis.proxy import Options as ProxyOptions
     from potentia.analysis.test_task import SINCE
@@ -89,11 +93,13 @@ def report(
             metric=metric,
             **says_of(columns, lower, scale, kind),
         )
-        divided = since or column or value or exposed
+        asked = None
+        if before or after or since or column or value or exposed:
+            asked = TestTaskOptions(
+                before=before, after=after, since=since or SINCE, column=column, value=value, exposed=exposed
+            )
         options = ReportOptions(
-            test_task=TestTaskOptions(since=since or SINCE, column=column, value=value, exposed=exposed)
-            if divided
-            else None,
+            test_task=asked,
             proxies=ProxyOptions(target, protocol=evidence.main or "direct") if target else None,
             baseline=baseline,
             history=read(*history) if history else None,
