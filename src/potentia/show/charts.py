@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,20 @@ class Drawn(NamedTuple):
     sheet: Sheet
     width: float
     height: float
+
+
+_DRAWERS: dict[type[Chart], Callable[[Any], Drawn]] = {}
+Drawer = TypeVar("Drawer", bound=Callable[[Any], Drawn])
+
+
+def draws_kind(kind: type[Chart]) -> Callable[[Drawer], Drawer]:
+    """Register the function that draws this kind of chart."""
+
+    def register(drawer: Drawer) -> Drawer:
+        _DRAWERS[kind] = drawer
+        return drawer
+
+    return register
 
 
 def draw_chart(chart: Chart) -> Drawn:
@@ -86,6 +100,7 @@ def _axis_below(sheet: Sheet, scale: Scale, top: float, bottom: float, label: st
 # --- heat map --------------------------------------------------------------------------------------------------------
 
 
+@draws_kind(Heatmap)
 def _heatmap(chart: Heatmap) -> Drawn:
     chart = _trimmed(chart)
     values = np.asarray(chart.values, dtype=np.float64)
@@ -177,6 +192,7 @@ def _colour_bar(sheet: Sheet, chart: Heatmap, left: float) -> float:
 # --- bars and dots: a line of text for every name --------------------------------------------------------------------
 
 
+@draws_kind(Bars)
 def _bars(chart: Bars) -> Drawn:
     series = list(chart.series)
     thick = 9.0 if len(series) > 1 else 11.0
@@ -247,6 +263,7 @@ def _dots(chart: Plot, first: Points) -> Drawn:
 # --- points and lines ------------------------------------------------------------------------------------------------
 
 
+@draws_kind(Plot)
 def _plot(chart: Plot) -> Drawn:
     first = chart.points[0] if chart.points else None
     if first is not None and all(p.labels == first.labels and by_position(p.x, p.labels) for p in chart.points):
@@ -338,6 +355,7 @@ def _label_points(
 # --- bump chart ------------------------------------------------------------------------------------------------------
 
 
+@draws_kind(Bump)
 def _bump(chart: Bump) -> Drawn:
     ranks = np.asarray(chart.ranks, dtype=np.float64)
     count, columns = ranks.shape
@@ -376,6 +394,3 @@ def _distinct(ranks: Any) -> Any:
     known = np.flatnonzero(np.isfinite(ranks))
     places[known[np.argsort(ranks[known], kind="stable")]] = np.arange(1, len(known) + 1)
     return places
-
-
-_DRAWERS: dict[type[Chart], Callable[[Any], Drawn]] = {Heatmap: _heatmap, Bars: _bars, Plot: _plot, Bump: _bump}

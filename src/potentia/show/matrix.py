@@ -142,7 +142,8 @@ def _matrix(data: ReportData, told: Answer, live: str) -> Matrix:
         for matrix in data.evidence.scores.values()
         for task, direction in zip(matrix.tasks, matrix.higher_is_better, strict=True)
     }
-    tasks.sort(key=lambda task: not up.get(task, True))  # texts to predict come after the tasks
+    texts = {t for matrix in data.evidence.scores.values() for t in matrix.corpora().tasks}
+    tasks.sort(key=lambda task: task in texts)  # texts to predict come after the tasks
     known = data.evidence.background
     facts = {m: {"family": known.families.get(m, ""), "kind": known.kinds.get(m, "")} for m in models}
     failed = {(f.model, f.task, f.protocol): f.reason for f in data.failures}
