@@ -88,7 +88,7 @@ class AdaptiveRun:
             room = self._count(cells, costs, measured, room)
         while not (self.results and self.results[-1].interrupted):
             done, chosen = self._choose(costs, measured, room)
-            if not chosen.cells or (self.confidence is not None and chosen.now.value >= self.confidence):
+            if not chosen.cells or chosen.settled:
                 return self._sum(), done, chosen
             self.tell(f"wave {len(self._journal())}: {len(chosen.cells)} cells")
             with opened(self.plan.study.store) as store:

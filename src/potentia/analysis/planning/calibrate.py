@@ -46,6 +46,11 @@ class Calibration:
     wider: float  # by which the standard deviation of a row's sum has to be multiplied
     unit: str  # what was hidden together: lineage, family, task, or nothing
 
+    @property
+    def rows_checked(self) -> bool:
+        """Whether sums over whole rows were checked, and not single cells alone."""
+        return self.unit in ("family", "lineage")
+
     def distance(self, level: float) -> float:
         """Half-width of the interval of this level, in standard deviations of the model."""
         return float(self.stretch(np.array([ndtri(0.5 + level / 2.0)]))[0])

@@ -7,7 +7,7 @@ each changing the covariance that the next one meets; the values it will have ar
 With ``top``, a pair counts by the chance that one of the two is among the first ``top`` and the other is not. The plan
 stops at the budget, or as soon as the forecast reaches the confidence asked for: the expected agreement (τ) of the
 ranking with the finished study's, or, with ``top``, the expected share of the named top that is truly in it (for top
-1, P(best)).
+1, P(best)), a little more than asked for, since a run looks after every wave (``needed``).
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class NextCells(Finding):
     forecast: Interval  # after all of them, over what they may turn out to be
     expected: tuple[float, ...]  # after each of them
     reached: bool  # whether the forecast meets the confidence
+    settled: bool  # whether what is known now does, however often it was looked at
     left: float  # cost of the cells that would still be unmeasured
 
     @property
@@ -149,9 +150,11 @@ def choose_cells(
     cells: list[tuple[int, int]] = []
     expected: list[float] = []
     now = forecast(state, start, completion, top, noise)
-    held = now.value
+    goal = np.inf if confidence is None else needed(confidence, top)
+    held = now.value if top is None else _named(completion, top)
+    settled = held >= goal
     room = np.inf if budget is None else float(budget)
-    while (most is None or len(cells) < most) and (confidence is None or held < confidence):
+    while (most is None or len(cells) < most) and held < goal:
         open_cells = np.isfinite(price) & (price <= room)
         found = state.best(open_cells, price, state.pair_weights(completion, top))
         if found is None:
@@ -178,8 +181,24 @@ def choose_cells(
         forecast=after,
         expected=tuple(expected),
         reached=confidence is not None and after.value >= confidence,
+        settled=bool(settled),
         left=float(np.nansum(price)),
     )
+
+
+def needed(confidence: float, top: int | None) -> float:
+    """Return the probability at which a run may stop that looks after every wave.
+
+    The posterior odds of "this is the best" against "it is not" are a test martingale under the latter, so by Ville's
+    inequality a run that stops at the first probability of 1 − a is wrong in at most a/(1 − a) of its stops.
+    """
+    doubt = 1.0 - confidence
+    return confidence if top is None else 1.0 - doubt / (1.0 + doubt)
+
+
+def _named(completion: Completion, top: int) -> float:
+    """The expected share of the named top that is truly in it, over the draws; for top 1, P(best)."""
+    return float(np.sort(completion.p_top(top))[::-1][:top].mean())
 
 
 def _prices(completion: Completion, costs: Costs) -> Floats:

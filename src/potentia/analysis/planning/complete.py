@@ -33,7 +33,10 @@ from potentia.values.scores import Floats, ScoreMatrix
 
 DRAWS = 1_000
 LEVEL = 0.95
-ROW_ERROR = 0.045  # of a row's mean z score where nothing is measured
+ROW_ERROR = 0.05  # of a row's mean z score where nothing is measured
+# Without whole rows to check the width on, it is drawn: Student's t about as wide as the posterior in its tails, and
+# narrower in the middle.
+COLD_SCALE, COLD_FREEDOM = 0.7, 4
 TIE = 1e-9  # aggregates closer than this are equal but for rounding
 
 
@@ -220,7 +223,10 @@ def complete(
     rng = np.random.default_rng(seed)
     drawn = _draw_aggregates(tuned, posterior, ready.scale, sign, draws, rng)
     own = row_error(measured) * rng.standard_normal(drawn.shape)
-    drawn = aggregate + calibration.wider * (drawn - drawn.mean(axis=0)) + own
+    wider = np.full((draws, 1), calibration.wider)
+    if not calibration.rows_checked:  # how wide is not known either
+        wider = COLD_SCALE * np.sqrt(COLD_FREEDOM / rng.chisquare(COLD_FREEDOM, size=(draws, 1)))
+    drawn = aggregate + wider * (drawn - drawn.mean(axis=0)) + own
     lots = TIE * np.random.default_rng([seed, 1]).uniform(size=drawn.shape)  # among models that tie, chance decides
     ranks = rankdata(-(drawn + lots), axis=1, method="ordinal").astype(int)  # (draws, models)
     shares = np.stack([np.bincount(column - 1, minlength=len(rows)) for column in ranks.T]) / draws

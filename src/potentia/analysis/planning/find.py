@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from potentia.analysis.planning.complete import DRAWS, Completion, Fitted, complete
+from potentia.analysis.rankings.decide import FEW_MODELS, Unseen
 from potentia.errors import InputError
 from potentia.evidence import Evidence, study_of
 from potentia.facts import ModelTable
@@ -16,6 +17,8 @@ from potentia.values.metric import Metric
 from potentia.values.protocol import ADJUST, DIRECT, TRAIN_BEFORE_TEST, Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 from potentia.values.task_name import TaskName
+
+MOST_PREDICTED, LEAST_PREDICTED = 200, 20  # models whose missing cells a ranking predicts; draws it has no use for
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,32 @@ def find_completion(
             seed=seed,
             fitted=fitted,
         )
+
+
+def unseen_cells(evidence: Evidence, matrices: Sequence[ScoreMatrix]) -> dict[Protocol, Unseen]:
+    """Return draws of what an unfinished study has not measured: by its completion, where it can be made.
+
+    That takes direct scores of the models and enough of them; else a fit of model + task will do.
+    """
+    gappy = [m for m in matrices if FEW_MODELS <= len(m.models) <= MOST_PREDICTED and not np.isfinite(m.values).all()]
+    if not gappy or not evidence.studies or DIRECT not in evidence.planned:
+        return {}
+    try:
+        grid = find_grid(evidence)
+    except InputError:
+        return {}
+    matrix = next((m for m in gappy if m.protocol == grid.protocol), None)
+    if matrix is None or not (set(matrix.models) <= set(grid.models) and set(matrix.tasks) <= set(grid.tasks)):
+        return {}
+    done = find_completion(grid, evidence, draws=LEAST_PREDICTED)
+    rows = [grid.models.index(m) for m in matrix.models]
+    columns = [grid.tasks.index(t) for t in matrix.tasks]
+
+    def draw(count: int, rng: np.random.Generator) -> Iterator[Floats]:
+        for chunk in done.posterior.draws(count, rng):
+            yield done.fitted.scale.scores(chunk)[:, rows][:, :, columns]
+
+    return {matrix.protocol: draw}
 
 
 def _untuned(scores: Mapping[Protocol, ScoreMatrix]) -> Sequence[ScoreMatrix]:

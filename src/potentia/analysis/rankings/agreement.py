@@ -155,6 +155,7 @@ class AgreementChange(Finding):
     per_task_after: tuple[float, ...]
     per_task_difference: tuple[Interval, ...]  # over ``over``
     over: str = "models"
+    errors: bool = True  # whether every score has a standard error
 
     @property
     def interval(self) -> Interval:
@@ -163,8 +164,11 @@ class AgreementChange(Finding):
 
     @property
     def verdict(self) -> int:
-        """1 where the tasks may be said to agree more, -1 for less, 0 where neither may; nothing of few models."""
-        if self.models < FEW_MODELS:
+        """1 where the tasks may be said to agree more, -1 for less, 0 where neither may.
+
+        Of few models, or without standard errors, neither may.
+        """
+        if self.models < FEW_MODELS or not self.errors:
             return 0
         return int(self.interval.low > 0) - int(self.interval.high < 0)
 
@@ -301,6 +305,7 @@ def compare_agreement(
             level=level,
         ),
         over=first.over,
+        errors=all(bool(np.isfinite(m.stderr[np.isfinite(m.values)]).all()) for m in (one, two)),
     )
 
 

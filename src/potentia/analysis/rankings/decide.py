@@ -152,7 +152,9 @@ def decide(
 
     ``items`` are stored outcomes, for paired noise; ``unseen`` draws the missing cells, else the model + task fit does.
     """
-    matrix, apart, kept = _joined(matrix)
+    apart: tuple[str, ...] = ()
+    if unseen is None:
+        matrix, apart = _joined(matrix)
     models, tasks = matrix.shape
     known = np.isfinite(matrix.values)
     method = SCORE if tasks == 1 else MEAN_SCORE if models < FEW_MODELS else MEAN_Z
@@ -161,16 +163,19 @@ def decide(
     rng = np.random.default_rng(seed)
     count = int(np.clip(MOST_NUMBERS // max(models, 1), LEAST_DRAWS, draws))
     estimate = x.mean(axis=1) if known.all() else _additive(x[None], known)[0].mean(axis=2)[0]
+    sign = np.where(np.asarray(matrix.higher_is_better, dtype=bool), 1.0, -1.0)
     if unseen is not None and not known.all():
-        rows = np.concatenate([chunk[:, kept] for chunk in unseen(LEAST_DRAWS, rng)]).mean(axis=0)
-        sign = np.where(np.asarray(matrix.higher_is_better, dtype=bool), 1.0, -1.0)
-        estimate = np.where(known, x, rows * sign * scale).mean(axis=1)
+        expected = np.concatenate(list(unseen(2 * LEAST_DRAWS, rng))).mean(axis=0)
+        estimate = np.where(known, x, expected * sign * scale).mean(axis=1)
     general = float(np.median(known.sum(axis=1))) >= FEW_TASKS
     drawn = np.zeros((0, models))
     if np.isfinite(matrix.stderr[known]).all() and models > 1:
         noise = [_noise(matrix, k, items) for k in range(tasks)]
-        if known.all() or unseen is not None:
-            whole = _whole(matrix, x, scale, known, kept, unseen, count, rng)
+        whole: Iterator[tuple[Floats, int]]
+        if known.all():
+            whole = iter([(x[None], count)])
+        elif unseen is not None:
+            whole = ((np.where(known, x, cells * sign * scale), len(cells)) for cells in unseen(count, rng))
         else:
             whole = _fitted(x, np.where(known, matrix.stderr * scale, 0.0), known, count, general, rng)
             noise = noise if general else []  # drawn with the cells
@@ -201,8 +206,8 @@ def decide(
     )
 
 
-def _joined(matrix: ScoreMatrix) -> tuple[ScoreMatrix, tuple[str, ...], npt.NDArray[np.intp]]:
-    """Return the largest part whose models are tied by common tasks, the models apart, and the rows kept."""
+def _joined(matrix: ScoreMatrix) -> tuple[ScoreMatrix, tuple[str, ...]]:
+    """Return the largest part whose models are tied by common tasks, and the models apart."""
     known = np.isfinite(matrix.values)
     row, column = np.nonzero(known)
     models, tasks = matrix.shape
@@ -211,10 +216,10 @@ def _joined(matrix: ScoreMatrix) -> tuple[ScoreMatrix, tuple[str, ...], npt.NDAr
     sizes = np.bincount(label[:models], minlength=label.max() + 1)
     rows = np.flatnonzero(label[:models] == np.argmax(sizes))
     if len(rows) == models:
-        return matrix, (), rows
+        return matrix, ()
     columns = [t for k, t in enumerate(matrix.tasks) if known[rows, k].any()]
     apart = tuple(m for k, m in enumerate(matrix.models) if k not in set(rows.tolist()))
-    return matrix.select(models=[matrix.models[k] for k in rows], tasks=columns), apart, rows
+    return matrix.select(models=[matrix.models[k] for k in rows], tasks=columns), apart
 
 
 def _scales(matrix: ScoreMatrix, method: str) -> Floats:
@@ -241,26 +246,6 @@ def _additive(x: Floats, known: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
     model = (y.sum(axis=2) - task @ here.T) / rows
     fit = model[:, :, None] + task[:, None, :]
     return fit, np.where(known, y - fit, 0.0)
-
-
-def _whole(
-    matrix: ScoreMatrix,
-    x: Floats,
-    scale: Floats,
-    known: npt.NDArray[np.bool_],
-    kept: npt.NDArray[np.intp],
-    unseen: Unseen | None,
-    count: int,
-    rng: np.random.Generator,
-) -> Iterator[tuple[Floats, int]]:
-    """Yield the scores with the missing cells drawn, (k, models, tasks), each with how many draws to make of it."""
-    if known.all():
-        yield x[None], count
-        return
-    assert unseen is not None
-    sign = np.where(np.asarray(matrix.higher_is_better, dtype=bool), 1.0, -1.0)
-    for chunk in unseen(count, rng):
-        yield np.where(known, x, chunk[:, kept] * sign * scale), len(chunk)
 
 
 def _fitted(

@@ -22,7 +22,7 @@ from potentia.analysis.rankings.agreement import (
 from potentia.analysis.rankings.alignment import Alignment, align
 from potentia.analysis.rankings.components import Components, find_components, without_gaps
 from potentia.analysis.rankings.compute import ComputeFit, fit_compute
-from potentia.analysis.rankings.decide import Ranking, decide
+from potentia.analysis.rankings.decide import Ranking, Unseen, decide
 from potentia.analysis.rankings.fewer import FewerTasks, measure_fewer
 from potentia.analysis.rankings.groups import (
     GroupAgreement,
@@ -187,7 +187,11 @@ def find_rankings(evidence: Evidence, options: Options | None = None) -> Ranking
     """Run every analysis that the evidence allows: what ``potentia analyze rankings`` prints and the report shows."""
     options = options or Options()
     found = rank_scores(
-        evidence.planned, evidence.background, options, evidence.outcomes if options.use_items else None
+        evidence.planned,
+        evidence.background,
+        options,
+        evidence.outcomes if options.use_items else None,
+        evidence=evidence,
     )
     shown = {p: evidence.planned[p].select(tasks=ranking.tasks) for p, ranking in found.overall.items()}
     return replace(found, kept=_kept(evidence, found, shown, options), same=find_same(evidence, shown))
@@ -200,7 +204,7 @@ def _kept(
     kept = {}
     for protocol, (matrix, counted) in always_tuned(evidence, shown).items():
         with threadpool_limits(1, user_api="blas"):
-            other = _overall([matrix], options, {})
+            other = _overall([matrix], options, {}, {})
         one, two = found.overall[protocol], other[protocol]
         ranks = [dict(zip(r.models, map(float, r.ranks), strict=True)) for r in (one, two)]
         kept[protocol] = replace(counted, ranks=ranks[0], tuned_ranks=ranks[1])
@@ -212,14 +216,17 @@ def rank_scores(
     background: Background | None = None,
     options: Options | None = None,
     items: Mapping[Protocol, Outcomes] | None = None,
+    *,
+    evidence: Evidence | None = None,
 ) -> Rankings:
     """Analyse matrices by protocol.
 
     Texts to predict (bits per byte) are compared with the tasks; the rest are tasks. ``items`` are stored outcomes by
-    protocol; where they are there, they give paired tests and the noise of scores.
+    protocol; where they are there, they give paired tests and the noise of scores. ``evidence`` is where the scores are
+    from, if from a study: it says which cells are still to come.
     """
     with threadpool_limits(1, user_api="blas"):  # many small products: threads that wait for each other cost more
-        return _rank_scores(scores, background, options or Options(), items or {})
+        return _rank_scores(scores, background, options or Options(), items or {}, evidence)
 
 
 def _rank_scores(
@@ -227,6 +234,7 @@ def _rank_scores(
     background: Background | None,
     options: Options,
     items: Mapping[Protocol, Outcomes],
+    evidence: Evidence | None,
 ) -> Rankings:
     matrices = [scores[p].benchmarks() for p in in_order(scores)]
     matrices = [m for m in matrices if m.shape[0] > 1 and m.shape[1] > 0]
@@ -249,7 +257,10 @@ def _rank_scores(
         if not all(m.tasks for m in matrices):
             raise InputError("every task is flagged; nothing is left to rank", hint="drop --exclude-flagged")
     units = options.units(background)
-    overall, components = _overall(matrices, options, items), _components(matrices, options, units)
+    from potentia.analysis.planning.find import unseen_cells  # planning lies above this room
+
+    unseen = {} if evidence is None else unseen_cells(evidence, matrices)
+    overall, components = _overall(matrices, options, items, unseen), _components(matrices, options, units)
     agreement = _agreement(matrices, background, options, items)
     tested = [m for m in map(_tested, matrices) if m.tasks]
     return Rankings(
@@ -316,13 +327,24 @@ def find_scoreboard(evidence: Evidence, options: Options | None = None) -> Score
     several = [m for m in matrices if m.shape[0] > 1]
     with threadpool_limits(1, user_api="blas"):
         stored = evidence.outcomes if options.use_items else {}
-        return _scoreboard(several or matrices, _overall(several or matrices, options, stored), stored)
+        from potentia.analysis.planning.find import unseen_cells
+
+        shown = several or matrices
+        return _scoreboard(shown, _overall(shown, options, stored, unseen_cells(evidence, shown)), stored)
 
 
 def _overall(
-    matrices: Sequence[ScoreMatrix], options: Options, items: Mapping[Protocol, Outcomes]
+    matrices: Sequence[ScoreMatrix],
+    options: Options,
+    items: Mapping[Protocol, Outcomes],
+    unseen: Mapping[Protocol, Unseen],
 ) -> dict[Protocol, Ranking]:
-    return {m.protocol: decide(m, items.get(m.protocol), level=options.level, seed=options.seed) for m in matrices}
+    return {
+        m.protocol: decide(
+            m, items.get(m.protocol), unseen=unseen.get(m.protocol), level=options.level, seed=options.seed
+        )
+        for m in matrices
+    }
 
 
 def _components(matrices: Sequence[ScoreMatrix], options: Options, units: Units) -> dict[Protocol, Components]:

@@ -105,6 +105,8 @@ class Pair(Finding):
 
 def find_pair(evidence: Evidence, first: str, second: str, *, level: float = LEVEL) -> Pair:
     """Compare two models, given by name or by a part of it that no other model has."""
+    from potentia.analysis.planning.find import unseen_cells  # planning lies above this room
+
     one, two = (known_model(evidence, name) for name in (first, second))
     if one == two:
         raise InputError(f"{first} and {second} are the same model", where=evidence.source)
@@ -120,7 +122,7 @@ def find_pair(evidence: Evidence, first: str, second: str, *, level: float = LEV
             continue
         pairs += found
         ranked = matrix.benchmarks() if any(not pair.text for pair in found) else matrix.corpora()
-        ranking = decide(ranked, outcomes, level=level)
+        ranking = decide(ranked, outcomes, unseen=unseen_cells(evidence, [ranked]).get(protocol), level=level)
         lead = lead_of(ranking, ranked, outcomes, one, two)
         if lead is not None:
             leads[protocol] = lead

@@ -167,6 +167,8 @@ def agreement_sentence(change: AgreementChange | None, alone: Agreement | None) 
         )
         if change.models < FEW_MODELS:
             return f"{_capital(means)}. It takes {FEW_MODELS} models or more to say whether that is a change."
+        if not change.errors:
+            return f"{_capital(means)}."
         told = (
             f"{means} (difference {gap.value:+.2f}, 95 % interval over {change.over} {gap.low:.2f} to {gap.high:.2f})"
         )
