@@ -170,7 +170,7 @@ def ranks_section(data: ReportData) -> Section | None:
         RANKS,
         charts=[*bumps[:1], *ways],
         more=[*bumps[1:], *rest],
-        more_title="On each task, and the other protocols" if rest else "On each task",
+        more_title="More rank charts",
         tables=_tables([*data.rankings.overall.values(), *data.rankings.kept.values(), *found.values()]),
     )
 
