@@ -118,7 +118,7 @@ def real_world(models: Path, data: Path) -> World:
     def load(name: str) -> Task:
         return tasks.load(name, data_dir=data, caps=caps)
 
-    folders = sorted({file.parent for kind in ("safetensors", "gguf") for file in models.glob(f"*/*.{kind}")})
+    folders = sorted(file.parent for file in models.glob("*/config.json"))  # unpacked: tools/real_models.py --unpack
     corpus = data.parent / "corpora" / "acl_abstracts"
     plain = tasks.load(str(corpus), caps=caps) if corpus.is_dir() else None
     return World(

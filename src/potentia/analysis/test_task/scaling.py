@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from potentia.analysis.stats import hinge_fit
-from potentia.analysis.stats.wild import WildBootstrap, wild_bootstrap
+from potentia.analysis.test_task import hinge as hinge_fit
+from potentia.analysis.test_task.hinge import WildBootstrap, wild_bootstrap
 from potentia.errors import InputError
 from potentia.values.findings import Cell, Finding, Interval, Table
 from potentia.values.scores import Floats
