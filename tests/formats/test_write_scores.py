@@ -14,10 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from potentia.errors import InputError, StoreError
-from potentia.formats import import_scores, write_scores
+from potentia.formats import import_scores, write_scores, write_tables
 from potentia.formats.leaderboard import latex, markdown, mean_ranks
 from potentia.formats.read import read_files
 from potentia.store import Store
+from potentia.values.findings import Table
 from potentia.values.metric import Metric
 from potentia.values.origin import Origin
 from potentia.values.scores import ScoreMatrix
@@ -193,3 +194,15 @@ def test_names_that_look_like_formulas_stay_text(tmp_path: Path):
     back = read_files(file).scores["direct"]
     assert sorted(back.models) == sorted(names)
     assert back.tasks == matrix.tasks
+
+
+def test_every_table_as_booktabs_and_csv(tmp_path: Path) -> None:
+    table = Table("τ of 50 % & more", ("model", "score"), (("a_b", 0.25), ("c", "0.3 ± 0.1")))
+    tex, text = write_tables([table], tmp_path, ["latex", "csv"])
+    made = tex.read_text()
+    assert r"\begin{tabular}{lr}" in made
+    assert r"\caption{$\tau$ of 50 \% \& more}" in made
+    assert r"a\_b & 0.250 \\" in made
+    assert r"c & 0.3 $\pm$ 0.1 \\" in made
+    assert text.read_text().splitlines() == ["model,score", "a_b,0.250", "c,0.3 ± 0.1"]
+    assert str(table).splitlines()[1:] == ["model  score", "a_b    0.250", "c      0.3 ± 0.1"]

@@ -67,8 +67,8 @@ READ = {
 }
 PAIRS = {"columns": "--map", "scale": "--scale", "kind": "--kind"}  # options that say name=what
 OUT = {
-    "figures": option("Draw the figures into this folder.", Path | None),
-    "format": many("pdf, png, svg; several may be given."),
+    "figures": option("Draw the figures, or write the tables, into this folder.", Path | None),
+    "format": many("Of figures pdf, png, svg; of tables csv, latex; several may be given."),
     "no_titles": flag("--no-titles", "Draw the figures without title and caption."),
     "as_json": flag("--json", "Print the findings as JSON."),
 }
@@ -93,7 +93,7 @@ def analysis(
             from potentia.evidence import read
 
             asked = SimpleNamespace(sources=sources, **given)
-            formats = check_formats(asked.format)
+            formats = check_formats(asked.format, tables=True)
             reading = {key: given[key] for key in READ if key not in own}
             pairs = {key: columns_of(reading[key], name) for key, name in PAIRS.items() if key in reading}
             evidence = read(*sources, **{**reading, **pairs, "lower": reading.get("lower") or ()})

@@ -119,7 +119,8 @@ def export(
     source: Annotated[str, typer.Argument(metavar="STORE", help="A store, or any score file.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file, a folder for lm-eval, or - to print.")],
     format: Annotated[
-        str | None, typer.Option(help="csv, parquet, lm-eval, markdown or latex; by default from the file's name.")
+        str | None,
+        typer.Option(help="csv, parquet, lm-eval, every-eval-ever, hub, markdown or latex; else by the file's name."),
     ] = None,
     study: Study = None,
     metric: Metric = None,
@@ -140,6 +141,8 @@ def export(
       potentia export potentia.db -o leaderboard.tex --protocol train_before_test
 
       potentia export potentia.db -o - --format markdown
+
+      potentia export potentia.db -o travel --format every-eval-ever
     """
     from potentia.evidence import read
     from potentia.formats import write_scores
@@ -151,7 +154,7 @@ def export(
     if str(output) == "-":
         _print_file(matrices, format or "csv")
         return
-    written = write_scores(matrices, output, format)
+    written = write_scores(matrices, output, format, items=evidence.items_of)
     if as_json:
         sizes = {name: {"models": len(m.models), "tasks": len(m.tasks)} for name, m in matrices.items()}
         print_json({"files": [str(path) for path in written], "protocols": sizes})
@@ -168,8 +171,8 @@ def _print_file(matrices: Mapping[Protocol, ScoreMatrix], format: str) -> None:
 
     from potentia.formats import write_scores
 
-    if format == "lm-eval":
-        raise InputError("lm-eval results are several files", hint="give a folder: -o results")
+    if format in ("lm-eval", "every-eval-ever", "hub"):
+        raise InputError(f"{format} results are several files", hint="give a folder: -o results")
     with tempfile.TemporaryDirectory() as folder:
         (file,) = write_scores(matrices, Path(folder) / "scores", format)
         sys.stdout.buffer.write(file.read_bytes())

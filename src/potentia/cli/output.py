@@ -183,28 +183,42 @@ def says_of(
             "kind": columns_of(kind, "--kind")}  # fmt: skip
 
 
-def check_formats(formats: list[str] | None) -> list[str]:
-    """Return the formats of figures asked for, pdf where none is; refuse what cannot be drawn before anything is."""
+TABLES = ("csv", "latex")
+
+
+def check_formats(formats: list[str] | None, *, tables: bool = False) -> list[str]:
+    """Return the formats asked for, pdf where none is; refuse what cannot be drawn before anything is."""
     from potentia.show import FORMATS
 
+    known = (*FORMATS, *TABLES) if tables else tuple(FORMATS)
     chosen = list(dict.fromkeys(formats or ["pdf"]))
     for name in chosen:
-        if name not in FORMATS:
-            raise InputError(f"no figure format {name!r}", hint=f"--format takes: {', '.join(FORMATS)}")
+        if name not in known:
+            raise InputError(f"no figure format {name!r}", hint=f"--format takes: {', '.join(known)}")
     return chosen
 
 
 def draw_figures(
     findings: Iterable[Finding], folder: Path | None, formats: list[str] | None, *, titles: bool = True
 ) -> list[Path]:
-    """Draw every chart of the findings where a folder is given, say so, and return the files."""
+    """Draw every chart of the findings where a folder is given, write their tables, say so, and return the files."""
     if folder is None:
         return []
+    from potentia.formats import write_tables
     from potentia.show import draw_all
 
-    charts = (chart for finding in findings for chart in finding.charts() if chart.tells)
-    written = draw_all(on_one_scale(charts), folder, check_formats(formats), titles=titles)
-    errors.print(f"{len(written)} figures in {folder}", markup=False, soft_wrap=True)
+    found, chosen = list(findings), check_formats(formats, tables=True)
+    figures, tables = ([f for f in chosen if (f in TABLES) == wanted] for wanted in (False, True))
+    written: list[Path] = []
+    if figures:
+        charts = (chart for finding in found for chart in finding.charts() if chart.tells)
+        written = draw_all(on_one_scale(charts), folder, figures, titles=titles)
+        errors.print(f"{len(written)} figures in {folder}", markup=False, soft_wrap=True)
+    if tables:
+        every = [table for finding in found for table in map(telling, finding.tables()) if table is not None]
+        made = write_tables(every, folder, tables)
+        errors.print(f"{len(made)} tables in {folder}", markup=False, soft_wrap=True)
+        written += made
     return written
 
 

@@ -183,6 +183,15 @@ class Evidence:
                     return store.items(cell)
         return []
 
+    def items_of(self, protocol: str, model: str, task: str) -> list[ItemOutcome]:
+        """Return the outcomes of one cell by its names; none where no store has them."""
+        for view in self.stores:
+            with view.open() as store:
+                cells = store.cells(study=view.studies, protocol=protocol, model=model, task=task)
+                if cells:
+                    return store.items(cells[-1].key)
+        return []
+
     def narrowed(
         self,
         *,

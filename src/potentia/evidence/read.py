@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from potentia.errors import DataError, InputError, PotentiaError, StoreError
 from potentia.evidence.evidence import Evidence, StoreView
@@ -12,17 +13,20 @@ from potentia.evidence.facts import facts_of, specs_of
 from potentia.evidence.join import Cell, joined, recipe_of, refuse_unlike, unfolded
 from potentia.facts import models as known_models
 from potentia.facts import read_benchmarks, read_facts
-from potentia.formats import Says, read_files
+from potentia.formats import Says, read_files, read_frame
 from potentia.store import Store, StudyRecord
 from potentia.values.protocol import Protocol, in_order
 from potentia.values.scores import ScoreMatrix
 from potentia.values.task_name import TaskName
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 ALL = "all"  # every study of a store
 
 
 def read(
-    *sources: str | Path,
+    *sources: str | Path | pd.DataFrame,
     study: str | Sequence[str] | None = None,
     metric: str | None = None,
     subtasks: bool = False,
@@ -36,7 +40,7 @@ def read(
     scale: Mapping[str, str] | None = None,
     kind: Mapping[str, str] | None = None,
 ) -> Evidence:
-    """Read stores, score tables, lm-eval results or published files, several joined into one.
+    """Read stores, score tables, pandas tables, lm-eval results or published files, several joined into one.
 
     ``study`` names one or more studies of a store (``all`` for all of them); without it the one opened last counts.
     ``metric`` picks a metric where a benchmark has several, ``subtasks`` the members of groups such as MMLU, ``facts``
@@ -61,11 +65,12 @@ def read(
     return whole.narrowed(protocols=protocols, tasks=tasks, models=models)
 
 
-def _facts_beside(sources: Sequence[str | Path]) -> Path | None:
+def _facts_beside(sources: Sequence[str | Path | pd.DataFrame]) -> Path | None:
     """Return ``scores.facts.csv`` where it lies beside the one table ``scores.csv``."""
-    if len(sources) != 1 or is_store(sources[0]):
+    first = sources[0]
+    if len(sources) != 1 or not isinstance(first, (str, Path)) or is_store(first):
         return None
-    path = Path(sources[0]).expanduser()
+    path = Path(first).expanduser()
     if not path.name:
         return None
     beside = path.with_name(f"{path.stem}.facts.csv")
@@ -87,13 +92,17 @@ def is_store(source: str | Path) -> bool:
 
 
 def _read_one(
-    source: str | Path,
+    source: str | Path | pd.DataFrame,
     studies: tuple[str, ...],
     metric: str | None,
     subtasks: bool,
     columns: Mapping[str, str] | None,
     says: Says,
 ) -> Evidence:
+    if not isinstance(source, (str, Path)):
+        made = read_frame(source, metric=metric, columns=columns, says=says)
+        scores = {p: made.scores[p] for p in in_order(made.scores)}
+        return Evidence("DataFrame", "scores", scores, known_models(), notes=made.notes, reading=made.reading)
     if is_store(source):
         return _from_store(str(source), studies, metric)
     path = Path(source).expanduser()

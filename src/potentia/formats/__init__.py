@@ -2,6 +2,7 @@
 
 from potentia.formats.columns import Reading, Says
 from potentia.formats.into_store import Imported, import_scores
-from potentia.formats.read import read_files
+from potentia.formats.leaderboard import write_tables
+from potentia.formats.read import read_files, read_frame
 from potentia.formats.staged import StagedScores
 from potentia.formats.write import write_scores

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,6 +33,7 @@ class Entry:
     origin: Origin = UNKNOWN
     seeds: tuple[float, ...] = ()
     place: str = ""
+    items: Mapping[int, float] | None = None  # the value of every document, by its fingerprint
 
 
 def assemble(entries: Iterable[Entry], *, where: str) -> dict[Protocol, ScoreMatrix]:
@@ -61,6 +64,24 @@ def assemble(entries: Iterable[Entry], *, where: str) -> dict[Protocol, ScoreMat
     if not protocols:
         raise DataError("there are no scores in it", where=where)
     return {Protocol(protocol): _matrix(protocol, cells) for protocol, cells in protocols.items()}
+
+
+def items_of(entries: Iterable[Entry]) -> dict[Protocol, dict[str, dict[str, Mapping[int, float]]]]:
+    """Return protocol → task → model → documents of the entries that have items which make up their score."""
+    found: dict[Protocol, dict[str, dict[str, Mapping[int, float]]]] = {}
+    for entry in entries:
+        if entry.items and abs(sum(entry.items.values()) / len(entry.items) - entry.value) < 1e-6:
+            found.setdefault(Protocol(entry.protocol), {}).setdefault(entry.task, {})[entry.model] = entry.items
+    return found
+
+
+def document(content: object, seen: Container[int] = ()) -> int:
+    """Return a number that names a document by its content; a second document like it gets another."""
+    text = content if isinstance(content, str) else json.dumps(content, sort_keys=True, default=str)
+    number = int(hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:15], 16)
+    while number in seen:
+        number += 1
+    return number
 
 
 def _check_unicode(name: str, place: str, where: str) -> None:

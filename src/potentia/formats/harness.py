@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from potentia.errors import DataError
-from potentia.formats.assemble import Entry
+from potentia.formats.assemble import Entry, document
 from potentia.formats.jsonfile import section
 from potentia.formats.metrics import metric_of, usual_metric
+from potentia.formats.table import decoded, json_lines
 from potentia.formats.tidy import described, number, origin_of, read_seeds
 from potentia.values.metric import Metric, main_metric
 from potentia.values.origin import Origin
@@ -99,7 +100,22 @@ def _entry(
         origin=origin_of(record, where) if own else Origin(shots=shots),
         seeds=read_seeds(own.get("seeds"), where),
         place=f"{where}, {place}",
+        items=_items(Path(where), name, chosen),
     )
+
+
+def _items(results: Path, task: str, chosen: _Measured) -> dict[int, float] | None:
+    """Return the value of every document from ``samples_TASK_TIME.jsonl`` beside ``results_TIME.json``."""
+    stamp = results.stem.removeprefix("results")
+    file = results.parent / f"samples_{task}{stamp}.jsonl"
+    if not stamp or not file.is_file():
+        return None
+    found: dict[int, float] = {}
+    for sample in json_lines(decoded(file), str(file)):
+        value = sample.get(chosen.metric) if isinstance(sample, dict) else None
+        if isinstance(value, (int, float)) and sample.get("filter", "none") == chosen.filter:
+            found[document(sample.get("doc_hash") or sample.get("doc"), found)] = float(value)
+    return found
 
 
 def _measured(body: dict[str, Any]) -> list[_Measured]:

@@ -158,7 +158,8 @@ def _decided_tidy(table: RawTable, rows: Sequence[Row], says: Says) -> Layout:
         known = _said(column, row.get("metric")) if column is not None else {}
         shared = _share(row) if column is not None and column.divided else row
         made.append((at, {**shared, **known}))
-    return Layout(tuple(made), (), Reading(tuple(read.values())))
+    told = tuple(c for c in read.values() if c.divided or not _is_task(c.task))
+    return Layout(tuple(made), (), Reading(told) if told else None)
 
 
 def _said(column: ColumnReading, metric: Any = None) -> dict[str, Any]:

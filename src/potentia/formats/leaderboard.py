@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import re
+from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 
+from potentia.values.findings import Table, slug, written
 from potentia.values.scores import Floats, ScoreMatrix
 
 
@@ -86,6 +90,43 @@ def latex(matrix: ScoreMatrix) -> str:
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"]) + "\n"
 
 
+def write_tables(tables: Iterable[Table], folder: Path, formats: Iterable[str]) -> list[Path]:
+    """Write every table as ``csv`` or ``latex`` (booktabs), in the order and with the ± of the terminal."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written_files: dict[Path, None] = {}
+    for table in tables:
+        rows = [[written(cell, table.digits) for cell in row] for row in table.rows]
+        for kind in formats:
+            stem, count = folder / slug(table.title), 1
+            file = stem.with_name(f"{stem.name}.{'tex' if kind == 'latex' else 'csv'}")
+            while file in written_files:
+                count += 1
+                file = stem.with_name(f"{stem.name}-{count}{file.suffix}")
+            if kind == "latex":
+                file.write_text(_latex_table(table, rows), encoding="utf-8")
+            else:
+                with file.open("w", encoding="utf-8", newline="") as out:
+                    csv.writer(out).writerows([table.columns, *rows])
+            written_files[file] = None
+    return list(written_files)
+
+
+def _latex_table(table: Table, rows: list[list[str]]) -> str:
+    columns = range(len(table.columns))
+    numeric = [any(isinstance(row[k], (int, float)) for row in table.rows) for k in columns]
+    lines = [
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{_tex(table.title)}}}",
+        rf"\begin{{tabular}}{{{''.join('r' if number else 'l' for number in numeric)}}}",
+        r"\toprule",
+        " & ".join(map(_tex, table.columns)) + r" \\",
+        r"\midrule",
+    ]
+    lines += [" & ".join(map(_tex, row)) + r" \\" for row in rows]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"]) + "\n"
+
+
 def _rank(value: float, missing: str) -> str:
     return missing if math.isnan(value) else f"{value:.2f}"
 
@@ -96,7 +137,8 @@ def _plain(text: str) -> str:
 
 _TEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "–": "--", "τ": r"$\tau$", "×": r"$\times$",
+    "↓": r"$\downarrow$", "↑": r"$\uparrow$", "−": "$-$",
 }  # fmt: skip
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from potentia.errors import DataError
-from potentia.formats.assemble import Entry
+from potentia.formats.assemble import Entry, document
 from potentia.formats.metrics import metric_of
 from potentia.formats.tidy import number
 from potentia.values.protocol import DIRECT, Protocol
@@ -45,9 +46,24 @@ def inspect_entries(content: Mapping[str, Any], where: str, *, metric: str | Non
             n=number(score.get("scored_samples") or results.get("completed_samples"), f"{where}, scored_samples"),
             metric=metric_of(task, str(wanted)),
             place=where,
+            items=_samples(content.get("samples"), str(score.get("name"))),
         )
         return
     raise DataError("the log has no such metric", where=where, hint="leave out --metric to take the headline")
+
+
+_GRADES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # as Inspect's accuracy counts them
+
+
+def _samples(samples: Any, scorer: str) -> dict[int, float] | None:
+    """Return the value of every sample of a log that has them; of several epochs the mean."""
+    values: dict[str, list[float]] = {}
+    for sample in samples if isinstance(samples, list) else ():
+        given = ((sample.get("scores") or {}).get(scorer) or {}).get("value")
+        grade = _GRADES.get(given) if isinstance(given, str) else given
+        if isinstance(grade, (int, float)):
+            values.setdefault(json.dumps([sample.get("input"), sample.get("target")], default=str), []).append(grade)
+    return {document(key): sum(parts) / len(parts) for key, parts in values.items()} or None
 
 
 def is_euroeval(record: Any) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from potentia.errors import DataError
-from potentia.formats.assemble import Entry, assemble
+from potentia.formats.assemble import Entry, assemble, items_of
 from potentia.formats.columns import Reading, Says
 from potentia.formats.harness import harness_entries
 from potentia.formats.jsonfile import load_json, paper_entries
@@ -24,8 +25,12 @@ from potentia.formats.table import (
     records_table,
 )
 from potentia.formats.tidy import entries
+from potentia.formats.travel import every_eval_ever_entries, is_every_eval_ever
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Outcomes, ScoreMatrix
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,31 @@ def read_files(
     except OSError as error:
         raise DataError(f"it cannot be read: {error.strerror or error}", where=str(path)) from None
     reading = wishes.readings[0] if wishes.readings else None
-    return FileScores(assemble(found, where=str(path)), tuple(dict.fromkeys(wishes.notes)), reading)
+    scores = assemble(found, where=str(path))
+    return FileScores(scores, tuple(dict.fromkeys(wishes.notes)), reading, items_of(found))
+
+
+def read_frame(
+    frame: pd.DataFrame,
+    *,
+    metric: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    says: Says | None = None,
+) -> FileScores:
+    """Read a pandas table: models × tasks with the models as index or column, or one score a row."""
+    import pandas as pd
+
+    if not pd.api.types.is_integer_dtype(frame.index):
+        frame = frame.rename_axis(frame.index.name or "model").reset_index()
+    rows = frame.astype(object).where(frame.notna(), None).itertuples(index=False, name=None)
+    table = RawTable(
+        "DataFrame", tuple(map(str, frame.columns)), tuple((f"row {i}", row) for i, row in enumerate(rows, 1))
+    )
+    wishes = _Wishes(metric, False, columns or {}, says or Says())
+    found = _from_table(table, wishes)
+    return FileScores(
+        assemble(found, where=table.where), tuple(wishes.notes), wishes.readings[0] if wishes.readings else None
+    )
 
 
 def _from_file(path: Path, wishes: _Wishes) -> list[Entry]:
@@ -109,6 +138,8 @@ def _from_json(content: Any, path: Path, wishes: _Wishes) -> list[Entry]:
         raise DataError("this is no score file: the top is no object", where=str(path))
     if is_inspect(content):
         return list(inspect_entries(content, str(path), metric=wishes.metric))
+    if is_every_eval_ever(content):
+        return list(every_eval_ever_entries(content, path))
     if "results" in content:
         return list(harness_entries(content, path, metric=wishes.metric, subtasks=wishes.subtasks))
     return list(paper_entries(content, str(path)))
@@ -121,18 +152,35 @@ def _from_records(records: list[Any], where: str, wishes: _Wishes) -> list[Entry
 
 
 def _from_folder(folder: Path, wishes: _Wishes) -> list[Entry]:
-    found_here = sorted(folder.rglob("results*.json")) or sorted([*folder.rglob("*.json"), *folder.rglob("*.jsonl")])
+    found_here = sorted(folder.rglob("results*.json")) or sorted(
+        path for path in [*folder.rglob("*.json"), *folder.rglob("*.jsonl")] if not path.name.endswith("_samples.jsonl")
+    )
     files = [path for path in found_here if path.resolve().is_relative_to(folder.resolve())]
     if len(files) < len(found_here):
         wishes.notes.append(f"{len(found_here) - len(files)} links that lead out of {folder} are passed over")
     if not files:
         hint = "give the output folder of lm-eval, Inspect (as json) or EuroEval"
         raise DataError("the folder holds no .json results", where=str(folder), hint=hint)
-    known: dict[tuple[str, str, str], Entry] = {}
-    found: list[Entry] = []
-    for path in files:
+    known: dict[tuple[str, str, str], tuple[str, Entry]] = {}
+    twice: list[Entry] = []
+    older: dict[str, int] = {}
+    for when, path in sorted((_written_at(path), path) for path in files):
         for entry in _from_file(path, wishes):
-            twin = known.setdefault((entry.protocol, entry.model, entry.task), entry)
-            if twin is entry or twin.value != entry.value:  # a copy of the same file says nothing new
-                found.append(entry)
-    return found
+            place = (entry.protocol, entry.model, entry.task)
+            before, twin = known.setdefault(place, (when, entry))
+            if twin.value == entry.value:  # a copy of the same file says nothing new
+                continue
+            if before < when:  # measured again: the later run counts
+                known[place] = when, entry
+                older[entry.model] = older.get(entry.model, 0) + 1
+            else:
+                twice.append(entry)
+    told = "score(s) were measured again, and the latest run counts"
+    wishes.notes += [f"{model}: {count} {told}" for model, count in older.items()]
+    return [entry for _, entry in known.values()] + twice
+
+
+def _written_at(path: Path) -> str:
+    """Return the time in a file's name, as lm-eval and Inspect put it there; empty where there is none."""
+    found = re.search(r"\d{4}-\d\d-\d\dT\d\d[-:]\d\d[-:]\d\d[\d.]*", path.name)
+    return found[0].replace(":", "-") if found else ""

@@ -6,6 +6,7 @@ A table here is a header and rows that know where they stand; what the columns m
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import re
@@ -191,3 +192,11 @@ def _table(where: str, header: Sequence[Any], rows: list[tuple[str, tuple[Any, .
     if twice:
         raise DataError(f"the column {', '.join(twice)!r} is there twice", where=where)
     return RawTable(where, tuple(names), tuple(rows))
+
+
+def safe_name(name: str) -> str:
+    """Return a name for a folder, as lm-eval makes it; different names stay different."""
+    plain = re.sub(r"[^0-9A-Za-z._-]", "_", name.replace("/", "__")).strip(".") or "_"
+    if plain == name.replace("/", "__") and len(plain) <= 120:
+        return plain
+    return f"{plain[:100]}-{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"

@@ -13,8 +13,9 @@ from typing import Any
 from potentia.errors import InputError, StoreError
 from potentia.formats.layout import TRAVELS
 from potentia.formats.leaderboard import latex, markdown
-from potentia.formats.table import FORMULA
+from potentia.formats.table import FORMULA, safe_name
 from potentia.formats.tidy import COLUMNS
+from potentia.formats.travel import Items, write_every_eval_ever, write_hub
 from potentia.values.metric import Metric
 from potentia.values.protocol import Protocol
 from potentia.values.scores import ScoreMatrix
@@ -24,11 +25,14 @@ _ALWAYS = 8  # columns that are written even where they are empty
 _SUFFIXES = {".csv": "csv", ".parquet": "parquet", ".json": "lm-eval", ".md": "markdown", ".tex": "latex"}
 
 
-def write_scores(matrices: Matrices | ScoreMatrix, path: str | Path, format: str | None = None) -> list[Path]:
+def write_scores(
+    matrices: Matrices | ScoreMatrix, path: str | Path, format: str | None = None, *, items: Items | None = None
+) -> list[Path]:
     """Write matrices and return the files written; the format follows from the file's name where it is not given.
 
     ``lm-eval`` writes one file per model and protocol, as lm-eval does, into the folder ``path``; a single model and
-    protocol may go to a file ``*.json``.
+    protocol may go to a file ``*.json``. ``every-eval-ever`` and ``hub`` write into a folder, too; ``items`` gives the
+    outcomes of documents for the former's instance level.
     """
     given: Matrices = {matrices.protocol: matrices} if isinstance(matrices, ScoreMatrix) else dict(matrices)
     target = Path(path).expanduser()
@@ -42,6 +46,8 @@ def write_scores(matrices: Matrices | ScoreMatrix, path: str | Path, format: str
         raise InputError("there are no scores to write")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        if chosen == "every-eval-ever":
+            return write_every_eval_ever(given, target, items)
         return FORMATS[chosen](given, target)
     except OSError as error:
         raise StoreError(
@@ -138,7 +144,7 @@ def _lm_eval(matrices: Matrices, target: Path) -> list[Path]:
             body = lm_eval_results(matrix, i)
             if not body["results"]:
                 continue
-            path = target if single else target / _safe(model) / f"results_{_safe(protocol)}.json"
+            path = target if single else target / safe_name(model) / f"results_{safe_name(protocol)}.json"
             path.parent.mkdir(parents=True, exist_ok=True)
             written += _save(path, json.dumps(body, indent=2, ensure_ascii=False) + "\n")
     return written
@@ -179,17 +185,6 @@ def lm_eval_results(matrix: ScoreMatrix, row: int) -> dict[str, Any]:
     }
 
 
-def _safe(name: str) -> str:
-    """Return a name for a folder, as lm-eval makes it; different names stay different."""
-    import hashlib
-    import re
-
-    plain = re.sub(r"[^0-9A-Za-z._-]", "_", name.replace("/", "__")).strip(".") or "_"
-    if plain == name.replace("/", "__") and len(plain) <= 120:
-        return plain
-    return f"{plain[:100]}-{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
-
-
 def _markdown(matrices: Matrices, target: Path) -> list[Path]:
     return _save(target, "\n".join(markdown(matrix) for matrix in matrices.values()))
 
@@ -204,4 +199,6 @@ FORMATS: dict[str, Callable[[Matrices, Path], list[Path]]] = {
     "lm-eval": _lm_eval,
     "markdown": _markdown,
     "latex": _latex,
+    "every-eval-ever": write_every_eval_ever,
+    "hub": write_hub,
 }

@@ -28,6 +28,13 @@ class Table:
     note: str = ""
     digits: int = 3
 
+    def __str__(self) -> str:
+        """Return the table as a terminal shows it: title, columns under each other, note."""
+        rows = [list(self.columns), *([written(cell, self.digits) for cell in row] for row in self.rows)]
+        widths = [max(len(row[k]) for row in rows) for k in range(len(self.columns))]
+        lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        return "\n".join([self.title, *lines, *([self.note] if self.note else [])])
+
     def _repr_html_(self) -> str:
         """Return the table as a notebook shows it."""
         from html import escape
@@ -62,6 +69,10 @@ class Finding:
     def charts(self) -> Sequence[Chart]:
         """Return the pictures of this finding, as data."""
         return ()
+
+    def __str__(self) -> str:
+        """Return the answer as a terminal prints it: the tables, not the arrays behind them."""
+        return "\n\n".join(str(table) for table in filter(None, map(telling, self.tables()))) or repr(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field as JSON-ready values; NaN becomes None."""

@@ -55,6 +55,12 @@ class Metric:
         return re.split(r"[|,]", self.name, maxsplit=1)[0]
 
     @property
+    def canonical(self) -> str:
+        """The name by which metrics are compared: ``accuracy`` is ``acc``; a filter stays behind it."""
+        known = known_metric(self.name)
+        return self.name if known is None else known.name + self.name.removeprefix(self.plain).replace(",", "|")
+
+    @property
     def guess(self) -> Guess | None:
         """What a guess scores by this metric; None where that is not known."""
         return _GUESS.get(_key(self.plain), None if self.name else "share" if self.higher_is_better else "rest")
@@ -62,10 +68,10 @@ class Metric:
     def differences(self, other: Metric) -> list[tuple[str, str, str]]:
         """Return what keeps two metrics from being compared; what one of them does not know forbids nothing."""
         found = []
-        for what in ("name", "kind", "scale"):
+        for what in ("canonical", "kind", "scale"):
             one, two = getattr(self, what), getattr(other, what)
             if one and two and one != two:
-                found.append(("metric" if what == "name" else what, str(one), str(two)))
+                found.append(("metric" if what == "canonical" else what, str(one), str(two)))
         if self.higher_is_better != other.higher_is_better:
             words = {True: "higher is better", False: "lower is better"}
             found.append(("direction", words[self.higher_is_better], words[other.higher_is_better]))

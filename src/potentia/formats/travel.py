@@ -1,0 +1,283 @@
+"""Results that travel: Every Eval Ever (schema 0.3.0, aggregate and instance level) and the Hub's ``.eval_results``.
+
+What Every Eval Ever has no place for (protocol, seeds, fingerprints of data and recipe) goes into its ``details``,
+whose values are texts, and comes back from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from potentia.errors import DataError, InputError, PotentiaError
+from potentia.formats.assemble import Entry, document
+from potentia.formats.jsonfile import section
+from potentia.formats.metrics import metric_of
+from potentia.formats.table import decoded, json_lines, safe_name
+from potentia.formats.tidy import described, number, origin_of, read_seeds
+from potentia.values.metric import Metric, Scale
+from potentia.values.protocol import DIRECT, Protocol
+from potentia.values.scores import ItemOutcome, Score, ScoreMatrix
+from potentia.values.task_name import TaskName
+
+SCHEMA = "0.3.0"
+Items = Callable[[str, str, str], Sequence[ItemOutcome]]  # (protocol, model, task) → outcomes
+_BOUNDS: dict[Scale | None, tuple[Any, Any]] = {
+    "share": (0.0, 1.0), "percent": (0.0, 100.0), "unbounded": ("-Infinity", "Infinity"),
+}  # fmt: skip
+
+
+@cache
+def hub_dataset(task: str) -> str | None:
+    """Return the dataset on the Hub that a task of lm-eval is made of; None where there is none, or several."""
+    from potentia.tasks.harness import leaf_configs
+
+    try:
+        found = {str(config.get("dataset_path") or "") for config in leaf_configs(TaskName(task).base)[0]}
+    except (PotentiaError, KeyError):
+        return None
+    name = found.pop() if len(found) == 1 else ""
+    return name if name.count("/") == 1 and not Path(name).suffix else None
+
+
+# --- Every Eval Ever: writing ----------------------------------------------------------------------------------------
+
+
+def write_every_eval_ever(
+    matrices: Mapping[Protocol, ScoreMatrix], folder: Path, items: Items | None = None
+) -> list[Path]:
+    """Write one file per model, and beside it ``…_samples.jsonl`` where ``items`` gives the outcomes of documents."""
+    models = dict.fromkeys(model for matrix in matrices.values() for model in matrix.models)
+    now = str(int(time.time()))
+    written: list[Path] = []
+    for model in models:
+        rows = [(p, task, score) for p, matrix in matrices.items() for m, task, score in matrix.scores() if m == model]
+        if not rows:
+            continue
+        developer, _, name = model.rpartition("/")
+        place = folder / "data" / "potentia" / safe_name(developer or "unknown") / safe_name(name)
+        place.mkdir(parents=True, exist_ok=True)
+        run = f"potentia/{model.replace('/', '_')}/{now}"
+        file = place / f"{uuid.uuid4()}.json"
+        body = _aggregate(model, run, now, rows)
+        samples = [line for row in rows for line in _instances(model, run, row, items)]
+        if samples:
+            beside = file.with_name(f"{file.stem}_samples.jsonl")
+            text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in samples)
+            beside.write_text(text, encoding="utf-8")
+            body["detailed_evaluation_results"] = {
+                "format": "jsonl",
+                "file_path": str(beside.relative_to(folder)),
+                "hash_algorithm": "sha256",
+                "checksum": hashlib.sha256(text.encode()).hexdigest(),
+                "total_rows": len(samples),
+            }
+            written.append(beside)
+        file.write_text(json.dumps(body, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        written.append(file)
+    return written
+
+
+def _aggregate(model: str, run: str, now: str, rows: Sequence[tuple[Protocol, str, Score]]) -> dict[str, Any]:
+    developer, _, name = model.rpartition("/")
+    details = {"deployment_type": "unknown", "model_availability": "unknown"}
+    return {
+        "schema_version": SCHEMA,
+        "evaluation_id": run,
+        "retrieved_timestamp": now,
+        "source_metadata": {
+            "source_name": "Potentia",
+            "source_type": "evaluation_run",
+            "source_organization_name": "unknown",
+            "evaluator_relationship": "other",
+        },
+        "eval_library": {"name": "potentia", "version": version("potentia")},
+        "model_info": {
+            "name": name,
+            "id": model,
+            **({"developer": developer} if developer else {}),
+            "additional_details": details,
+        },
+        "evaluation_results": [_result(*row) for row in rows],
+    }
+
+
+def _result(protocol: Protocol, task: str, score: Score) -> dict[str, Any]:
+    metric, dataset = score.metric, hub_dataset(task)
+    low, high = _BOUNDS.get(metric.scale, (None, None))
+    source: dict[str, Any] = {"dataset_name": task, "source_type": "other"}
+    if dataset is not None:
+        source = {"dataset_name": task, "source_type": "hf_dataset", "hf_repo": dataset, "hf_split": "test"}
+    uncertainty: dict[str, Any] = {}
+    if not math.isnan(score.stderr):
+        uncertainty["standard_error"] = {"value": score.stderr}
+    if score.n:
+        uncertainty["num_samples"] = score.n
+    config: dict[str, Any] = {
+        "metric_id": metric.canonical or "score",
+        "metric_name": metric.name or "score",
+        "lower_is_better": not metric.higher_is_better,
+        "score_type": "continuous",
+        "min_score": low,
+        "max_score": high,
+    }
+    told = _facts(protocol, score)
+    return {
+        "evaluation_result_id": f"{protocol}.{task}",
+        "evaluation_name": task,
+        "source_data": source,
+        "metric_config": config,
+        "score_details": {
+            "score": score.value,
+            "details": told,
+            **({"uncertainty": uncertainty} if uncertainty else {}),
+        },
+    }
+
+
+def _facts(protocol: Protocol, score: Score) -> dict[str, str]:
+    """Return what the schema has no field for, as texts."""
+    metric, origin = score.metric, score.origin
+    told = {
+        "protocol": protocol, "metric": metric.name, "metric_kind": metric.kind, "metric_scale": metric.scale,
+        "chance": metric.chance, "seeds": ";".join(map(repr, score.seeds)), "shots": origin.shots,
+        "data_fingerprint": origin.data, "recipe_fingerprint": origin.recipe, "model_fingerprint": origin.model,
+        "source": origin.source, "path": origin.path,
+    }  # fmt: skip
+    return {name: str(value) for name, value in told.items() if value is not None and (value != "" or name == "metric")}
+
+
+def _instances(model: str, run: str, row: tuple[Protocol, str, Score], items: Items | None) -> Iterator[dict[str, Any]]:
+    protocol, task, _ = row
+    for item in items(protocol, model, task) if items is not None else ():
+        prompt, gold = str(item.detail.get("prompt", "")), str(item.gold)
+        yield {
+            "schema_version": SCHEMA,
+            "evaluation_id": run,
+            "model_id": model,
+            "evaluation_name": task,
+            "evaluation_result_id": f"{protocol}.{task}",
+            "sample_id": str(item.doc_id),
+            "sample_hash": hashlib.sha256((prompt + gold).encode("utf-8", "replace")).hexdigest(),
+            "interaction_type": "single_turn",
+            "input": {"raw": prompt, "reference": [gold]},
+            "output": {"raw": [str(item.prediction)]},
+            "answer_attribution": [
+                {
+                    "turn_idx": 0,
+                    "source": "output.raw",
+                    "extracted_value": str(item.prediction),
+                    "extraction_method": "custom",
+                    "is_terminal": True,
+                }
+            ],
+            "evaluation": {"score": item.value, "is_correct": item.value >= 1.0},
+        }
+
+
+# --- Every Eval Ever: reading ----------------------------------------------------------------------------------------
+
+
+def is_every_eval_ever(content: Any) -> bool:
+    """Tell a file of Every Eval Ever by its keys."""
+    return isinstance(content, dict) and "schema_version" in content and "evaluation_results" in content
+
+
+def every_eval_ever_entries(content: Mapping[str, Any], path: Path) -> Iterator[Entry]:
+    """Give the scores of one file, with their items where its samples lie beside it."""
+    where = str(path)
+    results = content["evaluation_results"]
+    model = section(dict(content), "model_info", where).get("id")
+    if not isinstance(results, list) or not isinstance(model, str) or not model.strip():
+        raise DataError("this file of Every Eval Ever names no model or no results", where=where)
+    items = _samples(path)
+    for place, result in enumerate(results):
+        at = f"{where}, evaluation_results[{place}]"
+        if not isinstance(result, dict):
+            raise DataError("the result is no object", where=at)
+        config, scored = section(result, "metric_config", at), section(result, "score_details", at)
+        details, spread = section(scored, "details", at), section(scored, "uncertainty", at)
+        task = str(result.get("evaluation_name") or "").strip()
+        if not task:
+            raise DataError("the result has no evaluation_name", where=at)
+        error = section(spread, "standard_error", at).get("value")
+        own = str(result.get("evaluation_result_id") or task)
+        yield Entry(
+            protocol=str(details.get("protocol") or DIRECT),
+            model=model,
+            task=task,
+            value=number(scored.get("score"), f"{at}, score", required=True),
+            stderr=number(error, f"{at}, standard_error"),
+            n=number(spread.get("num_samples"), f"{at}, num_samples"),
+            metric=_metric(config, details, task, at),
+            origin=origin_of(details, at),
+            seeds=read_seeds(details.get("seeds"), at),
+            place=at,
+            items=items.get(own) or items.get(task),
+        )
+
+
+def _metric(config: Mapping[str, Any], details: Mapping[str, Any], task: str, at: str) -> Metric:
+    lower = config.get("lower_is_better")
+    if not isinstance(lower, bool):
+        raise DataError("lower_is_better is neither true nor false", where=at)
+    if "metric" in details:  # written by Potentia
+        return described({**details, "higher_is_better": not lower}, task, str(details["metric"]) or None, at)
+    name = str(config.get("metric_id") or config.get("metric_name") or "")
+    known = metric_of(task, name or None, not lower)
+    bounds = (config.get("min_score"), config.get("max_score"))
+    scale = next((scale for scale, given in _BOUNDS.items() if bounds == given), None)
+    return Metric(name, not lower, known.kind, scale or known.scale)
+
+
+def _samples(path: Path) -> dict[str, dict[int, float]]:
+    """Return evaluation → document → value of the samples beside a file; documents go by their hash."""
+    found: dict[str, dict[int, float]] = {}
+    beside = path.with_name(f"{path.stem}_samples.jsonl")
+    if not beside.is_file():
+        return found
+    for line in json_lines(decoded(beside), str(beside)):
+        value = (line.get("evaluation") or {}).get("score") if isinstance(line, dict) else None
+        if isinstance(value, (int, float)):
+            by = found.setdefault(str(line.get("evaluation_result_id") or line.get("evaluation_name")), {})
+            by[document(line.get("sample_hash") or line.get("input"), by)] = float(value)
+    return found
+
+
+# --- the Hub ---------------------------------------------------------------------------------------------------------
+
+
+def write_hub(matrices: Mapping[Protocol, ScoreMatrix], folder: Path) -> list[Path]:
+    """Write ``MODEL/.eval_results/potentia.yaml`` for every model: the tasks whose documents are on the Hub."""
+    import yaml
+    from huggingface_hub import EvalResultEntry
+    from huggingface_hub import eval_result_entries_to_yaml as plain
+
+    found: dict[str, list[EvalResultEntry]] = {}
+    for protocol, matrix in matrices.items():
+        for model, task, score in matrix.scores():
+            dataset = hub_dataset(task)
+            if dataset is None:
+                continue
+            recipe = f", recipe {score.origin.recipe[:12]}" if score.origin.recipe else ""
+            error = "" if math.isnan(score.stderr) else f" ± {score.stderr:.4f} (standard error)"
+            notes = f"{protocol.label}{recipe}; {score.metric.name or 'score'}{error}; Potentia {version('potentia')}"
+            entry = EvalResultEntry(dataset_id=dataset, task_id=task, value=round(score.value, 6), notes=notes)
+            found.setdefault(model, []).append(entry)
+    if not found:
+        raise InputError("no task of these scores has its documents on the Hub", hint="the Hub asks for a dataset id")
+    written = []
+    for model, entries in found.items():
+        file = folder / safe_name(model) / ".eval_results" / "potentia.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(yaml.safe_dump(plain(entries), sort_keys=False, allow_unicode=True), encoding="utf-8")
+        written.append(file)
+    return written
