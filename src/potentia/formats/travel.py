@@ -38,7 +38,7 @@ _BOUNDS: dict[Scale | None, tuple[Any, Any]] = {
 @cache
 def hub_dataset(task: str) -> str | None:
     """Return the dataset on the Hub that a task of lm-eval is made of; None where there is none, or several."""
-    from potentia.tasks.harness import leaf_configs
+    from potentia.tasks import leaf_configs
 
     try:
         found = {str(config.get("dataset_path") or "") for config in leaf_configs(TaskName(task).base)[0]}

@@ -4,6 +4,7 @@ from potentia.study import Caps
 from potentia.tasks.contamination import Overlap, overlap
 from potentia.tasks.data import Record, from_records, quiet
 from potentia.tasks.forms.judge import verified
+from potentia.tasks.harness import leaf_configs
 from potentia.tasks.index import index as task_index
 from potentia.tasks.kinds import unanswered
 from potentia.tasks.leaf import Answer, ChatTemplate, Leaf
