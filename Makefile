@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench faults large docs blocks fuzz scale audit architectures weights clean
+.PHONY: help setup demo test lint bench faults large docs blocks fuzz scale audit architectures sabotage weights clean
 
 help: ## say what each target does
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -65,6 +65,9 @@ blocks: $(STAMP) ## run every code block of README and docs, also those that tak
 architectures: $(STAMP) ## every causal architecture beside HFLM and PEFT, and docs/architectures.md from it; ARGS="llama gpt2" for some
 	@PYTHONPATH=tools HF_HUB_OFFLINE=1 $(BIN)/python -m architectures $(ARGS)
 	@PYTHONPATH=tools HF_HUB_OFFLINE=1 $(BIN)/python -m architectures.forms --results .architectures.json --page docs/architectures.md $(ARGS)
+
+sabotage: $(STAMP) ## deliberate breaks of the engine, and whether its checks notice them, in float32 and bfloat16
+	@PYTHONPATH=tools HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m sabotage $(ARGS)
 
 weights: $(STAMP) ## a study of real models on real benchmarks, to the end, on this CPU; DATA=FOLDER of benchmark splits
 	@$(BIN)/python bench/real_weights.py --data $(or $(DATA),../shared/data/benchmarks) $(ARGS)

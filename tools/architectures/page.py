@@ -55,6 +55,10 @@ potentia models check ./my-model                   # the dtype of this machine; 
 It prints what was compared, how far off it is, what would be right, and the form that computed it, and exits with 1
 where something is wrong. In 16 bits the yardstick is PEFT's own distance from float32, at most one and a half times.
 A layer that no adapter of yours should touch is left out with `--targets`.
+
+`make sabotage` breaks the engine in 55 ways, one at a time (parts, routing, scales, losses, gradients, the optimizer,
+masks, windows, positions, the tail, tokens, caches), and prints whether the check notices: 55 of 55 in float32 and 55
+of 55 in bfloat16, where 15 of them move an adapter by less than three times its own rounding.
 """
 
 

@@ -1,0 +1,508 @@
+"""Deliberate breaks of the engine, and whether its checks notice them: ``python -m sabotage``.
+
+Each break changes one thing in the code that computes (never in the code that judges): a part of a layer, whose adapter
+is used, a factor, a loss, a gradient, the optimizer, a mask, a window, positions, the tail, tokens or a cache. It is
+noticed where the check takes another form or refuses, or a trial does not agree. In bfloat16 the table also tells how
+far the break moves gradients (or log-probabilities), as a multiple of the model's own rounding: what moves them by less
+than three times that is hidden in rounding anyway.
+
+    python -m sabotage                       # all of them, in float32 and bfloat16
+    python -m sabotage --only norm,rotation  # those whose names hold a word
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from potentia.engine import LoadedModel
+from potentia.engine.operations import plain
+from potentia.engine.score import Scorer, forest, network, slots
+from potentia.engine.split import SplitModel
+from potentia.engine.tune import (
+    LaneSpec,
+    LaneTrainer,
+    LoraConfig,
+    Schedule,
+    TokenisedExamples,
+    check,
+    dropout,
+    lane_layers,
+    passes,
+    steps,
+)
+from potentia.engine.tune.adapters import AdapterBank
+from potentia.engine.twin import twin
+from potentia.errors import PotentiaError
+from potentia.values.requests import Generation
+
+WORTH = 3.0  # times the model's own rounding
+
+
+@dataclass(frozen=True)
+class Break:
+    """One break: its name, what notices it (hand, long, shared, score, adapters, write, seats), and how it is made."""
+
+    name: str
+    by: str
+    made: Callable[[], Any]
+    model: str = "llama"
+
+
+def changed(owner: Any, name: str, change: Callable[..., Any]) -> Callable[[], Any]:
+    """Make a patch of ``owner.name``: ``change`` gets the own function first, then its arguments."""
+    own = getattr(owner, name)
+
+    def broken(*args: Any, **options: Any) -> Any:
+        return change(own, *args, **options)
+
+    return lambda: patch.object(owner, name, broken)
+
+
+# ---- the breaks -----------------------------------------------------------------------------------------------------
+
+
+def _scaled(place: int, factor: float) -> Callable[..., Any]:
+    """Return a change that scales one of the values that a function returns."""
+
+    def change(own: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        out = own(*args, **options)
+        if not isinstance(out, tuple):
+            return out * factor
+        return tuple(part * factor if number == place else part for number, part in enumerate(out))
+
+    return change
+
+
+def _argument(place: int, change: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Return a change of one argument."""
+
+    def broken(own: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        return own(*(change(a) if number == place else a for number, a in enumerate(args)), **options)
+
+    return broken
+
+
+def _no_projection(_: Any, dy: Tensor, x: Tensor, gain: Tensor, scale: Tensor, add: Tensor | None) -> Tensor:
+    dx = dy.float() * gain.float() * scale.unsqueeze(1)
+    return (dx if add is None else dx + add.float()).to(x.dtype)
+
+
+def _gelu(_: Any, both: Tensor) -> Tensor:
+    g, u = both.float().chunk(2, dim=1)
+    return (torch.nn.functional.gelu(g) * u).to(both.dtype)
+
+
+def _rotate_forward_only(own: Any, *args: Any, back: bool = False) -> Tensor:
+    return own(*args)  # type: ignore[no-any-return]
+
+
+def _rows_seen(change: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Return a change of the rows' bounds that attention sees."""
+    return _argument(3, change)
+
+
+def _seen_from_lane_start(rows: Any) -> Any:
+    return _Bounds(torch.zeros_like(rows.first), rows.last, rows.tiles)
+
+
+@dataclass(frozen=True)
+class _Bounds:
+    first: Tensor
+    last: Tensor
+    tiles: Tensor
+
+
+def _not_causal(own: Any, q: Tensor, k: Tensor, first: Tensor, span: slice, scale: float, window: int | None) -> Any:
+    at = torch.arange(span.start, span.stop)
+    unseen = (at > at[:, None] + 1) | (at < first[span, None])
+    keys = k[span].repeat_interleave(q.shape[1] // k.shape[1], dim=1).float()
+    products = torch.einsum("mhd,nhd->hmn", q[span].float(), keys) * scale
+    return products.masked_fill(unseen, float("-inf")), unseen
+
+
+def _attend_back_scaled(place: int) -> Callable[..., Any]:
+    def change(own: Any, *args: Any) -> None:
+        own(*args)
+        args[-1][place].mul_(1.02)
+
+    return change
+
+
+def _thin_owners(own: Any, x: Tensor, y: Tensor, group: Any, route: Any) -> Any:
+    return own(x, y, group, replace(route, owners=route.owners.roll(1)))
+
+
+def _thin_last(own: Any, x: Tensor, y: Tensor, group: Any, route: Any) -> Any:
+    return own(x, y, group, replace(route, owners=torch.full_like(route.owners, 2)))
+
+
+def _thin_back_grads(part: int, factor: float) -> Callable[..., Any]:
+    def change(own: Any, x: Tensor, dy: Tensor, dx: Any, h: Tensor, group: Any, route: Any) -> None:
+        before = route.grads.clone()
+        own(x, dy, dx, h, group, route)
+        for site in group.sites:
+            sums, old = route.views(route.grads, site)[part], route.views(before, site)[part]
+            sums.copy_(old + (sums - old) * factor)
+
+    return change
+
+
+def _share_skips_a_row(own: Any, ctx: Any, x: Tensor, bank: Any, site: Any, *, into: Tensor) -> None:
+    kept = into.clone()
+    own(ctx, x, bank, site, into=into)
+    into[:1].copy_(kept[:1])
+
+
+def _wrong_owner(own: Any, ctx: Any, slope: Tensor, base: Any) -> Any:
+    bank, site, owners, drop, shape = ctx.held
+    ctx.held = bank, site, owners.roll(1), drop, shape
+    return own(ctx, slope, base)
+
+
+def _steeper(own: Any, ctx: Any, slope: Tensor, base: Any) -> Any:
+    return own(ctx, slope * 1.02, base)
+
+
+def _refresh(factor: float) -> Callable[..., Any]:
+    def change(_: Any, bank: Any) -> None:
+        bank.work.copy_(bank.weights * torch.where(bank.factors != 1, bank.factors * factor, bank.factors))
+
+    return change
+
+
+def _targets_shifted(own: Any, self: Any, hidden: Tensor, targets: Tensor, weights: Tensor) -> Any:
+    return own(self, hidden, targets.roll(1), weights)
+
+
+def _weights_even(own: Any, self: Any, hidden: Tensor, targets: Tensor, weights: Tensor) -> Any:
+    return own(self, hidden, targets, torch.full_like(weights, float(weights.mean())))
+
+
+def _slopes(own: Any, self: Any, *args: Any) -> Any:
+    values, slopes = own(self, *args)
+    return values, slopes * 1.02
+
+
+def _first_target(own: Any, rows: Sequence[Any], *args: Any) -> Any:
+    return own([replace(row, first_target=max(1, row.first_target - 1)) for row in rows], *args)
+
+
+def _last_token(own: Any, rows: Sequence[Any], *args: Any) -> Any:
+    batch = own(rows, *args)
+    ids = batch.ids.clone()
+    ids[:, 1] = 0
+    return replace(batch, ids=ids)
+
+
+def _places_run_on(own: Any, rows: Any) -> Any:
+    row = own(rows)
+    return replace(row, places=np.arange(len(row.places), dtype=np.int32) % 96)
+
+
+def _last_target_lost(own: Any, rows: Any) -> Any:
+    row = own(rows)
+    kept = slice(0, len(row.targets) - 1)
+    names = ("positions", "targets", "target_owners", "weights")
+    return replace(row, **{name: getattr(row, name)[kept] for name in names})
+
+
+def _spans_short(own: Any, rows: Any) -> Any:
+    row = own(rows)
+    return replace(row, spans={slot: (min(a + 1, b), b) for slot, (a, b) in row.spans.items()})
+
+
+def _settings(change: Callable[[list[float]], list[float]]) -> Callable[[], Any]:
+    own = steps.settings_row
+
+    def broken(*args: Any) -> list[float]:
+        return change(own(*args))
+
+    @contextmanager
+    def made() -> Iterator[None]:
+        with patch.object(steps, "settings_row", broken), patch.object(check, "settings_row", broken):
+            yield
+
+    return made
+
+
+def _set(place: int, value: Callable[[list[float]], float]) -> Callable[[list[float]], list[float]]:
+    return lambda row: [value(row) if number == place else one for number, one in enumerate(row)]
+
+
+def _work_stale(own: Any, *args: Any) -> None:
+    kept = args[4].clone()
+    own(*args)
+    args[4].copy_(kept)
+
+
+def _tree_positions(own: Any, self: Any, rows: Any, length: int) -> Any:
+    made = own(self, rows, length)
+    return {**made, "position_ids": torch.arange(length).expand_as(made["position_ids"])}
+
+
+def _ends_late(own: Any, self: Any, ends: Tensor, depths: Tensor, deepest: int) -> Any:
+    return own(self, (ends + 1).clamp(max=ends.shape[1]), depths, deepest)
+
+
+def _window_gone(own: Any, self: Any, ends: Tensor, depths: Tensor, deepest: int) -> Any:
+    with patch.object(self, "_window", None):
+        return own(self, ends, depths, deepest)
+
+
+def _read_early(own: Any, self: Any, rows: Any, hidden: Tensor, length: int) -> Any:
+    return own(self, rows, hidden.roll(1, 0), length)
+
+
+def _askers_mixed(own: Any, self: Any, *args: Any) -> Any:
+    out = own(self, *args)
+    return replace(out, strands=np.roll(out.strands, 1))
+
+
+def _prefix_more(own: Any, one: list[int], other: list[int]) -> int:
+    return min(int(own(one, other)) + 1, len(one), len(other))
+
+
+def _owners_swapped(own: Any, self: Any, owners: Sequence[int]) -> None:
+    own(self, list(owners)[::-1])
+
+
+def _hidden_from(own: Any, self: Any, **inputs: Any) -> Any:
+    if "past_key_values" in inputs and inputs["input_ids"].shape[1] == 1:
+        inputs["position_ids"] = inputs["position_ids"] * 0 + 1
+    return own(self, **inputs)
+
+
+def _mask_forgets(own: Any, self: Any, **inputs: Any) -> Any:
+    if inputs.get("attention_mask") is not None and inputs["input_ids"].shape[1] == 1:
+        mask = inputs["attention_mask"].clone()
+        mask[:, -2] = 0
+        inputs["attention_mask"] = mask
+    return own(self, **inputs)
+
+
+def _seat_short(own: Any, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, *rest: Any) -> Tensor:
+    return own(q, k, v, (lengths - 1).clamp(min=1), *rest)  # type: ignore[no-any-return]
+
+
+def _kept_wrong(own: Any, self: Any, layer: int, where: Tensor, k: Tensor, v: Tensor) -> Any:
+    return own(self, layer, where, k, v.roll(1, 0))
+
+
+def _chosen_second(own: Any, self: Any, hidden: Tensor, record: bool) -> Any:
+    return own(self, hidden * 0.9 + hidden.roll(1, 0) * 0.1, record)
+
+
+def breaks() -> list[Break]:
+    """Return every break."""
+    hand, long, shared = "hand", "long", "shared"
+    return [
+        Break("norm: gain 2 % too large", hand, changed(plain, "norm", _scaled(0, 1.02))),
+        Break("norm: ε a thousand times", hand, changed(plain, "norm", _argument(2, lambda e: e * 1e4))),
+        Break("norm: gradient without its projection", hand, changed(plain, "norm_back", _no_projection)),
+        Break("residual: attention counts 0.98", hand, changed(plain, "add_norm", _argument(1, lambda y: y * 0.98))),
+        Break("gate: gelu for silu", hand, changed(plain, "gate", _gelu)),
+        Break("gate: gradient 3 % too large", hand, changed(plain, "gate_back_", _argument(1, lambda s: s * 1.03))),
+        Break("rotation: backwards", hand, changed(plain, "rotate_", _argument(4, lambda s: -s))),
+        Break("rotation: one place late", hand, changed(plain, "rotate_", _argument(3, lambda c: c.roll(1, 0)))),
+        Break("rotation: gradient not turned back", hand, changed(plain, "rotate_", _rotate_forward_only)),
+        Break("attention: scale 1 % too large", hand, changed(plain, "attend", _argument(4, lambda s: s * 1.01))),
+        Break("attention: sees the next token", long, changed(plain, "_scores", _not_causal)),
+        Break("attention: sees other rows", long, changed(plain, "attend", _rows_seen(_seen_from_lane_start))),
+        Break("attention: gradient of values", long, changed(plain, "attend_back", _attend_back_scaled(2))),
+        Break("attention: gradient of keys", long, changed(plain, "attend_back", _attend_back_scaled(1))),
+        Break("window: one token wider", long, changed(plain, "_scores", _argument(5, _wider)), "mistral"),
+        Break("window: not looked at", long, changed(plain, "attend", _argument(5, lambda _: None)), "mistral"),
+        Break("routing: the stretch before", long, changed(plain, "thin", _thin_owners)),
+        Break("routing: one adapter for all", long, changed(plain, "thin", _thin_last)),
+        Break("scale: none in A's gradient", long, changed(plain, "thin_back", _thin_back_grads(0, 0.5))),
+        Break("gradient: B's 5 % too large", long, changed(plain, "thin_back", _thin_back_grads(1, 1.05))),
+        Break("gradient: a lane's first token lost", long, changed(check, "lay", _spans_short)),
+        Break("routing: a row without its adapter", shared, changed(lane_layers, "_share", _share_skips_a_row)),
+        Break("routing: gradients to another lane", shared, changed(lane_layers, "_share_back", _wrong_owner)),
+        Break(
+            "gradient: adapters' 2 % too large",
+            shared,
+            changed(lane_layers, "_share_back", _steeper),
+        ),
+        Break("scale: α/r left out", shared, changed(AdapterBank, "refresh", _refresh(0.5))),
+        Break("scale: α/√r for α/r", shared, changed(AdapterBank, "refresh", _refresh(2.0))),
+        Break("dropout: kept values not scaled", shared, changed(dropout.Dropout, "__call__", _scaled(0, 0.9))),
+        Break("dropout: another layer's mask", shared, changed(dropout, "keep_mask", _argument(1, lambda n: n + 1))),
+        Break("loss: targets one place off", shared, changed(SplitModel, "losses", _targets_shifted)),
+        Break("loss: all tokens weigh the same", shared, changed(SplitModel, "losses", _weights_even)),
+        Break("loss: gradient 2 % too large", shared, changed(SplitModel, "losses", _slopes)),
+        Break("loss: static, gradient 2 % too large", long, changed(plain, "loss", _scaled(1, 1.02))),
+        Break("loss: the prompt's last token counts", shared, changed(passes, "assemble", _first_target)),
+        Break("tokens: every row's second is another", shared, changed(passes, "assemble", _last_token)),
+        Break("positions: run on from row to row", long, changed(check, "lay", _places_run_on), "gpt2"),
+        Break("loss: the last target lost", long, changed(check, "lay", _last_target_lost)),
+        Break("tail: logits 1 % too large", shared, changed(SplitModel, "logits", _scaled(0, 1.01))),
+        Break("optimizer: no bias correction", shared, _settings(_set(5, lambda row: row[0]))),
+        Break("optimizer: decay with the wrong sign", shared, _settings(_set(1, lambda row: 2 - row[1]))),
+        Break("optimizer: β2 of 0.99", shared, _settings(_set(4, lambda row: 0.01))),
+        Break("optimizer: no clipping", shared, _settings(_set(8, lambda row: float("inf")))),
+        Break("optimizer: adapters in use are stale", shared, changed(plain, "update_", _work_stale)),
+        Break("mask: sees a sibling's first token", "score", changed(network.Network, "_masks", _ends_late)),
+        Break("mask: window not looked at", "score", changed(network.Network, "_masks", _window_gone), "mistral"),
+        Break("positions: by place in the row", "score", changed(network.Network, "_tree", _tree_positions)),
+        Break("tail: read one place early", "score", changed(network.Network, "_read", _read_early)),
+        Break("tail: temperature of 1.02", "score", changed(network, "log_softmax", _argument(0, lambda x: x * 1.02))),
+        Break("tokens: answers to other requests", "score", changed(network.Network, "_read", _askers_mixed)),
+        Break("tokens: a prefix one token too long", "score", changed(forest, "common_prefix", _prefix_more)),
+        Break("routing: requests to other adapters", "adapters", changed(network.Network, "route", _owners_swapped)),
+        Break("cache: positions stand still", "write", changed(SplitModel, "run", _hidden_from)),
+        Break("cache: forgets the token before", "write", changed(SplitModel, "run", _mask_forgets)),
+        Break("cache: seats see a token fewer", "seats", changed(plain, "attend_cached", _seat_short)),
+        Break("cache: values of another seat", "seats", changed(slots.Slots, "_keep", _kept_wrong)),
+        Break("cache: a seat's neighbour shines through", "seats", changed(slots.Slots, "_choose", _chosen_second)),
+    ]
+
+
+def _wider(window: int | None) -> int | None:
+    return None if window is None else window + 1
+
+
+# ---- noticing -------------------------------------------------------------------------------------------------------
+
+
+def lanes(model: str, count: int = 3, p: float = 0.1) -> list[LaneSpec]:
+    """Make lanes of rows of several lengths."""
+    targets = None if model == "gpt2" else ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj")
+    lora = LoraConfig(r=4, alpha=8, dropout=p, targets=targets)
+    specs = []
+    for number in range(count):
+        stream = np.random.default_rng(number)
+        lengths = stream.integers(6, 60, 12)
+        ids = [stream.integers(8, 380, length).tolist() for length in lengths]
+        prompts = [int(stream.integers(1, length)) for length in lengths]
+        schedule = Schedule(epochs=1, batch=4, clip=0.05, loss="completion")
+        specs.append(LaneSpec(f"l{number}", TokenisedExamples.of(ids, prompts), schedule, lora, number))
+    return specs
+
+
+def build(name: str, dtype: torch.dtype) -> Any:
+    """Make the model that a break is tried on."""
+    from architectures.tiny import build as tiny
+
+    model: Any = tiny(name).to(dtype)
+    return model.requires_grad_(False)
+
+
+FORM = {"hand": check.HAND, "long": check.LONG, "shared": passes.SHARED}
+
+
+def noticed(broken: Break, dtype: torch.dtype) -> bool:
+    """Say whether the engine's own checks notice a break."""
+    model = build(broken.model, dtype)
+    with broken.made(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            if broken.by in FORM:
+                forms = [FORM[broken.by]] if broken.by != "hand" else [check.HAND]
+                verdict = _check(model, broken.by, broken.model)
+                return verdict not in forms
+            return not _trusted(broken.by, model)
+        except PotentiaError:
+            return True
+
+
+def _check(model: Any, by: str, name: str) -> str:
+    specs = lanes(name)
+    if by != "long":
+        return check.check_lanes(model, specs[0].lora, specs, static=by == "hand").form
+    with patch.object(check.Blocks, "of", lambda _: None):
+        return check.check_lanes(model, specs[0].lora, specs, static=True).form
+
+
+def _trusted(by: str, model: Any) -> bool:
+    """Say whether paths are still trusted."""
+    from architectures.tiny import words
+
+    loaded = LoadedModel.of(model, words())
+    stream = np.random.default_rng(0)
+    stems = [stream.integers(8, 380, length).tolist() for length in (5, 20, 45)]
+    pairs = [(stem, stream.integers(8, 380, count).tolist()) for stem in stems for count in (1, 2, 4)]
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        if by == "adapters":
+            trainer = stack.enter_context(LaneTrainer(loaded))
+            trainer.bank(LoraConfig(r=4, alpha=8, dropout=0.0), 3).randomise()
+            owners = [number % 3 for number in range(len(pairs))]
+            Scorer(loaded, router=trainer.router).loglikelihood_ids(pairs, owners=owners)
+        elif by == "score":
+            Scorer(loaded).loglikelihood_ids(pairs)
+        else:
+            requests = [Generation(text, (), 6) for text in ("the river is", "two", "a long and narrow way to the")]
+            Scorer(loaded, continuous=by == "seats").generate(requests)
+    return all(found == "agrees" for found in loaded.checked.values())
+
+
+def moved(broken: Break, dtype: torch.dtype) -> float | None:
+    """Return how far a break moves lanes' gradients or updates, as a multiple of the model's own rounding."""
+    if broken.by not in FORM:
+        return None
+    model, specs = build(broken.model, dtype), lanes(broken.model)
+    with twin(model) as judge:
+        exact = check._Trial(judge.model, specs[0].lora, specs, 96, False)
+        rows, truth = exact.rows()
+        exact.bank.close()
+    own = check._Trial(model, specs[0].lora, specs, 96, False)
+    try:
+        rounding = check.distance_of(own.bank, check.own_gradients(model, own.bank, rows), truth).lane
+        own.blocks = check.Blocks.of(model) if broken.by == "hand" else None
+        with broken.made():
+            update = check.update_distance(own.bank, truth[1], specs[0].schedule)
+            own.bank.refresh()
+            gap = check.distance_of(own.bank, own.gradients(FORM[broken.by], rows), truth).lane
+        return max(gap, update) / rounding
+    finally:
+        own.bank.close()
+
+
+def main() -> int:
+    """Try the breaks, and tell which were noticed."""
+    parser = argparse.ArgumentParser(prog="sabotage", description=__doc__)
+    parser.add_argument("--only", default="", help="words, with commas between: breaks whose names hold one")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    given = parser.parse_args()
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    chosen = [b for b in breaks() if not given.only or any(word in b.name for word in given.only.split(","))]
+    rows = []
+    for broken in chosen:
+        row: dict[str, Any] = {"break": broken.name, "by": broken.by}
+        for dtype in (torch.float32, torch.bfloat16):
+            row[str(dtype).removeprefix("torch.")] = noticed(broken, dtype)
+        row["moves"] = moved(broken, torch.bfloat16)
+        rows.append(row)
+        if not given.json:
+            size = "" if row["moves"] is None else f"{row['moves']:.1f} × its rounding"
+            told = ", ".join(f"{kind} {'noticed' if row[kind] else 'MISSED'}" for kind in ("float32", "bfloat16"))
+            print(f"{broken.name:44}{told}  {size}", flush=True)
+    counts = {kind: sum(row[kind] for row in rows) for kind in ("float32", "bfloat16")}
+    worth = [row for row in rows if row["moves"] is None or row["moves"] > WORTH]
+    seen = sum(row["bfloat16"] for row in worth)
+    if given.json:
+        print(json.dumps({"breaks": rows, "noticed": counts, "worth": len(worth), "worth_noticed": seen}))
+    else:
+        print(
+            f"{len(rows)} breaks. Noticed in float32: {counts['float32']}; in bfloat16: {counts['bfloat16']}, "
+            f"and {seen} of the {len(worth)} that move an adapter by more than {WORTH:g} times its own rounding."
+        )
+    return 0 if counts["float32"] == len(rows) and seen == len(worth) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
