@@ -174,8 +174,20 @@ def test_simultaneous_intervals_are_wider_and_hold_together():
 def test_the_simultaneous_threshold_is_the_studentised_range():
     from scipy.stats import studentized_range
 
-    found = simultaneous_threshold(np.full(6, 0.1), 0.95, np.random.default_rng(0), simulations=40_000)
+    found = simultaneous_threshold(np.diag(np.full(6, 0.01)), 0.95, np.random.default_rng(0), simulations=40_000)
     assert found == pytest.approx(studentized_range.ppf(0.95, 6, np.inf) / np.sqrt(2), abs=0.02)
+
+
+def test_shared_documents_make_rank_intervals_narrower():
+    hard = (np.arange(400) + 0.5) / 400
+    right = {f"m{k}": (hard < p).astype(float) for k, p in enumerate((0.64, 0.60, 0.56))}  # the same documents fall
+    values = np.array([[v.mean()] for v in right.values()])
+    given = matrix(values, stderr=np.sqrt(values * (1 - values) / 399))
+    items = {"t0": {m: dict(enumerate(v.tolist())) for m, v in right.items()}}
+    apart, paired = (rank_intervals(given, i, simultaneous=True) for i in (None, items))
+    assert (apart.worst - apart.best).sum() > 0
+    np.testing.assert_array_equal(paired.best[:, 0], [1, 2, 3])
+    np.testing.assert_array_equal(paired.worst[:, 0], [1, 2, 3])
 
 
 def test_rank_intervals_need_errors_and_skip_gaps():

@@ -170,7 +170,7 @@ def decide(
     general = float(np.median(known.sum(axis=1))) >= FEW_TASKS
     drawn = np.zeros((0, models))
     if np.isfinite(matrix.stderr[known]).all() and models > 1:
-        noise = [_noise(matrix, k, items) for k in range(tasks)]
+        noise = [noise_of(matrix, k, items) for k in range(tasks)]
         whole: Iterator[tuple[Floats, int]]
         if known.all():
             whole = iter([(x[None], count)])
@@ -269,7 +269,7 @@ def _fitted(
         yield np.where(known, seen, fit + spread * rng.standard_normal(fit.shape)), size
 
 
-def _noise(matrix: ScoreMatrix, column: int, items: Outcomes | None) -> Floats:
+def noise_of(matrix: ScoreMatrix, column: int, items: Outcomes | None) -> Floats:
     """Return the covariance of the test noise of the models on one task: (models, models), or (models,) if diagonal.
 
     Models that answered the same documents have the covariance of their outcomes. One document more of each kind
@@ -425,7 +425,7 @@ def _gap(
         return None
     variance = []
     for k in both:
-        noise = _noise(pair, int(k), items)
+        noise = noise_of(pair, int(k), items)
         cov = np.diag(noise**2) if noise.ndim == 1 else noise
         there = np.isfinite(pair.stderr[:, k]).all()
         variance.append(cov[0, 0] + cov[1, 1] - 2 * cov[0, 1] if there else np.nan)

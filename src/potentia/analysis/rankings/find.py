@@ -276,7 +276,7 @@ def _rank_scores(
         paired=_paired(matrices, options, items),
         fewer={f.protocol: f for m in matrices if (f := measure_fewer(m, level=options.level, seed=options.seed))},
         significance={m.protocol: measure_significance(m, units=units, **options.sampling()) for m in tested},
-        ranks=_ranks(tested, options),
+        ranks=_ranks(tested, options, items),
         aggregate={m.protocol: aggregate_ranks(m) for m in matrices},
         components=components,
         family_components=_families(matrices, components, background, options),
@@ -455,9 +455,11 @@ def _tested(matrix: ScoreMatrix) -> ScoreMatrix:
     return matrix.select(tasks=[t for k, t in enumerate(matrix.tasks) if not bare[:, k].any()])
 
 
-def _ranks(tested: Sequence[ScoreMatrix], options: Options) -> dict[Protocol, RankIntervals]:
+def _ranks(
+    tested: Sequence[ScoreMatrix], options: Options, items: Mapping[Protocol, Outcomes]
+) -> dict[Protocol, RankIntervals]:
     plain = {"level": options.level, "simultaneous": options.simultaneous, "seed": options.seed}
-    return {m.protocol: rank_intervals(m, **plain) for m in tested}  # type: ignore[arg-type]
+    return {m.protocol: rank_intervals(m, items.get(m.protocol), **plain) for m in tested}  # type: ignore[arg-type]
 
 
 def _compute(

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from scipy.stats import norm, rankdata
 
+from potentia.analysis.rankings.decide import noise_of
 from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.errors import InputError
 from potentia.values.findings import Cell, Chart, Finding, Plot, Points, Table
 from potentia.values.protocol import Protocol
-from potentia.values.scores import Floats, ScoreMatrix
+from potentia.values.scores import Floats, Outcomes, ScoreMatrix
 
 SIMULATIONS = 2_000
 
@@ -88,46 +88,59 @@ class RankIntervals(Finding):
 
 
 def rank_intervals(
-    matrix: ScoreMatrix, *, level: float = LEVEL, simultaneous: bool = False, seed: int = 0
+    matrix: ScoreMatrix,
+    items: Outcomes | None = None,
+    *,
+    level: float = LEVEL,
+    simultaneous: bool = False,
+    seed: int = 0,
 ) -> RankIntervals:
-    """Rank intervals of every model on every task; tasks without standard errors are refused."""
+    """Rank intervals of every model on every task; tasks without standard errors are refused.
+
+    ``items`` are stored outcomes: models that answered the same documents are compared document by document.
+    """
     values = matrix.oriented()
     rank, best, worst = (np.full(matrix.shape, np.nan) for _ in range(3))
     rng = np.random.default_rng(seed)
     for column, task in enumerate(matrix.tasks):
         known = np.isfinite(values[:, column])
-        score, error = values[known, column], matrix.stderr[known, column]
-        if not np.isfinite(error).all():
+        score = values[known, column]
+        if not np.isfinite(matrix.stderr[known, column]).all():
             raise InputError(
                 f"{task} has scores without standard errors", hint="leave the task out, or score it with Potentia"
             )
-        threshold = simultaneous_threshold(error, level, rng) if simultaneous else float(norm.ppf(0.5 + level / 2))
+        noise = noise_of(matrix, column, items)
+        noise = (np.diag(noise**2) if noise.ndim == 1 else noise)[np.ix_(known, known)]
+        apart = np.sqrt(np.maximum(np.diag(noise)[:, None] + np.diag(noise) - 2 * noise, 0.0))
+        threshold = simultaneous_threshold(noise, level, rng) if simultaneous else float(norm.ppf(0.5 + level / 2))
         rank[known, column] = rankdata(-score, method="average")
-        best[known, column], worst[known, column] = _ends(score, error, threshold)
+        beats = score[:, None] - score > threshold * apart
+        best[known, column], worst[known, column] = 1 + beats.sum(axis=0), len(score) - beats.sum(axis=1)
     return RankIntervals(matrix.protocol, level, simultaneous, matrix.models, matrix.tasks, rank, best, worst)
 
 
 def simultaneous_threshold(
-    stderr: Floats, level: float, rng: np.random.Generator, *, simulations: int = SIMULATIONS
+    noise: Floats, level: float, rng: np.random.Generator, *, simulations: int = SIMULATIONS
 ) -> float:
-    """Return the ``level`` quantile of the largest |z| over all pairs when no model differs from another."""
-    count = len(stderr)
+    """Return the ``level`` quantile of the largest |z| over all pairs when no model differs from another.
+
+    ``noise`` (models, models) is the covariance of the scores: where models answered the same documents, it is not
+    diagonal, and differences are sharper.
+    """
+    count = len(noise)
     if count < 2:
         return float(norm.ppf(0.5 + level / 2))
     a, b = np.triu_indices(count, 1)
-    scale = np.sqrt(stderr[a] ** 2 + stderr[b] ** 2)
+    values, vectors = np.linalg.eigh(noise)
+    root = vectors * np.sqrt(np.maximum(values, 0.0))
+    scale = np.sqrt(np.maximum(noise[a, a] + noise[b, b] - 2 * noise[a, b], 0.0))
     per_unit = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 0).astype(np.float32)
     largest = np.empty(simulations)
     step = max(1, (1 << 17) // len(a))
     for start in range(0, simulations, step):
-        noise = (rng.standard_normal((min(step, simulations - start), count)) * stderr).astype(np.float32)
-        largest[start : start + step] = (np.abs(noise[:, a] - noise[:, b]) * per_unit).max(axis=1)
+        drawn = (rng.standard_normal((min(step, simulations - start), count)) @ root.T).astype(np.float32)
+        largest[start : start + step] = (np.abs(drawn[:, a] - drawn[:, b]) * per_unit).max(axis=1)
     return float(np.quantile(largest, level))
-
-
-def _ends(score: Floats, stderr: Floats, threshold: float) -> tuple[npt.NDArray[np.int_], npt.NDArray[np.int_]]:
-    beats = score[:, None] - score[None, :] > threshold * np.sqrt(stderr[:, None] ** 2 + stderr[None, :] ** 2)
-    return 1 + beats.sum(axis=0), len(score) - beats.sum(axis=1)
 
 
 def _mean(row: Floats) -> float:
