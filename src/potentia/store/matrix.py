@@ -18,6 +18,7 @@ from potentia.values.scores import Objects, ScoreMatrix
 
 METRIC = tuple(s.scores.c[name] for name in ("metric", "higher_is_better", "kind", "scale", "chance"))
 ORIGIN = ("data", "recipe", "shots", "identity", "source", "path")  # columns of a cell, in the order of Origin
+_UNKNOWN = (None,) * len(ORIGIN)
 
 
 class Grid:
@@ -58,12 +59,13 @@ class Grid:
     def _objects(self, read: Callable[..., Any], columns: slice) -> Objects | None:
         """Return one object per cell, equal ones made once; None where no cell has any."""
         given = [tuple(row[columns]) for row in self._rows]
-        if not any(value is not None for parts in set(given) for value in parts):
-            return None
-        part = np.full((len(self.models), len(self.tasks)), None, dtype=object)
         made = {parts: read(*parts) for parts in set(given)}
-        for i, j, parts in zip(*self._places, given, strict=True):
-            part[i, j] = made[parts]
+        if not any(made.values()):
+            return None
+        cells = np.empty(len(given), dtype=object)
+        cells[:] = [made[parts] for parts in given]
+        part = np.full((len(self.models), len(self.tasks)), None, dtype=object)
+        part[self._places] = cells
         return part
 
     def _metrics(self, where: str) -> tuple[Metric, ...]:
@@ -87,7 +89,7 @@ def read_metric(name: str, up: Any, kind: Any = None, scale: Any = None, chance:
 
 def read_origin(*columns: Any) -> Origin | None:
     """Return an origin of what its columns hold."""
-    return Origin(*columns) if any(value is not None for value in columns) else None
+    return Origin(*columns) if columns != _UNKNOWN else None
 
 
 def read_seeds(text: str | None) -> tuple[float, ...] | None:

@@ -260,15 +260,17 @@ def _shared(
 ) -> tuple[list[Protocol], list[str]]:
     """Return protocols, as many as possible, and the tasks of which every model has all scores under them.
 
-    A model that lacks more than half of the tasks does not keep them from the others. Scores where less is better are
-    taken only where there are no others: a mean over both says nothing.
+    A model that lacks more than half of the tasks does not keep them from the others. Scores where less is better, and
+    those that are no shares of 1 (ratings, BLEU), are taken only where there are no others: a mean over both says
+    nothing.
     """
     for protocols in (every, ends, ends[-1:]):
         if not all(p in matrices for p in protocols):
             continue
         tasks = [t for t in matrices[protocols[-1]].tasks if all(t in matrices[p].tasks for p in protocols)]
-        up = dict(zip(matrices[protocols[-1]].tasks, matrices[protocols[-1]].higher_is_better, strict=True))
-        tasks = [t for t in tasks if up[t]] or tasks
+        metrics = dict(zip(matrices[protocols[-1]].tasks, matrices[protocols[-1]].metrics, strict=True))
+        tasks = [t for t in tasks if metrics[t].higher_is_better] or tasks
+        tasks = [t for t in tasks if metrics[t].scale in ("share", None) or metrics[t].guess == "zero"] or tasks
         parts = [matrices[p].select(tasks=tasks) for p in protocols]
         known = np.logical_and.reduce([np.isfinite(_rows(part, models)[0]) for part in parts])  # (models, tasks)
         whole = known[known.mean(axis=1) > 0.5] if tasks else known
