@@ -160,7 +160,7 @@ def run(
             plan,
             workers=workers or default_workers(plan),
             threads=threads,
-            executor=executor,  # type: ignore[arg-type]
+            executor=executor,
             watch=watch,
             split=split,
         )

@@ -18,13 +18,14 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
+from importlib import import_module
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.synchronize import Event
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Protocol
 
-from potentia.errors import InputError, PotentiaError, StoreError, without_password
+from potentia.errors import PotentiaError, StoreError, without_password
 from potentia.processes import leave_with_parent
 from potentia.run.cost import parameters_of, weight_bytes
 from potentia.run.fine_tuning import Stopped
@@ -43,13 +44,30 @@ if TYPE_CHECKING:
     from potentia.store import LeaseRecord, Store
     from potentia.study import Study
 
-Executor = Literal["local", "ray"]
 FULL = 0.9  # of a GPU's memory: weights beyond this do not fit it
 LEAST_GPU = 4 << 30  # bytes; smaller weights fit any GPU
 LEAST_ROOM, ROOM_PER_PARAMETER = 8 * 2**30, 12.0  # bytes of a GPU that a row needs: weights, passes of lanes, caches
 MOST_PER_GPU, CORES_PER_ROW = 6, 2
 LEAVE_SECONDS = 60.0  # that workers get to save once they are told to stop
 Stop = Callable[[], bool]
+
+
+class Elsewhere(Protocol):
+    """An executor, ``run_elsewhere`` of ``run/on_NAME.py``: hand each row to ``work_row`` on another machine.
+
+    ``divide`` gives the rows in parts, for so many workers of a kind of device. A row that is lost goes to
+    ``give_up_row``; one that another process has (``outcome.held``) is asked for again.
+    """
+
+    def __call__(
+        self,
+        rows: Sequence[RowPlan],
+        tasks: LoadedTasks,
+        *,
+        stop: Stop,
+        divide: Callable[[int, str], Sequence[RowPlan]],
+    ) -> dict[str, RowOutcome]:
+        """Return how each row ended, by the model's name."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +91,7 @@ def run_study(
     study: Study | StudyPlan,
     *,
     workers: int = 1,
-    executor: Executor = "local",
+    executor: str = "local",
     threads: int = 0,
     watch: Callable[[StudyPlan], Any] | None = None,
     split: bool | None = None,
@@ -122,7 +140,7 @@ def in_one(model: str, cells: Sequence[str], reason: str) -> str:
     return f"{model} × {cells[0]}: {reason}" if len(cells) == 1 else f"{model}, {len(cells)} cells: {reason}"
 
 
-def _begin_log(plan: StudyPlan, workers: int, executor: Executor) -> RunLog:
+def _begin_log(plan: StudyPlan, workers: int, executor: str) -> RunLog:
     """Open the log of a run with what it is to do."""
     with opened(plan.study.store) as store:
         log = RunLog.of(store, plan.run)
@@ -188,7 +206,7 @@ def _execute(
     plan: StudyPlan,
     rows: list[RowPlan],
     workers: int,
-    executor: Executor,
+    executor: str,
     stop: Callable[[], bool],
     split: bool | None,
     stay: Stay | None = None,
@@ -204,11 +222,8 @@ def _execute(
 
         device = pick_device(plan.study.device).type
         return run_rows(divide(workers, device), plan.tasks, workers=workers, stop=stop, stay=stay)
-    if executor == "ray":
-        from potentia.run.on_ray import run_rows_on_ray
-
-        return run_rows_on_ray(rows, plan.tasks, stop=stop, divide=divide)
-    raise InputError(f"no executor {executor!r}", hint="use local or ray")
+    elsewhere: Elsewhere = import_module(f"potentia.run.on_{executor}").run_elsewhere
+    return elsewhere(rows, plan.tasks, stop=stop, divide=divide)
 
 
 # --- the local executor ----------------------------------------------------------------------------------------------

@@ -62,12 +62,12 @@ def needs(row: RowPlan, gpu_bytes: int | None) -> Needs:
     return Needs(1, memory, round(share, 2))
 
 
-def run_rows_on_ray(
+def run_elsewhere(
     rows: Sequence[RowPlan],
     tasks: LoadedTasks,
     *,
     stop: Callable[[], bool],
-    divide: Callable[[int, str], Sequence[RowPlan]] | None = None,
+    divide: Callable[[int, str], Sequence[RowPlan]],
 ) -> dict[str, RowOutcome]:
     """Run each row as a Ray task; one that stays lost costs its row alone.
 
@@ -81,8 +81,7 @@ def run_rows_on_ray(
         ray.init(ignore_reinit_error=True, log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
     check_shared(ray, rows[0])
     gpu_bytes = _gpu_bytes(ray)
-    if divide is not None:
-        rows = divide(*_workers(ray, rows[0], gpu_bytes))
+    rows = divide(*_workers(ray, rows[0], gpu_bytes))
     flag = ray.remote(num_cpus=0)(_Flag).remote()
     turns, pending, ended = Turns(rows), dict[Any, RowPlan](), dict[str, RowOutcome]()
     while turns or pending:

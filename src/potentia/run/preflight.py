@@ -34,9 +34,11 @@ QUANTISED: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 def check_machine(study: Study, executor: str) -> None:
-    """Refuse a device or an executor that this machine does not have; on Ray the devices are elsewhere."""
-    if executor == "ray":
-        if not _is_there("ray"):
+    """Refuse a device or an executor that this machine does not have; of another executor the devices are elsewhere."""
+    if executor != "local":
+        if not executor.isidentifier() or find_spec(f"potentia.run.on_{executor}") is None:
+            raise InputError(f"no executor {executor!r}", hint="use local or ray")
+        if executor == "ray" and not _is_there("ray"):
             raise InputError("Ray is not installed", hint="pip install 'potentia[ray]', or drop --executor ray")
         return
     from potentia.engine import pick_device
