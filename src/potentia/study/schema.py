@@ -217,7 +217,7 @@ PAPER: dict[str, Any] = {
     "rate_bounds": None, "race": False, "loss": "text", "end_of_text": "texts", "answers": "all",
 }  # fmt: skip
 FULL: dict[str, Any] = {"learning_rates": (1e-5, 3e-5, 1e-4), "rate_bounds": (1e-6, 1e-3)}  # of `fair`, all weights
-EXPECTED_MORE = 0.5  # learning rates that a search asks for beyond its grid
+EXPECTED_MORE = 0.7  # learning rates that a search asks for beyond its grid
 ROUNDS = 10  # ends of epochs at which few documents are validated at most
 
 
