@@ -85,7 +85,7 @@ class Copies(Finding):
         pairs = [
             Points(
                 one.protocol.label,
-                tuple(float(k) for k in range(len(one.pairs))),
+                tuple(float(k + 1) for k in range(len(one.pairs))),
                 one.by_pair,
                 labels=tuple(original for original, _ in one.pairs),
             )
@@ -105,11 +105,11 @@ class Copies(Finding):
             ),
             Plot(
                 name="copies-by-model",
-                title="Each copy against its original, on the shown tasks",
-                caption="One point for each model and protocol.",
+                title="Copies that were shown a test, against their originals",
+                caption="On the shown tasks, a line for each model. 0: having seen the test is worth nothing.",
                 points=tuple(pairs),
-                x_label="model, as listed",
                 y_label="score, copy − original",
+                joined=True,
             ),
         ]
 
