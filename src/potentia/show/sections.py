@@ -24,7 +24,7 @@ from potentia.show.parts import Parts
 from potentia.show.predicted import make_outlook
 from potentia.show.provenance import how_context
 from potentia.show.source import ReportData
-from potentia.values.findings import Chart, Finding, Table, telling
+from potentia.values.findings import Chart, Finding, Heatmap, Table, telling
 from potentia.values.protocol import Protocol
 
 
@@ -162,8 +162,8 @@ def ranks_section(data: ReportData) -> Section | None:
         return None
     found = data.rankings.aggregate
     bumps = ascents(data)
-    ways = [chart for finding in _both(found, data) for chart in finding.charts()[1:]]  # the first is the answer's
-    rest = [chart for finding in _rest(found, data) for chart in finding.charts()[1:]]
+    ways = [chart for chart in _charts(_both(found, data)) if isinstance(chart, Heatmap)]  # the ranks are the answer's
+    rest = [chart for chart in _charts(_rest(found, data)) if isinstance(chart, Heatmap)]
     return Section(
         "ranks",
         "Ranks",
