@@ -133,7 +133,7 @@ def check(
         )
         columns = ("compared", "off by", "right up to", "verdict", "computed as", "unit")
         print_table(Table(title=named, columns=columns, rows=rows))
-        refused = loaded.record.get("tuning", {}).get("not_taken", {})
+        refused = loaded.record.get("training", {}).get("not_taken", {})
         for form, reason in refused.items():
             console.print(f"Not taken: {form}: {reason}", markup=False)
     if not right:

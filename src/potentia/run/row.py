@@ -308,7 +308,7 @@ class RowRun:
             "seed": self.study.seed,
             "styles": list(self.styles),
             "scorer": dict(self.scorer.notes),
-            "engine": dict(self.loaded.record),
+            "engine": {part: facts for part, facts in self.loaded.record.items() if part != "training"},
         }
         if cell.protocol.tuned:
             made["training"] = {"targets": selection.get("target_modules"), **self.loaded.record.get("training", {})}

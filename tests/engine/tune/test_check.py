@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -43,7 +44,7 @@ def test_odd_models_are_tuned_as_peft_tunes_them(name: str, static: bool) -> Non
     model = ODD[name]()
     with LaneTrainer(model, static=static) as trainer:
         trainer.train(lanes)
-        assert trainer.record["tuning"]["form"] == RIGHT[name][static]
+        assert trainer.record["training"]["form"] == RIGHT[name][static]
         states = {lane.key: trainer.adapter_state(lane.key) for lane in lanes}
         bank = trainer.bank(lanes[0].lora, trainer.plan.slots)
         starts = {lane.key: bank.state(bank.fresh(lane.seed)) for lane in lanes}
@@ -65,14 +66,14 @@ def test_angles_in_float32_are_no_obstacle_in_bfloat16(case: str) -> None:
     """Found before: "Expected query, key, and value to have the same dtype", and a ranking by direct scores."""
     with LaneTrainer(build(case).to(torch.bfloat16)) as trainer:
         results = trainer.train(specs())
-        assert trainer.record["tuning"]["form"] == SHARED
+        assert trainer.record["training"]["form"] == SHARED
     assert all(result.status == "done" for result in results.values())
 
 
 def test_rows_that_change_others_are_kept_apart_in_bfloat16_too() -> None:
     with LaneTrainer(build("phi3+longrope").to(torch.bfloat16)) as trainer:
         trainer.train(specs())
-        assert trainer.record["tuning"]["divides"] == [24]
+        assert trainer.record["training"]["divides"] == [24]
 
 
 def test_a_fall_back_is_told_with_its_cost(caplog: pytest.LogCaptureFixture) -> None:
@@ -105,3 +106,18 @@ def test_the_check_of_a_small_model_takes_no_second() -> None:
     verdict = check_lanes(tiny("llama"), lanes[0].lora, lanes, static=True, limit=128)
     assert verdict.facts["seconds"] < 2
     assert verdict.facts["update"] < 1e-5
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_rank_stabilised_adapters_are_pefts(static: bool) -> None:
+    lora = LoraConfig(r=4, alpha=8, dropout=0.0, rank_stabilised=True)
+    lanes = [replace(lane, lora=lora) for lane in specs()]
+    with LaneTrainer(build("llama"), static=static) as trainer:
+        trainer.train(lanes)
+        assert trainer.record["training"]["form"] == (HAND if static else SHARED)
+        ours = {lane.key: trainer.adapter_state(lane.key) for lane in lanes}
+        bank = trainer.bank(lora, trainer.plan.slots)
+        starts = {lane.key: bank.state(bank.fresh(lane.seed)) for lane in lanes}
+    for lane in lanes:
+        theirs = by_peft(build("llama"), lane, starts[lane.key], bank)
+        assert distance(ours[lane.key], theirs, starts[lane.key]) < 2e-3

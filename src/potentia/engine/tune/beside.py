@@ -63,7 +63,7 @@ def beside_peft(loaded: LoadedModel, lora: LoraConfig | None = None, *, static: 
         failed = [result.reason for result in results.values() if result.status != "done"]
         if failed:
             raise TuningError(f"a lane failed: {failed[0]}")
-        facts = trainer.record["tuning"]
+        facts = trainer.record["training"]
         ours = {spec.key: trainer.adapter_state(spec.key) for spec in specs}
         assert trainer.plan is not None
         bank = trainer.bank(lora, trainer.plan.slots)

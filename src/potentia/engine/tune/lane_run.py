@@ -79,7 +79,7 @@ class LaneRun:
         self.standing = Standing.of(self.plan.slots, self.bank.device)
         self.bank.grads.zero_()
         self.steps = self._steps()
-        self.trainer.record["tuning"]["targets"] = list(self.bank.targets)
+        self.trainer.record["training"]["targets"] = list(self.bank.targets)
         if found:
             self._take_up(*found)
             if self.on_recall is not None:

@@ -140,7 +140,7 @@ class LaneTrainer:
             self.model, lora, specs, static=self.static, limit=self.limit, recompute=bool(self.recompute)
         )
         self._verdicts[lora] = replace(verdict, longest=longest)
-        self.record["tuning"] = verdict.as_dict()
+        self.record["training"] = verdict.as_dict()
 
     def verdict(self, lora: LoraConfig) -> Verdict:
         """Return what the check found for a shape of adapters."""

@@ -20,12 +20,14 @@ class LoraConfig:
 
     ``targets`` are endings of module names, as in PEFT; ``None`` means PEFT's default for the architecture, and
     every linear layer but the head where PEFT names none. ``"all-linear"`` as the only target asks for the latter.
+    ``rank_stabilised`` scales by α/√r for α/r (rsLoRA); it costs nothing more.
     """
 
     r: int = 8
     alpha: float = 32
     dropout: float = 0.1
     targets: tuple[str, ...] | None = None
+    rank_stabilised: bool = False
 
     def __post_init__(self) -> None:
         if self.r < 1:
@@ -35,8 +37,12 @@ class LoraConfig:
 
     @property
     def scale(self) -> float:
-        """The factor α/r on the adapter's output."""
-        return self.alpha / self.r
+        """The factor on the adapter's output."""
+        return self.scale_at(self.r, self.alpha)
+
+    def scale_at(self, rank: float, alpha: float) -> float:
+        """Return the factor of an adapter of another rank and α, as some layers have."""
+        return alpha / (math.sqrt(rank) if self.rank_stabilised else rank)
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,7 @@ def _by_peft(model: nn.Module, lora: LoraConfig, chosen: str | list[str]) -> Any
         r=lora.r,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]  # PEFT says int and takes any number
         lora_dropout=lora.dropout,
+        use_rslora=lora.rank_stabilised,
         target_modules=chosen,
         task_type="CAUSAL_LM",
         base_model_name_or_path=getattr(model.config, "_name_or_path", None) or None,
@@ -228,7 +229,7 @@ def _stacked(model: nn.Module, config: Any, lora: LoraConfig) -> list[Stacked]:
             rank = _pattern(config.rank_pattern, full, lora.r)
             alpha = _pattern(config.alpha_pattern, full, lora.alpha)
             wrapper = name + ".base_layer" * (len(mine) - 1 - place)
-            found.append(Stacked(wrapper, module, parameter, int(rank), alpha / rank))
+            found.append(Stacked(wrapper, module, parameter, int(rank), lora.scale_at(rank, alpha)))
     return found
 
 
