@@ -15,7 +15,7 @@ Row = Mapping[str, Any]
 
 HEAD = """# Architectures
 
-Every causal architecture of the installed transformers that builds on a CPU, as a tiny model with random weights in
+Causal architectures of the installed transformers that build on a CPU, each as a tiny model with random weights in
 float32, tried whole by one command, which writes this page:
 
 <!-- not run: takes an hour -->
