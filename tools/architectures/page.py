@@ -42,8 +42,8 @@ LoRA as PEFT computes it and torch's AdamW. Structure is judged in float32, on a
 in 16 bits a form may be off by three times the model's own rounding. A form that is not right is not taken. From fast
 to slow: hand-written layers; long rows of the model's own layers; shared passes; one lane a pass; one row a pass. What
 was taken, how far it was off and why others were not is in the manifest of every cell (`training`, `engine`), and a
-fall-back is told with its cost. A model that no form computes is refused. Weights that are missing, unexpected or of another shape
-are refused by name.
+fall-back is told with its cost. A model that no form computes is refused. Weights that are missing, unexpected or of
+another shape are refused by name.
 
 To see it for a model of your own, beside plain transformers and PEFT:
 
