@@ -18,7 +18,7 @@ import numpy as np
 from scipy.stats import norm
 from scipy.stats import t as student
 
-from potentia.analysis.rankings.decide import Lead, Missing, decide, lead_of, paired_items, what_is_missing
+from potentia.analysis.rankings.decide import Lead, Missing, decide, lead_of, noise_of, paired_items, what_is_missing
 from potentia.analysis.rankings.groups import items_per_task
 from potentia.analysis.rankings.sentences import pair_sentences
 from potentia.analysis.stats.bootstrap import LEVEL
@@ -170,6 +170,8 @@ def _of_task(matrix: ScoreMatrix, k: int, outcomes: Outcomes, level: float, *, t
     difference = (one - two) * (1.0 if matrix.higher_is_better[k] else -1.0)
     error, test, p, freedom = float(np.hypot(*matrix.stderr[:, k])), APART, math.nan, math.inf
     documents, only = None, ((), ())
+    if np.isfinite(matrix.n[:, k]).all() and math.isfinite(error):  # the errors themselves are known from n documents
+        error, freedom = float(np.hypot(*noise_of(matrix, k, None))), float(matrix.n[:, k].min()) - 1
     found = paired_items(matrix, k, outcomes)
     if found is not None:
         x, y = found[1]
