@@ -227,11 +227,15 @@ class RowRun:
         manifest = self.manifest(cell, selection)
         if test.cut:
             selection = {**selection, "cut_prompts": [test.cut, test.requests]}
+        recipe = {name: manifest.get(name) for name in ("tuning", "selection", "adjust")}
+        if recipe["adjust"] and self.tasks.auxiliary is not None:  # what is in the file, wherever it lies
+            recipe["adjust"] = {**recipe["adjust"], "data": self.tasks.auxiliary.fingerprint}
         origin = Origin(
             data=manifest["task"]["fingerprint"],
-            recipe=recipe_fingerprint({name: manifest.get(name) for name in ("tuning", "selection", "adjust")}),
+            recipe=recipe_fingerprint(recipe),
             shots=manifest["shots"],
             model=self.loaded.fingerprint,
+            path=(manifest.get("training") or {}).get("form"),
         )
         record = CellRecord(
             key=cell.key,
