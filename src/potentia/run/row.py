@@ -235,7 +235,7 @@ class RowRun:
             recipe=recipe_fingerprint(recipe),
             shots=manifest["shots"],
             model=self.loaded.fingerprint,
-            path=(manifest.get("training") or {}).get("form"),
+            path=str(form) if (form := (manifest.get("training") or {}).get("form")) else None,
         )
         record = CellRecord(
             key=cell.key,
