@@ -144,6 +144,10 @@ def test_seeds_choose_and_test_for_themselves(world: Path, tmp_path: Path, proto
         assert cell.score.seeds == pytest.approx(values), "every seed's value comes back from the store"
         assert cell.score.seed_error == pytest.approx(abs(values[0] - values[1]) / 2)
         assert cell.score.stderr >= cell.score.seed_error
+        if method == "lora":
+            assert cell.manifest["training"]["form"] == cell.score.origin.path
+            assert cell.manifest["training"]["targets"]
+            assert cell.manifest["engine"]["load"]
         mine = [lane for lane in lanes if lane.task == name]
         assert sorted((lane.learning_rate, lane.seed) for lane in mine) == [(1e-8, 0), (1e-8, 1), (1e-2, 0), (1e-2, 1)]
         for seed, chosen in enumerate(cell.selection["seeds"]):

@@ -50,7 +50,7 @@ def test_it_is_refused_in_a_sentence(tmp_path: Path, text: str, words: str):
 
 def test_a_path_that_is_none_is_told(tmp_path: Path):
     for path in (tmp_path / ("x" * 5000), tmp_path / "a\0b", tmp_path):
-        with pytest.raises(StudyError, match="cannot read the study file|no plain file"):
+        with pytest.raises(StudyError, match=r"cannot read the study file|no plain file"):
             read_study(path)
 
 
