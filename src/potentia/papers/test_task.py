@@ -15,15 +15,13 @@ from potentia.analysis.test_task.adjustment import (
     compare_groups,
     scale_groups,
 )
+from potentia.analysis.test_task.changes import Gain, Mediation, RankShift, measure_gain, mediate, shift_of_ranks
 from potentia.analysis.test_task.cohort import Cohort
 from potentia.analysis.test_task.discriminator import TREES, Discrimination, discriminate
 from potentia.analysis.test_task.emergence import EmergenceCurve, trace_emergence
 from potentia.analysis.test_task.families import FamilyComparison, compare_families
 from potentia.analysis.test_task.frontier import FrontierShift, frontier_shift
-from potentia.analysis.test_task.gain import Gain, measure_gain
-from potentia.analysis.test_task.mediation import Mediation, mediate
 from potentia.analysis.test_task.pair import Pair, best_of, pair_up
-from potentia.analysis.test_task.rank_shift import RankShift, shift_of_ranks
 from potentia.analysis.test_task.treatment import Treatment, compare_copies
 from potentia.formats.staged import StagedScores
 from potentia.papers.evaluations import Evaluations

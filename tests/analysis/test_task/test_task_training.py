@@ -9,16 +9,14 @@ import numpy as np
 import pytest
 
 from potentia.analysis.test_task.adjustment import compare_groups, favour_group
+from potentia.analysis.test_task.changes import measure_gain, mediate, shift_of_ranks
 from potentia.analysis.test_task.cohort import Cohort, Split
 from potentia.analysis.test_task.discriminator import discriminate
 from potentia.analysis.test_task.emergence import trace_emergence
 from potentia.analysis.test_task.families import compare_families
 from potentia.analysis.test_task.find import analyze_pair
 from potentia.analysis.test_task.frontier import frontier_shift, pareto_frontier
-from potentia.analysis.test_task.gain import measure_gain
-from potentia.analysis.test_task.mediation import mediate
 from potentia.analysis.test_task.pair import Pair, best_of, left_out, pair_up
-from potentia.analysis.test_task.rank_shift import shift_of_ranks
 from potentia.analysis.test_task.treatment import assign_half, compare_copies
 from potentia.errors import DataError, InputError
 from potentia.facts import benchmarks, chance, models, read_facts
