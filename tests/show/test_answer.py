@@ -61,9 +61,9 @@ def test_a_change_that_noise_explains_is_no_change():
         for protocol in ("direct", "train_before_test")
     )
     data = make_report(Evidence.of({"direct": before, "train_before_test": after}))
-    change = data.rankings.changes["direct", "train_before_test"].interval
+    change = data.rankings.changes["direct", "train_before_test"]
     told = answer(data)
-    expected = "more on" if change.low > 0 else "less on" if change.high < 0 else "It is open"
+    expected = {1: "more on", -1: "less on", 0: "It is open"}[change.verdict]
     (said,) = [sentence for sentence in told.sentences if "after tuning" in sentence]
     assert expected in said
 

@@ -166,11 +166,13 @@ class AgreementChange(Finding):
     def verdict(self) -> int:
         """1 where the tasks may be said to agree more, -1 for less, 0 where neither may.
 
-        Of few models, or without standard errors, neither may.
+        Every interval has to leave zero out: over relatives alone, few models claim too often. Of fewer than five, or
+        without standard errors, neither may be said.
         """
         if self.models < FEW_MODELS or not self.errors:
             return 0
-        return int(self.interval.low > 0) - int(self.interval.high < 0)
+        every = self.difference.values()
+        return int(all(i.low > 0 for i in every)) - int(all(i.high < 0 for i in every))
 
     def tables(self) -> Sequence[Table]:
         """Return the change of the mean, and of each task."""
