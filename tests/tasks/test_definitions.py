@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from potentia import consent
+from potentia import consent, limited
 from potentia.errors import TaskError
-from potentia.tasks import limited, load
+from potentia.tasks import load
 from potentia.tasks.data import load_splits
 from potentia.tasks.definitions import Named, admitted, read_definition
 from potentia.tasks.harness import user_leaves

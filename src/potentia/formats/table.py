@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from potentia import limited
 from potentia.errors import DataError
 from potentia.values.protocol import Protocol
 
@@ -143,22 +144,16 @@ def _markdown(path: Path, text: str) -> RawTable:
 def read_parquet_table(path: Path) -> RawTable:
     """Read a Parquet file."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     try:
-        file = pq.ParquetFile(path)
-        facts = file.metadata
-        unpacked = sum(facts.row_group(k).total_byte_size for k in range(facts.num_row_groups))
-        if unpacked > LARGEST or facts.num_rows > MOST_ROWS:  # a few bytes can unpack to any number of rows
-            raise DataError(
-                f"{facts.num_rows:,} rows, {unpacked:,} bytes unpacked: too large for scores", where=str(path)
-            )
-        table = file.read()
+        table = limited.read_parquet(str(path.resolve()))
+        if table.nbytes > LARGEST or table.num_rows > MOST_ROWS:
+            raise DataError(f"{table.num_rows:,} rows: too large for scores", where=str(path))
         columns = [str(name) for name in table.column_names]
         values = [table.column(place).to_pylist() for place in range(table.num_columns)]
     except DataError:
         raise
-    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+    except (limited.LimitError, pa.ArrowException, OSError, ValueError, MemoryError) as error:
         reason = (str(error).splitlines() or ["unreadable"])[0]
         raise DataError(f"this is no whole Parquet file: {reason}", where=str(path)) from None
     rows = [(f"row {i}", row) for i, row in enumerate(zip(*values, strict=True), 1)]

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from potentia import limited
 from potentia.consent import CODE, allowed
 from potentia.errors import TaskError
-from potentia.tasks import limited
 from potentia.tasks.definitions import LIMITED
 from potentia.values.plain_yaml import plain_file
 

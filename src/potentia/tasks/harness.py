@@ -11,9 +11,9 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from potentia import limited
 from potentia.consent import CODE, allowed
 from potentia.errors import TaskError
-from potentia.tasks import limited
 from potentia.tasks.data import quiet
 from potentia.tasks.definitions import LIMITED, admitted, read_definition, sandbox
 from potentia.tasks.forms import OWN_KEYS
