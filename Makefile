@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench faults large docs blocks fuzz scale audit architectures sabotage weights clean
+.PHONY: help setup demo test lint bench faults large docs blocks fuzz hostile scale audit architectures sabotage weights clean
 
 help: ## say what each target does
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -48,6 +48,9 @@ large: $(STAMP) ## models in 8 and 4 bits (bitsandbytes is installed into .venv)
 
 fuzz: $(STAMP) ## mutated inputs for everything that reads files, requests and command lines; INPUTS=100000 SEED=0
 	@PYTHONPATH=tools $(BIN)/python -m fuzz --inputs $(or $(INPUTS),5000) --seed $(or $(SEED),0)
+
+hostile: $(STAMP) ## files made to do harm: none runs anything or goes past 2 GB and 30 s
+	@PYTHONPATH=tools $(BIN)/python -m fuzz.hostile
 
 scale: $(STAMP) ## how long commands take on stores of 2,000 to 24,000 cells; ARGS="--sizes 200k" for the largest
 	@$(BIN)/python bench/scale.py $(ARGS)

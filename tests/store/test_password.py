@@ -145,7 +145,7 @@ def test_the_password_is_written_nowhere(
     assert read_study(tmp_path / "plan.yaml").store == url.replace(f":{SECRET}", "")
     said.append("".join(capfd.readouterr()))
     with TestClient(create_app(url), base_url="http://localhost") as client:
-        key = client.get("/api/studies").json()[0]["key"]
+        key = client.get("/api/studies").json()[-1]["key"]
         for page in ("", "/how", "/scores", "/cells"):
             answer = client.get(f"/studies/{key}{page}")
             assert answer.status_code == 200

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -146,3 +148,25 @@ def test_a_store_in_use_is_not_repaired(study: Study):
         told = CliRunner().invoke(app, ["store", "check", study.store, "--repair"])
         assert "is run by process" in str(told.exception)
         store.let_go(lease)
+
+
+def test_a_record_that_commands_cannot_read_is_found(study: Study):
+    damages = (
+        "UPDATE manifests SET manifest = substr(manifest, 1, 20)",
+        "UPDATE manifests SET selection = 'x'",
+        "UPDATE studies SET spec = '{'",
+        "UPDATE events SET payload = '['",
+        "UPDATE cells SET metric = 'other'",
+        "UPDATE lanes SET model = CAST(x'ff' AS TEXT)",
+        "DELETE FROM scores",
+        "PRAGMA foreign_keys = OFF; DELETE FROM studies",
+    )
+    whole = Path(study.store).read_bytes()
+    for damage in damages:
+        with contextlib.closing(sqlite3.connect(study.store)) as raw:
+            raw.executescript(damage)
+        told = CliRunner().invoke(app, ["store", "check", study.store])
+        assert told.exit_code == 1, damage
+        assert "Traceback" not in told.stdout
+        Path(study.store).write_bytes(whole)
+    assert CliRunner().invoke(app, ["store", "check", study.store]).exit_code == 0

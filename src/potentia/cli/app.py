@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,12 +96,16 @@ def run() -> None:
     except BrokenPipeError:
         sys.exit(0)
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more changes nothing
         errors.print("interrupted")
         sys.exit(130)
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
             print_error(InputError("a path is too long for this system"))
             sys.exit(2)
+        if _disk_is_full(error):
+            print_error(PotentiaError(f"it could not be written: {error}"[:300], hint="free some space"))
+            sys.exit(1)
         if not _short_of_memory(error):
             raise
         print_error(
@@ -110,6 +115,11 @@ def run() -> None:
             )
         )
         sys.exit(1)
+
+
+def _disk_is_full(error: Exception) -> bool:
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return full or any(words in str(error) for words in ("No space left on device", "File too large"))
 
 
 NO_MEMORY = ("can't start new thread", "std::bad_alloc", "can't allocate memory")

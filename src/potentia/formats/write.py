@@ -17,6 +17,7 @@ from potentia.formats.table import FORMULA, safe_name
 from potentia.formats.tidy import COLUMNS
 from potentia.formats.travel import Items, write_every_eval_ever, write_hub
 from potentia.values.metric import Metric
+from potentia.values.plain_yaml import write_file
 from potentia.values.protocol import Protocol
 from potentia.values.scores import ScoreMatrix
 
@@ -88,7 +89,7 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _save(target: Path, text: str) -> list[Path]:
-    target.write_text(text, encoding="utf-8", newline="")
+    write_file(target, text.encode())
     return [target]
 
 
@@ -126,7 +127,9 @@ def _parquet(matrices: Matrices, target: Path) -> list[Path]:
     kinds = dict.fromkeys(("score", "stderr", "n", "chance"), pa.float64())
     kinds |= {"higher_is_better": pa.bool_(), "shots": pa.int64()}
     columns = {name: pa.array([row[name] for row in rows], kinds.get(name, pa.string())) for name in _columns(rows)}
-    pq.write_table(pa.table(columns), target, compression="zstd")
+    buffer = pa.BufferOutputStream()
+    pq.write_table(pa.table(columns), buffer, compression="zstd")
+    write_file(target, buffer.getvalue().to_pybytes())
     return [target]
 
 

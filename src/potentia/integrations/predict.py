@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from potentia.errors import InputError
 from potentia.integrations.cards import NOTE
+from potentia.values.plain_yaml import write_file
 from potentia.values.requests import Continuation, Generation
 
 if TYPE_CHECKING:
@@ -71,11 +72,11 @@ class Predictions:
     def write(self, path: Path) -> None:
         """Write them as CSV, JSON or JSON lines, by the file's name."""
         if path.suffix == ".csv":
-            self.frame().to_csv(path, index=False)
+            write_file(path, self.frame().to_csv(index=False).encode())
         elif path.suffix in (".json", ".jsonl"):
             lines = [json.dumps(record, ensure_ascii=False) for record in self.records()]
             whole = "\n".join(lines) if path.suffix == ".jsonl" else "[\n" + ",\n".join(lines) + "\n]"
-            path.write_text(whole + "\n", encoding="utf-8")
+            write_file(path, (whole + "\n").encode())
         else:
             raise InputError(f"cannot write {path.suffix or path.name!r}", hint="name a .csv, .json or .jsonl file")
 

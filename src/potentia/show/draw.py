@@ -14,6 +14,7 @@ from potentia.errors import InputError
 from potentia.show.charts import draw_chart
 from potentia.show.svg import LINE, Sheet, wrapped
 from potentia.values.findings import Chart, draws
+from potentia.values.plain_yaml import write_file
 
 FORMATS = ("pdf", "png", "svg")
 MARGIN = 14.0
@@ -32,7 +33,7 @@ class Drawing:
     def save(self, path: str | Path) -> Path:
         """Write it as PDF, PNG or SVG, by the file's ending."""
         path = Path(path)
-        path.write_bytes(_converted(self.svg, path.suffix.lstrip(".").lower()))
+        write_file(path, _converted(self.svg, path.suffix.lstrip(".").lower()))
         return path
 
 
@@ -59,7 +60,7 @@ def draw_all(
         svg = _alone(chart, titles=titles)
         for format in formats:
             path = folder / f"{chart.name}.{format}"
-            path.write_bytes(_converted(svg, format))
+            write_file(path, _converted(svg, format))
             files.append(path)
     return files
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 from pathlib import Path
 
 from potentia.errors import InputError
 from potentia.show.page import SCRIPTS, STYLES, asset, render
 from potentia.show.sections import build_sections
 from potentia.show.source import ReportData, ReportOptions, read_report
+from potentia.values.plain_yaml import write_file
 
 
 def write_report(
@@ -34,20 +34,10 @@ def save_report(data: ReportData, out: Path) -> Path:
     page = report_page(data)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        _replace(out, page)
+        write_file(out, page.encode())
     except OSError as error:
         raise InputError(f"the report cannot be written: {error.strerror}", where=str(out)) from error
     return out
-
-
-def _replace(out: Path, page: str) -> None:
-    """Write the page beside the file and move it there: whoever opens the report sees the old one or the new one."""
-    draft = out.with_name(f".{out.name}.{os.getpid()}.part")
-    try:
-        draft.write_text(page, encoding="utf-8")
-        draft.replace(out)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def report_page(data: ReportData) -> str:

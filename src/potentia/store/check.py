@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -36,6 +38,8 @@ def check_store(store: Store) -> list[Problem]:
         if connection.dialect.name == "sqlite":
             told = connection.execute(sa.text("PRAGMA integrity_check")).scalars().all()
             found += [Problem("database", line) for line in told if line != "ok"]
+            lost = connection.execute(sa.text("PRAGMA foreign_key_check")).all()
+            found += [Problem("database", f"a row of {row[0]} belongs to no row of {row[2]}") for row in lost]
         c = s.cells.c
         rows = connection.execute(sa.select(c.id, c.key, c.model, c.task, c.protocol, c.metric, c.item_count)).all()
         main = sa.select(c.id).join_from(
@@ -54,6 +58,7 @@ def check_store(store: Store) -> list[Problem]:
                     found.append(Problem("items", f"{place}: {count} items instead of {row.item_count}", row.key))
             except StoreError as error:
                 found.append(Problem("items", f"{place}: {error.message}", row.key))
+    found += [Problem("database", told) for told in _unreadable(store)]
     known = {items_path(store.items_folder, row.key) for row in rows}
     for path in sorted(store.items_folder.glob("*/*")):
         if path not in known:
@@ -63,6 +68,25 @@ def check_store(store: Store) -> list[Problem]:
         what = "lanes of a run that did not end; the same run would go on from them"
         found += [Problem("lanes", what, path=path) for path in sorted(store.lanes_folder.iterdir())]
     return found
+
+
+def _unreadable(store: Store) -> Iterator[str]:
+    """Read every record as commands read them, and say what cannot be read."""
+    readings: dict[str, Callable[[], object]] = {"studies": store.studies, "failures": store.failures}
+    try:
+        keys = [record.key for record in store.studies()]
+    except StoreError:
+        keys = []
+    for key in keys:
+        readings[f"cells of {key}"] = partial(store.cells, study=key)
+        readings[f"lanes of {key}"] = partial(store.lanes, study=key)
+        readings[f"progress of {key}"] = partial(store.get_progress, key)
+        readings[f"events of {key}"] = partial(store.events, key, limit=10**9)
+    for what, read in readings.items():
+        try:
+            read()
+        except (StoreError, ValueError, TypeError, KeyError) as error:
+            yield f"{what}: {error}"[:300]
 
 
 def repair_store(store: Store, problems: list[Problem]) -> None:

@@ -6,6 +6,7 @@ twice (YAML would silently keep the last), and texts that are no Unicode.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,16 @@ def plain_file(path: Path, largest: int, error: type[InputError] = InputError) -
     if path.is_file() and path.stat().st_size > largest:
         raise error(f"larger than {largest // 2**20:,} MiB", where=str(path))
     return path
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write beside the file and move it there: a full disk leaves the old one, and nobody reads half of the new."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        draft.write_bytes(content)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def read_yaml(
