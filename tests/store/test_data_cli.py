@@ -78,9 +78,9 @@ def test_scores_go_in_and_out(potentia: Potentia, tmp_path: Path) -> None:
     assert "direct (2 models × 1 tasks) → out.csv" in done.stdout
     lines = (tmp_path / "out.csv").read_text().splitlines()
     assert lines == [
-        "protocol,model,benchmark,score,stderr,n,higher_is_better",
-        "direct,a,boolq,0.5,0.1,,true",
-        "direct,b,boolq,0.75,,,true",
+        "protocol,model,benchmark,score,stderr,n,metric,higher_is_better,metric_kind,metric_scale,source",
+        "direct,a,boolq,0.5,0.1,,,true,task,share,scores.csv",
+        "direct,b,boolq,0.75,,,,true,task,share,scores.csv",
     ]
     for name, sign in (("out.md", "| 1 | b |"), ("out.tex", r"\toprule"), ("out.parquet", "PAR1")):
         assert potentia("export", "s.db", "-o", name, "--protocol", "direct").returncode == 0
