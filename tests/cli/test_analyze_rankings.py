@@ -55,7 +55,7 @@ def test_analyze_rankings_prints_tables_and_draws(table, tmp_path):
 def test_it_is_short_unless_all_is_asked_for(table):
     short, whole = (call("analyze", "rankings", table, "--resamples", 30, *more).stdout for more in ([], ["--all"]))
     assert short.splitlines()[0] == whole.splitlines()[0] == "Mean score over 3 tasks"
-    assert short.splitlines()[1].split() == ["rank", "model", "direct", "train-before-test", "gain"]
+    assert short.splitlines()[1].split() == ["rank", "model", "P(first)", "direct", "train-before-test", "gain"]
     assert len(short.splitlines()) < 40 < len(whole.splitlines())
     assert "What the tasks say together" in short
     assert "Aggregate ranking" not in short
