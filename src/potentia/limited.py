@@ -13,14 +13,19 @@ import json
 import os
 import pickle
 import re
+import signal
 import struct
 import sys
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 MEMORY = 2**30  # bytes of the child's address space
-DEADLINE = 5.0  # seconds for one answer
+DEADLINE = 5.0  # seconds of a processor for one answer: a busy machine makes nothing too slow
+PATIENCE = 60.0  # by the clock: this many times as long
+TOO_LONG = "it takes too long"
+HEAD = "<?dQ"  # of an answer: whether it is one, the seconds of a processor that it took, its length
 LATE = 10.0  # seconds that one template or pattern may take in all, beyond USUAL for each document
 USUAL = 0.02
 LONGEST = 10_000_000  # characters of one rendering
@@ -51,14 +56,13 @@ class _Child:
 
     def ask(self, kind: str, source: str, given: Any, *, usual: int = 0, seconds: float | None = None) -> bytes:
         """Return the child's answer; a source that went past a limit once is not tried again."""
-        import time
-
         with self.lock:
             if source in self.refused:
                 raise LimitError(self.refused[source])
-            before = time.monotonic()
+            allowed = seconds or DEADLINE
+            message = pickle.dumps((kind, source, given, allowed))
             try:
-                good, answer = self._exchange(pickle.dumps((kind, source, given)), before + (seconds or DEADLINE))
+                good, used, answer = self._exchange(message, time.monotonic() + PATIENCE * allowed)
             except LimitError as over:
                 self.stop()
                 self.refused[source] = str(over)
@@ -66,34 +70,34 @@ class _Child:
             if not good:
                 raise LimitError(answer.decode("utf-8", "replace"))
             spent = self.spent.setdefault(source, [0.0, 0.0])
-            spent[0] += max(0.0, time.monotonic() - before - USUAL)
+            spent[0] += max(0.0, used - USUAL)
             spent[1] += max(0, len(answer) - usual) if usual else 0
             if spent[0] > LATE or spent[1] > MORE:
-                self.refused[source] = "it takes too long" if spent[0] > LATE else "it writes too much"
+                self.refused[source] = TOO_LONG if spent[0] > LATE else "it writes too much"
             return answer
 
-    def _exchange(self, message: bytes, until: float) -> tuple[bool, bytes]:
+    def _exchange(self, message: bytes, until: float) -> tuple[bool, float, bytes]:
         if self.process is None or self.owner != os.getpid() or self.process.poll() is not None:
             self._start()
-            until += DEADLINE  # starting takes a moment
         try:
             self.process.stdin.write(struct.pack("<Q", len(message)) + message)
             self.process.stdin.flush()
-            good, size = struct.unpack("<?Q", self._read(9, until))
-            return good, self._read(size, until)
+            good, used, size = struct.unpack(HEAD, self._read(struct.calcsize(HEAD), until))
+            return good, used, self._read(size, until)
         except (BrokenPipeError, EOFError):
+            if self.process.wait(10) == -signal.SIGPROF:
+                raise LimitError(TOO_LONG) from None
             raise LimitError(f"it asks for more than {MEMORY // 2**20} MiB of memory") from None
 
     def _read(self, size: int, until: float) -> bytes:
         import select
-        import time
 
         parts, left = [], size
         descriptor = self.process.stdout.fileno()
         while left:
             ready, _, _ = select.select([descriptor], [], [], max(0.0, until - time.monotonic()))
             if not ready:
-                raise LimitError(f"it takes more than {DEADLINE:.0f} s")
+                raise LimitError(TOO_LONG)
             part = os.read(descriptor, min(left, 2**20))
             if not part:
                 raise EOFError
@@ -165,7 +169,6 @@ def _size(doc: Any) -> int:
 
 def _serve() -> None:
     import resource
-    import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose end closes the pipe
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
@@ -173,10 +176,11 @@ def _serve() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     answers = {"render": _render, "literal": _literal, "findall": _findall, "sub": _sub, "parquet": _parquet}
     while head := sys.stdin.buffer.read(8):
-        kind, source, given = pickle.loads(sys.stdin.buffer.read(struct.unpack("<Q", head)[0]))
+        kind, source, given, seconds = pickle.loads(sys.stdin.buffer.read(struct.unpack("<Q", head)[0]))
         memory = MEMORY if kind != "parquet" else MEMORY + 3 * _allowed(source)
         resource.setrlimit(resource.RLIMIT_AS, (memory, hard))
-        signal.alarm(60)  # also where the parent is gone, and with it the deadline
+        signal.setitimer(signal.ITIMER_PROF, seconds)  # the system ends this process when the time is spent
+        before = time.process_time()
         good = False
         try:
             made = answers[kind](source, given)
@@ -187,7 +191,9 @@ def _serve() -> None:
             answer = f"it asks for more than {memory // 2**20} MiB of memory".encode()
         except Exception as error:
             answer = f"{type(error).__name__}: {error}".encode("utf-8", "replace")[:500]
-        sys.stdout.buffer.write(struct.pack("<?Q", good, len(answer)) + answer)
+        used = time.process_time() - before
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        sys.stdout.buffer.write(struct.pack(HEAD, good, used, len(answer)) + answer)
         sys.stdout.buffer.flush()
 
 

@@ -6,6 +6,8 @@ import gzip
 import json
 import os
 import re
+import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -369,3 +371,15 @@ def test_an_empty_template_is_one_like_any_other():
     """A corpus asks nothing, so its question is the empty template."""
     assert limited.render("{{q}}", {"q": "x"}) == "x"
     assert limited.render("", {"q": "x"}) == ""
+
+
+def test_a_machine_that_is_busy_makes_no_template_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits count what the child's processor does, not the clock: here the child gets none for a while."""
+    monkeypatch.setattr(limited, "LATE", 0.3)
+    template = "{{ name }} waits"
+    assert limited.render(template, {"name": "first"}) == "first waits"
+    child = limited._child.process.pid
+    for k in range(2):
+        os.kill(child, signal.SIGSTOP)
+        threading.Timer(0.5, os.kill, (child, signal.SIGCONT)).start()
+        assert limited.render(template, {"name": k}) == f"{k} waits"
