@@ -57,6 +57,9 @@ COMMANDS = {
     "analyze exposure": ["URL"],
     "analyze test-task": ["URL --since 2024"],
     "analyze proxy": ["URL --target q"],
+    "analyze benchmark": ["URL"],
+    "analyze elicitation": ["URL"],
+    "eval": ["--models ./no --tasks q.jsonl --store URL"],
     "analyze judge": ["URL --url http://127.0.0.1:9 --model x"],
     "compare": ["m0 m1 URL"],
     "report": ["URL -o report.html", "NOWHERE -o other.html"],
@@ -73,7 +76,18 @@ COMMANDS = {
     "studies delete": ["URL no"],
     "serve": ["NOWHERE"],
 }
-NO_STORE = {"demo", "doctor", "init", "models", "predict", "select", "zoo", "adapters merge", "tasks show"}
+NO_STORE = {
+    "demo",
+    "doctor",
+    "init",
+    "models list",
+    "models check",
+    "predict",
+    "select",
+    "zoo",
+    "adapters merge",
+    "tasks show",
+}
 
 
 def test_every_command_is_listed():

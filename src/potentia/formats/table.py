@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet would compute
 _SHIELDED = tuple("'" + mark for mark in FORMULA)
 LARGEST = 2**30  # bytes of a score file, unpacked
 MOST_ROWS = 10_000_000
+MOST_COLUMNS = 10_000
+MOST_VALUES = 2**24  # lists and objects take far more memory and time than text
 
 
 @dataclass(frozen=True)
@@ -56,9 +59,12 @@ def decoded(path: Path) -> str:
     data = whole(path)
     encoding = "utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
     try:
-        return data.decode(encoding)
+        text = data.decode(encoding)
     except UnicodeDecodeError as error:
         raise DataError(f"byte {error.start} is no UTF-8 text", where=str(path), hint="save it as UTF-8") from None
+    if sum(map(text.count, ",[{\n")) > MOST_VALUES:
+        raise DataError(f"more than {MOST_VALUES:,} values, too many for scores", where=str(path))
+    return text
 
 
 def whole(path: Path) -> bytes:
@@ -183,7 +189,9 @@ def json_lines(text: str, where: str) -> Iterator[Any]:
 
 def _table(where: str, header: Sequence[Any], rows: list[tuple[str, tuple[Any, ...]]]) -> RawTable:
     names = [str(name).strip() for name in header]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    if len(names) > MOST_COLUMNS:
+        raise DataError(f"{len(names):,} columns, more than {MOST_COLUMNS:,}", where=where)
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
         raise DataError(f"the column {', '.join(twice)!r} is there twice", where=where)
     return RawTable(where, tuple(names), tuple(rows))

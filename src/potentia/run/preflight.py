@@ -10,7 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from potentia import limited
 from potentia.errors import InputError
+from potentia.values.plain_yaml import LARGEST, plain_file
 
 if TYPE_CHECKING:
     from potentia.study import ModelSpec, Study
@@ -31,6 +33,8 @@ QUANTISED: dict[str, tuple[tuple[str, ...], str]] = {
     "torchao": (("torchao",), "torchao"),
     "aqlm": (("aqlm",), "aqlm"),
 }
+
+MOST_LAYERS = 10_000  # of a model, and modules that an adapter names
 
 
 def check_machine(study: Study, executor: str) -> None:
@@ -76,12 +80,46 @@ def check_source(model: ModelSpec) -> None:
         return
     if not (path / "config.json").is_file():
         return
+    _check_sizes(path / "config.json", name)
     _check_quantised(path / "config.json", name, model.quantise)
+    for adapter in [model.adapter] if isinstance(model.adapter, str) else model.adapter or ():
+        _check_adapter(Path(adapter).expanduser() / "adapter_config.json", name)
     if not model.trust_remote_code and not any(next(path.glob(kind), None) for kind in TOKENIZER_FILES):
         raise InputError(
             f"{name}: {source} has no tokenizer",
             hint="save it into the folder: AutoTokenizer.from_pretrained(BASE).save_pretrained(FOLDER)",
         )
+
+
+def _check_sizes(config: Path, name: str) -> None:
+    """Refuse a config that nothing could be built of: transformers would try for hours."""
+    try:
+        said = json.loads(plain_file(config, LARGEST).read_text(encoding="utf-8"))
+    except RecursionError:
+        raise InputError(f"{name}: its config.json is nested too deeply", where=str(config)) from None
+    except (OSError, ValueError):
+        return  # the loading says so
+    for key, value in said.items() if isinstance(said, dict) else ():
+        if "layers" in key and isinstance(value, int) and value > MOST_LAYERS:
+            raise InputError(f"{name}: {key} is {value:,}, more than {MOST_LAYERS:,}", where=str(config))
+
+
+def _check_adapter(config: Path, name: str) -> None:
+    """Refuse an adapter whose lists have no end, or whose patterns take for ever on the name of a module."""
+    try:
+        said = json.loads(plain_file(config, LARGEST).read_text(encoding="utf-8"))
+        patterns = [p for key in ("target_modules", "exclude_modules") if isinstance(p := said.get(key), str)]
+        patterns += [p for key in ("rank_pattern", "alpha_pattern") for p in said.get(key) or ()]
+        lists = [said.get(key) or () for key in ("target_modules", "layers_to_transform", "rank_pattern")]
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
+        return  # the loading says so
+    if any(isinstance(some, (list, dict)) and len(some) > MOST_LAYERS for some in lists):
+        raise InputError(f"{name}: its adapter lists more than {MOST_LAYERS:,} modules", where=str(config))
+    for pattern in patterns[:100]:
+        try:
+            limited.find_all(str(pattern), "base_model.model.model.layers.10.self_attn.q_proj.weight_0")
+        except limited.LimitError as error:
+            raise InputError(f"{name}: the pattern {str(pattern)[:80]!r} of its adapter: {error}") from None
 
 
 def _check_quantised(config: Path, name: str, quantise: str | None) -> None:
