@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-_SECRET = re.compile(r"(://[^:/@\s]*:)[^\s'\"<>]*@|([?&]\w*password=)[^&\s'\"<>]*", re.IGNORECASE)
+_SECRET = re.compile(r"(:/{1,2}[^:/@\s]*:)[^\s'\"<>]*@|([?&]\w*password=)[^&\s'\"<>]*", re.IGNORECASE)
 
 
 def without_password(text: str) -> str:
     """Return a text as it may be shown, with a store's name in it: the password of every URL is left out."""
-    if "://" not in text:
+    if ":/" not in text:  # a URL that was taken for a path has one slash
         return text
     return _SECRET.sub(lambda found: f"{found[1]}***@" if found[1] else f"{found[2]}***", text)
 
