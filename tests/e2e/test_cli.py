@@ -116,7 +116,7 @@ def test_dry_run_runs_nothing(folder: Path):
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     assert plan["cost"]["cells"] == 2
-    assert plan["cost"]["lanes"] == 3
+    assert plan["cost"]["lanes"] == 4  # three rates, and what the search adds on average
     assert plan["cost"]["train_tokens"] > 0
     assert not (folder / "dry.db").exists(), "a dry run leaves nothing behind"
 

@@ -28,7 +28,7 @@ class DemoFinding(Finding):
     method: str  # that ranks over all tasks
     reason: str
     tau: dict[Protocol, float]  # mean pairwise Kendall's tau, per protocol
-    tau_gain: Interval  # over models
+    tau_gain: Interval  # over families
     pc1: dict[Protocol, Interval]
     truth: tuple[float, ...]
     truth_tau: dict[Protocol, float]  # of the overall ranking with the truth
@@ -52,7 +52,7 @@ class DemoFinding(Finding):
                 ),
                 ("τ with planted truth", *(f"{self.truth_tau[w]:.2f}" for w in WAYS), ""),
             ),
-            note="τ: Kendall's. First component: its share of the variance. In brackets: 95 % over models.",
+            note="τ: Kendall's. First component: its share of the variance. In brackets: 95 % over families.",
         )
         order = sorted(range(len(self.models)), key=lambda k: self.ranks["train_before_test"][k])
         ranking = Table(
