@@ -105,7 +105,7 @@ def world(tmp_path):
         for j, task in enumerate(("goal", "near1", "near2", "far1", "far2", "far3")):
             side = 1 if j < 3 else 0
             rows.append(("direct", f"m{i}", task, round(ability[i, side] + rng.normal(scale=0.2), 6), 0.1, "true"))
-        rows.append(("direct", f"m{i}", "corpus", round(3 - ability[i, 0], 6), 0.1, "false"))
+        rows.append(("direct", f"m{i}", "wikitext", round(3 - ability[i, 0], 6), 0.1, "false"))
     return table(tmp_path / "world.csv", rows)
 
 

@@ -315,7 +315,7 @@ class RowRun:
             "engine": {part: facts for part, facts in self.loaded.record.items() if part != "training"},
         }
         if cell.protocol.tuned:
-            made["training"] = {"targets": selection.get("target_modules"), **self.loaded.record.get("tuning", {})}
+            made["training"] = {"targets": selection.get("target_modules"), **self.loaded.record.get("training", {})}
         if cell.protocol.kind == "train_before_test":
             made["tuning"] = self.study.tuning.model_dump(mode="json")
             made["selection"] = self.study.selection
