@@ -18,7 +18,7 @@ def test_report_and_board(store_url: str, tmp_path: Path):
     with Store.open(store_url) as store:
         store.study("other", "b" * 32, {})
     text = write_report(store_url, tmp_path / "report.html", study="made").read_text()
-    assert "models after the same fine-tuning for all" in text
+    assert "most likely the best of 4 models after the same fine-tuning" in text
     app = create_app(store_url, executor=ThreadPoolExecutor(1))
     with TestClient(app, base_url="http://127.0.0.1") as client:
         assert {study["name"]: study["done"] for study in client.get("/api/studies").json()} == {"made": 22, "other": 0}

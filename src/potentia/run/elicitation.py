@@ -34,7 +34,7 @@ def elicit(
 ) -> Elicitation:
     """Tune the chosen cells of a study in every way and compare; all models and the first three tasks by default."""
     from potentia.analysis.rankings import find_elicitation
-    from potentia.store import Store
+    from potentia.run.stores import opened
 
     if study.tuning.method == "full":
         raise InputError("the study tunes all weights already", hint="name a study whose recipe trains adapters")
@@ -60,7 +60,7 @@ def elicit(
         result = run_study(small, workers=workers)
         if result.failed or result.interrupted:
             raise PotentiaError(result.reasons[0] if result.reasons else "stopped", hint="run the same command again")
-        with Store.open(study.store, readonly=True) as store:
+        with opened(study.store, readonly=True) as store:
             matrix = store.matrix(TRAIN_BEFORE_TEST, study=small.name)
         found[name] = matrix.select(models=[m.name for m in small.models], tasks=[t.name for t in small.tasks])
     return find_elicitation(RECIPE, found)
