@@ -8,7 +8,7 @@ What a lane's step costs was measured on an H200: with k lanes in one pass a lan
 work and o what a pass costs however many lanes are in it, between measured sizes by a power law. A row begins by
 loading its model, and rows go to GPUs longest first. ``split`` is what the executors do on GPUs: the tasks of long rows
 are halved (``run/row_parts.py``), each part a model loaded again with fewer lanes in a pass, as far as that shortens
-the whole; ``whole`` is --no-split. Not simulated: several GPUs for one lane, machines that fail, models that do not fit.
+the whole; ``whole`` is --no-split. Not simulated: several GPUs for one lane, machines that fail, models too large.
 """
 
 from __future__ import annotations
