@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-import tickets
+import ticket_files as tickets
 
 
 def potentia(*arguments: object) -> dict:

@@ -31,7 +31,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> potentia.Result:
 def test_one_call_runs_a_study_and_holds_what_it_found(result: potentia.Result, tmp_path: Path) -> None:
     assert (result.run.computed, result.run.failed) == (12, 0)
     scores = result.scores
-    assert list(scores.columns) == ["protocol", "model", "task", "metric", "score", "stderr", "n", "higher_is_better"]
+    assert {"protocol", "model", "task", "metric", "score", "stderr", "n", "higher_is_better", "kind"} <= {*scores}
     assert len(scores) == 12
     assert set(scores.protocol) == {"direct", "train_before_test"}
     matrix = result.evidence.scores["direct"]
@@ -53,7 +53,7 @@ def test_findings_show_and_plot_themselves(result: potentia.Result, tmp_path: Pa
     named = aggregate.plot(aggregate.charts()[-1].name)
     assert aggregate.charts()[-1].title in named.svg
     assert named.save(tmp_path / "figure.pdf").read_bytes().startswith(b"%PDF")
-    with pytest.raises(LookupError, match="there are: aggregate-direct"):
+    with pytest.raises(LookupError, match="there are: aggregate-methods-direct"):
         aggregate.plot("nope")
 
 

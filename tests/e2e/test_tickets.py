@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import potentia
-import tickets
+import ticket_files as tickets
 from potentia.cli.app import app
 from potentia.zoo import model_folders
 

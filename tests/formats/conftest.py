@@ -1,3 +1,3 @@
 """The cells that tests of stores make."""
 
-from store.conftest import make_cell  # noqa: F401
+from made_cells import make_cell  # noqa: F401  (a fixture)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from potentia.store import CellRecord, Store
-from potentia.values.metric import Metric
-from potentia.values.scores import Score
+from made_cells import make_cell  # noqa: F401  (a fixture)
+from potentia.store import Store
 
 
 @pytest.fixture
@@ -17,25 +16,3 @@ def store(store_url: str) -> Iterator[Store]:
     with Store.open(store_url) as opened:
         opened.study("first", "s1", {"models": ["m"]})
         yield opened
-
-
-@pytest.fixture
-def make_cell() -> Callable[..., CellRecord]:
-    """Make a cell; every field can be given."""
-
-    def make(key: str = "k1", *, value: float = 0.5, **fields: object) -> CellRecord:
-        known: dict[str, object] = {
-            "key": key,
-            "study": "s1",
-            "model": "m",
-            "task": "t",
-            "protocol": "direct",
-            "metric": "acc",
-            "scores": {
-                "acc": Score(value, 0.01, 100, Metric.of("acc")),
-                "acc_norm": Score(value / 2, 0.02, 100, Metric.of("acc_norm")),
-            },
-        }
-        return CellRecord(**{**known, **fields})
-
-    return make
