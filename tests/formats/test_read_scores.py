@@ -238,7 +238,7 @@ def test_a_small_file_that_unpacks_without_end_is_refused(tmp_path: Path):
         for _ in range(11):
             writer.write_table(rows)
     assert file.stat().st_size < 1e6
-    with pytest.raises(DataError, match="too large for scores"):
+    with pytest.raises(DataError, match=r"too large for scores|rows in so small a file"):
         read_files(file)
 
 
