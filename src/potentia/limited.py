@@ -179,6 +179,8 @@ def _serve() -> None:
         kind, source, given, seconds = pickle.loads(sys.stdin.buffer.read(struct.unpack("<Q", head)[0]))
         memory = MEMORY if kind != "parquet" else MEMORY + 3 * _allowed(source)
         resource.setrlimit(resource.RLIMIT_AS, (memory, hard))
+        if kind in ("render", "literal"):
+            _environment()  # loading Jinja is no template's doing
         signal.setitimer(signal.ITIMER_PROF, seconds)  # the system ends this process when the time is spent
         before = time.process_time()
         good = False
