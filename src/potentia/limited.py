@@ -129,6 +129,7 @@ class _Child:
 
 
 _child = _Child()
+_reader = _Child()  # of Parquet: pyarrow maps more memory than a template may have
 
 
 def render(template: str, doc: Any, *, literal: bool = False) -> Any:
@@ -152,7 +153,7 @@ def read_parquet(path: str) -> Any:
     """Read a Parquet file as an Arrow table; one that unpacks to far more than its size is refused."""
     import pyarrow as pa
 
-    return pa.ipc.open_stream(pa.py_buffer(_child.ask("parquet", path, None, seconds=60.0))).read_all()
+    return pa.ipc.open_stream(pa.py_buffer(_reader.ask("parquet", path, None, seconds=60.0))).read_all()
 
 
 def _size(doc: Any) -> int:

@@ -383,3 +383,13 @@ def test_a_machine_that_is_busy_makes_no_template_too_slow(monkeypatch: pytest.M
         os.kill(child, signal.SIGSTOP)
         threading.Timer(0.5, os.kill, (child, signal.SIGCONT)).start()
         assert limited.render(template, {"name": k}) == f"{k} waits"
+
+
+def test_templates_are_rendered_also_after_parquet_was_read(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    limited._child.stop()
+    pq.write_table(pa.table({"q": ["x"] * 1000}), tmp_path / "rows.parquet")
+    assert limited.read_parquet(str(tmp_path / "rows.parquet")).num_rows == 1000
+    assert [limited.render("{{ q }} after", {"q": k}) for k in range(50)] == [f"{k} after" for k in range(50)]
