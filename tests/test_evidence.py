@@ -277,6 +277,37 @@ def test_two_stores_of_other_data_or_recipe_are_not_pooled(tmp_path: Path, chang
     assert len(read(one, like).scores["adjust"].models) == len(MODELS)
 
 
+def test_unlike_sources_are_shown_apart_where_one_asks_for_it(tmp_path: Path) -> None:
+    """One ranking per group of sources that can be compared: Python, JSON, terminal and the report's first tables."""
+    one = fill(tmp_path / "one.db", models=MODELS[:4])
+    two = fill(tmp_path / "two.db", models=MODELS[4:8], recipe="r1")
+    like = fill(tmp_path / "like.db", models=MODELS[8:])
+    evidence = read(one, two, like, apart=True)
+    assert [len(group.models) for group in (evidence, *evidence.apart)] == [8, 4]
+    assert "different adjust.tuning (r0 and r1)" in evidence.apart[0].notes[-1]
+    groups = said("analyze", "rankings", str(one), str(two), str(like), "--apart", "--resamples", "20")["apart"]
+    assert [group["source"] for group in groups] == ["one.db + like.db: first, first", "two.db: first"]
+    ranked = [[s["model"] for s in group["findings"]["scoreboard"]["standings"]] for group in groups]
+    assert [set(models) for models in ranked] == [{*MODELS[:4], *MODELS[8:]}, {*MODELS[4:8]}]
+    page = tmp_path / "report.html"
+    told = said("report", str(one), str(two), str(like), "--apart", "-o", str(page))
+    assert told["problem"] == ""
+    first = page.read_text().split('<section id="answer"')[0]
+    assert "1. one.db + like.db" in first
+    assert "2. two.db: first" in first
+
+
+def test_studies_of_one_store_are_shown_apart(tmp_path: Path) -> None:
+    path = fill(tmp_path / "s.db", name="one", models=MODELS[:6])
+    fill(path, name="two", models=MODELS[6:], data="d1")
+    fill(path, name="three", models=MODELS[6:])
+    evidence = read(path, study="all", apart=True)
+    assert [sorted(r.name for r in group.studies) for group in (evidence, *evidence.apart)] == [
+        ["one", "three"],
+        ["two"],
+    ]
+
+
 def test_a_direct_score_on_other_data_is_not_set_against_a_tuned_one(tmp_path: Path) -> None:
     one = fill(tmp_path / "one.db", protocols=("direct",))
     two = fill(tmp_path / "two.db", protocols=("adjust",), data="d1")

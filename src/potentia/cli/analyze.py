@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from potentia.cli.app import analyze
-from potentia.cli.output import check_formats, columns_of, draw_figures, errors, print_findings, print_notes
+from potentia.cli.output import (
+    check_formats,
+    columns_of,
+    console,
+    draw_figures,
+    errors,
+    print_findings,
+    print_json,
+    print_notes,
+)
 
 if TYPE_CHECKING:
     from potentia.evidence import Evidence
@@ -63,6 +72,7 @@ READ = {
     "lower": many("Columns of a table that are better when lower.", "--lower", metavar="COLUMN"),
     "scale": many("The scale of a column: share, percent, range or unbounded.", "--scale", metavar="COLUMN=SCALE"),
     "kind": many("What a column is of: task, or text to predict.", "--kind", metavar="COLUMN=KIND"),
+    "apart": flag("--apart", "Show scores that cannot be compared apart, group by group, instead of refusing them."),
     "metric": option("The metric of the scores, such as acc or brier_score; else each task's own."),
 }
 PAIRS = {"columns": "--map", "scale": "--scale", "kind": "--kind"}  # options that say name=what
@@ -97,13 +107,23 @@ def analysis(
             reading = {key: given[key] for key in READ if key not in own}
             pairs = {key: columns_of(reading[key], name) for key, name in PAIRS.items() if key in reading}
             evidence = read(*sources, **{**reading, **pairs, "lower": reading.get("lower") or ()})
-            print_notes(evidence)
-            found = find(evidence, asked)
-            if show is not None and not asked.as_json:
-                show(found, evidence, asked)
-            else:
-                print_findings(found, as_json=asked.as_json)
-            draw_figures(found.values(), asked.figures, formats, titles=not asked.no_titles)
+            groups = []
+            for number, group in enumerate((evidence, *evidence.apart), start=1):
+                if evidence.apart and not asked.as_json:
+                    console.print(f"{number}. {group.name}", style="bold", markup=False)
+                print_notes(group)
+                found = find(group, asked)
+                if asked.as_json:
+                    told = {name: finding.to_dict() for name, finding in found.items()}
+                    groups.append({"source": group.name, "notes": group.notes, "findings": told})
+                elif show is not None:
+                    show(found, group, asked)
+                else:
+                    print_findings(found, as_json=False)
+                folder = asked.figures / f"group-{number}" if asked.figures and evidence.apart else asked.figures
+                draw_figures(found.values(), folder, formats, titles=not asked.no_titles)
+            if asked.as_json:
+                print_json({"apart": groups} if asked.apart else groups[0]["findings"])
 
         words = typer.Argument(help="Stores, score tables or lm-eval results; several are joined.")
         kinds = {"sources": list[str], **{key: made.kind for key, made in options.items()}}

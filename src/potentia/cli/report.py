@@ -29,7 +29,10 @@ from potentia.cli.output import (
 
 @app.command()
 def report(
-    source: Annotated[str, typer.Argument(metavar="STORE_OR_SCORES", help="A store, or any file of scores.")],
+    sources: Annotated[
+        list[str],
+        typer.Argument(metavar="STORE_OR_SCORES...", help="Stores or files of scores; several are joined."),
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file.")] = Path("report.html"),
     study: Study = None,
     columns: Map = None,
@@ -37,6 +40,9 @@ def report(
     scale: Scale = None,
     kind: KindOf = None,
     metric: Metric = None,
+    apart: Annotated[
+        bool, typer.Option("--apart", help="Show scores that cannot be compared apart, group by group.")
+    ] = False,
     items: Annotated[
         int | None, typer.Option(min=0, help="Items of each cell to show, half of them wrong; by default up to 40.")
     ] = None,
@@ -86,7 +92,8 @@ def report(
     formats = check_formats(format)
     with errors.status("reading scores, computing findings …"):
         evidence = read(
-            source,
+            *sources,
+            apart=apart,
             study=study,
             facts=facts,
             task_facts=task_facts,

@@ -57,6 +57,7 @@ class Evidence:
     without_items: Mapping[Protocol, frozenset[str]] = field(default_factory=dict)  # tasks scored by another metric
     reading: Reading | None = None  # how a foreign table was read
     items_read: Mapping[Protocol, Outcomes] = field(default_factory=dict)  # of files that have items
+    apart: tuple[Evidence, ...] = ()  # other groups of sources, whose scores cannot be compared with these
 
     @classmethod
     def of(cls, scores: Mapping[str, ScoreMatrix] | ScoreMatrix, *, title: str = "scores") -> Evidence:
@@ -68,6 +69,11 @@ class Evidence:
     def protocols(self) -> list[Protocol]:
         """The protocols, from the least to the most preparation."""
         return list(self.scores)
+
+    @property
+    def name(self) -> str:
+        """What to call it where several stand apart: the source and, of a store, the study."""
+        return self.source if not self.studies else f"{self.source}: {', '.join(r.name for r in self.studies)}"
 
     @property
     def planned(self) -> dict[Protocol, ScoreMatrix]:

@@ -20,6 +20,10 @@ from potentia.values.scores import Objects, ScoreMatrix
 from potentia.values.task_name import TaskName
 
 
+class UnlikeError(InputError):
+    """Scores that cannot be compared, or that two sources have."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cell:
     """What the cells of a task have in common."""
@@ -50,7 +54,7 @@ def refuse_unlike(
                 settings = [_flat(recipe(name, protocol, task)) for name in (first, source)]
                 different = tuple(d for d in different if d.what != "recipe") + _settings(*settings)
             if different:
-                raise InputError(
+                raise UnlikeError(
                     f"the scores of {task} in {first} and {source} cannot be compared: different "
                     + "; different ".join(map(str, different)),
                     where=where,
@@ -104,7 +108,7 @@ def joined(parts: Sequence[Evidence]) -> Evidence:
             for task, cell in _cells(matrix)
         ),
         recipe=recipe,
-        hint="analyse them one by one: scores compare where data, metric and fine-tuning are the same",
+        hint="show them apart, with --apart: scores compare where data, metric and fine-tuning are the same",
     )
     merged: dict[Protocol, ScoreMatrix] = {}
     for part in parts:
@@ -156,8 +160,9 @@ def _union(one: ScoreMatrix, two: ScoreMatrix) -> ScoreMatrix:
         both[grid] += np.isfinite(part.values)
     if (both > 1).any():
         i, j = np.argwhere(both > 1)[0]
-        raise InputError(
-            f"two sources have a {one.protocol} score of {models[i]} on {tasks[j]}", hint="leave one of the sources out"
+        raise UnlikeError(
+            f"two sources have a {one.protocol} score of {models[i]} on {tasks[j]}",
+            hint="leave one of the sources out, or add --apart",
         )
 
     def laid(name: str, blank: Any) -> Any:

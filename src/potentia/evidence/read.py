@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from potentia.errors import DataError, InputError, PotentiaError, StoreError
 from potentia.evidence.evidence import Evidence, StoreView
 from potentia.evidence.facts import facts_of, specs_of
-from potentia.evidence.join import Cell, joined, recipe_of, refuse_unlike, unfolded
+from potentia.evidence.join import Cell, UnlikeError, joined, recipe_of, refuse_unlike, unfolded
 from potentia.facts import models as known_models
 from potentia.facts import read_benchmarks, read_facts
 from potentia.formats import Says, read_files, read_frame
@@ -39,6 +40,7 @@ def read(
     lower: Sequence[str] = (),
     scale: Mapping[str, str] | None = None,
     kind: Mapping[str, str] | None = None,
+    apart: bool = False,
 ) -> Evidence:
     """Read stores, score tables, pandas tables, lm-eval results or published files, several joined into one.
 
@@ -49,20 +51,67 @@ def read(
     ``columns`` says which column of a table is which field, where its names do not: ``{"score": "Accuracy"}``;
     ``lower``, ``scale`` and ``kind`` say what its columns of scores are: those that are better when lower, whether
     share, percent, range or unbounded, whether task or text. How a table was read is in ``Evidence.reading``.
+    Sources and studies that cannot be compared are refused; with ``apart`` each group of those that can stands alone:
+    the first is returned, the others are its ``apart``.
     """
     if not sources:
         raise InputError("no scores are given", hint="name a store, a table or a folder of lm-eval results")
     wanted = (study,) if isinstance(study, str) else tuple(study or ())
-    says = Says.of(lower, scale, kind)
-    parts = [_read_one(source, wanted, metric, subtasks, columns, says) for source in sources]
-    found = parts[0] if len(parts) == 1 else joined(parts)
+    one = partial(_read_one, metric=metric, subtasks=subtasks, columns=columns, says=Says.of(lower, scale, kind))
+    whole = _groups(sources, wanted, one) if apart else [_together([one(source, wanted) for source in sources])]
+    first, *others = [
+        _with_facts(found, sources, facts, task_facts).narrowed(protocols=protocols, tasks=tasks, models=models)
+        for found in whole
+    ]
+    return replace(first, apart=tuple(others))
+
+
+def _together(parts: Sequence[Evidence]) -> Evidence:
+    return parts[0] if len(parts) == 1 else joined(parts)
+
+
+def _groups(
+    sources: Sequence[Any], studies: tuple[str, ...], one: Callable[[Any, tuple[str, ...]], Evidence]
+) -> list[Evidence]:
+    """Read sources, and the studies of a store, in groups that can be compared: each joins the first that it fits."""
+    groups: list[dict[int, tuple[str, ...]]] = []  # the place of a source → its studies
+    made: list[Evidence] = []
+    for place, source in enumerate(sources):
+        for study in _studies_in(source, studies):
+            why = ""
+            for k, group in enumerate(groups):
+                larger = {**group, place: (*group.get(place, ()), *study)}
+                try:
+                    made[k] = _together([one(sources[at], names) for at, names in larger.items()])
+                except UnlikeError as error:
+                    why = why or error.message
+                    continue
+                groups[k] = larger
+                break
+            else:
+                alone = one(source, study)
+                groups.append({place: study})
+                made.append(replace(alone, notes=(*alone.notes, f"shown apart: {why}")) if why else alone)
+    return made
+
+
+def _studies_in(source: Any, wanted: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Return the studies meant, one by one; a file of scores is one by itself."""
+    if not isinstance(source, (str, Path)) or not is_store(source) or not wanted:
+        return [wanted]
+    with Store.open(str(source), readonly=True) as store:
+        return [(record.key,) for record in reversed(_chosen(store.studies(), wanted, store.where))]
+
+
+def _with_facts(
+    found: Evidence, sources: Sequence[Any], facts: str | Path | None, task_facts: str | Path | None
+) -> Evidence:
     if facts is None and (beside := _facts_beside(sources)) is not None:
         facts = beside
         found = replace(found, notes=(*found.notes, f"facts of the models: {beside.name}"))
     table = facts_of(found.studies, found.specs, read_facts(facts) if facts is not None else ())
     own = read_benchmarks(task_facts) if task_facts is not None else ()
-    whole = replace(found, facts=table, task_facts=own)
-    return whole.narrowed(protocols=protocols, tasks=tasks, models=models)
+    return replace(found, facts=table, task_facts=own)
 
 
 def _facts_beside(sources: Sequence[str | Path | pd.DataFrame]) -> Path | None:
@@ -149,7 +198,7 @@ def _of_store(store: Store, where: str, wanted: tuple[str, ...], metric: str | N
         ),
         recipe=lambda name, protocol, task: recipe_of(store, keys_of[name], protocol, task),
         where=store.where,
-        hint="choose one: --study {source}",
+        hint="choose one: --study {source}; or show them apart: --apart",
     )
     protocols = in_order({p for key in keys for p in store.protocols(study=key)})
     if not protocols and not any(store.failures(study=key) for key in keys):

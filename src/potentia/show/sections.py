@@ -6,13 +6,13 @@ To add one, write such a function and put it into the list; report, board and na
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from potentia.analysis.rankings import NAMES
+from potentia.analysis.rankings import NAMES, find_scoreboard
 from potentia.show.answer import answer
 from potentia.show.bumps import ascents
 from potentia.show.cell_details import cell_payload
@@ -100,6 +100,19 @@ def of_findings(
         problems=problems,
         heading=heading,
     )
+
+
+def apart_section(data: ReportData) -> Section | None:
+    """One ranking per group of scores, where sources cannot be compared."""
+    groups = (data.evidence, *data.evidence.apart)
+    if len(groups) < 2:
+        return None
+    tables = [
+        replace(table, title=f"{number}. {group.name}", note=" ".join((*group.notes, table.note)))
+        for number, group in enumerate(groups, start=1)
+        for table in find_scoreboard(group).tables()[:1]
+    ]
+    return Section("apart", "Groups", APART, tables=tables, heading="Scores that cannot be compared")
 
 
 def answer_section(data: ReportData) -> Section:
@@ -330,6 +343,7 @@ def how_section(data: ReportData) -> Section:
     return Section("how", "How", template="how.html", context={"how": how_context(data)})
 
 
+APART = "Each group is ranked by itself. The rest of this report is about the first group alone."
 RANKS = (
     "How the order of the models changes from one protocol to the next. Over all tasks ranks are shown as they are; "
     "on a single task, crossings that test noise alone could explain are undone as far as possible."
@@ -382,6 +396,7 @@ def reading_section(data: ReportData) -> Section | None:
 
 
 SECTIONS: tuple[Callable[[ReportData], Section | None], ...] = (  # in reading order; the ids are addresses of the board
+    apart_section,
     answer_section,
     reading_section,
     scores_section,
