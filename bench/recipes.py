@@ -22,7 +22,7 @@ import random
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,10 @@ import numpy as np
 from potentia import zoo
 from potentia.analysis.stats import kendall_matrix
 from potentia.run import run_study
-from potentia.store import CellRecord, Store
+from potentia.store import Store
 from potentia.study import make_study
 
+BOUNDS = [1e-5, 1e-2]  # a grid that is named is meant as it is: a candidate that goes on searching says so
 CANDIDATES: dict[str, dict[str, Any]] = {
     "fair": {},
     "paper": {"recipe": "paper"},
@@ -44,15 +45,17 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "PEFT's targets": {"targets": None},
     "no floor": {"least_updates": 0},
     "grid 1e-4, 3e-4": {"learning_rates": [1e-4, 3e-4]},
+    "start 1e-4 to 1e-3": {"learning_rates": [1e-4, 3e-4, 1e-3], "rate_bounds": BOUNDS},
+    "start 1e-4 to 3e-3": {"learning_rates": [1e-4, 3e-4, 1e-3, 3e-3], "rate_bounds": BOUNDS},
     "no bracketing": {"rate_bounds": None},
     "five epochs": {"epochs": 5, "least_updates": 200},
     "no race": {"race": False},
     "dropout 0.1": {"dropout": 0.1},
+    "rank 32": {"rank": 32, "alpha": 128},
 }
 ZOO_MODELS = ("aster-71k", "aster-159k", "birch-159k", "cedar-71k", "cedar-159k", "dahlia-159k")
 ZOO_TASKS = ("table", "claim", "fix")
 TASKS = ("commonsense_qa", "openbookqa", "sst2", "sciq", "piqa", "boolq")
-DOUBTS = ("at the bound", "still rising", "kept untuned")
 TOLD = ("validation", "learning_rate", "search", "updates", "rates_tried")
 DOCUMENTS = (150, 500, 2000)
 
@@ -68,63 +71,66 @@ class Setting:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a candidate reached."""
+    """What a candidate reached: a dictionary per tuned cell."""
 
     setting: Setting
-    cells: tuple[CellRecord, ...]
+    cells: list[dict[str, Any]]
     seconds: float
 
-    def share(self, *verdicts: str) -> float:
+    def share(self, verdict: str) -> float:
         """The share of tuned cells whose search ended so."""
-        return float(np.mean([cell.selection["search"] in verdicts for cell in self.cells]))
+        return float(np.mean([cell["search"] == verdict for cell in self.cells]))
 
     def mean(self, name: str) -> float:
-        """The mean over cells of what was chosen: its validation, its updates, the rates tried."""
-        found = [cell.selection[name] for cell in self.cells]
+        """The mean over cells of a number or of how many there are."""
+        found = [cell[name] for cell in self.cells]
         return float(np.mean([len(one) if isinstance(one, list) else one for one in found]))
-
-    @property
-    def test(self) -> float:
-        """The mean test score."""
-        return float(np.mean([cell.score.value for cell in self.cells]))
 
     @property
     def tau(self) -> float:
         """Kendall's tau of the tuned scores with the planted knowledge, the mean over tasks; NaN outside the zoo."""
         known = {model.name: model.knowledge for model in zoo.models()}
-        if not all(cell.model in known for cell in self.cells):
+        if not all(cell["model"] in known for cell in self.cells):
             return float("nan")
         taus = []
-        for task in {cell.task for cell in self.cells}:
-            own = [cell for cell in self.cells if cell.task == task]
-            both = np.column_stack([[c.score.value for c in own], [known[c.model] for c in own]])
+        for task in {cell["task"] for cell in self.cells}:
+            own = [cell for cell in self.cells if cell["task"] == task]
+            both = np.column_stack([[c["test"] for c in own], [known[c["model"]] for c in own]])
             taus.append(kendall_matrix(both)[0, 1])
         return float(np.nanmean(taus))
 
 
 def main() -> None:
-    """Run what fits into the time, print the table, write the numbers."""
+    """Run what fits into the time, writing every setting as it ends, and print the table."""
     given = _arguments()
+    if given.summary:
+        print(_table([outcome for path in given.summary for outcome in _read(path)]))
+        return
     deadline = time.monotonic() + 60 * given.minutes
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="potentia-recipes-") as place:
         folder = Path(place)
         models, tasks = _subjects(given, folder)
-        longest = 0.0
         for setting in _settings(given):
-            if outcomes and time.monotonic() + longest * _growth(setting, outcomes) > deadline:
+            if outcomes and time.monotonic() + outcomes[-1].seconds * _growth(setting, outcomes) > deadline:
                 break
-            outcomes.append(_run(setting, models, tasks, given, folder))
-            longest = outcomes[-1].seconds
-            last = outcomes[-1]
+            last = _run(setting, models, tasks, given, folder)
+            outcomes.append(last)
             print(
                 f"{setting.candidate}, {setting.documents} documents, seed {setting.seed}: validation"
-                f" {last.mean('validation'):.3f}, test {last.test:.3f}, {last.seconds:.0f} s",
+                f" {last.mean('validation'):.3f}, test {last.mean('test'):.3f}, {last.seconds:.0f} s",
                 flush=True,
             )
+            if given.out is not None:
+                with given.out.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(asdict(last)) + "\n")
     print(_table(outcomes))
-    if given.out is not None:
-        given.out.write_text(json.dumps(_plain(outcomes), indent=1) + "\n", "utf-8")
+
+
+def _read(path: Path) -> Iterator[Outcome]:
+    for line in path.read_text("utf-8").splitlines():
+        found = json.loads(line)
+        yield Outcome(Setting(**found["setting"]), found["cells"], found["seconds"])
 
 
 def _arguments() -> argparse.Namespace:
@@ -141,7 +147,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--validation", type=int, default=200)
     parser.add_argument("--test", type=int, default=400)
     parser.add_argument("--minutes", type=float, default=60.0, help="begin nothing that would not end within them")
-    parser.add_argument("--out", type=Path, help="write the numbers here, as JSON")
+    parser.add_argument("--out", type=Path, help="append what every setting gave to this file, a line each")
+    parser.add_argument("--summary", type=Path, nargs="*", help="run nothing: the table of such files together")
     return parser.parse_args()
 
 
@@ -210,7 +217,11 @@ def _run(setting: Setting, models: list[dict[str, Any]], tasks: list[Any], given
     for reason in result.reasons:
         print(f"failed: {reason}", flush=True)
     with Store.open(study.store, readonly=True) as store:
-        return Outcome(setting, tuple(store.cells(protocol="train_before_test")), seconds)
+        cells = [
+            {"model": c.model, "task": c.task, "test": c.score.value} | {name: c.selection[name] for name in TOLD}
+            for c in store.cells(protocol="train_before_test")
+        ]
+    return Outcome(setting, cells, seconds)
 
 
 # --- support tickets --------------------------------------------------------------------------------------------------
@@ -279,7 +290,7 @@ def _table(outcomes: Sequence[Outcome]) -> str:
         for name, own in rows.items():
             numbers = [
                 f"{np.mean([o.mean('validation') for o in own]):.3f}",
-                f"{np.mean([o.test for o in own]):.3f}",
+                f"{np.mean([o.mean('test') for o in own]):.3f}",
                 f"{np.mean([o.tau for o in own]):.2f}",
                 *(
                     f"{np.mean([o.share(v) for o in own]):.0%}"
@@ -292,22 +303,6 @@ def _table(outcomes: Sequence[Outcome]) -> str:
             shown = f"**{name}**" if name == best else name
             lines.append(f"| {documents} | {shown} | " + " | ".join(numbers) + " |")
     return "\n".join(lines).replace(" nan ", " ")
-
-
-def _plain(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    return [
-        {
-            "candidate": o.setting.candidate,
-            "documents": o.setting.documents,
-            "seed": o.setting.seed,
-            "seconds": round(o.seconds, 1),
-            "cells": [
-                {"model": c.model, "task": c.task, "test": c.score.value} | {name: c.selection[name] for name in TOLD}
-                for c in o.cells
-            ],
-        }
-        for o in outcomes
-    ]
 
 
 if __name__ == "__main__":
