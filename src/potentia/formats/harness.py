@@ -13,7 +13,7 @@ from potentia.errors import DataError
 from potentia.formats.assemble import Entry, document
 from potentia.formats.jsonfile import section
 from potentia.formats.metrics import metric_of, usual_metric
-from potentia.formats.table import decoded, json_lines
+from potentia.formats.table import decoded, json_lines, read_parquet_table
 from potentia.formats.tidy import described, number, origin_of, read_seeds
 from potentia.values.metric import Metric, main_metric
 from potentia.values.origin import Origin
@@ -22,7 +22,9 @@ from potentia.values.protocol import DIRECT, Protocol
 # What a task's entry holds besides metrics.
 _NO_METRIC = frozenset({"alias", "name", "sample_len", "sample_count", "task", "description"})
 _FILTERS = ("none", "strict-match", "flexible-extract", "get-answer", "remove_whitespace")
-_LEADERBOARD = re.compile(r"(?:harness|lighteval|leaderboard|custom)\|(?P<task>[^|]+)\|(?P<shots>\d+)(?:\|\d+)?")
+# A task of lighteval, and of the leaderboard before it: its suite (since 2025 without), name, number of examples.
+_SUITED = re.compile(r"(?:[^|]+\|)?(?P<task>[^|]*[^|\s][^|]*)\|(?P<shots>\d{1,4})(?:\|\d+)?")
+_AVERAGE = ":_average"  # what lighteval calls a group of subtasks
 _OLD_MMLU = "hendrycksTest-"
 
 
@@ -39,6 +41,7 @@ class _Measured:
 def harness_entries(content: dict[str, Any], path: Path, *, metric: str | None, subtasks: bool) -> Iterator[Entry]:
     """Give the scores of one results file: one model, any number of tasks."""
     where = str(path)
+    content = _as_lm_eval(content, where)
     results = dict(section(content, "results", where))
     for group, body in section(content, "groups", where).items():
         results.setdefault(group, body)
@@ -67,9 +70,7 @@ def harness_entries(content: dict[str, Any], path: Path, *, metric: str | None, 
 def _entry(
     content: dict[str, Any], where: str, model: str, name: str, body: dict[str, Any], metric: str | None
 ) -> Entry | None:
-    place = f"results.{name}"
-    found = _LEADERBOARD.fullmatch(name)
-    task = found["task"].replace(":", "_") if found else name
+    place, task = f"results.{name}", name
     if not task.strip():
         raise DataError("a task has no name", where=f"{where}, {place}")
     chosen = _choose(_measured(body), task, metric)
@@ -90,7 +91,7 @@ def _entry(
         record = {**own, "higher_is_better": metric_found.higher_is_better, "shots": shots}
         metric_found = described(record, task, str(own.get("metric") or "") or None, f"{where}, potentia.{name}")
     return Entry(
-        protocol=_protocol(content, where, name, int(found["shots"][:4]) if found else None),
+        protocol=_protocol(content, where, name),
         model=model,
         task=task,
         value=number(chosen.value, f"{where}, {place}.{chosen.metric}", required=True),
@@ -100,7 +101,7 @@ def _entry(
         origin=origin_of(record, where) if own else Origin(shots=shots),
         seeds=read_seeds(own.get("seeds"), where),
         place=f"{where}, {place}",
-        items=_items(Path(where), name, chosen),
+        items=_items(Path(where), name, chosen) or _details(content, Path(where), name, chosen.metric),
     )
 
 
@@ -116,6 +117,60 @@ def _items(results: Path, task: str, chosen: _Measured) -> dict[int, float] | No
         if isinstance(value, (int, float)) and sample.get("filter", "none") == chosen.filter:
             found[document(sample.get("doc_hash") or sample.get("doc"), found)] = float(value)
     return found
+
+
+def _as_lm_eval(content: dict[str, Any], where: str) -> dict[str, Any]:
+    """Write a file of lighteval, or of the leaderboard before it, as lm-eval would have written it."""
+    results = section(content, "results", where)
+    parts = {name: found for name in results if (found := _SUITED.fullmatch(name))}
+    if not parts:
+        return content
+    made: dict[str, Any] = {"results": {}, "n-shot": {}, "n-samples": {}, "higher_is_better": {}, "named": {}}
+    groups: dict[str, list[str]] = {}
+    for name, body in results.items():
+        if name not in parts:
+            made["results"][name] = body
+            continue
+        shots, long = int(parts[name]["shots"]), parts[name]["task"]
+        task = long.removesuffix(_AVERAGE).replace(":", "_")
+        twice = task in made["results"]  # the same benchmark with another number of examples
+        task = f"{task}|{shots}" if twice else task
+        if long.endswith(_AVERAGE):
+            begins = long.removesuffix("_average")
+            groups[task] = [m["task"].replace(":", "_") for m in parts.values() if m["task"].startswith(begins)]
+            groups[task] = [member for member in groups[task] if member != long.replace(":", "_")]
+        config = section(section(content, "config_tasks", where), name.rpartition("|")[0], where)
+        config = config or section(section(content, "config_tasks", where), name, where)
+        made["results"][task], made["n-shot"][task], made["named"][task] = body, shots, name
+        made["n-samples"][task] = {"effective": config.get("effective_num_docs")}
+        metrics = config.get("metric") or config.get("metrics")
+        made["higher_is_better"][task] = {
+            m.get("metric_name"): m.get("higher_is_better")
+            for m in (metrics if isinstance(metrics, list) else ())
+            if isinstance(m, dict) and isinstance(m.get("metric_name"), str)
+        }
+    return {**content, **made, "group_subtasks": groups}
+
+
+def _details(content: dict[str, Any], results: Path, task: str, metric: str) -> dict[int, float] | None:
+    """Return the value of every document from the ``details`` that lighteval keeps beside its ``results``."""
+    name, stamp = content.get("named", {}).get(task), results.stem.removeprefix("results_")
+    folder = next((p for p in results.parents if p.name == "results"), None)
+    if name is None or folder is None:
+        return None
+    inside = folder.with_name("details") / results.parent.relative_to(folder) / stamp
+    file = inside / f"details_{name}_{stamp}.parquet"
+    if not file.is_file():
+        return None
+    table, found = read_parquet_table(file), dict[int, float]()
+    if not {"doc", "metric"} <= set(table.columns):  # as before 2025
+        return None
+    for _, row in table.rows:
+        doc, values = (row[table.columns.index(column)] for column in ("doc", "metric"))
+        value = values.get(metric) if isinstance(values, dict) else None
+        if isinstance(value, (int, float)) and isinstance(doc, dict):
+            found[document([doc.get("query"), doc.get("choices"), doc.get("gold_index")], found)] = float(value)
+    return found or None
 
 
 def _measured(body: dict[str, Any]) -> list[_Measured]:
@@ -139,14 +194,14 @@ def _choose(found: list[_Measured], task: str, metric: str | None) -> _Measured 
     return min(fitting, key=lambda m: rank.get(m.filter, len(rank)), default=None)
 
 
-def _protocol(content: dict[str, Any], where: str, name: str, shots: int | None) -> str:
+def _protocol(content: dict[str, Any], where: str, name: str) -> str:
     own = section(content, "potentia", where).get("protocol")
     if isinstance(own, str) and own.strip():
         return own
     general = section(content, "config", where).get("num_fewshot")
     members = [_shots(content, where, member) for member in _below(content, where, name)]
     in_group = max((count for count in members if count is not None), default=None)
-    for count in (shots, _shots(content, where, name), in_group, general):
+    for count in (_shots(content, where, name), in_group, general):
         if isinstance(count, int):
             return Protocol.few_shot(count)
     return DIRECT
@@ -231,6 +286,7 @@ def _model_name(content: dict[str, Any], path: Path) -> str:
     candidates = (
         content.get("model_name"),
         general.get("model_name"),
+        section(general, "model_config", where).get("model_name"),
         arguments.get("pretrained"),
         arguments.get("model"),
         config.get("model_name"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -66,9 +67,32 @@ def _samples(samples: Any, scorer: str) -> dict[int, float] | None:
     return {document(key): sum(parts) / len(parts) for key, parts in values.items()} or None
 
 
-def is_euroeval(record: Any) -> bool:
-    """Tell a record of EuroEval."""
-    return isinstance(record, dict) and record.keys() >= EUROEVAL_KEYS and "total" in (record.get("results") or {})
+def as_euroeval(record: Any) -> dict[str, Any] | None:
+    """Return a record of EuroEval in the form of its first years, and None for any other.
+
+    Since version 17 a line is of Every Eval Ever, whose evaluations are the metrics of one dataset.
+    """
+    if not isinstance(record, dict):
+        return None
+    library = record.get("eval_library")
+    if not isinstance(library, dict) or str(library.get("name")).casefold() != "euroeval":
+        known = record.keys() >= EUROEVAL_KEYS and "total" in (record.get("results") or {})
+        return record if known else None
+    details, results = library.get("additional_details") or {}, record.get("evaluation_results") or []
+    runs = details.get("raw_results")
+    runs = json.loads(runs) if isinstance(runs, str) else runs
+    total: dict[str, Any] = {}
+    for result in results:
+        name = str(result["evaluation_name"]).removeprefix("test_")
+        total[f"test_{name}"] = score = result["score_details"].get("score")
+        values = [run.get(name, run.get(f"test_{name}")) for run in runs or ()]
+        if len(values) > 1 and isinstance(score, (int, float)) and (mean := statistics.fmean(values)):
+            error = statistics.stdev(values) / math.sqrt(len(values)) * abs(score / mean)  # runs may be shares
+            total[f"test_{name}_se"] = Z95 * error
+    dataset = details.get("dataset") or (results[0].get("source_data") or {}).get("dataset_name") if results else None
+    few = str(details.get("few_shot")).casefold() == "true"
+    model = (record.get("model_info") or {}).get("id")
+    return {"dataset": dataset, "model": model, "few_shot": few, "results": {"total": total}}
 
 
 def euroeval_entry(record: Mapping[str, Any], where: str, *, metric: str | None) -> Entry:

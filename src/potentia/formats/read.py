@@ -14,7 +14,7 @@ from potentia.formats.columns import Reading, Says
 from potentia.formats.harness import harness_entries
 from potentia.formats.jsonfile import load_json, paper_entries
 from potentia.formats.layout import recognise
-from potentia.formats.others import euroeval_entry, inspect_entries, is_euroeval, is_inspect
+from potentia.formats.others import as_euroeval, euroeval_entry, inspect_entries, is_inspect
 from potentia.formats.staged import StagedScores
 from potentia.formats.table import (
     RawTable,
@@ -63,7 +63,7 @@ def read_files(
     columns: Mapping[str, str] | None = None,
     says: Says | None = None,
 ) -> FileScores:
-    """Read a file, or a folder of results of lm-eval, Inspect or EuroEval.
+    """Read a file, or a folder of results of lm-eval, lighteval, Inspect or EuroEval.
 
     ``metric`` picks a metric where a benchmark has several. A group such as MMLU counts as one benchmark; ``subtasks``
     takes its members instead. ``columns`` says which column of a table is which field (``{"score": "Accuracy"}``),
@@ -139,6 +139,8 @@ def _from_json(content: Any, path: Path, wishes: _Wishes) -> list[Entry]:
     if is_inspect(content):
         return list(inspect_entries(content, str(path), metric=wishes.metric))
     if is_every_eval_ever(content):
+        if as_euroeval(content) is not None:
+            return _from_records([content], str(path), wishes)
         return list(every_eval_ever_entries(content, path))
     if "results" in content:
         return list(harness_entries(content, path, metric=wishes.metric, subtasks=wishes.subtasks))
@@ -146,8 +148,15 @@ def _from_json(content: Any, path: Path, wishes: _Wishes) -> list[Entry]:
 
 
 def _from_records(records: list[Any], where: str, wishes: _Wishes) -> list[Entry]:
-    if records and all(map(is_euroeval, records)):
-        return [euroeval_entry(r, f"{where}, line {n}", metric=wishes.metric) for n, r in enumerate(records, 1)]
+    try:
+        european = [as_euroeval(record) for record in records]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"a record of EuroEval lacks {error}", where=where) from None
+    if records and None not in european:
+        numbered = enumerate(filter(None, european), 1)
+        return [euroeval_entry(record, f"{where}, line {n}", metric=wishes.metric) for n, record in numbered]
+    if records and all(map(is_every_eval_ever, records)):
+        return [entry for record in records for entry in every_eval_ever_entries(record, Path(where))]
     return _from_table(records_table(records, where), wishes)
 
 
@@ -159,7 +168,7 @@ def _from_folder(folder: Path, wishes: _Wishes) -> list[Entry]:
     if len(files) < len(found_here):
         wishes.notes.append(f"{len(found_here) - len(files)} links that lead out of {folder} are passed over")
     if not files:
-        hint = "give the output folder of lm-eval, Inspect (as json) or EuroEval"
+        hint = "give the output folder of lm-eval, lighteval, Inspect (as json) or EuroEval"
         raise DataError("the folder holds no .json results", where=str(folder), hint=hint)
     known: dict[tuple[str, str, str], tuple[str, Entry]] = {}
     twice: list[Entry] = []

@@ -485,26 +485,37 @@ def _worker(pipe: Connection, halt: Event, number: int, workers: int, stays: boo
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     import torch
 
+    from potentia.tasks import reading_once
+
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     shelf = ModelCache(among=workers) if stays else None
-    while True:
-        try:
-            row: RowPlan = pipe.recv()
-        except (EOFError, ConnectionResetError):
-            return
-        device, share = place_of(row.study.device, number, workers, gpus)
-        if share < 1:
-            torch.cuda.set_per_process_memory_fraction(share, int(device.partition(":")[2]))
-        answer: RowOutcome | PotentiaError | None
-        try:
-            answer = work_row(row, halt.is_set, device=device, shelf=shelf)
-        except Stopped:
-            answer = None
-        except PotentiaError as error:
-            answer = error
-        except Exception as error:  # the row's own doing: the others go on
-            answer = PotentiaError(f"{type(error).__name__}: {error}")
-        try:
-            pipe.send(answer)
-        except (BrokenPipeError, ConnectionResetError):
-            return
+    with reading_once() if stays else nullcontext():  # rounds of a selection differ in their caps alone
+        while _work_one(pipe, halt, number, workers, gpus, shelf):
+            pass
+
+
+def _work_one(pipe: Connection, halt: Event, number: int, workers: int, gpus: int, shelf: ModelCache | None) -> bool:
+    """Take one row and answer how it went; False when there is nobody to answer."""
+    import torch
+
+    try:
+        row: RowPlan = pipe.recv()
+    except (EOFError, ConnectionResetError):
+        return False
+    device, share = place_of(row.study.device, number, workers, gpus)
+    if share < 1:
+        torch.cuda.set_per_process_memory_fraction(share, int(device.partition(":")[2]))
+    answer: RowOutcome | PotentiaError | None
+    try:
+        answer = work_row(row, halt.is_set, device=device, shelf=shelf)
+    except Stopped:
+        answer = None
+    except PotentiaError as error:
+        answer = error
+    except Exception as error:  # the row's own doing: the others go on
+        answer = PotentiaError(f"{type(error).__name__}: {error}")
+    try:
+        pipe.send(answer)
+    except (BrokenPipeError, ConnectionResetError):
+        return False
+    return True
