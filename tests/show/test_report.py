@@ -21,9 +21,10 @@ import pytest
 from made_store import DOCUMENT, EVIL, MODELS, TASKS, make_store
 from potentia.analysis.planning import find_outlook
 from potentia.errors import InputError
+from potentia.evidence import Evidence
 from potentia.evidence import read as open_evidence
 from potentia.formats import write_scores
-from potentia.show import ReportData, read_report, report_page, save_report, write_report
+from potentia.show import ReportData, make_report, read_report, report_page, save_report, write_report
 from potentia.show.page import embed
 from potentia.store import Store
 from potentia.values.scores import ScoreMatrix
@@ -358,3 +359,22 @@ def test_a_finished_study_has_nothing_to_predict(tmp_path: Path):
     assert found.completion is None
     assert find_outlook(open_evidence(whole)) is None
     assert 'id="predicted"' not in report_page(found)
+
+
+def test_a_page_of_very_many_models_shows_the_best_and_says_where_the_rest_is(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("potentia.show.matrix.MOST_CELLS", 120)
+    monkeypatch.setattr("potentia.show.model_charts.MOST_RANKED", 10)
+    stream = np.random.default_rng(0)
+    models, tasks = [f"m{k:03d}" for k in range(40)], [f"t{k}" for k in range(5)]
+    ability = np.sort(stream.normal(size=40))[:, None]
+    scores = {}
+    for protocol in ("direct", "train_before_test"):
+        values = 1 / (1 + np.exp(-ability - stream.normal(scale=0.3, size=(40, 5))))
+        scores[protocol] = ScoreMatrix.build(models, tasks, values, stderr=values * 0 + 0.01, protocol=protocol)
+    page = report_page(make_report(Evidence.of(scores)))
+    table = matrices(page, "matrix")["train_before_test"]
+    assert len({model for model, _ in table}) == 24
+    assert (models[-1], "t0") in table
+    assert (models[0], "t0") not in table
+    assert "The first 24 of 40 models, by rank" in page
+    assert "The first 10 of 40 models." in page

@@ -171,9 +171,9 @@ class Evidence:
                 found |= store.probes(study=view.studies)
         return found
 
-    def lanes(self) -> list[LaneRecord]:
-        """Return the fine-tuning lanes with their curves."""
-        return self._gathered(lambda store, key: store.lanes(study=key), lambda lane: lane.key)
+    def lanes(self, models: Sequence[str] | None = None) -> list[LaneRecord]:
+        """Return the fine-tuning lanes with their curves, of these models alone where some are given."""
+        return self._gathered(lambda store, key: store.lanes(study=key, model=models), lambda lane: lane.key)
 
     def failures(self) -> list[FailureRecord]:
         """Return the cells that failed, with the reason."""

@@ -3,7 +3,7 @@
 from potentia.show.answer import Answer, answer
 from potentia.show.cell_details import cell_payload, find_items, item_payload, lane_payload
 from potentia.show.draw import FORMATS, Drawing, draw, draw_all
-from potentia.show.evidence import evidence_maps, evidence_payload
+from potentia.show.model_charts import evidence_maps, evidence_payload
 from potentia.show.onefile import report_page, save_report, write_report
 from potentia.show.page import SCRIPTS, STYLES, asset, environment
 from potentia.show.parts import Parts

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from potentia.store import CellRecord, LaneRecord
-from potentia.values.findings import jsonable
 from potentia.values.scores import ItemOutcome
 
 if TYPE_CHECKING:
@@ -26,15 +26,15 @@ def cell_payload(
         "task": cell.task,
         "protocol": cell.protocol,
         "metric": cell.metric,
-        "value": score.value,
-        "stderr": score.stderr,
+        "value": _known(score.value),
+        "stderr": _known(score.stderr),
         "n": score.n,
         "higher_is_better": score.higher_is_better,
         "scores": {name: [_round(s.value), _round(s.stderr)] for name, s in cell.scores.items()},
         "seconds": round(cell.seconds, 2),
         "created": cell.created,
-        "direct": cell.direct_value,
-        "gain": cell.gain,
+        "direct": _known(cell.direct_value),
+        "gain": _known(cell.gain),
         "selection": _selection(cell.selection),
         "splits": _splits(cell.manifest),
         "lanes": [lane_payload(lane) for lane in lanes],
@@ -42,10 +42,7 @@ def cell_payload(
         "total": items.total if items else 0,
         "right": items.right if items else None,
     }
-    if manifest:
-        made["manifest"] = cell.manifest
-    plain: dict[str, Any] = jsonable(made)
-    return plain
+    return made | ({"manifest": cell.manifest} if manifest else {})
 
 
 def lane_payload(lane: LaneRecord) -> dict[str, Any]:
@@ -126,5 +123,9 @@ def _splits(manifest: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
+def _known(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
 def _round(value: Any) -> float | None:
-    return round(float(value), 5) if isinstance(value, (int, float)) else None
+    return round(float(value), 5) if isinstance(value, (int, float)) and math.isfinite(value) else None

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from potentia.show.source import ReportData
 
 Place = tuple[str, str]  # model, task
+MOST_CELLS = 12_000  # scores of one table of the page; the best models come first
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def score_views(data: ReportData, told: Answer, live: str) -> list[View]:
 
 def completed_view(data: ReportData, told: Answer, done: Completion, live: str) -> View:
     """Return the matrix that the study will have: measured cells, and predicted ones with their intervals."""
-    order = [int(i) for i in np.argsort(done.rank, kind="stable")]
+    order = [int(i) for i in np.argsort(done.rank, kind="stable")][: max(20, MOST_CELLS // len(done.tasks))]
     base = _matrix(data, told, live)
     matrix = Matrix(
         models=tuple(done.models[i] for i in order),
@@ -100,12 +101,12 @@ def completed_view(data: ReportData, told: Answer, done: Completion, live: str) 
 
 def has_details(data: ReportData) -> bool:
     """Say whether some cell has more to show than its score: lanes, items, or a manifest."""
-    return bool(data.lanes) or bool(data.items) or any(cell.manifest.get("task") for cell in data.cells)
+    return bool(data.items) or any(cell.manifest.get("task") for cell in data.cells)
 
 
-def cell_index(data: ReportData) -> dict[str, Any]:
+def cell_index(data: ReportData, models: Sequence[str]) -> dict[str, Any]:
     """Return which cells there are: for every protocol and model a row of noughts and ones over the tasks."""
-    models, tasks = names_of(data)
+    _, tasks = names_of(data)
     there = {(c.protocol, c.model, c.task) for c in data.cells}
     protocols = in_order({c.protocol for c in data.cells})
     return {
@@ -127,16 +128,24 @@ def names_of(data: ReportData) -> tuple[list[str], list[str]]:
     return list(models), list(tasks)
 
 
-def _matrix(data: ReportData, told: Answer, live: str) -> Matrix:
-    """Put ranked models first, in the order of the answer; of checkpoints, runs in the order of their steps."""
+def shown_models(data: ReportData, told: Answer) -> list[str]:
+    """Return the models of the page: ranked ones first, of checkpoints in the order of their steps; no more than fit.
+
+    A page of thousands of models would open in no browser; what is left out is told, and an export has it.
+    """
     models, tasks = names_of(data)
     place = {s.model: k for k, s in enumerate(told.standings)}
     models.sort(key=lambda name: (place.get(name, len(place)), name.casefold()))
-    ranks = {s.model: (s.rank, *s.reach) for s in told.standings}
     if data.training is not None and data.training.whole:
         course = {model: k for k, model in enumerate(m for run in data.training.runs for m in run.models)}
         models.sort(key=lambda name: course.get(name, len(course)))
-        ranks = {}
+    return models[: max(20, MOST_CELLS // max(1, len(tasks)))]
+
+
+def _matrix(data: ReportData, told: Answer, live: str) -> Matrix:
+    models, (_, tasks) = shown_models(data, told), names_of(data)
+    whole = data.training is not None and data.training.whole
+    ranks = {} if whole else {s.model: (s.rank, *s.reach) for s in told.standings}
     up = {
         task: bool(direction)
         for matrix in data.evidence.scores.values()

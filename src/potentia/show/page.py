@@ -19,7 +19,7 @@ from potentia.values.protocol import Protocol
 SCRIPTS = ("theme.js", "tables.js", "charts.js", "evidence.js", "cells.js", "live.js")
 STYLES = ("report.css", "chart.css")
 WIDE = 580  # pixels; a wider drawing has a row of its own
-MOST_ROWS = 1_000  # of a table in the page
+MOST_ROWS = 300  # of a table in the page
 TAIL = 9  # letters at the end of a name that are never cut
 
 
@@ -117,7 +117,9 @@ def html_table(table: Table) -> Any:
         for row in table.rows[:MOST_ROWS]
     )
     rest = len(table.rows) - MOST_ROWS
-    note = f"{rest:,} more rows: see the command line. {table.note}" if rest > 0 else table.note
+    note = table.note
+    if rest > 0:
+        note = f"{rest:,} more rows: potentia analyze … --figures tables --format csv. {note}"
     below = f"<p class=caption>{escape(note)}</p>" if note else ""
     return Markup(f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{below}")
 

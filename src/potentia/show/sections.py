@@ -14,11 +14,10 @@ import numpy as np
 
 from potentia.analysis.rankings import NAMES, find_scoreboard
 from potentia.show.answer import answer
-from potentia.show.bumps import ascents
 from potentia.show.cell_details import cell_payload
-from potentia.show.evidence import evidence_chart, evidence_maps, evidence_payload
 from potentia.show.ladder import make_ladder
-from potentia.show.matrix import cell_index, completed_view, has_details, names_of, score_views
+from potentia.show.matrix import cell_index, completed_view, has_details, names_of, score_views, shown_models
+from potentia.show.model_charts import evidence_chart, evidence_maps, evidence_payload, rank_charts
 from potentia.show.page import figures, html_table, render
 from potentia.show.parts import Parts
 from potentia.show.predicted import make_outlook
@@ -123,6 +122,7 @@ def answer_section(data: ReportData) -> Section:
     context = {
         "training": runs is not None,
         "answer": told,
+        "most": MOST_RUNGS,
         "board": board,
         "ladder": None if board is None else make_ladder(board),
         "method": "" if board is None else NAMES[told.method] if len(board.ranked_on) > 1 else "score",
@@ -141,8 +141,12 @@ def scores_section(data: ReportData) -> Section:
     scores, known = data.evidence.scores, data.evidence.background
     gaps = {p.label: asked - int(np.isfinite(matrix.values).sum()) for p, matrix in scores.items()}
     screening = [] if data.rankings is None else [data.rankings.screening]
+    told = answer(data)
     context = {
-        "views": partial(score_views, data, answer(data)),
+        "views": partial(score_views, data, told),
+        "shown": len(shown_models(data, told)),
+        "models": len(models),
+        "source": data.evidence.source,
         "details": has_details(data),
         "families": sorted({f for m, f in known.families.items() if m in models}, key=str.casefold),
         "kinds": len({known.kinds.get(m) for m in models} - {None}) > 1,
@@ -174,7 +178,7 @@ def ranks_section(data: ReportData) -> Section | None:
     if data.rankings is None or (data.training is not None and data.training.whole):  # steps are no rivals
         return None
     found = data.rankings.aggregate
-    bumps = ascents(data)
+    bumps = rank_charts(data)
     ways = [chart for chart in _charts(_both(found, data)) if isinstance(chart, Heatmap)]  # the ranks are the answer's
     rest = [chart for chart in _charts(_rest(found, data)) if isinstance(chart, Heatmap)]
     return Section(
@@ -320,21 +324,22 @@ def cells_section(data: ReportData) -> Section | None:
     """One cell at a time: curves, prompts, items."""
     if not has_details(data):
         return None
-    lanes: dict[str | None, list[Any]] = {}
-    for lane in data.lanes:
-        lanes.setdefault(lane.cell, []).append(lane)
+    models, shown = names_of(data)[0], shown_models(data, answer(data))
 
-    def by_model() -> dict[
-        str, list[dict[str, Any]]
-    ]:  # asked for by the file; the board fetches one when it is looked at
-        made: dict[str, list[dict[str, Any]]] = {}
+    def by_model() -> dict[str, list[Any]]:  # for the file; the board fetches a cell when it is looked at
+        lanes: dict[str | None, list[Any]] = {}
+        for lane in data.evidence.lanes(shown if len(shown) < len(models) else None):
+            lanes.setdefault(lane.cell, []).append(lane)
+        made: dict[str, list[Any]] = {model: [] for model in shown}
         for cell in data.cells:
-            made.setdefault(cell.model, []).append(
-                cell_payload(cell, lanes.get(cell.key, ()), data.items.get(cell.key))
-            )
+            if cell.model in made:
+                made[cell.model].append(cell_payload(cell, lanes.get(cell.key, ()), data.items.get(cell.key)))
         return made
 
-    context = {"by_model": by_model, "index": cell_index(data), "per_cell": data.items_per_cell}
+    def index(live: str) -> dict[str, Any]:
+        return cell_index(data, models if live else shown)
+
+    context = {"by_model": by_model, "index": index, "per_cell": data.items_per_cell}
     return Section("cells", "Cells", template="cells.html", context=context)
 
 
@@ -369,6 +374,7 @@ EXPOSURE = (
     "How much a model has left to learn of a task, beside models of other families: little is left where it trained on "
     "such text before. Evidence, not proof; and a high value is no evidence of innocence."
 )
+MOST_RUNGS = 200  # models of the ladder
 MOST = 9  # figures of stability and consistency: there is one for every task
 STABILITY = (
     "Whether a benchmark's score grows with pretraining: Kendall's τ between scores and steps, 1 where every later "

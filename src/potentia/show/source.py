@@ -26,7 +26,7 @@ from potentia.analysis.test_task import Exposure, TestTask, find_exposure, find_
 from potentia.analysis.test_task import Options as TestTaskOptions
 from potentia.errors import InputError, PotentiaError
 from potentia.evidence import Evidence, read
-from potentia.store import CellRecord, FailureRecord, LaneRecord
+from potentia.store import CellRecord, FailureRecord
 from potentia.values.findings import Chart, Finding
 from potentia.values.protocol import Protocol
 from potentia.values.scores import ItemOutcome
@@ -76,7 +76,6 @@ class ReportData:
     completion: Completion | None = None  # of a study with cells not measured yet: predictions, never scores
     cells: tuple[CellRecord, ...] = ()
     failures: tuple[FailureRecord, ...] = ()
-    lanes: tuple[LaneRecord, ...] = ()
     items: Mapping[str, ItemSample] = field(default_factory=dict)
     items_per_cell: int = 0
 
@@ -158,7 +157,6 @@ def make_report(evidence: Evidence, *, items: int | None = None, options: Report
         completion=_completion(evidence, options.history, training),
         cells=cells,
         failures=tuple(evidence.failures()),
-        lanes=tuple(evidence.lanes()),
         items=_samples(evidence, cells, share),
         items_per_cell=share,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -159,7 +159,7 @@ class LiveStore(Patient):
         *,
         cell: str | None = None,
         study: str | None = None,
-        model: str | None = None,
+        model: str | Sequence[str] | None = None,
         limit: int | None = None,
         offset: int = 0,
     ) -> list[LaneRecord]:
@@ -187,13 +187,13 @@ class LiveStore(Patient):
             return int(connection.execute(sa.select(sa.func.count()).select_from(s.lanes).where(*wanted)).scalar_one())
 
     def _wanted_lanes(
-        self, connection: sa.Connection, *, cell: str | None, study: str | None, model: str | None
+        self, connection: sa.Connection, *, cell: str | None, study: str | None, model: str | Sequence[str] | None
     ) -> list[Any]:
         wanted: list[Any] = []
         if cell is not None:
             wanted.append(s.lanes.c.cell == cell)
         if model is not None:
-            wanted.append(s.lanes.c.model == model)
+            wanted.append(s.lanes.c.model.in_([model] if isinstance(model, str) else model))
         if study is not None:
             key = self._study_key(connection, study)
             of_others = sa.and_(s.study_cells.c.study == key, s.cells.c.study != key)
