@@ -25,7 +25,8 @@ RECIPE = "recipe"
 def ways_of(tuning: Tuning, rank: int) -> dict[str, Tuning]:
     """Return the recipe, the same with a higher rank (its output scaled alike), and the same with all weights."""
     said = {name: value for name, value in tuning if name not in ("recipe", "method", "learning_rates", "rate_bounds")}
-    higher = tuning.model_copy(update={"rank": rank, "alpha": tuning.alpha * rank / tuning.rank})
+    more = (rank / tuning.rank) ** (0.5 if tuning.method == "rslora" else 1)
+    higher = tuning.model_copy(update={"rank": rank, "alpha": tuning.alpha * more})
     return {RECIPE: tuning, f"rank {rank}": higher, "all weights": Tuning(method="full", **said)}
 
 

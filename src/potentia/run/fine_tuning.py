@@ -87,7 +87,7 @@ class FineTuning:
     @property
     def together(self) -> bool:
         """Whether all lanes train in shared passes."""
-        return self.auxiliary is None and self.tuning.method == "lora"
+        return self.auxiliary is None and self.tuning.method != "full"
 
     def run(self, wanted: Sequence[str]) -> None:
         """Make every tuning and hand the wanted benchmarks' results to the host, each as soon as it is tested."""
@@ -426,7 +426,8 @@ def adapter(tuning: Tuning) -> LoraConfig:
     """Return the shape of a recipe's adapters."""
     from potentia.engine.tune import LoraConfig
 
-    return LoraConfig(r=tuning.rank, alpha=tuning.alpha, dropout=tuning.dropout, targets=tuning.targets)
+    assert tuning.method != "full"
+    return LoraConfig(tuning.rank, tuning.alpha, tuning.dropout, tuning.targets, tuning.method)
 
 
 def schedule(tuning: Tuning, rate: float, documents: int | None = None) -> Schedule:

@@ -44,7 +44,7 @@ def tune_row(row: RowRun, kind: Protocol, cells: Sequence[CellPlan]) -> None:
     size = row.loaded.parameters
     adjusted = study.adjust if kind == ADJUST else None
     tuning = adjust_tuning(study, row.plan.model, size) if adjusted else study.tuning
-    waved = kind == TRAIN_BEFORE_TEST and tuning.method == "lora"
+    waved = kind == TRAIN_BEFORE_TEST and tuning.method != "full"
     begun, threads = _begun(folder, list(every), pending if waved else list(every), row.plan.threads)
     tuned = FineTuning(
         loaded=row.loaded,

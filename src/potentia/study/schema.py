@@ -230,9 +230,11 @@ class Tuning(Strict):
         description="the values of all that is not said here: `fair` gives every architecture the same and searches"
         " its learning rate; `paper` is appendix A.2 of the train-before-test paper",
     )
-    method: Literal["lora", "full"] = Field("lora", description="train adapters, or all weights")
+    method: Literal["lora", "rslora", "dora", "full"] = Field(
+        "lora", description="train adapters (LoRA, rsLoRA or DoRA), or all weights"
+    )
     rank: Positive = Field(8, description="rank of the adapters")
-    alpha: float = Field(32, gt=0, description="the adapters' output is scaled by alpha / rank")
+    alpha: float = Field(32, gt=0, description="the adapters' output is scaled by alpha / rank (rsLoRA: √rank)")
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout on the adapters' input")
     targets: tuple[str, ...] | None = Field(
         ("all-linear",),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from architectures.odd import ODD
 from architectures.tiny import build
-from architectures.tune import by_peft, distance
+from architectures.tune import by_peft, distance, read_back
 from lane_models import examples, spec, tiny
 from potentia.engine.tune import LaneSpec, LaneTrainer, LoraConfig, Schedule
 from potentia.engine.tune.check import HAND, LONG, check_lanes
@@ -109,15 +110,34 @@ def test_the_check_of_a_small_model_takes_no_second() -> None:
 
 
 @pytest.mark.parametrize("static", [False, True])
-def test_rank_stabilised_adapters_are_pefts(static: bool) -> None:
-    lora = LoraConfig(r=4, alpha=8, dropout=0.0, rank_stabilised=True)
+@pytest.mark.parametrize("kind", ["lora", "rslora", "dora"])
+@pytest.mark.parametrize("case", ["llama", "gpt2"])
+def test_adapters_of_every_kind_are_pefts(case: str, kind: Any, static: bool) -> None:
+    lora = LoraConfig(r=4, alpha=8, dropout=0.0, kind=kind)
     lanes = [replace(lane, lora=lora) for lane in specs()]
-    with LaneTrainer(build("llama"), static=static) as trainer:
+    model = build(case)
+    with LaneTrainer(model, static=static) as trainer:
         trainer.train(lanes)
-        assert trainer.record["training"]["form"] == (HAND if static else SHARED)
+        fast = LONG if case == "gpt2" else HAND
+        assert trainer.record["training"]["form"] == (fast if static and kind != "dora" else SHARED)
         ours = {lane.key: trainer.adapter_state(lane.key) for lane in lanes}
         bank = trainer.bank(lora, trainer.plan.slots)
         starts = {lane.key: bank.state(bank.fresh(lane.seed)) for lane in lanes}
+        saved, effect = read_back(trainer, lanes[0].key, model, build(case))
+        assert saved < 1e-4 < 1e-3 < effect
     for lane in lanes:
-        theirs = by_peft(build("llama"), lane, starts[lane.key], bank)
+        theirs = by_peft(build(case), lane, starts[lane.key], bank)
         assert distance(ours[lane.key], theirs, starts[lane.key]) < 2e-3
+
+
+def test_dora_with_dropout_is_its_judges() -> None:
+    lanes = specs(dropout=0.2)
+    verdict = check_lanes(build("llama"), replace(lanes[0].lora, kind="dora"), lanes, static=False, limit=96)
+    assert verdict.form == SHARED
+    assert verdict.facts["distance"]["layer"] < 1e-4
+
+
+def test_dora_leaves_stacked_experts_alone() -> None:
+    lora = LoraConfig(r=4, alpha=8, dropout=0.0, kind="dora", targets=("all-linear",))
+    with pytest.raises(TuningError, match="by LoRA only"):
+        check_lanes(build("mixtral"), lora, specs(), static=False, limit=96)

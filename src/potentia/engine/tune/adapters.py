@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from potentia.engine.tune.lane_layers import LaneForward, StackedForward
+from potentia.engine.spread import beside
+from potentia.engine.tune.lane_layers import ADAPTERS, LaneForward, StackedForward, plain_weight
 from potentia.engine.tune.schedule import LoraConfig
 from potentia.engine.tune.targets import Stacked, find_targets
 from potentia.errors import TuningError
@@ -37,6 +38,7 @@ class Site:
     fan_in: int
     fan_out: int
     offset: int
+    size: int
     rank: int
     scale: float
     experts: int = 0
@@ -75,14 +77,16 @@ class AdapterBank:
         self.targets, self._config = found.names, found.config
         self.sites: list[Site] = []
         offset = 0
+        self.adapter = ADAPTERS[lora.kind]
         for name, module in found.layers:
             fan_in, fan_out = _widths(module)
-            self.sites.append(Site(name, len(self.sites), fan_in, fan_out, offset, lora.r, lora.scale))
-            offset += (fan_in + fan_out) * lora.r
+            size = self.adapter.size(fan_in, fan_out, lora.r)
+            self.sites.append(Site(name, len(self.sites), fan_in, fan_out, offset, size, lora.r, lora.scale))
+            offset += size
         for entry in found.stacked:
             site = _stacked_site(entry, len(self.sites), offset)
             self.sites.append(site)
-            offset += (site.fan_in + site.fan_out) * site.rank
+            offset += site.size
         first = next(p for p in model.parameters() if p.is_floating_point())
         self.device, self.dtype = first.device, first.dtype
         self.width = offset
@@ -110,9 +114,43 @@ class AdapterBank:
             holders[id(entry.module)].append((site, entry.parameter))
             self.stacked_at[site.index] = names[id(entry.module)], entry.parameter
         self._forwards = forwards
+        self._bases: list[Tensor] = []
+        self.gains: dict[int, tuple[Tensor, Tensor]] = {}  # DoRA's, by site: m over the norms, and these (slots + 1, o)
+        if lora.kind == "dora":
+            self._measure(found.layers)
         self.worn = False
         self._put_on()
         _INSTALLED[id(model)] = self
+
+    def _measure(self, layers: list[tuple[str, nn.Module]]) -> None:
+        """Keep what DoRA needs of the base: weights (d, o), and the lengths of their columns."""
+        for name, module in layers:
+            weight = plain_weight(module)
+            if weight is None:
+                raise TuningError(f"layer {name} is more than linear, and takes no DoRA", hint="use method: lora")
+            self._bases.append(weight)
+        self.lengths = [torch.linalg.vector_norm(weight.float(), dim=0) for weight in self._bases]
+        for site, length in zip(self.sites, self.lengths, strict=True):
+            self.magnitudes(self.weights, site)[-1].copy_(length)  # of the bare model
+        self.measure()
+
+    @torch.no_grad()
+    def measure(self) -> None:
+        """Bring DoRA's gains of all slots up to date: ‖W + s AB‖² = ‖W‖² + 2 s W·AB + s² ‖AB‖² in each column."""
+        if self.lora.kind != "dora":
+            return
+        scale = self.lora.scale
+        for site, base, length in zip(self.sites, self._bases, self.lengths, strict=True):
+            a, b = (beside(part, base) for part in self.views(self.weights, site))  # (K + 1, d, r), (K + 1, r, o)
+            across = torch.matmul(a.transpose(1, 2).to(base.dtype), base).float()  # (K + 1, r, o)
+            squares = torch.bmm(torch.bmm(a.transpose(1, 2), a), b)
+            norms = (length.square() + (b * (2 * scale * across + scale**2 * squares)).sum(1)).clamp(min=0).sqrt()
+            self.gains[site.index] = beside(self.magnitudes(self.weights, site), norms) / norms, norms
+
+    def magnitudes(self, flat: Tensor, site: Site) -> Tensor:
+        """View DoRA's m (K + 1, o) of one layer inside a flat (K + 1, P) matrix."""
+        begin = site.offset + (site.fan_in + site.fan_out) * site.rank
+        return flat[:, begin : begin + site.fan_out]
 
     def _put_on(self) -> None:
         self._before = [module.__dict__.get("forward") for module in self._layers]
@@ -151,11 +189,12 @@ class AdapterBank:
             self._take_off()
         for parameter, flag in self._frozen:
             parameter.requires_grad_(flag)
-        self._layers, self._before, self._frozen, self._forwards = [], [], [], []
+        self._layers, self._before, self._frozen, self._forwards, self._bases = [], [], [], [], []
 
     def refresh(self) -> None:
         """Bring the copy that passes multiply with up to date: in the base's dtype, A already scaled by α/r."""
         self.work.copy_(self.weights * self.factors)
+        self.measure()
 
     @torch.no_grad()
     def randomise(self, seed: int = 0) -> None:
@@ -166,6 +205,9 @@ class AdapterBank:
             for site in self.sites:
                 _, b = self.views(row[None], site)
                 b.copy_(torch.randn(b.shape, generator=stream) * (TRIED / (site.scale * max(1, site.rank) ** 0.5)))
+                if self.lora.kind == "dora":
+                    m = self.magnitudes(row[None], site)
+                    m.mul_(1 + TRIED * torch.randn(m.shape, generator=stream))
             self.weights[slot].copy_(row)
         self.refresh()
 
@@ -197,36 +239,21 @@ class AdapterBank:
         return flat[:, site.offset : cut].view(rows, site.fan_in, r), flat[:, cut:stop].view(rows, r, site.fan_out)
 
     def fresh(self, seed: int) -> Tensor:
-        """Draw a new adapter's flat row from the seed alone: A uniform in ±1/√d as PEFT draws it, B zero."""
+        """Draw a new adapter's flat row from the seed alone, as PEFT draws it."""
         row = torch.zeros(1, self.width)
         stream = torch.Generator().manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
         for site in self.sites:
-            a, _ = self.views(row, site)
-            bound = site.fan_in**-0.5
-            a.copy_((torch.rand(a.shape, generator=stream) * 2 - 1) * bound)
+            self.adapter.start(self, row, site, stream)
         return row[0]
 
     def state(self, row: Tensor) -> dict[str, Tensor]:
         """Return a flat row as PEFT's state dict."""
         row = row.detach().cpu().float().unsqueeze(0)
-        out: dict[str, Tensor] = {}
-        for site in self.sites:
-            a, b = self.views(row, site)
-            out[f"base_model.model.{site.name}.lora_A.weight"] = a[0].t().contiguous()
-            out[f"base_model.model.{site.name}.lora_B.weight"] = b[0].t().contiguous()
-        return out
-
-    def flat(self, state: dict[str, Tensor]) -> Tensor:
-        """PEFT's state dict as a flat row."""
-        row = torch.zeros(1, self.width)
-        for site in self.sites:
-            a, b = self.views(row, site)
-            try:
-                a.copy_(state[f"base_model.model.{site.name}.lora_A.weight"].t().unsqueeze(0))
-                b.copy_(state[f"base_model.model.{site.name}.lora_B.weight"].t().unsqueeze(0))
-            except (KeyError, RuntimeError) as error:
-                raise TuningError(f"the adapter does not fit layer {site.name}: {error}") from error
-        return row[0]
+        return {
+            f"base_model.model.{site.name}.{name}": part.clone(memory_format=torch.contiguous_format)
+            for site in self.sites
+            for name, part in self.adapter.parts(self, row, site).items()
+        }
 
     def peft_config(self, *, inference: bool = True) -> Any:
         """Return PEFT's config of such an adapter."""
@@ -285,4 +312,6 @@ def _stacked_site(entry: Stacked, index: int, offset: int) -> Site:
     experts, one, two = shape if len(shape) == 3 else (1, *shape)
     out_first = len(shape) == 2 or not getattr(entry.module, "is_transposed", False)
     fan_in, fan_out = (two, one) if out_first else (one, two)
-    return Site(entry.name, index, fan_in, fan_out, offset, entry.rank * experts, entry.scale, experts, out_first)
+    rank = entry.rank * experts
+    size = (fan_in + fan_out) * rank
+    return Site(entry.name, index, fan_in, fan_out, offset, size, rank, entry.scale, experts, out_first)

@@ -186,7 +186,8 @@ def wrapped_by_peft(model: nn.Module, bank: AdapterBank) -> Iterator[Any]:
 
 
 def _put(wrapped: Any, state: State) -> None:
-    own = {name.replace(".default", ""): value for name, value in wrapped.named_parameters() if "lora_" in name}
+    adapted = [(name, value) for name, value in wrapped.named_parameters() if "lora_" in name]
+    own = {n.replace(".default", "").replace("_vector.weight", "_vector"): value for n, value in adapted}
     if own.keys() != state.keys():
         extra, missing = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
         raise TuningError(f"PEFT adapts other layers: it has {extra[:3]}, we have {missing[:3]}")

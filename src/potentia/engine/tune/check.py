@@ -33,6 +33,7 @@ from potentia.engine.spread import beside
 from potentia.engine.tune.adapters import AdapterBank, Site
 from potentia.engine.tune.block import Blocks
 from potentia.engine.tune.dropout import keep_mask, token_keys
+from potentia.engine.tune.lane_layers import plain_weight
 from potentia.engine.tune.layout import lay
 from potentia.engine.tune.passes import LANE, ROW, SHARED, Lesson, find_divides, run_step
 from potentia.engine.tune.planner import PassPlan
@@ -208,6 +209,8 @@ class _Trial:
     def wrong(self, form: str) -> str | None:
         """Say what is wrong with a form on this model, or None."""
         found: str | None = None
+        if form in (HAND, LONG) and self.bank.lora.kind == "dora":
+            return "DoRA runs by the model's own layers"
         if form == HAND and self.blocks is None:
             self.blocks = Blocks.of(self.model)
             if self.blocks is None:
@@ -349,6 +352,8 @@ def _plain_adapters(bank: AdapterBank, leaf: Tensor, row: Lesson) -> Iterator[No
                 stack.enter_context(_stacked(modules[name], parameter, site, a, b))
             else:
                 hook = _Hook(bank, site, a, b, row)
+                if bank.lora.kind == "dora":
+                    hook = _DoraHook(bank, site, a, b, row, bank.magnitudes(leaf[None], site)[0])
                 stack.callback(modules[site.name].register_forward_hook(hook).remove)
         yield
 
@@ -362,8 +367,10 @@ class _Hook:
     def __call__(self, _: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
         x: Tensor = inputs[0].to(self.bank.dtype)
         a, b = (beside(part.to(x.dtype), x) for part in (self.a, self.b))
-        share = (self._dropped(x) @ a) @ b * self.site.scale
-        return out + share.to(out.dtype)
+        return out + self._share(self._dropped(x), a, b).to(out.dtype)
+
+    def _share(self, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return x @ a @ b * self.site.scale
 
     def _dropped(self, x: Tensor) -> Tensor:
         p = self.bank.lora.dropout
@@ -374,6 +381,21 @@ class _Hook:
         order = np.arange(x.numel() // x.shape[-1]) % len(row.ids)
         keys = beside(torch.from_numpy(token_keys(seed, step, place, order)).to(self.bank.device), x)
         return x * keep_mask(keys, self.site.index, x.shape[-1], p).view_as(x).to(x.dtype) / (1 - p)
+
+
+class _DoraHook(_Hook):
+    """Adds DoRA's adapter: (g − 1) · x W + g · s · x A B, where g = m / ‖W + s · A B‖."""
+
+    def __init__(self, bank: AdapterBank, site: Site, a: Tensor, b: Tensor, row: Lesson, m: Tensor) -> None:
+        super().__init__(bank, site, a, b, row)
+        weight = plain_weight(bank.model.get_submodule(site.name))
+        assert weight is not None
+        self.weight = weight
+        norms = torch.linalg.norm(weight.float() + beside((a @ b).detach() * site.scale, weight), dim=0)
+        self.gains = beside(m, weight) / norms
+
+    def _share(self, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return (self.gains - 1).to(x.dtype) * (x @ self.weight) + self.gains.to(x.dtype) * super()._share(x, a, b)
 
 
 @contextmanager
@@ -406,7 +428,7 @@ def distance_of(bank: AdapterBank, ours: Gradients, judge: Gradients) -> Distanc
     floor = 0.1 * sizes / len(bank.sites) ** 0.5
     layer = torch.zeros((), device=own.device)
     for site in bank.sites:
-        span = slice(site.offset, site.offset + (site.fan_in + site.fan_out) * site.rank)
+        span = slice(site.offset, site.offset + site.size)
         size = torch.linalg.vector_norm(own[:n, span], dim=1)
         layer = torch.maximum(
             layer, (torch.linalg.vector_norm(gap[:, span], dim=1) / torch.maximum(size, floor).clamp(min=1e-12)).max()

@@ -1,16 +1,17 @@
 """The layers that lanes train: a linear layer, and a module of stacked parameters, each with an adapter per row.
 
-A linear layer computes y = x W + b + s · dropout(x) A_k B_k, where k is the slot of the row; the base product runs
-once on all rows, the adapters as batched products. A layer that is more than ``nn.Linear`` (quantised, scaled) keeps
-its own forward, and the adapters' share is added. Stacked parameters have no such form: their module runs once for
-each slot, on that slot's tokens, with W + s · B_k A_k in place of W, as PEFT does.
+What an adapter adds is its kind's affair (:class:`Adapter`: LoRA, rsLoRA, DoRA): its numbers, forward, backward and
+PEFT's names of its parts. Low-rank kinds compute y = x W + b + s · dropout(x) A_k B_k, where k is the slot of the row;
+the base product runs once on all rows, the adapters as batched products. A layer that is more than ``nn.Linear``
+(quantised, scaled) keeps its own forward, and the adapters' share is added. Stacked parameters have no such form: their
+module runs once for each slot, on that slot's tokens, with W + s · B_k A_k in place of W, as PEFT does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -46,13 +47,9 @@ class LaneForward:
     def __init__(self, bank: AdapterBank, site: Site, module: nn.Module) -> None:
         self.bank, self.site = bank, site
         self.own = module.forward
-        weight, bias = module.weight, module.bias
-        self.plain = type(module) in (nn.Linear, Conv1D) and "forward" not in module.__dict__
-        self.weight: Tensor | None = None
+        self.weight = plain_weight(module)
+        bias = module.bias
         self.bias = bias if isinstance(bias, Tensor) else None
-        if self.plain:
-            assert isinstance(weight, Tensor)
-            self.weight = weight.t() if isinstance(module, nn.Linear) else weight  # (d, o)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Compute the layer, each row with the adapter of its slot."""
@@ -63,51 +60,163 @@ class LaneForward:
             return routing.long_row(x, self.site, self.weight, self.bias)
         if routing.owners is None:
             return self.own(x)  # type: ignore[no-any-return]
-        if self.plain:
-            return _LaneLinear.apply(  # type: ignore[no-any-return, no-untyped-call]
-                x, self.bank.anchor, self.bank, self.site, self.weight, self.bias
-            )
-        share: Tensor = _LaneShare.apply(x, self.bank.anchor, self.bank, self.site)  # type: ignore[no-untyped-call]
-        out: Tensor = self.own(x)
-        return out + share.to(out.dtype)
+        out: Tensor = _Adapted.apply(x, self.bank.anchor, self.bank, self.site, self.weight, self.bias)  # type: ignore[no-untyped-call]
+        if self.weight is not None:
+            return out
+        whole: Tensor = self.own(x)
+        return whole + out.to(whole.dtype)
 
 
-class _LaneLinear(torch.autograd.Function):
-    """y = x W + b + s · dropout(x) A_k B_k. Takes and gives the layer's own shapes: the model may write into y."""
+def plain_weight(module: nn.Module) -> Tensor | None:
+    """Return a linear layer's weight (d, o); None where the layer is more than linear, or somebody's own."""
+    if type(module) not in (nn.Linear, Conv1D) or "forward" in module.__dict__:
+        return None
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    return weight.t() if isinstance(module, nn.Linear) else weight
+
+
+class _Adapted(torch.autograd.Function):
+    """A layer with its lanes' adapters; without its weight, the adapters' share of its output."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, anchor: Tensor, bank: AdapterBank, site: Site, weight: Tensor, bias: Tensor | None
+        ctx: Any, x: Tensor, anchor: Tensor, bank: AdapterBank, site: Site, weight: Tensor | None, bias: Tensor | None
     ) -> Tensor:
-        out = x.new_empty(*x.shape[:-1], site.fan_out)  # no view of another tensor: those may not be written into
+        ctx.bank = bank
+        return bank.adapter.forward(ctx, x, bank, site, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.bank.adapter.backward(ctx, grads[0]), None, None, None, None, None
+
+
+class Adapter(Protocol):
+    """One kind of adapter: its numbers in a layer, how it computes and learns, and what PEFT calls its parts."""
+
+    def size(self, fan_in: int, fan_out: int, rank: int) -> int:
+        """Return how many numbers it has in a layer."""
+
+    def start(self, bank: AdapterBank, row: Tensor, site: Site, stream: torch.Generator) -> None:
+        """Draw its numbers in a layer of a new row (1, P), as PEFT does."""
+
+    def parts(self, bank: AdapterBank, row: Tensor, site: Site) -> dict[str, Tensor]:
+        """View its numbers in a layer of a row (1, P) by the names and in the shapes that PEFT gives them."""
+
+    def forward(
+        self, ctx: Any, x: Tensor, bank: AdapterBank, site: Site, weight: Tensor | None, bias: Tensor | None
+    ) -> Tensor:
+        """Compute a layer, each row with its slot's adapter, in the layer's own shapes: the model may write into it."""
+
+    def backward(self, ctx: Any, slope: Tensor) -> Tensor | None:
+        """Add the adapters' gradients to the bank's; returns the input's."""
+
+
+class LowRank:
+    """LoRA and rsLoRA: y = x W + b + s · dropout(x) A B, where s is α/r or α/√r."""
+
+    def size(self, fan_in: int, fan_out: int, rank: int) -> int:
+        """Count A and B."""
+        return (fan_in + fan_out) * rank
+
+    def start(self, bank: AdapterBank, row: Tensor, site: Site, stream: torch.Generator) -> None:
+        """Draw A uniform in ±1/√d; B is zero."""
+        a, _ = bank.views(row, site)
+        a.copy_((torch.rand(a.shape, generator=stream) * 2 - 1) * site.fan_in**-0.5)
+
+    def parts(self, bank: AdapterBank, row: Tensor, site: Site) -> dict[str, Tensor]:
+        """View A and B as PEFT has them, (r, d) and (o, r)."""
+        a, b = bank.views(row, site)
+        return {"lora_A.weight": a[0].t(), "lora_B.weight": b[0].t()}
+
+    def forward(
+        self, ctx: Any, x: Tensor, bank: AdapterBank, site: Site, weight: Tensor | None, bias: Tensor | None
+    ) -> Tensor:
+        """Compute the base once on all rows, and add the adapters as batched products."""
+        ctx.base = weight
+        shape = (*x.shape[:-1], site.fan_out)
+        if weight is None:
+            out = x.new_zeros(shape, dtype=bank.dtype)
+            _share(ctx, x.to(bank.dtype), bank, site, into=out.view(-1, site.fan_out))
+            return out
+        out = x.new_empty(shape)  # no view of another tensor: those may not be written into
         flat, y = x.reshape(-1, x.shape[-1]), out.view(-1, site.fan_out)
         torch.mm(flat, weight, out=y) if bias is None else torch.addmm(bias, flat, weight, out=y)
         _share(ctx, x, bank, site, into=y)
-        ctx.base = weight
         return out
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _share_back(ctx, grads[0], ctx.base), None, None, None, None, None
+    def backward(self, ctx: Any, slope: Tensor) -> Tensor | None:
+        """Go back through the adapters and the base."""
+        return _share_back(ctx, slope, ctx.base)
 
 
-class _LaneShare(torch.autograd.Function):
-    """s · dropout(x) A_k B_k alone."""
+class Dora(LowRank):
+    """DoRA: y = b + g · (x W + s · x A B), where g = m / ‖W + s · A B‖ for each output, and the norm has no gradient.
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, anchor: Tensor, bank: AdapterBank, site: Site) -> Tensor:
-        out = x.new_zeros(*x.shape[:-1], site.fan_out, dtype=bank.dtype)
-        _share(ctx, x.to(bank.dtype), bank, site, into=out.view(-1, site.fan_out))
-        return out
+    With dropout the base's own product keeps all of x, as in PEFT. Layers must be plain ones, and passes padded ones.
+    """
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _share_back(ctx, grads[0], None), None, None, None
+    def size(self, fan_in: int, fan_out: int, rank: int) -> int:
+        """Count A, B and m."""
+        return (fan_in + fan_out) * rank + fan_out
+
+    def start(self, bank: AdapterBank, row: Tensor, site: Site, stream: torch.Generator) -> None:
+        """Let m be the norms of W, so that nothing changes at first."""
+        super().start(bank, row, site, stream)
+        bank.magnitudes(row, site).copy_(bank.lengths[site.index])
+
+    def parts(self, bank: AdapterBank, row: Tensor, site: Site) -> dict[str, Tensor]:
+        """View m as well."""
+        return {**super().parts(bank, row, site), "lora_magnitude_vector": bank.magnitudes(row, site)[0]}
+
+    def forward(
+        self, ctx: Any, x: Tensor, bank: AdapterBank, site: Site, weight: Tensor | None, bias: Tensor | None
+    ) -> Tensor:
+        """Compute base and adapters, and scale their sum."""
+        assert weight is not None
+        assert bank.routing.owners is not None
+        owners = bank.routing.owners[:1] if bank.routing.single else bank.routing.owners
+        rows, tokens = (1, x.numel() // x.shape[-1]) if bank.routing.single else grouped(x, bank.routing, site.name)
+        parts = x.reshape(rows, tokens, x.shape[-1])
+        dropout = _dropout(bank, site, rows, tokens, x)
+        kept = parts if dropout is None else dropout(parts)
+        a, b = (beside(part.index_select(0, owners), x) for part in bank.views(bank.work, site))
+        gains, norms = (beside(part.index_select(0, owners).unsqueeze(1), x) for part in bank.gains[site.index])
+        base = kept @ weight
+        h = torch.bmm(kept, a)
+        sums = torch.baddbmm(base, h, b)  # (R, T, o)
+        y = sums * gains.to(sums.dtype)
+        if dropout is not None:
+            y += parts @ weight - base
+        ctx.save_for_backward(parts, h, sums)
+        ctx.held = bank, site, owners, dropout, x.shape, weight, gains, norms
+        return (y if bias is None else y + bias).reshape(*x.shape[:-1], site.fan_out)
+
+    def backward(self, ctx: Any, slope: Tensor) -> Tensor | None:
+        """Go back through the scaled sum."""
+        parts, h, sums = ctx.saved_tensors
+        bank, site, owners, dropout, shape, weight, gains, norms = ctx.held
+        dy = slope.to(parts.dtype).reshape(sums.shape)
+        into = bank.magnitudes(bank.grads, site)
+        into.index_add_(0, owners, beside(((dy.float() * sums.float()).sum(1) / norms.squeeze(1)), into))
+        dz = dy * gains.to(dy.dtype)
+        a, b = (beside(part.index_select(0, owners), dy) for part in bank.views(bank.work, site))
+        dh = torch.bmm(dz, b.transpose(1, 2))
+        _add_gradients(bank, site, owners, parts if dropout is None else dropout(parts), h, dz, dh)
+        if not ctx.needs_input_grad[0]:
+            return None
+        through = torch.bmm(dh, a.transpose(1, 2))
+        if dropout is None:
+            return (dz @ weight.t() + through).view(shape)
+        return dropout((dz - dy) @ weight.t() + through, add=dy @ weight.t()).view(shape)  # type: ignore[no-any-return]
+
+
+ADAPTERS: dict[str, Adapter] = {"lora": LowRank(), "rslora": LowRank(), "dora": Dora()}
 
 
 def _share(ctx: Any, x: Tensor, bank: AdapterBank, site: Site, *, into: Tensor) -> None:
     """Add the adapters' outputs to ``into`` (N, o), and keep what the way back needs."""
-    routing, lora = bank.routing, bank.lora
+    routing = bank.routing
     owners = routing.owners
     assert owners is not None
     if routing.single:
@@ -117,8 +226,7 @@ def _share(ctx: Any, x: Tensor, bank: AdapterBank, site: Site, *, into: Tensor) 
     rows, tokens = grouped(x, routing, site.name)
     parts = x.reshape(rows, tokens, x.shape[-1])
     a, b = (beside(part, x) for part in bank.gathered(site))
-    keys = None if routing.keys is None else beside(_keys(routing.keys, rows, tokens), x)
-    dropout = None if keys is None else Dropout(keys, site.index, lora.dropout)
+    dropout = _dropout(bank, site, rows, tokens, x)
     kept = parts if dropout is None else dropout(parts)
     h = torch.bmm(kept, a)  # scaled, because A is
     into.view(rows, tokens, -1).baddbmm_(h, b)
@@ -126,15 +234,18 @@ def _share(ctx: Any, x: Tensor, bank: AdapterBank, site: Site, *, into: Tensor) 
     ctx.held = bank, site, owners, dropout, x.shape
 
 
-def _keys(keys: Tensor, rows: int, tokens: int) -> Tensor:
-    """Return the dropout keys of a layer's tokens; a layer that sees fewer of each row takes those of its first.
+def _dropout(bank: AdapterBank, site: Site, rows: int, tokens: int, x: Tensor) -> Dropout | None:
+    """Return a layer's dropout in the pass under way; a layer that sees fewer tokens of each row takes the first keys.
 
     A layer that sees tokens more than once (experts) goes round.
     """
-    if keys.numel() == rows * tokens:
-        return keys
-    own = keys.view(rows, -1)
-    return own[:, torch.arange(tokens, device=keys.device) % own.shape[1]].contiguous()
+    keys = bank.routing.keys
+    if keys is None:
+        return None
+    if keys.numel() != rows * tokens:
+        own = keys.view(rows, -1)
+        keys = own[:, torch.arange(tokens, device=keys.device) % own.shape[1]].contiguous()
+    return Dropout(beside(keys, x), site.index, bank.lora.dropout)
 
 
 def _share_back(ctx: Any, slope: Tensor, base: Tensor | None) -> Tensor | None:
@@ -144,11 +255,8 @@ def _share_back(ctx: Any, slope: Tensor, base: Tensor | None) -> Tensor | None:
     rows, tokens, width = parts.shape
     dy = slope.to(parts.dtype).reshape(rows, tokens, -1).contiguous()  # (R, T, o)
     a, b = (beside(part, dy) for part in bank.gathered(site))
-    da, db = bank.views(bank.grads, site)
     dh = torch.bmm(dy, b.transpose(1, 2))  # (R, T, r)
-    kept = parts if dropout is None else dropout(parts)
-    db.index_add_(0, owners, beside(torch.bmm(h.transpose(1, 2), dy).float(), db))
-    da.index_add_(0, owners, beside(torch.bmm(kept.transpose(1, 2), dh).float(), da), alpha=bank.lora.scale)
+    _add_gradients(bank, site, owners, parts if dropout is None else dropout(parts), h, dy, dh)
     if not ctx.needs_input_grad[0]:
         return None
     if base is None:
@@ -160,6 +268,15 @@ def _share_back(ctx: Any, slope: Tensor, base: Tensor | None) -> Tensor | None:
     else:
         dx = dropout(torch.bmm(dh, a.transpose(1, 2)), add=dx)
     return dx.view(shape)
+
+
+def _add_gradients(
+    bank: AdapterBank, site: Site, owners: Tensor, kept: Tensor, h: Tensor, dy: Tensor, dh: Tensor
+) -> None:
+    """Add the gradients of A and B, row by row in order."""
+    da, db = bank.views(bank.grads, site)
+    db.index_add_(0, owners, beside(torch.bmm(h.transpose(1, 2), dy).float(), db))
+    da.index_add_(0, owners, beside(torch.bmm(kept.transpose(1, 2), dh).float(), da), alpha=bank.lora.scale)
 
 
 class StackedForward:

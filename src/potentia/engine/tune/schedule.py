@@ -20,16 +20,18 @@ class LoraConfig:
 
     ``targets`` are endings of module names, as in PEFT; ``None`` means PEFT's default for the architecture, and
     every linear layer but the head where PEFT names none. ``"all-linear"`` as the only target asks for the latter.
-    ``rank_stabilised`` scales by α/√r for α/r (rsLoRA); it costs nothing more.
+    Of the kinds, ``rslora`` scales by α/√r for α/r, and ``dora`` learns the length of every column of W + AB too.
     """
 
     r: int = 8
     alpha: float = 32
     dropout: float = 0.1
     targets: tuple[str, ...] | None = None
-    rank_stabilised: bool = False
+    kind: Literal["lora", "rslora", "dora"] = "lora"
 
     def __post_init__(self) -> None:
+        if self.kind not in ("lora", "rslora", "dora"):
+            raise InputError(f"unknown adapter {self.kind!r}", hint="use lora, rslora or dora")
         if self.r < 1:
             raise InputError(f"LoRA rank must be at least 1, not {self.r}")
         if not 0 <= self.dropout < 1:
@@ -42,7 +44,7 @@ class LoraConfig:
 
     def scale_at(self, rank: float, alpha: float) -> float:
         """Return the factor of an adapter of another rank and α, as some layers have."""
-        return alpha / (math.sqrt(rank) if self.rank_stabilised else rank)
+        return alpha / (math.sqrt(rank) if self.kind == "rslora" else rank)
 
 
 @dataclass(frozen=True)

@@ -99,6 +99,7 @@ def apply_update(bank: AdapterBank, moments: Moments, standing: Standing, losses
     operations(bank.device).update_(
         bank.weights, moments.first, moments.second, bank.grads, bank.work, bank.factors, table, norms
     )
+    bank.measure()
 
 
 class PlainSteps:
