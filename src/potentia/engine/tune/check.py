@@ -395,7 +395,8 @@ class _DoraHook(_Hook):
         self.gains = beside(m, weight) / norms
 
     def _share(self, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        return (self.gains - 1).to(x.dtype) * (x @ self.weight) + self.gains.to(x.dtype) * super()._share(x, a, b)
+        gains: Tensor = self.gains.to(x.dtype)
+        return (gains - 1) * (x @ self.weight) + gains * super()._share(x, a, b)
 
 
 @contextmanager

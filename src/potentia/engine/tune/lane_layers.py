@@ -207,8 +207,10 @@ class Dora(LowRank):
             return None
         through = torch.bmm(dh, a.transpose(1, 2))
         if dropout is None:
-            return (dz @ weight.t() + through).view(shape)
-        return dropout((dz - dy) @ weight.t() + through, add=dy @ weight.t()).view(shape)  # type: ignore[no-any-return]
+            through += dz @ weight.t()
+            return through.view(shape)
+        dx: Tensor = dropout((dz - dy) @ weight.t() + through, add=dy @ weight.t())
+        return dx.view(shape)
 
 
 ADAPTERS: dict[str, Adapter] = {"lora": LowRank(), "rslora": LowRank(), "dora": Dora()}
