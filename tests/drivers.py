@@ -50,10 +50,11 @@ class Driver:
 class Nursery:
     """Starts runs; close it in the end."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **environment: str) -> None:
         self.folder, self.made = folder, 0
         folder.mkdir(parents=True, exist_ok=True)
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
+                       **environment}  # fmt: skip
         self.process = subprocess.Popen(
             [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
@@ -63,13 +64,16 @@ class Nursery:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
-    def start(self, *arguments: str, file_bytes: int | None = None, **environment: str) -> Driver:
-        """Start ``potentia ARGUMENTS``; files may grow to ``file_bytes`` where that is given, as on a full disk."""
+    def start(
+        self, *arguments: str, cwd: Path | None = None, limits: dict[str, int] | None = None, **environment: str
+    ) -> Driver:
+        """Start ``potentia ARGUMENTS`` in a folder, within limits of the system: ``FSIZE`` as on a full disk."""
         self.made += 1
         place = self.folder / f"driver-{self.made}"
         place.with_suffix(".out").touch()
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps([str(place), file_bytes, environment, *arguments]) + "\n")
+        order = [str(place), limits or {}, str(cwd or "."), environment, *arguments]
+        self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()
         return Driver(int(self._answer()), place)
 
@@ -99,15 +103,16 @@ def _nurse() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are not waited for
     print("ready", flush=True)
     for line in sys.stdin:
-        place, file_bytes, environment, *arguments = json.loads(line)
+        place, limits, cwd, environment, *arguments = json.loads(line)
         pid = os.fork()
         if pid == 0:
             os.environ.update(environment)
-            _child(Path(place), file_bytes, arguments)
+            os.chdir(cwd)
+            _child(Path(place), limits, arguments)
         print(pid, flush=True)
 
 
-def _child(place: Path, file_bytes: int | None, arguments: list[str]) -> None:
+def _child(place: Path, limits: dict[str, int], arguments: list[str]) -> None:
     import resource
 
     os.setsid()
@@ -117,9 +122,9 @@ def _child(place: Path, file_bytes: int | None, arguments: list[str]) -> None:
     os.dup2(nothing, 0)
     os.dup2(out, 1)
     os.dup2(out, 2)
-    if file_bytes is not None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    for name, most in limits.items():
+        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (most, most))
     sys.argv = ["potentia", *arguments]
     code: object = 1
     try:

@@ -1,5 +1,6 @@
 """Faults that a study meets in life, made on purpose: the study, its drivers, and what must hold in the end.
 
+python tests/faults.py --list                 # what there is, and what each does
 python tests/faults.py --rounds 20            # the long schedule: every fault in turn, printed as a table
 python tests/faults.py two-drivers --rounds 20
 """
@@ -8,16 +9,23 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import random
+import re
+import shutil
 import signal
+import socket
 import sqlite3
+import struct
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -83,6 +91,7 @@ class World:
     seconds: float
     nursery: Nursery
     server: postgres.Server | None = None
+    preload: bool = False  # runs can have a clock that jumps and locks that fail
     several: bool = True  # runs may have worker processes, which take seconds to start
     made: int = 0
     kills: int = 0
@@ -90,25 +99,41 @@ class World:
     @classmethod
     def make(cls, folder: Path, *, server: postgres.Server | None = None, **shape: int) -> World:
         """Write the study and run it undisturbed."""
-        study, nursery = make_study(folder, **shape), Nursery(folder / "drivers")
+        compiler, library = shutil.which("cc"), folder / "preload.so"
+        if compiler is not None:
+            source = Path(__file__).with_name("preload.c")
+            subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+        preloaded = {"LD_PRELOAD": str(library)} if compiler else {}
+        study, nursery = make_study(folder, **shape), Nursery(folder / "drivers", **preloaded)
         store, began = str(folder / "undisturbed.db"), time.monotonic()
         driver = nursery.start("run", str(study), "--store", store)
         assert driver.wait() == 0, driver.said
-        return cls(folder, study, scores(store), time.monotonic() - began, nursery, server)
+        return cls(folder, study, scores(store), time.monotonic() - began, nursery, server, bool(preloaded))
 
-    def drive(self, store: str, *more: str, file_bytes: int | None = None, **environment: str) -> Driver:
+    def drive(self, store: str, *more: str, **how: Any) -> Driver:
         """Start a run of the study."""
-        return self.nursery.start(
-            "run", str(self.study), "--store", store, *more, file_bytes=file_bytes, **environment
-        )  # fmt: skip
+        return self.nursery.start("run", str(self.study), "--store", store, *more, **how)
+
+    def ask(self, *arguments: str, code: int = 0, **how: Any) -> str:
+        """Run another command to its end and return what it said."""
+        driver = self.nursery.start(*arguments, **how)
+        assert driver.wait() == code, driver.said
+        assert "Traceback" not in driver.said, driver.said
+        return driver.said
+
+    def place(self) -> Path:
+        """Return a new folder."""
+        self.made += 1
+        place = self.folder / f"place-{self.made}"
+        place.mkdir()
+        return place
 
     def store(self, kind: str) -> str:
         """Return the place of a store that is not there yet."""
-        self.made += 1
         if kind == "sqlite":
-            return str(self.folder / f"store-{self.made}.db")
+            return str(self.place() / "store.db")
         assert self.server is not None
-        return f"{self.server.database()}?items={self.folder / f'store-{self.made}.items'}"
+        return f"{self.server.database()}?items={self.place() / 'items'}"
 
     def workers(self, stream: random.Random) -> list[str]:
         """Return an option that makes some runs have two workers."""
@@ -189,7 +214,7 @@ def full_disk(world: World, kind: str, stream: random.Random) -> None:
     """Let files not grow beyond some size: the run ends with a word, and goes on when there is space."""
     store = world.store(kind)
     more = world.workers(stream)
-    driver = world.drive(store, *more, file_bytes=stream.choice([6_000, 40_000, 150_000]))
+    driver = world.drive(store, *more, limits={"FSIZE": stream.choice([6_000, 40_000, 150_000])})
     assert driver.wait() in (0, 1), driver.said
     assert "Traceback" not in driver.said, driver.said
     world.finish(store)
@@ -238,53 +263,270 @@ def node_loss(world: World, kind: str, stream: random.Random) -> None:
         cluster.shutdown()
 
 
-FAULTS: dict[str, Callable[[World, str, random.Random], None]] = {
-    "two-drivers": two_drivers,
+def two_directories(world: World, kind: str, stream: random.Random) -> None:
+    """Run one study from two directories at once, then a third; SQLite through links: one store, one place of items."""
+    store, folders = world.store(kind).partition("?")[0], [world.place() for _ in range(3)]
+    named = [store] * 3  # nobody says where the items are to lie
+    if kind == "sqlite":
+        for folder in folders[1:]:
+            (folder / "linked.db").symlink_to(store)
+        named[1:] = ["linked.db"] * 2
+    first = world.drive(named[0], cwd=folders[0])
+    begun(first, store)
+    time.sleep(stream.uniform(0.0, 0.3) * world.seconds)
+    second = world.drive(named[1], cwd=folders[1])
+    assert (first.wait(), second.wait()) == (0, 0), f"{first.said}\n---\n{second.said}"
+    check(store, world.expected)
+    said = world.ask("run", str(world.study), "--store", named[2], cwd=folders[2])
+    check(store, world.expected)  # nothing was computed again
+    assert "missing" not in said, said
+    assert not [file for folder in folders[1:] for file in folder.glob("*.items")], "items lie in one place"
+
+
+def clock_jumps(world: World, kind: str, stream: random.Random) -> None:
+    """Set the wall clock an hour forward and back while two runs share a study; one may be killed."""
+    store, clock = world.store(kind), world.place() / "clock"
+    clock.write_bytes(struct.pack("d", 0.0))
+    first, second = (world.drive(store, FAULTS_CLOCK=str(clock)) for _ in range(2))
+    for jump in stream.sample([3600.0, -3600.0, 0.0], 3):
+        time.sleep(stream.uniform(0.1, 0.3) * world.seconds)
+        with clock.open("r+b") as file:
+            file.write(struct.pack("d", jump))
+    if stream.random() < 0.5 and second.alive:
+        second.signal(signal.SIGKILL, group=True)
+        world.kills += 1
+    assert first.wait() == 0, first.said
+    second.wait()
+    for said in (first.said, second.said):
+        assert "Traceback" not in said, said
+        assert not re.search(r"-\d+ (s|min|h)\b", said), f"no time is negative: {said}"
+    world.finish(store)
+    state = json.loads(world.ask("status", store, "--json", FAULTS_CLOCK=str(clock)))
+    assert state["studies"][0]["running"] == 0, state
+
+
+def no_locks(world: World, kind: str, stream: random.Random) -> None:
+    """Keep a store where the file system has no locks: refused at once and clearly; a store made before can be read."""
+    folder, began = world.place(), time.monotonic()
+    said = world.ask("run", str(world.study), "--store", str(folder / "s.db"), code=1, FAULTS_NO_LOCKS=str(folder))
+    assert "no locks" in said, said
+    assert time.monotonic() - began < 20, said
+    world.finish(str(folder / "s.db"))
+    said = world.ask("status", str(folder / "s.db"), "--json", FAULTS_NO_LOCKS=str(folder))
+    assert json.loads(said)["studies"][0]["done"] == len(world.expected), said
+
+
+def killed_writers(world: World, kind: str, stream: random.Random) -> None:
+    """Kill commands while they write: reports, tables, adapters, merged models, predictions are whole or not there."""
+    store, place = str(world.folder / "undisturbed.db"), world.place()
+    with Store.open(store, readonly=True) as opened:
+        model = next(c.model for c in opened.cells() if c.task == "colours" and opened.adapter(c.key))
+    questions = str(world.folder / "colours.jsonl")
+    commands = {
+        "adapter": ["adapters", "export", store, "--model", model, "--task", "colours"],
+        "merged": ["adapters", "merge", str(place / "adapter")],
+        "predicted.csv": ["predict", str(place / "adapter"), questions],
+        "report.html": ["report", store],
+        "scores.csv": ["export", store],
+        "scores.parquet": ["export", store],
+    }
+    for name, command in commands.items():
+        target = place / name
+        world.ask(*command, "-o", str(target))
+        whole = _sizes(target)
+        for _ in range(3):
+            if target.is_dir():
+                shutil.rmtree(target)
+            elif stream.random() < 0.5:
+                target.write_text("old")
+            before = _sizes(target)
+            driver = world.nursery.start(*command, "-o", str(target))
+            _kill_while_writing(driver, place, stream)
+            world.kills += driver.wait() == -signal.SIGKILL
+            left = _sizes(target)
+            assert left == before or (left.keys() == whole.keys() and min(left.values()) > len("old")), (name, left)
+        if left != whole:
+            target.unlink(missing_ok=True)
+            world.ask(*command, "-o", str(target))
+
+
+def _sizes(target: Path) -> dict[str, int]:
+    """Return the bytes of a file, or of every file of a folder; nothing where there is none."""
+    files = [target, *target.rglob("*")]
+    return {str(file.relative_to(target.parent)): file.stat().st_size for file in files if file.is_file()}
+
+
+def _kill_while_writing(driver: Driver, place: Path, stream: random.Random) -> None:
+    """Kill a command a moment after anything in the folder has changed."""
+
+    def state() -> set[tuple[str, int]]:
+        found = set()
+        for file in place.rglob("*"):
+            with contextlib.suppress(FileNotFoundError):
+                found.add((str(file), file.stat().st_mtime_ns))
+        return found
+
+    before = state()
+    while driver.alive and state() == before:
+        time.sleep(0.0005)
+    time.sleep(stream.choice([0.0, 0.0, 0.001, 0.005, 0.02]))
+    driver.signal(signal.SIGKILL, group=True)
+
+
+def full_writers(world: World, kind: str, stream: random.Random) -> None:
+    """Write reports and tables on a full disk: a sentence, and the old file stays."""
+    place = world.place()
+    for name in ("report.html", "scores.csv", "scores.parquet"):
+        target, command = place / name, "report" if name == "report.html" else "export"
+        target.write_text("old")
+        driver = world.nursery.start(
+            command, str(world.folder / "undisturbed.db"), "-o", str(target), limits={"FSIZE": 200}
+        )
+        assert driver.wait() in (1, 2), driver.said
+        assert "Traceback" not in driver.said, driver.said
+        assert [(file.name, file.read_text()) for file in place.glob(f"*{name}*")] == [(name, "old")], driver.said
+
+
+def damaged_store(world: World, kind: str, stream: random.Random) -> None:
+    """Damage a finished store somewhere: its check sees it, or nothing that is read has changed."""
+    store = Path(world.store("sqlite"))
+    with contextlib.closing(sqlite3.connect(world.folder / "undisturbed.db")) as whole:
+        whole.execute("VACUUM INTO ?", (str(store),))
+    shutil.copytree(world.folder / "undisturbed.db.items", f"{store}.items")
+    file = stream.choice([store, store, *sorted(Path(f"{store}.items").glob("*/*.parquet"))])
+    content = bytearray(file.read_bytes())
+    start = stream.randrange(len(content))
+    content[start : start + 64] = b"" if stream.random() < 0.3 else stream.randbytes(64)
+    file.write_bytes(content)
+    driver = world.nursery.start("store", "check", str(store))
+    good = driver.wait() == 0
+    assert "Traceback" not in driver.said, driver.said
+    assert not good or scores(str(store)) == world.expected, driver.said
+
+
+def few_descriptors(world: World, kind: str, stream: random.Random) -> None:
+    """Open more connections to the board than its 80 descriptors: no traceback, and it answers again afterwards."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        place = probe.getsockname()
+    store = str(world.folder / "undisturbed.db")
+    board = world.nursery.start("serve", store, "--port", str(place[1]), limits={"NOFILE": 80})
+    try:
+        _asked(place, 60)
+        many = [socket.create_connection(place, timeout=10) for _ in range(stream.choice([90, 150, 250]))]
+        for one in many:
+            one.sendall(b"GET /api/studies HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        time.sleep(2)
+        for one in many:
+            one.close()
+        assert b" 200 " in _asked(place, 30), board.said
+    finally:
+        board.signal(signal.SIGINT)
+        code = board.wait(30)
+        board.signal(signal.SIGKILL, group=True)
+    assert code in (0, 130), board.said
+    assert "Traceback" not in board.said, board.said[-3000:]
+
+
+def _asked(place: tuple[str, int], patience: float) -> bytes:
+    """Ask the board for its first page until it answers."""
+    end = time.monotonic() + patience
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError), socket.create_connection(place, timeout=5) as one:
+            one.sendall(b"GET / HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
+            if told := one.recv(100):
+                return told
+        time.sleep(0.2)
+    raise AssertionError("the board does not answer")
+
+
+def _program(what: str, command: str) -> Callable[[World, str, random.Random], None]:
+    """Make a fault of a program that ends well where all is well."""
+
+    def act(world: World, kind: str, stream: random.Random) -> None:
+        root = Path(__file__).resolve().parents[1]
+        paths = os.pathsep.join([str(root / "tests"), str(root / "tools"), os.environ.get("PYTHONPATH", "")])
+        order = [sys.executable, "-m", *command.replace("SOME", str(stream.randrange(25))).split()]
+        environment = {**os.environ, "PYTHONPATH": paths}
+        done = subprocess.run(order, cwd=root, capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+
+    act.__doc__ = what
+    return act
+
+
+HARM = (
+    "Read one in 25 of the files made to do harm: none runs anything, or goes past 2 GB and 30 s (all: make hostile)."
+)
+TOLD = "Run every command on a store with a password, and search all that it says and writes."
+CUTS = "Cut the connection of a run at each statement, before and after COMMIT."
+Fault = Callable[[World, str, random.Random], None]
+FAULTS: dict[str, Fault] = {
+    "hostile-files": _program(HARM, "fuzz.hostile --every 25 --from SOME"),
+    "two-directories": two_directories,
+    "secrets": _program(TOLD, "pytest -q tests/store/test_password.py"),
+    "lost-database": lost_database,
+    "cuts": _program(CUTS, "pytest -q tests/store/test_cuts.py"),
+    "damaged-store": damaged_store,
+    "full-disk": full_disk,
+    "full-writers": full_writers,
+    "killed-writers": killed_writers,
     "kills": kills,
     "stops": stops,
     "pauses": pauses,
-    "full-disk": full_disk,
-    "lost-database": lost_database,
+    "two-drivers": two_drivers,
+    "clock-jumps": clock_jumps,
+    "no-locks": no_locks,
+    "few-descriptors": few_descriptors,
     "node-loss": node_loss,
 }
-ON_POSTGRES_ALONE = {"node-loss"}  # a file cannot be shared between machines
+ON_POSTGRES_ALONE = {"node-loss", "secrets", "cuts"}  # a file cannot be shared between machines
+ON_SQLITE_ALONE = {"hostile-files", "damaged-store", "full-writers", "killed-writers", "no-locks", "few-descriptors"}
 
 
 def main() -> int:
     """Go through the schedule and print what happened."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("faults", nargs="*", default=list(FAULTS), help=f"of {', '.join(FAULTS)}")
+    parser.add_argument("--list", action="store_true", help="say what each does, and do nothing")
     parser.add_argument("--rounds", type=int, default=20, help="of each fault on each store")
     parser.add_argument("--stores", nargs="+", default=["sqlite", "postgres"])
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
+    if chosen.list:
+        for name, fault in FAULTS.items():
+            print(f"{name:<16} {str(fault.__doc__).strip()}")
+        return 0
     server = postgres.Server() if "postgres" in chosen.stores else None
     wrong = 0
     try:
-        with tempfile.TemporaryDirectory(prefix="faults-") as folder:
+        with tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True) as folder:
             world = World.make(Path(folder), server=server)
             print(f"undisturbed: {len(world.expected)} cells in {world.seconds:.1f} s", flush=True)
-            print(f"{'fault':<14} {'store':<10} {'rounds':>6} {'equal':>6} {'seconds':>8}", flush=True)
             for name in chosen.faults:
-                for kind in chosen.stores:
-                    if kind == "sqlite" and name in ON_POSTGRES_ALONE:
-                        continue
-                    began, good = time.monotonic(), 0
-                    for number in range(chosen.rounds):
-                        try:
-                            FAULTS[name](world, kind, random.Random(chosen.seed + number))
-                            good += 1
-                        except AssertionError as error:
-                            print(f"  round {number}: {error}", file=sys.stderr, flush=True)
-                    wrong += chosen.rounds - good
-                    spent = time.monotonic() - began
-                    print(f"{name:<14} {kind:<10} {chosen.rounds:>6} {good:>6} {spent:>8.0f}", flush=True)
+                alone = {"sqlite": ON_POSTGRES_ALONE, "postgres": ON_SQLITE_ALONE}
+                for kind in (kind for kind in chosen.stores if name not in alone[kind]):
+                    wrong += try_fault(world, name, kind, chosen.rounds, chosen.seed)
             print(f"{world.kills} kills")
             world.close()
     finally:
         if server is not None:
             server.close()
     return int(wrong > 0)
+
+
+def try_fault(world: World, name: str, kind: str, rounds: int, seed: int) -> int:
+    """Try a fault some times, print a line, and return how often it went wrong."""
+    began, wrong = time.monotonic(), 0
+    for number in range(seed, seed + rounds):
+        try:
+            FAULTS[name](world, kind, random.Random(number))
+        except Exception as error:
+            wrong += 1
+            print(f"  {name}, {kind}, seed {number}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    spent, what = time.monotonic() - began, str(FAULTS[name].__doc__).strip()
+    print(f"{name:<16} {kind:<9} {rounds - wrong} of {rounds} equal, {spent:.0f} s: {what}", flush=True)
+    return wrong
 
 
 if __name__ == "__main__":

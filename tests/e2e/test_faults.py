@@ -51,7 +51,7 @@ def test_a_store_removed_under_a_run_is_an_error(world: World):
 
 @pytest.mark.skipif(not os.environ.get("POTENTIA_LONG"), reason="workers take long to start; make faults has them too")
 def test_workers_that_cannot_save_end_the_run_with_a_word(world: World):
-    driver = world.drive(world.store("sqlite"), "--workers", "2", file_bytes=150_000)
+    driver = world.drive(world.store("sqlite"), "--workers", "2", limits={"FSIZE": 150_000})
     assert driver.wait() == 1, driver.said
     assert "free some space" in driver.said
     assert "Traceback" not in driver.said, driver.said

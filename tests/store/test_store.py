@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sqlalchemy as sa
 
 from potentia.errors import DataError, InputError, StoreError
-from potentia.store import CellRecord, EpochRecord, LaneRecord, Store
+from potentia.store import CellRecord, EpochRecord, LaneRecord, Store, schema
 from potentia.store.database import _configure, speaking
 from potentia.values.metric import Metric
 from potentia.values.scores import ItemOutcome, Score
@@ -303,3 +304,12 @@ def test_only_a_store_that_is_gone_is_called_gone(tmp_path: Path) -> None:
             (tmp_path / "items" / "of-a-cell").read_bytes()
     with pytest.raises(StoreError, match="No such file"), speaking("postgresql://server/potentia"):
         (tmp_path / "items" / "of-a-cell").read_bytes()
+
+
+def test_what_is_read_at_one_time_is_of_one_moment(store: Store, store_url: str, make_cell: MakeCell) -> None:
+    """A cell that is committed between two statements of a reader is seen by both or by none."""
+    with Store.open(store_url) as writer, store._reading() as connection:
+        count = sa.select(sa.func.count()).select_from(schema.cells)
+        assert connection.execute(count).scalar_one() == 0
+        writer.commit_cell(make_cell())
+        assert connection.execute(count).scalar_one() == 0

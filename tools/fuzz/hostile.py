@@ -462,6 +462,7 @@ def main() -> int:
     """Go through them and print what happened."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--every", type=int, default=1, help="only every so many-th")
+    parser.add_argument("--from", dest="first", type=int, default=0, help="how many to pass over")
     parser.add_argument("--only", default="", help="those whose name holds this")
     chosen = parser.parse_args()
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tools")]
@@ -480,7 +481,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="hostile-") as place:
         root = Path(place)
         os.environ["HF_DATASETS_CACHE"] = str(root / "cache")
-        for name, make in list(cases())[:: chosen.every]:
+        for name, make in list(cases())[chosen.first :: chosen.every]:
             if chosen.only not in name:
                 continue
             ended, seconds, most, words = judge(make, root)

@@ -55,7 +55,7 @@ def running(state: dict[str, Any]) -> Table:
             row, lease = one["rows"].get(name, {}), leases.get(name)
             if lease is not None or is_running(row):
                 who = f"process {lease['pid']} on {lease['host']}" if lease else ""
-                since = clock(time.time() - lease["since"]) if lease else ""
+                since = clock(max(0.0, time.time() - lease["since"])) if lease else ""
                 far = f"{row.get('done') or 0}/{row['total']}" if row.get("total") else ""
                 left = clock(row["left"]) if row.get("left") is not None else ""
                 rows.append((one["name"], name, str(row.get("phase", "")), far, row.get("tokens_per_second"), left,

@@ -12,6 +12,7 @@ import typer
 from potentia.cli.app import app
 from potentia.cli.output import console, print_json
 from potentia.errors import InputError
+from potentia.files import write_file
 
 FEW = 1_000  # documents of one's own; a tenth of fewer is a small test
 
@@ -44,8 +45,7 @@ def init(
         data = [name for name in told if Path(name).exists()]
         tasks = [name for name in told if name not in data]
     text = study_text(output, models, tasks or [], data or [], protocols or ["direct", "train_before_test"], quick)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(text, encoding="utf-8")
+    write_file(output, text)
     if as_json:
         print_json({"study": str(output)})
         return

@@ -10,6 +10,7 @@ import typer
 
 from potentia.cli.app import app
 from potentia.cli.output import console, errors, print_json, print_table
+from potentia.files import write_file
 
 if TYPE_CHECKING:
     from potentia.run import RunResult, StudyCost, StudyPlan
@@ -110,7 +111,7 @@ def _write(planned: Any, cells: Any, output: Path | None, as_json: bool) -> None
     study = proposed_study(planned.study, cells, name=f"{planned.study.name}-chosen")
     text = study_text(study, f"potentia run {shlex.quote(str(output))}")
     bare = without_password(text).replace(":***@", "@")  # PostgreSQL takes it from PGPASSWORD or ~/.pgpass
-    output.write_text(bare, encoding="utf-8")
+    write_file(output, bare)
     if bare != text:
         errors.print("The password of the store is not in the file: have it in PGPASSWORD or ~/.pgpass.", markup=False)
     if not as_json:

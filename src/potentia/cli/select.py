@@ -115,17 +115,9 @@ def _entry(data: str, columns: list[str] | None) -> str | dict[str, Any]:
 
 
 def _export(race: Any, choice: Choice, folder: Path) -> ExportedAdapter:
-    """Write the winner's adapter; one of an earlier selection makes way, in one step: another may run beside this."""
-    import os
-    import shutil
-    from contextlib import suppress
-
+    """Write the winner's adapter in the place of one of an earlier selection."""
     from potentia.integrations import export_adapter
     from potentia.store import Store
 
-    old = folder.with_name(f".{folder.name}-{os.getpid()}")
-    with suppress(FileNotFoundError):
-        folder.rename(old)
-    shutil.rmtree(old, ignore_errors=True)
     with Store.open(race.study.store, readonly=True) as store:
-        return export_adapter(store, race.final(store, choice.best), folder)
+        return export_adapter(store, race.final(store, choice.best), folder, replace=True)

@@ -32,7 +32,8 @@ class View:
         self.plan = plan
         self.store = store
         self.key = plan.key
-        self.began, self.since = time.monotonic(), time.time()
+        self.began = time.monotonic()
+        self.old = {name: state.get("at") for name, state in store.get_progress(plan.key).items()}
         self.seen_event = store.last_event(self.key)
         self.total = sum(len(row.cells) for row in plan.rows)
         self.before = self.total - sum(len(row.pending) for row in plan.rows)  # done when this run began
@@ -106,7 +107,7 @@ class View:
         """The rows that this run has begun; what an earlier one left behind is no state of theirs."""
         progress = self.store.get_progress(self.key)
         names = {row.model.name for row in self.plan.rows if row.pending}
-        fresh = {name: state for name, state in progress.items() if state.get("at", 0.0) >= self.since}
+        fresh = {name: state for name, state in progress.items() if state.get("at") != self.old.get(name)}
         return {name: state for name, state in fresh.items() if state.get("model", name) in names}
 
     def __rich__(self) -> Group:

@@ -21,6 +21,7 @@ from typing import Any
 from potentia.consent import PICKLE, allowed
 from potentia.engine.adapted import WEIGHTS, check_adapter
 from potentia.errors import ModelError
+from potentia.files import write_file
 
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf")
 SETTING_FILES = (
@@ -197,11 +198,8 @@ def _digest(file: Path) -> str:
 
 
 def _remember(note: Path, digest: str) -> None:
-    aside = note.with_name(f".{note.name}.{os.getpid()}")
     try:
-        note.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(json.dumps({"digest": digest}))
-        aside.replace(note)
+        write_file(note, json.dumps({"digest": digest}))
     except OSError:
         return  # a cache that cannot be written costs time, nothing else
 

@@ -15,7 +15,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from potentia.errors import DataError
-from potentia.values.plain_yaml import LARGEST, plain_file
+from potentia.files import plain_file
+from potentia.values.plain_yaml import LARGEST
 
 CATEGORIES = {
     "LU": "language understanding",

@@ -18,7 +18,8 @@ from importlib import resources
 from pathlib import Path
 
 from potentia.errors import DataError
-from potentia.values.plain_yaml import LARGEST, plain_file
+from potentia.files import plain_file
+from potentia.values.plain_yaml import LARGEST
 
 COLUMNS = (
     "name", "family", "kind", "parameters_b", "size_b", "tokens_b", "compute", "date", "base_model", "repository",

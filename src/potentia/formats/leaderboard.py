@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 import re
 from collections.abc import Iterable
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from potentia.files import write_file
 from potentia.values.findings import Table, slug, written
 from potentia.values.scores import Floats, ScoreMatrix
 
@@ -103,10 +105,11 @@ def write_tables(tables: Iterable[Table], folder: Path, formats: Iterable[str]) 
                 count += 1
                 file = stem.with_name(f"{stem.name}-{count}{file.suffix}")
             if kind == "latex":
-                file.write_text(_latex_table(table, rows), encoding="utf-8")
+                write_file(file, _latex_table(table, rows))
             else:
-                with file.open("w", encoding="utf-8", newline="") as out:
-                    csv.writer(out).writerows([table.columns, *rows])
+                out = io.StringIO(newline="")
+                csv.writer(out).writerows([table.columns, *rows])
+                write_file(file, out.getvalue())
             written_files[file] = None
     return list(written_files)
 

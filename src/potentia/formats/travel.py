@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from potentia.errors import DataError, InputError, PotentiaError
+from potentia.files import write_file
 from potentia.formats.assemble import Entry, document
 from potentia.formats.jsonfile import section
 from potentia.formats.metrics import metric_of
@@ -64,7 +65,6 @@ def write_every_eval_ever(
             continue
         developer, _, name = model.rpartition("/")
         place = folder / "data" / "potentia" / safe_name(developer or "unknown") / safe_name(name)
-        place.mkdir(parents=True, exist_ok=True)
         run = f"potentia/{model.replace('/', '_')}/{now}"
         file = place / f"{uuid.uuid4()}.json"
         body = _aggregate(model, run, now, rows)
@@ -72,7 +72,7 @@ def write_every_eval_ever(
         if samples:
             beside = file.with_name(f"{file.stem}_samples.jsonl")
             text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in samples)
-            beside.write_text(text, encoding="utf-8")
+            write_file(beside, text)
             body["detailed_evaluation_results"] = {
                 "format": "jsonl",
                 "file_path": str(beside.relative_to(folder)),
@@ -81,7 +81,7 @@ def write_every_eval_ever(
                 "total_rows": len(samples),
             }
             written.append(beside)
-        file.write_text(json.dumps(body, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_file(file, json.dumps(body, indent=2, ensure_ascii=False) + "\n")
         written.append(file)
     return written
 
@@ -277,7 +277,6 @@ def write_hub(matrices: Mapping[Protocol, ScoreMatrix], folder: Path) -> list[Pa
     written = []
     for model, entries in found.items():
         file = folder / safe_name(model) / ".eval_results" / "potentia.yaml"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(yaml.safe_dump(plain(entries), sort_keys=False, allow_unicode=True), encoding="utf-8")
+        write_file(file, yaml.safe_dump(plain(entries), sort_keys=False, allow_unicode=True))
         written.append(file)
     return written

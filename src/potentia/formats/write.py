@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from potentia.errors import InputError, StoreError
+from potentia.files import write_file
 from potentia.formats.layout import TRAVELS
 from potentia.formats.leaderboard import latex, markdown
 from potentia.formats.table import FORMULA, safe_name
 from potentia.formats.tidy import COLUMNS
 from potentia.formats.travel import Items, write_every_eval_ever, write_hub
 from potentia.values.metric import Metric
-from potentia.values.plain_yaml import write_file
 from potentia.values.protocol import Protocol
 from potentia.values.scores import ScoreMatrix
 

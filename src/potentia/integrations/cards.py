@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potentia.errors import InputError
+from potentia.files import whole_folder
 
 if TYPE_CHECKING:
     from potentia.store import CellRecord, Store
@@ -28,19 +29,15 @@ class ExportedAdapter:
     lines: tuple[str, ...]
 
 
-def export_adapter(store: Store, cell: CellRecord, folder: Path) -> ExportedAdapter:
+def export_adapter(store: Store, cell: CellRecord, folder: Path, *, replace: bool = False) -> ExportedAdapter:
     """Copy a kept adapter out of the store and write its card and a note from which ``predict`` asks it again.
 
-    Where validation kept the untuned model there is no adapter; the note and the card say so.
+    Where validation kept the untuned model there is no adapter; the note and the card say so. The folder is there when
+    all of it is written; with ``replace`` it takes the place of an earlier one.
     """
     kept = store.adapter(cell.key)
     if kept is None and cell.selection.get("tuned", True):
         raise InputError(f"no adapter of {cell.model} on {cell.task} is kept", where=store.where)
-    if folder.exists() and any(folder.iterdir()):
-        raise InputError("the folder is not empty", where=str(folder), hint="give a new folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in kept.iterdir() if kept is not None else ():
-        shutil.copy2(file, folder / file.name)
     model = cell.manifest.get("model") or {}
     base = str(model.get("source") or cell.model)
     before = [str(model["adapter"])] if model.get("adapter") else []
@@ -49,14 +46,16 @@ def export_adapter(store: Store, cell: CellRecord, folder: Path) -> ExportedAdap
     few = (str(model["quantise"]), str(model.get("dtype"))) if model.get("quantise") else None
     last = str(folder) if kept is not None else None
     lines = loading_lines(base, last, gguf=model.get("gguf_file"), before=before, few=few)
-    task = dict(cell.manifest.get("task") or {})
-    (folder / "README.md").write_text(adapter_card(cell, base, lines, str(folder)), encoding="utf-8")
-    place = folder / NOTE
-    note = json.loads(place.read_text(encoding="utf-8")) if place.exists() else {}
-    note |= {"cell": cell.key, "task": cell.task, "protocol": cell.protocol, "selection": dict(cell.selection)}
-    note |= {"model": {**model, "source": base, "before": before}, "asked": task}
-    note |= {"metric": cell.metric, "score": cell.score.value, "stderr": cell.score.stderr, "n": cell.score.n}
-    place.write_text(json.dumps(note, indent=1, default=str), encoding="utf-8")
+    with whole_folder(folder, replace=replace) as draft:
+        for file in kept.iterdir() if kept is not None else ():
+            shutil.copy2(file, draft / file.name)
+        (draft / "README.md").write_text(adapter_card(cell, base, lines, str(folder)), encoding="utf-8")
+        place = draft / NOTE
+        note = json.loads(place.read_text(encoding="utf-8")) if place.exists() else {}
+        note |= {"cell": cell.key, "task": cell.task, "protocol": cell.protocol, "selection": dict(cell.selection)}
+        note |= {"model": {**model, "source": base, "before": before}, "asked": dict(cell.manifest.get("task") or {})}
+        note |= {"metric": cell.metric, "score": cell.score.value, "stderr": cell.score.stderr, "n": cell.score.n}
+        place.write_text(json.dumps(note, indent=1, default=str), encoding="utf-8")
     return ExportedAdapter(folder, base, lines)
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potentia.errors import InputError
+from potentia.files import whole_folder, write_file
 from potentia.integrations.cards import NOTE
-from potentia.values.plain_yaml import write_file
 from potentia.values.requests import Continuation, Generation
 
 if TYPE_CHECKING:
@@ -225,14 +225,13 @@ def load_adapted(
 def merge(adapter: str | Path, output: str | Path, *, base: str | None = None, dtype: str | None = None) -> Path:
     """Write the base with the adapter merged into it: a model like any other, with its tokenizer."""
     folder, output = Path(adapter), Path(output)
-    if output.exists() and any(output.iterdir()):
-        raise InputError("the folder is not empty", where=str(output), hint="give a new folder")
-    note = read_note(folder)
-    whole = {**note, "model": {**note["model"], "quantise": None}}  # few bits cannot be merged into
-    loaded = load_adapted(folder, whole, base=base, device="cpu", dtype=dtype)
-    try:
-        loaded.model.save_pretrained(output)
-        loaded.tokenizer.save_pretrained(output)
-    finally:
-        loaded.close()
+    with whole_folder(output) as draft:
+        note = read_note(folder)
+        whole = {**note, "model": {**note["model"], "quantise": None}}  # few bits cannot be merged into
+        loaded = load_adapted(folder, whole, base=base, device="cpu", dtype=dtype)
+        try:
+            loaded.model.save_pretrained(draft)
+            loaded.tokenizer.save_pretrained(draft)
+        finally:
+            loaded.close()
     return output

@@ -14,13 +14,13 @@ data, take turns. Learning rates that the search asks for beyond its grid (``cho
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potentia.errors import TuningError
+from potentia.files import write_file
 from potentia.run.ask import Ask, Evaluation, SplitName, Style, evaluate
 from potentia.run.choice import Candidate, LanePlan, Peaks, is_behind, next_rate, past_its_best, peaks_of, select
 from potentia.study import Selection, Tuning, content_key
@@ -391,13 +391,7 @@ class OnTheWay:
         if self.folder is None:
             self._memory[path] = text
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f".{path.name}.{os.getpid()}")
-        with aside.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
+        write_file(path, text, synced=True)
 
     def get(self, lane: str, step: int, task: str) -> Evaluation:
         """Return what was kept."""

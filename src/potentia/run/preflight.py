@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from potentia import limited
 from potentia.errors import InputError
-from potentia.values.plain_yaml import LARGEST, plain_file
+from potentia.files import plain_file
+from potentia.values.plain_yaml import LARGEST
 
 if TYPE_CHECKING:
     from potentia.study import ModelSpec, Study

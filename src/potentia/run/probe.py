@@ -10,7 +10,6 @@ three splits before any update: all that is ever done with test documents here, 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from potentia.errors import PotentiaError
+from potentia.files import write_file
 from potentia.run.ask import SplitName
 from potentia.run.fine_tuning import Stopped
 from potentia.study import content_key
@@ -75,9 +75,7 @@ def probe_row(row: RowRun, names: Sequence[str], folder: Path) -> dict[str, dict
         except PotentiaError as error:  # the cells of the row can do without
             board.event("probe", reason=error.message)
             return {}
-    aside = note.with_name(f".{note.name}.{os.getpid()}")
-    aside.write_text(json.dumps(made), "utf-8")
-    aside.replace(note)
+    write_file(note, json.dumps(made))
     return made
 
 

@@ -53,7 +53,7 @@ def store_status(where: str, study: str | None = None) -> dict[str, Any]:
 
 def is_running(state: dict[str, Any]) -> bool:
     """Say whether a row's last word is recent and not its last."""
-    return "ended" not in state and time.time() - float(state.get("at", 0)) < ALIVE_SECONDS
+    return "ended" not in state and abs(time.time() - float(state.get("at", 0))) < ALIVE_SECONDS
 
 
 def asked_cells(store: Store, record: StudyRecord) -> int | None:

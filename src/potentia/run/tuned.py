@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potentia.errors import ModelError
+from potentia.files import write_file
 from potentia.run.ask import Evaluation
 from potentia.run.choice import Candidate, LanePlan
 from potentia.run.fine_tuning import FineTuning
@@ -86,10 +86,7 @@ def _begun(folder: Path, every: Sequence[str], pending: Sequence[str], threads: 
             return begun, on
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    folder.mkdir(parents=True, exist_ok=True)
-    aside = folder / f".wave.{os.getpid()}"
-    aside.write_text(json.dumps({"tasks": list(pending), "threads": threads}))
-    aside.replace(note)
+    write_file(note, json.dumps({"tasks": list(pending), "threads": threads}))
     return list(pending), threads
 
 

@@ -11,10 +11,10 @@ from importlib import resources
 from pathlib import Path
 
 from potentia.errors import InputError
+from potentia.files import write_file
 from potentia.show.charts import draw_chart
 from potentia.show.svg import LINE, Sheet, wrapped
 from potentia.values.findings import Chart, draws
-from potentia.values.plain_yaml import write_file
 
 FORMATS = ("pdf", "png", "svg")
 MARGIN = 14.0

@@ -7,10 +7,10 @@ import hashlib
 from pathlib import Path
 
 from potentia.errors import InputError
+from potentia.files import write_file
 from potentia.show.page import SCRIPTS, STYLES, asset, render
 from potentia.show.sections import build_sections
 from potentia.show.source import ReportData, ReportOptions, read_report
-from potentia.values.plain_yaml import write_file
 
 
 def write_report(
@@ -33,8 +33,7 @@ def save_report(data: ReportData, out: Path) -> Path:
         raise InputError("this is a folder", where=str(out), hint=f"give a file, for example {out / 'report.html'}")
     page = report_page(data)
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_file(out, page.encode())
+        write_file(out, page)
     except OSError as error:
         raise InputError(f"the report cannot be written: {error.strerror}", where=str(out)) from error
     return out

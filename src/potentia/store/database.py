@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import sqlite3
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +79,8 @@ def connect(url: URL, path: Path | None, *, readonly: bool) -> sa.Engine:
         event.listen(engine, "connect", _limit_reading if readonly else _limit)
         return engine
     target = url
+    if not readonly and not _has_locks(path.parent):
+        raise _no_locks(path)
     if readonly:
         target = URL.create("sqlite", database=f"{path.as_uri()}?{_reading(path)}", query={"uri": "true"})
     engine = sa.create_engine(target, connect_args={"timeout": BUSY_SECONDS})
@@ -96,12 +101,31 @@ def _limit_reading(connection: Any, _record: Any) -> None:
     connection.commit()
 
 
+@cache
+def _has_locks(folder: Path) -> bool:
+    """Say whether files there can be locked. SQLite takes a file system that knows no locks for a busy store."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+    return True
+
+
+def _no_locks(path: Path) -> StoreError:
+    hint = "keep the store on a local disk (--store), or in PostgreSQL"
+    return StoreError("this file system has no locks, and a store needs them", where=str(path), hint=hint)
+
+
 def _reading(path: Path) -> str:
     """Return how to open a SQLite file so that reading leaves nothing behind."""
+    locks = _has_locks(path.parent)
     if path.with_name(path.name + "-wal").exists():  # a log is there: it is read, and stays
+        if not locks:
+            raise _no_locks(path)
         return "mode=ro"
     # A WAL database in a folder that cannot be written opens only as immutable, safe when no log waits beside it.
-    if not os.access(path.parent, os.W_OK):
+    if not locks or not os.access(path.parent, os.W_OK):
         return "immutable=1"
     # A connection that may write takes the log it makes away again when it closes; it is told not to write below.
     return "mode=rw" if os.access(path, os.W_OK) else "mode=ro"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from potentia.errors import DamagedItemsError, StoreError
+from potentia.files import write_file
 from potentia.values.scores import ItemOutcome
 
 
@@ -39,18 +40,10 @@ def stage(folder: Path, key: str, items: Sequence[ItemOutcome]) -> Path:
         }
     )
     target = items_path(folder, key)
-    target.parent.mkdir(parents=True, exist_ok=True)
     staged = target.with_name(f".{target.stem}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
     buffer = pa.BufferOutputStream()
     pq.write_table(table, buffer, compression="zstd", write_page_checksum=True)
-    try:
-        with staged.open("wb") as file:
-            file.write(buffer.getvalue())
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError:
-        staged.unlink(missing_ok=True)
-        raise
+    write_file(staged, buffer.getvalue(), synced=True)
     return staged
 
 

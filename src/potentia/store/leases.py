@@ -27,6 +27,7 @@ BEAT_SECONDS = 10.0
 LEASE_SECONDS = 120.0  # without a beat; a server that restarts, or a busy machine, costs nobody his lease
 _LEASE_LOCK = 0x706F74656E740002  # claims on PostgreSQL are made one after the other
 _CHUNK = 500
+_unchanged: dict[tuple[str, float], float] = {}  # beats of leases that look dead: since when this process knows them
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,20 @@ class LeaseRecord:
         )
 
     def alive(self, moment: float) -> bool:
-        """Say whether its process is there, or may be."""
+        """Say whether its process is there, or may be. A beat that is to come shows that a clock was set back."""
         if self.place == place():
             return began(self.pid) == self.began
-        return moment - self.beat < LEASE_SECONDS
+        return abs(moment - self.beat) < LEASE_SECONDS
+
+    def gone(self, moment: float) -> bool:
+        """Say whether the lease may be taken: no clock that jumps takes it from a process that still beats.
+
+        From another machine a beat that looks old must be seen to stay as it is, on a clock that does not jump.
+        """
+        if self.alive(moment) or self.place == place():
+            return not self.alive(moment)
+        since = _unchanged.setdefault((self.id, self.beat), time.monotonic())
+        return time.monotonic() - since > 2 * BEAT_SECONDS
 
 
 class Leases(LiveStore):
@@ -72,7 +83,7 @@ class Leases(LiveStore):
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LEASE_LOCK)))
             moment = self._moment(connection)
             for lease in self._leases(connection):
-                if not lease.alive(moment):
+                if lease.gone(moment):
                     connection.execute(s.leases.delete().where(s.leases.c.id == lease.id))
             for start in range(0, len(keys), _CHUNK):
                 held = sa.select(s.leases).join_from(s.claims, s.leases)

@@ -36,8 +36,11 @@ class LiveStore(Patient):
     @contextmanager
     def _reading(self) -> Iterator[sa.Connection]:
         self._check_there()
-        with speaking(self.where), self._engine.connect() as connection, connection.begin():
-            yield connection
+        with speaking(self.where), self._engine.connect() as connection:
+            if connection.dialect.name == "postgresql":  # all statements see one moment, as SQLite's do
+                connection.execution_options(isolation_level="REPEATABLE READ")
+            with connection.begin():
+                yield connection
 
     @contextmanager
     def _writing(self) -> Iterator[sa.Connection]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import URL
 
 from potentia.errors import EmptyStoreError, InputError, NoStoreError, StoreError, without_password
+from potentia.files import whole_folder
 from potentia.store import schema as s
 from potentia.store.database import (
     WRITE,
@@ -503,7 +503,7 @@ class Store(Leases):
         left = [*self.items_folder.glob("*/.*.tmp"), *self.adapters_folder.glob(".*.tmp")]
         if not left:
             return
-        cells = {path: path.name[1:].split(".")[0] for path in left}
+        cells = {path: path.name.lstrip(".").split(".")[0] for path in left}
         whole = self.names(list(dict.fromkeys(cells.values())))
         for path in (path for path, key in cells.items() if key in whole):
             if path.is_dir():
@@ -519,17 +519,9 @@ class Store(Leases):
     def keep_adapter(self, key: str, save: Callable[[Path], None], note: Mapping[str, Any]) -> Path:
         """Keep what ``save`` writes, wholly or not at all; ``note`` says what it was made for."""
         folder = self.adapters_folder / key
-        aside = folder.with_name(f".{key}.{os.getpid()}.tmp")
-        with speaking(self.where):
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir(parents=True)
-            try:
-                save(aside)
-                (aside / ADAPTER_NOTE).write_text(dumps(dict(note)), encoding="utf-8")
-                shutil.rmtree(folder, ignore_errors=True)
-                aside.replace(folder)
-            finally:
-                shutil.rmtree(aside, ignore_errors=True)
+        with speaking(self.where), whole_folder(folder, replace=True) as draft:
+            save(draft)
+            (draft / ADAPTER_NOTE).write_text(dumps(dict(note)), encoding="utf-8")
         return folder
 
     def drop_adapter(self, cell_key: str) -> int:

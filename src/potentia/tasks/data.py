@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from potentia import limited
 from potentia.consent import CODE, allowed
 from potentia.errors import TaskError
+from potentia.files import plain_file
 from potentia.tasks.definitions import LIMITED
-from potentia.values.plain_yaml import plain_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from potentia.errors import TaskError
+from potentia.files import write_file
 
 Kind = Literal["task", "group", "tag", "class"]
 _KEYS = ("task", "group", "tag", "class", "include")
@@ -159,9 +159,6 @@ def _tolerant() -> Any:
 def _keep(file: Path, content: dict[str, Any]) -> None:
     """Write the cache in one step; a folder that cannot be written only costs time."""
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as draft:
-            json.dump(content, draft)
-        Path(draft.name).replace(file)
+        write_file(file, json.dumps(content))
     except OSError:
         return

@@ -6,36 +6,17 @@ twice (YAML would silently keep the last), and texts that are no Unicode.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from potentia.errors import InputError
+from potentia.files import plain_file
 
 LARGEST = 2 * 2**20  # bytes of a file
 DEEPEST = 50  # levels; a study has six
 MOST = 100_000  # values, aliases written out
-
-
-def plain_file(path: Path, largest: int, error: type[InputError] = InputError) -> Path:
-    """Return a path of a plain file of at most so many bytes; reading a pipe or a device may never end."""
-    if path.exists() and not path.is_file():
-        raise error("this is no plain file", where=str(path))
-    if path.is_file() and path.stat().st_size > largest:
-        raise error(f"larger than {largest // 2**20:,} MiB", where=str(path))
-    return path
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Write beside the file and move it there: a full disk leaves the old one, and nobody reads half of the new."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        draft.write_bytes(content)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def read_yaml(

@@ -6,16 +6,15 @@ file cut short, flipped or half written fails its checksum and reads as absent.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from potentia.errors import TuningError
+from potentia.files import write_file
 from potentia.timing import spending
 
 _MARK = b"potentia-sealed sha256 "
@@ -31,18 +30,9 @@ def _write(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Non
     from safetensors.torch import save
 
     payload = save({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, {"facts": json.dumps(facts)})
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with aside.open("wb") as file:
-            file.write(_MARK + hashlib.sha256(payload).hexdigest().encode() + b"\n")
-            file.write(payload)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
+        write_file(path, _MARK + hashlib.sha256(payload).hexdigest().encode() + b"\n", payload, synced=True)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
         raise TuningError(
             f"cannot save a checkpoint: {error.strerror or error}",
             where=str(path),
