@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 
 from potentia.errors import PotentiaError
@@ -73,6 +73,10 @@ def create_app(
         if _wants_page(request):
             return error_page(503, error.message)
         return JSONResponse({"detail": error.message}, 503)
+
+    @app.exception_handler(OSError)
+    async def away(request: Request, error: OSError) -> Response:  # no descriptors are left, and no page can be read
+        return PlainTextResponse(f"try again in a moment: {error.strerror or error}\n", 503)
 
     return app
 

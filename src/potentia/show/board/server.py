@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import secrets
 import socket
@@ -50,6 +51,9 @@ class Sparing(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Say whether to write this one; the first after a silence tells how many were left out."""
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            record.msg, record.args, record.exc_info = "no descriptors are left (ulimit -n): new readers wait", (), None
         if time.monotonic() - self.began > EACH_SECONDS:
             if self.kept_back:
                 record.msg, record.args = f"{record.getMessage()} ({self.kept_back} more before it)", ()
@@ -57,6 +61,16 @@ class Sparing(logging.Filter):
         self.told += 1
         self.kept_back += self.told > MOST_LINES
         return self.told <= MOST_LINES
+
+
+def descriptors() -> int:
+    """Take all the descriptors that this process may have, and return their number."""
+    import resource
+
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    wanted = 65_536 if most == resource.RLIM_INFINITY else min(most, 65_536)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+    return wanted
 
 
 def serve(store_url: str, listener: socket.socket, *, token: str | None = None, history: tuple[str, ...] = ()) -> None:
@@ -80,6 +94,7 @@ def serve(store_url: str, listener: socket.socket, *, token: str | None = None, 
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=3,
+        limit_concurrency=descriptors() // 2,  # the rest is for files; who comes too late gets a 503
     )
     for name in ("asyncio", "uvicorn.error"):
         logging.getLogger(name).addFilter(Sparing())
