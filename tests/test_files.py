@@ -1,0 +1,35 @@
+"""What is written is whole or not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from potentia.errors import InputError
+from potentia.files import whole_folder, write_file
+
+
+def test_a_folder_takes_its_name_when_it_is_full(tmp_path: Path):
+    place = tmp_path / "new" / "adapter"
+    with whole_folder(place) as draft:
+        (draft / "a").write_text("1")
+        assert not place.exists()
+    assert [file.name for file in place.parent.iterdir()] == ["adapter"]
+    with pytest.raises(InputError, match="not empty"), whole_folder(place):
+        pass
+    with pytest.raises(FileNotFoundError), whole_folder(place, replace=True) as draft:
+        (draft / "not there" / "b").write_text("2")
+    assert [file.name for file in place.iterdir()] == ["a"], "the old one stays"
+    with whole_folder(place, replace=True) as draft:
+        (draft / "b").write_text("2")
+        assert (place / "a").exists()
+    assert [file.name for file in place.iterdir()] == ["b"]
+    assert [file.name for file in place.parent.iterdir()] == ["adapter"], "nothing lies beside it"
+
+
+def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path):
+    write_file(tmp_path / "a", "old")
+    with pytest.raises(TypeError):
+        write_file(tmp_path / "a", "new", None)  # type: ignore[arg-type]
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("a", "old")]
