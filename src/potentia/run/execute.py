@@ -31,6 +31,7 @@ from potentia.run.cost import parameters_of, weight_bytes
 from potentia.run.fine_tuning import Stopped
 from potentia.run.log import RunLog
 from potentia.run.model_cache import ModelCache
+from potentia.run.mps import Sharing
 from potentia.run.plan import LoadedTasks, RowPlan, StudyPlan, load_tasks, plan_study, seen, take_over, under_way
 from potentia.run.preflight import check_machine
 from potentia.run.queue import Keeper, Turns
@@ -379,11 +380,14 @@ class _Pool:
         self.numbers: dict[Connection, int] = {}
         self.busy: dict[Connection, RowPlan] = {}
         self.stays = stays  # from one run to the next
+        self.sharing = Sharing()
         self.had: dict[Connection, set[str]] = {}  # the rows that a worker has had: it may have their models
 
     def run(self, rows: Sequence[RowPlan], stop: Stop) -> dict[str, RowOutcome]:
         turns, ended = Turns(rows), dict[str, RowOutcome]()
         try:
+            if not self.pipes:
+                self._share_gpus(rows)
             for number in sorted({*range(self.workers)} - {*self.numbers.values()}):
                 self._start(number)
             while turns or self.busy:
@@ -410,8 +414,29 @@ class _Pool:
             raise Stopped
         return ended
 
+    def _share_gpus(self, rows: Sequence[RowPlan]) -> None:
+        """Let workers that share a GPU compute side by side, where that works; the run's log says whether."""
+        device = rows[0].study.device if rows else "cpu"
+        if device in ("cpu", "spread"):
+            return
+        import torch
+
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        each = -(-self.workers // gpus) if device in ("auto", "cuda") and gpus else self.workers
+        if gpus and each > 1:
+            self.sharing.start(each)
+            with opened(rows[0].study.store) as store:
+                facts = {"rows_per_gpu": each, "mps": self.sharing.on, "why_not": self.sharing.why_not}
+                RunLog.of(store, rows[0].run).write("sharing", **facts)
+
     def end(self, seconds: float) -> None:
         """Let the workers go; those that have not left after some seconds are ended."""
+        try:
+            self._end_workers(seconds)
+        finally:
+            self.sharing.end()
+
+    def _end_workers(self, seconds: float) -> None:
         end = time.monotonic() + seconds
         for pipe in self.pipes:
             pipe.close()
@@ -448,6 +473,7 @@ class _Pool:
         except (EOFError, ConnectionResetError):
             process, number = self.pipes.pop(pipe), self.numbers.pop(pipe)
             process.join()
+            self.sharing.leave()
             outcome = give_up_row(row, self.tasks, _death(process.exitcode))
             if turns:
                 self._start(number)  # on the GPU of the one that died

@@ -23,6 +23,7 @@ from potentia.facts import Kind
 from potentia.run.ask import Evaluation, Style, direct
 from potentia.run.fine_tuning import Stopped
 from potentia.run.log import RunLog
+from potentia.run.mps import in_use
 from potentia.run.plan import CellPlan, LoadedTasks, RowPlan, kind_of, seen, settled_kind, take_over
 from potentia.run.tuned import tune_row
 from potentia.study import SCORING_VERSION, adjust_tuning, cell_key, renamed
@@ -312,6 +313,7 @@ class RowRun:
             "seed": self.study.seed,
             "styles": list(self.styles),
             "scorer": dict(self.scorer.notes),
+            **({"gpu_sharing": "MPS"} if in_use() else {}),
             "engine": {part: facts for part, facts in self.loaded.record.items() if part != "training"},
         }
         if cell.protocol.tuned:
