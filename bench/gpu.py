@@ -413,9 +413,16 @@ def peers(bench: Bench) -> None:
     gpu_peers.peers(bench)
 
 
+def sharing(bench: Bench) -> None:
+    """Six rows at once, in turns and side by side."""
+    import gpu_peers
+
+    gpu_peers.sharing(bench)
+
+
 def tests(bench: Bench) -> None:
     """Run the repository's own tests of these parts on this device."""
-    files = ["tuning/test_kernels.py", "tuning/test_lanes_cuda.py", "tuning/test_static.py"]
+    files = ["tune/test_kernels.py", "tune/test_lanes_cuda.py", "tune/test_static.py"]
     names = [str(HERE.parent / "tests" / "engine" / file) for file in files[: 1 if bench.tiny else None]]
     path = os.pathsep.join([str(HERE.parent / "src"), str(HERE.parent / "tests"), *sys.path])
     done = subprocess.run(
@@ -437,10 +444,11 @@ STAGES: dict[str, tuple[Callable[[Bench], None], int]] = {  # and each one's lim
     "lanes-8b": (lanes_8b, 110),
     "generation": (generation, 200),
     "scoring": (scoring, 120),
+    "sharing": (sharing, 110),
     "peers": (peers, 260),
     "tests": (tests, 150),
 }
-UNTOUCHED = {"peers", "tests"}  # stages that leave the GPU to processes of their own
+UNTOUCHED = {"sharing", "peers", "tests"}  # stages that leave the GPU to processes of their own
 QUICK = ["captures", "kernels", "passes", "lanes-135m", "peft", "seats"]
 
 
@@ -548,6 +556,9 @@ def table(lines: list[dict[str, Any]]) -> None:
         rates = [peer["rate"] for peer in some(what="peer", model=line["model"])]
         if rates and line["form"] == "static":
             print(f"      {line['rate'] / max(rates):.1f}× the best peer ({max(rates):.1f} lane-steps/s)")
+    for line in some(what="sharing"):
+        if "ratio" in line:
+            print(f"  six rows side by side: {line['ratio']:.2f}× six rows in turns")
     for kind in ("generation", "scoring"):
         for line in some(what=f"{kind} ours"):
             found = [other for other in some(what=f"{kind} HFLM") if other.get("form") == line.get("form")]

@@ -12,51 +12,48 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import multiprocessing
-import os
-import shutil
-import subprocess
-import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpu import Bench
 
 LANES = 24
+ROWS, ROW_LANES = 6, 12  # of `sharing`: what a study of small models puts on one GPU
 
 
 def peers(bench: Bench) -> None:
     """Measure both shapes, without and with the multi-process service."""
+    from potentia.run.mps import Sharing
+
     cuda = bench.device == "cuda"
     shapes = ["tiny"] if bench.tiny else ["135m", "410m"]
     counts = [1, 2] if bench.tiny else [14, 20] if bench.quick else [1, 4, 8, 14, 20]
-    service = None
     for shared in (False, True):
-        if shared:
-            service = start_service() if cuda else None
-            if service is None:
-                bench.tell(what="note", note="the multi-process service does not start here")
-                break
+        service = Sharing()
+        if shared and cuda:
+            service.start(counts[-1])
+        if shared and not service.on:
+            bench.tell(what="note", note="the multi-process service does not start here", reason=service.why_not)
+            break
         try:
-            sweep(bench, shapes, counts[:1] if shared and bench.quick else counts[-3:] if shared else counts, service)
+            sweep(bench, shapes, counts[:1] if shared and bench.quick else counts[-3:] if shared else counts, shared)
         except RuntimeError as error:
             if not shared:
                 raise
             bench.tell(what="note", note="no peers under the multi-process service", reason=str(error)[-600:])
         finally:
-            if service is not None:
-                stop_service(service)
+            service.end()
     bench.tell(what="note", note="Liger is " + ("installed" if liger() else "not installed"))
     for shape in shapes if cuda and not bench.quick else []:
         one_trainer(bench, shape)
 
 
-def sweep(bench: Bench, shapes: list[str], counts: list[int], service: str | None) -> None:
+def sweep(bench: Bench, shapes: list[str], counts: list[int], service: bool) -> None:
     """Let k processes train for a while, for each k until the sum stops growing."""
     window = 1.0 if bench.tiny else 3.0 if bench.quick else 4.0
-    if service:
-        os.environ["CUDA_MPS_PIPE_DIRECTORY"] = os.environ["CUDA_MPS_LOG_DIRECTORY"] = service
     pipes, processes = _start(bench, shapes, counts[-1])
     try:
         ways = ["end to end", *(["liger"] if liger() else [])]
@@ -74,11 +71,81 @@ def sweep(bench: Bench, shapes: list[str], counts: list[int], service: str | Non
                 _tell(bench, shape, most, way, _window(pipes[:most], shape, way, window), service)
     finally:
         _end(pipes, processes)
-        for name in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"):
-            os.environ.pop(name, None)
 
 
-def _start(bench: Bench, shapes: list[str], count: int) -> tuple[list[Any], list[Any]]:
+def sharing(bench: Bench) -> None:
+    """Let six of our own rows train at once on the GPU: in turns, and under the service that a run starts."""
+    from potentia.run.mps import Sharing
+
+    spell = 2.0 if bench.tiny else 8.0
+    rates = {}
+    for wanted in (False, True):
+        service = Sharing()
+        if wanted and bench.device == "cuda":
+            service.start(ROWS)
+            if not service.on:
+                bench.tell(what="note", note="no service", reason=service.why_not)
+                return
+        pipes, processes = _start(bench, [bench.shape("135m")], 2 if bench.tiny else ROWS, _serve_rows)
+        try:
+            begin = time.monotonic() + spell
+            for pipe in pipes:
+                pipe.send((begin, begin + spell))
+            answers = [pipe.recv() if pipe.poll(4 * spell + 30) else "no answer" for pipe in pipes]
+            if wrong := [answer for answer in answers if isinstance(answer, str)]:
+                raise RuntimeError(wrong[0])
+            rates[wanted] = sum(steps / took for steps, took in answers)
+        finally:
+            _end(pipes, processes)
+            service.end()
+        bench.tell(what="sharing", service=wanted, rows=len(pipes), lanes=ROW_LANES, rate=rates[wanted], each=answers)
+    bench.tell(what="sharing", ratio=rates[True] / rates[False])
+
+
+def _serve_rows(pipe: Any, number: int, shapes: list[str], device: str) -> None:
+    """Be one row of lanes: say when it is checked and captured, then count lane-steps between two moments."""
+    import torch
+
+    import lanes
+    from potentia.engine.tune import LaneTrainer
+
+    try:
+        torch.set_num_threads(1)
+        place = torch.device(device)
+        model = lanes.build(shapes[0], place, torch.bfloat16 if place.type == "cuda" else torch.float32)
+        specs = [spec for _, spec in lanes.row_of_lanes(shapes[0], ROW_LANES, 4000)]
+        begin = end = float("inf")
+        counted, since = 0, 0.0
+        told = False
+
+        def on_step(info: Any) -> None:
+            nonlocal counted, since, told, begin, end
+            if not told and info.step >= (2 if place.type == "cpu" else 25):
+                lanes.wait(place)
+                pipe.send("ready")
+                begin, end = pipe.recv()
+                told = True
+            if told and time.monotonic() >= begin:
+                if not since:
+                    lanes.wait(place)
+                    since = time.monotonic()
+                else:
+                    counted += info.active
+
+        with LaneTrainer(model) as trainer:
+            trainer.train(specs, on_step=on_step, stop=lambda: time.monotonic() >= end)
+            lanes.wait(place)
+        pipe.send((counted, time.monotonic() - since))
+        pipe.recv()
+    except EOFError:
+        return
+    except Exception:
+        pipe.send(traceback.format_exc()[-1500:])
+
+
+def _start(
+    bench: Bench, shapes: list[str], count: int, serve: Callable[..., None] | None = None
+) -> tuple[list[Any], list[Any]]:
     """Start processes as copies of this one, which has not touched the GPU; as fresh ones where that fails."""
     said = ""
     for method in ("fork", "spawn"):
@@ -87,7 +154,7 @@ def _start(bench: Bench, shapes: list[str], count: int) -> tuple[list[Any], list
         began = time.monotonic()
         for number in range(count):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(there, number, shapes, bench.device), daemon=True)
+            process = context.Process(target=serve or _serve, args=(there, number, shapes, bench.device), daemon=True)
             process.start()
             pipes.append(here)
             processes.append(process)
@@ -113,8 +180,8 @@ def _end(pipes: list[Any], processes: list[Any]) -> None:
             process.join()
 
 
-def _tell(bench: Bench, shape: str, count: int, way: str, rate: float, service: str | None) -> None:
-    bench.tell(what="peer", model=shape, processes=count, way=way, service=bool(service), rate=rate)
+def _tell(bench: Bench, shape: str, count: int, way: str, rate: float, service: bool) -> None:
+    bench.tell(what="peer", model=shape, processes=count, way=way, service=service, rate=rate)
 
 
 def _window(pipes: list[Any], shape: str, way: str, seconds: float) -> float:
@@ -247,26 +314,3 @@ def one_trainer(bench: Bench, shape: str) -> None:
 def liger() -> bool:
     """Say whether Liger's kernels are installed."""
     return importlib.util.find_spec("liger_kernel") is not None
-
-
-def start_service() -> str | None:
-    """Start NVIDIA's multi-process service for our own processes; None where it does not start."""
-    control = shutil.which("nvidia-cuda-mps-control")
-    if control is None:
-        return None
-    folder = tempfile.mkdtemp(prefix="mps-")
-    places = {**os.environ, "CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
-    try:
-        done = subprocess.run([control, "-d"], env=places, timeout=15, capture_output=True, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return folder if done.returncode == 0 else None
-
-
-def stop_service(folder: str) -> None:
-    """Stop the service that was started for us."""
-    places = {**os.environ, "CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
-    try:
-        subprocess.run(["nvidia-cuda-mps-control"], input=b"quit\n", env=places, timeout=15, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return
