@@ -19,7 +19,7 @@ from potentia.engine import identity, split, tokens
 from potentia.engine.score import generate, network, scorer
 from potentia.engine.tune import adapters, full, lane_run
 from potentia.run import ask, run_study
-from potentia.store import Store, store
+from potentia.store import Store, reading
 from potentia.study import make_study
 
 PIECE_TARGETS = 4
@@ -113,7 +113,7 @@ def lowered(monkeypatch: pytest.MonkeyPatch) -> Crossings:
     lower(lane_run, "SNAPSHOT_SECONDS", 0.0)
     lower(identity, "REMEMBER_ABOVE", 0)
     lower(ask, "REMEMBERED_PROMPTS", 0)
-    lower(store, "_CHUNK", 2)
+    lower(reading, "_CHUNK", 2)
     plan = lane_run.make_plan
     lower(lane_run, "make_plan", lambda **options: plan(**{**options, "token_budget": 64}))
 
@@ -125,7 +125,7 @@ def lowered(monkeypatch: pytest.MonkeyPatch) -> Crossings:
     crossings.watch(split.SplitModel, "losses", "pieces", lambda _, __, hidden, *___: hidden.shape[0] > PIECE_TARGETS)
     crossings.watch(adapters.AdapterBank, "gathered", "adapters", lambda _, bank, __: bank.routing.gathered is None)
     crossings.watch(lane_run.LaneRun, "_fill", "slots", lambda active, run: run.plan.slots < len(run.lanes))
-    crossings.watch(store, "_chunks", "statements", lambda chunks, _: len(chunks) > 1)
+    crossings.watch(reading, "chunks", "statements", lambda chunks, _: len(chunks) > 1)
     return crossings
 
 

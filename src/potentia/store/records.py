@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any
 
 from potentia.store.database import now
 from potentia.store.items import loads
@@ -21,30 +21,13 @@ class StudyRecord:
     created: str = field(default_factory=now)
 
 
-class Manifest(TypedDict, total=False):
-    """How a cell's scores came about; a key is absent where it does not apply."""
-
-    potentia: str
-    versions: Mapping[str, str]
-    model: Mapping[str, Any]  # source, revision, fingerprint, dtype, device, kind; ``load``: the report of loading it
-    task: Mapping[str, Any]  # fingerprint, splits, metric, chance
-    shots: int
-    seed: int
-    styles: Sequence[str]
-    scorer: Mapping[str, Any]  # the path that scored it
-    tuning: Mapping[str, Any]  # the recipe, as the study says it; with ``selection`` and ``adjust`` its fingerprint
-    selection: str
-    adjust: Mapping[str, Any]
-    training: Mapping[str, Any]  # what the recipe became: ``form`` (plain, static, by hand) and ``targets`` of adapters
-    imported_from: str
-
-
 @dataclass(frozen=True)
 class CellRecord:
     """One model × task × protocol, finished. ``study`` is the key (or name) of the study that computed it.
 
-    ``scores`` maps a metric's name to its score and ``metric`` names the main one. ``manifest`` (a ``Manifest``)
-    says how the score came about, ``selection`` what validation chose (learning rate, epoch, style).
+    ``scores`` maps a metric's name to its score and ``metric`` names the main one. ``manifest``
+    says how the score came about (versions, model, task, shots, seed, scorer, tuning, training; what does not apply is
+    absent), ``selection`` what validation chose (learning rate, epoch, style).
     ``direct_value`` and ``gain`` are there when the model was tuned. ``probe`` is what ``Store.probes``
     gives back: how much was left to learn of the task.
     """

@@ -13,9 +13,25 @@ SCHEMA_VERSION = 4
 
 metadata = sa.MetaData()
 _NUMBER = BigInteger().with_variant(Integer, "sqlite")  # SQLite's own row number, PostgreSQL's bigserial
+_FLAG = Boolean(create_constraint=False)
+
+
+def _texts(*names: str) -> list[Column[str]]:
+    return [Column(name, Text, nullable=False) for name in names]
+
+
+def _study(**how: bool) -> Column[str]:
+    """Return the study that a row belongs to, and goes with."""
+    return Column("study", Text, ForeignKey("studies.key", ondelete="CASCADE"), **how)
+
+
+def _cell() -> Column[int]:
+    """Return the cell that a row belongs to, and goes with."""
+    return Column("cell", _NUMBER, ForeignKey("cells.id", ondelete="CASCADE"), primary_key=True, autoincrement=False)
+
 
 # What a store says of itself: where its items lie.
-settings = Table("settings", metadata, Column("name", Text, primary_key=True), Column("value", Text, nullable=False))
+settings = Table("settings", metadata, Column("name", Text, primary_key=True), *_texts("value"))
 
 schema_version = Table("schema_version", metadata, Column("version", Integer, primary_key=True, autoincrement=False))
 
@@ -24,9 +40,7 @@ studies = Table(
     metadata,
     Column("key", Text, primary_key=True),
     Column("name", Text, nullable=False, index=True),
-    Column("spec", Text, nullable=False),
-    Column("created", Text, nullable=False),
-    Column("opened", Text, nullable=False),
+    *_texts("spec", "created", "opened"),
 )
 
 # Content keys are random text. They are stored once, and all else hangs on a growing number: rows are then appended
@@ -37,16 +51,12 @@ cells = Table(
     Column("id", _NUMBER, primary_key=True, autoincrement=True),
     Column("key", Text, nullable=False, unique=True),
     Column("study", Text, ForeignKey("studies.key"), nullable=False),
-    Column("model", Text, nullable=False),
-    Column("task", Text, nullable=False),
-    Column("protocol", Text, nullable=False),
-    Column("metric", Text, nullable=False),
-    Column("created", Text, nullable=False),
+    *_texts("model", "task", "protocol", "metric", "created"),
     Column("seconds", Double, nullable=False),
     Column("direct_value", Double),
     Column("gain", Double),
     Column("item_count", Integer),  # rows of the Parquet file, NULL where the cell has none
-    Column("data", Text),  # these six: the origin of its scores (values/origin.py), NULL where unknown
+    Column("data", Text),  # these six: the origin of its scores (values/metric.py), NULL where unknown
     Column("recipe", Text),
     Column("shots", Integer),
     Column("identity", Text),
@@ -58,13 +68,13 @@ cells = Table(
 scores = Table(
     "scores",
     metadata,
-    Column("cell", _NUMBER, ForeignKey("cells.id", ondelete="CASCADE"), primary_key=True),
+    _cell(),
     Column("name", Text, primary_key=True),
-    Column("metric", Text, nullable=False),
+    *_texts("metric"),
     Column("value", Double),  # NULL is NaN
     Column("stderr", Double),  # NULL is NaN: unknown
     Column("n", BigInteger, nullable=False),
-    Column("higher_is_better", Boolean(create_constraint=False), nullable=False),
+    Column("higher_is_better", _FLAG, nullable=False),
     Column("kind", Text),  # of the metric: task or text; NULL where unknown, as scale and chance
     Column("scale", Text),
     Column("chance", Double),
@@ -72,61 +82,39 @@ scores = Table(
     sqlite_with_rowid=False,
 )
 
-manifests = Table(
-    "manifests",
-    metadata,
-    Column("cell", _NUMBER, ForeignKey("cells.id", ondelete="CASCADE"), primary_key=True, autoincrement=False),
-    Column("manifest", Text, nullable=False),
-    Column("selection", Text, nullable=False),
-)
+manifests = Table("manifests", metadata, _cell(), *_texts("manifest", "selection"))
 
 # What a short fine-tuning before the row's own said of the model and the task (see run/probe.py).
-probes = Table(
-    "probes",
-    metadata,
-    Column("cell", _NUMBER, ForeignKey("cells.id", ondelete="CASCADE"), primary_key=True, autoincrement=False),
-    Column("probe", Text, nullable=False),
-)
+probes = Table("probes", metadata, _cell(), *_texts("probe"))
 
 # A cell belongs to every study that asked for it: content keys let a study reuse what another has computed.
-study_cells = Table(
-    "study_cells",
-    metadata,
-    Column("study", Text, ForeignKey("studies.key", ondelete="CASCADE"), primary_key=True),
-    Column("cell", _NUMBER, ForeignKey("cells.id", ondelete="CASCADE"), primary_key=True),
-    sqlite_with_rowid=False,
-)
+study_cells = Table("study_cells", metadata, _study(primary_key=True), _cell(), sqlite_with_rowid=False)
 
 failures = Table(
     "failures",
     metadata,
-    Column("study", Text, ForeignKey("studies.key", ondelete="CASCADE"), primary_key=True),
-    Column("model", Text, primary_key=True),
-    Column("task", Text, primary_key=True),
-    Column("protocol", Text, primary_key=True),
+    _study(primary_key=True),
+    *(Column(name, Text, primary_key=True) for name in ("model", "task", "protocol")),
     Column("key", Text, index=True),
-    Column("kind", Text, nullable=False),
-    Column("reason", Text, nullable=False),
+    *_texts("kind", "reason"),
     Column("hint", Text),
     Column("attempts", Integer, nullable=False),
-    Column("created", Text, nullable=False),
+    *_texts("created"),
 )
 
 lanes = Table(
     "lanes",
     metadata,
     Column("key", Text, primary_key=True),
-    Column("study", Text, ForeignKey("studies.key", ondelete="CASCADE"), nullable=False, index=True),
+    _study(nullable=False, index=True),
     Column("cell", Text, index=True),  # the cell's key, known before it is committed: no foreign key
-    Column("model", Text, nullable=False),
-    Column("task", Text, nullable=False),
+    *_texts("model", "task"),
     Column("learning_rate", Double, nullable=False),
-    Column("style", Text, nullable=False),  # plain or chat
+    *_texts("style"),  # plain or chat
     Column("seed", BigInteger, nullable=False),
-    Column("status", Text, nullable=False),
-    Column("selected", Boolean(create_constraint=False), nullable=False),
-    Column("note", Text, nullable=False),
-    Column("updated", Text, nullable=False),
+    *_texts("status"),
+    Column("selected", _FLAG, nullable=False),
+    *_texts("note", "updated"),
 )
 
 epochs = Table(
@@ -134,9 +122,7 @@ epochs = Table(
     metadata,
     Column("lane", Text, ForeignKey("lanes.key", ondelete="CASCADE"), primary_key=True),
     Column("epoch", Integer, primary_key=True, autoincrement=False),
-    Column("train_loss", Double),
-    Column("value", Double),
-    Column("stderr", Double),
+    *(Column(name, Double) for name in ("train_loss", "value", "stderr")),
     Column("seconds", Double, nullable=False),
     Column("tokens", BigInteger, nullable=False),
 )
@@ -145,10 +131,8 @@ events = Table(
     "events",
     metadata,
     Column("id", _NUMBER, primary_key=True, autoincrement=True),
-    Column("study", Text, ForeignKey("studies.key", ondelete="CASCADE"), nullable=False),
-    Column("kind", Text, nullable=False),
-    Column("payload", Text, nullable=False),
-    Column("created", Text, nullable=False),
+    _study(nullable=False),
+    *_texts("kind", "payload", "created"),
     Index("events_by_study", "study", "id"),
     sqlite_autoincrement=True,  # an id is never given twice
 )
@@ -156,10 +140,9 @@ events = Table(
 progress = Table(
     "progress",
     metadata,
-    Column("study", Text, ForeignKey("studies.key", ondelete="CASCADE"), primary_key=True),
+    _study(primary_key=True),
     Column("row", Text, primary_key=True),
-    Column("payload", Text, nullable=False),
-    Column("updated", Text, nullable=False),
+    *_texts("payload", "updated"),
 )
 
 # Who computes a row now (see store/leases.py), and the cells that are his meanwhile.
@@ -167,13 +150,10 @@ leases = Table(
     "leases",
     metadata,
     Column("id", Text, primary_key=True),
-    Column("study", Text, ForeignKey("studies.key", ondelete="CASCADE"), nullable=False),
-    Column("row", Text, nullable=False),
-    Column("run", Text, nullable=False),
-    Column("host", Text, nullable=False),
-    Column("place", Text, nullable=False),
+    _study(nullable=False),
+    *_texts("row", "run", "host", "place"),
     Column("pid", BigInteger, nullable=False),
-    Column("began", Text, nullable=False),
+    *_texts("began"),
     Column("since", Double, nullable=False),
     Column("beat", Double, nullable=False),
 )

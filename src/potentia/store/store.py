@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import URL
 
-from potentia.errors import EmptyStoreError, InputError, NoStoreError, StoreError, without_password
+from potentia.errors import EmptyStoreError, NoStoreError, StoreError, without_password
 from potentia.files import whole_folder
 from potentia.store import schema as s
 from potentia.store.database import (
@@ -28,26 +28,20 @@ from potentia.store.database import (
     speaking,
     store_gone,
 )
-from potentia.store.items import dumps, items_path, load, load_values, loads, looks_whole, publish, stage
-from potentia.store.leases import Leases
-from potentia.store.matrix import METRIC, ORIGIN, Grid, read_metric, read_origin, read_seeds
+from potentia.store.items import dumps, items_path, loads, looks_whole, publish, stage
 from potentia.store.patience import wait_for
-from potentia.store.records import CellRecord, ChoiceRecord, StudyRecord
-from potentia.values.metric import Metric
-from potentia.values.origin import UNKNOWN, Origin
-from potentia.values.scores import ItemOutcome, Score, ScoreMatrix
+from potentia.store.reading import CELL, METRIC, ORIGIN, Reading, chunks
+from potentia.store.records import CellRecord, StudyRecord
+from potentia.values.scores import ItemOutcome
 
 _LOCK = 0x706F74656E740001  # guards the creation of the tables on PostgreSQL
-_Key = TypeVar("_Key", str, int)
-Studies = str | Sequence[str] | None  # one or several studies, by key or name
 ADAPTER_NOTE = "potentia.json"
 _LAST = sa.select(sa.func.max(s.cells.c.id))  # statements of every commit, built once
 _ANY_ITEMS = sa.select(s.cells.c.id).where(s.cells.c.item_count.is_not(None)).limit(1)
 _ANY_FAILURE = sa.select(s.failures.c.study).limit(1)
-_CHUNK = 500  # keys per statement, well under SQLite's limit of parameters
 
 
-class Store(Leases):
+class Store(Reading):
     """Studies, cells and scores in SQLite (a file) or PostgreSQL (a URL); items as Parquet in a folder beside it.
 
     Several processes may write at once. The first writer of a key wins; what is committed is whole and stays.
@@ -154,27 +148,7 @@ class Store(Leases):
             found = connection.execute(sa.select(s.studies).where(s.studies.c.key == key)).mappings().one()
             return StudyRecord(found["key"], found["name"], loads(found["spec"]), found["created"])
 
-    def studies(self) -> list[StudyRecord]:
-        """Return all studies, the one opened last first."""
-        with self._reading() as connection:
-            rows = connection.execute(sa.select(s.studies).order_by(s.studies.c.opened.desc())).mappings().all()
-        return [StudyRecord(r["key"], r["name"], loads(r["spec"]), r["created"]) for r in rows]
-
     # --- writing cells ----------------------------------------------------------------------------------------------
-
-    def has(self, cell_key: str) -> bool:
-        """Say whether this cell is committed."""
-        with self._reading() as connection:
-            return connection.execute(sa.select(s.cells.c.key).where(s.cells.c.key == cell_key)).first() is not None
-
-    def names(self, cell_keys: Sequence[str]) -> dict[str, tuple[str, str]]:
-        """Return, for those of the keys that are committed, the model and task that the cell is named after."""
-        found: dict[str, tuple[str, str]] = {}
-        with self._reading() as connection:
-            for chunk in _chunks(cell_keys):
-                query = sa.select(s.cells.c.key, s.cells.c.model, s.cells.c.task).where(s.cells.c.key.in_(chunk))
-                found |= {key: (model, task) for key, model, task in connection.execute(query)}
-        return found
 
     def commit_cell(
         self,
@@ -221,13 +195,6 @@ class Store(Leases):
         with self._writing() as connection:
             return self._put(connection, cells, {})
 
-    def linked(self, study: str) -> dict[str, str]:
-        """Return the keys of the cells that a study has, each with its model; none where the study is not known."""
-        c, linked = s.cells.c, s.study_cells.c
-        query = sa.select(c.key, c.model).join_from(s.study_cells, s.cells).where(linked.study == study)
-        with self._reading() as connection:
-            return dict(connection.execute(query).tuples().all())
-
     def release(self, study: str, cell_keys: Sequence[str]) -> None:
         """Take cells out of a study that does not ask for them any more; they stay in the store."""
         with self._writing() as connection:
@@ -238,20 +205,11 @@ class Store(Leases):
     def discard(self, cell_keys: Sequence[str]) -> None:
         """Forget cells wholly, with items and adapters: whoever asks for them computes them anew."""
         with self._writing() as connection:
-            for chunk in _chunks(cell_keys):
+            for chunk in chunks(cell_keys):
                 connection.execute(s.cells.delete().where(s.cells.c.key.in_(chunk)))
         for key in cell_keys:
             items_path(self.items_folder, key).unlink(missing_ok=True)
             self.drop_adapter(key)
-
-    def damaged(self, cell_keys: Sequence[str]) -> list[str]:
-        """Return those of the committed cells whose items are missing or cut short."""
-        found: list[str] = []
-        with self._reading() as connection:
-            for chunk in _chunks(cell_keys):
-                query = sa.select(s.cells.c.key).where(s.cells.c.key.in_(chunk), s.cells.c.item_count.is_not(None))
-                found += [key for key in connection.execute(query).scalars() if not looks_whole(self.items_folder, key)]
-        return found
 
     def check_items(self, cell_keys: Sequence[str]) -> None:
         """Refuse to go on where the items of these cells are all missing and their folder is empty: it is another."""
@@ -282,20 +240,9 @@ class Store(Leases):
         for cell in cells:
             unique.setdefault(cell.key, cell)
         rows = [
-            {
-                "key": cell.key,
-                "study": studies[cell.study],
-                "model": cell.model,
-                "task": cell.task,
-                "protocol": cell.protocol,
-                "metric": cell.metric,
-                "created": cell.created,
-                "seconds": cell.seconds,
-                "direct_value": cell.direct_value,
-                "gain": cell.gain,
-                "item_count": items.get(cell.key),
-                **_origin_row(cell.score.origin),
-            }
+            {name: getattr(cell, name) for name in CELL}
+            | {"study": studies[cell.study], "item_count": items.get(cell.key)}
+            | dict(zip(ORIGIN, _values(cell.score.origin), strict=True))
             for cell in unique.values()
         ]
         fresh = self._claim(connection, rows)
@@ -353,7 +300,7 @@ class Store(Leases):
     def _numbers(connection: sa.Connection, keys: Sequence[str]) -> dict[str, int]:
         """Return the numbers of the cells that are committed."""
         found: dict[str, int] = {}
-        for chunk in _chunks(keys):
+        for chunk in chunks(keys):
             query = sa.select(s.cells.c.key, s.cells.c.id).where(s.cells.c.key.in_(chunk))
             found.update(connection.execute(query).tuples().all())
         return found
@@ -367,136 +314,31 @@ class Store(Leases):
         if connection.execute(_ANY_FAILURE).first() is None:
             return
         f, c = s.failures.c, s.cells.c
-        for chunk in _chunks([number for _, number in pairs]):
+        for chunk in chunks([number for _, number in pairs]):
             asked = sa.select(s.study_cells.c.study).where(s.study_cells.c.cell == c.id)
             same = sa.and_(f.model == c.model, f.task == c.task, f.protocol == c.protocol, f.study.in_(asked))
             healed = sa.exists().where(c.id.in_(chunk), sa.or_(f.key == c.key, same))
             connection.execute(s.failures.delete().where(healed))
 
-    # --- reading ----------------------------------------------------------------------------------------------------
-
-    def cells(
-        self,
-        *,
-        study: Studies = None,
-        protocol: str | None = None,
-        model: str | None = None,
-        task: str | None = None,
-        key: str | None = None,
-        limit: int | None = None,
-        offset: int = 0,
-    ) -> list[CellRecord]:
-        """Return committed cells in the order of their making; ``limit`` and ``offset`` take a page of them."""
-        with self._reading() as connection:
-            wanted = self._wanted(connection, study=study, protocol=protocol, model=model, task=task, key=key)
-            if limit is not None:
-                page = sa.select(s.cells.c.id).where(*wanted).order_by(s.cells.c.created, s.cells.c.key)
-                wanted = [s.cells.c.id.in_(connection.execute(page.limit(limit).offset(offset)).scalars().all())]
-            body = sa.select(s.cells, s.manifests.c.manifest, s.manifests.c.selection).join_from(s.cells, s.manifests)
-            body = body.where(*wanted).order_by(s.cells.c.created, s.cells.c.key)
-            rows = connection.execute(body).mappings().all()
-            parts = sa.select(s.scores).join_from(s.scores, s.cells).where(*wanted).order_by(s.scores.c.name)
-            origins = {r["id"]: read_origin(*(r[name] for name in ORIGIN)) or UNKNOWN for r in rows}
-            scores: dict[int, dict[str, Score]] = {}
-            for row in connection.execute(parts):
-                scores.setdefault(row.cell, {})[row.name] = _score(row, origins[row.cell])
-        return [
-            CellRecord(
-                key=r["key"],
-                study=r["study"],
-                model=r["model"],
-                task=r["task"],
-                protocol=r["protocol"],
-                scores=scores.get(r["id"], {}),
-                metric=r["metric"],
-                manifest=loads(r["manifest"]),
-                created=r["created"],
-                seconds=r["seconds"],
-                selection=loads(r["selection"]),
-                direct_value=r["direct_value"],
-                gain=r["gain"],
-            )
-            for r in rows
-        ]
-
-    def choices(self, *, study: Studies = None, protocol: str | None = None) -> list[ChoiceRecord]:
-        """Return what validation chose for every committed cell, without scores and manifests, in the same order."""
-        with self._reading() as connection:
-            c = s.cells.c
-            body = sa.select(c.key, c.model, c.task, c.protocol, c.metric, s.manifests.c.selection)
-            body = body.join_from(s.cells, s.manifests).order_by(c.created, c.key)
-            wanted = self._wanted(connection, study=study, protocol=protocol)
-            return [ChoiceRecord(*row) for row in connection.execute(body.where(*wanted))]
-
-    def cut_prompts(self, *, study: Studies = None) -> dict[tuple[str, str], dict[str, tuple[int, int]]]:
-        """Return, by protocol and task, the models whose prompts were cut: how many, of how many requests."""
-        c, text = s.cells.c, s.manifests.c.selection
-        found: dict[tuple[str, str], dict[str, tuple[int, int]]] = {}
-        with self._reading() as connection:
-            query = sa.select(c.protocol, c.task, c.model, text).join_from(s.cells, s.manifests)
-            wanted = [*self._wanted(connection, study=study), text.contains('"cut_prompts"')]
-            for protocol, task, model, selection in connection.execute(query.where(*wanted).order_by(c.created, c.key)):
-                cut, asked = loads(selection)["cut_prompts"]
-                found.setdefault((protocol, task), {})[model] = cut, asked
-        return found
-
-    def probes(self, *, study: Studies = None, key: str | None = None) -> dict[tuple[str, str], dict[str, Any]]:
-        """Return what the probe of every model and task recorded, the newest of several; none where none was made."""
-        c = s.cells.c
-        with self._reading() as connection:
-            query = sa.select(c.model, c.task, s.probes.c.probe).join_from(s.cells, s.probes)
-            wanted = self._wanted(connection, study=study, key=key)
-            rows = connection.execute(query.where(*wanted).order_by(c.created, c.key)).all()
-        return {(model, task): loads(text) for model, task, text in rows}
-
-    def count(
-        self,
-        *,
-        study: str | None = None,
-        protocol: str | None = None,
-        model: str | None = None,
-        task: str | None = None,
-    ) -> int:
-        """Return how many cells are committed, without reading them."""
-        with self._reading() as connection:
-            wanted = self._wanted(connection, study=study, protocol=protocol, model=model, task=task)
-            return int(connection.execute(sa.select(sa.func.count()).select_from(s.cells).where(*wanted)).scalar_one())
-
-    def seconds(self, *, study: str | None = None) -> float:
-        """Return how long the committed cells took to compute, all together."""
-        with self._reading() as connection:
-            total = sa.select(sa.func.coalesce(sa.func.sum(s.cells.c.seconds), 0.0))
-            return float(connection.execute(total.where(*self._wanted(connection, study=study))).scalar_one())
-
-    def cell(self, cell_key: str) -> CellRecord | None:
-        """Return one cell, or None where it is not committed."""
-        found = self.cells(key=cell_key)
-        return found[0] if found else None
-
-    def items(self, cell_key: str) -> list[ItemOutcome]:
-        """Return the per-item outcomes of a cell; an imported cell has none."""
-        with self._reading() as connection:
-            row = connection.execute(sa.select(s.cells.c.item_count).where(s.cells.c.key == cell_key)).first()
-        if row is None:
-            raise StoreError(f"no cell {cell_key!r} in this store", where=self.where)
-        return [] if row[0] is None else load(self.items_folder, cell_key)
-
     # --- adapters ---------------------------------------------------------------------------------------------------
+
+    def _beside(self, what: str) -> Path:
+        return self.items_folder.with_name(f"{self.items_folder.name.removesuffix('.items')}.{what}")
 
     @property
     def adapters_folder(self) -> Path:
-        """The folder of tuned adapters: beside the items."""
-        return self.items_folder.with_name(self.items_folder.name.removesuffix(".items") + ".adapters")
+        """The folder of tuned adapters: beside the items, as the others."""
+        return self._beside("adapters")
 
     @property
     def lanes_folder(self) -> Path:
-        """The folder for what a resumed row needs: beside the items."""
-        return self.items_folder.with_name(self.items_folder.name.removesuffix(".items") + ".lanes")
+        """The folder for what a resumed row needs."""
+        return self._beside("lanes")
 
     @property
     def logs_folder(self) -> Path:
-        """The folder of the logs of runs: beside the items."""
-        return self.items_folder.with_name(self.items_folder.name.removesuffix(".items") + ".logs")
+        """The folder of the logs of runs."""
+        return self._beside("logs")
 
     def sweep(self) -> None:
         """Remove what killed writers left half written of cells that have been committed since."""
@@ -534,80 +376,6 @@ class Store(Leases):
             shutil.rmtree(folder)
         return size
 
-    def protocols(self, *, study: Studies = None) -> list[str]:
-        """Return the protocols that have cells."""
-        with self._reading() as connection:
-            query = sa.select(s.cells.c.protocol).distinct().where(*self._wanted(connection, study=study))
-            return sorted(connection.execute(query).scalars().all())
-
-    def manifests_by_task(self, *, study: Studies = None) -> dict[str, dict[str, Any]]:
-        """Return the manifest of the first cell of every task: how its documents were divided is the same in all."""
-        c = s.cells.c
-        with self._reading() as connection:
-            first = sa.select(sa.func.min(c.id)).where(*self._wanted(connection, study=study)).group_by(c.task)
-            query = sa.select(c.task, s.manifests.c.manifest).join_from(s.cells, s.manifests).where(c.id.in_(first))
-            return {task: loads(text) for task, text in connection.execute(query)}
-
-    def outcomes(self, *, study: Studies = None) -> Iterator[tuple[str, str, str, str | None, dict[int, float]]]:
-        """Give (protocol, task, model, data, value by document) of every cell with items, the newest of several last.
-
-        A file that is missing or cannot be read is passed over: the score still stands.
-        """
-        c = s.cells.c
-        with self._reading() as connection:
-            wanted = [*self._wanted(connection, study=study), c.item_count.is_not(None)]
-            query = sa.select(c.protocol, c.task, c.model, c.data, c.key).where(*wanted).order_by(c.created, c.key)
-            rows = connection.execute(query).all()
-        for protocol, task, model, data, key in rows:
-            values = load_values(self.items_folder, key)
-            if values is not None:
-                yield protocol, task, model, data, values
-
-    def matrix(self, protocol: str, *, study: Studies = None, metric: str | None = None) -> ScoreMatrix:
-        """Return models × tasks of one protocol, each sorted by name; missing cells are NaN.
-
-        Without ``study`` all cells count; where several have the same model and task (another recipe, another import)
-        the newest is taken. ``metric`` picks another than each cell's main metric.
-        """
-        c, p = s.cells.c, s.scores.c
-        with self._reading() as connection:
-            name = p.name == (c.metric if metric is None else metric)
-            query = sa.select(c.model, c.task, p.value, p.stderr, p.n, *METRIC, p.seeds, *(c[name] for name in ORIGIN))
-            query = query.join_from(s.cells, s.scores, sa.and_(p.cell == c.id, name))
-            wanted = self._wanted(connection, study=study, protocol=protocol)
-            grid = Grid(connection.execute(query.where(*wanted)).all())
-            if grid.repeats():
-                grid = Grid(connection.execute(query.where(*wanted).order_by(c.created, c.key)).all())
-        if not grid.models:
-            what = f"{protocol} cells" + (f" with the metric {metric!r}" if metric else "")
-            known = ", ".join(self.protocols(study=study))
-            raise InputError(f"the store has no {what}", where=self.where, hint=f"protocols there: {known or 'none'}")
-        return grid.matrix(protocol, self.where)
-
-    def measures(
-        self, *, study: Studies = None, metric: str | None = None
-    ) -> list[tuple[str, str, str, Metric, Origin]]:
-        """Return (study, protocol, task, metric, origin) as they occur among the cells, for ``comparable`` to judge.
-
-        Of the origin only what may differ is there: data, recipe and examples in the prompt.
-        """
-        c, linked = s.cells.c, s.study_cells.c
-        with self._reading() as connection:
-            name = s.scores.c.name == (c.metric if metric is None else metric)
-            query = sa.select(linked.study, c.protocol, c.task, *METRIC[:-1], c.data, c.recipe, c.shots).distinct()
-            query = query.join_from(s.cells, s.scores, sa.and_(s.scores.c.cell == c.id, name))
-            query = query.join(s.study_cells, linked.cell == c.id).where(*self._wanted(connection, study=study))
-            rows = connection.execute(query).all()
-        return [(r[0], r[1], r[2], read_metric(*r[3:7]), Origin(*r[7:])) for r in rows]
-
-    def _wanted(self, connection: sa.Connection, *, study: Studies = None, **equal: str | None) -> list[Any]:
-        wanted: list[Any] = [s.cells.c[name] == value for name, value in equal.items() if value is not None]
-        if study is not None:
-            names = (study,) if isinstance(study, str) else study
-            keys = [self._study_key(connection, name) for name in names]
-            wanted.append(s.cells.c.id.in_(sa.select(s.study_cells.c.cell).where(s.study_cells.c.study.in_(keys))))
-        return wanted
-
 
 def _reopen(where: str, items: str | Path | None, readonly: bool) -> Store:
     return Store.open(where, items=items, readonly=readonly)
@@ -626,37 +394,19 @@ def _score_rows(number: int, cell: CellRecord) -> list[dict[str, Any]]:
         {
             "cell": number,
             "name": name,
-            "metric": score.metric.name,
             "value": _null(score.value),
             "stderr": _null(score.stderr),
             "n": int(score.n),
-            "higher_is_better": score.metric.higher_is_better,
-            "kind": score.metric.kind,
-            "scale": score.metric.scale,
-            "chance": score.metric.chance,
             "seeds": dumps(score.seeds) if score.seeds else None,
+            **dict(zip(METRIC, _values(score.metric), strict=True)),
         }
         for name, score in cell.scores.items()
     ]
 
 
-def _score(row: Any, origin: Origin) -> Score:
-    metric = read_metric(row.metric, row.higher_is_better, row.kind, row.scale, row.chance)
-    return Score(_nan(row.value), _nan(row.stderr), row.n, metric, origin, read_seeds(row.seeds) or ())
-
-
-def _origin_row(origin: Origin) -> dict[str, Any]:
-    return {"data": origin.data, "recipe": origin.recipe, "shots": origin.shots, "identity": origin.model,
-            "source": origin.source, "path": origin.path}  # fmt: skip
+def _values(record: Any) -> list[Any]:
+    return [getattr(record, name) for name in record.__slots__]
 
 
 def _null(value: float) -> float | None:
     return None if math.isnan(value) else float(value)
-
-
-def _nan(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
-def _chunks(keys: Sequence[_Key]) -> list[Sequence[_Key]]:
-    return [keys[start : start + _CHUNK] for start in range(0, len(keys), _CHUNK)]

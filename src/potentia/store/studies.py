@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from potentia.errors import InputError
 from potentia.store import schema as s
 from potentia.store.items import dumps, items_path
+from potentia.store.reading import chunks
 from potentia.store.records import StudyRecord
 from potentia.store.store import Store
 
@@ -75,17 +76,9 @@ def delete_study(store: Store, key: str) -> Removed:
                 s.cells.update().where(s.cells.c.id == number, s.cells.c.study == key).values(study=heir)
             )
             connection.execute(s.lanes.update().where(lanes.cell == cell, lanes.study == key).values(study=heir))
-        mine = sa.select(lanes.key).where(lanes.study == key)
-        connection.execute(s.epochs.delete().where(s.epochs.c.lane.in_(mine)))
-        for table in (s.lanes, s.failures, s.events, s.progress, s.study_cells):
-            connection.execute(table.delete().where(table.c.study == key))
-        numbers = list(alone)
-        for start in range(0, len(numbers), 500):
-            some = numbers[start : start + 500]
-            for table in (s.scores, s.manifests, s.study_cells):
-                connection.execute(table.delete().where(table.c.cell.in_(some)))
+        for some in chunks(list(alone)):
             connection.execute(s.cells.delete().where(s.cells.c.id.in_(some)))
-        connection.execute(s.studies.delete().where(s.studies.c.key == key))
+        connection.execute(s.studies.delete().where(s.studies.c.key == key))  # and what hangs on it
     for cell in alone.values():  # after the transaction: files without a cell harm nobody, a cell without files does
         items_path(store.items_folder, cell).unlink(missing_ok=True)
         shutil.rmtree(store.adapters_folder / cell, ignore_errors=True)
