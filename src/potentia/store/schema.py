@@ -6,6 +6,8 @@ which PostgreSQL's own JSON types refuse. Manifests have their own table, so tha
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 from sqlalchemy import BigInteger, Boolean, Column, Double, ForeignKey, Index, Integer, Table, Text
 
@@ -20,7 +22,7 @@ def _texts(*names: str) -> list[Column[str]]:
     return [Column(name, Text, nullable=False) for name in names]
 
 
-def _study(**how: bool) -> Column[str]:
+def _study(**how: Any) -> Column[str]:
     """Return the study that a row belongs to, and goes with."""
     return Column("study", Text, ForeignKey("studies.key", ondelete="CASCADE"), **how)
 
