@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
+from starlette.testclient import TestClient
 
 import tiny
+from potentia.analysis.rankings import find_scoreboard
 from potentia.errors import InputError, StudyError
+from potentia.evidence import read
 from potentia.run import (
     AdaptiveRun,
     costs_of,
@@ -23,6 +27,8 @@ from potentia.run import (
     run_study,
 )
 from potentia.run.cost import CellWork, Pace, pace_of, price
+from potentia.show import answer, make_report
+from potentia.show.board import create_app
 from potentia.store import Store
 from potentia.study import Study, make_study
 
@@ -258,6 +264,32 @@ def test_select_names_the_better_model_and_its_adapter_loads(world, potentia, tm
     exec(lines, scope)  # the lines that a user pastes
     (adapted,) = [value for value in scope.values() if "PeftModel" in type(value).__name__]
     assert peft_outcomes(adapted, found["best"], world / "colours.jsonl") == outcomes_of(found)
+    every_door_says(found, potentia)
+
+
+def every_door_says(found: dict, potentia) -> None:
+    """Terminal, report, board and compare say of the selection's store what the selection said."""
+    said = found["ranking"]
+    first = dict(zip(said["models"], said["p_first"], strict=True))
+    evidence = read(found["store"], study="select-final")
+    board = find_scoreboard(evidence)
+    assert board.first == found["best"]
+    assert {s.model: s.p_first for s in board.standings} == pytest.approx(first)
+    assert board.rivals == tuple(found["close"])
+    told = answer(make_report(evidence))
+    assert {s.model: s.p_first for s in told.standings} == pytest.approx(first)
+    assert told.headline.replace("\N{NO-BREAK SPACE}", " ") == board.headline()
+    printed = potentia("analyze", "rankings", found["store"], "--study", "select-final")
+    assert board.headline() in " ".join(printed.stdout.split())
+    with TestClient(create_app(found["store"], executor=ThreadPoolExecutor(1)), base_url="http://127.0.0.1") as client:
+        page = client.get("/api/studies/select-final/answer").json()
+    assert page["headline"].replace("\N{NO-BREAK SPACE}", " ") == board.headline()
+    assert {s["model"]: s["p_first"] for s in page["board"]["standings"]} == pytest.approx(first)
+    one, two = said["models"]
+    pair = json.loads(potentia("compare", one, two, found["store"], "--study", "select-final", "--json").stdout)
+    (lead,) = pair["leads"].values()
+    assert lead["chance"] == pytest.approx(max(first.values()))
+    assert lead["first"] == found["best"]
 
 
 def peft_outcomes(adapted: object, base: str, data: Path) -> dict[int, float]:

@@ -10,8 +10,16 @@ from potentia.facts.benchmarks import Benchmark, benchmarks
 from potentia.facts.models import ModelFacts, ModelTable
 from potentia.facts.models import models as known_models
 
-# A model in few bits, at a revision or a step (``run@1000``), and a folder of checkpoints (``ckpt/step1``).
-_VARIANT = re.compile(r"(?P<run>.+?)(?:@[^/@]+|[/_-](?:step|checkpoint|ckpt|iter|epoch)[-_]?\d+)", re.IGNORECASE)
+# A model in few bits, at a revision or a step (``run@1000``), a folder of checkpoints (``ckpt/step1``), a treated copy.
+_VARIANT = re.compile(
+    r"(?P<run>.+?)(?:@[^/@]+|[/_-](?:step|checkpoint|ckpt|iter|epoch)[-_]?\d+|\+exposed)+", re.IGNORECASE
+)
+
+
+def variant_of(model: str) -> str:
+    """Return what a model is a variant of, by its name; the model itself where it is none."""
+    found = _VARIANT.fullmatch(model.strip().rstrip("/"))
+    return found["run"] if found is not None else model
 
 
 @dataclass(frozen=True)
@@ -52,10 +60,10 @@ def _families(models: Iterable[str], found: dict[str, ModelFacts], table: ModelT
     """Return the family of every model that has one: by facts, else that of what it is a variant of."""
     families = {m: f.family for m, f in found.items() if f.family}
     for model in models:
-        variant = _VARIANT.fullmatch(model.strip().rstrip("/"))
-        if model not in families and variant is not None:
-            known = table.find(variant["run"])
-            families[model] = known.family if known is not None and known.family else variant["run"]
+        base = variant_of(model)
+        if model not in families and base != model:
+            known = table.find(base)
+            families[model] = known.family if known is not None and known.family else base
     return families
 
 

@@ -51,6 +51,7 @@ class Candidate:
     loss: float | None = None  # in training, over the epoch
     tokens: int = 0  # learned from in the epoch
     seconds: float = 0.0
+    right: str = ""  # which validation documents it got right, packed; empty where that is no 0 or 1
 
     @property
     def tuned(self) -> bool:
@@ -169,6 +170,7 @@ def is_behind(lane: LanePlan, same: Mapping[LanePlan, Candidate], looks: int, *,
     chance = may_win(
         {other.key: c.value for other, c in same.items()},
         {other.key: c.stderr for other, c in same.items()},
+        {other.key: c.right for other, c in same.items()},
         higher_is_better=higher_is_better,
     )
     return bool(chance[lane.key] < MAYBE / max(looks, 1))

@@ -143,14 +143,15 @@ class FineTuning:
         }
         apart = dict.fromkeys(asks.values())  # benchmarks without validation documents have one judge
         self.host.phase("validating untuned", sum(len(ask.task.documents("validation")) for ask in apart))
-        worth = {}
+        worth: dict[Ask, tuple[float, float, str]] = {}
         for ask in apart:
-            worth[ask] = math.nan, math.nan
+            worth[ask] = math.nan, math.nan, ""
             if ask.task.documents("validation"):
                 (made,) = evaluate(self.scorer, [ask], chat=self.chat, progress=self.host.progress)
-                worth[ask] = made.main.value, made.main.stderr
+                worth[ask] = _validation(made)
         for (name, style), ask in asks.items():
-            self.untuned[name, style] = Candidate(style, 0, *worth[ask])
+            value, error, right = worth[ask]
+            self.untuned[name, style] = Candidate(style, 0, value, error, right=right)
 
     # --- the lanes ---------------------------------------------------------------------------------------------------
 
@@ -275,7 +276,7 @@ class FineTuning:
         worth = self._evaluate(dict.fromkeys(asks.values()))
         by_key = {epoch.key: epoch for epoch in ended}
         for (key, name), ask in asks.items():
-            by_key[key].notes[name] = [worth[ask].main.value, worth[ask].main.stderr]
+            by_key[key].notes[name] = list(_validation(worth[ask]))
         for epoch in ended:
             lane = self.lanes[epoch.key]
             self._note(lane, epoch)
@@ -309,10 +310,9 @@ class FineTuning:
         for name in self.served(lane):
             curve = [c for c in self.curves[lane.key, name] if c.epoch < epoch.epoch]
             if name in epoch.notes or last:
-                value, error = epoch.notes.get(name, (math.nan, math.nan))
-                curve.append(
-                    Candidate(lane.style, epoch.epoch, value, error, lane, epoch.loss, epoch.tokens, epoch.seconds)
-                )
+                value, error, *right = epoch.notes.get(name, (math.nan, math.nan))
+                work = epoch.loss, epoch.tokens, epoch.seconds
+                curve.append(Candidate(lane.style, epoch.epoch, value, error, lane, *work, "".join(right)))
             self.curves[lane.key, name] = curve
 
     def _hold(self) -> None:
@@ -441,3 +441,12 @@ def schedule(tuning: Tuning, rate: float, documents: int | None = None) -> Sched
         loss=tuning.loss,
         max_tokens=tuning.max_tokens,
     )
+
+
+def _validation(made: Evaluation) -> tuple[float, float, str]:
+    """Return what a state is worth on validation, its standard error, and which documents it got right."""
+    from potentia.analysis.planning import pack_right
+
+    outcomes, value = [item.value for item in made.outcomes], made.main.value
+    mean = sum(outcomes) / len(outcomes) if outcomes else math.nan
+    return value, made.main.stderr, pack_right(outcomes) if math.isclose(mean, value, abs_tol=1e-6) else ""

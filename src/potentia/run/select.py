@@ -80,8 +80,9 @@ class Race:
                 raise PotentiaError("no candidate could be tuned", hint=next(iter(problems.values()), ""))
             told = {m: _validated(seen[m], len(task.documents("validation"))) for m in racing}
             values, errors = {m: told[m][0] for m in racing}, {m: told[m][1] for m in racing}
+            right = {m: str(seen[m].selection.get("validation_right", "")) for m in racing}
             up, looks = task.higher_is_better, len(sizes) - 1
-            staying, chance = stay_in(values, errors, higher_is_better=up, looks=looks, seed=self.study.seed)
+            staying, chance = stay_in(values, errors, right, higher_is_better=up, looks=looks, seed=self.study.seed)
             leader = max(chance, key=lambda m: chance[m])
             standing = f"{leader} leads (P(best) {chance[leader]:.2f})"
             spent = time.monotonic() - start

@@ -141,6 +141,7 @@ def _told(chosen: Sequence[Candidate], tests: Sequence[Evaluation]) -> dict[str,
         "epoch": chosen[0].epoch,
         "validation": chosen[0].value,
         "validation_stderr": chosen[0].stderr,
+        "validation_right": chosen[0].right,
         "seeds": [
             {"value": v, "learning_rate": c.learning_rate, "epoch": c.epoch, "style": c.style, "validation": c.value}
             for v, c in zip(values, chosen, strict=True)

@@ -110,7 +110,8 @@ def _selection(selection: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in selection.items()
-        if name not in ("seeds", "failed_lanes", "validation_stderr") and value not in (None, [], {}, 0, False)
+        if name not in ("seeds", "failed_lanes", "validation_stderr", "validation_right")
+        and value not in (None, [], {}, 0, False)
     }
 
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from potentia.analysis.rankings import find_pair, find_scoreboard, rank_scores
-from potentia.analysis.rankings.decide import decide, shares, shrunk
+from potentia.analysis.rankings.decide import Missing, decide, shares, shrunk
 from potentia.analysis.rankings.pair import compare_tasks
+from potentia.analysis.rankings.sentences import missing_sentence
 from potentia.analysis.rankings.summary import summarise
 from potentia.evidence import Evidence
 from potentia.facts import Background
@@ -202,3 +203,26 @@ def test_of_few_models_no_change_of_agreement_is_claimed(models):
     said = " ".join(answer(data).sentences)
     assert "agree more on" not in said
     assert "agree less on" not in said
+
+
+def test_a_model_and_its_treated_copy_are_told_as_variants():
+    """A copy that scores as its original is no rival: what is asked is who of the others may be first."""
+    names = ["org/a", "org/a+exposed", "org/b", "org/b@4bit", "org/c", "org/d"]
+    luck = 0.01 * np.array([1, -1, 1, -1, 1, -1])
+    rows = [0.5 + luck, 0.5 - luck, 0.495 + np.roll(luck, 1) * [1, 1, -1, -1, 1, 1], 0.3 + luck, 0.3 - luck, 0.3 + luck]
+    values = np.stack(rows)
+    given = ScoreMatrix.build(names, [f"t{k}" for k in range(6)], values, stderr=np.full(values.shape, 0.01))
+    board = find_scoreboard(Evidence.of(given))
+    pair = {"org/a", "org/a+exposed"}
+    assert board.first in pair
+    assert set(board.ranking.variants) == pair - {board.first}
+    other = next(iter(pair - {board.first})).removeprefix("org/")
+    assert f"Its variant {other} (" in board.headline() or f"its variant {other} (" in board.headline()
+    assert "One of " in board.headline()
+    assert board.missing is None or board.missing.rival == "org/b"
+
+
+@pytest.mark.parametrize(("tasks", "said"), [(1, "about 1 more task would."), (99, "about 99 more tasks would.")])
+def test_what_more_is_needed_is_named(tasks, said):
+    told = missing_sentence(Missing("a", "b", math.inf, None, tasks, several=True))
+    assert told.endswith(said)

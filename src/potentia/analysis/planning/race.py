@@ -1,13 +1,14 @@
 """Racing candidates on one task: who stays in, who is best and how sure that is, and what would make it surer.
 
-Rounds are decided on validation: everyone who may still be the best stays (P ≥ 5 %, shared out over the rounds, from
-values and standard errors), and the better half in any case, so that a lucky draw drops nobody. The end is decided on
-the test documents by the rule of every ranking (``rankings.decide``), so that a report on the same store says the same.
-Learning rates race by the same rule.
+Rounds are decided on validation: everyone who may still be the best stays (P ≥ 5 %, shared out over the rounds, paired
+where all answered the same documents), and the better half in any case, so that a lucky draw drops nobody. The end is
+decided on the test documents by the rule of every ranking (``rankings.decide``), so that a report on the same store
+says the same. Learning rates race by the same rule.
 """
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -15,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from potentia.analysis.rankings.decide import Missing, Ranking, shares, shrunk
+from potentia.analysis.rankings.decide import Missing, Ranking, paired_noise, root, shares, shrunk
 from potentia.analysis.rankings.sentences import headline, missing_sentence, percent
 from potentia.values.findings import Bars, Cell, Chart, Finding, Table, jsonable
+from potentia.values.scores import Floats
 
 MAYBE = 0.05  # a candidate at least so likely to be the best stays in the race
 DRAWS = 4_000
@@ -113,6 +115,7 @@ class Choice(Finding):
 def stay_in(
     values: Mapping[str, float],
     stderr: Mapping[str, float],
+    right: Mapping[str, str] | None = None,
     *,
     higher_is_better: bool,
     looks: int = 1,
@@ -121,7 +124,7 @@ def stay_in(
     """Return who stays in the race, best first, and every candidate's chance to be the best; ``looks`` in all."""
     sign = 1.0 if higher_is_better else -1.0
     worth = {n: sign * v if math.isfinite(v) else -math.inf for n, v in values.items()}
-    chance = may_win(values, stderr, higher_is_better=higher_is_better, seed=seed)
+    chance = may_win(values, stderr, right, higher_is_better=higher_is_better, seed=seed)
     order = sorted(values, key=lambda n: (-worth[n], n))
     half = math.ceil(len(order) / 2)
     staying = [n for k, n in enumerate(order) if math.isfinite(worth[n]) and (k < half or chance[n] >= MAYBE / looks)]
@@ -129,9 +132,18 @@ def stay_in(
 
 
 def may_win(
-    values: Mapping[str, float], stderr: Mapping[str, float], *, higher_is_better: bool, seed: int = 0
+    values: Mapping[str, float],
+    stderr: Mapping[str, float],
+    right: Mapping[str, str] | None = None,
+    *,
+    higher_is_better: bool,
+    seed: int = 0,
 ) -> dict[str, float]:
-    """Return every candidate's chance to be the best, from values with standard errors; without a value it has none."""
+    """Return every candidate's chance to be the best, from values with standard errors; without a value it has none.
+
+    ``right`` (``pack_right``) says which documents each got right: on the same documents, candidates that fail together
+    differ more surely than their errors say.
+    """
     names = list(values)
     x = np.array([values[n] for n in names]) * (1.0 if higher_is_better else -1.0)
     error = np.nan_to_num(np.array([stderr[n] for n in names]), nan=0.0)
@@ -139,10 +151,29 @@ def may_win(
     if not known.any():
         return dict.fromkeys(names, 1.0 / len(names))
     rng = np.random.default_rng(seed)
-    drawn = x[known] + error[known] * rng.standard_normal((DRAWS, int(known.sum())))
+    noise = rng.standard_normal((DRAWS, int(known.sum())))
+    paired = unpack_right([(right or {}).get(n, "") for n, there in zip(names, known, strict=True) if there])
+    drawn = x[known] + (error[known] * noise if paired is None else noise @ root(paired_noise(error[known], paired)).T)
     chance = np.zeros(len(names))
     chance[known] = shares(shrunk(drawn, rng))
     return dict(zip(names, chance.tolist(), strict=True))
+
+
+def pack_right(outcomes: Sequence[float]) -> str:
+    """Write which documents were got right in a few characters; nothing where an outcome is neither 0 nor 1."""
+    if len(outcomes) < 2 or not set(outcomes) <= {0.0, 1.0}:
+        return ""
+    bits = np.packbits(np.asarray(outcomes, dtype=bool)).tobytes()
+    return f"{len(outcomes)}:{base64.b85encode(bits).decode()}"
+
+
+def unpack_right(packed: Sequence[str]) -> Floats | None:
+    """Return (candidates, documents) of several ``pack_right``; None where they are not of as many documents each."""
+    sizes = {text.partition(":")[0] for text in packed}
+    if len(packed) < 2 or len(sizes) > 1 or "" in sizes:
+        return None
+    rows = [np.frombuffer(base64.b85decode(text.partition(":")[2]), dtype=np.uint8) for text in packed]
+    return np.unpackbits(np.stack(rows), axis=1, count=int(sizes.pop())).astype(np.float64)
 
 
 def _span(value: float, stderr: float) -> str | None:

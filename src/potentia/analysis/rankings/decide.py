@@ -28,6 +28,7 @@ from scipy.stats import norm, rankdata
 
 from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.analysis.stats.significance import POWER
+from potentia.facts import variant_of
 from potentia.values.findings import Cell, Finding, Interval, Table, jsonable
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, Outcomes, ScoreMatrix
@@ -97,6 +98,14 @@ class Ranking(Finding):
         first, chance = self.first, dict(zip(self.models, self.p_first.tolist(), strict=True))
         others = sorted((m for m in self.models if m != first), key=lambda m: -chance[m])
         return tuple(m for k, m in enumerate(others) if chance[m] >= CLOSE or k == 0)
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """The rivals that are the first itself in other bits, at another step or treated; none where all models are."""
+        base = variant_of(self.first)
+        if all(variant_of(m) == base for m in self.models):
+            return ()
+        return tuple(m for m in self.rivals if variant_of(m) == base)
 
     def rank(self, model: str) -> float | None:
         """Return a model's rank; None where it has none."""
@@ -283,14 +292,19 @@ def noise_of(matrix: ScoreMatrix, column: int, items: Outcomes | None) -> Floats
     if table is None:
         return np.asarray(error)
     rows, values = table
-    together = np.cov(values) / values.shape[1]
     covariance: Floats = np.diag(error**2)
-    apart = np.sqrt(np.maximum(np.diag(together), 1e-300))
-    keep = np.minimum(1.0, error[rows] / apart)
-    block = together * np.outer(keep, keep)
-    np.fill_diagonal(block, error[rows] ** 2)  # seeds, and the document more, are each model's own
-    covariance[np.ix_(rows, rows)] = block
+    covariance[np.ix_(rows, rows)] = paired_noise(error[rows], values)
     return covariance
+
+
+def paired_noise(error: Floats, values: Floats) -> Floats:
+    """Covariance of the noise of scores with these standard errors that are means of (models, documents)."""
+    together = np.cov(values) / values.shape[1]
+    apart = np.sqrt(np.maximum(np.diag(together), 1e-300))
+    keep = np.minimum(1.0, error / apart)
+    block = np.asarray(together * np.outer(keep, keep))
+    np.fill_diagonal(block, error**2)  # seeds, and the document more, are each model's own
+    return block
 
 
 def paired_items(
@@ -339,11 +353,12 @@ def _draw(
     total = np.zeros((count, whole.shape[1]))
     for k, part in enumerate(noise):
         g = rng.standard_normal((count, whole.shape[1]))
-        total += scale[k] * known[:, k] * (g * part if part.ndim == 1 else g @ _root(part).T)
+        total += scale[k] * known[:, k] * (g * part if part.ndim == 1 else g @ root(part).T)
     return np.asarray(mean + total / tasks)
 
 
-def _root(covariance: Floats) -> Floats:
+def root(covariance: Floats) -> Floats:
+    """Return a square root of a covariance that may be singular."""
     values, vectors = np.linalg.eigh(covariance)
     return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0)))
 

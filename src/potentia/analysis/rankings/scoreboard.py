@@ -248,9 +248,10 @@ def make_scoreboard(
 
 
 def _hardest(ranking: Ranking, matrix: ScoreMatrix, items: Outcomes | None) -> Missing | None:
-    """Return what separates the first from the rival that is hardest to tell from it."""
+    """Return what separates the first from the rival that is hardest to tell from it, and no variant of it."""
     sizes = items_per_task(matrix)
-    every = [what_is_missing(ranking, matrix, items, sizes, ranking.first, rival) for rival in ranking.rivals[:20]]
+    rivals = [m for m in ranking.rivals if m not in ranking.variants] or ranking.rivals
+    every = [what_is_missing(ranking, matrix, items, sizes, ranking.first, rival) for rival in rivals[:20]]
     found = [missing for missing in every if missing is not None]
     return max(found, key=lambda m: (m.times, math.inf if m.tasks is None else m.tasks)) if found else None
 

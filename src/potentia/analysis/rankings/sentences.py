@@ -68,8 +68,12 @@ def headline(ranking: Ranking) -> str:
         return f"{first} is the best of {models} {how} ({percent(chance[ranking.first])} sure, {where})."
     if len(tied) == len(ranking.models):
         return f"{listing(tied)} tie {how} ({where})."
-    rivals = [f"{names[m]} ({percent(chance[m])})" for m in ranking.rivals]
-    close = f"{listing(rivals)} {'is' if len(rivals) == 1 else 'are'} close."
+    own = ranking.variants
+    rivals = [f"{'its variant ' if m in own else ''}{names[m]} ({percent(chance[m])})" for m in ranking.rivals]
+    close = f"{_capital(listing(rivals)) if own else listing(rivals)} {'is' if len(rivals) == 1 else 'are'} close."
+    if own:
+        together = percent(sum(chance[m] for m in (ranking.first, *own)))
+        close += f" One of {listing([first, *(names[m] for m in own)])} is the best with {together}."
     return f"{first} is most likely the best of {models} {how} ({percent(chance[ranking.first])}, {where}). {close}"
 
 
@@ -120,7 +124,7 @@ def missing_sentence(missing: Missing) -> str:
             amount = f"{missing.times:.2g} times as many test documents"
         return f"About {amount} would separate {one} and {two} in four studies of five."
     if missing.several:
-        more = f"about {missing.tasks:,} more would" if missing.tasks else "more tasks may"
+        more = f"about {count(missing.tasks, 'more task')} would" if missing.tasks else "more tasks may"
         return f"{one} and {two} lead on different tasks. More test documents will not separate them; {more}."
     return f"{one} and {two} score alike. No affordable test would separate them."
 
