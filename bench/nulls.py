@@ -1,31 +1,36 @@
 """How often each kind of sentence claims something where nothing is true: studies whose models do not differ.
 
-    OMP_NUM_THREADS=1 python bench/nulls.py --studies 20
-    OMP_NUM_THREADS=1 python bench/nulls.py --models 2 3 --tasks 1 5 --studies 200
+    python bench/nulls.py --minutes 10 --workers 2 --out nulls.jsonl
+    python bench/nulls.py --models 2 3 --tasks 1 5 --studies 200
+    python bench/nulls.py --summary nulls.jsonl
 
 Every study has models whose true scores are equal: task by task where tasks are few (what is said is said of these
 tasks alone), on average over tasks where tasks are a sample (five or more: then each model has its better and worse
 tasks). With families, models come in threes that resemble each other. Before and after tuning differ in nothing but
 luck, so agreement does not change either. The sentences are those that commands print, and a claim is found in their
-words. Printed: the share of studies with a false claim, for each kind of sentence by models and tasks, over test sizes,
-gaps, families and missing errors. Exits with 1 where a share exceeds 5 % by more than three standard errors.
+words. Printed: the share of studies with a false claim, for each kind of sentence, by models, tasks, test size, gaps
+and families. Without errors nothing may be claimed at all. Exits with 1 where a share exceeds 5 % by more than three
+standard errors.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import math
 import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
+from as_they_go import write_lines
 from potentia.analysis.rankings import compare_agreement, decide, sentences
 from potentia.analysis.rankings.decide import FEW_TASKS, lead_of
 from potentia.analysis.rankings.pair import compare_tasks
@@ -36,6 +41,7 @@ MODELS, TASKS = (2, 3, 4, 6, 10, 20, 61), (1, 2, 3, 5, 12, 24)
 SIZES = (100, 1_000, 100_000)
 SPREAD = 0.05  # of a model's true score over tasks about its mean
 ALLOWED = 0.05
+WITHOUT_ERRORS = 2  # studies at each point without errors
 CLAIMS = {
     "best": r"is the best of",
     "holds on other tasks": r"other tasks like these",
@@ -108,18 +114,25 @@ def spoken(scores: Mapping[str, ScoreMatrix], kin: Units, *, draws: int = 1_000)
     return said
 
 
+def claims_of(at: Setting, k: int, seed: int = 0) -> dict[str, bool]:
+    """Make the k-th study of a setting; return, for each kind of sentence that is judged by it, whether it claims.
+
+    Every other study of five tasks or more has models that are equal on every task, as all of fewer tasks.
+    """
+    rng = np.random.default_rng([seed, k, at.models, at.tasks, at.n, at.gaps, at.families, at.errors])
+    alike = k % 2 == 1 or at.tasks < FEW_TASKS
+    text = " ".join(spoken(*study(at, rng, 0.0 if alike else SPREAD)))
+    # With gaps, few tasks may be left of one: what is said then is said of these alone.
+    judged = [kind for kind in CLAIMS if alike or (kind != PER_TASK and not at.gaps)]
+    return {kind: bool(re.search(CLAIMS[kind], text)) for kind in judged}
+
+
 def false_claims(at: Setting, studies: int, seed: int = 0) -> dict[str, float]:
-    """Return the share of studies in which each kind of sentence claims something; every other one has no spread."""
+    """Return the share of studies in which each kind of sentence claims something."""
     found: dict[str, list[bool]] = {kind: [] for kind in CLAIMS}
     for k in range(studies):
-        rng = np.random.default_rng([seed, k, at.models, at.tasks, at.n, at.gaps, at.families, at.errors])
-        alike = k % 2 == 1 or at.tasks < FEW_TASKS
-        text = " ".join(spoken(*study(at, rng, 0.0 if alike else SPREAD)))
-        for kind, words in CLAIMS.items():
-            if alike or (
-                kind != PER_TASK and not at.gaps
-            ):  # with gaps, few tasks may be left: what holds of these alone
-                found[kind].append(bool(re.search(words, text)))
+        for kind, claimed in claims_of(at, k, seed).items():
+            found[kind].append(claimed)
     return {kind: float(np.mean(claims)) for kind, claims in found.items()}
 
 
@@ -128,28 +141,71 @@ def limit(studies: int) -> float:
     return ALLOWED + 3 * math.sqrt(ALLOWED * (1 - ALLOWED) / studies)
 
 
+def units(models: tuple[int, ...], tasks: tuple[int, ...]) -> Iterator[tuple[Setting, int]]:
+    """Yield studies without end: the whole grid in random order, again and again, so that a part covers it evenly."""
+    grid = list(settings(models, tasks))
+    for k in itertools.count():
+        for place in np.random.default_rng(k).permutation(len(grid)):
+            if grid[place].errors or k < WITHOUT_ERRORS:
+                yield grid[place], k
+
+
+def one(unit: tuple[Setting, int]) -> str:
+    """Judge one study; return it as a line of JSON."""
+    at, k = unit
+    return json.dumps({"at": asdict(at), "study": k, "claims": claims_of(at, k)})
+
+
+def run(args: argparse.Namespace) -> None:
+    """Judge studies until the time is over, or each point has so many."""
+    todo = units(tuple(args.models), tuple(args.tasks))
+    if args.studies is not None:
+        todo = itertools.takewhile(lambda unit: unit[1] < args.studies, todo)
+    write_lines(one, todo, args.out, workers=args.workers, minutes=args.minutes)
+
+
+def summary(path: str) -> bool:
+    """Print the share of false claims ± its Monte-Carlo error, by every side of the grid; say whether all are rare."""
+    lines = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+    known = [line for line in lines if line["at"]["errors"]]
+    bare = [any(line["claims"].values()) for line in lines if not line["at"]["errors"]]
+    print(f"{len(known):,} studies with errors; {len(bare):,} without, of which {sum(bare)} claimed anything\n")
+    good = not any(bare)
+    sides = [("models", "tasks"), ("models",), ("tasks",), ("n",), ("gaps",), ("families",), ()]
+    for side in sides:
+        print(f"{' × '.join(side) or 'all':>16}  " + "  ".join(f"{kind:>22}" for kind in CLAIMS))
+        places = sorted({tuple(line["at"][name] for name in side) for line in known})
+        for place in places:
+            here = [line["claims"] for line in known if tuple(line["at"][name] for name in side) == place]
+            row = []
+            for kind in CLAIMS:
+                judged = [claims[kind] for claims in here if kind in claims]
+                share, count = float(np.mean(judged)) if judged else math.nan, max(len(judged), 1)
+                over = share > limit(count)
+                good &= not over
+                row.append(
+                    f"{share:.3f} ± {math.sqrt(max(share * (1 - share), 1e-9) / count):.3f}{' !' if over else '  '}"
+                )
+            print(f"{' × '.join(map(str, place)):>16}  " + "  ".join(f"{cell:>22}" for cell in row))
+        print()
+    print("!: above 5 % by more than three standard errors.")
+    return good
+
+
 def main() -> int:
-    """Print the table."""
+    """Run, or sum up."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--studies", type=int, default=20, help="at each of the 24 points of models × tasks")
+    parser.add_argument("--out", default="nulls.jsonl", help="a line for each study, written as it is done")
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--studies", type=int, help="at each point, at most")
     parser.add_argument("--models", type=int, nargs="+", default=list(MODELS))
     parser.add_argument("--tasks", type=int, nargs="+", default=list(TASKS))
+    parser.add_argument("--summary", metavar="FILE", help="sum up what a run wrote, and run nothing")
     args = parser.parse_args()
-    print(f"{'models':>6} {'tasks':>5} {'studies':>7}  " + "  ".join(f"{kind:>20}" for kind in CLAIMS))
-    good = True
-    for models, tasks in itertools.product(args.models, args.tasks):
-        every = [(at, false_claims(at, args.studies)) for at in settings((models,), (tasks,))]
-        known = [found for at, found in every if at.errors]
-        count = args.studies * len(known)
-        shares = {kind: float(np.mean([found[kind] for found in known])) for kind in CLAIMS}
-        worst = {kind: max(found[kind] for found in known) for kind in CLAIMS}
-        bad = any(share > limit(count // 2) for share in shares.values())
-        bad |= any(max(found.values()) > 0 for at, found in every if not at.errors)
-        good &= not bad
-        row = "  ".join(f"{shares[k]:>9.3f} ({worst[k]:>6.2f})  " for k in CLAIMS)
-        print(f"{models:>6} {tasks:>5} {count:>7}  {row}{'  TOO MANY' if bad else ''}", flush=True)
-    print("In brackets: the worst of 12 settings (test size, gaps, families). Without errors: no claim at all.")
-    return 0 if good else 1
+    if args.summary is None:
+        run(args)
+    return 0 if summary(args.summary or args.out) else 1
 
 
 if __name__ == "__main__":

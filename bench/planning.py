@@ -1,49 +1,67 @@
-"""Planning on the published 61 × 24 scores: what a share of the cost tells of the ranking, and whether intervals hold.
+"""Planning on published scores: what a share of the cost tells of the ranking, whether intervals and stops hold.
 
-    OMP_NUM_THREADS=1 python bench/planning.py --scores train_before_test_scores.csv --splits 50 --jobs 2
+    python bench/planning.py --data ../shared/data/published --minutes 20 --workers 2 --out planning.jsonl
+    python bench/planning.py --summary planning.jsonl
+    python bench/planning.py --timing
 
-A cell costs what a user pays, in tokens × parameters of a forward pass: every rate and epoch of training (three passes
-a token, at most 50,000 examples) and validation, the test, and the direct pass. ``--whole-split`` counts the training
-tokens of the whole train split alone, as figures before did. Scores of new models are hidden;
-what the policy measures is shown, wave by wave. *half*: half of the models are known, the others new; *lineage*: the
-same with a base model and its instruct on one side; *family*: one family is new, τ over pairs with a new model;
-*cold*: 30 models and no history. Beside: random cells and the cheapest task first, both completed by the same model,
-and direct scores alone.
+Scores of new models are hidden; what the policy measures is shown, wave by wave, as in an adaptive run. Matrices:
+*published*, 61 models × 24 tasks after train-before-test; *test task*, 52 base models × 40 tasks after tuning on
+auxiliary data (leaderboard subtasks, MMLU, GSM8K), on which nothing was chosen; *real*, ten models × 12 tasks, five of
+them copies. Questions: *half*, half of the models are known and the others new; *lineage*, the same with a base model
+and its instruct on one side; *family*, one family is new (τ over pairs with a new model); *cold*, up to 30 models and
+no history. A cell costs what a user pays, in tokens × parameters of a forward pass: every rate and epoch of training
+(three passes a token, at most 50,000 examples) and validation, the test, and the direct pass; of the test-task matrix,
+documents × parameters. *Stops*: a run that looks after every wave ends at the confidence asked for; is the model that
+it names the best? Beside: random cells and the cheapest task first, both completed by the same model.
+
+Splits have seeds from 1,000 on: those below were used to choose the planner's constants. Every answer is a line of the
+file as it is done; a part of the run covers all questions evenly.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import itertools
+import json
+import math
 import os
+import re
 import sys
+import tarfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import ndtri
 
+from as_they_go import write_lines
 from potentia import read
 from potentia.analysis.planning import Completion, Costs, choose_cells, complete
 from potentia.analysis.planning.features import Kinship
 from potentia.analysis.rankings.aggregate import mean_z
+from potentia.analysis.rankings.decide import decide
 from potentia.analysis.rankings.groups import items_per_task
+from potentia.facts import ModelTable, read_facts
 from potentia.facts import models as known_models
 from potentia.facts.benchmarks import benchmarks
 from potentia.values.scores import Floats, ScoreMatrix
 
-LEVELS = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
+LEVELS = (0.02, 0.05)
 WAVE = 12
+CONFIDENCE = 0.9
+MOST_SHARE = 0.5  # of the cost, at which a run that did not stop is given up
 RATES, EPOCHS, CAP, VALIDATED, TESTED = 3, 3, 50_000, 1_000, 10_000  # of a study by default
 COLD = 30
 POLICIES = ("ours", "random", "cheapest")
 COVER = (0.5, 0.8, 0.95)
-HELD = {0.8: (0.77, 0.84), 0.95: (0.93, 0.97)}  # between which shares of unseen cells these intervals must cover
+FIRST_SEED = 1_000
 # Tokens of a training example, four characters each: of the data's first 300 rows; the last six by usual length.
 TOKENS = {
     "arc_challenge": 44, "arc_easy": 38, "boolq": 166, "cola": 26, "commonsense_qa": 40, "gsm8k": 136, "headqa_en": 29,
@@ -51,112 +69,228 @@ TOKENS = {
     "sst2": 29, "wic": 48, "winogrande": 27, "mnli": 46, "qnli": 60, "qqp": 45, "anli_r1": 110,
     "hellaswag": 95, "medmcqa": 55,
 }  # fmt: skip
-# What must hold: (kind, share of the cost) → τ.
-BARS = {
-    ("half", 0.02): 0.936, ("half", 0.05): 0.948, ("cold", 0.02): 0.92, ("family", 0.02): 0.94,
-}  # fmt: skip
+
+# What must hold at a share of the cost: τ of all pairs with a new model.
+BARS = {("published", "half", 0.02): 0.936, ("published", "half", 0.05): 0.948}
+# What is asked, in turn: matrix, kind of question, what for.
+QUESTIONS = (
+    ("published", "half", "stop"), ("published", "half", "ours"), ("published", "cold", "ours"),
+    ("published", "half", "stop"), ("published", "cold", "stop"), ("test task", "half", "ours"),
+    ("test task", "cold", "ours"), ("published", "half", "ours"), ("published", "cold", "ours"),
+    ("test task", "half", "stop"), ("real", "cold", "ours"), ("published", "lineage", "ours"),
+    ("published", "half", "random"), ("published", "half", "cheapest"), ("published", "family", "ours"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Published:
-    """The published scores with the cost of every cell."""
+class Matrix:
+    """Scores with the cost of every cell."""
 
     tuned: ScoreMatrix
     direct: ScoreMatrix
     costs: Floats  # (models, tasks)
-    kinship: Kinship
+    facts: ModelTable
 
-    @classmethod
-    def load(cls, path: str, *, whole_split: bool = False) -> Published:
-        """Read the file; corpora are direct scores alone."""
-        scores = read(path).scores
-        tuned = scores["train_before_test"].benchmarks()
-        sizes = {b.task: b.train_size for b in benchmarks()}
-        tested = items_per_task(tuned)
-        lanes = RATES * EPOCHS
-        tokens = np.array(
-            [
-                TOKENS[t] * (sizes[t] or CAP if whole_split else lanes * (3 * min(sizes[t] or CAP, CAP) + VALIDATED)
-                             + 2 * min(tested.get(t, TESTED), TESTED))
-                for t in tuned.tasks
-            ]
-        )  # fmt: skip
-        table = known_models()
-        parameters = np.array([facts.parameters if (facts := table.find(m)) else np.nan for m in tuned.models])
-        return cls(tuned, scores["direct"], np.outer(parameters, tokens), Kinship.of(tuned.models, table))
+    @property
+    def kinship(self) -> Kinship:
+        """Families and lineages of the models."""
+        return Kinship.of(self.tuned.models, self.facts)
+
+
+@cache
+def load(data: str, name: str) -> Matrix:
+    """Read one of the matrices."""
+    return {"published": published, "test task": test_task, "real": real}[name](Path(data))
+
+
+def published(folder: Path) -> Matrix:
+    """61 × 24 after train-before-test; corpora are direct scores alone."""
+    scores = read(folder / "train_before_test_scores.csv").scores
+    tuned = scores["train_before_test"].benchmarks()
+    sizes, tested = {b.task: b.train_size for b in benchmarks()}, items_per_task(tuned)
+    lanes = RATES * EPOCHS
+    tokens = np.array(
+        [
+            TOKENS[t] * (lanes * (3 * min(sizes[t] or CAP, CAP) + VALIDATED) + 2 * min(tested.get(t, TESTED), TESTED))
+            for t in tuned.tasks
+        ]
+    )
+    return _priced(tuned, scores["direct"], tokens, known_models())
+
+
+def real(folder: Path) -> Matrix:
+    """Ten real models, five of them copies that saw tasks before."""
+    scores = read(folder.parent / "real_study" / "scores.csv").scores
+    tuned = scores["train_before_test"].benchmarks()
+    table = read_facts(folder.parent / "real_study" / "facts.csv")
+    return _priced(tuned, scores["direct"], np.array([TOKENS[t] for t in tuned.tasks]), table)
+
+
+def test_task(folder: Path) -> Matrix:
+    """52 base models on leaderboard subtasks, MMLU and GSM8K, before and after tuning on auxiliary data."""
+    cells: dict[str, dict[tuple[str, str], tuple[float, float]]] = {"direct": {}, "adjust": {}}
+    with tarfile.open(folder / "test_task_evaluations.tar.xz") as archive:
+        for member in archive:
+            found = re.search(r"new_evals/(base|mmluaux|gsm8kaux)/(.+)-leaderboard_(\w+)\.json$", member.name)
+            file = archive.extractfile(member) if found else None
+            if not found or not file or found[3] not in ("bbh", "gpqa", "musr", "mmlu_pro", "math_hard"):
+                continue
+            results = json.load(file)["results"]
+            for task, told in results.items():
+                if len(results) > 1 and task == f"leaderboard_{found[3]}":
+                    continue  # the mean of its subtasks
+                value = next((told[m] for m in told if re.match(r"(acc_norm|acc|exact_match),", m)), None)
+                error = next((told[m] for m in told if re.match(r"(acc_norm|acc|exact_match)_stderr,", m)), math.nan)
+                if isinstance(value, float):
+                    kind = "direct" if found[1] == "base" else "adjust"
+                    cells[kind][found[2], task] = value, float(error) if isinstance(error, float) else math.nan
+    stages = {("base", "mmlu"): "direct", ("base", "gsm8k"): "direct"}
+    stages |= {("tuned_mc_3ep", "mmlu"): "adjust", ("tuned_math_3ep", "gsm8k"): "adjust"}
+    with (folder / "test_task_training_scores.csv").open(encoding="utf-8") as table:
+        for row in csv.DictReader(table):
+            kind = stages.get((row["stage"], row["benchmark"]))
+            if kind and row["metric"].partition("|")[0] in ("acc", "exact_match"):
+                cells[kind][row["model"], row["benchmark"]] = float(row["value"]), float(row["stderr"] or "nan")
+    tasks = sorted({t for _, t in cells["adjust"]} & {t for _, t in cells["direct"]})
+    names = sorted({m for m, _ in cells["adjust"]})
+    names = [m for m in names if all((m, t) in cells[k] for k in cells for t in tasks)]
+    tuned, direct = (
+        ScoreMatrix.build(names, tasks, [[cells[k][m, t][0] for t in tasks] for m in names],
+                          stderr=[[cells[k][m, t][1] for t in tasks] for m in names], protocol=k)
+        for k in ("adjust", "direct")
+    )  # fmt: skip
+    sizes = items_per_task(tuned)
+    documents = np.array([sizes.get(t, 14_042.0 if t == "mmlu" else 250.0) for t in tasks])
+    return _priced(tuned, direct, documents, read_facts(folder / "test_task_training_models.csv"))
+
+
+def _priced(tuned: ScoreMatrix, direct: ScoreMatrix, each: Floats, table: ModelTable) -> Matrix:
+    size = np.array([facts.parameters if (facts := table.find(m)) else np.nan for m in tuned.models])
+    size = np.where(np.isfinite(size), size, np.nanmedian(size))
+    return Matrix(tuned, direct, np.outer(size, each), table)
 
 
 @dataclass(frozen=True)
 class Case:
     """One question: which rows are asked about, which of them are new, and what else is known."""
 
-    kind: str
     seed: int
     rows: npt.NDArray[np.intp]  # of the study
     new: npt.NDArray[np.bool_]  # (rows,)
     history: npt.NDArray[np.intp]
 
 
-def cases(data: Published, kind: str, splits: int) -> Iterator[Case]:
-    """Yield the questions of one kind."""
+def case(data: Matrix, kind: str, seed: int) -> Case:
+    """Return a question of one kind."""
     count = len(data.tuned.models)
     none = np.zeros(0, dtype=np.intp)
+    rng = np.random.default_rng(seed)
     if kind == "family":
         labels = np.array(data.kinship.family)
-        for seed, family in enumerate(np.unique(labels)):
-            yield Case(kind, seed, np.arange(count), labels == family, none)
-        return
-    for seed in range(splits):
-        rng = np.random.default_rng(seed)
-        if kind == "lineage":
-            labels = np.array(data.kinship.lineage)
-            order = rng.permutation(np.unique(labels))
-            sizes = np.cumsum([(labels == name).sum() for name in order])
-            new = np.isin(labels, order[: int(np.searchsorted(sizes, count // 2)) + 1])
+        names = np.unique(labels)
+        return Case(seed, np.arange(count), labels == names[seed % len(names)], none)
+    if kind == "lineage":
+        labels = np.array(data.kinship.lineage)
+        order = rng.permutation(np.unique(labels))
+        sizes = np.cumsum([(labels == name).sum() for name in order])
+        new = np.isin(labels, order[: int(np.searchsorted(sizes, count // 2)) + 1])
+    else:
+        new = np.isin(np.arange(count), rng.permutation(count)[: count // 2 if kind == "half" else COLD])
+    rows = np.flatnonzero(new)
+    return Case(seed, rows, np.ones(len(rows), dtype=bool), none if kind == "cold" else np.flatnonzero(~new))
+
+
+class Simulated:
+    """An adaptive run on scores that are known: what it has seen, and what that cost."""
+
+    def __init__(self, data: Matrix, asked: Case) -> None:
+        names = data.tuned.models
+        self.asked = asked
+        self.study = data.tuned.select(models=[names[i] for i in asked.rows])
+        past = data.tuned.select(models=[names[i] for i in asked.history]) if len(asked.history) else None
+        self.price, self.truth = data.costs[asked.rows], mean_z(self.study.oriented())
+        self.seen = np.repeat(~asked.new[:, None], len(self.study.tasks), axis=1)
+        self.total, self.spent = float(self.price[asked.new].sum()), 0.0
+        self.finish = partial(complete, direct=data.direct, history=past, facts=data.facts)
+
+    def known(self) -> ScoreMatrix:
+        """What was seen so far."""
+        hide = partial(np.where, self.seen)
+        return replace(self.study, values=hide(self.study.values, np.nan), stderr=hide(self.study.stderr, np.nan))
+
+    def measure(self, cells: Sequence[tuple[int, int]]) -> None:
+        """Look at these cells."""
+        for i, j in cells:
+            if not self.seen[i, j]:
+                self.seen[i, j] = True
+                self.spent += float(self.price[i, j])
+
+    def wave(self, done: Completion, **ends: Any) -> bool:
+        """Take the next cells; False where there are none to take."""
+        plan = choose_cells(done, Costs(self.study.models, self.study.tasks, self.price), most=WAVE, **ends)
+        self.measure([(self.study.models.index(m), self.study.tasks.index(t)) for m, t in plan.cells])
+        return bool(plan.cells) and not plan.settled
+
+
+def budgets(data: Matrix, asked: Case, policy: str) -> list[dict[str, float]]:
+    """Follow one policy through the shares of the cost; what is known at each."""
+    run = Simulated(data, asked)
+    found = []
+    done = run.finish(run.known(), check=False, draws=20)
+    for level in LEVELS:
+        if policy == "ours":
+            while run.wave(done, budget=level * run.total - run.spent):
+                done = run.finish(run.known(), fitted=done.fitted, draws=20)
         else:
-            new = np.isin(np.arange(count), rng.permutation(count)[: count // 2 if kind == "half" else COLD])
-        rows = np.flatnonzero(new)
-        yield Case(kind, seed, rows, np.ones(len(rows), dtype=bool), none if kind == "cold" else np.flatnonzero(~new))
+            for i, j in _order(policy, run.price, np.random.default_rng(asked.seed)):
+                if run.price[i, j] <= level * run.total - run.spent:
+                    run.measure([(i, j)])
+                elif policy == "cheapest" and not run.seen[i, j]:
+                    break
+        done = run.finish(run.known())
+        found.append({"share": level, **judged(done, run)})
+    return found
 
 
-def judge(data: Published, case: Case, policy: str, levels: Sequence[float]) -> Floats:
-    """Follow one policy through the budgets; per level: τ, expected τ, coverage (3), CRPS, P(best), is it so, cells."""
-    names = data.tuned.models
-    study = data.tuned.select(models=[names[i] for i in case.rows])
-    history = data.tuned.select(models=[names[i] for i in case.history]) if len(case.history) else None
-    price, truth = data.costs[case.rows], mean_z(study.values)
-    seen = np.repeat(~case.new[:, None], len(study.tasks), axis=1)
-    total, spent = float(price[case.new].sum()), 0.0
-    rng = np.random.default_rng(case.seed)
-    finish = partial(complete, direct=data.direct, history=history)
-    order = _order(policy, price, rng)
-    rows: list[list[float]] = []
-    done: Completion | None = None
-    for level in levels:
-        room = level * total - spent
-        while done is not None and policy == "ours":
-            plan = choose_cells(done, Costs(study.models, study.tasks, price), budget=room, most=WAVE)
-            if not plan.cells:
-                break
-            for (model, task), cost in zip(plan.cells, plan.costs, strict=True):
-                seen[study.models.index(model), study.tasks.index(task)] = True
-                room, spent = room - cost, spent + cost
-            done = finish(_masked(study, seen), fitted=done.fitted, draws=20)
-        for i, j in order:
-            if not seen[i, j] and price[i, j] <= room:
-                seen[i, j] = True
-                room, spent = room - price[i, j], spent + price[i, j]
-            elif not seen[i, j] and policy == "cheapest":
-                break
-        done = finish(_masked(study, seen), check=policy == "ours")
-        rows.append(_row(done, study, truth, case.new, seen))
-    return np.array(rows)
+def judged(done: Completion, run: Simulated) -> dict[str, float]:
+    """τ of the completion and of the headline, cells' and pairs' intervals, what was said of pairs, P(best)."""
+    new, unseen = run.asked.new, ~run.seen
+    z = done.fitted.scale.standard(run.study.values)[unseen]
+    sd = np.sqrt(done.posterior.variance[unseen])
+    reach = [done.fitted.calibration.distance(c) for c in COVER]
+    inside = {
+        f"cells {c:.0%}": float(np.mean(np.abs(z - done.posterior.mean[unseen]) <= r * sd))
+        for c, r in zip(COVER, reach, strict=True)
+    }
+    best = int(np.argmax(done.p_best))
+    draw = lambda count, rng: map(done.fitted.scale.scores, done.posterior.draws(count, rng))  # noqa: E731
+    ranking = decide(run.known(), unseen=draw, draws=1_000)
+    scores = dict(zip(ranking.models, ranking.scores.tolist(), strict=True))
+    headline = np.array([scores[m] for m in run.study.models])
+    return {
+        "tau": pair_tau(done.aggregate, run.truth, new), "expected": done.agreement.value,
+        "headline": pair_tau(headline, run.truth, new), **inside, **pairs(done, run.truth, new),
+        "p_best": float(done.p_best[best]), "best": float(run.truth[best] == run.truth.max()),
+        "cells": float(run.seen[new].sum()),
+    }  # fmt: skip
+
+
+def stop(data: Matrix, asked: Case) -> list[dict[str, float]]:
+    """Run until P(best) is high enough, looking after every wave; see whether the model named is the best."""
+    run, waves = Simulated(data, asked), 0
+    done = run.finish(run.known())
+    while run.wave(done, confidence=CONFIDENCE, top=1):
+        waves += 1
+        if run.spent > MOST_SHARE * run.total:
+            return []
+        done = run.finish(run.known())
+    best = int(np.argmax(done.p_best))
+    told = {"p_best": float(done.p_best[best]), "best": float(run.truth[best] == run.truth.max())}
+    return [{**told, "waves": float(waves), "spent": run.spent / run.total}]
 
 
 def _order(policy: str, price: Floats, rng: np.random.Generator) -> list[tuple[int, int]]:
-    """Cells in the order of a policy that never looks at scores; none for ours."""
-    if policy == "ours":
-        return []
+    """Cells in the order of a policy that never looks at scores."""
     cells = np.argwhere(np.isfinite(price))
     if policy == "random":
         cells = rng.permutation(cells)
@@ -165,41 +299,19 @@ def _order(policy: str, price: Floats, rng: np.random.Generator) -> list[tuple[i
     return [(int(i), int(j)) for i, j in cells]
 
 
-def _masked(study: ScoreMatrix, seen: npt.NDArray[np.bool_]) -> ScoreMatrix:
-    hide = partial(np.where, seen)
-    return replace(study, values=hide(study.values, np.nan), stderr=hide(study.stderr, np.nan))
-
-
-def _row(
-    done: Completion, study: ScoreMatrix, truth: Floats, new: npt.NDArray[np.bool_], seen: npt.NDArray[np.bool_]
-) -> list[float]:
-    unseen = ~seen
-    z = done.fitted.scale.standard(study.values)[unseen]
-    mean, sd = done.posterior.mean[unseen], np.sqrt(done.posterior.variance[unseen])
-    calibration = done.fitted.calibration
-    inside = [float(np.mean(np.abs(z - mean) <= calibration.distance(c) * sd)) for c in COVER]
-    shares = (np.arange(40) + 0.5) / 40
-    quantiles = mean + sd * calibration.stretch(ndtri(shares))[:, None]
-    pinball = np.maximum(shares[:, None] * (z - quantiles), (shares[:, None] - 1) * (z - quantiles))
-    best = int(np.argmax(done.p_best))
-    return [
-        pair_tau(done.aggregate, truth, new), done.agreement.value, *inside, float(2 * pinball.mean()),
-        float(done.p_best[best]), float(truth[best] == truth.max()), float(seen[new].sum()), *pairs(done, truth, new),
-    ]  # fmt: skip
-
-
-def pairs(done: Completion, truth: Floats, new: npt.NDArray[np.bool_]) -> list[float]:
-    """Coverage of the intervals of differences of two models (50, 80, 95 %); said and right of those said 0.7–0.995."""
+def pairs(done: Completion, truth: Floats, new: npt.NDArray[np.bool_]) -> dict[str, float]:
+    """Coverage of the intervals of differences of two models; said and right of those said 0.7–0.995, and log loss."""
     first, second = np.triu_indices(len(truth), 1)
     keep = new[first] | new[second]
     gap = (done.draws[:, first] - done.draws[:, second])[:, keep]
     real = (truth[first] - truth[second])[keep]
     ends = [np.quantile(gap, [0.5 - c / 2, 0.5 + c / 2], axis=0) for c in COVER]
-    inside = [float(np.mean((low <= real) & (real <= high))) for low, high in ends]
+    found = {f"pairs {c:.0%}": float(np.mean((a <= real) & (real <= b))) for c, (a, b) in zip(COVER, ends, strict=True)}
     chance = (gap > 0).mean(axis=0)
     said, right = np.maximum(chance, 1 - chance), (chance > 0.5) == (real > 0)
     open_ = (said >= 0.7) & (said <= 0.995)
-    return [*inside, float(said[open_].mean()), float(right[open_].mean())]
+    loss = -np.log(np.clip(np.where(real > 0, chance, 1 - chance), 1e-3, 1.0))
+    return found | {"said": float(said[open_].mean()), "right": float(right[open_].mean()), "loss": float(loss.mean())}
 
 
 def pair_tau(a: Floats, b: Floats, new: npt.NDArray[np.bool_]) -> float:
@@ -209,14 +321,78 @@ def pair_tau(a: Floats, b: Floats, new: npt.NDArray[np.bool_]) -> float:
     return float((np.sign(a[first] - a[second]) * np.sign(b[first] - b[second]))[keep].mean())
 
 
-def direct_alone(data: Published, kind: str, splits: int) -> float:
-    """τ of the mean z of direct scores of the same tasks."""
-    direct = data.direct.select(tasks=data.tuned.tasks, models=data.tuned.models).values
-    found = []
-    for case in cases(data, kind, splits):
-        guess, truth = mean_z(direct[case.rows]), mean_z(data.tuned.values[case.rows])
-        found.append(pair_tau(guess, truth, case.new))
-    return float(np.mean(found))
+# --- runs and their sum ---------------------------------------------------------------------------------------------
+
+
+def questions(chosen: Sequence[tuple[str, str, str]]) -> Iterator[tuple[str, str, str, int]]:
+    """Yield questions without end, all kinds in turn, each with a split of its own."""
+    count: dict[tuple[str, str, str], int] = {}
+    for question in itertools.cycle(chosen):
+        seed = count[question] = count.get(question, FIRST_SEED - 1) + 1
+        if question[1] != "family" or seed < FIRST_SEED + 6:
+            yield *question, seed
+
+
+def answer(data: str, question: tuple[str, str, str, int]) -> str:
+    """Answer one question; return it as a line of JSON."""
+    name, kind, what, seed = question
+    matrix, began = load(data, name), time.process_time()
+    asked = case(matrix, kind, seed)
+    found = stop(matrix, asked) if what == "stop" else budgets(matrix, asked, what)
+    told = {"matrix": name, "kind": kind, "what": what, "seed": seed, "seconds": time.process_time() - began}
+    return json.dumps(told | {"found": found})
+
+
+def run(args: argparse.Namespace) -> None:
+    """Answer questions until the time is over."""
+    chosen = [q for q in QUESTIONS if q[0] in args.matrices and q[1] in args.kinds and q[2] in args.what]
+    write_lines(partial(answer, args.data), questions(chosen), args.out, workers=args.workers, minutes=args.minutes)
+
+
+def summary(path: str) -> None:
+    """Print the means of every kind of question, ± their standard errors over splits."""
+    lines = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+    print(f"{len(lines)} answers in {sum(line['seconds'] for line in lines) / 60:.0f} core-minutes")
+    for matrix, kind, what in dict.fromkeys(QUESTIONS):
+        here = [line for line in lines if (line["matrix"], line["kind"], line["what"]) == (matrix, kind, what)]
+        if what == "stop" and here:
+            stops = [one for line in here for one in line["found"]]
+            right = float(np.mean([one["best"] for one in stops])) if stops else math.nan
+            error = math.sqrt(right * (1 - right) / max(len(stops), 1))
+            said, spent, waves = (float(np.mean([one[k] for one in stops])) for k in ("p_best", "spent", "waves"))
+            print(f"\n{matrix}, {kind}: {len(stops)} stops at {CONFIDENCE:g} of {len(here)} runs")
+            told = f"right in {right:.3f} ± {error:.3f}, said {said:.3f}"
+            print(f"  {told}, after {spent:.1%} of the cost, {waves:.1f} waves")
+            continue
+        for level in LEVELS if here else ():
+            rows = [one for line in here for one in line["found"] if one["share"] == level]
+            show(
+                f"{matrix}, {kind}, {what} at {level:.0%}",
+                rows,
+                BARS.get((matrix, kind, level)) if what == "ours" else None,
+            )
+
+
+def show(title: str, rows: Sequence[Mapping[str, float]], bar: float | None) -> None:
+    """Print the means of one question at one share of the cost."""
+    if not rows:
+        return
+    mean = {k: float(np.nanmean([row[k] for row in rows])) for k in rows[0]}
+    error = {
+        k: float(np.nanstd([row[k] for row in rows], ddof=1) / math.sqrt(len(rows))) if len(rows) > 1 else math.nan
+        for k in mean
+    }
+    verdict = "" if bar is None else f" (bar {bar:g}: {'held' if mean['tau'] >= bar else 'MISSED'})"
+    print(f"\n{title}: {len(rows)} splits, {mean['cells']:.0f} cells")
+    print(f"  τ {mean['tau']:.3f} ± {error['tau']:.3f}{verdict}, expected {mean['expected']:.3f}, "
+          f"headline τ {mean['headline']:.3f} ± {error['headline']:.3f}")  # fmt: skip
+    for what in ("pairs", "cells"):
+        print(
+            f"  {what} 50/80/95 %: "
+            + " / ".join(f"{mean[f'{what} {c:.0%}']:.3f} ± {error[f'{what} {c:.0%}']:.3f}" for c in COVER)
+        )
+    print(f"  pairs said 0.7–0.995: said {mean['said']:.3f}, right {mean['right']:.3f} ± {error['right']:.3f}; "
+          f"log loss {mean['loss']:.3f}; P(best) {mean['p_best']:.2f}, right {mean['best']:.2f}")  # fmt: skip
 
 
 def timing() -> bool:
@@ -248,71 +424,27 @@ def timing() -> bool:
     return good
 
 
-def show(kind: str, results: dict[str, Floats], direct: float, levels: Sequence[float], bars: bool) -> bool:
-    """Print the table of one kind; say which bars are missed."""
-    ours = results["ours"]  # (splits, levels, fields)
-    print(f"\n{kind}: {len(ours)} splits; direct scores alone τ {direct:.3f}")
-    print(
-        "  share  cells    τ ± s.e. (10–90 %)       expected  cover 50/80/95    CRPS  P(best) right  | "
-        + "  ".join(POLICIES[1:])
-    )
-    good = True
-    for k, level in enumerate(levels):
-        column = ours[:, k]
-        low, high = np.quantile(column[:, 0], [0.1, 0.9])
-        mean = np.nanmean(column, axis=0)
-        error = column[:, 0].std(ddof=1) / np.sqrt(len(column)) if len(column) > 1 else np.nan
-        others = "   ".join(f"{results[p][:, k, 0].mean():.3f}" if p in results else "  –  " for p in POLICIES[1:])
-        bar = BARS.get((kind, level)) if bars else None
-        verdict = "" if bar is None else f"   ≥ {bar:g}: {'ok' if mean[0] >= bar else 'MISSED'}"
-        good &= bar is None or mean[0] >= bar
-        if bar is not None and level == 0.02:
-            missed = [f"{c:.0%}" for k, c in enumerate(COVER) if c in HELD and not _within(mean[2 + k], HELD[c])]
-            verdict += f"; intervals of {', '.join(missed)} MISSED" if missed else "; intervals ok"
-            good &= not missed
-        verdict += (
-            f"   pairs cover {mean[9]:.2f}/{mean[10]:.2f}/{mean[11]:.3f}, said {mean[12]:.3f}, right {mean[13]:.3f}"
-        )
-        print(
-            f"  {level:5.1%}  {mean[8]:5.0f}  {mean[0]:.3f} ± {error:.3f} ({low:.3f}–{high:.3f})  {mean[1]:.3f}"
-            f"     {mean[2]:.2f}/{mean[3]:.2f}/{mean[4]:.3f}   {mean[5]:.3f}  {mean[6]:.2f}    {mean[7]:.2f}"
-            f"   | {others}{verdict}"
-        )
-    return good
-
-
-def _within(value: float, ends: tuple[float, float]) -> bool:
-    return bool(ends[0] <= value <= ends[1])
-
-
 def main() -> int:
-    """Print the tables."""
+    """Run, sum up, or time."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scores", help="train_before_test_scores.csv as published; without it, timing alone")
-    parser.add_argument("--splits", type=int, default=20)
-    parser.add_argument(
-        "--kinds", nargs="+", default=["half", "family", "cold"], choices=["half", "lineage", "family", "cold"]
-    )
-    parser.add_argument("--policies", nargs="+", default=list(POLICIES), choices=POLICIES)
-    parser.add_argument("--levels", nargs="+", type=float, default=list(LEVELS), help="shares of the new models' cost")
-    parser.add_argument("--whole-split", action="store_true", help="count training tokens of whole splits alone")
-    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--data", help="folder of the published scores")
+    parser.add_argument("--out", default="planning.jsonl", help="a line for each answer, written as it is done")
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--matrices", nargs="+", default=sorted({q[0] for q in QUESTIONS}))
+    parser.add_argument("--kinds", nargs="+", default=sorted({q[1] for q in QUESTIONS}))
+    parser.add_argument("--what", nargs="+", default=sorted({q[2] for q in QUESTIONS}))
+    parser.add_argument("--summary", metavar="FILE", help="sum up what a run wrote, and run nothing")
+    parser.add_argument("--timing", action="store_true", help="time a fit and a step, and run nothing")
     args = parser.parse_args()
-    good = timing()
-    if args.scores is None:
-        return 0 if good else 1
-    data = Published.load(args.scores, whole_split=args.whole_split)
-    print(f"\ncost of a cell: {'training tokens of the whole split' if args.whole_split else 'all in'} × parameters")
-    with ProcessPoolExecutor(args.jobs) as pool:
-        run: Callable[..., object] = pool.map if args.jobs > 1 else map
-        for kind in args.kinds:
-            asked = list(cases(data, kind, args.splits))
-            results = {
-                policy: np.stack(list(run(partial(judge, data, policy=policy, levels=args.levels), asked)))  # type: ignore[call-overload]
-                for policy in args.policies
-            }
-            good &= show(kind, results, direct_alone(data, kind, args.splits), args.levels, True)
-    return 0 if good else 1
+    if args.timing:
+        return 0 if timing() else 1
+    if args.summary is None:
+        if args.data is None:
+            parser.error("--data is needed")
+        run(args)
+    summary(args.summary or args.out)
+    return 0
 
 
 if __name__ == "__main__":
