@@ -1,10 +1,9 @@
-"""A process of its own for what someone else wrote: templates, regular expressions and packed data, within limits.
+"""Processes of their own for what someone else wrote: templates, regular expressions and packed data, within limits.
 
 A template of a few characters can ask for any amount of memory or time, and Jinja's sandbox does not stop it. So what
-comes from a user's file is computed by one child process for many documents, with a limit on its memory
-(``RLIMIT_AS``), a deadline for every answer, and a bound on all that a template costs beyond what templates cost. The
-child is this file, run as a script: it imports Jinja when it renders and pyarrow when it reads Parquet, and nothing of
-Potentia.
+comes from a user's file or a model's folder is computed by one child process for many documents, with a limit on its
+memory (``RLIMIT_AS``), a deadline for every answer, and a bound on all that a template costs beyond the usual. A
+second one reads Parquet. The child is this file, run as a script: it imports Jinja or pyarrow, nothing of Potentia.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ import signal
 import struct
 import sys
 import time
-from functools import cache
+from datetime import datetime
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +138,11 @@ def render(template: str, doc: Any, *, literal: bool = False) -> Any:
     return json.loads(_child.ask(kind, template, dict(doc), usual=PLAIN + 10 * _size(doc)))
 
 
+def render_chat(template: str, values: dict[str, Any]) -> str:
+    """Render the chat template of a model as transformers does."""
+    return str(json.loads(_child.ask("chat", template, values, usual=PLAIN + 10 * _size(values))))
+
+
 def find_all(pattern: str, text: str) -> list[Any]:
     """``re.findall``."""
     found = json.loads(_child.ask("findall", pattern, text))
@@ -175,13 +180,14 @@ def _serve() -> None:
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    answers = {"render": _render, "literal": _literal, "findall": _findall, "sub": _sub, "parquet": _parquet}
+    answers = {"render": _render, "literal": _literal, "chat": _render_chat, "findall": re.findall, "sub": _without,
+               "parquet": _parquet}  # fmt: skip
     while head := sys.stdin.buffer.read(8):
         kind, source, given, seconds = pickle.loads(sys.stdin.buffer.read(struct.unpack("<Q", head)[0]))
         memory = MEMORY if kind != "parquet" else MEMORY + 3 * _allowed(source)
         resource.setrlimit(resource.RLIMIT_AS, (memory, hard))
-        if kind in ("render", "literal"):
-            _environment()  # loading Jinja is no template's doing
+        if kind in ("render", "literal", "chat"):
+            _environment(chat=kind == "chat")  # loading Jinja is no template's doing
         signal.setitimer(signal.ITIMER_PROF, seconds)  # the system ends this process when the time is spent
         before = time.process_time()
         good = False
@@ -200,25 +206,54 @@ def _serve() -> None:
         sys.stdout.buffer.flush()
 
 
-_compiled: dict[str, Any] = {}
+@lru_cache(maxsize=500)
+def _compiled(source: str, chat: bool) -> Any:
+    return _environment(chat=chat).from_string(source)
 
 
 def _render(source: str, doc: Any) -> str:
-    if source not in _compiled:
-        if len(_compiled) > 500:
-            _compiled.clear()
-        _compiled[source] = _environment().from_string(source)
-    return str(_compiled[source].render(**doc))
+    return str(_compiled(source, chat=False).render(**doc))
+
+
+def _render_chat(source: str, values: Any) -> str:
+    return str(_compiled(source, chat=True).render(**values))
 
 
 @cache
-def _environment() -> Any:
-    """Return lm-eval's environment of templates, as a sandbox."""
-    from jinja2 import StrictUndefined
-    from jinja2.sandbox import SandboxedEnvironment
+def _environment(*, chat: bool) -> Any:
+    """Return lm-eval's environment of templates, as a sandbox, or that of transformers."""
+    import jinja2.ext
+    from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
 
-    made = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
-    made.filters["regex_replace"] = lambda string, pattern, repl, count=0: re.sub(pattern, repl, string, count=count)
+    if not chat:
+        made = SandboxedEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+        made.filters["regex_replace"] = lambda string, pattern, repl, count=0: re.sub(
+            pattern, repl, string, count=count
+        )
+        return made
+
+    class Generation(jinja2.ext.Extension):
+        """Parts that the model is to write: marked for training, written like any other."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return jinja2.nodes.CallBlock(self.call_method("_written"), [], [], body).set_lineno(line)
+
+        def _written(self, caller: Any) -> Any:
+            return caller()
+
+    def refuse(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    extensions = [Generation, jinja2.ext.loopcontrols]
+    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    made.filters["tojson"] = lambda value, ensure_ascii=False, **how: json.dumps(
+        value, ensure_ascii=ensure_ascii, **how
+    )
+    made.globals |= {"raise_exception": refuse, "strftime_now": lambda how: datetime.now().strftime(how)}
     return made
 
 
@@ -228,11 +263,7 @@ def _literal(source: str, doc: Any) -> Any:
     return ast.literal_eval(_render(source, doc))
 
 
-def _findall(pattern: str, text: str) -> list[Any]:
-    return re.findall(pattern, text)
-
-
-def _sub(pattern: str, text: str) -> str:
+def _without(pattern: str, text: str) -> str:
     return re.sub(pattern, "", text)
 
 
