@@ -16,6 +16,7 @@ import signal
 import struct
 import sys
 import time
+from collections.abc import Callable
 from datetime import datetime
 from functools import cache, lru_cache
 from pathlib import Path
@@ -180,8 +181,10 @@ def _serve() -> None:
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    answers = {"render": _render, "literal": _literal, "chat": _render_chat, "findall": re.findall, "sub": _without,
-               "parquet": _parquet}  # fmt: skip
+    answers: dict[str, Callable[[str, Any], Any]] = {
+        "render": _render, "literal": _literal, "chat": _render_chat,
+        "findall": re.findall, "sub": _without, "parquet": _parquet,
+    }  # fmt: skip
     while head := sys.stdin.buffer.read(8):
         kind, source, given, seconds = pickle.loads(sys.stdin.buffer.read(struct.unpack("<Q", head)[0]))
         memory = MEMORY if kind != "parquet" else MEMORY + 3 * _allowed(source)
