@@ -116,7 +116,7 @@ def plain(value: Any) -> Any:
 
 def test_terminal_report_board_and_python_find_the_same(store: Path) -> None:
     """Facts that only the study tells, and scores on the way, once made two answers of one store."""
-    from potentia.show.board import create_app
+    from potentia.show.board.app import create_app
 
     evidence = read(store)
     ours = find_rankings(evidence).named() | find_test_task(evidence).named()

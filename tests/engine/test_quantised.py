@@ -146,7 +146,7 @@ def test_few_bits_are_near_the_whole_and_smaller_and_counted_whole(world: Path) 
 
 def test_a_study_runs_on_few_bits_under_keys_of_its_own_and_says_so(world: Path, tmp_path: Path) -> None:
     from potentia.integrations import export_adapter
-    from potentia.show.provenance import _models
+    from potentia.show.how import _models
 
     asked = {how: study(world, tmp_path / "s.db", how, name=str(how)) for how in (None, *WAYS)}
     keys = {how: {cell.key for cell in plan_study(one).cells()} for how, one in asked.items()}
@@ -156,7 +156,7 @@ def test_a_study_runs_on_few_bits_under_keys_of_its_own_and_says_so(world: Path,
     with Store.open(str(tmp_path / "s.db"), readonly=True) as store:
         cell = next(cell for cell in store.cells() if cell.protocol == "train_before_test")
         assert cell.manifest["model"]["quantise"] == "4bit"
-        assert _models([cell])[0]["dtype"] == "float32, 4bit"
+        assert "float32, 4bit" in _models([cell]).rows[0]
         written = export_adapter(store, cell, tmp_path / "out")
     room: dict[str, Any] = {}
     exec("\n".join(written.lines), room)  # the card's own words

@@ -73,7 +73,18 @@ def page(data: ReportData) -> str:
 
 def test_every_section_is_there(page: str):
     sections = [a["id"] for tag, a in read(page).tags if tag == "section"]
-    assert sections == ["answer", "scores", "predicted", "ranks", "agreement", "evidence", "structure", "cells", "how"]
+    assert sections == [
+        "answer",
+        "scores",
+        "predicted",
+        "ranks",
+        "agreement",
+        "evidence",
+        "structure",
+        "benchmarks",
+        "cells",
+        "how",
+    ]
 
 
 def test_nothing_is_fetched_and_only_our_scripts_may_run(page: str):
@@ -166,7 +177,7 @@ def test_every_table_and_chart_needs_no_script(page: str, data: ReportData):
 def test_the_rest_is_folded(page: str):
     reader = read(page)
     sections = [a for tag, a in reader.tags if tag == "details" and a.get("class") == "section"]
-    assert len(sections) == 8
+    assert len(sections) == 9
     assert not any("open" in a for a in sections)
 
 
@@ -209,7 +220,7 @@ def test_a_plain_table_makes_a_report_too(tmp_path: Path):
     write_scores({"direct": matrix}, tmp_path / "scores.csv")
     out = write_report(tmp_path / "scores.csv", tmp_path / "deep" / "report.html")
     sections = [a["id"] for tag, a in read(out.read_text()).tags if tag == "section"]
-    assert sections == ["answer", "scores", "ranks", "agreement", "structure", "how"]
+    assert sections == ["answer", "scores", "ranks", "agreement", "structure", "benchmarks", "how"]
     assert "no standard errors" in out.read_text()
 
 

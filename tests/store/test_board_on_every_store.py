@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 from made_store import STUDY, make_store
 from potentia.show import write_report
-from potentia.show.board import create_app
+from potentia.show.board.app import create_app
 from potentia.store import Store
 
 

@@ -113,7 +113,7 @@ def test_the_password_is_written_nowhere(
     import psycopg
     from fastapi.testclient import TestClient
 
-    from potentia.show.board import create_app
+    from potentia.show.board.app import create_app
 
     name = f"t{uuid.uuid4().hex}"
     plain = postgres_server.replace("+psycopg", "")

@@ -282,7 +282,7 @@ def _client(root: Path) -> Any:
 
         from starlette.testclient import TestClient
 
-        from potentia.show.board import create_app
+        from potentia.show.board.app import create_app
 
         app = create_app(str(_made_store(root)), executor=ThreadPoolExecutor(1))
         _CLIENTS[root] = TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=True).__enter__()

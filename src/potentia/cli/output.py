@@ -47,7 +47,9 @@ KindOf = Annotated[
 DropBadRows = Annotated[bool, typer.Option("--drop-bad-rows", help="Leave out rows of your files that cannot be used.")]
 Figures = Annotated[Path | None, typer.Option(help="Draw the figures into this folder.")]
 NoTitles = Annotated[bool, typer.Option("--no-titles", help="Draw the figures without title and caption.")]
-Formats = Annotated[list[str] | None, typer.Option(help="pdf, png, svg; several may be given.")]
+Formats = Annotated[
+    list[str] | None, typer.Option(help="pdf, png, svg; csv, latex write the tables. Several may be given.")
+]
 
 
 class Voice(Console):

@@ -20,6 +20,7 @@ from potentia.cli.output import (
     TaskFacts,
     check_formats,
     console,
+    draw_figures,
     errors,
     print_json,
     print_notes,
@@ -87,9 +88,9 @@ def report(
     from potentia.analysis.test_task import SINCE
     from potentia.analysis.test_task import Options as TestTaskOptions
     from potentia.evidence import read
-    from potentia.show import ReportOptions, draw_all, make_report, save_report
+    from potentia.show import ReportOptions, make_report, save_report
 
-    formats = check_formats(format)
+    check_formats(format, tables=True)
     with errors.status("reading scores, computing findings …"):
         evidence = read(
             *sources,
@@ -114,14 +115,10 @@ def report(
         data = make_report(evidence, items=items, options=options)
         path = save_report(data, output)
     print_notes(data.evidence)
-    drawn: list[Path] = []
-    if figures is not None:
-        with errors.status("drawing figures …"):
-            drawn = draw_all(data.charts(), figures, formats, titles=not no_titles)
+    with errors.status("drawing figures …"):
+        drawn = draw_figures(data.named().values(), figures, format, titles=not no_titles)
     if as_json:
         written = {"report": str(path), "bytes": path.stat().st_size, "figures": [str(p) for p in drawn]}
         print_json(written | {"findings": list(data.named()), "problem": data.problem})
         return
     console.print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)", soft_wrap=True, markup=False)
-    if drawn:
-        console.print(f"{len(drawn)} figures in {figures}", soft_wrap=True, markup=False)

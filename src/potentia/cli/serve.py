@@ -38,8 +38,8 @@ def serve(
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise MissingExtraError("the live board needs FastAPI", hint="pip install 'potentia[web]'") from error
-    from potentia.show.board.server import address, bind, choose_token
-    from potentia.show.board.server import serve as run_server
+    from potentia.show.board.app import address, bind, choose_token
+    from potentia.show.board.app import serve as run_server
     from potentia.store import Store
 
     Store.open(store, readonly=True).close()  # say at once what is wrong with it

@@ -1,30 +1,37 @@
 """The sections of a report: each a function from ``ReportData`` to a ``Section``, listed once in ``SECTIONS``.
 
-To add one, write such a function and put it into the list; report, board and navigation then have it.
+To add one, write such a function and put it into the list; report, board and navigation then have it. The report is
+one file: style, scripts and data inside, nothing fetched, nothing but our own scripts allowed.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from potentia.analysis.benchmark import benchmark_table
 from potentia.analysis.rankings import NAMES, find_scoreboard
-from potentia.show.answer import answer
+from potentia.errors import InputError
+from potentia.files import write_file
+from potentia.show.answer import answer, make_ladder, make_outlook
 from potentia.show.cell_details import cell_payload
-from potentia.show.ladder import make_ladder
+from potentia.show.how import how_context
 from potentia.show.matrix import cell_index, completed_view, has_details, names_of, score_views, shown_models
 from potentia.show.model_charts import evidence_chart, evidence_maps, evidence_payload, rank_charts
-from potentia.show.page import figures, html_table, render
-from potentia.show.parts import Parts
-from potentia.show.predicted import make_outlook
-from potentia.show.provenance import how_context
-from potentia.show.source import ReportData
+from potentia.show.page import SCRIPTS, STYLES, Parts, asset, figures, html_table, render
+from potentia.show.source import ReportData, ReportOptions, read_report
 from potentia.values.findings import Chart, Finding, Heatmap, Table, telling
 from potentia.values.protocol import Protocol
+
+MOST_RUNGS = 200  # models of the ladder
+MOST_FIGURES = 9  # of stability and consistency: there is one for every task
 
 
 @dataclass(frozen=True)
@@ -37,7 +44,8 @@ class Section:
     charts: Sequence[Chart] = ()
     more: Sequence[Chart] = ()  # folded away
     more_title: str = "More figures"
-    tables: Sequence[Table] = ()
+    tables: Sequence[Table] = ()  # folded away
+    table: Table | None = None  # in view
     problems: tuple[str, ...] = ()  # what could not be analysed, and why
     template: str = "findings.html"
     context: Mapping[str, Any] = field(default_factory=dict)  # of the template
@@ -52,6 +60,52 @@ class Rendered(NamedTuple):
     html: str
 
 
+def write_report(
+    source: str | Path,
+    out: Path,
+    *,
+    study: str | None = None,
+    items: int | None = None,
+    facts: Path | None = None,
+    options: ReportOptions | None = None,
+) -> Path:
+    """Write the report of a store or of any file of scores into one HTML file, and return the file."""
+    return save_report(read_report(source, study=study, items=items, facts=facts, options=options), out)
+
+
+def save_report(data: ReportData, out: Path) -> Path:
+    """Write the report of data already read."""
+    out = Path(out)
+    if out.is_dir():
+        raise InputError("this is a folder", where=str(out), hint=f"give a file, for example {out / 'report.html'}")
+    page = report_page(data)
+    try:
+        write_file(out, page)
+    except OSError as error:
+        raise InputError(f"the report cannot be written: {error.strerror}", where=str(out)) from error
+    return out
+
+
+def report_page(data: ReportData) -> str:
+    """Return the whole page. Its own policy lets no other script run, whatever the scores contain."""
+    script = "\n".join(asset(name) for name in SCRIPTS)
+    ours = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{ours}'; style-src 'unsafe-inline'; img-src data: blob:; "
+        "font-src data:; base-uri 'none'; form-action 'none'"
+    )
+    return render(
+        "report.html",
+        title=data.evidence.title,
+        made=data.made,
+        source=data.evidence.source,
+        sections=build_sections(data),
+        policy=policy,
+        style="\n".join(asset(name) for name in STYLES),
+        script=script,
+    )
+
+
 def build_sections(data: ReportData, parts: Parts | None = None) -> list[Rendered]:
     """Render every section that the data has something for; ``parts`` takes their data, for a file or for the board."""
     parts = parts or Parts()
@@ -64,6 +118,7 @@ def _rendered(section: Section, parts: Parts) -> Rendered:
         id=section.id,
         title=section.heading or section.title,
         lead=section.lead,
+        table=section.table,
         figures=figures(section.charts),
         more=figures(section.more),
         more_title=section.more_title,
@@ -79,26 +134,18 @@ def of_findings(
     id: str,
     title: str,
     lead: str,
-    found: Sequence[Finding],
+    found: Iterable[Finding | None],
     problems: tuple[str, ...] = (),
     *,
     most: int = 99,
     heading: str = "",
 ) -> Section | None:
     """Show findings one after the other; of more charts than ``most`` the rest are folded away."""
-    if not found and not problems:
+    known = [finding for finding in found if finding is not None]
+    if not known and not problems:
         return None
-    charts = _charts(found)
-    return Section(
-        id,
-        title,
-        lead,
-        charts=charts[:most],
-        more=charts[most:],
-        tables=_tables(found),
-        problems=problems,
-        heading=heading,
-    )
+    charts, tables = _charts(known), _tables(known)
+    return Section(id, title, lead, charts[:most], charts[most:], tables=tables, problems=problems, heading=heading)
 
 
 def apart_section(data: ReportData) -> Section | None:
@@ -116,11 +163,10 @@ def apart_section(data: ReportData) -> Section | None:
 
 def answer_section(data: ReportData) -> Section:
     """The answer first."""
-    told = answer(data)
-    runs = data.training if data.training is not None and data.training.whole else None
+    told, runs = answer(data), [] if data.runs is None else [data.runs]
     board = told.board
     context = {
-        "training": runs is not None,
+        "training": bool(runs),
         "answer": told,
         "most": MOST_RUNGS,
         "board": board,
@@ -130,18 +176,21 @@ def answer_section(data: ReportData) -> Section:
         "outlook": None if data.completion is None else make_outlook(data.completion),
         "predicted": "#predicted",
     }
-    charts, tables = ([], []) if runs is None else (_charts([runs]), _tables([runs]))
+    charts, tables = _charts(runs), _tables(runs)
     return Section("answer", "Answer", charts=charts, tables=tables, template="answer.html", context=context)
+
+
+def reading_section(data: ReportData) -> Section | None:
+    """Say how a foreign table was read: metric, direction, scale and kind of each column, and why."""
+    return of_findings("reading", "How it was read", READING, [data.evidence.reading])
 
 
 def scores_section(data: ReportData) -> Section:
     """The score matrix, and which tasks to distrust."""
     models, tasks = names_of(data)
-    asked = len(models) * len(tasks)
-    scores, known = data.evidence.scores, data.evidence.background
-    gaps = {p.label: asked - int(np.isfinite(matrix.values).sum()) for p, matrix in scores.items()}
-    screening = [] if data.rankings is None else [data.rankings.screening]
-    told = answer(data)
+    told, known = answer(data), data.evidence.background
+    scored = {p.label: int(np.isfinite(matrix.values).sum()) for p, matrix in data.evidence.scores.items()}
+    screening = [] if data.rankings is None or not data.rankings.screening.flags else [data.rankings.screening]
     context = {
         "views": partial(score_views, data, told),
         "shown": len(shown_models(data, told)),
@@ -150,12 +199,35 @@ def scores_section(data: ReportData) -> Section:
         "details": has_details(data),
         "families": sorted({f for m, f in known.families.items() if m in models}, key=str.casefold),
         "kinds": len({known.kinds.get(m) for m in models} - {None}) > 1,
-        "gaps": {name: missing for name, missing in gaps.items() if missing},
+        "gaps": {name: len(models) * len(tasks) - n for name, n in scored.items() if n < len(models) * len(tasks)},
         "failures": data.failures,
         "flags": screening[0].flags if screening else (),
     }
-    tables = _tables(screening) if context["flags"] else []
-    return Section("scores", "Scores", tables=tables, template="scores.html", context=context)
+    return Section("scores", "Scores", tables=_tables(screening), template="scores.html", context=context)
+
+
+def classes_section(data: ReportData) -> Section | None:
+    """Show tests on labelled texts: models beside baselines, classes, confusion."""
+    said = " ".join(sentence for found in data.labelled for sentence in found.sentences())
+    return of_findings("classes", "Classes", said, data.labelled, heading="Labelled texts, class by class")
+
+
+def benchmarks_section(data: ReportData) -> Section | None:
+    """Say of every benchmark whether to keep, fix or drop it; its own page is folded away."""
+    if not data.benchmarks:
+        return None
+    lists = {v: ", ".join(b.task for b in data.benchmarks if b.verdict == v) for v in ("drop", "fix")}
+    said = " ".join(f"{verdict.capitalize()}: {tasks}." for verdict, tasks in lists.items() if tasks)
+    return Section(
+        "benchmarks",
+        "Benchmarks",
+        f"{BENCHMARKS} {said or 'All may stay.'}",
+        more=_charts(data.benchmarks),
+        more_title="Agreement of each benchmark with the others",
+        tables=_tables(data.benchmarks),
+        table=benchmark_table(data.benchmarks),
+        heading="Which benchmarks are worth keeping",
+    )
 
 
 def predicted_section(data: ReportData) -> Section | None:
@@ -175,28 +247,20 @@ def predicted_section(data: ReportData) -> Section | None:
 
 def ranks_section(data: ReportData) -> Section | None:
     """Rank bump charts, and the aggregate ranking with its intervals."""
-    if data.rankings is None or (data.training is not None and data.training.whole):  # steps are no rivals
+    if data.rankings is None or data.runs is not None:  # steps are no rivals
         return None
-    found = data.rankings.aggregate
-    bumps = rank_charts(data)
-    ways = [chart for chart in _charts(_both(found, data)) if isinstance(chart, Heatmap)]  # the ranks are the answer's
-    rest = [chart for chart in _charts(_rest(found, data)) if isinstance(chart, Heatmap)]
-    return Section(
-        "ranks",
-        "Ranks",
-        RANKS,
-        charts=[*bumps[:1], *ways],
-        more=[*bumps[1:], *rest],
-        more_title="More rank charts",
-        tables=_tables([*data.rankings.overall.values(), *data.rankings.kept.values(), *found.values()]),
-    )
+    found, bumps = data.rankings.aggregate, rank_charts(data)
+    both, rest = ([c for c in _charts(part) if isinstance(c, Heatmap)] for part in _split(found, data))
+    tables = _tables([*data.rankings.overall.values(), *data.rankings.kept.values(), *found.values()])
+    return Section("ranks", "Ranks", RANKS, [*bumps[:1], *both], [*bumps[1:], *rest], "More rank charts", tables)
 
 
 def tuning_section(data: ReportData) -> Section | None:
     """Whether the fine-tuning was the same for all, and which cells may have more in them."""
     found = list(data.rankings.same.values()) if data.rankings is not None else []
     said = " ".join(sentence for one in found for sentence in one.sentences())
-    return of_findings("tuning", "Tuning", said, found, heading="Was it the same for all?")
+    section = of_findings("tuning", "Tuning", said, found, heading="Was it the same for all?")
+    return None if section is None else replace(section, table=section.tables[0], tables=section.tables[1:])
 
 
 def agreement_section(data: ReportData) -> Section | None:
@@ -204,20 +268,13 @@ def agreement_section(data: ReportData) -> Section | None:
     if data.rankings is None or not data.rankings.agreement:
         return None
     found = data.rankings
-    heat, by_category = [], []
-    for agreement in found.agreement.values():
-        first, *rest = agreement.charts()
-        heat.append(first)
-        by_category += rest
+    own = [agreement.charts() for agreement in found.agreement.values()]
+    heat, by_category = [c[0] for c in own], [chart for c in own for chart in c[1:]]
     measures = [] if found.measures is None else [found.measures]
-    rest_of_them = [*found.fewer.values(), *found.groups.values()]
-    return Section(
-        "agreement",
-        "Agreement",
-        AGREEMENT,
-        charts=[*_charts(found.changes.values()), *heat, *by_category, *_charts(rest_of_them)],
-        tables=_tables([*found.agreement.values(), *measures, *found.changes.values(), *rest_of_them]),
-    )
+    rest = [*found.fewer.values(), *found.groups.values()]
+    charts = [*_charts(found.changes.values()), *heat, *by_category, *_charts(rest)]
+    tables = _tables([*found.agreement.values(), *measures, *found.changes.values(), *rest])
+    return Section("agreement", "Agreement", AGREEMENT, charts, tables=tables)
 
 
 def evidence_section(data: ReportData) -> Section | None:
@@ -228,14 +285,15 @@ def evidence_section(data: ReportData) -> Section | None:
     found = data.rankings
     maps = [evidence_chart(e, len(data.evidence.planned[p].models)) for p, e in weighed.items()]
     kinds: tuple[Mapping[Protocol, Finding], ...] = (found.paired, found.significance, found.tau_b, found.ranks)
+    both, rest = ([f for by in kinds for f in _split(by, data)[k]] for k in (0, 1))
     return Section(
         "evidence",
         "Evidence",
         EVIDENCE,
-        charts=[maps[0], *_charts(f for by in kinds for f in _both(by, data))],
-        more=[*maps[1:], *_charts(f for by in kinds for f in _rest(by, data))],
-        more_title="The other protocols",
-        tables=_tables([*(f for by in kinds for f in by.values()), *found.tau_b_changes.values()]),
+        [maps[0], *_charts(both)],
+        [*maps[1:], *_charts(rest)],
+        "The other protocols",
+        _tables([*(f for by in kinds for f in by.values()), *found.tau_b_changes.values()]),
         template="evidence.html",
         context={"evidence": [evidence_payload(e) for e in weighed.values()]},
     )
@@ -246,17 +304,11 @@ def structure_section(data: ReportData) -> Section | None:
     if data.rankings is None or not data.rankings.components:
         return None
     found = data.rankings
-    charts = [c.charts() for c in found.components.values()]
+    own = [c.charts() for c in found.components.values()]
+    charts = [*(c[0] for c in own), *_charts(found.compute.values()), *(x for c in own for x in c[1:])]
     families = [c for by in found.family_components.values() for c in by.values()]
-    return Section(
-        "structure",
-        "Structure",
-        STRUCTURE,
-        charts=[*(c[0] for c in charts), *_charts(found.compute.values()), *(x for c in charts for x in c[1:])],
-        more=_charts(families),
-        more_title="Each family by itself",
-        tables=_tables([*found.components.values(), *found.compute.values(), *families]),
-    )
+    tables = _tables([*found.components.values(), *found.compute.values(), *families])
+    return Section("structure", "Structure", STRUCTURE, charts, _charts(families), "Each family by itself", tables)
 
 
 def perplexity_section(data: ReportData) -> Section | None:
@@ -270,53 +322,42 @@ def test_task_section(data: ReportData) -> Section | None:
     """Training on the test task."""
     if data.test_task is None:
         return None
-    found = list(data.test_task.named().values())
-    heading = "Training on the test task"
+    found, heading = data.test_task.named().values(), "Training on the test task"
     return of_findings("test-task", "Test task", TEST_TASK, found, data.test_task.problems, heading=heading)
-
-
-def classes_section(data: ReportData) -> Section | None:
-    """Show tests on labelled texts: models beside baselines, classes, confusion."""
-    said = " ".join(sentence for found in data.labelled for sentence in found.sentences())
-    return of_findings("classes", "Classes", said, data.labelled, heading="Labelled texts, class by class")
 
 
 def exposure_section(data: ReportData) -> Section | None:
     """Signs that a model saw a test before."""
-    if data.exposure is None:
+    found = data.exposure
+    if found is None:
         return None
-    said = " ".join([EXPOSURE, *data.exposure.sentences()])
-    return of_findings(
-        "exposure", "Exposure", said, [data.exposure], data.exposure.left_out, heading="Signs of exposure"
-    )
+    said = " ".join([EXPOSURE, *found.sentences()])
+    return of_findings("exposure", "Exposure", said, [found], found.left_out, heading="Signs of exposure")
 
 
 def stability_section(data: ReportData) -> Section | None:
     """Whether scores grow over the checkpoints of a run."""
-    found: list[Finding] = [] if data.stability is None else [data.stability]
-    if data.training is not None and not data.training.whole:  # else the answer begins with it
-        found.insert(0, data.training)
-    return of_findings("stability", "Stability", STABILITY, found, most=MOST)
+    found = [data.training if data.runs is None else None, data.stability]  # the answer begins with runs
+    return of_findings("stability", "Stability", STABILITY, found, most=MOST_FIGURES)
 
 
 def consistency_section(data: ReportData) -> Section | None:
     """Base models against their instruct versions."""
     found = [] if data.consistency is None else [data.consistency.consistency]
-    return of_findings("consistency", "Consistency", CONSISTENCY, found, most=MOST)
+    return of_findings("consistency", "Consistency", CONSISTENCY, found, most=MOST_FIGURES)
 
 
 def ablation_section(data: ReportData) -> Section | None:
     """Every model by every method, and which method ranks best."""
     paired = data.consistency.ablation if data.consistency is not None else None
-    found = [finding for finding in (paired, data.ablation) if finding is not None]
-    return of_findings("ablation", "Methods", ABLATION, found)
+    return of_findings("ablation", "Methods", ABLATION, [paired, data.ablation])
 
 
 def proxies_section(data: ReportData) -> Section | None:
     """Tasks that stand in for one which early models cannot do yet."""
     if data.proxies is None:
         return None
-    found = list(data.proxies.named().values())
+    found = data.proxies.named().values()
     return of_findings("proxies", "Proxies", PROXIES, found, data.proxies.problems, heading="Proxy tasks")
 
 
@@ -344,11 +385,13 @@ def cells_section(data: ReportData) -> Section | None:
 
 
 def how_section(data: ReportData) -> Section:
-    """The study, versions, seeds, recipe, fingerprints and cost."""
+    """The study, versions, seeds, recipe, fingerprints, the engine's checks and cost."""
     return Section("how", "How", template="how.html", context={"how": how_context(data)})
 
 
 APART = "Each group is ranked by itself. The rest of this report is about the first group alone."
+READING = "What each column was taken for, and why. If one is wrong, say so with --lower, --scale or --kind."
+BENCHMARKS = "Each benchmark among the others: does it tell these models apart, and does its ranking mean anything?"
 RANKS = (
     "How the order of the models changes from one protocol to the next. Over all tasks ranks are shown as they are; "
     "on a single task, crossings that test noise alone could explain are undone as far as possible."
@@ -374,8 +417,6 @@ EXPOSURE = (
     "How much a model has left to learn of a task, beside models of other families: little is left where it trained on "
     "such text before. Evidence, not proof; and a high value is no evidence of innocence."
 )
-MOST_RUNGS = 200  # models of the ladder
-MOST = 9  # figures of stability and consistency: there is one for every task
 STABILITY = (
     "Whether a benchmark's score grows with pretraining: Kendall's τ between scores and steps, 1 where every later "
     "checkpoint scores higher, 0 where scores jump about; and the smallest gap that the benchmark tells apart."
@@ -393,14 +434,6 @@ PROXIES = (
     "and weight. Trust them as far as they predict models that had no part in the choice, beside perplexity."
 )
 
-
-def reading_section(data: ReportData) -> Section | None:
-    """Say how a foreign table was read: metric, direction, scale and kind of each column, and why."""
-    read = data.evidence.reading
-    lead = "What each column was taken for, and why. If one is wrong, say so with --lower, --scale or --kind."
-    return of_findings("reading", "How it was read", lead, [read]) if read is not None else None
-
-
 SECTIONS: tuple[Callable[[ReportData], Section | None], ...] = (  # in reading order; the ids are addresses of the board
     apart_section,
     answer_section,
@@ -413,6 +446,7 @@ SECTIONS: tuple[Callable[[ReportData], Section | None], ...] = (  # in reading o
     agreement_section,
     evidence_section,
     structure_section,
+    benchmarks_section,
     perplexity_section,
     test_task_section,
     exposure_section,
@@ -425,13 +459,10 @@ SECTIONS: tuple[Callable[[ReportData], Section | None], ...] = (  # in reading o
 )
 
 
-def _both(found: Mapping[Protocol, Finding], data: ReportData) -> list[Finding]:
-    """Return the findings to compare: of the protocol with the least preparation, and of the one that ranks."""
-    return [finding for name, finding in found.items() if name in (data.first, data.main)]
-
-
-def _rest(found: Mapping[Protocol, Finding], data: ReportData) -> list[Finding]:
-    return [finding for name, finding in found.items() if name not in (data.first, data.main)]
+def _split(found: Mapping[Protocol, Finding], data: ReportData) -> tuple[list[Finding], list[Finding]]:
+    """Part the findings to compare (of the least prepared protocol, and of the one that ranks) from the rest."""
+    compared = (data.first, data.main)
+    return [f for p, f in found.items() if p in compared], [f for p, f in found.items() if p not in compared]
 
 
 def _charts(found: Iterable[Finding]) -> list[Chart]:

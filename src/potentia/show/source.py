@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from potentia.analysis.base_models import (
     Ablation,
@@ -17,7 +19,7 @@ from potentia.analysis.base_models import (
     find_stability,
     find_training,
 )
-from potentia.analysis.benchmark import Classification, find_classification
+from potentia.analysis.benchmark import BenchmarkVerdict, Classification, find_benchmarks, find_classification
 from potentia.analysis.planning import Completion, find_outlook
 from potentia.analysis.proxy import Options as ProxyOptions
 from potentia.analysis.proxy import Proxies, find_proxies
@@ -27,7 +29,7 @@ from potentia.analysis.test_task import Options as TestTaskOptions
 from potentia.errors import InputError, PotentiaError
 from potentia.evidence import Evidence, read
 from potentia.store import CellRecord, FailureRecord
-from potentia.values.findings import Chart, Finding
+from potentia.values.findings import Finding
 from potentia.values.protocol import Protocol
 from potentia.values.scores import ItemOutcome
 from potentia.values.task_name import TaskName
@@ -35,6 +37,8 @@ from potentia.values.task_name import TaskName
 ITEMS = 40  # of each cell, half of them wrong, where the whole stays under ITEM_BUDGET
 ITEM_BUDGET = 6_000  # items in one file
 READ_BUDGET = 300_000  # items read to choose them from; cells after that show none
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,7 @@ class ReportData:
     rankings: Rankings | None
     board: Scoreboard | None = None  # also of one model, which has no rankings
     problem: str = ""  # why there is no ranking
+    benchmarks: tuple[BenchmarkVerdict, ...] = ()
     test_task: TestTask | None = None
     exposure: Exposure | None = None  # where the study recorded probes
     labelled: tuple[Classification, ...] = ()  # tests on labelled texts of one's own
@@ -89,6 +94,11 @@ class ReportData:
         """The protocol with the least preparation, which the main one is set against."""
         return next(iter(self.evidence.planned), Protocol(""))
 
+    @property
+    def runs(self) -> Training | None:
+        """The runs of a study of checkpoints alone: their steps are no rivals."""
+        return self.training if self.training is not None and self.training.whole else None
+
     def named(self) -> dict[str, Finding]:
         """Return every finding under the name that the command line and the board's API give it."""
         several = (self.rankings, self.test_task, self.consistency, self.proxies)
@@ -102,10 +112,6 @@ class ReportData:
         }
         found |= {f"classification-{one.task}": one for one in self.labelled}
         return found | {name: f for name, f in single.items() if f is not None}
-
-    def charts(self) -> list[Chart]:
-        """Return every chart, in reading order."""
-        return [chart for finding in self.named().values() for chart in finding.charts()]
 
 
 def read_report(
@@ -125,7 +131,7 @@ def read_outlook(
 ) -> Completion | None:
     """Read a store and predict what its study has not measured, as its report does; None once all is there."""
     evidence = read(source, study=study)
-    return _completion(evidence, history, _training(evidence))
+    return _completion(evidence, history, _or_none(find_training, evidence))
 
 
 def make_report(evidence: Evidence, *, items: int | None = None, options: ReportOptions | None = None) -> ReportData:
@@ -135,24 +141,37 @@ def make_report(evidence: Evidence, *, items: int | None = None, options: Report
     so many that one file could not hold them; 0 means none.
     """
     options = options or ReportOptions()
-    rankings, problem = _rankings(evidence)
-    training = _training(evidence)
-    consistency = _consistency(evidence, options.baseline)
+    rankings, problem = None, ""
+    try:
+        rankings = find_rankings(evidence)
+    except PotentiaError as error:
+        problem = error.message
+    training = _or_none(find_training, evidence)
+    ends = evidence.narrowed(models=training.finals) if training is not None and training.whole else None
+    board = rankings.scoreboard if rankings is not None else None
+    if ends is not None or rankings is None:  # of checkpoints the runs, each at its end
+        board = _or_none(find_scoreboard, ends or evidence, but=PotentiaError)
+    stability, consistency = _or_none(find_stability, evidence), _or_none(find_consistency, evidence)
+    if options.baseline is not None:  # which must be there
+        stability = stability and find_stability(evidence, baseline=options.baseline)
+        consistency = consistency and find_consistency(evidence, baseline=options.baseline)
+    forms = any(TaskName(task).form for matrix in evidence.planned.values() for task in matrix.tasks)
     cells = tuple(evidence.cells())
     share = items if items is not None else min(ITEMS, ITEM_BUDGET // max(1, len(cells)))
     return ReportData(
         evidence=evidence,
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         rankings=rankings,
-        board=_standing(evidence, rankings, training),
+        board=board,
         problem=problem,
+        benchmarks=find_benchmarks(evidence),
         test_task=_test_task(evidence, options.test_task),
-        exposure=_exposure(evidence),
+        exposure=_or_none(find_exposure, evidence),
         labelled=tuple(find_classification(evidence)),
         training=training,
-        stability=_stability(evidence, options.baseline),
+        stability=stability,
         consistency=consistency,
-        ablation=_ablation(evidence) if consistency is None else None,
+        ablation=_or_none(find_ablation, evidence) if consistency is None and forms else None,
         proxies=find_proxies(evidence, options.proxies) if options.proxies is not None else None,
         completion=_completion(evidence, options.history, training),
         cells=cells,
@@ -162,32 +181,13 @@ def make_report(evidence: Evidence, *, items: int | None = None, options: Report
     )
 
 
-def _rankings(evidence: Evidence) -> tuple[Rankings | None, str]:
+def _or_none(
+    find: Callable[[Evidence], Found], evidence: Evidence, but: type[PotentiaError] = InputError
+) -> Found | None:
+    """Return a finding; None where the evidence is not enough for it."""
     try:
-        return find_rankings(evidence), ""
-    except PotentiaError as error:
-        return None, error.message
-
-
-def _standing(evidence: Evidence, rankings: Rankings | None, training: Training | None) -> Scoreboard | None:
-    """Return how the models stand; of a study of checkpoints the runs, each at its end."""
-    if training is not None and training.whole:
-        return _board(evidence.narrowed(models=training.finals))
-    return _board(evidence) if rankings is None else rankings.scoreboard
-
-
-def _training(evidence: Evidence) -> Training | None:
-    """Follow runs where three checkpoints of a series are known."""
-    try:
-        return find_training(evidence)
-    except InputError:
-        return None
-
-
-def _board(evidence: Evidence) -> Scoreboard | None:
-    try:
-        return find_scoreboard(evidence)
-    except PotentiaError:
+        return find(evidence)
+    except but:
         return None
 
 
@@ -195,10 +195,7 @@ def _completion(evidence: Evidence, history: Evidence | None, training: Training
     """Predict what the studies ask for and have not measured; steps of a run are no rivals, and nothing to predict."""
     if training is not None and training.whole:
         return None
-    try:
-        return find_outlook(evidence, history=history)
-    except InputError:  # nothing is tuned, or nothing is known yet
-        return None
+    return _or_none(partial(find_outlook, history=history), evidence)
 
 
 def _test_task(evidence: Evidence, options: TestTaskOptions | None) -> TestTask | None:
@@ -212,42 +209,6 @@ def _test_task(evidence: Evidence, options: TestTaskOptions | None) -> TestTask 
     except PotentiaError as error:
         first, last = next(iter(evidence.planned)), next(reversed(evidence.planned))
         return TestTask(first, last, problems=(error.message,))
-
-
-def _exposure(evidence: Evidence) -> Exposure | None:
-    """Look for signs of exposure where there are probes of models enough."""
-    try:
-        return find_exposure(evidence)
-    except InputError:
-        return None
-
-
-def _stability(evidence: Evidence, baseline: str | None) -> Stability | None:
-    """Measure stability where three checkpoints of a series are known."""
-    try:
-        plain = find_stability(evidence)
-    except InputError:
-        return None
-    return plain if baseline is None else find_stability(evidence, baseline=baseline)
-
-
-def _consistency(evidence: Evidence, baseline: str | None) -> ConsistencyFindings | None:
-    """Compare base models with their instruct versions where three pairs are known."""
-    try:
-        plain = find_consistency(evidence)
-    except InputError:
-        return None
-    return plain if baseline is None else find_consistency(evidence, baseline=baseline)
-
-
-def _ablation(evidence: Evidence) -> Ablation | None:
-    """Rank the prompt forms where some task has several."""
-    if not any(TaskName(task).form for matrix in evidence.planned.values() for task in matrix.tasks):
-        return None
-    try:
-        return find_ablation(evidence)
-    except InputError:
-        return None
 
 
 def _samples(evidence: Evidence, cells: tuple[CellRecord, ...], share: int) -> dict[str, ItemSample]:

@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from made_store import make_store
-from potentia.show.board import create_app
+from potentia.show.board.app import create_app
 
 
 @pytest.fixture(scope="session")

@@ -17,8 +17,8 @@ from starlette.testclient import TestClient
 
 from made_store import STUDY
 from potentia.errors import InputError
+from potentia.show.board.app import Sparing, choose_token
 from potentia.show.board.security import is_loopback
-from potentia.show.board.server import Sparing, choose_token
 
 POTENTIA = str(Path(sys.executable).with_name("potentia"))
 EVERYTHING = (
@@ -110,7 +110,7 @@ def test_a_flood_of_errors_is_a_few_lines(caplog: pytest.LogCaptureFixture, monk
     """With descriptors exhausted asyncio logs every refused connection, thousands a second."""
     import logging
 
-    from potentia.show.board import server
+    from potentia.show.board import app as server
 
     logger = logging.Logger("flooded")
     logger.addFilter(Sparing())

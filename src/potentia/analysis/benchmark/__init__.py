@@ -1,4 +1,10 @@
 """One benchmark by itself: whether it is worth keeping, and its classes where it has labels."""
 
 from potentia.analysis.benchmark.classification import Classification, find_classification
-from potentia.analysis.benchmark.verdict import BenchmarkVerdict, find_benchmark, judge
+from potentia.analysis.benchmark.verdict import (
+    BenchmarkVerdict,
+    benchmark_table,
+    find_benchmark,
+    find_benchmarks,
+    judge,
+)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -33,6 +33,7 @@ CEILING = 0.97
 SUSPECT = 0.05  # share of suspect items from which they are to be mended first
 FALSE = 0.1  # share of items listed as negative that may be fine
 LISTED = 20  # suspect items of a table
+MOST_CELLS = 600  # of a study whose benchmarks are all judged; time goes by the square of both
 
 Verdict = Literal["keep", "fix", "drop"]
 
@@ -77,56 +78,45 @@ class BenchmarkVerdict(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return the page: the verdict with its reasons, the measures, agreement by task, suspect items."""
-        n = self.documents
-        share = len(self.suspects) / n if n and self.by_items else math.nan
+        share = len(self.suspects) / self.documents if self.documents and self.by_items else math.nan
+        single: dict[str, float | None] = {
+            "P of such agreement by chance": self.agreement_p,
+            "P that models differ by chance alone": self.differences_p,
+            "reliability of the ranking": self.reliability,
+            f"documents to find a difference of {RESOLUTION:g}": self.needed,
+            "documents it has": float(self.documents),
+            "share of model pairs that differ": self.resolved,
+            "score of a guess": self.chance,
+            "share of models at the level of a guess": self.at_floor,
+            "best score": self.best,
+            "median score": self.median,
+            "τ of direct and tuned ranking": self.direct_tuned,
+            "share of suspect items": share,
+            "test documents that are in train": self.in_train,
+        }
+        spans = {"agreement with the others (mean τ)": self.agreement, "gain by tuning": self.gain}
         rows: list[tuple[Cell, ...]] = [
-            ("agreement with the others (mean τ)", self.agreement.value, self.agreement.low, self.agreement.high),
-            ("P of such agreement by chance", self.agreement_p, None, None),
-            ("P that models differ by chance alone", self.differences_p, None, None),
-            ("reliability of the ranking", self.reliability, None, None),
-            (f"documents to find a difference of {RESOLUTION:g}", self.needed, None, None),
-            ("documents it has", float(n), None, None),
-            ("share of model pairs that differ", self.resolved, None, None),
-            ("score of a guess", self.chance, None, None),
-            ("share of models at the level of a guess", self.at_floor, None, None),
-            ("best score", self.best, None, None),
-            ("median score", self.median, None, None),
-            ("gain by tuning", *((self.gain.value, self.gain.low, self.gain.high) if self.gain else (None,) * 3)),
-            ("τ of direct and tuned ranking", self.direct_tuned, None, None),
-            ("share of suspect items", share, None, None),
-            ("test documents that are in train", None if self.in_train is None else float(self.in_train), None, None),
+            (n, one.value, one.low, one.high) for n, one in spans.items() if one is not None
         ]
-        shown = tuple((name, _short(value), low, high) for name, value, low, high in rows)
+        rows += [(name, _short(value), None, None) for name, value in single.items()]
+        by_items = "" if self.by_items else " Without items: reliability from standard errors, no suspect items."
+        near = sorted(zip(self.others, self.taus, strict=True), key=lambda pair: -pair[1])
         tables = [
-            Table(
-                f"{self.task}: {self.verdict}",
-                ("", "reason"),
-                tuple((k, reason) for k, reason in enumerate(self.reasons, start=1)),
-            ),
+            Table(f"{self.task}: {self.verdict}", ("", "reason"), tuple(enumerate(self.reasons, start=1))),
             Table(
                 f"{self.task} ({self.protocol}, {self.models} models)",
                 ("measure", "value", "low", "high"),
-                shown,
-                note="Intervals are of 95 %, over models drawn anew."
-                + ("" if self.by_items else " Without items: reliability from standard errors, no suspect items."),
+                tuple(rows),
+                note=f"Intervals are of 95 %, over models drawn anew.{by_items}",
             ),
-            Table(
-                f"Agreement of {self.task} with each other task",
-                ("task", "τ"),
-                tuple(
-                    (self.others[k], self.taus[k]) for k in sorted(range(len(self.taus)), key=lambda k: -self.taus[k])
-                ),
-            ),
+            Table(f"Agreement of {self.task} with each other task", ("task", "τ"), tuple(near)),
         ]
         if self.suspects:
+            listed = tuple((s.document, s.reason, s.right, s.discrimination) for s in self.suspects[:LISTED])
             more = len(self.suspects) - LISTED
+            columns = ("document", "reason", "share right", "discrimination")
             tables.append(
-                Table(
-                    "Items to look at",
-                    ("document", "reason", "share right", "discrimination"),
-                    tuple((s.document, s.reason, s.right, s.discrimination) for s in self.suspects[:LISTED]),
-                    note=f"… and {more} more." if more > 0 else "",
-                )
+                Table(f"Items of {self.task} to look at", columns, listed, f"… and {more} more." * (more > 0))
             )
         return tables
 
@@ -151,17 +141,12 @@ class BenchmarkVerdict(Finding):
         return f"{self.verdict.capitalize()} {self.task}: {self.reasons[0]}"
 
 
-def _short(value: Cell) -> Cell:
+def _short(value: float | None) -> Cell:
     return int(value) if isinstance(value, float) and value >= 2 and value == round(value) else value
 
 
 def find_benchmark(
-    evidence: Evidence,
-    task: str,
-    *,
-    protocol: str | None = None,
-    in_train: int | None = None,
-    seed: int = 0,
+    evidence: Evidence, task: str, *, protocol: str | None = None, in_train: int | None = None, seed: int = 0
 ) -> BenchmarkVerdict:
     """Judge one benchmark of the evidence among the others, under the protocol that ranks (or the one given)."""
     name = protocol or evidence.main
@@ -171,13 +156,40 @@ def find_benchmark(
     matrix = evidence.planned[chosen].benchmarks()
     if task not in matrix.tasks:
         raise InputError(f"no scores of {task} in {evidence.source}", hint=f"there are: {', '.join(matrix.tasks[:12])}")
-    direct = evidence.planned.get(next((p for p in evidence.planned if not p.tuned), chosen))
-    tuned = chosen.tuned and direct is not None
+    direct = next((m for p, m in evidence.planned.items() if not p.tuned and task in m.tasks), None)
     facts = benchmark(task.partition(":")[0])
     chance = evidence.background.chance.get(task, facts.chance if facts is not None else None)
     items = evidence.outcomes.get(chosen, {}).get(task, {})
-    before = direct if tuned and direct is not None and task in direct.tasks else None
+    before = direct if chosen.tuned else None
     return judge(matrix, task, items=items, direct=before, chance=chance, in_train=in_train, seed=seed)
+
+
+def find_benchmarks(evidence: Evidence) -> tuple[BenchmarkVerdict, ...]:
+    """Judge every benchmark under the protocol that ranks; none where there are few models, or too many to compare."""
+    if evidence.main is None:
+        return ()
+    matrix = evidence.planned[evidence.main].benchmarks()
+    models, tasks = matrix.shape
+    if models < FEWEST or tasks < 2 or models * tasks > MOST_CELLS:
+        return ()
+    found = []
+    for task in matrix.tasks:
+        try:
+            found.append(find_benchmark(evidence, task))
+        except InputError:  # too few models have it
+            continue
+    return tuple(found)
+
+
+def benchmark_table(verdicts: Sequence[BenchmarkVerdict]) -> Table:
+    """Return one row per benchmark: the verdict, the first reason, and the measures behind it."""
+    order = ("drop", "fix", "keep")
+    rows = tuple(
+        (b.task, b.verdict, b.reasons[0], b.agreement.value, b.reliability, b.resolved)
+        for b in sorted(verdicts, key=lambda b: order.index(b.verdict))
+    )
+    columns = ("benchmark", "verdict", "reason", "mean τ", "reliability", "pairs that differ")
+    return Table("Every benchmark", columns, rows, note="One by one: potentia analyze benchmark NAME.")
 
 
 def judge(
@@ -192,39 +204,35 @@ def judge(
 ) -> BenchmarkVerdict:
     """Judge one column of a matrix among the others; ``items`` are outcomes by model and document."""
     column = matrix.tasks.index(task)
-    known = np.isfinite(matrix.values[:, column])
-    rows = [m for m, there in zip(matrix.models, known, strict=True) if there]
+    known = np.isfinite(matrix.values)
+    rows = [m for m, there in zip(matrix.models, known[:, column], strict=True) if there]
     if len(rows) < FEWEST:
         raise InputError(f"{task} has scores of {len(rows)} models", hint=f"a verdict needs {FEWEST} at least")
+    shared = known[known[:, column]].sum(axis=0)
+    others = [t for k, t in enumerate(matrix.tasks) if k != column and shared[k] >= FEWEST]
     matrix = matrix.select(models=rows)
     rng = np.random.default_rng(seed)
     values, errors = matrix.oriented()[:, column], matrix.stderr[:, column]
     documents, answers = _aligned(rows, items or {})
     by_items = answers.shape[1] >= 2
-    others = [t for k, t in enumerate(matrix.tasks) if k != column and _shared(matrix, column, k) >= FEWEST]
     rest = matrix.select(tasks=others).oriented()
-    taus = tuple(_tau(values, rest[:, k]) for k in range(len(others)))
-    agreement, agreement_p = _agreement(values, rest, rng)
-    differences_p = _differ(answers) if by_items else _differ_by_errors(values, errors)
-    reliability = _split_half(answers, rng) if by_items else _by_errors(values, errors)
-    suspects = _suspects(documents, answers, tuned=direct is not None) if by_items else ()
+    agreement, agreement_p, taus = _agreement(values, rest, rng)
     gain, moved = _gain(matrix, direct, task, rng)
     guess = math.nan if chance is None else chance
-    scores = matrix.values[:, column]
-    up = matrix.higher_is_better[column]
+    scores, sizes, up = matrix.values[:, column], matrix.n[:, column], matrix.higher_is_better[column]
     found = BenchmarkVerdict(
         task=task,
         protocol=str(matrix.protocol),
         verdict="keep",
         reasons=(),
         models=len(rows),
-        documents=int(np.nanmax(matrix.n[:, column])) if np.isfinite(matrix.n[:, column]).any() else len(documents),
+        documents=int(np.nanmax(sizes)) if np.isfinite(sizes).any() else len(documents),
         others=tuple(others),
         taus=taus,
         agreement=agreement,
         agreement_p=agreement_p,
-        differences_p=differences_p,
-        reliability=reliability,
+        differences_p=_differ(answers) if by_items else _differ_by_errors(values, errors),
+        reliability=_split_half(answers, rng) if by_items else _by_errors(values, errors),
         by_items=by_items,
         needed=_needed(answers) if by_items else math.nan,
         resolved=_resolved(answers, values, errors),
@@ -234,11 +242,11 @@ def judge(
         median=float(np.median(scores)),
         gain=gain,
         direct_tuned=moved,
-        suspects=suspects,
+        suspects=_suspects(documents, answers, tuned=direct is not None) if by_items else (),
         in_train=in_train,
     )
     verdict, reasons = _decide(found, up)
-    return BenchmarkVerdict(**{**vars(found), "verdict": verdict, "reasons": reasons})
+    return replace(found, verdict=verdict, reasons=reasons)
 
 
 def _decide(b: BenchmarkVerdict, up: bool) -> tuple[Verdict, tuple[str, ...]]:
@@ -298,10 +306,6 @@ def _kept(b: BenchmarkVerdict) -> list[str]:
 # --- measures --------------------------------------------------------------------------------------------------------
 
 
-def _shared(matrix: ScoreMatrix, one: int, two: int) -> int:
-    return int((np.isfinite(matrix.values[:, one]) & np.isfinite(matrix.values[:, two])).sum())
-
-
 def _tau(one: Floats, two: Floats) -> float:
     return float(_taus(one[None, :], two[None, :])[0])
 
@@ -316,13 +320,13 @@ def _taus(one: Floats, two: Floats) -> Floats:
     return np.asarray(np.divide((a * b).sum(axis=1), under, out=np.full(len(a), np.nan), where=under > 0))
 
 
-def _agreement(values: Floats, rest: Floats, rng: np.random.Generator) -> tuple[Interval, float]:
-    """Return the mean τ with the others, over models drawn anew, and P of such agreement for a shuffled ranking.
+def _agreement(values: Floats, rest: Floats, rng: np.random.Generator) -> tuple[Interval, float, tuple[float, ...]]:
+    """Return the mean τ with the others over models drawn anew, P of it for a shuffled ranking, and τ with each.
 
     A benchmark agrees where its τ with the mean of the others or with the nearest of them is more than chance gives.
     """
     if not rest.shape[1]:
-        return Interval(math.nan, math.nan, math.nan), 1.0
+        return Interval(math.nan, math.nan, math.nan), 1.0, ()
     models, draws = len(values), max(100, min(RESAMPLES, 4_000_000 // len(values) ** 2))
     rows = np.concatenate([np.arange(models)[None, :], rng.integers(models, size=(draws, models))])
     taus = [_taus(values[rows], rest[rows, k]) for k in range(rest.shape[1])]
@@ -337,7 +341,8 @@ def _agreement(values: Floats, rest: Floats, rng: np.random.Generator) -> tuple[
     shuffled = rng.permuted(np.tile(values, (draws, 1)), axis=1)
     each = np.stack([_taus(shuffled, np.tile(rest[:, k], (draws, 1))) for k in range(rest.shape[1])])
     nearest = _exceeded(float(np.nanmax([tau[0] for tau in taus])), np.nanmax(each, axis=0))
-    return Interval(float(means[0]), float(low), float(high)), min(1.0, 2 * min(with_common, nearest))
+    whole = Interval(float(means[0]), float(low), float(high))
+    return whole, min(1.0, 2 * min(with_common, nearest)), tuple(float(tau[0]) for tau in taus)
 
 
 def _exceeded(seen: float, by_chance: Floats) -> float:
@@ -405,17 +410,14 @@ def _needed(answers: Floats) -> float:
 
 def _resolved(answers: Floats, values: Floats, errors: Floats) -> float:
     """Return the share of model pairs that differ significantly (5 %), paired where there are items."""
-    models = len(values)
-    apart = []
-    for i in range(models):
-        for j in range(i):
-            if answers.shape[1] >= 2:
-                gap = answers[i] - answers[j]
-                error = float(gap.std(ddof=1)) / math.sqrt(len(gap))
-                apart.append(abs(float(gap.mean())) > 1.96 * error)
-            elif np.isfinite(errors[[i, j]]).all():
-                apart.append(abs(values[i] - values[j]) > 1.96 * math.hypot(errors[i], errors[j]))
-    return float(np.mean(apart)) if apart else math.nan
+    first, second = np.triu_indices(len(values), 1)
+    if answers.shape[1] >= 2:
+        gaps = [answers[i] - answers[j] for i, j in zip(first, second, strict=True)]
+        apart = [abs(gap.mean()) > 1.96 * gap.std(ddof=1) / math.sqrt(len(gap)) for gap in gaps]
+        return float(np.mean(apart))
+    both = np.hypot(errors[first], errors[second])
+    known = np.isfinite(both)
+    return float(np.mean((np.abs(values[first] - values[second]) > 1.96 * both)[known])) if known.any() else math.nan
 
 
 def _suspects(documents: Sequence[int], answers: Floats, *, tuned: bool) -> tuple[Suspect, ...]:

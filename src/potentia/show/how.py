@@ -1,0 +1,134 @@
+"""How the numbers came about: studies, recipe, data, models, the engine's paths and checks, cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from potentia.store import CellRecord, StudyRecord
+from potentia.values.findings import Cell, Table, clock
+from potentia.values.protocol import Protocol
+
+if TYPE_CHECKING:
+    from potentia.show.source import ReportData
+
+ABSENT, IN_PLACE = "its layers are of another kind", "all in place"  # as the engine says where nothing is odd
+
+
+def how_context(data: ReportData) -> dict[str, Any]:
+    """Return what the section shows, gathered from the studies and the manifests of their cells."""
+    measured = [cell for cell in data.cells if cell.manifest.get("versions")]
+    made = {"made": data.made, "version": version("potentia"), "source": data.evidence.source}
+    tables = (_computed(measured), _costs(data.cells), _tasks(measured), _models(measured))
+    return made | {
+        "studies": [_study(record) for record in data.evidence.studies],
+        "versions": _distinct(cell.manifest["versions"] for cell in measured),
+        "recipes": _distinct(cell.manifest["tuning"] for cell in measured if cell.manifest.get("tuning")),
+        "seeds": sorted({cell.manifest["seed"] for cell in measured if "seed" in cell.manifest}),
+        "shown": [table for table in tables if table.rows],
+    }
+
+
+def _study(record: StudyRecord) -> dict[str, Any]:
+    import yaml
+
+    runnable = "models" in record.spec and "tasks" in record.spec
+    spec = dict(record.spec)
+    return {
+        "name": record.name,
+        "key": record.key,
+        "created": record.created[:19].replace("T", " "),
+        "runnable": runnable,
+        "yaml": yaml.safe_dump(spec, sort_keys=False, allow_unicode=True) if runnable else "",
+        "origin": "" if runnable else str(spec.get("source") or spec.get("imported") or "imported scores"),
+    }
+
+
+# --- what computed the numbers ---------------------------------------------------------------------------------------
+
+
+def _computed(cells: Iterable[CellRecord]) -> Table:
+    """Return how each model's cells were trained and scored; slower paths and odd weights come first."""
+    found: dict[tuple[Cell, ...], int] = {}
+    for cell in cells:
+        manifest = cell.manifest
+        if "engine" in manifest:
+            training, scorer = manifest.get("training") or {}, manifest.get("scorer") or {}
+            reasons = [f"{form}: {why}" for form, why in (training.get("not_taken") or {}).items() if why != ABSENT]
+            slower = "; ".join([*reasons, *map(str, scorer.get("fallbacks") or ())]) or None
+            how = (*_trained(training), *_scored(manifest["engine"], scorer), slower)
+            row = (cell.model, Protocol(cell.protocol).label, *how)
+            found[row] = found.get(row, 0) + 1
+    rows = sorted(found, key=lambda row: (not row[-1] and row[-2] == IN_PLACE, str(row[0])))
+    odd = sum(found[row] for row in rows if row[-1] or row[-2] != IN_PLACE)
+    told = f"{odd} of {sum(found.values())} cells took a slower path or have odd weights." if odd else ""
+    note = (
+        f"{told} Trained as: the fastest form that gave the model's own losses and gradients; distances are its largest"
+        " from them, before anything was trained by it."
+    ).strip()
+    columns = ("model", "protocol", "trained as", "gradients off by", "updates off by", "adapters on", "scored by",
+               "scores off by", "weights", "slower because", "cells")  # fmt: skip
+    return Table("How each model was computed", columns, tuple((*row, found[row]) for row in rows), note)
+
+
+def _trained(training: Mapping[str, Any]) -> tuple[Cell, Cell, Cell, Cell]:
+    distance = training.get("distance_in_few_bits") or training.get("distance") or {}
+    targets = ", ".join(map(str, training.get("targets") or ())) or None
+    return training.get("form"), _size(distance.get("lane")), _size(training.get("update")), targets
+
+
+def _scored(engine: Mapping[str, Any], scorer: Mapping[str, Any]) -> tuple[Cell, Cell, str]:
+    trials = [trial for trial in (engine.get("scoring") or {}).values() if isinstance(trial, Mapping)]
+    worst = max((float(trial.get("off_by") or 0.0) for trial in trials), default=None)
+    load = engine.get("load") or {}
+    paths = ", ".join(sorted(scorer.get("rows_by_path") or ())) or None
+    return paths, _size(worst), str(load.get("weights") or IN_PLACE)
+
+
+def _size(value: Any) -> str | None:
+    return f"{float(value):.0e}" if isinstance(value, (int, float)) else None
+
+
+# --- cost, data, models ----------------------------------------------------------------------------------------------
+
+
+def _costs(cells: Iterable[CellRecord]) -> Table:
+    seconds: dict[Protocol, list[float]] = {}
+    for cell in cells:
+        seconds.setdefault(Protocol(cell.protocol), []).append(cell.seconds)
+    if not any(map(sum, seconds.values())):
+        return Table("Cost", (), ())
+    rows = [(p.label, len(took), clock(sum(took))) for p, took in sorted(seconds.items())]
+    rows.append(("in all", sum(map(len, seconds.values())), clock(sum(map(sum, seconds.values())))))
+    return Table("Cost", ("protocol", "cells", "time"), tuple(rows))
+
+
+def _tasks(cells: Iterable[CellRecord]) -> Table:
+    found = set()
+    for cell in cells:
+        task = cell.manifest.get("task") or {}
+        splits = task.get("splits") or {}
+        used = [(splits.get(name) or {}).get("used") for name in ("train", "validation", "test")]
+        found.add((cell.task, cell.metric, *used, str(task.get("fingerprint", ""))[:16]))
+    columns = ("task", "metric", "train", "validation", "test", "fingerprint")
+    return Table("Data", columns, tuple(sorted(found, key=str)))
+
+
+def _models(cells: Iterable[CellRecord]) -> Table:
+    found = set()
+    for cell in cells:
+        model = cell.manifest.get("model") or {}
+        bits = ", ".join(str(model[name]) for name in ("dtype", "quantise") if model.get(name))
+        where = (model.get("source") or None, model.get("revision") or None)
+        found.add((cell.model, *where, bits, model.get("device") or None, str(model.get("fingerprint") or "")[:16]))
+    columns = ("model", "from", "revision", "precision", "device", "fingerprint")
+    return Table("Models", columns, tuple(sorted(found, key=str)))
+
+
+def _distinct(mappings: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the different ones among many equal mappings."""
+    found: dict[str, dict[str, Any]] = {}
+    for mapping in mappings:
+        found.setdefault(repr(sorted(mapping.items(), key=lambda pair: pair[0])), dict(mapping))
+    return list(found.values())
