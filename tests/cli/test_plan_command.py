@@ -28,7 +28,7 @@ from potentia.run import (
 )
 from potentia.run.cost import CellWork, Pace, pace_of, price
 from potentia.show import answer, make_report
-from potentia.show.board import create_app
+from potentia.show.board.app import create_app
 from potentia.store import Store
 from potentia.study import Study, make_study
 
