@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from potentia.errors import InputError, StoreError
 from potentia.formats import import_scores, write_scores, write_tables
-from potentia.formats.leaderboard import latex, markdown, mean_ranks
 from potentia.formats.read import read_files
+from potentia.formats.write import latex, markdown, mean_ranks
 from potentia.store import Store
 from potentia.values.findings import Table
 from potentia.values.metric import Metric

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from potentia.errors import DataError
-from potentia.formats.assemble import Entry, document
-from potentia.formats.jsonfile import section
-from potentia.formats.metrics import metric_of, usual_metric
-from potentia.formats.table import decoded, json_lines, read_parquet_table
-from potentia.formats.tidy import described, number, origin_of, read_seeds
+from potentia.formats.columns import metric_of, usual_metric
+from potentia.formats.entries import Entry, described, document, number, origin_of, read_seeds
+from potentia.formats.table import decoded, json_lines, read_parquet_table, section
 from potentia.values.metric import Metric, main_metric
 from potentia.values.origin import Origin
 from potentia.values.protocol import DIRECT, Protocol

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from potentia.errors import DataError
-from potentia.formats.assemble import Entry, document
-from potentia.formats.metrics import metric_of
-from potentia.formats.tidy import number
+from potentia.formats.columns import metric_of
+from potentia.formats.entries import Entry, document, number
+from potentia.formats.table import section
 from potentia.values.protocol import DIRECT, Protocol
 
 EUROEVAL_KEYS = frozenset({"dataset", "model", "results"})
@@ -127,3 +127,46 @@ def _text(value: Any, where: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise DataError("a name is missing", where=where)
     return value.strip()
+
+
+_STDERR = "_stderr"
+_PROTOCOLS = {"direct_eval": "direct", "direct_evaluation": "direct"}
+_HINT = 'scores are lm-eval results ({"results": …}) or {"train_before_test": {task: {model: value}}, …}'
+
+
+def paper_entries(content: dict[str, Any], where: str) -> Iterator[Entry]:
+    """Give the scores of the layout in which the train-before-test paper publishes them."""
+    protocols = [name for name in content if not name.endswith(_STDERR)]
+    if not protocols:
+        raise DataError("this is no score file", where=where, hint=_HINT)
+    for name in content:
+        if name.endswith(_STDERR) and name.removesuffix(_STDERR) not in content:
+            raise DataError(f"there are standard errors {name!r} without scores", where=where)
+    for name in protocols:
+        tasks = section(content, name, where)
+        spreads = section(content, name + _STDERR, where)
+        for task in tasks:
+            values = section(tasks, task, f"{where}, {name}")
+            errors = section(spreads, task, f"{where}, {name}{_STDERR}")
+            for model, value in values.items():
+                place = f"{name}.{task}.{model}"
+                if not task.strip() or not model.strip():
+                    raise DataError("a task or model has no name", where=f"{where}, {place}")
+                stderr = number(errors.get(model), f"{where}, {name}{_STDERR}.{task}.{model}")
+                if stderr < 0:
+                    raise DataError("the standard error is negative", where=f"{where}, {place}")
+                yield Entry(
+                    protocol=_PROTOCOLS.get(name, name),
+                    model=model,
+                    task=task,
+                    value=_finite(value, f"{where}, {place}"),
+                    stderr=stderr,
+                    metric=metric_of(task),
+                    place=place,
+                )
+
+
+def _finite(value: Any, where: str) -> float:
+    if isinstance(value, str):
+        raise DataError(f"the text {value[:40]!r} stands where a number should", where=where)
+    return number(value, where, required=True)

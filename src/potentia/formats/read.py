@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potentia.errors import DataError
-from potentia.formats.assemble import Entry, assemble, items_of
 from potentia.formats.columns import Reading, Says
+from potentia.formats.entries import Entry, assemble, entries, items_of
 from potentia.formats.harness import harness_entries
-from potentia.formats.jsonfile import load_json, paper_entries
 from potentia.formats.layout import recognise
-from potentia.formats.others import as_euroeval, euroeval_entry, inspect_entries, is_inspect
+from potentia.formats.others import as_euroeval, euroeval_entry, inspect_entries, is_inspect, paper_entries
 from potentia.formats.staged import StagedScores
 from potentia.formats.table import (
     RawTable,
     decoded,
     json_lines,
+    load_json,
     read_parquet_table,
     read_text_table,
     records_table,
 )
-from potentia.formats.tidy import entries
 from potentia.formats.travel import every_eval_ever_entries, is_every_eval_ever
+from potentia.store import CellRecord, Store
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Outcomes, ScoreMatrix
 
@@ -193,3 +195,47 @@ def _written_at(path: Path) -> str:
     """Return the time in a file's name, as lm-eval and Inspect put it there; empty where there is none."""
     found = re.search(r"\d{4}-\d\d-\d\dT\d\d[-:]\d\d[-:]\d\d[\d.]*", path.name)
     return found[0].replace(":", "-") if found else ""
+
+
+_BATCH = 5000
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What an import brought: new cells, and those that the store had already."""
+
+    study: str
+    new: int
+    known: int
+
+
+def import_scores(
+    store: Store, matrices: Mapping[Protocol, ScoreMatrix], *, source: str, name: str | None = None
+) -> Imported:
+    """Commit every score as a cell of the study ``name`` (the source's file name); the same scores come in once."""
+    study = name or Path(source).name or source
+    record = store.study(study, f"import-{_digest(study)}", {"name": study, "imported": True})
+    cells = []
+    for protocol, matrix in matrices.items():
+        for model, task, score in matrix.scores():
+            origin = replace(score.origin, source=score.origin.source or source)
+            told = (score.value, score.stderr if score.stderr == score.stderr else None, score.n, astuple(score.metric))
+            metric = score.metric.name or "score"
+            cells.append(
+                CellRecord(
+                    key=f"import-{_digest([study, protocol, model, task, told, score.seeds, astuple(origin)[:4]])}",
+                    study=record.key,
+                    model=model,
+                    task=task,
+                    protocol=protocol,
+                    scores={metric: replace(score, origin=origin)},
+                    metric=metric,
+                    manifest={"imported_from": source},
+                )
+            )
+    new = sum(store.commit_cells(cells[start : start + _BATCH]) for start in range(0, len(cells), _BATCH))
+    return Imported(study=study, new=new, known=len(cells) - new)
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:48]

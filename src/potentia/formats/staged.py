@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from potentia.errors import DataError, InputError
-from potentia.formats.assemble import Entry
+from potentia.formats.entries import Entry
 from potentia.values.metric import Metric
 from potentia.values.scores import ScoreMatrix
 

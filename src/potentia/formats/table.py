@@ -203,3 +203,39 @@ def safe_name(name: str) -> str:
     if plain == name.replace("/", "__") and len(plain) <= 120:
         return plain
     return f"{plain[:100]}-{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
+
+
+def load_json(path: Path) -> Any:
+    """Parse a file; every fault names its place, and a key given twice is one."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in found:
+                raise DataError(f"the key {name!r} is there twice in one object", where=str(path))
+            found[name] = value
+        return found
+
+    try:
+        return json.loads(whole(path).decode("utf-8-sig"), object_pairs_hook=unique)
+    except UnicodeDecodeError as error:
+        raise DataError(f"byte {error.start} is no UTF-8 text", where=str(path), hint="save it as UTF-8") from None
+    except json.JSONDecodeError as error:
+        place = f"{path}, line {error.lineno}, column {error.colno}"
+        cut = error.pos >= len(error.doc.rstrip())
+        hint = "the file ends too early: copy it again" if cut else None
+        raise DataError(f"this is no JSON: {error.msg}", where=place, hint=hint) from None
+    except DataError:
+        raise
+    except (RecursionError, ValueError) as error:
+        raise DataError(f"this JSON cannot be read: {type(error).__name__}", where=str(path)) from None
+
+
+def section(content: dict[str, Any], name: str, where: str) -> dict[str, Any]:
+    """Return the object under ``name``; an absent one is empty, another type is an error."""
+    value = content.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise DataError(f"{name} is no object", where=where)
+    return value

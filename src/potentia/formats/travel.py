@@ -19,11 +19,9 @@ from typing import Any
 
 from potentia.errors import DataError, InputError, PotentiaError
 from potentia.files import write_file
-from potentia.formats.assemble import Entry, document
-from potentia.formats.jsonfile import section
-from potentia.formats.metrics import metric_of
-from potentia.formats.table import decoded, json_lines, safe_name
-from potentia.formats.tidy import described, number, origin_of, read_seeds
+from potentia.formats.columns import metric_of
+from potentia.formats.entries import Entry, described, document, number, origin_of, read_seeds
+from potentia.formats.table import decoded, json_lines, safe_name, section
 from potentia.values.metric import Metric, Scale
 from potentia.values.protocol import DIRECT, Protocol
 from potentia.values.scores import ItemOutcome, Score, ScoreMatrix
