@@ -155,6 +155,9 @@ def present(config: Mapping[str, Any], data: Mapping[str, Dataset]) -> dict[str,
     return kept
 
 
+REMEMBERED = 5_000  # documents of a task whose texts are kept
+
+
 @lru_cache(maxsize=512)
 def _template(source: str) -> Any:
     """Compile a prompt template once; lm-eval compiles it again for every document."""
@@ -173,6 +176,7 @@ def _bridged() -> Any:
 
         def __init__(self, data: Mapping[str, Dataset], config: dict[str, Any], limits: bool) -> None:
             self._given, self._limits = data, limits
+            self._known: dict[int, tuple[Mapping[str, Any], dict[str, str]]] = {}  # texts by document and template
             super().__init__(config=config)
             if limits:
                 _limit_patterns(self)
@@ -183,12 +187,24 @@ def _bridged() -> Any:
         def rendered(self, source: str, doc: Mapping[str, Any], *, literal: bool = False) -> Any:
             """Render a template: here where it is lm-eval's, in a process with limits where it is a user's."""
             if not self._limits:
-                text = _template(source).render(**doc)
+                text = self._text(source, doc)
                 return ast.literal_eval(text) if literal else text
             try:
                 return limited.render(source, doc, literal=literal)
             except limited.LimitError as error:
                 raise TaskError(f"{self.config.task}: the template {source[:80]!r} cannot be used: {error}") from None
+
+        def _text(self, source: str, doc: Mapping[str, Any]) -> str:
+            """Render once: a document's choices are asked for ten times, and again in every prompt that shows it."""
+            held = self._known.get(id(doc))
+            if held is None or held[0] is not doc:
+                if len(self._known) >= REMEMBERED:
+                    self._known.clear()
+                held = self._known[id(doc)] = doc, {}
+            texts = held[1]
+            if source not in texts:
+                texts[source] = _template(source).render(**doc)
+            return texts[source]
 
         def resolve_field(self, doc: Mapping[str, Any], field: str | None = None) -> Any:
             if not field:
