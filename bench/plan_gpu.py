@@ -1,13 +1,14 @@
-"""What ``potentia plan`` says one row will take on this device, beside what the row took.
+"""What ``potentia plan`` says three kinds of rows will take on this device, beside what each took, twice.
 
     python bench/plan_gpu.py --pack carry                # where there is a network: the packages that the machine lacks
-    python3 bench/plan_gpu.py --carry carry              # on the machine, about four minutes; figures in $OUT too
-    python bench/plan_gpu.py --device cpu --tiny         # tries the script itself, in half a minute
+    python3 bench/plan_gpu.py --carry carry --seconds 170 --out plan_gpu.json
+    python bench/plan_gpu.py --device cpu --tiny         # tries the script itself, in a minute or two
 
-One model of 135M parameters with random weights, two tasks of real questions (``arc_easy.json`` and ``gsm8k.json`` of
-``--carry``, as bench/gpu.py packs them, with ``tokenizer/``): one to choose from, one to write. The row is planned by a
-calibration, run in this process, and run once more in a process of its own, as ``potentia run`` would, which has to
-begin anew: predicted over measured for both, and where the time went. Exits with 1 where a ratio leaves ± 30 %.
+One model of 135M parameters with random weights and real questions (``arc_easy.json`` and ``gsm8k.json`` of
+``--carry``, as bench/gpu.py packs them, with ``tokenizer/``): a row that chooses, one that writes, one that does both.
+A row is planned by a calibration and run in a process of its own, as ``potentia run`` would: predicted over
+measured, and where the time went. What is found is written to ``--out`` row by row; no row is begun that would not end within
+``--seconds``. Exits with 1 where a ratio leaves ± 30 %.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
 WITHIN = 0.30
+KINDS = {"choosing": ("arc",), "writing": ("sums",), "both": ("arc", "sums")}
 # What Potentia needs beyond torch, transformers, peft, pandas and pyarrow, in the flavour of that machine's Python.
 LACKING = (
     "pydantic", "pydantic-core", "typing-inspection", "typing-extensions", "annotated-types", "sqlalchemy", "lm-eval",
@@ -46,7 +48,9 @@ def main() -> int:
     parser.add_argument("--pack", type=Path, metavar="CARRY", help="fetch packages into CARRY/site, and end")
     parser.add_argument("--python", default="3.12", help="with --pack: the machine's Python")
     parser.add_argument("--model", type=Path, help="a folder with weights, in place of random ones")
-    parser.add_argument("--train", type=int, default=1600)
+    parser.add_argument("--train", type=int, default=800)
+    parser.add_argument("--seconds", type=float, default=600.0, help="begin nothing that would not end by then")
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")) / "plan_gpu.json")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--row", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -61,58 +65,42 @@ def main() -> int:
 
 
 def judge(given: argparse.Namespace, folder: Path) -> int:
-    """Print predicted and measured."""
+    """Print predicted and measured, kind by kind."""
     from potentia.run import estimate_cost, plan_study
     from potentia.study import make_study
 
-    body = make_body(given, folder)
-    plan = plan_study(make_study(body))
-    began = time.monotonic()
-    said: list[str] = []
-    cost = estimate_cost(plan, tell=said.append)
-    calibration = time.monotonic() - began
-    print(f"calibration {calibration:.1f} s ({cost.source}): predicted {cost.seconds():.1f} s", flush=True)
-    for cell in cost.cells:
-        print(f"  {cell.task:8}{cell.protocol!s:20}{cell.seconds:8.1f} s predicted")
-    here = run_row(body)
-    again = {**body, "store": str(folder / "apart.db")}
-    (folder / "row.json").write_text(json.dumps(again))
-    began = time.monotonic()
-    command = [sys.executable, __file__, "--carry", str(given.carry), "--row", str(folder / "row.json")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    whole = time.monotonic() - began
-    apart = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
-    found: dict[str, Any] = {
-        "device": given.device,
-        "calibration_s": calibration,
-        "predicted_s": cost.seconds(),
-        "measured_s": here["seconds"],
-        "ratio": cost.seconds() / here["seconds"],
-        "apart_s": apart.get("seconds"),
-        "start_s": cost.start,
-        "apart_ratio": cost.seconds(anew=True) / apart["seconds"] if apart else None,
-        "apart_with_imports_s": whole,
-        "cells": here["cells"],
-        "predicted_cells": [[c.task, str(c.protocol), c.seconds] for c in cost.cells],
-        "loads": dict(cost.loads),
-        "tally": here["tally"],
-        "tally_apart": apart.get("tally"),
-    }
-    print(f"here:  {here['seconds']:.1f} s, predicted / measured {found['ratio']:.2f}")
-    for name, seconds in here["cells"]:
-        print(f"  {name:28}{seconds:8.1f} s")
-    print("  " + ", ".join(f"{kind} {seconds:.1f} s" for kind, seconds in here["tally"].items()))
-    if apart:
-        print(
-            f"apart: {apart['seconds']:.1f} s ({whole:.1f} s with imports), {cost.start:.1f} s more predicted, "
-            f"ratio {found['apart_ratio']:.2f}"
-        )
-    else:
-        print(f"apart: failed\n{done.stderr[-3000:]}")
-    out = Path(os.environ.get("OUT", folder)) / "plan_gpu.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(found, indent=1))
-    return int(any(r is None or abs(r - 1.0) > WITHIN for r in (found["ratio"], found["apart_ratio"])))
+    until = time.monotonic() + given.seconds
+    model = given.model or make_model(given, folder / "model")
+    found: list[dict[str, Any]] = []
+    for kind, names in KINDS.items():
+        if time.monotonic() > until - 30:
+            print(f"{kind}: no time left")
+            break
+        body = make_body(given, folder / kind, model, names)
+        began = time.monotonic()
+        cost = estimate_cost(plan_study(make_study(body)))
+        predicted, calibration = cost.seconds(anew=True), time.monotonic() - began
+        print(f"{kind}: calibration {calibration:.1f} s ({cost.source}), predicted {predicted:.1f} s", flush=True)
+        for turn in range(2):
+            if time.monotonic() + 1.5 * predicted + 15 > until:
+                break
+            row = folder / kind / f"row{turn}.json"
+            row.write_text(json.dumps({**body, "store": str(folder / kind / f"{turn}.db")}))
+            command = [sys.executable, __file__, "--carry", str(given.carry), "--row", str(row)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                print(f"{kind}: failed\n{done.stderr[-3000:]}")
+                return 1
+            took = json.loads(done.stdout.splitlines()[-1])
+            ratio = predicted / took["seconds"]
+            facts = {"kind": kind, "turn": turn, "device": given.device, "calibration_s": calibration}
+            facts |= {"predicted_s": predicted, "ratio": ratio, "start_s": cost.start, "loads": dict(cost.loads)}
+            cells = [[cell.task, str(cell.protocol), cell.seconds] for cell in cost.cells]
+            found.append(facts | {"predicted_cells": cells} | took)
+            given.out.write_text(json.dumps(found, indent=1))
+            tally = ", ".join(f"{part} {seconds:.1f}" for part, seconds in took["tally"].items())
+            print(f"{kind}: took {took['seconds']:.1f} s, predicted / measured {ratio:.2f} ({tally})", flush=True)
+    return int(not found or any(abs(one["ratio"] - 1.0) > WITHIN for one in found))
 
 
 def run_row(body: dict[str, Any]) -> dict[str, Any]:
@@ -133,9 +121,9 @@ def run_row(body: dict[str, Any]) -> dict[str, Any]:
     return {"seconds": seconds, "cells": cells, "tally": tally}
 
 
-def make_body(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Lay out the model and the tasks, and return the study."""
-    model = given.model or make_model(given, folder / "model")
+def make_body(given: argparse.Namespace, folder: Path, model: Path, names: tuple[str, ...]) -> dict[str, Any]:
+    """Lay out the tasks, and return the study."""
+    folder.mkdir()
     train, held = (48, 16) if given.tiny else (given.train, 200)
     rows = json.loads((given.carry / "arc_easy.json").read_text())
     arc = [
@@ -145,7 +133,7 @@ def make_body(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     sums = [{"prompt": f"Question: {text}\nAnswer:", "completion": f"{n % 100} apples"}
             for n, text in enumerate(json.loads((given.carry / "gsm8k.json").read_text()))]  # fmt: skip
     tasks = []
-    for name, documents in (("arc", arc), ("sums", sums)):
+    for name, documents in [(name, {"arc": arc, "sums": sums}[name]) for name in names]:
         path = folder / f"{name}.jsonl"
         path.write_text("".join(json.dumps(document) + "\n" for document in documents))
         tasks.append({"name": name, "file": str(path)})
@@ -157,7 +145,7 @@ def make_body(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "tuning": {"epochs": 1 if given.tiny else given.epochs},
         "answer_tokens": 8 if given.tiny else 32,
         "device": given.device,
-        "store": str(folder / "row.db"),
+        "store": str(folder / "plan.db"),
     }
 
 

@@ -2,6 +2,7 @@
 
     python bench/study.py examples/real-models.yaml --data-dir FOLDER_OF_BENCHMARKS
     python bench/study.py STUDY.yaml --data-dir FOLDER --train 200         # other options go to `potentia run`
+    python bench/study.py STUDY.yaml --read study-bench.db                 # what a store says of a run that ended early
 
 One command with default options in a process of its own, into an empty store beside the study; prints seconds by row
 and kind of work (``treat`` is the training that makes a copy) and writes them as JSON with ``--out``.
@@ -24,13 +25,18 @@ def main() -> int:
     """Run, then tell."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study", type=Path)
-    parser.add_argument("--data-dir", type=Path, required=True, help="folder of benchmark splits")
+    parser.add_argument("--data-dir", type=Path, help="folder of benchmark splits")
+    parser.add_argument("--read", type=Path, metavar="STORE", help="run nothing, tell of what is in a store")
     parser.add_argument("--store", type=Path, default=Path("study-bench.db"))
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     given, rest = parser.parse_known_args()
+    if given.read:
+        tell(None, spent(given.read))
+        return 0
     if given.store.exists():
         parser.error(f"{given.store} is there already: the time of a study that is half done says little")
-    command = [sys.executable, "-m", "potentia", "run", str(given.study), "--data-dir", str(given.data_dir)]
+    command = [sys.executable, "-m", "potentia", "run", str(given.study)]
+    command += ["--data-dir", str(given.data_dir)] if given.data_dir else []
     began = time.monotonic()
     status = subprocess.run([*command, "--store", str(given.store), *rest], check=False).returncode
     wall = time.monotonic() - began
@@ -54,11 +60,12 @@ def spent(place: Path) -> list[dict[str, Any]]:
     return [dict(event.payload) for event in events if event.kind == "row"]
 
 
-def tell(wall: float, rows: list[dict[str, Any]]) -> None:
-    """Print a line for each row and the shares of all."""
+def tell(wall: float | None, rows: list[dict[str, Any]]) -> None:
+    """Print a line for each row that ended, and the shares of all."""
     kinds = [kind for kind in KINDS if any(row["tally"].get(kind) for row in rows)]
     kinds += sorted({kind for row in rows for kind in row["tally"]} - set(KINDS))
-    print(f"\nwall time {wall / 60:.0f}:{wall % 60:04.1f} min, {len(rows)} rows; seconds of each")
+    took = "" if wall is None else f"wall time {int(wall // 60)}:{wall % 60:04.1f} min, "
+    print(f"\n{took}{len(rows)} rows; seconds of each")
     print(f"{'row':40}{'all':>8}" + "".join(f"{kind:>10}" for kind in kinds))
     for row in sorted(rows, key=lambda row: -row["seconds"]):
         line = "".join(f"{row['tally'].get(kind, 0.0):10.1f}" for kind in kinds)
