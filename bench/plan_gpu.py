@@ -7,8 +7,8 @@
 One model of 135M parameters with random weights and real questions (``arc_easy.json`` and ``gsm8k.json`` of
 ``--carry``, as bench/gpu.py packs them, with ``tokenizer/``): a row that chooses, one that writes, one that does both.
 A row is planned by a calibration and run in a process of its own, as ``potentia run`` would: predicted over
-measured, and where the time went. What is found is written to ``--out`` row by row; no row is begun that would not end within
-``--seconds``. Exits with 1 where a ratio leaves ± 30 %.
+measured, and where the time went. What is found is written to ``--out`` row by row; no row is begun that would end
+after ``--seconds``. Exits with 1 where a ratio leaves ± 30 %.
 """
 
 from __future__ import annotations
