@@ -67,7 +67,7 @@ blocks: $(STAMP) ## run every code block of README and docs, also those that tak
 
 architectures: $(STAMP) ## every causal architecture beside HFLM and PEFT, and docs/architectures.md from it; ARGS="llama gpt2" for some
 	@PYTHONPATH=tools HF_HUB_OFFLINE=1 $(BIN)/python -m architectures $(ARGS)
-	@PYTHONPATH=tools HF_HUB_OFFLINE=1 $(BIN)/python -m architectures.forms --results .architectures.json --page docs/architectures.md $(ARGS)
+	@PYTHONPATH=tools HF_HUB_OFFLINE=1 $(BIN)/python -m architectures.forms --out .architectures.json --page docs/architectures.md $(ARGS)
 
 sabotage: $(STAMP) ## deliberate breaks of the engine, and whether its checks notice them, in float32 and bfloat16
 	@PYTHONPATH=tools HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m sabotage $(ARGS)

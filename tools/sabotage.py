@@ -8,13 +8,13 @@ than three times that is hidden in rounding anyway.
 
     python -m sabotage                       # all of them, in float32 and bfloat16
     python -m sabotage --only norm,rotation  # those whose names hold a word
+    python -m sabotage --workers 14 --minutes 10 --out sabotage.json
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import logging
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from many import kept, options, run_all
 from potentia.engine import LoadedModel
 from potentia.engine.operations import plain
 from potentia.engine.score import Scorer, forest, network, slots
@@ -52,7 +53,7 @@ WORTH = 3.0  # times the model's own rounding
 
 @dataclass(frozen=True)
 class Break:
-    """One break: its name, what notices it (hand, long, shared, score, adapters, write, seats), and how it is made."""
+    """One break: its name, what notices it (hand, long, shared, dora, score, adapters, write, seats), and how it is made."""
 
     name: str
     by: str
@@ -138,6 +139,25 @@ def _attend_back_scaled(place: int) -> Callable[..., Any]:
         args[-1][place].mul_(1.02)
 
     return change
+
+
+def _measured_once(own: Any, bank: Any) -> None:
+    if not bank.gains:
+        own(bank)
+
+
+def _gains_of_another(own: Any, bank: Any) -> None:
+    own(bank)
+    bank.gains = {index: tuple(part.roll(1, 0) for part in both) for index, both in bank.gains.items()}
+
+
+def _lengths_slower(own: Any, adapter: Any, ctx: Any, slope: Tensor) -> Any:
+    bank, site = ctx.held[:2]
+    lengths = bank.magnitudes(bank.grads, site)
+    before = lengths.clone()
+    out = own(adapter, ctx, slope)
+    lengths.copy_((before + lengths) / 2)
+    return out
 
 
 def _thin_owners(own: Any, x: Tensor, y: Tensor, group: Any, route: Any) -> Any:
@@ -357,6 +377,9 @@ def breaks() -> list[Break]:
         Break("mask: sees a sibling's first token", "score", changed(network.Network, "_masks", _ends_late)),
         Break("mask: window not looked at", "score", changed(network.Network, "_masks", _window_gone), "mistral"),
         Break("positions: by place in the row", "score", changed(network.Network, "_tree", _tree_positions)),
+        Break("DoRA: gains of the step before", "dora", changed(AdapterBank, "measure", _measured_once)),
+        Break("DoRA: gains of another lane", "dora", changed(AdapterBank, "measure", _gains_of_another)),
+        Break("DoRA: lengths learn half as fast", "dora", changed(lane_layers.Dora, "backward", _lengths_slower)),
         Break("tail: read one place early", "score", changed(network.Network, "_read", _read_early)),
         Break("tail: temperature of 1.02", "score", changed(network, "log_softmax", _argument(0, lambda x: x * 1.02))),
         Break("tokens: answers to other requests", "score", changed(network.Network, "_read", _askers_mixed)),
@@ -377,10 +400,10 @@ def _wider(window: int | None) -> int | None:
 # ---- noticing -------------------------------------------------------------------------------------------------------
 
 
-def lanes(model: str, count: int = 3, p: float = 0.1) -> list[LaneSpec]:
+def lanes(model: str, by: str, count: int = 3, p: float = 0.1) -> list[LaneSpec]:
     """Make lanes of rows of several lengths."""
     targets = None if model == "gpt2" else ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj")
-    lora = LoraConfig(r=4, alpha=8, dropout=p, targets=targets)
+    lora = LoraConfig(r=4, alpha=8, dropout=p, targets=targets, kind="dora" if by == "dora" else "lora")
     specs = []
     for number in range(count):
         stream = np.random.default_rng(number)
@@ -400,7 +423,7 @@ def build(name: str, dtype: torch.dtype) -> Any:
     return model.requires_grad_(False)
 
 
-FORM = {"hand": check.HAND, "long": check.LONG, "shared": passes.SHARED}
+FORM = {"hand": check.HAND, "long": check.LONG, "shared": passes.SHARED, "dora": passes.SHARED}
 
 
 def noticed(broken: Break, dtype: torch.dtype) -> bool:
@@ -419,7 +442,7 @@ def noticed(broken: Break, dtype: torch.dtype) -> bool:
 
 
 def _check(model: Any, by: str, name: str) -> str:
-    specs = lanes(name)
+    specs = lanes(name, by)
     if by != "long":
         return check.check_lanes(model, specs[0].lora, specs, static=by == "hand").form
     with patch.object(check.Blocks, "of", lambda _: None):
@@ -453,7 +476,7 @@ def moved(broken: Break, dtype: torch.dtype) -> float | None:
     """Return how far a break moves lanes' gradients or updates, as a multiple of the model's own rounding."""
     if broken.by not in FORM:
         return None
-    model, specs = build(broken.model, dtype), lanes(broken.model)
+    model, specs = build(broken.model, dtype), lanes(broken.model, broken.by)
     with twin(model) as judge:
         exact = check._Trial(judge.model, specs[0].lora, specs, 96, False)
         rows, truth = exact.rows()
@@ -471,36 +494,39 @@ def moved(broken: Break, dtype: torch.dtype) -> float | None:
         own.bank.close()
 
 
+def try_break(name: str) -> dict[str, Any]:
+    """Try one break in both dtypes."""
+    broken = next(one for one in breaks() if one.name == name)
+    began = time.monotonic()
+    row: dict[str, Any] = {"by": broken.by}
+    for dtype in (torch.float32, torch.bfloat16):
+        row[str(dtype).removeprefix("torch.")] = noticed(broken, dtype)
+    return row | {"moves": moved(broken, torch.bfloat16), "seconds": round(time.monotonic() - began, 1)}
+
+
+def _told(name: str, row: dict[str, Any]) -> str:
+    size = "" if row["moves"] is None else f"{row['moves']:.1f} × its rounding"
+    told = ", ".join(f"{kind} {'noticed' if row[kind] else 'MISSED'}" for kind in ("float32", "bfloat16"))
+    return f"{name:44}{told}  {size}"
+
+
 def main() -> int:
     """Try the breaks, and tell which were noticed."""
     parser = argparse.ArgumentParser(prog="sabotage", description=__doc__)
     parser.add_argument("--only", default="", help="words, with commas between: breaks whose names hold one")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    options(parser)
     given = parser.parse_args()
-    logging.disable(logging.WARNING)
-    torch.set_num_threads(1)
-    chosen = [b for b in breaks() if not given.only or any(word in b.name for word in given.only.split(","))]
-    rows = []
-    for broken in chosen:
-        row: dict[str, Any] = {"break": broken.name, "by": broken.by}
-        for dtype in (torch.float32, torch.bfloat16):
-            row[str(dtype).removeprefix("torch.")] = noticed(broken, dtype)
-        row["moves"] = moved(broken, torch.bfloat16)
-        rows.append(row)
-        if not given.json:
-            size = "" if row["moves"] is None else f"{row['moves']:.1f} × its rounding"
-            told = ", ".join(f"{kind} {'noticed' if row[kind] else 'MISSED'}" for kind in ("float32", "bfloat16"))
-            print(f"{broken.name:44}{told}  {size}", flush=True)
+    names = [b.name for b in breaks() if not given.only or any(word in b.name for word in given.only.split(","))]
+    before = kept(given.out)
+    results = run_all(try_break, [name for name in names if name not in before], given, _told)
+    rows = [results[name] for name in names if name in results]
     counts = {kind: sum(row[kind] for row in rows) for kind in ("float32", "bfloat16")}
     worth = [row for row in rows if row["moves"] is None or row["moves"] > WORTH]
     seen = sum(row["bfloat16"] for row in worth)
-    if given.json:
-        print(json.dumps({"breaks": rows, "noticed": counts, "worth": len(worth), "worth_noticed": seen}))
-    else:
-        print(
-            f"{len(rows)} breaks. Noticed in float32: {counts['float32']}; in bfloat16: {counts['bfloat16']}, "
-            f"and {seen} of the {len(worth)} that move an adapter by more than {WORTH:g} times its own rounding."
-        )
+    print(
+        f"{len(rows)} breaks. Noticed in float32: {counts['float32']}; in bfloat16: {counts['bfloat16']}, "
+        f"and {seen} of the {len(worth)} that move an adapter by more than {WORTH:g} times its own rounding."
+    )
     return 0 if counts["float32"] == len(rows) and seen == len(worth) else 1
 
 

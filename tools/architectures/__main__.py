@@ -1,4 +1,4 @@
-"""``python -m architectures [CASE …] [--jobs 2] [--page FILE] [--results FILE]``."""
+"""``python -m architectures [CASE …] [--workers 2] [--minutes M] [--out FILE] [--page FILE]``."""
 
 import sys
 

@@ -1,7 +1,7 @@
 """Every architecture × float32 and bfloat16 × static passes off and on: the form that the check takes, and how far off.
 
-    python -m architectures.forms --results forms.json            # goes on where it stopped
-    python -m architectures.forms --results forms.json --page docs/architectures.md
+    python -m architectures.forms --out forms.json            # goes on where it stopped
+    python -m architectures.forms --out forms.json --page docs/architectures.md
 
 The distance is that of three lanes' gradients from those of each row alone through the model's own code, as a share of
 their size; in bfloat16 it stands beside the distance of the model's own bfloat16 gradients from float32's.
@@ -10,16 +10,16 @@ their size; in bfloat16 it stands beside the distance of the model's own bfloat1
 from __future__ import annotations
 
 import argparse
-import json
 import time
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from many import Results, kept, options, run_all
+
 MARK = "## Forms of lanes\n"
 KINDS = [(dtype, static) for dtype in ("float32", "bfloat16") for static in (False, True)]
-Results = dict[str, dict[str, Any]]
 
 
 def try_forms(case: str) -> dict[str, Any]:
@@ -95,25 +95,17 @@ def _ratios(row: Mapping[str, Any]) -> list[float]:
 def main() -> int:
     """Run the cases that the results do not have, and write the section where a page is named."""
     from architectures.odd import ODD
-    from architectures.run import _quiet
     from architectures.tiny import cases
 
     parser = argparse.ArgumentParser(prog="architectures.forms", description=__doc__)
     parser.add_argument("cases", nargs="*", metavar="CASE")
-    parser.add_argument("--results", type=Path, required=True, help="keep results in this JSON file, case by case")
+    options(parser)
     parser.add_argument("--page", type=Path, help="put the section into this page")
     parser.add_argument("--write-only", action="store_true", help="run nothing")
     given = parser.parse_args()
-    _quiet()
-    results: Results = json.loads(given.results.read_text()) if given.results.exists() else {}
-    every = [*ODD, *cases()]
-    wanted = given.cases or [case for case in every if case not in results]
-    for number, case in enumerate([] if given.write_only else wanted, 1):
-        results[case] = try_forms(case)
-        found = [results[case][f"{dtype} {'static' if static else 'plain'}"] for dtype, static in KINDS]
-        forms = ", ".join(str(entry.get("form", "refused")) for entry in found)
-        print(f"[{number}/{len(wanted)}] {case}: {forms} ({results[case]['seconds']} s)", flush=True)
-        given.results.write_text(json.dumps(results, indent=1))
+    every, before = [*ODD, *cases()], kept(given.out)
+    wanted = given.cases or [case for case in every if case not in before]
+    results = before if given.write_only else run_all(try_forms, wanted, given, _told)
     if given.page is not None:
         section = write_forms(results, [case for case in every if case not in results])
         before = given.page.read_text().split(MARK)[0].rstrip()
@@ -122,6 +114,11 @@ def main() -> int:
     crashed = sorted({case for case, entry in entries if "crashed" in entry})
     print(f"{len(results)} cases, {len(crashed)} crashed: {', '.join(crashed)}")
     return 1 if crashed else 0
+
+
+def _told(case: str, row: Mapping[str, Any]) -> str:
+    found = [row[f"{dtype} {'static' if static else 'plain'}"] for dtype, static in KINDS]
+    return f"{case}: {', '.join(str(entry.get('form', 'refused')) for entry in found)} ({row['seconds']} s)"
 
 
 if __name__ == "__main__":

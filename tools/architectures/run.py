@@ -3,32 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
-import logging
-import multiprocessing
-import os
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+from many import kept, options, run_all
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "architectures.md"
-
-
-def _quiet() -> None:
-    """Set a worker up: one thread, no network, no bars."""
-    os.environ |= {
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "TQDM_DISABLE": "1",
-    }
-    import torch
-    import transformers
-
-    torch.set_num_threads(1)
-    transformers.logging.set_verbosity(logging.CRITICAL)
-    transformers.logging.disable_progress_bar()
-    logging.disable(logging.WARNING)
 
 
 def _try(case: str) -> dict[str, Any]:
@@ -44,28 +24,16 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(prog="architectures", description=__doc__)
     parser.add_argument("cases", nargs="*", metavar="CASE", help="architectures to try; all of them otherwise")
-    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
+    options(parser)
     parser.add_argument("--page", type=Path, help="where to write the page; docs/architectures.md for a whole run")
-    parser.add_argument(
-        "--results", type=Path, help="keep results in this JSON file; what it has and is not named stays"
-    )
     given = parser.parse_args()
     unknown = sorted(set(given.cases) - set(cases()))
     if unknown:
         parser.error(f"no such case: {', '.join(unknown)}; there are {', '.join(cases())}")
-    kept: dict[str, dict[str, Any]] = {}
-    if given.results is not None and given.results.exists():
-        kept = {row["case"]: row for row in json.loads(given.results.read_text())}
-    wanted = given.cases or [case for case in cases() if case not in kept]
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(given.jobs, context, _quiet) as pool:
-        for number, done in enumerate(as_completed([pool.submit(_try, case) for case in wanted]), 1):
-            row = done.result()
-            kept[row["case"]] = row
-            print(f"[{number}/{len(wanted)}] {_told(row)}", flush=True)
-            if given.results is not None:
-                given.results.write_text(json.dumps(list(kept.values()), indent=1))
-    rows = [kept[case] for case in cases() if case in kept]
+    before = kept(given.out)
+    wanted = given.cases or [case for case in cases() if case not in before]
+    found = run_all(_try, wanted, given, lambda _, row: _told(row))
+    rows = [found[case] for case in cases() if case in found]
     page = given.page or (PAGE if len(rows) == len(cases()) else None)
     if page is not None:
         page.write_text(write_page(rows))
