@@ -17,6 +17,7 @@ SAMPLE = (
     "mask: sees a sibling's first token",
     "routing: requests to other adapters",
     "cache: positions stand still",
+    "DoRA: gains of the step before",
 )
 
 
@@ -37,5 +38,5 @@ def test_a_break_is_noticed(name: str) -> None:
 def test_nothing_is_noticed_where_nothing_is_broken() -> None:
     from contextlib import nullcontext
 
-    for by in ("hand", "long", "shared", "score", "adapters", "write", "seats"):
+    for by in ("hand", "long", "shared", "dora", "score", "adapters", "write", "seats"):
         assert not sabotage.noticed(sabotage.Break("nothing", by, nullcontext), torch.float32), by

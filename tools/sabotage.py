@@ -53,7 +53,7 @@ WORTH = 3.0  # times the model's own rounding
 
 @dataclass(frozen=True)
 class Break:
-    """One break: its name, what notices it (hand, long, shared, dora, score, adapters, write, seats), and how it is made."""
+    """One break: its name, what notices it (a form, dora, score, adapters, write, seats), and how it is made."""
 
     name: str
     by: str
