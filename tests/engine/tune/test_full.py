@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from architectures.odd import ODD
+from architectures.tiny import build
 from lane_models import examples, tiny
 from potentia.engine.tune.full import FullTrainer
+from potentia.engine.tune.passes import LANE, SHARED
 from potentia.engine.tune.schedule import LaneSpec, Schedule, data_order
 from potentia.errors import TuningError
 
@@ -149,3 +152,19 @@ def test_a_broken_state_file_is_found_out_and_the_job_starts_over(tmp_path) -> N
         seen: list[int] = []
         assert trainer.train(data, RECIPE, on_step=lambda step: seen.append(step.step)) == whole
     assert len(seen) == len(whole)
+
+
+def test_a_head_that_reads_tokens_is_tuned_by_its_own_forward() -> None:
+    """Found before: the tail ran at target positions without their tokens, silently."""
+    data, recipe = examples(24, high=40), Schedule(epochs=1, batch=8, learning_rate=2e-4, warmup_steps=1)
+    with FullTrainer(ODD["a head that reads tokens"]()) as trainer:
+        trainer.train(data, recipe)
+        assert (trainer.form, trainer.record["training"]["form"]) == (LANE, LANE)
+        assert trainer.record["training"]["distance"]["lane"] < 1e-4
+
+
+def test_rows_that_change_others_are_kept_apart_in_full_tuning() -> None:
+    with FullTrainer(build("phi3+longrope").to(torch.bfloat16)) as trainer:
+        trainer.train(examples(24, high=40), Schedule(epochs=1, batch=8, learning_rate=2e-4, warmup_steps=1))
+        assert trainer.form == SHARED
+        assert trainer.plan.divides == (24,)

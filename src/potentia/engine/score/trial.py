@@ -27,6 +27,7 @@ from potentia.engine.score.forest import Forest, Strand, batches, plant
 from potentia.engine.score.generate import Draft
 from potentia.engine.score.network import Network, log_softmax
 from potentia.engine.twin import twin
+from potentia.timing import spending
 
 if TYPE_CHECKING:
     from potentia.engine.loading import LoadedModel
@@ -126,7 +127,8 @@ class Trials:
         """Try a path for a range of lengths, once for the bare model and once for adapters."""
         if name not in self.checked:
             try:
-                self.checked[name] = self._judge(name, owners, trial)
+                with spending("check"):
+                    self.checked[name] = self._judge(name, owners, trial)
             except Exception as error:  # a model may answer anything to inputs that it was not made for
                 if out_of_memory(error):
                     raise

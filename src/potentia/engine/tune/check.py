@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -35,7 +35,17 @@ from potentia.engine.tune.block import Blocks
 from potentia.engine.tune.dropout import keep_mask, token_keys
 from potentia.engine.tune.lane_layers import plain_weight
 from potentia.engine.tune.layout import lay
-from potentia.engine.tune.passes import LANE, ROW, SHARED, Lesson, find_divides, run_step
+from potentia.engine.tune.passes import (
+    LANE,
+    ROW,
+    SHARED,
+    Lesson,
+    assemble,
+    backpropagate,
+    divided,
+    find_divides,
+    run_step,
+)
 from potentia.engine.tune.planner import PassPlan
 from potentia.engine.tune.schedule import LaneSpec, LoraConfig, Schedule
 from potentia.engine.tune.static import StaticPass, place
@@ -316,6 +326,76 @@ def trial_rows(specs: Sequence[LaneSpec], limit: int | None, draw: int = 0) -> l
             for at, (ids, start) in enumerate(texts)
         ]
     return rows
+
+
+# ---- all weights ----------------------------------------------------------------------------------------------------
+
+
+def check_full(model: nn.Module, spec: LaneSpec, limit: int | None, forms: Sequence[str]) -> Verdict:
+    """Find the first form of full tuning whose loss and gradients of all weights are those of each row alone."""
+    began = time.monotonic()
+    split, verdict, told = SplitModel(model), Verdict(), ""
+
+    def off(rows: Sequence[Lesson], form: str) -> Distance:
+        plan = PassPlan(1, 1 << 40, 1 << 40, divides=verdict.divides)
+        truth = _full_gradients(model, lambda: sum(_own_loss(model, row) for row in rows))
+        ours = _full_gradients(model, lambda: _loss_in_passes(split, divided(rows, plan, form), whole=form != SHARED))
+        return _full_distance(ours, truth)
+
+    for form in forms:
+        for draw in range(DRAWS):
+            rows = [replace(row, slot=0) for row in trial_rows([spec], limit, draw)]
+            distance = off(rows, form)
+            if not distance.within(WHOLE_BITS) and not verdict.divides:
+                verdict.divides = find_divides(split, max(len(row.ids) for row in rows))
+                distance = off(rows, form)
+            if distance.within(WHOLE_BITS):
+                verdict.form = form
+                verdict.facts |= {"distance": _plain(distance), "seconds": round(time.monotonic() - began, 3)}
+                return verdict
+            told = str(distance)
+        log.warning("%s: full tuning is not run as %s: %s", type(model).__name__, form, told)
+    raise TuningError(f"{type(model).__name__} cannot be tuned here: {told}", hint="potentia models check MODEL")
+
+
+def _own_loss(model: nn.Module, row: Lesson) -> float:
+    """Go back through the model's own forward and cross-entropy of one row alone; returns its loss."""
+    ids = torch.from_numpy(row.ids).to(next(model.parameters()).device)
+    logits = model(input_ids=ids[None], use_cache=False).logits[0, row.first_target - 1 : -1]
+    loss = nn.functional.cross_entropy(logits.float(), ids[row.first_target :], reduction="sum") * row.weight
+    torch.autograd.backward(loss)
+    return float(loss)
+
+
+def _loss_in_passes(split: SplitModel, passes: Sequence[tuple[list[Lesson], int]], *, whole: bool) -> float:
+    total = 0.0
+    for rows, length in passes:
+        batch = assemble(rows, length, next(split.model.parameters()).device, dropout=False)
+        total += float((backpropagate(split, batch, whole=whole) * batch.weights).sum())
+    return total
+
+
+def _full_gradients(model: nn.Module, run: Callable[[], float]) -> Gradients:
+    """Return the loss that ``run`` tells, and the gradient of all weights that it leaves, as one row."""
+    parameters = list(model.parameters())
+    asked = [parameter.requires_grad for parameter in parameters]
+    try:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+            parameter.grad = None
+        loss = torch.tensor(run())
+        slopes = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        return loss, torch.cat([slope.float().flatten() for slope in slopes])
+    finally:
+        for parameter, flag in zip(parameters, asked, strict=True):
+            parameter.grad = None
+            parameter.requires_grad_(flag)
+
+
+def _full_distance(ours: Gradients, judge: Gradients) -> Distance:
+    loss = (ours[0] - judge[0]).abs() / judge[0].abs()
+    gap = torch.linalg.vector_norm(ours[1] - judge[1]) / torch.linalg.vector_norm(judge[1])
+    return Distance(float(loss), float(gap), float(gap))
 
 
 # ---- the judge ------------------------------------------------------------------------------------------------------

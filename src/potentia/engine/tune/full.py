@@ -1,7 +1,8 @@
 """Full fine-tuning: all weights of one model, one job at a time (``method: full``).
 
 The recipe of "Training on the test task" (appendix B.2): AdamW with β 0.9 and 0.95, weight decay on matrices
-alone (norms and biases are spared, as Trainer does), linear warm-up, cosine to a floor, clipping, batch 64. Weights
+alone (norms and biases are spared, as Trainer does), linear warm-up, cosine to a floor, clipping, batch 64. Losses and
+gradients are first compared with those of each row alone through the model's own code (``check``). Weights
 in half precision are updated through float32 masters. The base's own dropout stays off, as in lanes. The loss is the
 mean over all target tokens of the effective batch, whatever the micro-batches.
 
@@ -27,13 +28,15 @@ from potentia.engine.memory import out_of_memory
 from potentia.engine.quantised import is_quantised
 from potentia.engine.split import SplitModel
 from potentia.engine.spread import room_for_passes
+from potentia.engine.tune.check import check_full
 from potentia.engine.tune.checkpoint_file import Snapshots
 from potentia.engine.tune.examples import TokenisedExamples
-from potentia.engine.tune.passes import Lesson, assemble, backpropagate, cut, find_divides, recomputing
+from potentia.engine.tune.passes import LANE, ROW, SHARED, Lesson, assemble, backpropagate, divided, recomputing
 from potentia.engine.tune.planner import PassPlan, make_plan, token_bytes
 from potentia.engine.tune.schedule import LaneSpec, Schedule, data_order
 from potentia.engine.twin import twin
 from potentia.errors import TuningError
+from potentia.timing import spending
 
 MOST_BYTES = 16 << 30
 SNAPSHOT_SECONDS = 30.0
@@ -65,6 +68,8 @@ class FullTrainer:
         self.token_budget, self.workspace = token_budget, workspace
         self.fingerprint: str = getattr(loaded, "fingerprint", "")
         self.plan: PassPlan | None = None
+        self.record: dict[str, Any] = getattr(loaded, "record", {})  # how tuning was checked, for manifests
+        self.form, self._divides, self._checked = SHARED, (), 0  # what the check found, up to which length
         self.steps: list[FullStep] = []  # of the job under way
         self._parameters = list(self.model.parameters())  # a tied weight appears once
         self._originals = [parameter.detach().to("cpu", copy=True) for parameter in self._parameters]
@@ -178,9 +183,18 @@ class FullTrainer:
             token_bytes=2 * token_bytes(config, first.element_size()),
             token_budget=self.token_budget,
         )
-        with twin(self.model) as judge:
-            divides = find_divides(SplitModel(judge.model), min(self.limit or 1 << 30, spec.longest))
-        return replace(plan, divides=divides)
+        return replace(plan, divides=self._check(spec, (SHARED, LANE, ROW)))
+
+    def _check(self, spec: LaneSpec, forms: Sequence[str]) -> tuple[int, ...]:
+        """Find the first form whose losses and gradients are the model's own; returns lengths that keep rows apart."""
+        longest = min(self.limit or 1 << 30, spec.longest)
+        if self._checked >= longest and self.form in forms:
+            return self._divides
+        with spending("check"), twin(self.model) as judge:
+            found = check_full(judge.model, spec, self.limit, forms)
+        self.form, self._divides, self._checked = found.form, found.divides, longest
+        self.record["training"] = found.as_dict()
+        return found.divides
 
     def _rows(self, spec: LaneSpec, step: int) -> list[Lesson]:
         epoch, at = divmod(step, spec.steps_per_epoch)
@@ -215,9 +229,9 @@ class FullTrainer:
         device = self._parameters[0].device
         total = torch.zeros((), device=device)
         with recomputing(self.model, plan.checkpointing):
-            for chosen, length in cut(rows, plan):
+            for chosen, length in divided(rows, plan, self.form):
                 batch = assemble(chosen, length, device, dropout=False)
-                values = backpropagate(self.split, batch)
+                values = backpropagate(self.split, batch, whole=self.form != SHARED)
                 total += (values * batch.weights).sum()
         return float(total)
 

@@ -32,6 +32,7 @@ from potentia.engine.tune.lane_run import LaneRun
 from potentia.engine.tune.planner import PassPlan
 from potentia.engine.tune.schedule import LaneSpec, LoraConfig
 from potentia.errors import InputError, TuningError
+from potentia.timing import spending
 
 
 class LaneTrainer:
@@ -136,9 +137,10 @@ class LaneTrainer:
             self._bank.close()
             self._bank = None
             self._resident.clear()
-        verdict = check_lanes(
-            self.model, lora, specs, static=self.static, limit=self.limit, recompute=bool(self.recompute)
-        )
+        with spending("check"):
+            verdict = check_lanes(
+                self.model, lora, specs, static=self.static, limit=self.limit, recompute=bool(self.recompute)
+            )
         self._verdicts[lora] = replace(verdict, longest=longest)
         self.record["training"] = verdict.as_dict()
 

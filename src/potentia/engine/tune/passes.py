@@ -105,7 +105,7 @@ def run_step(
     losses = torch.zeros(bank.slots + 1, device=bank.device)
     dropout, alone = bank.lora.dropout > 0, form != SHARED
     with usual_attention(bank.device), recomputing(split.model, plan.checkpointing):
-        for chosen, length in _divided(rows, plan, form):
+        for chosen, length in divided(rows, plan, form):
             batch = assemble(chosen, length, bank.device, dropout)
             with bank.training_rows(batch.owners, batch.keys, alone=alone):
                 values = backpropagate(split, batch, whole=alone)
@@ -113,7 +113,7 @@ def run_step(
     return losses
 
 
-def _divided(rows: Sequence[Lesson], plan: PassPlan, form: str) -> list[tuple[list[Lesson], int]]:
+def divided(rows: Sequence[Lesson], plan: PassPlan, form: str) -> list[tuple[list[Lesson], int]]:
     """Divide the rows of a step into passes as a form wants them: of all lanes, of one lane, or each by itself."""
     if form == ROW:
         return [([row], len(row.ids)) for row in rows]

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from potentia.engine.spread import find_blocks
 from potentia.engine.tune.examples import TokenisedExamples
 from potentia.engine.tune.full import DivergedError, FullStep, FullTrainer, adamw
-from potentia.engine.tune.passes import Lesson
+from potentia.engine.tune.passes import LANE, ROW, Lesson
 from potentia.engine.tune.schedule import LaneSpec, Schedule
 from potentia.errors import TuningError
 from potentia.processes import leave_with_parent
@@ -68,7 +68,9 @@ class ShardedTrainer(FullTrainer):
         """Tune from the weights as they are; after the updates in ``checkpoints`` the caller may score the model."""
         spec = LaneSpec("full", examples, schedule, seed=seed)
         done = self.steps = []
-        with _Shards(self.model, self.shards, schedule, self.token_budget or PASS_TOKENS) as shards:
+        divides = self._check(spec, (LANE, ROW))
+        budget = 1 if divides or self.form == ROW else self.token_budget or PASS_TOKENS  # 1: each row by itself
+        with _Shards(self.model, self.shards, schedule, budget) as shards:
             while len(done) < spec.total_steps and not (stop is not None and stop()):
                 step = len(done)
                 rows = self._rows(spec, step)
@@ -227,7 +229,7 @@ class _Shard:
         size = max(1, self.budget // longest)
         total = torch.zeros((), device=self.device)
         for first in range(0, each, size):  # as many passes in every process: each gathers blocks from all
-            total += self._pass(own[first : first + size], longest)
+            total += self._pass(own[first : first + size])
         torch.distributed.all_reduce(total)
         clip = self.schedule.clip if self.schedule.clip > 0 else math.inf
         norm = nn.utils.clip_grad_norm_(self.parameters, clip)
@@ -238,9 +240,9 @@ class _Shard:
         self.optimizer.zero_grad(set_to_none=True)
         return float(total), float(norm)
 
-    def _pass(self, rows: Sequence[Lesson], longest: int) -> Tensor:
+    def _pass(self, rows: Sequence[Lesson]) -> Tensor:
         """Add the gradients of some rows; without any, of a text that counts for nothing."""
-        ids = np.zeros((max(1, len(rows)), longest if rows else 2), np.int64)
+        ids = np.zeros((max(1, len(rows)), max((len(row.ids) for row in rows), default=2)), np.int64)
         weights = np.zeros(ids.shape, np.float32)
         for at, row in enumerate(rows):
             ids[at, : len(row.ids)] = row.ids
