@@ -34,8 +34,8 @@ def test_a_sound_model_is_right_in_both_dtypes(folder: str) -> None:
 
 
 def test_a_wrong_adapter_is_refused(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = lane_layers._share_back
-    monkeypatch.setattr(lane_layers, "_share_back", lambda ctx, slope, base: own(ctx, slope * 1.02, base))
+    own = lane_layers._share
+    monkeypatch.setattr(lane_layers, "_share", lambda ctx, x, *rest, into: own(ctx, x * 1.02, *rest, into=into))
     done = CliRunner().invoke(app, ["models", "check", folder, "--device", "cpu"])
     assert done.exit_code != 0
 

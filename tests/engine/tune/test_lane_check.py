@@ -13,9 +13,10 @@ from architectures.odd import ODD
 from architectures.tiny import build
 from architectures.tune import by_peft, distance, read_back
 from lane_models import examples, spec, tiny
+from potentia.engine.operations import plain
 from potentia.engine.tune import LaneSpec, LaneTrainer, LoraConfig, Schedule
 from potentia.engine.tune.check import HAND, LONG, check_lanes
-from potentia.engine.tune.passes import LANE, SHARED
+from potentia.engine.tune.passes import LANE, ROW, SHARED
 from potentia.errors import TuningError
 
 # which form is right: without static passes, and with them
@@ -89,17 +90,40 @@ def test_a_fall_back_is_told_with_its_cost(caplog: pytest.LogCaptureFixture) -> 
     assert not caplog.text
 
 
-def test_a_model_that_no_form_computes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_no_form_computes_is_tuned_row_by_row_by_its_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
     from potentia.engine.tune import lane_layers
 
+    lanes = specs()
     own = lane_layers._share_back
+    monkeypatch.setattr(lane_layers, "_share_back", lambda ctx, slope, base: own(ctx, slope * 1.05, base))
+    model = tiny("llama")
+    with LaneTrainer(model) as trainer:
+        trainer.train(lanes)
+        assert trainer.record["training"]["form"] == ROW
+        assert "gradients by" in trainer.record["training"]["not_taken"][SHARED]
+        ours = trainer.adapter_state(lanes[0].key)
+        bank = trainer.bank(lanes[0].lora, trainer.plan.slots)
+        start = bank.state(bank.fresh(lanes[0].seed))
+    assert distance(ours, by_peft(tiny("llama"), lanes[0], start, bank), start) < 2e-3
 
-    def wrong(ctx, slope, base):
-        return own(ctx, slope * 1.05, base)
 
-    monkeypatch.setattr(lane_layers, "_share_back", wrong)
-    with pytest.raises(TuningError, match="gradients by"):
+def test_wrong_updates_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = plain.update_
+
+    def wrong(weights: torch.Tensor, *rest: torch.Tensor) -> None:
+        own(weights, *rest)
+        weights[:-1] += 1e-5
+
+    monkeypatch.setattr(plain, "update_", wrong)
+    with pytest.raises(TuningError, match="updates are off"):
         check_lanes(tiny("llama"), specs()[0].lora, specs(), static=False)
+
+
+@pytest.mark.parametrize("case", ["doge+moe", "flex_olmo", "beam", "gemma4_text+moe"])
+def test_bfloat16_is_no_farther_off_than_pefts(case: str) -> None:
+    """Found before: up to 8 times as far, by a router's near ties."""
+    facts = check_lanes(build(case).to(torch.bfloat16), specs()[0].lora, specs(), static=False, limit=96).facts
+    assert facts["distance_in_few_bits"]["lane"] <= max(1.5 * facts["own_rounding"]["lane"], 0.02)
 
 
 def test_the_check_of_a_small_model_takes_no_second() -> None:

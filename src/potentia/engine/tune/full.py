@@ -69,7 +69,8 @@ class FullTrainer:
         self.fingerprint: str = getattr(loaded, "fingerprint", "")
         self.plan: PassPlan | None = None
         self.record: dict[str, Any] = getattr(loaded, "record", {})  # how tuning was checked, for manifests
-        self.form, self._divides, self._checked = SHARED, (), 0  # what the check found, up to which length
+        self.form, self._checked = SHARED, 0  # what the check found, up to which length
+        self._divides: tuple[int, ...] = ()
         self.steps: list[FullStep] = []  # of the job under way
         self._parameters = list(self.model.parameters())  # a tied weight appears once
         self._originals = [parameter.detach().to("cpu", copy=True) for parameter in self._parameters]

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from potentia.engine.split import SplitModel
 from potentia.engine.tune.adapters import AdapterBank
 from potentia.engine.tune.dropout import token_keys
+from potentia.engine.tune.judge import own_gradients
 from potentia.engine.tune.planner import PassPlan, pack
 
 Ints = npt.NDArray[np.int64]
@@ -102,6 +103,11 @@ def run_step(
 
     Rows must come slot by slot. Within a pass they keep that order, so a lane's gradients are added in one fixed order.
     """
+    if form == ROW:
+        with recomputing(split.model, plan.checkpointing):
+            losses, found = own_gradients(split.model, bank, rows)
+        bank.grads += found
+        return losses
     losses = torch.zeros(bank.slots + 1, device=bank.device)
     dropout, alone = bank.lora.dropout > 0, form != SHARED
     with usual_attention(bank.device), recomputing(split.model, plan.checkpointing):

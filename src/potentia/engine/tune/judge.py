@@ -1,0 +1,122 @@
+"""The judge: rows alone through the model's own forward, cross-entropy and autograd, with adapters put on by hooks.
+
+Nothing here is fast and nothing is shared with the forms that are compared with it (``check``); where no form is right,
+lanes are trained by the judge itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from potentia.engine.spread import beside
+from potentia.engine.tune.adapters import AdapterBank, Site
+from potentia.engine.tune.dropout import keep_mask, token_keys
+from potentia.engine.tune.lane_layers import plain_weight
+
+if TYPE_CHECKING:
+    from potentia.engine.tune.passes import Lesson
+
+Gradients = tuple[Tensor, Tensor]  # losses by slot, and gradients (slots + 1, P)
+
+
+def own_gradients(model: nn.Module, bank: AdapterBank, rows: Sequence[Lesson], *, padding: int = 0) -> Gradients:
+    """Return losses and gradients of each row alone through the model's own forward, cross-entropy and autograd."""
+    losses = torch.zeros(bank.slots + 1, device=bank.device)
+    grads = torch.zeros_like(bank.weights)
+    with bank.suspended(), torch.enable_grad():
+        for row in rows:
+            leaf = bank.weights[row.slot].detach().clone().requires_grad_()
+            ids = torch.from_numpy(np.concatenate([row.ids, np.zeros(padding, np.int64)])).to(bank.device)
+            with _plain_adapters(bank, leaf, row):
+                logits = model(input_ids=ids[None], use_cache=False).logits[0, row.first_target - 1 : len(row.ids) - 1]
+            wanted = ids[row.first_target : len(row.ids)]
+            loss = nn.functional.cross_entropy(logits.float(), wanted, reduction="sum") * row.weight
+            (slope,) = torch.autograd.grad(loss, leaf, allow_unused=True)
+            if slope is not None:
+                grads[row.slot] += slope
+            losses[row.slot] += loss.detach()
+    return losses, grads
+
+
+@contextmanager
+def _plain_adapters(bank: AdapterBank, leaf: Tensor, row: Lesson) -> Iterator[None]:
+    """Put one lane's adapters on by hooks, as PEFT computes them: y + s · dropout(x) A B."""
+    modules = dict(bank.model.named_modules())
+    with ExitStack() as stack:
+        for site in bank.sites:
+            a, b = (part[0] for part in bank.views(leaf[None], site))
+            if site.experts:
+                name, parameter = bank.stacked_at[site.index]
+                stack.enter_context(_stacked(modules[name], parameter, site, a, b))
+            else:
+                hook = _Hook(bank, site, a, b, row)
+                if bank.lora.kind == "dora":
+                    hook = _DoraHook(bank, site, a, b, row, bank.magnitudes(leaf[None], site)[0])
+                stack.callback(modules[site.name].register_forward_hook(hook).remove)
+        yield
+
+
+class _Hook:
+    """Adds a layer's adapter to its output."""
+
+    def __init__(self, bank: AdapterBank, site: Site, a: Tensor, b: Tensor, row: Lesson) -> None:
+        self.bank, self.site, self.a, self.b, self.row = bank, site, a, b, row
+
+    def __call__(self, _: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
+        x: Tensor = inputs[0].to(self.bank.dtype)
+        a, b = (beside(part.to(x.dtype), x) for part in (self.a, self.b))
+        return out + self._share(self._dropped(x), a, b).to(out.dtype)
+
+    def _share(self, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return x @ a @ b * self.site.scale
+
+    def _dropped(self, x: Tensor) -> Tensor:
+        p = self.bank.lora.dropout
+        if p == 0:
+            return x
+        row = self.row
+        seed, step, place = (np.array([value]) for value in (row.seed, row.step, row.place))
+        order = np.arange(x.numel() // x.shape[-1]) % len(row.ids)
+        keys = beside(torch.from_numpy(token_keys(seed, step, place, order)).to(self.bank.device), x)
+        return x * keep_mask(keys, self.site.index, x.shape[-1], p).view_as(x).to(x.dtype) / (1 - p)
+
+
+class _DoraHook(_Hook):
+    """Adds DoRA's adapter: (g − 1) · x W + g · s · x A B, where g = m / ‖W + s · A B‖."""
+
+    def __init__(self, bank: AdapterBank, site: Site, a: Tensor, b: Tensor, row: Lesson, m: Tensor) -> None:
+        super().__init__(bank, site, a, b, row)
+        weight = plain_weight(bank.model.get_submodule(site.name))
+        assert weight is not None
+        self.weight = weight
+        norms = torch.linalg.norm(weight.float() + beside((a @ b).detach() * site.scale, weight), dim=0)
+        self.gains = beside(m, weight) / norms
+
+    def _share(self, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        gains: Tensor = self.gains.to(x.dtype)
+        return (gains - 1) * (x @ self.weight) + gains * super()._share(x, a, b)
+
+
+@contextmanager
+def _stacked(module: nn.Module, name: str, site: Site, a: Tensor, b: Tensor) -> Iterator[None]:
+    """Put W + s · B A in the place of a stacked parameter: experts side by side in A's columns, apart in B's rows."""
+    own = module._parameters[name]
+    assert own is not None
+    each = site.rank // site.experts
+    a, b = (beside(part.to(own.dtype), own) for part in (a, b))
+    a, b = a.view(site.fan_in, site.experts, each), b.view(each, site.experts, site.fan_out)
+    order = "ier,reo->eoi" if site.out_first else "ier,reo->eio"
+    tuned = own + torch.einsum(order, a, b).reshape(own.shape) * site.scale
+    del module._parameters[name]
+    module.__dict__[name] = tuned
+    try:
+        yield
+    finally:
+        module.__dict__.pop(name, None)
+        module._parameters[name] = own
