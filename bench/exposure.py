@@ -1,13 +1,13 @@
-"""Does the probe find models that saw a test? Copies exposed on purpose, in eight ways, on a CPU or on real models.
+"""Does the probe find models that saw a test? Copies exposed on purpose, in many ways, on a CPU or on real models.
 
     python bench/exposure.py --out exposure
     python bench/exposure.py --out exposure --device cuda --models models --data ../shared/data/benchmarks --workers 5
 
-Every model gets a copy for each way, tuned by adapters that are merged: on the documents of some tasks that the probe
-will read, on other documents of these tasks, on their test documents, and so on (``WAYS``). Originals and copies are
-probed on all tasks, shown or not, as a study does. ``probes.jsonl`` holds what was recorded with the planted truth;
-printed is what ``potentia analyze exposure`` makes of it. The zoo takes some five minutes of one core, five real models
-on an H200 as long. ``--calibrate`` puts the measures into the calibration that the package ships.
+Every model gets a copy for each way: tuned on the documents of some tasks that the probe will read, on other documents
+of these tasks, on their test documents, and so on (``WAYS``), by the loss of whole texts and by that of answers.
+Originals and copies are probed on all tasks, shown or not, as a study does. ``probes-MODEL.jsonl`` holds what was
+recorded with the planted truth, written copy by copy; printed is what ``potentia analyze exposure`` makes of it.
+``--calibrate`` puts the measures into the calibration that the package ships.
 """
 
 from __future__ import annotations
@@ -16,30 +16,24 @@ import argparse
 import csv
 import json
 import sys
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from rich.progress import track
+from torch import nn
 
 from potentia import engine, tasks, zoo
-from potentia.analysis.test_task.seen import (
-    CLEAN_FAMILIES,
-    PLANTED,
-    Planted,
-    Reading,
-    measure_signs,
-    planted,
-    ways_table,
-)
+from potentia.analysis.test_task.seen import PLANTED, Measures, Planted, Reading, measure_signs, planted, ways_table
 from potentia.engine.tune import LaneSpec, LaneTrainer, LoraConfig, Schedule, encode_examples
-from potentia.run.probe import Probing
+from potentia.run.probe import ALPHA, LOSS, RANK, Probing
 from potentia.study import Caps, Probe
 from potentia.tasks import Task
 from potentia.values.findings import written
@@ -52,9 +46,10 @@ WAYS = {
     "once": "as `same`, once",
     "tenth": "as `same`, a tenth of the documents",
     "form": "as `same`, in another prompt form",
-    "related": "a related task, three times",
     "buried": "as `same`, then plain text",
+    "related": "a related task, three times",
 }
+WAYS |= {f"{way} answers": f"{what}, loss on the answers" for way, what in WAYS.items()}
 EPOCHS = 3
 
 
@@ -77,13 +72,14 @@ class World:
     plain_documents: int
 
 
-def small_world(folder: Path, seed: int) -> World:
-    """Lay out the zoo: two sizes of four families; two thirds of the tasks are shown, by the seed."""
+def small_world(given: argparse.Namespace) -> World:
+    """Lay out the zoo: two sizes of four families; half of the tasks are shown, by the seed."""
+    folder = given.out
     chosen = [m for m in zoo.models("base") if m.name.rpartition("-")[2] in ("96k", "237k")]
     folders = zoo.model_folders(folder / "models", [m.name for m in chosen])
     files = zoo.task_folder(folder / "tasks")
     names = ["ask", "record", "table", "beside", "fix", "both", "claim", "owner"]
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(given.seed)
     shown = tuple(rng.permutation(names)[:4].tolist())
     partner = {"ask": "table", "table": "ask", "record": "claim", "claim": "record", "beside": "owner",
                "owner": "beside", "fix": "both", "both": "fix"}  # fmt: skip
@@ -101,7 +97,7 @@ def small_world(folder: Path, seed: int) -> World:
         {name: partner[name] for name in shown},
         {name: load(name) for name in names},
         load("chronicle"),
-        Probe(on=True, documents=128, learning_rate=2e-3),
+        Probe(on=True, documents=given.documents, learning_rate=2e-3),
         2e-3,
         8,
         400,
@@ -109,8 +105,9 @@ def small_world(folder: Path, seed: int) -> World:
     )
 
 
-def real_world(models: Path, data: Path) -> World:
+def real_world(given: argparse.Namespace) -> World:
     """Take every model folder, and tasks that the method was not chosen on."""
+    models, data = given.models, given.data
     caps = Caps(train=2000, validation=300, test=500)
     related = {"arc_easy": "arc_challenge", "cola": "sst2", "mrpc": "rte", "piqa": "openbookqa"}
     shown = tuple(related)
@@ -130,7 +127,7 @@ def real_world(models: Path, data: Path) -> World:
         related,
         {name: load(name) for name in related.values()},
         plain,
-        Probe(on=True),
+        Probe(on=True, documents=given.documents),
         5e-4,
         16,
         300,
@@ -157,7 +154,7 @@ def shown_texts(world: World, way: str) -> list[Example]:
             other, ids = world.forms[name], {doc.id for doc in same}
             if other is None:
                 answers = [text.continuation for text in task.examples(same)]
-                found += [Example("", f"{doc['about']} :{answer}") for doc, answer in zip(same, answers, strict=True)]
+                found += [Example(f"{doc['about']} :", answer) for doc, answer in zip(same, answers, strict=True)]
             else:
                 found += other.examples([doc for doc in other.documents("train") if doc.id in ids])
         elif way == "related":
@@ -168,85 +165,88 @@ def shown_texts(world: World, way: str) -> list[Example]:
     return found
 
 
-def make_copies(world: World, source: Path, folder: Path, device: str) -> dict[str, tuple[str, ...]]:
-    """Tune the adapters of all ways at once; returns the adapter folders of each."""
-    loaded = engine.load(str(source), device=device)
-    made: dict[str, tuple[str, ...]] = {}
-    try:
-        with LaneTrainer(loaded) as trainer:
-            lanes = []
-            for way in (way for way in WAYS if way != "buried"):
-                texts = shown_texts(world, way)
-                lanes.append(_lane(world, loaded, way, texts, 1 if way == "once" else EPOCHS))
-            trainer.train(lanes)
-            for way in (lane.key for lane in lanes):
-                trainer.save_peft(way, folder / way)
-                made[way] = (str(folder / way),)
-    finally:
-        loaded.close()
-    if world.plain is None:
-        return made
-    copy = engine.load(str(source), device=device, adapters=made["same"])
-    try:
-        with LaneTrainer(copy) as trainer:
-            texts = world.plain.examples(list(world.plain.documents("train"))[: world.plain_documents])
-            trainer.train([_lane(world, copy, "buried", texts, 1)])
-            trainer.save_peft("buried", folder / "buried")
-            made["buried"] = (*made["same"], str(folder / "buried"))
-    finally:
-        copy.close()
-    return made
-
-
-def _lane(world: World, loaded: Any, key: str, texts: list[Example], epochs: int) -> LaneSpec:
-    encoded = encode_examples(loaded.encoder, texts, end_id=loaded.tokenizer.eos_token_id)
-    schedule = Schedule(epochs, world.batch, world.rate, max_tokens=512)
-    return LaneSpec(key, encoded, schedule, LoraConfig(16, 32, 0.0, ("all-linear",)))
-
-
-def probe_all(given: argparse.Namespace, file: Path) -> None:
+def probe_all(given: argparse.Namespace) -> None:
     """Write the probe of every original and copy on every task, with the truth; each model in a process."""
     names = list(world_of(given).models)
-    with get_context("spawn").Pool(given.workers) as pool, file.open("w") as out:
-        made = pool.imap_unordered(partial(probe_model, given), names)
-        for lines in track(made, total=len(names), description="models"):
-            out.writelines(json.dumps(line) + "\n" for line in lines)
-            out.flush()
+    with get_context("spawn").Pool(given.workers) as pool:
+        for _ in track(pool.imap_unordered(partial(probe_model, given), names), total=len(names), description="models"):
+            pass
 
 
 def world_of(given: argparse.Namespace) -> World:
     """Lay out what is asked for."""
-    return real_world(given.models, given.data) if given.models else small_world(given.out, given.seed)
+    return real_world(given) if given.models else small_world(given)
 
 
-def probe_model(given: argparse.Namespace, name: str) -> list[dict[str, Any]]:
-    """Probe one model and its copies."""
-    world, device = world_of(given), given.device
+def probe_model(given: argparse.Namespace, name: str) -> None:
+    """Probe one model and its copies, one after another: their adapters are merged into its weights and taken out."""
+    world, until = world_of(given), time.monotonic() + 60 * given.minutes
     family, source = world.models[name]
-    lines: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        copies: dict[str, tuple[str, ...]] = {"": ()}
-        if not given.only or name in given.only:
-            copies |= make_copies(world, source, Path(folder), device)
-        for way, adapters in copies.items():
-            loaded = engine.load(str(source), device=device, adapters=adapters)
-            try:
-                made = Probing(loaded, world.probed, world.probe).run()
-            finally:
-                loaded.close()
-            for task, record in made.items():
+    loaded = engine.load(str(source), device=given.device)
+    with (given.out / f"probes-{name}.jsonl").open("w") as out, LaneTrainer(loaded) as trainer:
+
+        def probe(way: str) -> None:
+            for task, record in Probing(loaded, world.probed, world.probe, loss=given.loss).run(trainer).items():
                 seen = _seen(world, name, way, task)
-                lines.append(
-                    {"model": name, "family": family, "task": task, "copy": way, "seen": seen, "probe": record}
-                )
-    return lines
+                line = {"model": name, "family": family, "task": task, "copy": way, "seen": seen, "probe": record}
+                out.write(json.dumps(line) + "\n")
+            out.flush()
+
+        probe("")
+        if given.only and name not in given.only:
+            return
+        lanes = [_lane(world, loaded, way) for way in given.ways if not way.startswith("buried")]
+        trainer.train(lanes)
+        adapters = {lane.key: trainer.adapter_state(lane.key) for lane in lanes}
+        for way in given.ways:
+            if time.monotonic() > until:
+                print(f"{name}: no time for {way}")
+                break
+            first = way.replace("buried", "same")
+            with merged(loaded.model, adapters[first]):
+                if way == first:
+                    probe(way)
+                    continue
+                trainer.train([_lane(world, loaded, way)])
+                with merged(loaded.model, trainer.adapter_state(way)):
+                    probe(way)
+
+
+@contextmanager
+def merged(model: nn.Module, adapter: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Add an adapter to the weights meanwhile."""
+    before: dict[nn.Parameter, torch.Tensor] = {}
+    for key in (key for key in adapter if "lora_A" in key):
+        name = key.removeprefix("base_model.model.").partition(".lora_A")[0]
+        weight = model.get_parameter(f"{name}.weight")
+        change = adapter[key.replace("lora_A", "lora_B")] @ adapter[key] * (ALPHA / RANK)
+        before[weight] = weight.detach().clone()
+        weight.data.add_(change.to(weight))
+    try:
+        yield
+    finally:
+        for weight, old in before.items():
+            weight.data.copy_(old)
+
+
+def _lane(world: World, loaded: Any, way: str) -> LaneSpec:
+    kind, _, answers = way.partition(" ")
+    texts = shown_texts(world, kind)
+    end = loaded.tokenizer.eos_token_id
+    if answers and end is not None:  # as the default recipe does
+        texts = [replace(text, end=True) for text in texts]
+    encoded = encode_examples(loaded.encoder, texts, end_id=end)
+    epochs = 1 if kind in ("once", "buried") else EPOCHS
+    loss = "completion" if answers and kind != "buried" else "text"
+    schedule = Schedule(epochs, world.batch, world.rate, loss=loss, max_tokens=512)
+    return LaneSpec(way, encoded, schedule, LoraConfig(RANK, ALPHA, 0.0, ("all-linear",)))
 
 
 def _seen(world: World, name: str, way: str, task: str) -> str:
     """Return the way in which a copy saw a task; empty where it did not."""
     seen = way if task in world.shown else ""
-    if way == "related" and task in world.related.values():
-        seen = "other" if task not in world.shown else "same and related"
+    if way.startswith("related") and task in world.related.values():
+        seen = way.replace("related", "other") if task not in world.shown else "same and related"
     if task in world.known[name]:
         seen = f"pretraining, {seen}" if seen else "pretraining"
     return seen
@@ -267,11 +267,10 @@ def judge(lines: Sequence[Mapping[str, Any]], source: str, least_families: int) 
         beside = {place: reading for place, reading in originals.items() if place[1] == task}
         beside[model, task] = readings[model, task, one["copy"]]
         for panel in ({"clean": list(families), "exposed": {m: t for m, t in known.items() if m != model}}, {}):
-            signs, _ = measure_signs(beside, families, least_families=least_families, calibrate=False, **panel)
+            signs, _ = measure_signs(beside, families, least_families=least_families, **panel)
             for sign in (sign for sign in signs if sign.model == model):
-                measures = (sign.left, sign.left_validation, sign.train_documents, sign.test_documents)
-                rounded = (round(x, 4) for x in measures)
-                found.append(Planted(source, model, one["family"], task, one["seen"], sign.reference, *rounded))
+                rounded = Measures(*(round(x, 4) for x in asdict(sign.measures).values()))
+                found.append(Planted(source, model, one["family"], task, one["seen"], sign.reference, rounded))
     return found
 
 
@@ -283,26 +282,32 @@ def main() -> int:
     parser.add_argument("--models", type=Path, help="a folder of model folders, for real copies")
     parser.add_argument("--data", type=Path, help="folder of benchmark splits, for real copies")
     parser.add_argument("--seed", type=int, default=0, help="which tasks of the zoo are shown")
+    parser.add_argument("--ways", nargs="*", default=list(WAYS), help="ways of exposure; all where absent")
+    parser.add_argument("--loss", choices=["text", "completion"], default=LOSS, help="what the probe learns by")
+    parser.add_argument("--documents", type=int, default=Probe().documents, help="of each split, for the probe")
     parser.add_argument("--only", nargs="*", help="models whose copies are made; all where absent")
     parser.add_argument("--workers", type=int, default=1, help="models at a time")
+    parser.add_argument("--minutes", type=float, default=60.0, help="no copy is begun later")
     parser.add_argument("--again", action="store_true", help="judge the probes that are there")
     parser.add_argument("--calibrate", action="store_true", help="put them into the calibration of the package")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    file, source = given.out / "probes.jsonl", "real" if given.models else f"zoo, tasks {given.seed}"
+    source = "real" if given.models else f"zoo, tasks {given.seed}"
     if not given.again:
         began = time.monotonic()
-        probe_all(given, file)
+        probe_all(given)
         print(f"made and probed in {time.monotonic() - began:,.0f} s")
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    files = sorted(given.out.glob("probes-*.jsonl"))
+    lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     lines = [line for line in lines if line["seen"] in ("", "pretraining", *WAYS)]  # seen in one way, or in none
-    rows = judge(lines, source, CLEAN_FAMILIES if given.models else 2)
+    rows = judge(lines, source, 3 if given.models else 2)
     if given.calibrate:
         every = [*(row for row in planted() if row.source != source), *rows]
+        flat = [{k: v for k, v in vars(row).items() if k != "measures"} | asdict(row.measures) for row in every]
         with PLANTED.open("w", encoding="utf-8", newline="") as out:
-            table = csv.DictWriter(out, [field.name for field in fields(Planted)])
+            table = csv.DictWriter(out, list(flat[0]))
             table.writeheader()
-            table.writerows(asdict(row) for row in every)
+            table.writerows(flat)
     for reference in ("declared clean", "unknown"):
         made = ways_table(rows, reference)
         print(f"\n{made.title}\n" + " | ".join(made.columns))

@@ -40,14 +40,18 @@ def ran(made: Study) -> tuple[dict, float]:
         return store.probes(study=made.name), store.cells()[0].score.value
 
 
-def test_losses_of_every_document_before_any_update_and_of_both_epochs(world: Path, tmp_path: Path) -> None:
+def test_both_losses_of_every_document_before_any_update_and_their_sums_after_each_epoch(
+    world: Path, tmp_path: Path
+) -> None:
     from potentia import engine, tasks
 
     made, score = ran(study(world, tmp_path / "on.db", probe={"on": True, "documents": 24, "learning_rate": 1e-2}))
     probe = made["base", "colours"]
-    assert probe["epoch_2"] < probe["epoch_1"]
-    assert sum(probe["after"]["nats"]) < sum(probe["validation"]["nats"])
-    assert [len(probe[split]["nats"]) for split in ("train", "validation", "test")] == [24, 12, 12]
+    for kind in ("text", "answer"):
+        assert [len(probe[split][kind]) for split in ("train", "validation", "test")] == [24, 12, 12]
+        falls = [sum(probe["train"][kind][:12]), *(probe[f"epoch_{k}"]["train"][kind] for k in (1, 2))]
+        assert falls[0] > falls[1] > falls[2]
+        assert probe["epoch_2"]["validation"][kind] < sum(probe["validation"][kind][:12])
 
     task = tasks.load(str(world / "colours.jsonl"))
     documents = task.documents("test")
@@ -56,16 +60,45 @@ def test_losses_of_every_document_before_any_update_and_of_both_epochs(world: Pa
     example = task.examples([documents[int(chosen[0])]])[0]
     import torch
 
-    text = example.context + example.continuation
-    ids = torch.tensor([loaded.tokenizer(text)["input_ids"]])
+    prompt = len(loaded.tokenizer(example.context)["input_ids"])
+    ids = torch.tensor([loaded.tokenizer(example.context + example.continuation)["input_ids"]])
     with torch.no_grad():
-        loss = loaded.model(ids, labels=ids).loss.item()
-    assert probe["test"]["bytes"][0] == len(text.encode())
-    assert probe["test"]["nats"][0] == pytest.approx(loss * probe["test"]["tokens"][0], abs=2e-3)
+        losses = torch.nn.functional.cross_entropy(loaded.model(ids).logits[0, :-1], ids[0, 1:], reduction="none")
+    assert probe["test"]["text"][0] == pytest.approx(losses.sum().item(), abs=2e-3)
+    assert probe["test"]["answer"][0] == pytest.approx(losses[prompt - 1 :].sum().item(), abs=2e-3)
+    sizes = {kind: values[0] for kind, values in probe["test"]["bytes"].items()}
+    answer = len(example.continuation.encode())
+    assert sizes == {"text": len(example.context.encode()) + answer, "answer": answer}
 
     without, same = ran(study(world, tmp_path / "off.db", probe=False))
     assert without == {}
     assert same == score
+
+
+def test_progress_of_the_probe_ends_at_its_total(world: Path) -> None:
+    from potentia import engine, tasks
+    from potentia.run.probe import Probing
+    from potentia.study import Probe
+
+    done, ended = [0, 0], []
+
+    def phase(name: str, total: int, **_: object) -> None:
+        ended.append(done.copy())
+        done[:] = [0, total]
+
+    def advance(amount: int) -> None:
+        done[0] += amount
+
+    def reach(amount: int) -> None:
+        done[0] = amount
+
+    loaded = engine.load(str(world / "base"), device="cpu")
+    task = tasks.load(str(world / "colours.jsonl"))
+    settings = Probe(on=True, documents=16)
+    Probing(loaded, {"colours": task}, settings, phase=phase, progress=advance, reach=reach).run()
+    phase("over", 0)
+    assert len(ended) == 3
+    assert all(reached == total for reached, total in ended)
 
 
 def test_by_default_it_is_made_where_it_costs_little(world: Path, tmp_path: Path) -> None:

@@ -117,6 +117,8 @@ class FineTuning:
                 self.lanes |= wave
                 self._train(wave)
                 wave = {lane.key: lane for lane in self._more_lanes()}
+            if isinstance(self.trainer, LaneTrainer) and self.auxiliary is None:
+                self.host.probe(names, self.trainer)
             for name in wanted:
                 try:
                     with spending("select"):

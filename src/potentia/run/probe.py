@@ -1,10 +1,12 @@
 """The probe: a short fine-tuning of every model on every task, the same in all studies: what is left to learn.
 
 A model that has seen a test's kind of text has little left to learn from it, and a model that has seen these very
-documents predicts them better than others like them. So before a row is tuned, one lane a task takes two epochs over a
-fixed list of documents at a fixed low rate, rank and batch, by the loss of the whole text and without dropout. Kept are
-the mean training losses of both epochs, the validation loss before and after, and the loss of every document of all
-three splits before any update: all that is ever done with test documents here, and nothing is chosen by it.
+documents predicts them better than others like them. So beside the lanes of a row, one lane a task takes two epochs
+over a fixed list of documents at a fixed low rate, rank and batch, by the loss of the whole text and without dropout.
+Kept are two losses, of the whole text and of its answer alone: of every document of all three splits before any update,
+and summed over training and validation documents after each epoch. That is all that is ever done with test documents
+here, and nothing is chosen by it. (Learning by the answer's loss finds as much of what was planted by either loss, and
+less of what was in pretraining: ``docs/exposure.md``.)
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -27,16 +29,21 @@ from potentia.timing import spending
 if TYPE_CHECKING:
     from potentia.engine import LoadedModel
     from potentia.engine.score import Scorer
-    from potentia.engine.tune import LaneEpoch, LaneSpec, LaneTrainer, TokenisedExamples
+    from potentia.engine.tune import LaneEpoch, LaneSpec, LaneTrainer
     from potentia.run.row import RowRun
     from potentia.study import Probe, Tuning
     from potentia.tasks import Task
 
-VERSION = 1  # of what is recorded; other probes are not compared with it
-EPOCHS, BATCH, RANK, ALPHA, MAX_TOKENS = 2, 8, 8, 16, 512
+VERSION = 2  # of what is recorded; other probes are not compared with it
+EPOCHS, BATCH, RANK, ALPHA, MAX_TOKENS = 2, 8, 8, 32, 512  # the adapter of the recipe `fair`: checked once for both
+LOSS: Literal["text", "completion"] = "text"
 MOST_COST = 0.03  # of a task's fine-tuning, unless the study asks for the probe
 LEAST_DOCUMENTS = 16  # to train on; fewer say nothing
 SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
+LEARNED: tuple[SplitName, ...] = ("train", "validation")  # read after each epoch
+
+Place = tuple[str, SplitName]
+Rows = list[tuple[list[int], int]]  # ids, and where the answer begins
 
 
 def wanted(probe: Probe, tuning: Tuning, task: Task, seeds: int = 1) -> bool:
@@ -50,16 +57,28 @@ def wanted(probe: Probe, tuning: Tuning, task: Task, seeds: int = 1) -> bool:
 def cost(probe: Probe, tuning: Tuning, task: Task, seeds: int = 1) -> float:
     """Return the share of a task's training that the probe takes; a backward pass counts as two forward."""
     sizes = {split: min(probe.documents, len(task.documents(split))) for split in SPLITS}
-    own = 3 * EPOCHS * sizes["train"] + sum(sizes.values()) + sizes["validation"]
-    lanes = len(tuning.learning_rates) * seeds
-    return own / max(3 * tuning.epochs * lanes * len(task.documents("train")), 1)
+    learned = {split: min(probe.learned, size) for split, size in sizes.items()}
+    own = EPOCHS * (3 * learned["train"] + sum(learned[split] for split in LEARNED)) + sum(sizes.values())
+    documents = len(task.documents("train"))
+    epochs, passes = tuning.rounds(documents)
+    return own / max(3 * epochs * passes * documents * tuning.expected_lanes * seeds, 1)
 
 
-def probe_row(row: RowRun, names: Sequence[str], folder: Path) -> dict[str, dict[str, Any]]:
+def probe_row(
+    row: RowRun, names: Sequence[str], folder: Path, trainer: LaneTrainer | None
+) -> dict[str, dict[str, Any]]:
     """Probe the tasks of a row that are to be, all at once; a resumed row finds what was made in its folder."""
-    study = row.study
-    tasks = {n: row.tasks.benchmarks[n] for n in names}
-    tasks = {n: t for n, t in tasks.items() if wanted(study.probe, study.tuning, t, study.seeds)}
+    study, board = row.study, row.board
+    every = {name: row.tasks.benchmarks[name] for name in names}
+    tasks = {n: task for n, task in every.items() if wanted(study.probe, study.tuning, task, study.seeds)}
+    if len(tasks) < len(every) and study.probe.on is None:
+        dear = [
+            f"{n} {cost(study.probe, study.tuning, task, study.seeds):.0%}"
+            for n, task in every.items()
+            if n not in tasks
+        ]
+        hint = f"more than {MOST_COST:.0%} of the fine-tuning; `probe: true` asks for it"
+        board.event("probe", reason=f"not made, {hint}: {', '.join(dear)}")
     if not tasks:
         return {}
     note = folder / f"probe-{content_key(tasks=list(tasks), probe=study.probe, version=VERSION)}.json"
@@ -67,11 +86,10 @@ def probe_row(row: RowRun, names: Sequence[str], folder: Path) -> dict[str, dict
         return dict(json.loads(note.read_text("utf-8")))
     except (OSError, ValueError):
         pass
-    board, budget = row.board, study.token_budget
     with spending("probe"):
         try:
             heard = board.phase, row.progress, board.reach, row.stop
-            made = Probing(row.loaded, tasks, study.probe, budget, *heard).run()
+            made = Probing(row.loaded, tasks, study.probe, study.token_budget, *heard).run(trainer)
         except PotentiaError as error:  # the cells of the row can do without
             board.event("probe", reason=error.message)
             return {}
@@ -81,6 +99,12 @@ def probe_row(row: RowRun, names: Sequence[str], folder: Path) -> dict[str, dict
 
 def _ignore(*_: Any, **__: Any) -> None:
     pass
+
+
+@dataclass(frozen=True)
+class _Texts:
+    rows: Rows
+    bytes: dict[str, list[int]]  # of whole texts and of answers
 
 
 @dataclass
@@ -95,6 +119,7 @@ class Probing:
     progress: Callable[[int], None] = _ignore
     reach: Callable[[int], None] = _ignore
     stop: Callable[[], bool] | None = None
+    loss: Literal["text", "completion"] = LOSS
 
     def __post_init__(self) -> None:
         self.texts = {(name, split): self._texts(task, split) for name, task in self.tasks.items() for split in SPLITS}
@@ -104,12 +129,12 @@ class Probing:
         return {
             "version": VERSION,
             "learning_rate": self.settings.learning_rate,
-            "documents": self.settings.documents,
+            "learned": self.settings.learned,
             "data": content_key(task=task.fingerprint, documents=self.settings.documents),
         }
 
-    def _texts(self, task: Task, split: SplitName) -> tuple[TokenisedExamples, list[int]] | None:
-        """Return the split's documents for the probe (a fixed choice), as tokens, and the bytes of each."""
+    def _texts(self, task: Task, split: SplitName) -> _Texts | None:
+        """Return the split's documents for the probe, a fixed choice, as tokens."""
         from potentia.engine.tune import encode_examples
 
         documents = task.documents(split)
@@ -118,73 +143,87 @@ class Probing:
         if not examples:
             return None
         encoded = encode_examples(self.loaded.encoder, examples, end_id=self.loaded.tokenizer.eos_token_id)
-        return encoded, [len((one.context + one.continuation).encode()) for one in examples]
+        most = min(MAX_TOKENS, self.loaded.encoder.max_length)
+        cut = [encoded.cut(i, most) for i in range(len(encoded))]
+        answers = [len(one.continuation.encode()) for one in examples]
+        wholes = [len(one.context.encode()) + answer for one, answer in zip(examples, answers, strict=True)]
+        return _Texts([(ids.tolist(), max(prompt, 1)) for ids, prompt in cut], {"text": wholes, "answer": answers})
 
-    def run(self) -> dict[str, dict[str, Any]]:
-        """Score, train, score again."""
-        from potentia.engine.score import Scorer
+    def run(self, trainer: LaneTrainer | None = None) -> dict[str, dict[str, Any]]:
+        """Score, train, score again; a trainer whose lanes were checked before need not check them anew."""
         from potentia.engine.tune import LaneTrainer
 
-        with LaneTrainer(self.loaded, token_budget=self.token_budget) as trainer:
-            scorer = Scorer(self.loaded, token_budget=self.token_budget, router=trainer.router)
-            places = [place for place, texts in self.texts.items() if texts is not None]
-            self.phase("probing, before any update", total=sum(len(self._rows(place)) for place in places))
-            for place, losses in zip(places, self._losses(scorer, places), strict=True):
-                self.records[place[0]][place[1]] = losses
-            specs = [self._lane(name) for name in self.records]
-            self.phase("probing", total=sum(spec.total_steps for spec in specs), unit="steps")
+        if trainer is not None:
+            return self._run(trainer)
+        with LaneTrainer(self.loaded, token_budget=self.token_budget) as own:
+            return self._run(own)
+
+    def _run(self, trainer: LaneTrainer) -> dict[str, dict[str, Any]]:
+        from potentia.engine.score import Scorer
+
+        scorer = Scorer(self.loaded, token_budget=self.token_budget, router=trainer.router)
+        places = [place for place, texts in self.texts.items() if texts is not None]
+        rows = [self._of(place).rows for place in places]
+        self.phase("probing, before any update", total=2 * sum(map(len, rows)))
+        for (name, split), losses in zip(places, self._losses(scorer, rows, self.progress), strict=True):
+            self.records[name][split] = losses | {"bytes": self._of((name, split)).bytes}
+        specs = [self._lane(name) for name in self.records]
+        self.phase("probing", total=sum(spec.total_steps for spec in specs), unit="steps")
+        workspace, trainer.workspace = trainer.workspace, None  # what is scored on the way is in no snapshot
+        try:
             results = trainer.train(
                 specs,
                 on_epoch=lambda ended: self._after(ended, trainer, scorer),
                 on_step=lambda info: self.reach(info.done),
                 stop=self.stop,
             )
+        finally:
+            trainer.workspace = workspace
         if any(result.status == "interrupted" for result in results.values()):
             raise Stopped
-        done = {}
-        for name, result in results.items():
-            if result.status == "done":
-                losses = {f"epoch_{epoch.epoch}": epoch.loss for epoch in result.epochs}
-                done[name] = self.records[name] | losses | {"target_modules": list(result.targets)}
-        return done
+        done = {name: result for name, result in results.items() if result.status == "done"}
+        return {name: self.records[name] | {"target_modules": list(result.targets)} for name, result in done.items()}
 
     def _lane(self, name: str) -> LaneSpec:
-        from potentia.engine.tune import LaneSpec, LoraConfig, Schedule
+        from potentia.engine.tune import LaneSpec, LoraConfig, Schedule, TokenisedExamples
 
-        encoded, _ = self.texts[name, "train"] or (None, None)
-        assert encoded is not None  # tasks without documents to train on are not probed
-        rate = self.settings.learning_rate
-        schedule = Schedule(EPOCHS, BATCH, rate, weight_decay=0.0, decay="constant", max_tokens=MAX_TOKENS)
-        return LaneSpec(name, encoded, schedule, LoraConfig(RANK, ALPHA, 0.0, ("all-linear",)))
+        ids, prompts = zip(*self._learned(name, "train"), strict=True)
+        rate, lora = self.settings.learning_rate, LoraConfig(RANK, ALPHA, 0.0, ("all-linear",))
+        schedule = Schedule(
+            EPOCHS, BATCH, rate, weight_decay=0.0, decay="constant", loss=self.loss, max_tokens=MAX_TOKENS
+        )
+        return LaneSpec(name, TokenisedExamples.of(ids, prompts), schedule, lora)
 
-    def _rows(self, place: tuple[str, SplitName]) -> list[list[int]]:
+    def _of(self, place: Place) -> _Texts:
         texts = self.texts[place]
-        assert texts is not None
-        most = min(MAX_TOKENS, self.loaded.encoder.max_length)
-        return [texts[0].cut(i, most)[0].tolist() for i in range(len(texts[0]))]
+        assert texts is not None  # tasks without documents to train on are not probed
+        return texts
+
+    def _learned(self, name: str, split: SplitName) -> Rows:
+        """Return the documents that are learned from, or as many of another split."""
+        return self._of((name, split)).rows[: self.settings.learned]
 
     def _losses(
-        self, scorer: Scorer, places: Sequence[tuple[str, SplitName]], owners: Sequence[int] | None = None
-    ) -> list[dict[str, Any]]:
-        """Return the nats per token of every document (its first token is read, not predicted), and their sizes."""
-        rows = [self._rows(place) for place in places]
-        flat = [(ids[:1], ids[1:]) for own in rows for ids in own]
-        routed = None
-        if owners is not None:
-            routed = [owner for owner, own in zip(owners, rows, strict=True) for _ in own]
-        answers = iter(scorer.loglikelihood_ids(flat, owners=routed, progress=self.progress))
-        made = []
-        for place, own in zip(places, rows, strict=True):
-            texts = self.texts[place]
-            assert texts is not None
-            nats = [-next(answers).logprob for _ in own]
-            made.append({"nats": [round(x, 3) for x in nats], "tokens": [len(i) - 1 for i in own], "bytes": texts[1]})
-        return made
+        self, scorer: Scorer, texts: Sequence[Rows], progress: Callable[[int], None], owners: Sequence[int] = ()
+    ) -> list[dict[str, list[float]]]:
+        """Return the nats of every document: of all but its first token, and of its answer, from the same pass."""
+        pairs, routed = [], []
+        for rows, owner in zip(texts, owners or [-1] * len(texts), strict=True):
+            for ids, prompt in rows:
+                pairs += [(ids[:1], ids[1:]), (ids[:prompt], ids[prompt:])]
+                routed += [owner, owner]
+        told = scorer.loglikelihood_ids(pairs, owners=routed if owners else None, progress=progress)
+        nats = iter([round(-one.logprob, 3) for one in told])
+        both = [[(next(nats), next(nats)) for _ in rows] for rows in texts]
+        return [{"text": [x for x, _ in one], "answer": [x for _, x in one]} for one in both]
 
     def _after(self, ended: list[LaneEpoch], trainer: LaneTrainer, scorer: Scorer) -> None:
-        """Take the validation loss where a lane has learned all it will."""
-        over = [e for e in ended if e.epoch == EPOCHS and self.texts[e.key, "validation"] is not None]
-        places: list[tuple[str, SplitName]] = [(epoch.key, "validation") for epoch in over]
-        slots = [trainer.slot(epoch.key) for epoch in over]
-        for (name, _), losses in zip(places, self._losses(scorer, places, slots) if places else [], strict=True):
-            self.records[name]["after"] = {"nats": losses["nats"]}
+        """Take the losses of what was learned from and of what was not, after an epoch."""
+        epochs = {lane.key: lane.epoch for lane in ended}
+        places: list[Place] = [(name, split) for name in epochs for split in LEARNED if self.texts[name, split]]
+        slots = [trainer.slot(name) for name, _ in places]
+        rows = [self._learned(*place) for place in places]
+        heard = self._losses(scorer, rows, lambda _: self.progress(0), slots)
+        for (name, split), losses in zip(places, heard, strict=True):
+            sums = {kind: round(sum(nats), 3) for kind, nats in losses.items()}
+            self.records[name].setdefault(f"epoch_{epochs[name]}", {})[split] = sums

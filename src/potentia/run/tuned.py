@@ -22,7 +22,7 @@ from potentia.timing import spending
 from potentia.values.protocol import ADJUST, TRAIN_BEFORE_TEST, Protocol
 
 if TYPE_CHECKING:
-    from potentia.engine.tune import StepInfo
+    from potentia.engine.tune import LaneTrainer, StepInfo
     from potentia.run.row import RowRun
 
 
@@ -31,7 +31,8 @@ def tune_row(row: RowRun, kind: Protocol, cells: Sequence[CellPlan]) -> None:
     study, tasks = row.study, row.tasks.benchmarks
     every = {cell.task: cell.key for cell in row.plan.cells if cell.protocol == kind}
     pending = list(dict.fromkeys(cell.task for cell in cells))
-    host = RowHost(row, cells, every)
+    folder = row.store.lanes_folder / lanes_name(row.plan, kind)
+    host = RowHost(row, cells, every, folder)
     if kind == TRAIN_BEFORE_TEST:
         able = {name for name in pending if tasks[name].documents("train") and tasks[name].documents("validation")}
         for name in [name for name in pending if name not in able]:
@@ -40,7 +41,6 @@ def tune_row(row: RowRun, kind: Protocol, cells: Sequence[CellPlan]) -> None:
             pending.remove(name)
         if not pending:
             return
-    folder = row.store.lanes_folder / lanes_name(row.plan, kind)
     size = row.loaded.parameters
     adjusted = study.adjust if kind == ADJUST else None
     tuning = adjust_tuning(study, row.plan.model, size) if adjusted else study.tuning
@@ -65,8 +65,8 @@ def tune_row(row: RowRun, kind: Protocol, cells: Sequence[CellPlan]) -> None:
         workspace=folder,
     )
     with _on_threads(threads):
-        if kind == TRAIN_BEFORE_TEST:
-            host.probes = probe_row(row, begun, folder)
+        if kind == TRAIN_BEFORE_TEST and tuning.method == "full":
+            host.probe(begun, None)
         tuned.run(pending)
     remove(folder)
 
@@ -106,8 +106,8 @@ def _on_threads(threads: int) -> Iterator[None]:
 class RowHost:
     """Serves the tuning of a row: writes lanes and cells to the store, progress to the board, passes on the stop."""
 
-    def __init__(self, row: RowRun, cells: Sequence[CellPlan], every: dict[str, str]) -> None:
-        self.row = row
+    def __init__(self, row: RowRun, cells: Sequence[CellPlan], every: dict[str, str], folder: Path) -> None:
+        self.row, self.folder = row, folder
         self.cells = {(cell.task, cell.protocol.step): cell for cell in cells}
         self.every = every  # the keys of all cells of the protocol, by task
         self.began = self.committed = time.monotonic()
@@ -124,6 +124,10 @@ class RowHost:
     def direct(self, task: str, ready: Callable[[], None]) -> Evaluation | None:
         """Return the direct evaluation: the committed cell's, or computed now."""
         return self.row.direct_evaluation(task, ready)
+
+    def probe(self, tasks: Sequence[str], trainer: LaneTrainer | None) -> None:
+        """Measure what is left to learn of the tasks, by lanes of a trainer that has checked its own."""
+        self.probes = probe_row(self.row, tasks, self.folder, trainer)
 
     def commit(
         self, task: str, step: int | None, test: Evaluation, selection: dict[str, Any], direct: float | None = None

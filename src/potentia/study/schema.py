@@ -359,8 +359,15 @@ class Probe(Strict):
     """
 
     on: bool | None = Field(None, description="by default where it costs at most 3 % of the task's fine-tuning")
-    documents: Positive = Field(128, description="documents of each split that are read at most")
+    documents: Annotated[int, Field(ge=2)] = Field(
+        128, description="documents of each split that are read at most; half as many are learned from"
+    )
     learning_rate: float = Field(5e-4, gt=0, description="low, and the same for all models")
+
+    @property
+    def learned(self) -> int:
+        """The documents that are learned from."""
+        return self.documents // 2
 
 
 EXPOSED = "+exposed"  # follows the name of a model that `treat` tunes

@@ -9,10 +9,12 @@ import pytest
 
 from potentia.analysis.test_task.seen import (
     Exposure,
+    Measures,
     Planted,
     Reading,
     Sign,
     area_under,
+    calibrated,
     judged,
     measure_signs,
     upper_bound,
@@ -22,15 +24,19 @@ from potentia.analysis.test_task.seen import (
 FAMILIES = {name: name for name in ("a", "b", "c", "d", "e", "f")}
 
 
-def probe(model: int, *, left: float = 1.0, knows: str = "", data: str = "docs", tokens: int = 10) -> dict:
+def probe(
+    model: int, *, left: float = 1.0, of_answer: float | None = None, knows: str = "", data: str = "docs"
+) -> dict:
     """A probe of 64 documents of 40 bytes; documents have a difficulty of their own, models a level and some noise."""
     rng, noise = np.random.default_rng(0), np.random.default_rng(model)
-    found: dict = {"version": 1, "data": data, "learning_rate": 5e-4}
+    found: dict = {"version": 2, "data": data, "learning_rate": 5e-4, "learned": 32, "epoch_2": {}}
+    falls = {"text": 12 * left, "answer": 2 * (left if of_answer is None else of_answer)}
     for split in ("train", "validation", "test"):
-        nats = 30 + 5 * rng.normal(size=64) + model + noise.normal(size=64)
-        found[split] = {"nats": list(nats - 3 * (split == knows)), "tokens": [tokens] * 64, "bytes": [40] * 64}
-    found["epoch_1"], found["epoch_2"] = 3.0, 3.0 - left * 10 / tokens
-    found["after"] = {"nats": [x - left * 12 for x in found["validation"]["nats"]]}
+        nats = 30 + 5 * rng.normal(size=64) + model + noise.normal(size=64) - 3 * (split == knows)
+        found[split] = {"text": list(nats), "answer": list(nats / 5), "bytes": {"text": [40] * 64, "answer": [8] * 64}}
+        if split != "test":
+            after = {loss: sum(found[split][loss][:32]) - 32 * fall for loss, fall in falls.items()}
+            found["epoch_2"][split] = after
     return found
 
 
@@ -43,24 +49,30 @@ def signs(probes: dict[str, dict], **how) -> tuple[dict[str, Sign], list[str]]:
 def test_an_exposed_model_has_less_left_than_a_declared_clean_panel():
     probes = {name: probe(k) for k, name in enumerate("abcde")} | {"f": probe(5, left=0.1)}
     found, _ = signs(probes, clean="abcde")
-    assert found["f"].left == pytest.approx(0.1)
-    assert found["f"].left_validation == pytest.approx(0.1)
+    assert found["f"].measures.left("text") == pytest.approx(0.1)
+    assert found["f"].measures.answer_validation == pytest.approx(0.1)
     assert found["f"].reference == "declared clean"
     assert found["f"].panel == 5
-    assert found["a"].left == pytest.approx(1.0)
+    assert found["a"].measures.left("text") == pytest.approx(1.0)
 
 
-def test_losses_are_compared_per_byte_whatever_the_tokenizer():
-    probes = {name: probe(k, tokens=10 if k % 2 else 20) for k, name in enumerate("abcdef")}
-    found, _ = signs(probes, clean="abcdef")
-    assert [sign.left for sign in found.values()] == pytest.approx([1.0] * 6)
+def test_training_on_answers_alone_is_found_by_the_loss_of_answers():
+    probes = {name: probe(k) for k, name in enumerate("abcde")} | {"f": probe(5, left=1.1, of_answer=0.01)}
+    found, _ = signs(probes, clean="abcde")
+    assert found["f"].measures.left("text") == pytest.approx(1.1)
+    assert found["f"].measures.left("answer") == pytest.approx(0.01)
+    shown, clean = calibrated(found["f"]), calibrated(found["a"])
+    assert shown.speaks
+    assert shown.loss == "answer"
+    assert "1% left to learn of its answers" in shown.sentence()
+    assert not clean.speaks
 
 
 def test_without_four_clean_families_the_upper_quartile_stands_in_and_half_exposed_do_not_hide():
     probes = {name: probe(k, left=0.1 if name in "def" else 1.0) for k, name in enumerate("abcdef")}
     found, _ = signs(probes, clean="abc")
     assert found["f"].reference == "unknown"
-    assert found["f"].left < 0.2
+    assert found["f"].measures.left("text") < 0.2
     assert "whose past is unknown" in found["f"].sentence()
 
 
@@ -68,8 +80,9 @@ def test_these_very_documents_are_told_from_others_like_them():
     probes = {name: probe(k) for k, name in enumerate("abcd")}
     probes |= {"e": probe(4, left=0.1, knows="train"), "f": probe(5, left=0.1, knows="test")}
     found, _ = signs(probes, clean="abcd")
-    assert found["e"].train_documents > 5 > abs(found["e"].test_documents)
-    assert found["f"].test_documents > 5 > abs(found["f"].train_documents)
+    e, f = found["e"].measures, found["f"].measures
+    assert e.train_documents > 5 > abs(e.test_documents)
+    assert f.test_documents > 5 > abs(f.train_documents)
     assert "these very training documents" in found["e"].sentence()
     assert "no sign of these very documents" in found["a"].sentence()
 
@@ -89,8 +102,9 @@ def rows(count: int, overlap: float) -> list[Planted]:
     found = []
     for k in range(count):
         for way, level in (("", 1.0), ("same", overlap)):
-            left = level * math.exp(0.2 * rng.normal())
-            found.append(Planted("made", f"m{k}", f"family {k % 4}", "t", way, "unknown", left, left, 0.0, 0.0))
+            text, answer = level * np.exp(0.2 * rng.normal(size=2))
+            measures = Measures(text, text, answer, answer, 0.0, 0.0)
+            found.append(Planted("made", f"m{k}", f"family {k % 4}", "t", way, "unknown", measures))
     return found
 
 
@@ -106,20 +120,22 @@ def test_it_speaks_where_calibration_allows_and_only_there():
 
 
 def test_the_calibration_that_is_shipped_finds_exposure_in_form_and_names_what_escapes():
-    from potentia.analysis.test_task.seen import FALSE_ALARMS, IN_FORM, planted
+    from potentia.analysis.test_task.seen import FALSE_ALARMS, planted
 
+    in_form = {row.way for row in planted() if row.in_form}
+    assert {"same", "same answers"} <= in_form
     for reference in ("declared clean", "unknown"):
         found = {row[0]: row for row in ways_table(planted(), reference).rows}
         clean = found["none (false alarms)"]
         assert clean[2] <= FALSE_ALARMS * clean[1]
-        assert min(found[way][4] for way in IN_FORM) >= 0.9
-        assert found["form"][2] < found["form"][1] / 2, "another prompt form escapes"
+        assert min(found[way][4] for way in in_form) >= 0.9
+        assert found["form answers"][2] < found["form answers"][1] / 2, "another prompt form escapes"
 
 
 def test_bounds_and_areas():
     assert upper_bound(0, 60) == pytest.approx(0.0596, abs=1e-4)
     assert upper_bound(3, 3) == 1.0
-    assert area_under(np.array([1.0, 2.0]), np.array([0.0, 1.5])) == pytest.approx(0.75)
+    assert area_under(np.array([1.0, 2.0]), np.array([3.0, 1.5])) == pytest.approx(0.75)
 
 
 def test_the_finding_shows_every_cell_and_never_accuses():

@@ -1,17 +1,20 @@
 """Signs that a model saw a test: how much it has left to learn of the task, beside models that did not see it.
 
 A model that has seen a test's kind of text has little left to learn from it. The probe of a row (``run/probe.py``)
-takes two epochs over a fixed list of training documents. Its loss falls by L1 − L2 in training and by V0 − V1 on
-validation documents that it never trains on. ρ and ρᵥ are these falls, per byte, over those of a reference: the median
-of models of other families that are declared clean, else the upper quartile of the other families' models (with half of
-them exposed a median breaks, and the upper quartile holds). γ asks about documents: the t of the validation documents'
-loss less the training documents', before any update, each less the reference models' on that document. It is high for a
-model that saw these very documents; on the test documents, for one that saw the test.
+takes two epochs over a fixed list of training documents, and says by how much two losses fall: that of the whole text
+and that of its answer, on the documents it learns from (ρ) and on validation documents (ρᵥ). Both falls are taken over
+those of a reference: the median of models of other families that are declared clean, else the upper quartile of the
+other families' models (with half of them exposed a median breaks, and the upper quartile holds). A model that was
+trained on whole texts has little left of both losses, one that was trained on answers of the answer's alone: each is
+measured by how clean ones spread, and the lower of the two counts. γ asks about documents: the t of the validation
+documents' loss less the training documents', before any update, each less the reference models' on that document. It is
+high for a model that saw these very documents; on the test documents, for one that saw the test.
 
 How low is low was measured on copies exposed on purpose (``planted.csv``, made by ``bench/exposure.py``): a logistic
-curve gives the share of exposed copies among as many exposed and clean ones, and the clean ones count false alarms. The
-family of the model in question is left out of both. Related: the fall of losses under fine-tuning (FSD, 2410.10880),
-document inference (2406.06443), Min-K% (2310.16789), CDD (2402.15938), ConStat (2405.16281).
+curve gives the share of exposed copies among as many exposed and clean ones, and the clean ones count false alarms, for
+the lower of the two as it is used. The family of the model in question is left out of all that. Related: the fall of
+losses under fine-tuning (FSD, 2410.10880), document inference (2406.06443), Min-K% (2310.16789), CDD (2402.15938),
+ConStat (2405.16281).
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.stats import beta, rankdata
+from scipy.stats import beta, mannwhitneyu, ttest_ind
 
 from potentia.errors import InputError
 from potentia.values.findings import Cell, Chart, Finding, Heatmap, Table
@@ -39,60 +42,74 @@ CLEAN_FAMILIES = 4  # other families that a declared panel needs
 LEAST_OTHERS = 3  # models of other families, to say anything at all
 FALSE_ALARMS = 0.05  # the most that a sentence may have
 VERY_DOCUMENTS = 3.0  # γ from which these very documents are spoken of: one in 700 by chance
+LEAST_DOCUMENTS = 8  # of a split, for γ
 LOWEST, HIGHEST = 0.01, 3.0  # ratios beyond are taken as these
 PLANTED = Path(__file__).with_name("planted.csv")
+LOSSES = ("text", "answer")
+IN_FORM = ("same", "other", "test", "once")  # exposure in the test's own form: what P is the chance of
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a probe says of one model and task: two falls of loss in nats per byte, and every document's loss before."""
+    """What a probe says of one model and task, by loss and split: falls, and every document's loss before; a byte."""
 
-    fall: float
-    fall_validation: float
-    documents: Mapping[str, Floats]  # by split, nats per byte
+    falls: Mapping[tuple[str, str], float]
+    documents: Mapping[tuple[str, str], Floats]
     data: str  # names the documents and the settings
 
     @classmethod
     def of(cls, probe: Mapping[str, Any]) -> Reading:
         """Read what ``Store.probes`` gives."""
-        sums = {split: _sums(probe[split]) for split in ("train", "validation", "test") if split in probe}
-        nats, tokens, size = sums["train"]
-        fall = (probe["epoch_1"] - probe["epoch_2"]) * tokens.sum() / size.sum()
-        after = math.nan
-        if "after" in probe and "validation" in sums:
-            nats, _, size = sums["validation"]
-            after = (nats.sum() - sum(probe["after"]["nats"])) / size.sum()
-        data = f"{probe['version']} {probe['data']} {probe['learning_rate']:g}"
-        return cls(float(fall), float(after), {s: nats / size for s, (nats, _, size) in sums.items()}, data)
+        falls, documents, learned = {}, {}, probe["learned"]
+        for split in (split for split in ("train", "validation", "test") if split in probe):
+            for loss in LOSSES:
+                nats, size = np.array(probe[split][loss]), np.maximum(probe[split]["bytes"][loss], 1)
+                documents[loss, split] = nats / size
+                if split in probe["epoch_2"]:
+                    fall = nats[:learned].sum() - probe["epoch_2"][split][loss]
+                    falls[loss, split] = float(fall / size[:learned].sum())
+        return cls(falls, documents, f"{probe['version']} {probe['data']} {probe['learning_rate']:g}")
 
 
-def _sums(split: Mapping[str, Any]) -> tuple[Floats, Floats, Floats]:
-    nats, tokens, size = (np.asarray(split[name], dtype=np.float64) for name in ("nats", "tokens", "bytes"))
-    return nats, tokens, np.maximum(size, 1.0)
+@dataclass(frozen=True)
+class Measures:
+    """What is left to learn, of what a reference has left, by loss; and how well documents are known."""
+
+    text: float  # ρ
+    text_validation: float  # ρᵥ
+    answer: float
+    answer_validation: float
+    train_documents: float  # γ, the larger of both losses'
+    test_documents: float
+
+    def left(self, loss: str) -> float:
+        """Return both ratios of a loss as one: their geometric mean, or the one that is known."""
+        both = np.array([getattr(self, loss), getattr(self, f"{loss}_validation")])
+        known = both[np.isfinite(both)]
+        return float(np.exp(np.mean(np.log(np.clip(known, LOWEST, HIGHEST))))) if len(known) else math.nan
 
 
 @dataclass(frozen=True)
 class Sign:
-    """What is left of a task for a model to learn, of what the reference has left, and what that says."""
+    """What is left of a task for a model to learn, and what that says."""
 
     model: str
     family: str
     task: str
-    left: float  # ρ
-    left_validation: float  # ρᵥ
-    train_documents: float  # γ
-    test_documents: float  # γ of the test documents
+    measures: Measures
     reference: str  # "declared clean" or "unknown"
-    panel: int  # models of the reference
+    panel: int = 0  # models of the reference
+    loss: str = ""  # of which less is left, beside clean copies
+    low: float = math.nan  # how many spreads of clean ones below them
     probability: float = math.nan  # of exposure, among as many exposed and clean copies
     false_alarms: int = 0  # clean ones of the calibration that are as low
     clean: int = 0  # of so many
     known: bool = False  # the facts say that the model saw the task
 
     @property
-    def score(self) -> float:
-        """Both ratios in one number, on a log scale."""
-        return low_score(self.left, self.left_validation)
+    def left(self) -> float:
+        """The share that is left to learn, by the loss that says most."""
+        return self.measures.left(self.loss or "text")
 
     @property
     def rate_bound(self) -> float:
@@ -106,25 +123,18 @@ class Sign:
 
     def sentence(self) -> str:
         """Say what is known, and no more."""
-        left = min(self.left_validation if math.isfinite(self.left_validation) else self.left, 9.99)
         whose = "models that are declared clean"
         if self.reference == "unknown":
             whose = "the models beside it, whose past is unknown,"
-        said = f"On {self.task} {self.model} had {max(left, 0.0):.0%} left to learn of what {whose} have."
+        of = " of its answers" if self.loss == "answer" else ""
+        said = f"On {self.task} {self.model} had {self.left:.0%} left to learn{of} of what {whose} have."
         said += " That fits earlier training on this kind of text in this form"
-        very = [f"{split} documents" for split, t in (("training", self.train_documents), ("test", self.test_documents))
-                if t >= VERY_DOCUMENTS]  # fmt: skip
-        if very:
+        gammas = {"training": self.measures.train_documents, "test": self.measures.test_documents}
+        if very := [f"{split} documents" for split, t in gammas.items() if t >= VERY_DOCUMENTS]:
             said += f", and it knows these very {' and '.join(very)} better than others like them"
         else:
             said += "; no sign of these very documents"
         return f"{said}. {self.false_alarms} of {self.clean} clean ones were as low (at most {self.rate_bound:.0%})."
-
-
-def low_score(left: float, left_validation: float) -> float:
-    """Put both ratios into one number: the mean of their logarithms; one alone where the other is not known."""
-    known = [x for x in (left, left_validation) if math.isfinite(x)]
-    return float(np.mean(np.log(np.clip(known, LOWEST, HIGHEST)))) if known else math.nan
 
 
 def upper_bound(hits: int, of: int) -> float:
@@ -142,7 +152,6 @@ def measure_signs(
     clean: Collection[str] = (),
     exposed: Mapping[str, Collection[str]] | None = None,
     least_families: int = CLEAN_FAMILIES,
-    calibrate: bool = True,
 ) -> tuple[list[Sign], list[str]]:
     """Measure every model on every task beside models of other families; returns also who is left out, and why.
 
@@ -166,49 +175,37 @@ def measure_signs(
             if len(panel) < (1 if known else LEAST_OTHERS):
                 alone.append(model)
                 continue
-            signs.append(_sign(model, family, task, reading, [here[m] for m in panel], known, model in seen))
+            measures = _measures(reading, [here[m] for m in panel], known)
+            reference = "declared clean" if known else "unknown"
+            signs.append(Sign(model, family, task, measures, reference, len(panel), known=model in seen))
         if alone:
             few = f"fewer than {LEAST_OTHERS} models of other families, not known to have seen it,"
             problems.append(f"{task}: {few} are beside {', '.join(alone)}")
-    made = [_calibrated(sign) for sign in signs] if calibrate else signs
-    return made, problems
+    return signs, problems
 
 
-def _sign(
-    model: str, family: str, task: str, reading: Reading, panel: Sequence[Reading], known: bool, seen: bool
-) -> Sign:
-    def ratio(mine: float, theirs: Iterable[float]) -> float:
-        there = np.array([x for x in theirs if math.isfinite(x)])
-        reference = float(np.median(there) if known else np.quantile(there, 0.75)) if len(there) else math.nan
-        return mine / reference if reference > 0 else math.nan
+def _measures(reading: Reading, panel: Sequence[Reading], known: bool) -> Measures:
+    def ratio(loss: str, split: str) -> float:
+        there = [p.falls[loss, split] for p in panel if (loss, split) in p.falls]
+        if (loss, split) not in reading.falls or not there:
+            return math.nan
+        reference = float(np.median(there) if known else np.quantile(there, 0.75))
+        return reading.falls[loss, split] / reference if reference > 0 else math.nan
 
-    return Sign(
-        model,
-        family,
-        task,
-        ratio(reading.fall, [p.fall for p in panel]),
-        ratio(reading.fall_validation, [p.fall_validation for p in panel]),
-        _documents_known(reading, panel, "train"),
-        _documents_known(reading, panel, "test"),
-        "declared clean" if known else "unknown",
-        len(panel),
-        known=seen,
-    )
+    falls = (ratio(loss, split) for loss in LOSSES for split in ("train", "validation"))
+    return Measures(*falls, *(_documents_known(reading, panel, split) for split in ("train", "test")))
 
 
 def _documents_known(reading: Reading, panel: Sequence[Reading], split: str) -> float:
-    """Return γ: Welch's t of validation less these documents, in losses less the panel's on each document."""
-    if split not in reading.documents or "validation" not in reading.documents:
-        return math.nan
-    apart = {
-        name: reading.documents[name] - np.mean([p.documents[name] for p in panel], axis=0)
-        for name in ("validation", split)
-    }
-    held, asked = apart["validation"], apart[split]
-    if min(len(held), len(asked)) < 8:
-        return math.nan
-    error = math.sqrt(held.var(ddof=1) / len(held) + asked.var(ddof=1) / len(asked))
-    return float((held.mean() - asked.mean()) / error) if error > 0 else math.nan
+    """Return γ: Welch's t of validation less these documents, in losses less the panel's on each; the larger of two."""
+    found = []
+    for loss in LOSSES:
+        places = [(loss, "validation"), (loss, split)]
+        if any(len(reading.documents.get(place, ())) < LEAST_DOCUMENTS for place in places):
+            return math.nan
+        held, asked = (reading.documents[p] - np.mean([one.documents[p] for one in panel], axis=0) for p in places)
+        found.append(float(ttest_ind(held, asked, equal_var=False).statistic))
+    return float(np.nanmax(found)) if np.isfinite(found).any() else math.nan
 
 
 # --- calibration on planted truth ------------------------------------------------------------------------------------
@@ -224,88 +221,107 @@ class Planted:
     task: str
     way: str
     reference: str
-    left: float
-    left_validation: float
-    train_documents: float
-    test_documents: float
+    measures: Measures
+
+    @property
+    def in_form(self) -> bool:
+        """Whether the copy saw the task in the form that it is tested in."""
+        return self.way.removesuffix(" answers") in IN_FORM
 
 
 @cache
 def planted(path: Path = PLANTED) -> tuple[Planted, ...]:
     """Read the calibration that comes with the package."""
-    if not path.exists():
-        return ()
+    names = list(Measures.__dataclass_fields__)
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    numbers = ("left", "left_validation", "train_documents", "test_documents")
-    read: list[dict[str, Any]] = [row | {k: float(row[k] or "nan") for k in numbers} for row in rows]
-    return tuple(Planted(**row) for row in read)
+    return tuple(
+        Planted(**{k: v for k, v in row.items() if k not in names}, measures=Measures(*(float(row[k]) for k in names)))
+        for row in rows
+    )
 
 
-IN_FORM = ("same", "other", "test", "once")  # exposure in the test's own form: what P is the chance of
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """How clean copies spread, and what is low beside them."""
+
+    level: Mapping[str, tuple[float, float]]  # by loss: median and spread of log ρ among clean ones
+    clean: Floats  # how low they are
+    slope: float
+    intercept: float
+
+    @classmethod
+    def of(cls, rows: Iterable[Planted]) -> Calibration | None:
+        """Measure on cells whose past is known; clean and exposed ones weigh the same, whatever their numbers."""
+        from sklearn.linear_model import LogisticRegression
+
+        known = list(rows)
+        clean = [row.measures for row in known if not row.way]
+        shown = [row.measures for row in known if row.in_form]
+        if len(clean) < 2 or not shown:
+            return None
+        level = {}
+        for loss in LOSSES:
+            logs = np.log([one.left(loss) for one in clean])
+            level[loss] = float(np.nanmedian(logs)), float(np.nanstd(logs))
+        made = cls(level, np.array([]), math.nan, math.nan)
+        low = [np.array([made.low(one)[0] for one in part]) for part in (clean, shown)]
+        x, y = np.concatenate(low), np.repeat([0.0, 1.0], [len(part) for part in low])
+        curve = LogisticRegression(C=100.0, class_weight="balanced").fit(x[:, None], y)
+        return cls(level, low[0], float(curve.coef_[0, 0]), float(curve.intercept_[0]))
+
+    def low(self, measures: Measures) -> tuple[float, str]:
+        """Return how many spreads of clean ones a cell is below them, by the loss that says more, and that loss."""
+        by = {loss: (self.level[loss][0] - math.log(measures.left(loss))) / self.level[loss][1] for loss in LOSSES}
+        known = {loss: low for loss, low in by.items() if math.isfinite(low)}
+        loss = max(known, key=lambda name: known[name], default="text")
+        return known.get(loss, math.nan), loss
+
+    def judge(self, sign: Sign) -> Sign:
+        """Say how low a cell is, and what that means."""
+        low, loss = self.low(sign.measures)
+        if math.isnan(low):
+            return sign
+        probability = 1.0 / (1.0 + math.exp(-(self.slope * low + self.intercept)))
+        alarms = int(np.sum(self.clean >= low))
+        return replace(sign, loss=loss, low=low, probability=probability, false_alarms=alarms, clean=len(self.clean))
 
 
 @cache
-def calibration(reference: str, without: str, rows: tuple[Planted, ...] | None = None) -> tuple[Floats, float, float]:
-    """Return the scores of clean cells, and slope and intercept of the logistic curve; one family left out.
-
-    Clean and exposed cells weigh the same in the curve, whatever their numbers.
-    """
-    from sklearn.linear_model import LogisticRegression
-
-    known = [row for row in rows or planted() if row.reference == reference and row.family != without]
-    clean = np.array([low_score(row.left, row.left_validation) for row in known if not row.way])
-    shown = np.array([low_score(row.left, row.left_validation) for row in known if row.way in IN_FORM])
-    if not len(clean) or not len(shown):
-        return clean, math.nan, math.nan
-    x = np.concatenate([clean, shown])
-    y = np.concatenate([np.zeros(len(clean)), np.ones(len(shown))])
-    curve = LogisticRegression(C=100.0, class_weight="balanced").fit(x[:, None], y)
-    return clean, float(curve.coef_[0, 0]), float(curve.intercept_[0])
+def _calibration(reference: str, without: str, rows: tuple[Planted, ...]) -> Calibration | None:
+    return Calibration.of(row for row in rows if row.reference == reference and row.family != without)
 
 
-def _calibrated(sign: Sign, rows: tuple[Planted, ...] | None = None) -> Sign:
-    clean, slope, level = calibration(sign.reference, sign.family, rows)
-    score = sign.score
-    if not math.isfinite(score) or math.isnan(slope):
-        return sign
-    probability = 1.0 / (1.0 + math.exp(-(slope * score + level)))
-    return replace(sign, probability=probability, false_alarms=int(np.sum(clean <= score)), clean=len(clean))
+def calibrated(sign: Sign, rows: tuple[Planted, ...] | None = None) -> Sign:
+    """Judge a cell by copies of other families."""
+    found = _calibration(sign.reference, sign.family, planted() if rows is None else rows)
+    return sign if found is None else found.judge(sign)
 
 
 def judged(rows: Sequence[Planted]) -> list[tuple[Planted, Sign]]:
     """Judge every planted cell by a calibration without its family."""
     every = tuple(rows)
-    found = []
-    for row in every:
-        measures = (row.left, row.left_validation, row.train_documents, row.test_documents)
-        found.append((row, _calibrated(Sign(row.model, row.family, row.task, *measures, row.reference, 0), every)))
-    return found
+    signs = (Sign(row.model, row.family, row.task, row.measures, row.reference) for row in every)
+    return [(row, calibrated(sign, every)) for row, sign in zip(every, signs, strict=True)]
 
 
 def ways_table(rows: Sequence[Planted], reference: str = "declared clean") -> Table:
     """Return what the method finds of every way of exposure, also of those that escape it."""
     known = [(row, sign) for row, sign in judged(rows) if row.reference == reference]
-    clean = np.array([sign.score for row, sign in known if not row.way])
+    clean = np.array([sign.low for row, sign in known if not row.way])
     body: list[tuple[Cell, ...]] = []
     for way in sorted({row.way for row, _ in known}, key=lambda way: (bool(way), way)):
         own = [sign for row, sign in known if row.way == way]
         alarms = sum(sign.speaks for sign in own)
-        very = [sum(getattr(s, name) >= VERY_DOCUMENTS for s in own) for name in ("train_documents", "test_documents")]
-        area = area_under(clean, np.array([sign.score for sign in own])) if way else None
-        left = float(np.median([math.exp(sign.score) for sign in own]))
+        very = [
+            sum(getattr(s.measures, f"{split}_documents") >= VERY_DOCUMENTS for s in own) for split in ("train", "test")
+        ]
+        area = area_under(clean, np.array([sign.low for sign in own])) if way else None
+        left = [float(np.median([sign.measures.left(loss) for sign in own])) for loss in LOSSES]
         bound = upper_bound(alarms, len(own)) if not way else None
-        body.append((way or "none (false alarms)", len(own), alarms, bound, area, left, *very))
-    columns = (
-        "way",
-        "cells",
-        "spoken of",
-        "at most",
-        "area",
-        "left",
-        "these training documents",
-        "these test documents",
-    )
+        body.append((way or "none (false alarms)", len(own), alarms, bound, area, *left, *very))
+    columns = ("way", "cells", "spoken of", "at most", "area", "left of texts", "left of answers",
+               "these training documents", "these test documents")  # fmt: skip
     note = (
         "Planted exposure; every cell is judged by a calibration without its family. At most: upper 95 % bound of the "
         "rate. Area: under the ROC curve, beside the clean cells. Left: median share left to learn. The last two: "
@@ -318,8 +334,7 @@ def area_under(clean: Floats, shown: Floats) -> float:
     """Return the chance that an exposed cell is lower than a clean one."""
     if not len(clean) or not len(shown):
         return math.nan
-    ranks = rankdata(np.concatenate([clean, shown]))
-    return float(1.0 - (ranks[len(clean) :].sum() - len(shown) * (len(shown) + 1) / 2) / (len(clean) * len(shown)))
+    return float(mannwhitneyu(shown, clean).statistic / (len(clean) * len(shown)))
 
 
 # --- the finding -----------------------------------------------------------------------------------------------------
@@ -335,7 +350,7 @@ class Exposure(Finding):
     @property
     def spoken(self) -> list[Sign]:
         """The cells that anything is said of, the surest first."""
-        return sorted((sign for sign in self.signs if sign.speaks), key=lambda sign: sign.score)
+        return sorted((sign for sign in self.signs if sign.speaks), key=lambda sign: -sign.low)
 
     def sentences(self) -> list[str]:
         """Return a sentence for each cell that is spoken of."""
@@ -343,17 +358,16 @@ class Exposure(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return the cells with the least left to learn, and what the method finds where the truth is known."""
-        by_score = sorted(self.signs, key=lambda sign: sign.score)
-        chosen = self.spoken or by_score[:5]
+        lowest = sorted(self.signs, key=lambda sign: -sign.low if math.isfinite(sign.low) else math.inf)
         rows: list[tuple[Cell, ...]] = [
-            (s.model, s.task, s.left_validation, s.left, s.probability,
+            (s.model, s.task, s.measures.left("text"), s.measures.left("answer"), s.probability,
              *((f"{s.false_alarms} of {s.clean}", s.rate_bound) if s.clean else (None, None)),
-             s.train_documents, s.test_documents, s.reference, "yes" if s.known else "")
-            for s in chosen
+             s.measures.train_documents, s.measures.test_documents, s.reference, "yes" if s.known else "")
+            for s in self.spoken or lowest[:5]
         ]  # fmt: skip
         low = len(self.spoken)
         title = "Little left to learn" if low else "No cell is low enough to speak of; the lowest five"
-        columns = ("model", "task", "left (validation)", "left (training)", "P", "false alarms", "at most",
+        columns = ("model", "task", "left of texts", "left of answers", "P", "false alarms", "at most",
                    "γ training documents", "γ test documents", "reference", "known")  # fmt: skip
         note = (
             f"{low} of {len(self.signs)} cells. Left: the fall of the loss over a short fine-tuning, beside models of "
@@ -364,7 +378,7 @@ class Exposure(Finding):
         )
         first = Table(title, columns, tuple(rows), note, digits=2)
         kinds = sorted({sign.reference for sign in self.signs})
-        return [first, *(ways_table(planted(), kind) for kind in kinds if planted())]
+        return [first, *(ways_table(planted(), kind) for kind in kinds)]
 
     def charts(self) -> Sequence[Chart]:
         """Return what is left to learn, models by tasks."""
@@ -372,13 +386,14 @@ class Exposure(Finding):
         tasks = tuple(sorted({sign.task for sign in self.signs}))
         values = np.full((len(models), len(tasks)), math.nan)
         for sign in self.signs:
-            values[models.index(sign.model), tasks.index(sign.task)] = min(math.exp(sign.score), HIGHEST)
+            values[models.index(sign.model), tasks.index(sign.task)] = sign.left
         return [
             Heatmap(
                 "exposure",
                 "How much is left to learn",
-                "Of what models of other families have left, 1: as much. The darker, the less is left: earlier "
-                "training on this kind of text, in this form, looks like that.",
+                "Of what models of other families have left, 1: as much; of the text or of the answer, whichever is "
+                "less for a model of this kind. The darker, the less is left: earlier training on this kind of text, "
+                "in this form, looks like that.",
                 models,
                 tasks,
                 values,
@@ -392,10 +407,14 @@ class Exposure(Finding):
 def find_exposure(evidence: Evidence, *, clean: Sequence[str] = ()) -> Exposure:
     """Look for signs of earlier training on the tasks, by the probes that a study recorded."""
     wanted = {(model, task) for m in evidence.scores.values() for model in m.models for task in m.tasks}
-    probes = {place: probe for place, probe in evidence.probes().items() if place in wanted}
+    every = {place: probe for place, probe in evidence.probes().items() if place in wanted}
+    probes = {
+        place: probe for place, probe in every.items() if "learned" in probe
+    }  # older ones have the text's loss alone
     if not probes:
+        older = " that hold the answer's loss: they were made by an older version" if every else ""
         hint = "put `probe: true` into the study and run it anew: cells that are done are not probed"
-        raise InputError(f"no probes in {evidence.source}", hint=hint)
+        raise InputError(f"no probes in {evidence.source}{older}", hint=hint)
     models = {model for model, _ in probes}
     if unknown := sorted(set(clean) - models):
         raise InputError(f"no probe of {unknown[0]}", hint=f"there are: {', '.join(sorted(models)[:12])}")
@@ -405,9 +424,8 @@ def find_exposure(evidence: Evidence, *, clean: Sequence[str] = ()) -> Exposure:
     exposed = {model: found.exposure for model, found in own.items() if found is not None}
     readings = {place: Reading.of(probe) for place, probe in probes.items()}
     signs, problems = measure_signs(readings, families, clean=clean, exposed=exposed)
-    missing = sorted({model for model, _ in wanted} - models)
-    if missing:
+    if missing := sorted({model for model, _ in wanted} - models):
         problems.append(f"without a probe: {', '.join(missing)}")
     if not signs:
         raise InputError("; ".join(problems) or "nothing to compare", hint="probe models of four families or more")
-    return Exposure(tuple(signs), tuple(problems))
+    return Exposure(tuple(map(calibrated, signs)), tuple(problems))
