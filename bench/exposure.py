@@ -100,7 +100,7 @@ def small_world(given: argparse.Namespace) -> World:
         Probe(on=True, documents=given.documents, learning_rate=2e-3),
         2e-3,
         8,
-        400,
+        given.shown or 400,
         1000,
     )
 
@@ -130,8 +130,8 @@ def real_world(given: argparse.Namespace) -> World:
         Probe(on=True, documents=given.documents),
         5e-4,
         16,
-        300,
-        300,
+        given.shown or 300,
+        given.shown or 300,
     )  # fmt: skip
 
 
@@ -285,6 +285,9 @@ def main() -> int:
     parser.add_argument("--ways", nargs="*", default=list(WAYS), help="ways of exposure; all where absent")
     parser.add_argument("--loss", choices=["text", "completion"], default=LOSS, help="what the probe learns by")
     parser.add_argument("--documents", type=int, default=Probe().documents, help="of each split, for the probe")
+    parser.add_argument(
+        "--shown", type=int, help="documents of each task that copies are shown; 400, or 300 where real"
+    )
     parser.add_argument("--only", nargs="*", help="models whose copies are made; all where absent")
     parser.add_argument("--workers", type=int, default=1, help="models at a time")
     parser.add_argument("--minutes", type=float, default=60.0, help="no copy is begun later")
