@@ -12,17 +12,25 @@ from potentia.analysis.test_task.adjustment import (
     GroupScaling,
     SplitComparison,
     TaskAdjustment,
+    Treatment,
+    compare_copies,
     compare_groups,
     scale_groups,
 )
-from potentia.analysis.test_task.changes import Gain, Mediation, RankShift, measure_gain, mediate, shift_of_ranks
-from potentia.analysis.test_task.cohort import Cohort
+from potentia.analysis.test_task.changes import (
+    FamilyComparison,
+    Gain,
+    Mediation,
+    RankShift,
+    compare_families,
+    measure_gain,
+    mediate,
+    shift_of_ranks,
+)
+from potentia.analysis.test_task.cohort import Cohort, Pair, best_of, pair_up
 from potentia.analysis.test_task.discriminator import TREES, Discrimination, discriminate
 from potentia.analysis.test_task.emergence import EmergenceCurve, trace_emergence
-from potentia.analysis.test_task.families import FamilyComparison, compare_families
 from potentia.analysis.test_task.frontier import FrontierShift, frontier_shift
-from potentia.analysis.test_task.pair import Pair, best_of, pair_up
-from potentia.analysis.test_task.treatment import Treatment, compare_copies
 from potentia.formats.staged import StagedScores
 from potentia.papers.evaluations import Evaluations
 from potentia.values.findings import Chart, Finding, Table, jsonable
@@ -348,13 +356,17 @@ def _lines(paper: TaskTrainingPaper) -> Iterator[Line]:
             before = f"{chinese[name]}, p < 0.05" if place == "figure 13" else "robust"
             yield Line(
                 place,
-                f"{name} θ before, {split.before.group}",
+                f"{name} θ before, {split.before.split.label}",
                 split.before.effect.value,
                 before,
                 _verdict(split.before),
             )
             yield Line(
-                place, f"{name} θ after, {split.before.group}", split.after.effect.value, "n.s.", _verdict(split.after)
+                place,
+                f"{name} θ after, {split.before.split.label}",
+                split.after.effect.value,
+                "n.s.",
+                _verdict(split.after),
             )
         d = part.discrimination
         for what, value, around, said in (

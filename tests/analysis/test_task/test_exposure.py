@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from potentia.analysis.test_task.cohort import Cohort
+from potentia.analysis.test_task.cohort import Cohort, Pair
 from potentia.analysis.test_task.exposure import measure_exposure
-from potentia.analysis.test_task.pair import Pair
 from potentia.errors import InputError
 
 FAMILIES = ("a", "b", "c", "d")

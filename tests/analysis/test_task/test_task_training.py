@@ -8,16 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from potentia.analysis.test_task.adjustment import compare_groups, favour_group
-from potentia.analysis.test_task.changes import measure_gain, mediate, shift_of_ranks
-from potentia.analysis.test_task.cohort import Cohort, Split
+from potentia.analysis.test_task.adjustment import assign_half, compare_copies, compare_groups, favour_group
+from potentia.analysis.test_task.changes import compare_families, measure_gain, mediate, shift_of_ranks
+from potentia.analysis.test_task.cohort import Cohort, Pair, Split, best_of, left_out, pair_up
 from potentia.analysis.test_task.discriminator import discriminate
 from potentia.analysis.test_task.emergence import trace_emergence
-from potentia.analysis.test_task.families import compare_families
 from potentia.analysis.test_task.find import analyze_pair
 from potentia.analysis.test_task.frontier import frontier_shift, pareto_frontier
-from potentia.analysis.test_task.pair import Pair, best_of, left_out, pair_up
-from potentia.analysis.test_task.treatment import assign_half, compare_copies
 from potentia.errors import DataError, InputError
 from potentia.facts import benchmarks, chance, models, read_facts
 from potentia.values.scores import ScoreMatrix
@@ -322,7 +319,7 @@ def test_whole_analysis_answers_every_question() -> None:
 
 def test_every_rate_is_shown_and_a_favoured_group_gains_what_its_best_rate_gives():
     """Appendix B.3: the newer models get their best rate by the test, the others keep theirs."""
-    from potentia.analysis.test_task.rates import weigh_rates
+    from potentia.analysis.test_task.adjustment import weigh_rates
 
     rng = np.random.default_rng(0)
     names = tuple(f"m{k}" for k in range(24))

@@ -1,14 +1,19 @@
-"""What one group of models has more than another at equal compute, before and after adjustment (figure 1)."""
+"""What one group of models has more than another at equal compute, before and after adjustment (figure 1).
+
+With it go two experiments that tell why. Some models are tuned on the task on purpose (section 3.1): θ appears, and it
+vanishes after all were adjusted. One group gets its best learning rate by the test itself (B.3), while the others keep
+the one that validation chose: a θ that stays small was not an artefact of the search.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from potentia.analysis.test_task.cohort import Cohort, Split
-from potentia.analysis.test_task.pair import Pair
+from potentia.analysis.test_task.cohort import Cohort, Pair, Split, against_compute
 from potentia.analysis.test_task.scaling import (
     CURVE_COLUMNS,
     CURVE_NOTE,
@@ -19,8 +24,16 @@ from potentia.analysis.test_task.scaling import (
     fit_hinge,
 )
 from potentia.errors import InputError
-from potentia.values.findings import Chart, Finding, Line, Plot, Points, Table
+from potentia.values.findings import Cell, Chart, Finding, Line, Plot, Table
+from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats
+
+if TYPE_CHECKING:
+    from potentia.evidence import Evidence
+
+COMPUTE_FLOOR = 7e21  # FLOPs of the smallest newer model: smaller models are not treated (section 3.1)
+
+Rates = Mapping[str, Mapping[float, float]]  # model → learning rate → score on the test split
 
 
 @dataclass(frozen=True)
@@ -29,11 +42,8 @@ class GroupScaling(Finding):
 
     task: str
     stage: str  # "before" or "after" adjustment
-    group: str
-    others: str
-    models: tuple[str, ...]
-    log_compute: Floats
-    members: tuple[bool, ...]
+    cohort: Cohort
+    split: Split
     scores: Floats
     fit: HingeFit
 
@@ -49,24 +59,20 @@ class GroupScaling(Finding):
 
     def charts(self) -> Sequence[Chart]:
         """Return score against compute with the two fitted hinges."""
-        inside = np.asarray(self.members)
-        grid = np.linspace(self.log_compute.min(), self.log_compute.max(), 200)
-        points, lines = [], []
-        for name, mask, member in ((self.others, ~inside, False), (self.group, inside, True)):
-            labels = tuple(m for m, keep in zip(self.models, mask, strict=True) if keep)
-            points.append(Points(name, tuple(10 ** self.log_compute[mask]), tuple(self.scores[mask]), labels))
-            lines.append(Line(name, tuple(10**grid), tuple(self.fit.predict(grid, member=member))))
+        x = self.cohort.log_compute
+        grid = np.linspace(x.min(), x.max(), 200)
+        lines = tuple(
+            Line(name, tuple(10**grid), tuple(self.fit.predict(grid, member=name == self.split.label)))
+            for name, _ in self.split.sides()
+        )
+        theta = f"θ = {self.effect.value:.3f} (p {self.effect.clustered_p:.3f})"
         return (
-            Plot(
-                name=f"{self.task}-{self.stage}",
-                title=f"{self.task} {self.stage} adjustment: θ = {self.effect.value:.3f}"
-                f" (p {self.effect.clustered_p:.3f})",
-                caption="The distance between the two lines is θ, the advantage of the group at equal compute.",
-                points=tuple(points),
-                lines=tuple(lines),
-                x_label="pretraining compute (FLOPs)",
-                y_label="score",
-                log_x=True,
+            against_compute(
+                f"{self.task}-{self.stage}",
+                f"{self.task} {self.stage} adjustment: {theta}",
+                "The distance between the two lines is θ, the advantage of the group at equal compute.",
+                self.split.points(self.cohort, self.scores),
+                lines,
             ),
         )
 
@@ -96,7 +102,10 @@ class SplitComparison(Finding):
     def tables(self) -> Sequence[Table]:
         """Return one row per task, split and stage."""
         stages = [stage for one in self.comparisons for stage in (one.before, one.after)]
-        rows = tuple((one.task, one.group, sum(one.members), one.stage, *one.fit.effect_row()[2:]) for one in stages)
+        rows = tuple(
+            (one.task, one.split.label, int(one.split.members.sum()), one.stage, *one.fit.effect_row()[2:])
+            for one in stages
+        )
         columns = ("task", "group", "in it", "stage", *EFFECT_COLUMNS[2:])
         return (Table("The same question with other splits", columns, rows, EFFECT_NOTE),)
 
@@ -114,37 +123,110 @@ def scale_groups(
     seed: int = 0,
 ) -> GroupScaling:
     """Fit equation 1 to one set of scores, N being membership in ``split``."""
-    fit = fit_hinge(
-        cohort.log_compute,
-        scores,
-        chance=chance,
-        group=split.members,
-        families=cohort.family,
-        higher_is_better=higher_is_better,
-        draws=draws,
-        seed=seed,
-    )
-    members = tuple(bool(member) for member in split.members)
-    return GroupScaling(task, stage, split.label, split.others, cohort.models, cohort.log_compute, members, scores, fit)
+    how: dict[str, Any] = {"chance": chance, "higher_is_better": higher_is_better, "draws": draws, "seed": seed}
+    fit = fit_hinge(cohort.log_compute, scores, group=split.members, families=cohort.family, **how)
+    return GroupScaling(task, stage, cohort, split, scores, fit)
 
 
 def compare_groups(pair: Pair, split: Split, *, draws: int = 1999, seed: int = 0) -> TaskAdjustment:
     """Fit equation 1 before and after adjustment, N being membership in ``split``."""
-    before, after = (
-        scale_groups(
-            pair.task,
-            pair.cohort,
-            scores,
-            split,
-            stage=stage,
-            chance=pair.chance,
-            higher_is_better=pair.higher_is_better,
+    how: dict[str, Any] = {"chance": pair.chance, "higher_is_better": pair.higher_is_better, "draws": draws}
+    stages = {"before": pair.before, "after": pair.after}
+    return TaskAdjustment(
+        *(
+            scale_groups(pair.task, pair.cohort, scores, split, stage=stage, seed=seed, **how)
+            for stage, scores in stages.items()
+        )
+    )
+
+
+def _tables(stages: Sequence[GroupScaling]) -> tuple[Table, Table]:
+    task, split = stages[0].task, stages[0].split
+    name = f"{task}: {split.label} ({int(split.members.sum())} of {len(split.members)} models)"
+    effects = tuple((one.stage, *one.fit.effect_row()) for one in stages)
+    curves = tuple((one.stage, *one.fit.curve_row()) for one in stages)
+    return (
+        Table(f"{name}, advantage at equal compute", ("adjustment", *EFFECT_COLUMNS), effects, EFFECT_NOTE),
+        Table(f"{task}: the curve", ("adjustment", *CURVE_COLUMNS), curves, CURVE_NOTE),
+    )
+
+
+# --- models that are treated on purpose ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Treatment(Finding):
+    """θ of having been treated, before and after all models were tuned on the same task data."""
+
+    task: str
+    treated: tuple[str, ...]
+    control: tuple[str, ...]
+    before: HingeFit
+    after: HingeFit | None
+
+    def tables(self) -> Sequence[Table]:
+        """Return both fits, a row each."""
+        stages = (("before", self.before), ("after", self.after))
+        rows = tuple((stage, *fit.effect_row()) for stage, fit in stages if fit is not None)
+        title = f"{self.task}: {len(self.treated)} models tuned on the test task, {len(self.control)} not"
+        return (Table(title, ("adjustment", *EFFECT_COLUMNS), rows, EFFECT_NOTE),)
+
+
+def assign_half(cohort: Cohort, *, seed: int = 0, floor: float = 0.0) -> Split:
+    """Choose a random half for treatment, one of each pair of models next to each other in compute.
+
+    Pairing keeps compute balanced, so that what θ shows is the treatment. Models below ``floor`` FLOPs stay untreated.
+    """
+    order = [int(i) for i in np.argsort(cohort.compute, kind="stable") if cohort.compute[i] >= floor]
+    generator = np.random.default_rng(seed)
+    members = np.zeros(len(cohort.models), dtype=bool)
+    for first in range(0, len(order), 2):
+        chosen = first + int(generator.integers(2))
+        if chosen < len(order):  # the last of an odd number is treated or not by the same coin
+            members[order[chosen]] = True
+    return Split("treated", members, "control")
+
+
+def compare_copies(
+    task: str,
+    control: Mapping[str, float],
+    treated: Mapping[str, float],
+    cohort: Cohort,
+    *,
+    control_adjusted: Mapping[str, float] | None = None,
+    treated_adjusted: Mapping[str, float] | None = None,
+    chance: float = 0.0,
+    floor: float = COMPUTE_FLOOR,
+    draws: int = 1999,
+    seed: int = 0,
+) -> Treatment:
+    """Compare models with their own tuned copies: the document's design, where every model is its own control.
+
+    ``control`` and ``treated`` map a model to its score; models below ``floor`` FLOPs have no treated copy. A model and
+    its copy are of the same family, so clustered errors allow for their likeness.
+    """
+    compute = dict(zip(cohort.models, cohort.compute, strict=True))
+    plain = [m for m in cohort.models if m in control]
+    copies = [m for m in cohort.models if m in treated and compute[m] >= floor]
+
+    def fit(first: Mapping[str, float], second: Mapping[str, float]) -> HingeFit:
+        left, right = [m for m in plain if m in first], [m for m in copies if m in second]
+        both = cohort.select(left), cohort.select(right)
+        return fit_hinge(
+            np.concatenate([one.log_compute for one in both]),
+            np.array([*(first[m] for m in left), *(second[m] for m in right)]),
+            chance=chance,
+            group=np.repeat([False, True], [len(left), len(right)]),
+            families=both[0].family + both[1].family,
             draws=draws,
             seed=seed,
         )
-        for stage, scores in (("before", pair.before), ("after", pair.after))
-    )
-    return TaskAdjustment(before, after)
+
+    after = fit(control_adjusted, treated_adjusted) if control_adjusted and treated_adjusted else None
+    return Treatment(task, tuple(copies), tuple(plain), fit(control, treated), after)
+
+
+# --- learning rates --------------------------------------------------------------------------------------------------
 
 
 def favour_group(pair: Pair, split: Split, sweep: Sequence[Floats]) -> Pair:
@@ -160,12 +242,78 @@ def favour_group(pair: Pair, split: Split, sweep: Sequence[Floats]) -> Pair:
     return replace(pair, after=np.where(split.members, best, pair.after))
 
 
-def _tables(stages: Sequence[GroupScaling]) -> tuple[Table, Table]:
-    first = stages[0]
-    name = f"{first.task}: {first.group} ({sum(first.members)} of {len(first.members)} models)"
-    effects = tuple((one.stage, *one.fit.effect_row()) for one in stages)
-    curves = tuple((one.stage, *one.fit.curve_row()) for one in stages)
-    return (
-        Table(f"{name}, advantage at equal compute", ("adjustment", *EFFECT_COLUMNS), effects, EFFECT_NOTE),
-        Table(f"{first.task}: the curve", ("adjustment", *CURVE_COLUMNS), curves, CURVE_NOTE),
-    )
+@dataclass(frozen=True)
+class RateBudget(Finding):
+    """Every model's score by learning rate on one task, and θ where the group has its best rate."""
+
+    task: str
+    models: tuple[str, ...]
+    rates: tuple[float, ...]
+    values: Floats  # (models, rates); NaN where a rate was not tried
+    chosen: tuple[float, ...]  # score of the rate that validation chose
+    favoured: GroupScaling | None = None  # equation 1 after adjustment, the group at its best rate
+    usual: GroupScaling | None = None  # the same at the rates that were chosen
+
+    def tables(self) -> Sequence[Table]:
+        """Return one row per model, and both effects."""
+        rows: list[tuple[Cell, ...]] = [
+            (model, *map(float, self.values[k]), self.chosen[k]) for k, model in enumerate(self.models)
+        ]
+        columns = ("model", *(f"{rate:g}" for rate in self.rates), "chosen")
+        note = "The score on the test split at every learning rate. Validation chooses; these scores choose nothing."
+        tables = [Table(f"{self.task}: score by learning rate", columns, tuple(rows), note)]
+        if self.favoured is not None and self.usual is not None:
+            effects = (
+                ("as chosen", self.usual),
+                (f"{self.favoured.split.label}: best rate by the test", self.favoured),
+            )
+            told: list[tuple[Cell, ...]] = [(n, g.effect.value, g.effect.clustered_p) for n, g in effects]
+            why = "A θ that stays small where one group is favoured in the search is no artefact of it (appendix B.3)."
+            tables.append(Table(f"{self.task}: θ by search budget", ("rates", "θ", "p"), tuple(told), why))
+        return tables
+
+    def charts(self) -> Sequence[Chart]:
+        """Return a line per model over the learning rates."""
+        lines = tuple(Line(model, self.rates, tuple(map(float, self.values[k]))) for k, model in enumerate(self.models))
+        title = f"{self.task}: score by learning rate"
+        caption = "The score on the test split after adjustment; a best rate at an end may want another grid."
+        axes: dict[str, Any] = {"x_label": "learning rate", "y_label": "score", "log_x": True}
+        return [Plot(f"{self.task}-rates", title, caption, lines=lines, **axes)]
+
+
+def stored_rates(evidence: Evidence, protocol: Protocol) -> dict[str, Rates]:
+    """Return the scores of every learning rate by task, where a study stored them; several seeds are averaged."""
+    found: dict[str, dict[str, dict[float, list[float]]]] = {}
+    for cell in evidence.choices(protocol) if evidence.stores else ():
+        if cell.names("rates"):
+            for one in cell.selection.get("rates") or ():
+                by = found.setdefault(cell.task, {}).setdefault(cell.model, {})
+                by.setdefault(float(one["learning_rate"]), []).append(float(one["value"]))
+    return {
+        task: {model: {rate: float(np.mean(v)) for rate, v in by.items()} for model, by in models.items()}
+        for task, models in found.items()
+    }
+
+
+def weigh_rates(
+    task: str,
+    rates: Rates,
+    pair: Pair | None = None,
+    parts: Split | None = None,
+    *,
+    chosen: Mapping[str, float] | None = None,
+    draws: int = 1999,
+    seed: int = 0,
+) -> RateBudget:
+    """Lay every rate's scores side by side; with a pair and its division, give the group its best and fit θ again."""
+    models = tuple(rates)
+    grid = tuple(sorted({rate for by in rates.values() for rate in by}))
+    values = np.array([[rates[m].get(rate, np.nan) for rate in grid] for m in models])
+    taken = tuple(float((chosen or {}).get(m, np.nan)) for m in models)
+    made = RateBudget(task, models, grid, values, taken)
+    if pair is None or parts is None:
+        return made
+    sweep = [np.array([rates.get(m, {}).get(rate, np.nan) for m in pair.cohort.models]) for rate in grid]
+    usual = compare_groups(pair, parts, draws=draws, seed=seed).after
+    favoured = compare_groups(favour_group(pair, parts, sweep), parts, draws=draws, seed=seed).after
+    return replace(made, usual=usual, favoured=favoured)

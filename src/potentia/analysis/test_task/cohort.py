@@ -1,9 +1,9 @@
-"""What is known about the models of a comparison: pretraining compute, family, date, and any other column."""
+"""The models of a comparison, what is known of them, and their scores on a task before and after adjustment."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,8 @@ import numpy.typing as npt
 from potentia.errors import InputError
 from potentia.facts import ModelTable
 from potentia.facts import models as known_models
-from potentia.values.scores import Floats
+from potentia.values.findings import Line, Plot, Points
+from potentia.values.scores import Floats, ScoreMatrix
 from potentia.values.task_name import TaskName
 
 Flags = npt.NDArray[np.bool_]
@@ -25,6 +26,18 @@ class Split:
     label: str
     members: Flags  # (models,)
     others: str = "the others"
+
+    def sides(self) -> list[tuple[str, Flags]]:
+        """Return the others and the group, each with its members; one where the models are not divided."""
+        inside = np.asarray(self.members, dtype=bool)
+        return [(name, mask) for name, mask in ((self.others, ~inside), (self.label, inside)) if mask.any()]
+
+    def points(self, cohort: Cohort, values: Floats) -> tuple[Points, ...]:
+        """Return both sides' values against compute."""
+        return tuple(
+            Points(name, tuple(cohort.compute[mask]), tuple(values[mask]), cohort.named(mask))
+            for name, mask in self.sides()
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +96,10 @@ class Cohort:
         """log₁₀ of the pretraining FLOPs."""
         return np.asarray(np.log10(self.compute), dtype=np.float64)
 
+    def named(self, mask: Flags) -> tuple[str, ...]:
+        """Return the names of some of the models."""
+        return tuple(model for model, chosen in zip(self.models, mask, strict=True) if chosen)
+
     def select(self, models: Sequence[str]) -> Cohort:
         """Return the facts of these models, in the order given."""
         index = {name: i for i, name in enumerate(self.models)}
@@ -135,6 +152,18 @@ class Cohort:
         return Split(f"{column} {value}", members, f"other {column}")
 
 
+def against_compute(
+    name: str,
+    title: str,
+    caption: str,
+    points: tuple[Points, ...] = (),
+    lines: tuple[Line, ...] = (),
+    what: str = "score",
+) -> Plot:
+    """Draw something over pretraining compute."""
+    return Plot(name, title, caption, points, lines, "pretraining compute (FLOPs)", what, log_x=True)
+
+
 def _flops(row: Mapping[str, Any]) -> float:
     direct = _number(row.get("compute"))
     if np.isfinite(direct):
@@ -159,3 +188,100 @@ def _date(row: Mapping[str, Any]) -> str:
         if text := _text(row.get(key)):
             return text[:7]
     return ""
+
+
+# --- scores of one task, before and after ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """Scores of the same models on one task, before and after all of them were tuned on the same task data."""
+
+    task: str
+    cohort: Cohort
+    before: Floats  # (models,)
+    after: Floats  # (models,)
+    chance: float = 0.0
+    higher_is_better: bool = True
+
+    def oriented(self) -> tuple[Floats, Floats]:
+        """Return both scores with higher always better."""
+        sign = 1.0 if self.higher_is_better else -1.0
+        return sign * self.before, sign * self.after
+
+
+def pair_up(
+    before: ScoreMatrix,
+    after: ScoreMatrix,
+    cohort: Cohort,
+    *,
+    tasks: Sequence[str] | None = None,
+    chance: Mapping[str, float] | float = 0.0,
+) -> tuple[Pair, ...]:
+    """Join two protocols task by task, keeping the models with both scores and known compute."""
+    shared = [task for task in (tasks or before.tasks) if task in before.tasks and task in after.tasks]
+    if not shared:
+        raise InputError(
+            f"no task was scored both as {before.protocol} and as {after.protocol}",
+            hint=f"{before.protocol}: {', '.join(before.tasks[:6])}; {after.protocol}: {', '.join(after.tasks[:6])}",
+        )
+    known = set(cohort.models) & set(after.models)
+    models = [name for name in before.models if name in known]
+    if not models:
+        raise InputError(
+            "no model has both scores and known compute",
+            hint="add the models' parameters and training tokens to the facts (--facts models.csv)",
+        )
+    first, second = before.select(models=models, tasks=shared), after.select(models=models, tasks=shared)
+    pairs = []
+    for j, task in enumerate(shared):
+        whole = np.isfinite(first.values[:, j]) & np.isfinite(second.values[:, j])
+        names = [name for name, keep in zip(models, whole, strict=True) if keep]
+        pairs.append(
+            Pair(
+                task=task,
+                cohort=cohort.select(names),
+                before=first.values[whole, j],
+                after=second.values[whole, j],
+                chance=chance if isinstance(chance, (int, float)) else chance.get(task, 0.0),
+                higher_is_better=first.higher_is_better[j],
+            )
+        )
+    return tuple(pairs)
+
+
+def best_of(before: ScoreMatrix, after: ScoreMatrix) -> ScoreMatrix:
+    """Return the better of both scores, model by model: what the published tables report (`selection: paper`).
+
+    Models or tasks that only one matrix has are left out. So is a model without a score after: its score before is
+    none of what all models were tuned for.
+    """
+    tasks = [task for task in after.tasks if task in before.tasks]
+    models = [name for name in after.models if name in before.models]
+    first, second = before.select(models=models, tasks=tasks), after.select(models=models, tasks=tasks)
+    sign = np.where(np.asarray(second.higher_is_better), 1.0, -1.0)
+    mine, other = np.nan_to_num(second.values * sign, nan=-np.inf), np.nan_to_num(first.values * sign, nan=-np.inf)
+    keep = (mine >= other) | np.isnan(second.values)
+    return replace(
+        second,
+        values=np.where(keep, second.values, first.values),
+        stderr=np.where(keep, second.stderr, first.stderr),
+        n=np.where(keep, second.n, first.n),
+    )
+
+
+def left_out(before: ScoreMatrix, after: ScoreMatrix, cohort: Cohort, task: str) -> dict[str, tuple[str, ...]]:
+    """Name the models with a score on a task that are in no comparison of the two, by the reason."""
+    first, second = _scored(before, task), _scored(after, task)
+    both = [name for name in first if name in second]
+    found = {
+        f"no score by {after.protocol}": [name for name in first if name not in second],
+        f"no score by {before.protocol}": [name for name in second if name not in first],
+        "no compute known (parameters and tokens, --facts)": [name for name in both if name not in cohort.models],
+    }
+    return {why: tuple(names) for why, names in found.items() if names}
+
+
+def _scored(matrix: ScoreMatrix, task: str) -> list[str]:
+    column = matrix.select(tasks=[task])
+    return [name for name, value in zip(column.models, column.values[:, 0], strict=True) if np.isfinite(value)]

@@ -14,8 +14,7 @@ from importlib.util import find_spec
 import numpy as np
 import numpy.typing as npt
 
-from potentia.analysis.test_task.cohort import Split
-from potentia.analysis.test_task.pair import Pair
+from potentia.analysis.test_task.cohort import Pair, Split
 from potentia.errors import InputError
 from potentia.values.findings import Finding, Interval, Table
 from potentia.values.scores import Floats

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from potentia.analysis.test_task.cohort import Cohort
+from potentia.analysis.test_task.cohort import Cohort, against_compute
 from potentia.analysis.test_task.scaling import HingeFit, LogLinearFit, fit_hinge, fit_log_linear
 from potentia.errors import InputError
 from potentia.values.findings import Chart, Finding, Line, Plot, Table
@@ -60,35 +61,21 @@ class EmergenceCurve(Finding):
         curves = tuple(
             Line(f"{self.examples[i]:,} examples", tuple(10**grid), tuple(self.hinges[i].predict(grid))) for i in some
         )
-        return (
-            Plot(
+        drawn = [
+            against_compute(
                 f"{self.task}-curves",
                 f"{self.task}: scaling as models train on the test task",
                 "Each curve is the hinge fitted after that much training.",
                 lines=curves,
-                x_label="pretraining compute (FLOPs)",
-                y_label="score",
-                log_x=True,
-            ),
-            Plot(
-                f"{self.task}-emergence",
-                f"{self.task}: point of emergence",
-                caption,
-                lines=(point,),
-                x_label="training examples",
-                y_label="log₁₀ FLOPs of emergence",
-                log_x=True,
-            ),
-            Plot(
-                f"{self.task}-log-linear",
-                f"{self.task}: how log-linear the scaling is",
-                caption,
-                lines=(fit,),
-                x_label="training examples",
-                y_label="R² of the log-linear fit",
-                log_x=True,
-            ),
-        )
+            )
+        ]
+        for kind, title, line, what in (
+            ("emergence", "point of emergence", point, "log₁₀ FLOPs of emergence"),
+            ("log-linear", "how log-linear the scaling is", fit, "R² of the log-linear fit"),
+        ):
+            axes: dict[str, Any] = {"x_label": "training examples", "y_label": what, "log_x": True}
+            drawn.append(Plot(f"{self.task}-{kind}", f"{self.task}: {title}", caption, lines=(line,), **axes))
+        return drawn
 
 
 def trace_emergence(

@@ -17,8 +17,7 @@ from itertools import combinations, product
 import numpy as np
 
 from potentia.analysis.test_task import hinge as hinge_fit
-from potentia.analysis.test_task.cohort import Cohort, Flags
-from potentia.analysis.test_task.pair import Pair
+from potentia.analysis.test_task.cohort import Cohort, Flags, Pair
 from potentia.analysis.test_task.scaling import (
     EFFECT_COLUMNS,
     EFFECT_NOTE,

@@ -8,17 +8,30 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from potentia.analysis.test_task.adjustment import TaskAdjustment, compare_groups
-from potentia.analysis.test_task.changes import Gain, Mediation, RankShift, measure_gain, mediate, shift_of_ranks
-from potentia.analysis.test_task.cohort import Cohort, Split
+from potentia.analysis.test_task.adjustment import (
+    RateBudget,
+    Rates,
+    TaskAdjustment,
+    compare_groups,
+    stored_rates,
+    weigh_rates,
+)
+from potentia.analysis.test_task.changes import (
+    FamilyComparison,
+    Gain,
+    Mediation,
+    RankShift,
+    compare_families,
+    measure_gain,
+    mediate,
+    shift_of_ranks,
+)
+from potentia.analysis.test_task.cohort import Cohort, Pair, Split, best_of, left_out, pair_up
 from potentia.analysis.test_task.copies import Copies, measure_copies
 from potentia.analysis.test_task.discriminator import Discrimination, discriminate
 from potentia.analysis.test_task.emergence import LEAST_MODELS, EmergenceCurve, trace_emergence
 from potentia.analysis.test_task.exposure import ExposureEffect, measure_exposure
-from potentia.analysis.test_task.families import FamilyComparison, compare_families
 from potentia.analysis.test_task.frontier import FrontierShift, frontier_shift
-from potentia.analysis.test_task.pair import Pair, best_of, left_out, pair_up
-from potentia.analysis.test_task.rates import RateBudget, Rates, stored_rates, weigh_rates
 from potentia.errors import InputError
 from potentia.facts import chance
 from potentia.study import adjust_tuning

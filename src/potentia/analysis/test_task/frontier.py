@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from potentia.analysis.test_task.cohort import Split
-from potentia.analysis.test_task.pair import Pair
-from potentia.values.findings import Chart, Finding, Line, Plot, Points, Table
+from potentia.analysis.test_task.cohort import Cohort, Pair, Split, against_compute
+from potentia.values.findings import Chart, Finding, Line, Table
 from potentia.values.scores import Floats
 
 
@@ -43,11 +42,8 @@ class FrontierShift(Finding):
     """The area between the frontier of the others and the frontier of all, before and after adjustment."""
 
     task: str
-    group: str
-    others: str
-    models: tuple[str, ...]
-    log_compute: Floats
-    members: tuple[bool, ...]
+    cohort: Cohort
+    split: Split
     scores: tuple[Floats, Floats]  # before, after; oriented
     old: tuple[Frontier, Frontier]
     every: tuple[Frontier, Frontier]
@@ -61,47 +57,33 @@ class FrontierShift(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return the areas and the members of the group on the frontier."""
-        inside = {m for m, keep in zip(self.models, self.members, strict=True) if keep}
+        inside = set(self.cohort.named(self.split.members))
         rows = tuple(
             (stage, area, ", ".join(m for m in every.models if m in inside) or "none")
             for stage, area, every in zip(("before", "after"), self.areas, self.every, strict=True)
         )
         note = f"Area in score × log₁₀ FLOPs. It shrinks {self.ratio:.1f}-fold by adjustment."
         columns = ("", "area of improvement", "on the frontier")
-        return (Table(f"{self.task}: how far models {self.group} move the frontier", columns, rows, note, 4),)
+        return (Table(f"{self.task}: how far models {self.split.label} move the frontier", columns, rows, note, 4),)
 
     def charts(self) -> Sequence[Chart]:
         """Return both frontiers over all models, before and after."""
-        inside = np.asarray(self.members)
-        corners, left = _steps(self.log_compute)
+        corners, left = _steps(self.cohort.log_compute)
         drawn = []
         for k, stage in enumerate(("before", "after")):
-            points = tuple(
-                Points(
-                    name,
-                    tuple(10 ** self.log_compute[mask]),
-                    tuple(self.scores[k][mask]),
-                    tuple(m for m, keep in zip(self.models, mask, strict=True) if keep),
-                )
-                for name, mask in ((self.others, ~inside), (self.group, inside))
-            )
             below, above = (
                 tuple(np.maximum(f[k].at(left, floor=self.floor), self.floor)) for f in (self.old, self.every)
             )
-            lines = (
-                Line(f"frontier {self.others}", corners, below, dashed=True),
-                Line("frontier of all models", corners, above, below, above),
-            )
             drawn.append(
-                Plot(
+                against_compute(
                     f"{self.task}-frontier-{stage}",
                     f"{self.task} {stage} adjustment: area {self.areas[k]:.3f}",
                     "The shaded area between the two frontiers is the progress per unit of compute.",
-                    points=points,
-                    lines=lines,
-                    x_label="pretraining compute (FLOPs)",
-                    y_label="score",
-                    log_x=True,
+                    self.split.points(self.cohort, self.scores[k]),
+                    (
+                        Line(f"frontier {self.split.others}", corners, below, dashed=True),
+                        Line("frontier of all models", corners, above, below, above),
+                    ),
                 )
             )
         return tuple(drawn)
@@ -109,27 +91,15 @@ class FrontierShift(Finding):
 
 def frontier_shift(pair: Pair, split: Split) -> FrontierShift:
     """Measure the area of improvement since the split, in score × log₁₀ FLOPs, before and after adjustment."""
-    x, models = pair.cohort.log_compute, pair.cohort.models
+    x, scores = pair.cohort.log_compute, pair.oriented()
     outside = ~np.asarray(split.members)
     floor = pair.chance if pair.higher_is_better else -pair.chance
-    scores = pair.oriented()
-    others = [m for m, keep in zip(models, outside, strict=True) if keep]
+    others = pair.cohort.named(outside)
     old = tuple(pareto_frontier(others, x[outside], y[outside]) for y in scores)
-    every = tuple(pareto_frontier(models, x, y) for y in scores)
+    every = tuple(pareto_frontier(pair.cohort.models, x, y) for y in scores)
     areas = tuple(_area(a, b, x, floor) for a, b in zip(old, every, strict=True))
-    return FrontierShift(
-        pair.task,
-        split.label,
-        split.others,
-        models,
-        x,
-        tuple(bool(m) for m in split.members),
-        (scores[0], scores[1]),
-        (old[0], old[1]),
-        (every[0], every[1]),
-        (areas[0], areas[1]),
-        floor,
-    )
+    stages = (old[0], old[1]), (every[0], every[1]), (areas[0], areas[1])
+    return FrontierShift(pair.task, pair.cohort, split, scores, *stages, floor)
 
 
 def _area(old: Frontier, every: Frontier, x: Floats, floor: float) -> float:
