@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from made_store import make_store
-from potentia.cli.follow import running
+from potentia.cli.stores import running
 from potentia.run import store_status
 from potentia.store import Store
 

@@ -50,7 +50,7 @@ def parsed(arguments: str | list[str]) -> tuple[list[str], dict[str, object]]:
         "analyze rankings --tasks x y scores.csv --json",
         "analyze rankings --tasks x --tasks y scores.csv",
         "analyze rankings --tasks x y -- scores.csv",
-        "analyze rankings --seed 1 --tasks x y scores.csv",
+        "analyze rankings --level 0.9 --tasks x y scores.csv",
     ],
 )
 def test_a_source_stands_where_one_likes(line: str):

@@ -313,3 +313,13 @@ def test_what_is_read_at_one_time_is_of_one_moment(store: Store, store_url: str,
         assert connection.execute(count).scalar_one() == 0
         writer.commit_cell(make_cell())
         assert connection.execute(count).scalar_one() == 0
+
+
+def test_a_copy_under_another_name_has_the_adapter_too(store: Store, make_cell: MakeCell) -> None:
+    """The same weights under two names are tuned once; whichever wins, its adapter can be taken away."""
+    store.commit_cell(make_cell("k1", protocol="train_before_test"))
+    store.keep_adapter("k1", lambda folder: (folder / "adapter_config.json").write_text("{}"), {"base": "m"})
+    store.copy_cell("k1", "k2", study="s1", model="twin", task="t")
+    copied = store.adapter("k2")
+    assert copied is not None
+    assert (copied / "adapter_config.json").read_text() == "{}"

@@ -9,21 +9,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from potentia.cli.app import app
-from potentia.cli.output import Study, console, errors, print_json, print_notes, print_table
+from potentia.cli.options import Json, StorePath, Study
+from potentia.cli.output import answer, errors, opened
 from potentia.errors import InputError
 from potentia.values.findings import Table
 
 if TYPE_CHECKING:
-    from potentia.evidence import Evidence
     from potentia.store import CellRecord, Store
 
 adapters = typer.Typer(help="Tuned adapters: list, export, merge, drop.", no_args_is_help=True, rich_markup_mode="rich")
 app.add_typer(adapters, name="adapters")
 
-StorePath = Annotated[str, typer.Argument(metavar="STORE", help="The store: a file or a database URL.")]
 Model = Annotated[str | None, typer.Option(help="Only of this model.")]
 Task = Annotated[str | None, typer.Option(help="Only of this task.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Folder = Annotated[Path, typer.Option("--output", "-o", help="The folder to write; it must not hold anything yet.")]
 
 
 @adapters.command("list")
@@ -37,21 +36,18 @@ def list_command(
     """
     from potentia.store import Store
 
-    with Store.open(store, readonly=True) as opened:
-        found = [(cell, size_of(opened, cell)) for cell in kept(opened, store, study, model, task)]
-    if as_json:
-        rows = [{**_facts(cell), "bytes": size, "key": cell.key} for cell, size in found]
-        print_json({"store": store, "adapters": rows, "bytes": sum(size for _, size in found)})
-        return
-    print_table(
-        Table(
-            f"Adapters in {store}",
-            ("model", "task", "protocol", "learning rate", "epoch", "validation", "test", "MB"),
-            tuple((*_facts(cell).values(), round(size / 1e6, 2)) for cell, size in found),
-            note=f"{len(found)} adapters, {sum(size for _, size in found) / 1e6:,.1f} MB. "
-            "Take one away: potentia adapters export. Set the disk free: potentia adapters drop.",
-        )
+    with Store.open(store, readonly=True) as kept_in:
+        found = [(cell, _size(kept_in, cell)) for cell in _kept(kept_in, store, study, model, task)]
+    total = sum(size for _, size in found)
+    table = Table(
+        f"Adapters in {store}",
+        ("model", "task", "protocol", "learning rate", "epoch", "validation", "test", "MB"),
+        tuple((*_facts(cell).values(), round(size / 1e6, 2)) for cell, size in found),
+        note=f"{len(found)} adapters, {total / 1e6:,.1f} MB. "
+        "Take one away: potentia adapters export. Set the disk free: potentia adapters drop.",
     )
+    rows = [{**_facts(cell), "bytes": size, "key": cell.key} for cell, size in found]
+    answer(as_json, {"store": store, "adapters": rows, "bytes": total}, table)
 
 
 @adapters.command()
@@ -59,7 +55,7 @@ def export(
     store: StorePath,
     model: Annotated[str, typer.Option(help="Whose adapter.")],
     task: Annotated[str, typer.Option(help="The task it was tuned for.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write; it must not hold anything yet.")],
+    output: Folder,
     study: Study = None,
     protocol: Annotated[str, typer.Option(help="train_before_test or adjust.")] = "train_before_test",
     as_json: Json = False,
@@ -72,25 +68,21 @@ def export(
     from potentia.integrations import export_adapter
     from potentia.store import Store
 
-    with Store.open(store, readonly=True) as opened:
-        cells = [c for c in kept(opened, store, study, model, task) if c.protocol == protocol]
+    with Store.open(store, readonly=True) as kept_in:
+        cells = [c for c in _kept(kept_in, store, study, model, task) if c.protocol == protocol]
         if not cells:
-            raise InputError(_why_none(opened, store, study, model, task, protocol), where=store,
-                             hint=f"potentia adapters list {shlex.quote(store)}")  # fmt: skip
-        written = export_adapter(opened, cells[-1], output)
-    if as_json:
-        print_json({"folder": str(written.folder), "base": written.base, "load": written.lines})
-        return
-    console.print(f"{written.folder}: the adapter of {model} on {task}, with its card", markup=False, soft_wrap=True)
-    console.print("To use it:", style="dim")
-    for line in written.lines:
-        console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+            hint = f"potentia adapters list {shlex.quote(store)}"
+            raise InputError(_why_none(store, study, model, task, protocol), where=store, hint=hint)
+        written = export_adapter(kept_in, cells[-1], output)
+    told = f"{written.folder}: the adapter of {model} on {task}, with its card"
+    found = {"folder": str(written.folder), "base": written.base, "load": written.lines}
+    answer(as_json, found, told, "To use it:", *(f"  {line}" for line in written.lines))
 
 
 @adapters.command()
 def merge(
     adapter: Annotated[Path, typer.Argument(metavar="ADAPTER", help="A folder that select or adapters export wrote.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write; it must not hold anything yet.")],
+    output: Folder,
     base: Annotated[str | None, typer.Option(help="Where the base model is now, if not where it was.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16; else that of the tuning.")] = None,
     as_json: Json = False,
@@ -104,10 +96,7 @@ def merge(
 
     with errors.status("merging …"):
         folder = merged(adapter, output, base=base, dtype=dtype)
-    if as_json:
-        print_json({"folder": str(folder)})
-    else:
-        console.print(f"{folder}: the whole model, with its tokenizer", markup=False, soft_wrap=True)
+    answer(as_json, {"folder": str(folder)}, f"{folder}: the whole model, with its tokenizer")
 
 
 @adapters.command()
@@ -126,37 +115,26 @@ def drop(
     """
     from potentia.store import Store
 
-    with Store.open(store, readonly=True) as opened:
-        cells = kept(opened, store, study, model, task)
-        total = sum(size_of(opened, cell) for cell in cells)
+    with Store.open(store, readonly=True) as kept_in:
+        cells = _kept(kept_in, store, study, model, task)
+        total = sum(_size(kept_in, cell) for cell in cells)
         if cells and not yes and not as_json:
             typer.confirm(f"Remove {len(cells)} adapters ({total / 1e6:,.1f} MB)?", abort=True)
-        freed = sum(opened.drop_adapter(cell.key) for cell in cells)
-    if as_json:
-        print_json({"dropped": len(cells), "bytes": freed})
-    else:
-        console.print(f"{len(cells)} adapters removed, {freed / 1e6:,.1f} MB set free")
+        freed = sum(kept_in.drop_adapter(cell.key) for cell in cells)
+    told = f"{len(cells)} adapters removed, {freed / 1e6:,.1f} MB set free"
+    answer(as_json, {"dropped": len(cells), "bytes": freed}, told)
 
 
-def kept(store: Store, where: str, study: list[str] | None, model: str | None, task: str | None) -> list[CellRecord]:
+def _kept(store: Store, where: str, study: list[str] | None, model: str | None, task: str | None) -> list[CellRecord]:
     """Return the cells whose adapter is kept, of one study or several."""
-    evidence = _evidence(where, study)
-    wanted = (c for c in evidence.cells() if model in (None, c.model) and task in (None, c.task))
+    wanted = (c for c in opened(where, study=study).cells() if model in (None, c.model) and task in (None, c.task))
     return [cell for cell in wanted if store.adapter(cell.key) is not None]
 
 
-def size_of(store: Store, cell: CellRecord) -> int:
+def _size(store: Store, cell: CellRecord) -> int:
     """Return the bytes that a cell's adapter takes."""
     folder = store.adapter(cell.key)
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) if folder else 0
-
-
-def _evidence(where: str, study: list[str] | None) -> Evidence:
-    from potentia.evidence import read
-
-    evidence = read(where, study=study)
-    print_notes(evidence)
-    return evidence
 
 
 def _facts(cell: CellRecord) -> dict[str, str | float | int | None]:
@@ -172,9 +150,10 @@ def _facts(cell: CellRecord) -> dict[str, str | float | int | None]:
     }
 
 
-def _why_none(store: Store, where: str, study: list[str] | None, model: str, task: str, protocol: str) -> str:
+def _why_none(where: str, study: list[str] | None, model: str, task: str, protocol: str) -> str:
     """Say why a cell has no adapter to export."""
-    cells = [c for c in _evidence(where, study).cells() if (c.model, c.task, c.protocol) == (model, task, protocol)]
+    every = opened(where, study=study, notes=False).cells()
+    cells = [c for c in every if (c.model, c.task, c.protocol) == (model, task, protocol)]
     if not cells:
         return f"no {protocol} cell of {model} on {task}"
     if not cells[-1].selection.get("tuned", True):

@@ -6,9 +6,13 @@ import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from potentia.cli.analyze import analysis, flag, many, option, path, tell
+import typer
+
+from potentia.cli.analyze import analysis, flag, many, option, path
+from potentia.cli.app import analyze
+from potentia.cli.options import Json, StoreUrl
 from potentia.cli.output import (
     console,
     errors,
@@ -16,6 +20,7 @@ from potentia.cli.output import (
     print_scoreboard,
     print_table,
     print_training,
+    say,
     training_of,
 )
 from potentia.errors import InputError
@@ -46,11 +51,7 @@ def _print_rankings(found: Found, evidence: Evidence, asked: Any) -> None:
     for table in filter(None, map(telling, summarise(asked.found))):
         print_table(table)
     tables = sum(len(finding.tables()) for finding in found.values())
-    console.print(
-        f"All {tables} tables: --all. As a page: potentia report {shlex.quote(asked.sources[0])}",
-        style="dim",
-        markup=False,
-    )
+    say(f"All {tables} tables: --all. As a page: potentia report {shlex.quote(asked.sources[0])}", style="dim")
 
 
 @analysis(
@@ -62,10 +63,8 @@ def _print_rankings(found: Found, evidence: Evidence, asked: Any) -> None:
     simultaneous=flag("--simultaneous", "Rank intervals that hold for all models of a task together."),
     use_items=flag("--items/--no-items", "Use stored items for paired tests and for the noise of scores.", True),
     resample=option("What intervals draw: families or lineages of models where known, or models.", str, "families"),
-    order=option("Order of the tasks in heat maps: given, or train-size (the largest first).", str, "given"),
     resamples=option("Bootstrap resamples.", int, 1000, min=20),
     level=option("Confidence level.", float, 0.95, min=0.5, max=0.999),
-    seed=option("Seed of the resamples.", int, 0),
     everything=flag("--all", "Print every table of every finding; else the scores and a summary."),
 )
 def rankings(evidence: Evidence, asked: Any) -> Found:
@@ -82,8 +81,7 @@ def rankings(evidence: Evidence, asked: Any) -> Found:
 
     if asked.gaps not in GAPS:
         raise InputError(f"no treatment of gaps {asked.gaps!r}", hint=f"--gaps is one of: {', '.join(GAPS)}")
-    wanted = ("resamples", "level", "seed", "gaps", "simultaneous", "exclude_flagged", "align", "use_items",
-              "resample", "order")  # fmt: skip
+    wanted = ("resamples", "level", "gaps", "simultaneous", "exclude_flagged", "align", "use_items", "resample")
     asked.found = find_rankings(evidence, Options(**{name: getattr(asked, name) for name in wanted}))
     named: Found = asked.found.named()
     return named
@@ -112,9 +110,7 @@ def outlook(evidence: Evidence, asked: Any) -> Found:
 @analysis(
     "few-tasks",
     protocol=option("The protocol of the scores; else the one to rank by."),
-    splits=option("How often the models are divided.", int, 40, min=2),
     cost=flag("--cost/--no-cost", "Weigh tasks by their training examples.", True),
-    seed=option("Seed of the divisions.", int, 0),
 )
 def few_tasks(evidence: Evidence, asked: Any) -> Found:
     """Choose tasks on half of the models and see how well they rank the others, against their cost.
@@ -131,14 +127,9 @@ def few_tasks(evidence: Evidence, asked: Any) -> Found:
         raise InputError(f"no scores of {wanted}", where=asked.sources[0], hint=there)
     known = evidence.background
     sizes = {task: min(n, CAP) for task, n in known.train_examples.items()}
-    found = find_task_curve(
-        evidence.scores[wanted],
-        costs=sizes if asked.cost else None,
-        lineages=known.lineages,
-        splits=asked.splits,
-        seed=asked.seed,
-    )
-    return {"few_tasks": found}
+    costs = sizes if asked.cost else None
+    curve = find_task_curve(evidence.scores[wanted], costs=costs, lineages=known.lineages)
+    return {"few_tasks": curve}
 
 
 @analysis(
@@ -172,7 +163,6 @@ def checkpoints(evidence: Evidence, asked: Any) -> Found:
     pairs=path("CSV with the columns base and instruct; else known facts."),
     instruct_by=option("Method that scores the instruct versions, or 'same'; else instruct, else direct."),
     baseline=option("Compare every method with this one, such as instruct."),
-    tolerance=option("Gap that still counts as near best in the ablation.", float, 0.01),
 )
 def consistency(evidence: Evidence, asked: Any) -> Found:
     """Say whether better base models become better instruct models, by every method; rank the methods.
@@ -184,20 +174,14 @@ def consistency(evidence: Evidence, asked: Any) -> Found:
     """
     from potentia.analysis.base_models import find_consistency, read_pairs
 
-    return find_consistency(
-        evidence,
-        read_pairs(asked.pairs) if asked.pairs is not None else None,
-        instruct_by=asked.instruct_by,
-        baseline=asked.baseline,
-        tolerance=asked.tolerance,
-    ).named()
+    pairs = read_pairs(asked.pairs) if asked.pairs is not None else None
+    return find_consistency(evidence, pairs, instruct_by=asked.instruct_by, baseline=asked.baseline).named()
 
 
 @analysis(
     "ablation",
     models=many("The models to compare on; else all but instruct ones."),
     methods=many("The methods to compare, as direct or iclip; else those that share most."),
-    tolerance=option("Gap that still counts as near best.", float, 0.01),
 )
 def ablation(evidence: Evidence, asked: Any) -> Found:
     """Rank the methods (protocols and prompt forms) in every cell of model and benchmark.
@@ -209,11 +193,11 @@ def ablation(evidence: Evidence, asked: Any) -> Found:
     """
     from potentia.analysis.base_models import find_ablation
 
-    return {"ablation": find_ablation(evidence, asked.models, methods=asked.methods, tolerance=asked.tolerance)}
+    return {"ablation": find_ablation(evidence, asked.models, methods=asked.methods)}
 
 
 def _print_exposure(found: Found, _: Evidence, asked: Any) -> None:
-    tell(asked.found.sentences())
+    say(*asked.found.sentences(), to=errors)
     print_findings(found, as_json=False)
 
 
@@ -235,7 +219,7 @@ def exposure(evidence: Evidence, asked: Any) -> Found:
     from potentia.analysis.test_task import find_exposure
 
     asked.found = find_exposure(evidence, clean=asked.clean or ())
-    tell(asked.found.left_out)
+    say(*asked.found.left_out, to=errors)
     return {"signs": asked.found}
 
 
@@ -253,7 +237,6 @@ def exposure(evidence: Evidence, asked: Any) -> Found:
     batch=option("Examples per step of the adjustment; the study's own, else 64.", int | None, None, min=1),
     best=flag("--best", "Take the better of both scores after adjustment, as the paper does."),
     draws=option("Wild cluster bootstrap samples; 0 for none.", int, 1999, min=0),
-    seed=option("Seed of the bootstrap.", int, 0),
 )
 def test_task(evidence: Evidence, asked: Any) -> Found:
     """Ask what a group of models has more at equal compute, before and after all were tuned on the same task data.
@@ -269,7 +252,7 @@ def test_task(evidence: Evidence, asked: Any) -> Found:
     """
     from potentia.analysis.test_task import SINCE, Options, find_test_task
 
-    wanted = ("before", "after", "column", "value", "exposed", "chance", "steps", "batch", "best", "draws", "seed")
+    wanted = ("before", "after", "column", "value", "exposed", "chance", "steps", "batch", "best", "draws")
     given = {name: getattr(asked, name) for name in wanted}
     families = tuple(asked.families) if asked.families else None
     made = find_test_task(evidence, Options(since=asked.since or SINCE, families=families, **given))
@@ -278,7 +261,7 @@ def test_task(evidence: Evidence, asked: Any) -> Found:
     if not found or ((asked.since or asked.column) and not divided):  # what was asked for in so many words is not there
         hint = "give what is missing with --facts, --task-facts, --chance, --since or --column"
         raise InputError("; ".join(made.problems), where=evidence.source, hint=hint)
-    tell(made.problems)
+    say(*made.problems, to=errors)
     return found
 
 
@@ -287,13 +270,11 @@ def test_task(evidence: Evidence, asked: Any) -> Found:
     target=option("The task to predict.", str, ...),
     candidates=many("Candidate tasks; else all other benchmarks."),
     protocol=option("The protocol of the scores.", str, "direct"),
-    corpora=many("Corpora whose perplexity is the rival; else all tasks where lower is better."),
     correlation=option("kendall, spearman, pearson, or auto: what algorithm 1 chooses.", str, "kendall"),
     normalise=option("both (tasks, then models), feature (tasks only), or none.", str, "both"),
     top=option("t of algorithm 1, top tasks compared; 10, or half of the candidates.", int | None, None, min=1),
     sampled=many("n of algorithm 1, models in a sample; else the paper's 6, 8, 10.", kind=int, min=3),
     rounds=many("k of algorithm 1, samples; else the paper's 25 (and 15, 35).", kind=int, min=2),
-    keep=option("Keep at most this many proxies.", int | None, None, min=1),
     data_group=many("Small models trained on different data."),
     seed_group=many("Small models that differ in their seed only."),
     early=many("Models to predict, such as early checkpoints."),
@@ -308,7 +289,6 @@ def test_task(evidence: Evidence, asked: Any) -> Found:
     pair_file=path("CSV with the columns base and instruct; else by studies and facts."),
     pairs=flag("--pairs/--no-pairs", "Compare choosing and scoring on base and chat models."),
     families=flag("--families/--no-families", "Keep a model family on one side of every split."),
-    splits=option("Random halves of the models.", int, 200, min=2),
 )
 def proxy(evidence: Evidence, asked: Any) -> Found:
     """Choose proxy tasks for a target, weigh them, predict, and test the prediction against perplexity's.
@@ -324,14 +304,14 @@ def proxy(evidence: Evidence, asked: Any) -> Found:
     from potentia.analysis.proxy import Options, find_proxies
     from potentia.evidence import read
 
-    plain = ("target", "candidates", "protocol", "corpora", "correlation", "normalise", "top", "keep", "min_relevance",
-             "min_robustness", "weigh", "steepness", "on", "families", "splits")  # fmt: skip
+    plain = ("target", "candidates", "protocol", "correlation", "normalise", "top", "min_relevance",
+             "min_robustness", "weigh", "steepness", "on", "families")  # fmt: skip
     lists = ("sampled", "rounds", "data_group", "seed_group", "early")
     given = {name: getattr(asked, name) for name in plain} | {name: getattr(asked, name) or () for name in lists}
     pairs = read_pairs(asked.pair_file) if asked.pair_file is not None else asked.pairs
     truth = read(asked.truth) if asked.truth is not None else None
     made = find_proxies(evidence, Options(pairs=pairs, **given), truth)
-    tell(made.problems)
+    say(*made.problems, to=errors)
     return made.named()
 
 
@@ -357,5 +337,79 @@ def judge(evidence: Evidence, asked: Any) -> Found:
     memory = asked.memory or Path(f"{store}.judge.jsonl" if "://" not in store else "potentia.judge.jsonl")
     asking = Judge(asked.url, asked.model, memory, os.environ.get(key) if key else None)
     found = judge_answers(evidence, asking, most=asked.most)
-    errors.print(f"{asking.asked} answers judged now, the rest remembered in {memory}", markup=False, soft_wrap=True)
+    say(f"{asking.asked} answers judged now, the rest remembered in {memory}", to=errors)
     return {"judge": found}
+
+
+def _print_benchmark(found: Found, _: Evidence, asked: Any) -> None:
+    print_findings(found, as_json=False)
+    console.print(asked.headline, style="bold", markup=False)
+
+
+@analysis(
+    "benchmark",
+    show=_print_benchmark,
+    first={"name": Annotated[str, typer.Argument(metavar="TASK", help="The benchmark to judge.")]},
+    protocol=option("Judge it by this protocol; else by the one that ranks."),
+    data_dir=path("Folder of benchmark splits, to look for overlap."),
+)
+def benchmark(evidence: Evidence, asked: Any) -> Found:
+    """Say whether a benchmark is to be kept, fixed or dropped, and why: agreement, reliability, items to look at.
+
+    Examples:
+      potentia analyze benchmark arc_easy potentia.db
+
+      potentia analyze benchmark my-task scores.csv --json
+    """
+    from potentia.analysis.benchmark import find_benchmark
+
+    in_train = _in_train(evidence, asked.name, asked.data_dir)
+    found = find_benchmark(evidence, asked.name, protocol=asked.protocol, in_train=in_train)
+    asked.headline = found.headline()
+    return {"benchmark": found}
+
+
+def _in_train(evidence: Evidence, name: str, data_dir: Path | None) -> int | None:
+    """Count the test documents that are in train, where a study says where the data is and it is there."""
+    from potentia.errors import PotentiaError
+    from potentia.evidence import study_of
+    from potentia.run import load_tasks
+    from potentia.tasks import overlap
+
+    for study in filter(None, map(study_of, evidence.studies)):
+        spec = study.benchmark(name)
+        if spec is None or not (data_dir or study.data_dir or spec.file):
+            continue
+        folder = str(data_dir) if data_dir else study.data_dir
+        try:
+            (task,) = load_tasks(study.model_copy(update={"tasks": (spec,), "data_dir": folder})).benchmarks.values()
+        except PotentiaError:
+            return None
+        return overlap(task).test_exact
+    return None
+
+
+@analyze.command()
+def elicitation(
+    study: Annotated[Path, typer.Argument(help="The study file.")],
+    models: Annotated[list[str] | None, typer.Option(help="Of the study; else all.")] = None,
+    tasks: Annotated[list[str] | None, typer.Option(help="Of the study; else the first three.")] = None,
+    rank: Annotated[int, typer.Option(min=1, help="The higher rank of adapters.")] = 64,
+    store: StoreUrl = None,
+    workers: Annotated[int, typer.Option(min=1, help="Rows at once.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Tune some cells of a study by adapters of a higher rank and by all weights too, and compare the rankings.
+
+    Each way searches its own learning rate. What the store has is not computed again.
+
+    Example:
+      potentia analyze elicitation study.yaml --tasks arc_easy boolq --rank 64
+    """
+    from potentia.run import elicit
+    from potentia.study import read_study
+
+    made = read_study(study, {"store": store})
+    with errors.status("tuning in three ways …"):
+        found = elicit(made, models=models or (), tasks=tasks or (), rank=rank, workers=workers)
+    print_findings({"elicitation": found}, as_json=as_json)

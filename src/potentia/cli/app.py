@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,9 +50,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 analyze = typer.Typer(help="Turn scores into findings.", no_args_is_help=True, rich_markup_mode="rich")
-reproduce = typer.Typer(help="Print a paper's numbers beside ours.", no_args_is_help=True, rich_markup_mode="rich")
 app.add_typer(analyze, name="analyze")
-app.add_typer(reproduce, name="reproduce")
 
 
 def _version(asked: bool) -> None:
@@ -82,17 +81,6 @@ def run() -> None:
     try:
         command = typer.main.get_command(app)
         command(args=expand_many(command, sys.argv[1:]), standalone_mode=True)
-    except (InputError, MissingExtraError) as error:
-        print_error(error)
-        sys.exit(2)
-    except PotentiaError as error:
-        print_error(error)
-        sys.exit(1)
-    except UnicodeError as error:
-        print_error(
-            InputError(f"a name or path is no Unicode text: {error.reason if hasattr(error, 'reason') else error}")
-        )
-        sys.exit(2)
     except BrokenPipeError:
         sys.exit(0)
     except KeyboardInterrupt:
@@ -100,40 +88,35 @@ def run() -> None:
         errors.print("interrupted")
         sys.exit(130)
     except Exception as error:
-        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-            print_error(InputError("a path is too long for this system"))
-            sys.exit(2)
-        if _disk_is_full(error):
-            print_error(PotentiaError(f"it could not be written: {error}"[:300], hint="free some space"))
-            sys.exit(1)
-        if not _short_of_memory(error):
+        told = _in_words(error)
+        if told is None:
             raise
-        print_error(
-            PotentiaError(
-                f"memory ran out: {error}".removesuffix(": "),
-                hint="is it limited (ulimit -v, a container, a scheduler)? Libraries alone take some 3 GB of addresses",
-            )
-        )
-        sys.exit(1)
-
-
-def _disk_is_full(error: Exception) -> bool:
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    return full or any(words in str(error) for words in ("No space left on device", "File too large"))
+        print_error(told)
+        sys.exit(2 if isinstance(told, (InputError, MissingExtraError)) else 1)
 
 
 NO_MEMORY = ("can't start new thread", "std::bad_alloc", "can't allocate memory")
 
 
-def _short_of_memory(error: Exception) -> bool:
-    """Say whether the system refused memory, in one of the ways in which Python tells of it."""
-    told = str(error)
-    return (
-        isinstance(error, MemoryError)
-        or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
-        or (isinstance(error, ImportError) and "failed to map segment" in told)
-        or (isinstance(error, RuntimeError) and any(words in told for words in NO_MEMORY))
-    )
+def _in_words(error: Exception) -> PotentiaError | None:
+    """Return an error as one of ours: what is wrong with the input, the disk or the memory; None for a bug."""
+    number, told = error.errno if isinstance(error, OSError) else None, str(error)
+    if isinstance(error, PotentiaError):
+        return error
+    if isinstance(error, UnicodeError):
+        return InputError(f"a name or path is no Unicode text: {getattr(error, 'reason', error)}")
+    if number == errno.ENAMETOOLONG:
+        return InputError("a path is too long for this system")
+    full = number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    if full or any(words in told for words in ("No space left on device", "File too large")):
+        return PotentiaError(f"it could not be written: {told}"[:300], hint="free some space")
+    no_memory = isinstance(error, MemoryError) or number == errno.ENOMEM
+    no_memory |= isinstance(error, ImportError) and "failed to map segment" in told
+    no_memory |= isinstance(error, RuntimeError) and any(words in told for words in NO_MEMORY)
+    if no_memory:
+        hint = "is it limited (ulimit -v, a container, a scheduler)? Libraries alone take some 3 GB of addresses"
+        return PotentiaError(f"memory ran out: {told}".removesuffix(": "), hint=hint)
+    return None
 
 
 # --- several values after one flag ------------------------------------------------------------------------------------
@@ -240,28 +223,10 @@ def _is_source(value: str, *, last: bool) -> bool:
 
 
 # The command groups register themselves on import; each is light until its command runs.
-from potentia.cli import adapters as _adapters  # noqa: E402, F401
-from potentia.cli import analyses as _analyses  # noqa: E402, F401
-from potentia.cli import benchmark as _benchmark  # noqa: E402, F401
-from potentia.cli import compare as _compare  # noqa: E402, F401
-from potentia.cli import data as _data  # noqa: E402, F401
-from potentia.cli import demo as _demo  # noqa: E402, F401
-from potentia.cli import doctor as _doctor  # noqa: E402, F401
-from potentia.cli import elicitation as _elicitation  # noqa: E402, F401
-from potentia.cli import init as _init  # noqa: E402, F401
-from potentia.cli import models as _models  # noqa: E402, F401
-from potentia.cli import plan as _plan  # noqa: E402, F401
-from potentia.cli import predict as _predict  # noqa: E402, F401
-from potentia.cli import report as _report  # noqa: E402, F401
-from potentia.cli import reproduce as _reproduce  # noqa: E402, F401
-from potentia.cli import run as _run  # noqa: E402, F401
-from potentia.cli import select as _select  # noqa: E402, F401
-from potentia.cli import serve as _serve  # noqa: E402, F401
-from potentia.cli import store as _store  # noqa: E402, F401
-from potentia.cli import studies as _studies  # noqa: E402, F401
-from potentia.cli import tasks as _tasks  # noqa: E402, F401
-from potentia.cli import track as _track  # noqa: E402, F401
-from potentia.cli import zoo as _zoo  # noqa: E402, F401
+for _module in (
+    "adapters", "analyses", "data", "demo", "known", "plan", "run", "select", "setup", "stores", "understand",
+):  # fmt: skip
+    import_module(f"potentia.cli.{_module}")
 
 for _panel, _names in PANELS.items():
     _known: list[Any] = [*app.registered_commands, *app.registered_groups]

@@ -10,19 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from potentia.cli.app import app
-from potentia.cli.output import (
-    KindOf,
-    Lower,
-    Map,
-    Metric,
-    Scale,
-    Study,
-    console,
-    print_json,
-    print_notes,
-    print_table,
-    says_of,
-)
+from potentia.cli.options import Json, Kind, Lower, Map, Metric, OnlyProtocols, Scale, Study
+from potentia.cli.output import answer, opened
 from potentia.errors import InputError, without_password
 from potentia.values.findings import Table
 
@@ -40,7 +29,7 @@ def import_command(
     columns: Map = None,
     lower: Lower = None,
     scale: Scale = None,
-    kind: KindOf = None,
+    kind: Kind = None,
     subtasks: Annotated[bool, typer.Option("--subtasks", help="Take the members of groups such as MMLU.")] = False,
     protocol: Annotated[
         str | None, typer.Option(help="How all of these were scored, where the files do not say: direct, adjust, …")
@@ -49,7 +38,7 @@ def import_command(
         bool,
         typer.Option("--short-names", help="Call a model by the last part of its path: base and tuned folders join."),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Put scores measured elsewhere into a store: tidy CSV or Parquet, lm-eval results, the paper's JSON, a store.
 
@@ -60,32 +49,30 @@ def import_command(
 
       potentia import tuned/ --name both --protocol adjust --short-names
     """
-    from potentia.evidence import read as read_evidence
     from potentia.formats import import_scores
     from potentia.store import Store
 
-    said = says_of(columns, lower, scale, kind)
     read = []
     for source in sources:
-        evidence = read_evidence(source, metric=metric, subtasks=subtasks, **said)
-        print_notes(evidence)
+        evidence = opened(
+            source, metric=metric, subtasks=subtasks, columns=columns, lower=lower, scale=scale, kind=kind
+        )
         parts = [evidence.scores] if protocol is None else _as_protocol(evidence.scores, protocol, source)
         read += [(source, _short_named(part, source) if short_names else part) for part in parts]
-    with Store.open(store) as opened:
-        brought = []
+    brought = []
+    with Store.open(store) as into:
         for source, scores in read:
             shown = without_password(source)
-            brought.append((shown, import_scores(opened, scores, source=shown, name=name)))
+            brought.append((shown, import_scores(into, scores, source=shown, name=name)))
     where = without_password(store)
-    if as_json:
-        print_json({"store": where, "imported": [{"source": source, **vars(done)} for source, done in brought]})
-        return
     counts: dict[tuple[str, str], tuple[int, int]] = {}
     for source, done in brought:
         new, known = counts.get((source, done.study), (0, 0))
         counts[source, done.study] = new + done.new, known + done.known
     rows = tuple((*place, *numbers) for place, numbers in counts.items())
-    print_table(Table(title=f"into {where}", columns=("source", "study", "new cells", "known before"), rows=rows))
+    table = Table(f"into {where}", ("source", "study", "new cells", "known before"), rows)
+    imported = [{"source": source, **vars(done)} for source, done in brought]
+    answer(as_json, {"store": where, "imported": imported}, table)
 
 
 def _as_protocol(
@@ -127,11 +114,9 @@ def export(
     columns: Map = None,
     lower: Lower = None,
     scale: Scale = None,
-    kind: KindOf = None,
-    protocol: Annotated[
-        list[str] | None, typer.Option("--protocol", "--protocols", help="Only these protocols.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    kind: Kind = None,
+    protocols: OnlyProtocols = None,
+    as_json: Json = False,
 ) -> None:
     """Write scores as a table, as lm-eval results, or as a leaderboard.
 
@@ -144,24 +129,20 @@ def export(
 
       potentia export potentia.db -o travel --format every-eval-ever
     """
-    from potentia.evidence import read
     from potentia.formats import write_scores
 
-    said = says_of(columns, lower, scale, kind)
-    evidence = read(source, study=study, metric=metric, protocols=protocol, **said)
-    print_notes(evidence)
+    evidence = opened(
+        source, study=study, metric=metric, protocols=protocols, columns=columns, lower=lower, scale=scale, kind=kind
+    )
     matrices = evidence.scores
     if str(output) == "-":
         _print_file(matrices, format or "csv")
         return
     written = write_scores(matrices, output, format, items=evidence.items_of)
-    if as_json:
-        sizes = {name: {"models": len(m.models), "tasks": len(m.tasks)} for name, m in matrices.items()}
-        print_json({"files": [str(path) for path in written], "protocols": sizes})
-        return
-    what = ", ".join(f"{name} ({len(m.models)} models × {len(m.tasks)} tasks)" for name, m in matrices.items())
+    sizes = {name: {"models": len(m.models), "tasks": len(m.tasks)} for name, m in matrices.items()}
+    what = ", ".join(f"{name} ({size['models']} models × {size['tasks']} tasks)" for name, size in sizes.items())
     where = str(written[0]) if len(written) == 1 else f"{len(written)} files in {output}"
-    console.print(f"{what} → {where}", soft_wrap=True, markup=False)
+    answer(as_json, {"files": [str(path) for path in written], "protocols": sizes}, f"{what} → {where}")
 
 
 def _print_file(matrices: Mapping[Protocol, ScoreMatrix], format: str) -> None:

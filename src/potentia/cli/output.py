@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
@@ -24,33 +23,6 @@ if TYPE_CHECKING:
     from potentia.analysis.rankings import Scoreboard
     from potentia.evidence import Evidence
 
-# What several commands take in the same words.
-Study = Annotated[
-    list[str] | None, typer.Option(help="Studies of the store, by name or key, or all; else the one opened last.")
-]
-Metric = Annotated[
-    str | None, typer.Option(help="The metric of the scores, such as acc or brier_score; else each task's own.")
-]
-TaskFacts = Annotated[Path | None, typer.Option(help="A CSV of facts on tasks: task, category, train_size, chance.")]
-Map = Annotated[
-    list[str] | None,
-    typer.Option("--map", metavar="FIELD=COLUMN", help="Say which column of a table is what, as score=Accuracy."),
-]
-Lower = Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Columns that are better when lower.")]
-Scale = Annotated[
-    list[str] | None,
-    typer.Option(metavar="COLUMN=SCALE", help="The scale of a column: share, percent, range or unbounded."),
-]
-KindOf = Annotated[
-    list[str] | None, typer.Option("--kind", metavar="COLUMN=KIND", help="What a column is of: task, or text.")
-]
-DropBadRows = Annotated[bool, typer.Option("--drop-bad-rows", help="Leave out rows of your files that cannot be used.")]
-Figures = Annotated[Path | None, typer.Option(help="Draw the figures into this folder.")]
-NoTitles = Annotated[bool, typer.Option("--no-titles", help="Draw the figures without title and caption.")]
-Formats = Annotated[
-    list[str] | None, typer.Option(help="pdf, png, svg; csv, latex write the tables. Several may be given.")
-]
-
 
 class Voice(Console):
     """A console that breaks lines on a terminal alone, and shows no password: in a pipe a line is as long as it is."""
@@ -64,6 +36,26 @@ class Voice(Console):
 
 console = Voice(highlight=False)
 errors = Voice(stderr=True, highlight=False)
+
+
+def say(*lines: str, style: str | None = None, to: Voice | None = None) -> None:
+    """Print lines as they are: no markup, no line broken, so that a command in them can be pasted."""
+    for line in lines:
+        (to or console).print(line, style=style, markup=False, soft_wrap=True)
+
+
+def answer(as_json: bool, value: Any, *told: str | Table) -> None:
+    """Print a value as JSON, or else what is told of it."""
+    if as_json:
+        print_json(value)
+        return
+    for one in told:
+        print_table(one) if isinstance(one, Table) else say(one)
+
+
+def dicts(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
+    """Return the rows of a table as objects."""
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def print_json(value: Any) -> None:
@@ -125,16 +117,14 @@ def print_scoreboard(board: Scoreboard, *, most: int | None = None, hint: str = 
         print_table(replace(table, rows=table.rows[:most], note=more + table.note) if rest > 0 else table)
     if len(board.standings) > 1:
         console.print(board.headline(), style="bold", markup=False)
-        for sentence in board.certainty():
-            console.print(sentence, markup=False)
+        print_sentences(board.certainty())
 
 
 def print_classes(found: Classification) -> None:
     """Print models beside what needs no language model, the classes of the best, and what to distrust."""
     for table in found.tables()[: 3 if len(found.labels) <= 8 else 2]:
         print_table(table)
-    for sentence in found.sentences():
-        console.print(sentence, markup=False)
+    print_sentences(found.sentences())
 
 
 def training_of(evidence: Evidence) -> Training | None:
@@ -152,7 +142,12 @@ def print_training(training: Training) -> None:
     """Print how pretraining runs grow over their checkpoints, then which ends best and when that was settled."""
     print_table(training.tables()[0])
     console.print(training.headline(), style="bold", markup=False)
-    for sentence in training.sentences():
+    print_sentences(training.sentences())
+
+
+def print_sentences(sentences: Iterable[str]) -> None:
+    """Print what people read; a terminal breaks the lines."""
+    for sentence in sentences:
         console.print(sentence, markup=False)
 
 
@@ -161,8 +156,25 @@ def print_notes(evidence: Evidence) -> None:
     if evidence.reading is not None:
         for table in evidence.reading.tables():
             print_table(table, to=errors)
-    for note in evidence.notes:
-        errors.print(note, style="dim", markup=False, soft_wrap=True)
+    say(*evidence.notes, style="dim", to=errors)
+
+
+def opened(*sources: Any, notes: bool = True, **asked: Any) -> Evidence:
+    """Read scores as a command was asked to, and say what is to be known of them; pairs such as --map are read."""
+    from potentia.evidence import read
+
+    for name, option in PAIRS.items():
+        if name in asked:
+            asked[name] = columns_of(asked[name], option)
+    if "lower" in asked:
+        asked["lower"] = asked["lower"] or ()
+    evidence = read(*sources, **asked)
+    if notes:
+        print_notes(evidence)
+    return evidence
+
+
+PAIRS = {"columns": "--map", "scale": "--scale", "kind": "--kind"}  # options that say name=what
 
 
 def columns_of(pairs: list[str] | None, option: str = "--map") -> dict[str, str]:
@@ -170,19 +182,10 @@ def columns_of(pairs: list[str] | None, option: str = "--map") -> dict[str, str]
     split = [pair.rpartition("=") if option != "--map" else pair.partition("=") for pair in pairs or ()]
     wrong = next((left or right for left, sign, right in split if not (left and sign and right)), None)
     if wrong is not None:
-        known = {"--map": f"{wrong or 'score'}=COLUMN", "--scale": f"{wrong}=percent", "--kind": f"{wrong}=text"}[
-            option
-        ]
-        raise InputError(f"{option} takes two names with = between, not {wrong!r}", hint=f"such as {option} {known}")
+        such = {"--map": "COLUMN", "--scale": "percent", "--kind": "text"}[option]
+        hint = f"such as {option} {wrong or 'score'}={such}"
+        raise InputError(f"{option} takes two names with = between, not {wrong!r}", hint=hint)
     return {left.strip(): right for left, _, right in split}
-
-
-def says_of(
-    columns: list[str] | None, lower: list[str] | None, scale: list[str] | None, kind: list[str] | None
-) -> dict[str, Any]:
-    """Return what a command was told of a table's columns, as ``read`` takes it."""
-    return {"columns": columns_of(columns), "lower": lower or (), "scale": columns_of(scale, "--scale"),
-            "kind": columns_of(kind, "--kind")}  # fmt: skip
 
 
 TABLES = ("csv", "latex")
@@ -215,11 +218,11 @@ def draw_figures(
     if figures:
         charts = (chart for finding in found for chart in finding.charts() if chart.tells)
         written = draw_all(on_one_scale(charts), folder, figures, titles=titles)
-        errors.print(f"{len(written)} figures in {folder}", markup=False, soft_wrap=True)
+        say(f"{len(written)} figures in {folder}", to=errors)
     if tables:
         every = [table for finding in found for table in map(telling, finding.tables()) if table is not None]
         made = write_tables(every, folder, tables)
-        errors.print(f"{len(made)} tables in {folder}", markup=False, soft_wrap=True)
+        say(f"{len(made)} tables in {folder}", to=errors)
         written += made
     return written
 

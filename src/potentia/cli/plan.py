@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from potentia.cli import options
 from potentia.cli.app import app
-from potentia.cli.output import console, errors, print_json, print_table
+from potentia.cli.output import errors, print_json, print_table, say
+from potentia.errors import InputError, StudyError, without_password
 from potentia.files import write_file
 
 if TYPE_CHECKING:
@@ -20,22 +22,20 @@ if TYPE_CHECKING:
 @app.command()
 def plan(
     study: Annotated[Path | None, typer.Argument(help="The study file; or use the flags alone.")] = None,
-    models: Annotated[list[str] | None, typer.Option("--models", "--model", help="Hub names or folders.")] = None,
-    tasks: Annotated[
-        list[str] | None, typer.Option("--tasks", "--task", help="Harness tasks, name:form, or files.")
-    ] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Folder of benchmark splits, for work offline.")] = None,
-    store: Annotated[str | None, typer.Option(help="SQLite file or database URL.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = None,
+    models: options.Models = None,
+    tasks: options.Tasks = None,
+    data_dir: options.DataDir = None,
+    store: options.StoreUrl = None,
+    device: options.Device = None,
     budget: Annotated[str | None, typer.Option(help="Choose cells for 30min, 2gpu-hours, 10% …")] = None,
     confidence: Annotated[float | None, typer.Option(help="Choose cells until this much is expected.")] = None,
     top: Annotated[int | None, typer.Option(min=1, help="What matters is who is among the first so many.")] = None,
-    history: Annotated[list[str] | None, typer.Option(help="Stores or score files of other models.")] = None,
+    history: options.History = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The study file to write.")] = None,
     calibrate: Annotated[
         bool, typer.Option("--calibrate/--no-calibrate", help="Time the engine on a few documents first.")
     ] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Say what a study will cost; with a budget or a confidence, which cells to run, as a study of its own.
 
@@ -44,7 +44,6 @@ def plan(
 
       potentia plan study.yaml --budget 2gpu-hours --history earlier.db -o first.yaml
     """
-    from potentia.errors import StudyError
     from potentia.run import estimate_cost, plan_study, read_budget
     from potentia.study import read_study
 
@@ -52,14 +51,8 @@ def plan(
         read_budget(budget, 1.0)  # what cannot be read is said before anything is timed
     if study is None and not (models and tasks):
         raise StudyError("give a study file, or both --models and --tasks", hint="potentia plan study.yaml")
-    flags = {
-        "models": models,
-        "tasks": tasks,
-        "data_dir": str(data_dir) if data_dir else None,
-        "store": store,
-        "device": device,
-    }
-    made = read_study(study, flags)
+    folder = str(data_dir) if data_dir else None
+    made = read_study(study, {"models": models, "tasks": tasks, "data_dir": folder, "store": store, "device": device})
     with errors.status("reading tasks and models …") as status:
         planned = plan_study(made)
         cost = estimate_cost(planned, calibrate=calibrate, tell=lambda text: status.update(f"{text} …"))
@@ -92,16 +85,12 @@ def _choose(
     whole = float(sum(v for v in costs.values.ravel() if v == v))
     room = None if budget is None else read_budget(budget, whole)
     if room is not None and costs.unit != "seconds" and not str(budget).rstrip().endswith("%"):
-        from potentia.errors import InputError
-
-        raise InputError(
-            "no times are known, so a budget in time says nothing", hint="leave --calibrate on, or say 10%"
-        )
+        told = "no times are known, so a budget in time says nothing"
+        raise InputError(told, hint="leave --calibrate on, or say 10%")
     return choose_cells(completion, costs, budget=room, confidence=confidence, top=top), completion
 
 
 def _write(planned: Any, cells: Any, output: Path | None, as_json: bool) -> None:
-    from potentia.errors import InputError, without_password
     from potentia.run import proposed_study, study_text
 
     if output is None:
@@ -113,13 +102,9 @@ def _write(planned: Any, cells: Any, output: Path | None, as_json: bool) -> None
     bare = without_password(text).replace(":***@", "@")  # PostgreSQL takes it from PGPASSWORD or ~/.pgpass
     write_file(output, bare)
     if bare != text:
-        errors.print("The password of the store is not in the file: have it in PGPASSWORD or ~/.pgpass.", markup=False)
+        say("The password of the store is not in the file: have it in PGPASSWORD or ~/.pgpass.", to=errors)
     if not as_json:
-        console.print(
-            f"{output}: the chosen cells as a study. Next: potentia run {shlex.quote(str(output))}",
-            markup=False,
-            soft_wrap=True,
-        )
+        say(f"{output}: the chosen cells as a study. Next: potentia run {shlex.quote(str(output))}")
 
 
 def run_adaptive(
@@ -137,15 +122,9 @@ def run_adaptive(
     from potentia.run import AdaptiveRun
 
     run = AdaptiveRun(
-        planned,
-        budget=budget,
-        confidence=confidence,
-        top=top,
-        history=read(*history) if history else None,
-        workers=workers,
-        watch=watch,
-        tell=lambda text: errors.print(f"{text} …", style="dim"),
-    )
+        planned, budget=budget, confidence=confidence, top=top, history=read(*history) if history else None,
+        workers=workers, watch=watch, tell=lambda text: errors.print(f"{text} …", style="dim"),
+    )  # fmt: skip
     result, completion, following = run.run()
     if not as_json:
         print_table(completion.tables()[0])
@@ -206,17 +185,8 @@ def cost_tables(planned: StudyPlan, cost: StudyCost) -> list[Table]:
         + f" ({told})."
     )
     columns: tuple[str, ...] = (
-        "model",
-        "in store",
-        "to do",
-        "lanes",
-        "train",
-        "score",
-        "FLOPs",
-        "weights",
-        "time",
-        "problem",
-    )
+        "model", "in store", "to do", "lanes", "train", "score", "FLOPs", "weights", "time", "problem",
+    )  # fmt: skip
     if not any(row[-1] for row in rows):
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     return [

@@ -1,15 +1,21 @@
-"""``potentia select``: which of these models is the best for my data."""
+"""Which model for my data: ``potentia select``, and its answers: ``potentia predict``."""
 
 from __future__ import annotations
 
+import math
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from potentia.cli import options
 from potentia.cli.app import app
-from potentia.cli.output import DropBadRows, Map, columns_of, console, errors, print_classes, print_json, print_table
+from potentia.cli.options import Json
+from potentia.cli.output import columns_of, errors, print_classes, print_json, print_table, say
+from potentia.errors import StudyError
+from potentia.values.findings import Table
 
 if TYPE_CHECKING:
     from potentia.analysis.planning import Choice
@@ -24,20 +30,20 @@ def select(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the store and the adapter.")] = Path(
         "selected"
     ),
-    epochs: Annotated[int | None, typer.Option(help="Epochs of fine-tuning.")] = None,
-    learning_rates: Annotated[list[float] | None, typer.Option(help="The grid of learning rates.")] = None,
-    train: Annotated[int | None, typer.Option(help="Use at most this many training documents.")] = None,
-    validation: Annotated[int | None, typer.Option(help="Use at most this many validation documents.")] = None,
-    test: Annotated[int | None, typer.Option(help="Use at most this many test documents.")] = None,
+    epochs: options.Epochs = None,
+    learning_rates: options.LearningRates = None,
+    train: options.Train = None,
+    validation: options.Validation = None,
+    test: options.Test = None,
     recipe: Annotated[Path | None, typer.Option(help="A study file whose tuning, caps and device to use.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Folder of benchmark splits, for work offline.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = None,
-    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16, float16.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of splits, orders and examples.")] = None,
+    data_dir: options.DataDir = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    seed: options.Seed = None,
     workers: Annotated[int, typer.Option(min=0, help="Models at once; 0 means one per GPU, or one.")] = 0,
-    columns: Map = None,
-    drop_bad_rows: DropBadRows = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    columns: options.Map = None,
+    drop_bad_rows: options.DropBadRows = False,
+    as_json: options.Json = False,
 ) -> None:
     """Find the best model for your data: tune all candidates alike, drop the weaker ones early, test the rest.
 
@@ -45,7 +51,6 @@ def select(
       potentia select --data my.jsonl --models HuggingFaceTB/SmolLM2-135M EleutherAI/pythia-160m --budget 30min
     """
     from potentia.analysis.benchmark import find_classification
-    from potentia.errors import StudyError
     from potentia.evidence import read
     from potentia.run import Race, read_budget
     from potentia.study import read_study
@@ -76,13 +81,9 @@ def select(
     )
     output.mkdir(parents=True, exist_ok=True)
     with errors.status("reading the data …") as status:
-        race = Race(
-            study,
-            seconds,
-            tell=lambda text: status.update(f"{text} …") if errors.is_terminal else errors.print(text, markup=False),
-            note=lambda text: errors.print(text, markup=False, soft_wrap=True),
-            workers=workers,
-        )
+        note = partial(say, to=errors)
+        tell = (lambda text: status.update(f"{text} …")) if errors.is_terminal else note
+        race = Race(study, seconds, tell=tell, note=note, workers=workers)
         choice = race.run()
     adapter = _export(race, choice, output / "adapter")
     classes = find_classification(read(study.store, study=race.last))
@@ -98,11 +99,10 @@ def select(
     for one in classes:
         print_classes(one)
     here = shlex.quote(str(adapter.folder))
-    if (adapter.folder / "adapter_config.json").exists():
-        console.print(f"{adapter.folder}: its adapter in PEFT's form, with its card.", markup=False, soft_wrap=True)
-    else:
-        console.print(f"Validation kept {choice.best} untuned: there is no adapter.", markup=False, soft_wrap=True)
-    console.print(f"Predict: potentia predict {here} FILE.csv. A whole model: potentia adapters merge {here} -o FOLDER")
+    tuned = (adapter.folder / "adapter_config.json").exists()
+    kept = f"Validation kept {choice.best} untuned: there is no adapter."
+    say(f"{adapter.folder}: its adapter in PEFT's form, with its card." if tuned else kept)
+    say(f"Predict: potentia predict {here} FILE.csv. A whole model: potentia adapters merge {here} -o FOLDER")
 
 
 def _entry(data: str, columns: list[str] | None) -> str | dict[str, Any]:
@@ -121,3 +121,52 @@ def _export(race: Any, choice: Choice, folder: Path) -> ExportedAdapter:
 
     with Store.open(race.study.store, readonly=True) as store:
         return export_adapter(store, race.final(store, choice.best), folder, replace=True)
+
+
+SHOWN = 10  # rows of the printed table
+
+
+@app.command()
+def predict(
+    adapter: Annotated[Path, typer.Argument(metavar="ADAPTER", help="A folder that select or adapters export wrote.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Rows to predict: csv, jsonl, json or parquet.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="A .csv, .json or .jsonl file to write.")] = Path(
+        "predictions.csv"
+    ),
+    base: Annotated[str | None, typer.Option(help="Where the base model is now, if not where it was.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = "auto",
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16; else that of the test.")] = None,
+    drop_bad_rows: Annotated[
+        bool, typer.Option("--drop-bad-rows", help="Leave rows that cannot be used without an answer.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Predict the rows of a file with a tuned model: the label and the probability of each; --json writes no file.
+
+    Examples:
+      potentia predict selected/adapter new-tickets.csv -o predictions.csv
+    """
+    from rich.progress import Progress
+
+    from potentia.integrations import predict as predicted
+
+    with Progress(console=errors, transient=True) as bar:
+        work = bar.add_task("predicting", total=None)
+        found = predicted(
+            adapter, file, base=base, device=device, dtype=dtype, drop_bad_rows=drop_bad_rows,
+            progress=lambda amount: bar.update(work, advance=amount),
+        )  # fmt: skip
+    known = sum(gold is not None for gold in found.gold)
+    if as_json:
+        accuracy = found.accuracy if known else None
+        print_json({"predictions": found.records(), "labelled": known, "accuracy": accuracy, "tested": found.tested})
+        return
+    found.write(output)
+    shown = [row["predicted"] for row in found.records()[:SHOWN]]
+    shares = [max(p.values(), default=math.nan) for p in found.probabilities[:SHOWN]]
+    rows = tuple((n, label, share) for n, (label, share) in enumerate(zip(shown, shares, strict=True), start=1))
+    note = f"{len(found.rows)} rows → {output}"
+    print_table(Table("Predictions", ("row", "predicted", "probability"), rows, note=note))
+    if known:
+        tested = "" if found.tested is None else f" The test gave {found.tested:.3f} ({found.metric})."
+        say(f"Accuracy {found.accuracy:.3f} on {known} labelled rows.{tested}")

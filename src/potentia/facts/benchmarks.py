@@ -1,4 +1,4 @@
-"""What is publicly known of the benchmarks: those of the papers, those they left out and why; and of one's own tasks.
+"""What is publicly known of benchmarks, those of the papers and one's own: size, the score of guessing, usual shots.
 
 ``options`` of the shipped file is the number of answers to choose from, 0 where the answer is written freely, and one
 number per member for a group (BBH: 2;2;6;…): the accuracy of a guess is the mean of 1/k.
@@ -9,14 +9,17 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from potentia.errors import DataError
+from potentia.errors import DataError, InputError
 from potentia.files import plain_file
+from potentia.values.metric import Metric
 from potentia.values.plain_yaml import LARGEST
+from potentia.values.task_name import TaskName
 
 CATEGORIES = {
     "LU": "language understanding",
@@ -62,11 +65,15 @@ def benchmark(task: str) -> Benchmark | None:
 
 def read_benchmarks(path: str | Path) -> tuple[Benchmark, ...]:
     """Read a CSV of facts on tasks: ``task``, and any of ``category``, ``train_size``, ``chance`` (or ``options``)."""
+    return _parse(facts_text(path), str(path))
+
+
+def facts_text(path: str | Path) -> str:
+    """Read a file of facts."""
     try:
-        text = plain_file(Path(path), LARGEST, DataError).read_bytes().decode("utf-8-sig")
+        return plain_file(Path(path), LARGEST, DataError).read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"the facts of tasks cannot be read: {error}", where=str(path)) from None
-    return _parse(text, str(path))
+        raise DataError(f"the facts cannot be read: {error}", where=str(path)) from None
 
 
 def _parse(text: str, where: str) -> tuple[Benchmark, ...]:
@@ -83,16 +90,8 @@ def _parse(text: str, where: str) -> tuple[Benchmark, ...]:
         row = {key: (value or "").strip() for key, value in raw.items() if isinstance(key, str)}
         if not row["task"] or row["task"] in found:
             raise DataError("a task has no name" if not row["task"] else f"{row['task']} is there twice", where=place)
-        found[row["task"]] = Benchmark(
-            task=row["task"],
-            name=row.get("name", ""),
-            category=row.get("category", ""),
-            metric=row.get("metric", ""),
-            train_size=_whole(row, place),
-            chance=_chance(row, place),
-            status=row.get("status") or "own",
-            reason=row.get("reason", ""),
-        )
+        plain = {key: value for key, value in row.items() if value and key not in ("train_size", "chance", "options")}
+        found[row["task"]] = Benchmark(**plain, train_size=_whole(row, place), chance=_chance(row, place))
     return tuple(found.values())
 
 
@@ -117,3 +116,74 @@ def _chance(row: dict[str, str], place: str) -> float | None:
     if not all(part.isdecimal() and part != "1" for part in parts):
         raise DataError(f"{row['options']!r} is no number of options", where=f"{place}, column options")
     return sum(1 / int(part) if int(part) else 0.0 for part in parts) / len(parts) if parts else None
+
+
+# --- the score of guessing: r of equation 1, and the floor below which a task tells nothing ---
+
+# Options per question of usual tasks beside those of benchmarks.csv.
+OPTIONS: Mapping[str, int] = {
+    "anli": 3, "anli_r2": 3, "anli_r3": 3, "cb": 3, "copa": 2, "gpqa": 4, "math": 0, "minerva_math": 0, "mmlu_pro": 10,
+    "pubmedqa": 3, "race": 4, "wsc": 2,
+}  # fmt: skip
+
+
+def chance(
+    task: str, *, metric: str = "", higher_is_better: bool = True, known: Mapping[str, float] | None = None
+) -> float:
+    """Return the score of a uniform guess: 1/k for accuracy over k options, 1 − 1/k for the Brier score, 0 for MCC.
+
+    ``known`` is the accuracy of guessing by task, where the study or the user says it. A prompt form (``mmlu:cloze``)
+    behind the name changes nothing, except that ``choice:4`` has four options.
+    """
+    facts = benchmark(TaskName(task).base)
+    usual = facts.metric if facts is not None and higher_is_better else ""
+    measured = Metric(metric or usual, higher_is_better)
+    if measured.guess == "zero":
+        return 0.0
+    share = guess(task, known) if measured.guess == ("share" if higher_is_better else "rest") else None
+    if share is None:
+        what = f"{task} by {measured.plain}" if measured.name else task
+        raise InputError(
+            f"the score of guessing on {what} is not known here",
+            hint="give it with --task-facts (a CSV of task and chance), or one number for all such tasks with --chance",
+        )
+    return share if higher_is_better else 1 - share
+
+
+def guess(task: str, known: Mapping[str, float] | None = None) -> float | None:
+    """Return the accuracy of a uniform guess; None where nobody knows it."""
+    given = known or {}
+    if task in given:
+        return given[task]
+    named = TaskName(task)
+    base = named.base
+    if named.choices is not None:
+        return 1 / named.choices
+    for name in (base, base.removesuffix("_cloze"), base.split(" ")[0], "mmlu" if base.startswith("mmlu_") else base):
+        if name in given:
+            return given[name]
+        facts = benchmark(name)
+        if facts is not None and facts.chance is not None:
+            return facts.chance
+        if name in OPTIONS:
+            return 1 / OPTIONS[name] if OPTIONS[name] else 0.0
+    return None
+
+
+# How many examples the public leaderboards put before a question (footnote 1 of "Training on the test task").
+LEADERBOARD_SHOTS: Mapping[str, int] = {
+    "arc_challenge": 25, "arc_easy": 25, "gsm8k": 5, "hellaswag": 10, "mmlu": 5, "truthfulqa_mc2": 0, "winogrande": 5,
+    "leaderboard_bbh": 3, "leaderboard_gpqa": 0, "leaderboard_math_hard": 4, "leaderboard_mmlu_pro": 5,
+    "leaderboard_musr": 0, "mmlu_pro": 5,
+}  # fmt: skip
+
+
+def leaderboard_shots(task: str) -> int | None:
+    """Return how many examples the public leaderboards put before a question of this task, if they have it.
+
+    Prompt forms keep the number of their task, and MMLU's subjects that of MMLU.
+    """
+    base = TaskName(task).base
+    if base.startswith("mmlu_") and base not in LEADERBOARD_SHOTS:
+        base = "mmlu"
+    return LEADERBOARD_SHOTS.get(base)

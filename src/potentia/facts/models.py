@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Literal
 
 from potentia.errors import DataError
-from potentia.files import plain_file
-from potentia.values.plain_yaml import LARGEST
+from potentia.facts.benchmarks import Benchmark, benchmarks, facts_text
 
 COLUMNS = (
     "name", "family", "kind", "parameters_b", "size_b", "tokens_b", "compute", "date", "base_model", "repository",
@@ -120,19 +120,6 @@ class ModelTable:
         wanted = text.strip().casefold()
         return [model for model in self if any(wanted in name.casefold() for name in model.names)]
 
-    def missing(self, name: str) -> tuple[str, ...]:
-        """Return which facts lack before a model's pretraining compute is known."""
-        facts = self.find(name)
-        if facts is None:
-            return ("parameters", "tokens")
-        if facts.flops is not None:
-            return ()
-        return tuple(fact for fact in ("parameters", "tokens") if getattr(facts, fact) is None)
-
-    def family(self, name: str) -> list[ModelFacts]:
-        """Return the models of one family."""
-        return [model for model in self if model.family.casefold() == name.strip().casefold()]
-
     def families(self) -> list[str]:
         """Return the names of the families."""
         return sorted({model.family for model in self if model.family})
@@ -148,11 +135,7 @@ def read_facts(path: str | Path) -> ModelTable:
 
     Columns of other names are kept, so that models can be divided by them; a name close to a known one is a slip.
     """
-    try:
-        text = plain_file(Path(path), LARGEST, DataError).read_bytes().decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"the facts cannot be read: {error}", where=str(path)) from None
-    rows = tuple(_parse(text, str(path)))
+    rows = tuple(_parse(facts_text(path), str(path)))
     names = [model.name for model in rows]
     if len(set(names)) != len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
@@ -253,3 +236,114 @@ def _number(row: dict[str, str], column: str, place: str, unit: float) -> float 
 
 def _split(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(";") if part.strip())
+
+
+# --- base or instruct ------------------------------------------------------------------------------------------------
+
+# A chat template alone does not make an instruct model: base models of some families carry one, and would be asked,
+# tuned and chosen in twice as many ways as others.
+INSTRUCT_WORDS = frozenset({"instruct", "instruction", "chat", "it", "sft", "dpo", "ppo", "rlhf", "rlvr", "assistant"})
+BASE_WORDS = frozenset({"base", "pt", "pretrain", "pretrained", "foundation"})
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a model is, and what decided it."""
+
+    value: Literal["base", "instruct"]
+    by: Literal["the study", "the facts", "its name", "its tokenizer"]
+
+
+def decide_kind(
+    stated: str,
+    names: Iterable[str],
+    facts: ModelTable,
+    *,
+    instruct_of: str | None = None,
+    template: bool | None = None,
+) -> Kind | None:
+    """Decide what a model is; None where only its tokenizer can tell and ``template`` is not known yet."""
+    if stated == "instruct" or (stated != "base" and instruct_of):
+        return Kind("instruct", "the study")
+    if stated == "base":
+        return Kind("base", "the study")
+    names = list(names)
+    known = next((found for name in names if (found := facts.find(name)) is not None and found.kind_stated), None)
+    if known is not None:
+        return Kind("instruct" if known.kind == "instruct" else "base", "the facts")
+    for name in names:
+        words = set(re.split(r"[^a-z0-9]+", name.rstrip("/").rpartition("/")[2].casefold()))
+        instruct, base = bool(words & INSTRUCT_WORDS), bool(words & BASE_WORDS)
+        if instruct != base:
+            return Kind("instruct" if instruct else "base", "its name")
+    if template is None:
+        return None
+    return Kind("instruct" if template else "base", "its tokenizer")
+
+
+# --- what the analyses take ------------------------------------------------------------------------------------------
+
+# A model in few bits, at a revision or a step (``run@1000``), a folder of checkpoints (``ckpt/step1``), a treated copy.
+_VARIANT = re.compile(
+    r"(?P<run>.+?)(?:@[^/@]+|[/_-](?:step|checkpoint|ckpt|iter|epoch)[-_]?\d+|\+exposed)+", re.IGNORECASE
+)
+
+
+def variant_of(model: str) -> str:
+    """Return what a model is a variant of, by its name; the model itself where it is none."""
+    found = _VARIANT.fullmatch(model.strip().rstrip("/"))
+    return found["run"] if found is not None else model
+
+
+@dataclass(frozen=True)
+class Background:
+    """Facts by model and by task; whatever is unknown is simply absent."""
+
+    families: dict[str, str] = field(default_factory=dict)
+    lineages: dict[str, str] = field(default_factory=dict)  # the base model, for itself and what was made from it
+    kinds: dict[str, str] = field(default_factory=dict)  # base or instruct
+    billions: dict[str, float] = field(default_factory=dict)  # parameters, as the name carries them
+    flops: dict[str, float] = field(default_factory=dict)  # of pretraining
+    categories: dict[str, str] = field(default_factory=dict)
+    train_examples: dict[str, float] = field(default_factory=dict)  # of the public split, before carving and caps
+    chance: dict[str, float] = field(default_factory=dict)  # accuracy of a guess, where studies or the user say it
+
+    @classmethod
+    def of(
+        cls, models: Iterable[str], *, table: ModelTable | None = None, tasks: Iterable[Benchmark] = ()
+    ) -> Background:
+        """Look the models up in the shipped facts (or ``table``); ``tasks`` add to the shipped facts, the last wins."""
+        table, models = table or _shipped(), list(models)
+        given = tuple(tasks)
+        every = (*benchmarks(), *given)
+        found = {m: f for m in models if (f := table.find(m)) is not None}
+        return cls(
+            families=_families(models, found, table),
+            lineages={m: _root(f, table) for m, f in found.items()},
+            kinds={m: f.kind for m, f in found.items()},
+            billions={m: f.size / 1e9 for m, f in found.items() if f.size},
+            flops={m: f.flops for m, f in found.items() if f.flops},
+            categories={b.task: b.category for b in every if b.category},
+            train_examples={b.task: float(b.train_size) for b in every if b.train_size is not None},
+            chance={b.task: b.chance for b in given if b.chance is not None},
+        )
+
+
+def _families(models: Iterable[str], found: dict[str, ModelFacts], table: ModelTable) -> dict[str, str]:
+    """Return the family of every model that has one: by facts, else that of what it is a variant of."""
+    families = {m: f.family for m, f in found.items() if f.family}
+    for model in models:
+        base = variant_of(model)
+        if model not in families and base != model:
+            known = table.find(base)
+            families[model] = known.family if known is not None and known.family else base
+    return families
+
+
+def _root(facts: ModelFacts, table: ModelTable) -> str:
+    """Return the base model that a model was made from, through as many steps as facts know; else the model itself."""
+    seen = {facts.name}
+    while facts.base_model and (base := table.find(facts.base_model)) is not None and base.name not in seen:
+        seen.add(base.name)
+        facts = base
+    return facts.name if facts.base_model is None or facts.base_model in seen else facts.base_model

@@ -60,12 +60,7 @@ def export_adapter(store: Store, cell: CellRecord, folder: Path, *, replace: boo
 
 
 def loading_lines(
-    base: str,
-    folder: str | None,
-    *,
-    gguf: str | None = None,
-    before: Sequence[str] = (),
-    few: tuple[str, str] | None = None,
+    base: str, folder: str | None, *, gguf: str | None, before: Sequence[str], few: tuple[str, str] | None
 ) -> tuple[str, ...]:
     """Return Python that loads the adapted model with transformers and PEFT alone; ``few``: bits of the base, dtype."""
     place = f"{base!r}" if gguf is None else f"{base!r}, gguf_file={gguf!r}"
@@ -122,7 +117,7 @@ def adapter_card(cell: CellRecord, base: str, lines: tuple[str, ...], folder: st
     direct = "" if cell.direct_value is None else f" (untuned: {cell.direct_value:.4f})"
     beside = [f"  - {what}: {given.get('acc', math.nan):.4f}" for what, given in (task.get("baselines") or {}).items()]
     also = [f"  - {m}: {cell.scores[m].value:.4f}" for m in ("macro_f1", "balanced_accuracy") if m in cell.scores]
-    tuned = chosen.get("tuned", True)
+    tuned, asking = chosen.get("tuned", True), asking_lines(task)
     what = "A LoRA adapter of" if tuned else "Validation kept the untuned model: this is"
     body = f"""
 # {name}
@@ -139,10 +134,9 @@ def adapter_card(cell: CellRecord, base: str, lines: tuple[str, ...], folder: st
 ## Use
 
 ```python
-{chr(10).join(_use(lines, asking_lines(task)))}
+{chr(10).join([*(["import torch"] if asking and "import torch" not in lines else []), *lines, *asking])}
 ```
-{_with_potentia(task, folder)}
-{_prompt_of(task)}
+{_prompt_of(task, folder)}
 ## Recipe
 
 | setting | value |
@@ -150,10 +144,6 @@ def adapter_card(cell: CellRecord, base: str, lines: tuple[str, ...], folder: st
 {recipe}
 """
     return str(ModelCard(f"---\n{data.to_yaml()}\n---\n{body}"))
-
-
-def _use(loading: Sequence[str], asking: Sequence[str]) -> list[str]:
-    return [*(["import torch"] if asking and "import torch" not in loading else []), *loading, *asking]
 
 
 def asking_lines(task: Mapping[str, Any]) -> tuple[str, ...]:
@@ -186,18 +176,14 @@ def asking_lines(task: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _with_potentia(task: Mapping[str, Any], folder: str) -> str:
-    if not task.get("config"):
-        return ""
-    return f"\nOr a whole file: `potentia predict {shlex.quote(folder)} file.csv -o predictions.csv`.\n"
-
-
-def _prompt_of(task: Mapping[str, Any]) -> str:
+def _prompt_of(task: Mapping[str, Any], folder: str) -> str:
+    """Return how to label a whole file, and the prompt with its labels, of a user's own task."""
     config = task.get("config") or {}
     if not config:
         return ""
+    whole = f"Or a whole file: `potentia predict {shlex.quote(folder)} file.csv -o predictions.csv`."
     labels = "".join(f"\n- `{raw}`: {words}" for raw, words in (task.get("labels") or {}).items())
-    return f"\n## Prompt\n\n```text\n{config.get('doc_to_text')}\n```\n{labels}\n"
+    return f"\n{whole}\n\n## Prompt\n\n```text\n{config.get('doc_to_text')}\n```\n{labels}\n"
 
 
 def _result(task: str, metric: str, value: float, stderr: float, protocol: str) -> Any:

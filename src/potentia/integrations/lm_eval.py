@@ -55,14 +55,9 @@ class PotentiaLM(TemplateLM):  # type: ignore[misc]
             self.loaded = pretrained
         else:
             self.loaded = load(
-                pretrained,
-                device=_device(device),
-                dtype=dtype,
-                revision=revision,
-                gguf_file=gguf_file,
-                quantise=quantise,
-                trust_remote_code=trust_remote_code,
-            )
+                pretrained, device=_device(device), dtype=dtype, revision=revision, gguf_file=gguf_file,
+                quantise=quantise, trust_remote_code=trust_remote_code,
+            )  # fmt: skip
         if max_length is not None:
             self.loaded = replace(self.loaded, max_length=int(max_length))
         self.tokenizer = self.loaded.tokenizer

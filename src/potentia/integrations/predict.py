@@ -27,14 +27,8 @@ if TYPE_CHECKING:
 Progress = Callable[[int], None]
 # What of a definition says how to ask; metrics and functions are not taken from a note.
 _ASKED = (
-    "output_type",
-    "doc_to_text",
-    "doc_to_choice",
-    "doc_to_target",
-    "target_delimiter",
-    "generation_kwargs",
-    "labels",
-)
+    "output_type", "doc_to_text", "doc_to_choice", "doc_to_target", "target_delimiter", "generation_kwargs", "labels",
+)  # fmt: skip
 _ANSWERS = ("label", "answer", "completion")  # fields that a file to predict may lack
 
 

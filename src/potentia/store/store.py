@@ -181,9 +181,12 @@ class Store(Reading):
                 staged.unlink(missing_ok=True)
 
     def copy_cell(self, source: str, key: str, *, study: str, model: str, task: str) -> None:
-        """Commit a copy of a cell, with its items, under another key and other names; one that is there stays."""
+        """Commit a copy of a cell, with its items and adapter, under another key and names; one that is there stays."""
         cell = self.cell(source)
         if cell is not None and not self.has(key):
+            if (kept := self.adapter(source)) is not None:
+                with speaking(self.where), whole_folder(self.adapters_folder / key, replace=True) as draft:
+                    shutil.copytree(kept, draft, dirs_exist_ok=True)
             probe = next(iter(self.probes(key=source).values()), None)
             copy = replace(cell, key=key, study=study, model=model, task=task, probe=probe)
             self.commit_cell(copy, items=self.items(source) or None)

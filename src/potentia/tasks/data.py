@@ -243,9 +243,6 @@ def _refuse_pickles(reader: Any) -> None:
         raise TaskError(f"dataset_path: {reader} can run code", hint="write the data as json, csv or parquet")
 
 
-_quiet = False
-
-
 @contextmanager
 def quiet() -> Iterator[None]:
     """Keep lm-eval's and datasets' messages and progress bars off the screen while a task is built."""
@@ -253,24 +250,18 @@ def quiet() -> Iterator[None]:
 
     import datasets
 
-    global _quiet
-    loggers = [logging.getLogger(name) for name in ("lm_eval", "datasets", "huggingface_hub")]
-    levels = [logger.level for logger in loggers]
-    bars, within = datasets.are_progress_bars_disabled(), _quiet
-    for logger in loggers:
-        if logger.level != logging.ERROR:  # a level that is set costs milliseconds, also where it is the same
-            logger.setLevel(logging.ERROR)
+    below, bars = logging.root.manager.disable, datasets.are_progress_bars_disabled()
+    if below >= logging.WARNING:  # within another: setting it costs milliseconds
+        yield
+        return
+    logging.disable(logging.WARNING)
     datasets.disable_progress_bars()
-    _quiet = True
     try:
         yield
     finally:
-        _quiet = within
-        if not within:  # the outermost puts back what was
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
-            if not bars:
-                datasets.enable_progress_bars()
+        logging.disable(below)
+        if not bars:
+            datasets.enable_progress_bars()
 
 
 @contextmanager

@@ -1,0 +1,250 @@
+"""What is known: ``models``, with a check of one, and ``tasks``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from typer.core import TyperGroup
+
+from potentia.cli.app import app
+from potentia.cli.options import AllowCode, DataDir, DropBadRows, Json, Map
+from potentia.cli.output import answer, columns_of, console, errors, print_json, print_table, say
+from potentia.errors import InputError
+from potentia.values.findings import Table
+
+if TYPE_CHECKING:
+    from potentia.tasks import Prompt, Task
+
+
+class _ListFirst(TyperGroup):
+    """A group whose first command may be left out: ``potentia models smollm2``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the first command's name before arguments that name none."""
+        if not args or args[0] not in (*self.commands, "-h", "--help"):
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+models = typer.Typer(
+    cls=_ListFirst, help="Look up what is known of models, or check one's computation.", rich_markup_mode="rich"
+)
+app.add_typer(models, name="models")
+
+
+@models.command("list")
+def list_models(
+    name: Annotated[str | None, typer.Argument(help="A model by any of its names, or a part of a name.")] = None,
+    family: Annotated[str | None, typer.Option(help="Only this family, such as qwen.")] = None,
+    kind: Annotated[str | None, typer.Option(help="Only base or only instruct models.")] = None,
+    facts: Annotated[Path | None, typer.Option(help="A CSV of the same columns that adds or replaces facts.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List known models: parameters, training tokens, compute, date, and where the numbers come from.
+
+    Examples:
+      potentia models --family qwen
+
+      potentia models smollm2
+
+      potentia models gemma-2-2b --json
+    """
+    from difflib import get_close_matches
+
+    from potentia.facts import models as known_models
+
+    table = known_models(extra_csv=facts)
+    chosen = list(table)
+    if name is not None:
+        found = table.find(name)
+        chosen = [found] if found is not None else table.search(name)
+        if not chosen:
+            near = get_close_matches(name, [alias for model in table for alias in model.names], n=3)
+            hint = f"did you mean {', '.join(near)}?" if near else "add it with --facts FILE.csv"
+            raise InputError(f"no facts about a model {name!r}", hint=hint)
+    if family is not None:
+        chosen = [model for model in chosen if model.family == family.strip().casefold()]
+        if not chosen:
+            raise InputError(f"no models of a family {family!r}", hint=f"families: {', '.join(table.families())}")
+    if kind is not None:
+        if kind not in ("base", "instruct"):
+            raise InputError(f"the kind is base or instruct, not {kind!r}")
+        chosen = [model for model in chosen if model.kind == kind]
+    rows = tuple(
+        (m.repository or m.name, m.family, m.kind, _billions(m.parameters), _billions(m.tokens),
+         None if m.flops is None else f"{m.flops:.2e}", m.date, m.language)
+        for m in chosen
+    )  # fmt: skip
+    columns = ("model", "family", "kind", "N (B)", "D (B)", "FLOPs", "date", "language")
+    note = "N parameters, D training tokens, FLOPs = 6·N·D. A dash: not published. More names, sources: --json."
+    shown = Table(f"{len(chosen)} models", columns, rows, note=note)
+    answer(as_json, [{**vars(m), "flops": m.flops} for m in chosen], shown)
+
+
+def _billions(number: float | None) -> str | None:
+    return None if number is None else f"{number / 1e9:g}"
+
+
+@models.command("check")
+def check(
+    model: Annotated[str, typer.Argument(help="A folder, a GGUF file or a name of the Hub.")],
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or spread.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    targets: Annotated[
+        list[str] | None, typer.Option(help="Layers to adapt, by the ends of their names; else PEFT's default.")
+    ] = None,
+    trust_remote_code: Annotated[bool, typer.Option(help="Run the code that the model brings.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Compare a model's scores, texts, gradients and updates here with plain transformers' and PEFT's.
+
+    Exits with 1 where something is off by more than rounding.
+
+    Examples:
+      potentia models check ./my-model
+
+      potentia models check ./my-model --dtype bfloat16 --json
+    """
+    from potentia.engine import load
+    from potentia.engine.tune import LoraConfig, beside_peft
+
+    with errors.status(f"loading {model} …"):
+        loaded = load(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+    lora = LoraConfig(r=4, alpha=8, dropout=0.0, targets=tuple(targets) if targets else None)
+    with errors.status("comparing with transformers and PEFT …"):
+        found = beside_peft(loaded, lora)
+    right = all(one.right for one in found)
+    named = f"{type(loaded.model).__name__} in {str(loaded.dtype).removeprefix('torch.')} on {loaded.device}"
+    rows = tuple(
+        (one.what, f"{one.off:.2g}", f"{one.most:.2g}", "right" if one.right else "WRONG", one.way, one.note)
+        for one in found
+    )
+    table = Table(named, ("compared", "off by", "right up to", "verdict", "computed as", "unit"), rows)
+    refused = loaded.record.get("training", {}).get("not_taken", {})
+    compared = [{**vars(one), "right": one.right} for one in found]
+    value = {"model": model, "as": named, "right": right, "compared": compared, "record": loaded.record}
+    answer(as_json, value, table, *(f"Not taken: {form}: {reason}" for form, reason in refused.items()))
+    if not right:
+        raise typer.Exit(1)
+
+
+tasks = typer.Typer(
+    help="List benchmarks, or show what one of them asks.", invoke_without_command=True, rich_markup_mode="rich"
+)
+app.add_typer(tasks, name="tasks")
+
+_LONG = 1_200  # characters of a prompt that a person reads at a glance
+
+
+@tasks.callback(epilog="Example: [bold]potentia tasks[/bold] · [bold]potentia tasks show arc_easy[/bold]")
+def listing(
+    context: typer.Context,
+    everything: Annotated[bool, typer.Option("--all", help="List every task name of the harness.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List the benchmarks of the papers, those they left out and why; with --all every name of the harness."""
+    if context.invoked_subcommand is not None:
+        return
+    if everything:
+        _list_all(as_json)
+        return
+    from potentia.facts import CATEGORIES, benchmarks
+
+    known = benchmarks()
+    if as_json:
+        print_json(known)
+        return
+    meaning = ", ".join(f"{short} {long}" for short, long in CATEGORIES.items())
+    paper = tuple((b.task, b.name, b.category, b.metric, b.train_size) for b in known if b.status == "paper")
+    note = f"{meaning}. Train: documents of the public split."
+    columns = ("task", "name", "category", "metric", "train")
+    print_table(Table("Benchmarks of train-before-test", columns, paper, note=note))
+    left_out = tuple((b.task, b.name, b.metric, b.train_size, b.reason) for b in known if b.status == "excluded")
+    print_table(Table("Left out there", ("task", "name", "metric", "train", "reason"), left_out))
+    others = tuple((b.task, b.name, b.metric, b.reason) for b in known if b.status not in {"paper", "excluded"})
+    print_table(Table("Others: MMLU and leaderboard v2", ("task", "name", "metric", "note"), others))
+
+
+def _list_all(as_json: bool) -> None:
+    from potentia.tasks import task_index
+
+    names = task_index()
+    if as_json:
+        print_json({name: {"kind": entry.kind, "file": entry.path} for name, entry in sorted(names.items())})
+        return
+    say(*(name if entry.kind == "task" else f"{name} ({entry.kind})" for name, entry in sorted(names.items())))
+
+
+@tasks.command(epilog="Example: [bold]potentia tasks show arc_easy --data-dir data/benchmarks[/bold]")
+def show(
+    name: Annotated[str, typer.Argument(help="A task of the harness, or a path to your own file or folder.")],
+    data_dir: DataDir = None,
+    columns: Map = None,
+    drop_bad_rows: DropBadRows = False,
+    seed: Annotated[int, typer.Option(help="Seed of the splits.")] = 0,
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+) -> None:
+    """Show a task: splits and their sizes, metric, three examples with the right answer marked, train/test overlap."""
+    from potentia import consent
+    from potentia import tasks as library
+
+    if allow_code:
+        consent.allow(consent.CODE)
+    own = library.OwnData((name,), columns=columns_of(columns), drop_bad_rows=drop_bad_rows) if columns else None
+    task = library.load(name, data_dir=data_dir, seed=seed, own=own, drop_bad_rows=drop_bad_rows)
+    found = library.overlap(task)
+    prompts = task.prompts(task.documents("test")[:3])
+    if as_json:
+        print_json(_described(task, found.to_dict(), prompts))
+        return
+    parts = [(split, getattr(task.plan, split)) for split in ("train", "validation", "test")]
+    rows = tuple((split, part.used, part.available, part.origin) for split, part in parts)
+    several = f" · {len(task.subtasks)} subtasks" if len(task.subtasks) > 1 else ""
+    direction = "higher is better" if task.higher_is_better else "lower is better"
+    console.print(f"[bold]{escape(task.name)}[/bold] · {task.kind}{several} · {escape(task.metric)} ({direction})")
+    print_table(Table("Splits", ("split", "documents", "before the cap", "comes from"), rows))
+    say(*task.notes)
+    for number, prompt in enumerate(prompts, start=1):
+        _print_prompt(number, prompt)
+    shared = (
+        ("the same question", found.train_exact, found.test_exact),
+        ("a run of 13 words", found.train_ngram, found.test_ngram),
+    )
+    print_table(Table("Shared by train and test", ("what", "documents of train", "of test"), shared))
+    say(f"fingerprint {task.fingerprint}", style="dim")
+
+
+def _described(task: Task, overlap: dict[str, Any], prompts: list[Prompt]) -> dict[str, Any]:
+    plain = ("name", "kind", "metric", "metrics", "higher_is_better", "subtasks", "fingerprint", "labels", "notes")
+    return {name: getattr(task, name) for name in plain} | {
+        "splits": task.plan.to_dict(),
+        "examples": [
+            {"id": p.doc_id, "prompt": p.text, "choices": p.choices, "gold": p.gold, "requests": p.requests}
+            for p in prompts
+        ],
+        "overlap": overlap,
+    }
+
+
+def _print_prompt(number: int, prompt: Prompt) -> None:
+    console.print(f"[bold]Example {number}[/bold] [dim](document {prompt.doc_id})[/dim]")
+    contexts = {getattr(request, "context", "") for request in prompt.requests}
+    if len(contexts) == 1:
+        console.print(escape(_shortened(prompt.text)), soft_wrap=True)
+    if prompt.choices:
+        right = set(prompt.gold.split(" | "))
+        for choice, request in zip(prompt.choices, prompt.requests, strict=False):
+            shown = choice if len(contexts) == 1 else choice + getattr(request, "continuation", "")
+            mark = "[bold green]→[/bold green]" if choice in right else " "
+            console.print(f"  {mark} {escape(_shortened(shown))}", soft_wrap=True)
+    elif prompt.gold:
+        console.print(f"  [bold green]→[/bold green] {escape(_shortened(prompt.gold))}", soft_wrap=True)
+    console.print()
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONG else f"{text[: _LONG // 2]} … {text[-_LONG // 2 :]}"

@@ -1,0 +1,262 @@
+"""Before a study: ``init`` writes its file, ``doctor`` looks at the machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from potentia.cli.app import app
+from potentia.cli.options import Json, Models, Protocols, Tasks
+from potentia.cli.output import answer
+from potentia.errors import InputError
+from potentia.files import write_file
+from potentia.values.findings import Table
+
+FEW = 1_000  # documents of one's own; a tenth of fewer is a small test
+
+
+@app.command()
+def init(
+    output: Annotated[Path, typer.Argument(help="The study file to write.")] = Path("study.yaml"),
+    models: Models = None,
+    tasks: Tasks = None,
+    data: Annotated[
+        list[str] | None, typer.Option(help="Your own data: files, a folder, or a dataset's name on the hub.")
+    ] = None,
+    protocols: Protocols = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Small caps and one learning rate, for a try.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write a commented study file; what is not given is asked for on a terminal.
+
+    Examples:
+      potentia init study.yaml --models HuggingFaceTB/SmolLM2-135M EleutherAI/pythia-160m --tasks arc_easy openbookqa
+
+      potentia init mine.yaml --models HuggingFaceTB/SmolLM2-135M --data my-questions.csv --quick
+    """
+    if output.exists() and not force:
+        raise InputError(f"{output} is there already", hint="give another name, or --force")
+    models = models or _ask("Models (hub names or folders, parted by spaces)", "--models")
+    if not tasks and not data:
+        told = _ask("Tasks of the harness, or files of your own, parted by spaces", "--tasks or --data")
+        data = [name for name in told if Path(name).exists()]
+        tasks = [name for name in told if name not in data]
+    text = study_text(output, models, tasks or [], data or [], protocols or ["direct", "train_before_test"], quick)
+    write_file(output, text)
+    command = f"  potentia run {shlex.quote(str(output))}"
+    written = f"{output} is written. See what it would do, then run it:"
+    answer(as_json, {"study": str(output)}, written, f"{command} --dry-run", command)
+
+
+def study_text(
+    path: Path, models: list[str], tasks: list[str], data: list[str], protocols: list[str], quick: bool
+) -> str:
+    """Return the study as a file with comments; it is one that can be read."""
+    from potentia.study import make_study
+
+    entries: list[Any] = [*tasks, *(_own(one) for one in data)]
+    body: dict[str, Any] = {"name": path.stem, "models": models, "tasks": entries, "protocols": protocols}
+    if quick:
+        body["caps"] = {"train": 400, "validation": 100, "test": 300}
+        body["tuning"] = {"epochs": 2, "learning_rates": [1e-3]}
+    make_study(body)
+    lines = [
+        f"# potentia run {shlex.quote(str(path))}",
+        "#",
+        "# All fields of a study file and their defaults: docs/study.md. What is not written has its default.",
+        f"name: {_yaml(path.stem)}",
+        "models:            # hub names, folders, GGUF files; with facts: {name: …, parameters: 135e6, tokens: 2e12}",
+        *(f"  - {_yaml(model)}" for model in models),
+        "tasks:             # harness tasks by name, the same in another form (arc_easy:cloze), or your own data",
+        *(f"  - {_yaml(entry)}" for entry in entries),
+        f"protocols: {_yaml(protocols)}   # direct, few_shot:5, train_before_test, adjust",
+    ]
+    if quick:
+        lines += [
+            "caps: {train: 400, validation: 100, test: 300}   # documents of each split at most, for a try",
+            "tuning: {epochs: 2, learning_rates: [1.0e-03]}   # without it: three epochs or more, the rate searched",
+        ]
+    else:
+        lines += [
+            "# caps: {train: 50000, validation: 1000, test: 10000}",
+            "# tuning: {recipe: fair}   # the same for all, its rate searched; or {recipe: paper}",
+        ]
+    lines += ["# selection: validation   # or tuned, or paper", "# store: potentia.db"]
+    return "\n".join(lines) + "\n"
+
+
+def _own(given: str) -> dict[str, Any]:
+    """Describe data of one's own: where it is, and which of its columns is what."""
+    from potentia.tasks import OwnData, guess_columns
+
+    path = Path(given)
+    if path.exists():
+        own = OwnData(files=(given,))
+        entry: dict[str, Any] = {"name": own.label, "file": given}
+    elif given.count("/") == 1 and not path.suffix:
+        own = OwnData(dataset=given)
+        entry = {"name": own.label, "dataset": given}
+    else:
+        raise InputError(f"there is no {given}", hint="give a file, a folder, or a dataset of the hub as org/name")
+    columns = guess_columns(own)
+    few = (own.documents_in_one_split() or FEW) < FEW
+    return entry | ({"columns": columns} if columns else {}) | ({"ratios": [6, 1, 3]} if few else {})
+
+
+def _ask(question: str, flag: str) -> list[str]:
+    if not sys.stdin.isatty():
+        raise InputError(f"{flag} is missing", hint=f"give {flag}, or run this on a terminal to be asked")
+    answer: str = typer.prompt(question)
+    return answer.split()
+
+
+def _yaml(value: Any) -> str:
+    import yaml
+
+    text: str = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True)
+    return text.removesuffix("...\n").strip()
+
+
+_PARTS = (
+    "torch", "transformers", "peft", "datasets", "lm-eval", "accelerate", "safetensors", "numpy", "scipy", "pandas",
+    "scikit-learn", "statsmodels", "pyarrow", "SQLAlchemy", "vl-convert-python", "math-verify", "typer",
+)  # fmt: skip
+# Extra → the modules it brings and what needs them.
+_EXTRAS = {
+    "web": (("fastapi", "uvicorn"), "the live board: potentia serve"),
+    "ray": (("ray",), "rows on several machines: --executor ray"),
+    "postgres": (("psycopg",), "stores on PostgreSQL"),
+    "track": (("wandb", "mlflow", "tensorboard"), "metrics in W&B, MLflow or TensorBoard"),
+    "gguf": (("gguf",), "models in GGUF files"),
+}
+_HUB_SECONDS = 3.0
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Print versions, device, cache folders, whether the hub answers, and what is missing.
+
+    Example:
+      potentia doctor
+    """
+    report = examine()
+    answer(as_json, report, *_tables(report))
+    if any(version is None for version in report["versions"].values()):
+        raise typer.Exit(1)
+
+
+def examine() -> dict[str, Any]:
+    """Look at this machine; nothing is downloaded or changed."""
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    for part in ("potentia", *_PARTS):
+        try:
+            versions[part] = metadata.version(part)
+        except metadata.PackageNotFoundError:
+            versions[part] = None
+    hub = _hub()
+    caches = _caches()
+    device = _device()
+    missing = [
+        {"what": part, "needed for": "Potentia itself", "get it": "pip install --upgrade potentia"}
+        for part, version in versions.items()
+        if version is None
+    ]
+    for extra, (modules, purpose) in _EXTRAS.items():
+        absent = [module for module in modules if importlib.util.find_spec(module) is None]
+        if absent:
+            command = f"pip install 'potentia[{extra}]'"
+            missing.append({"what": ", ".join(absent), "needed for": purpose, "get it": command})
+    if device["kind"] == "cpu":
+        missing.append({"what": "a GPU", "needed for": "models beyond a few hundred million parameters in good time",
+                        "get it": "a machine with CUDA and a torch built for it"})  # fmt: skip
+    if hub["state"] != "reachable":
+        missing.append({"what": "the hub", "needed for": "models and benchmarks that are not on this disk",
+                        "get it": hub["fix"]})  # fmt: skip
+    return {"versions": versions, "device": device, "caches": caches, "hub": hub, "missing": missing}
+
+
+def _device() -> dict[str, Any]:
+    found: dict[str, Any] = {"kind": "cpu", "cores": os.cpu_count(), "gpus": []}
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        return {**found, "problem": f"torch cannot be loaded: {error}"}
+    found["threads"] = torch.get_num_threads()
+    if torch.cuda.is_available():
+        found["kind"] = "cuda"
+        for index in range(torch.cuda.device_count()):
+            facts = torch.cuda.get_device_properties(index)
+            memory = round(facts.total_memory / 2**30, 1)
+            found["gpus"].append({"name": facts.name, "memory_gib": memory, "bfloat16": torch.cuda.is_bf16_supported()})
+    elif torch.backends.mps.is_available():
+        found["kind"] = "mps"
+    return found
+
+
+def _caches() -> list[dict[str, Any]]:
+    home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
+    folders = {
+        "models": Path(os.environ.get("HF_HUB_CACHE") or home / "hub"),
+        "datasets": Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets"),
+        "results": Path.cwd(),
+    }
+    return [_folder(use, path.expanduser()) for use, path in folders.items()]
+
+
+def _folder(use: str, path: Path) -> dict[str, Any]:
+    existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    free = round(shutil.disk_usage(existing).free / 2**30, 1)
+    return {"use": use, "path": str(path), "exists": path.exists(), "writable": os.access(existing, os.W_OK),
+            "free_gib": free}  # fmt: skip
+
+
+def _hub() -> dict[str, Any]:
+    import urllib.error
+    import urllib.request
+
+    from huggingface_hub import constants
+
+    endpoint = constants.ENDPOINT
+    if constants.HF_HUB_OFFLINE:
+        fix = "unset HF_HUB_OFFLINE, or work from local folders with --data-dir"
+        return {"endpoint": endpoint, "state": "switched off (HF_HUB_OFFLINE)", "fix": fix}
+    request = urllib.request.Request(endpoint, method="HEAD")
+    fix = "check network and proxy (HTTPS_PROXY, HF_ENDPOINT), or work from local folders with --data-dir"
+    try:
+        with urllib.request.urlopen(request, timeout=_HUB_SECONDS):
+            return {"endpoint": endpoint, "state": "reachable", "fix": None}
+    except urllib.error.HTTPError as error:
+        state = "reachable" if error.code < 500 else f"answers with error {error.code}"
+        return {"endpoint": endpoint, "state": state, "fix": None if error.code < 500 else fix}
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        return {"endpoint": endpoint, "state": f"not reachable ({reason})", "fix": fix}
+
+
+def _tables(report: dict[str, Any]) -> list[Table]:
+    device, hub = report["device"], report["hub"]
+    machine = [("kind", device["kind"]), ("cores", str(device["cores"]))]
+    machine += [(f"gpu {i}", f"{gpu['name']}, {gpu['memory_gib']} GiB") for i, gpu in enumerate(device["gpus"])]
+    machine += [("problem", device["problem"])] if "problem" in device else []
+    machine.append(("hub", f"{hub['endpoint']}: {hub['state']}"))
+    versions = tuple((part, version or "missing") for part, version in report["versions"].items())
+    caches = tuple(
+        (c["use"], c["path"], "yes" if c["writable"] else "no", f"{c['free_gib']} GiB") for c in report["caches"]
+    )
+    missing = tuple((m["what"], m["needed for"], m["get it"]) for m in report["missing"])
+    return [
+        Table("Versions", ("part", "version"), versions),
+        Table("Machine", ("what", "found"), tuple(machine)),
+        Table("Folders", ("for", "path", "writable", "free"), caches),
+        Table("Missing" if missing else "Nothing is missing", ("what", "needed for", "how to get it"), missing),
+    ]
