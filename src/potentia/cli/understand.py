@@ -196,7 +196,9 @@ def report(
         drawn = draw_figures(data.named().values(), figures, format, titles=not no_titles)
     size = path.stat().st_size
     written = {"report": str(path), "bytes": size, "figures": [str(p) for p in drawn]}
-    answer(as_json, written | {"findings": list(data.named()), "problem": data.problem}, f"{path} ({size / 1e6:.1f} MB)")
+    answer(
+        as_json, written | {"findings": list(data.named()), "problem": data.problem}, f"{path} ({size / 1e6:.1f} MB)"
+    )
 
 
 @app.command()
