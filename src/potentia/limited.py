@@ -8,17 +8,20 @@ second one reads Parquet. The child is this file, run as a script: it imports Ji
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
-import pickle
 import re
 import signal
 import struct
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from datetime import datetime
 from functools import cache, lru_cache
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,7 @@ MEMORY = 2**30  # bytes of the child's address space
 DEADLINE = 5.0  # seconds of a processor for one answer: a busy machine makes nothing too slow
 PATIENCE = 60.0  # by the clock: this many times as long
 TOO_LONG = "it takes too long"
-HEAD = "<?dQ"  # of an answer: whether it is one, the seconds of a processor that it took, its length
+HEAD = "<?d"  # of an answer: whether it is one, and the seconds of a processor that it took
 LATE = 10.0  # seconds that one template or pattern may take in all, beyond USUAL for each document
 USUAL = 0.02
 LONGEST = 10_000_000  # characters of one rendering
@@ -47,23 +50,20 @@ class _Child:
     """The child process, started when first asked and again after it was stopped."""
 
     def __init__(self) -> None:
-        import threading
-
         self.process: Any = None
+        self.pipe: Any = None
         self.owner = 0
         self.lock = threading.Lock()
         self.spent: dict[str, list[float]] = {}  # by template or pattern: seconds and characters beyond the usual
         self.refused: dict[str, str] = {}
 
-    def ask(self, kind: str, source: str, given: Any, *, usual: int = 0, seconds: float | None = None) -> bytes:
+    def ask(self, kind: str, source: str, given: Any, *, usual: int = 0, seconds: float = DEADLINE) -> bytes:
         """Return the child's answer; a source that went past a limit once is not tried again."""
         with self.lock:
             if source in self.refused:
                 raise LimitError(self.refused[source])
-            allowed = seconds or DEADLINE
-            message = pickle.dumps((kind, source, given, allowed))
             try:
-                good, used, answer = self._exchange(message, time.monotonic() + PATIENCE * allowed)
+                good, used, answer = self._exchange((kind, source, given, seconds), PATIENCE * seconds)
             except LimitError as over:
                 self.stop()
                 self.refused[source] = str(over)
@@ -77,55 +77,43 @@ class _Child:
                 self.refused[source] = TOO_LONG if spent[0] > LATE else "it writes too much"
             return answer
 
-    def _exchange(self, message: bytes, until: float) -> tuple[bool, float, bytes]:
+    def _exchange(self, message: Any, patience: float) -> tuple[bool, float, bytes]:
         if self.process is None or self.owner != os.getpid() or self.process.poll() is not None:
             self._start()
         try:
-            self.process.stdin.write(struct.pack("<Q", len(message)) + message)
-            self.process.stdin.flush()
-            good, used, size = struct.unpack(HEAD, self._read(struct.calcsize(HEAD), until))
-            return good, used, self._read(size, until)
-        except (BrokenPipeError, EOFError):
-            if self.process.wait(10) == -signal.SIGPROF:
-                raise LimitError(TOO_LONG) from None
-            raise LimitError(f"it asks for more than {MEMORY // 2**20} MiB of memory") from None
-
-    def _read(self, size: int, until: float) -> bytes:
-        import select
-
-        parts, left = [], size
-        descriptor = self.process.stdout.fileno()
-        while left:
-            ready, _, _ = select.select([descriptor], [], [], max(0.0, until - time.monotonic()))
-            if not ready:
+            self.pipe.send(message)
+            if not self.pipe.poll(patience):
                 raise LimitError(TOO_LONG)
-            part = os.read(descriptor, min(left, 2**20))
-            if not part:
-                raise EOFError
-            parts.append(part)
-            left -= len(part)
-        return b"".join(parts)
+            told = self.pipe.recv_bytes()  # bytes alone: nothing that the child says is unpickled
+        except (OSError, EOFError):
+            late = self.process.wait(10) == -signal.SIGPROF
+            raise LimitError(TOO_LONG if late else f"it asks for more than {MEMORY // 2**20} MiB of memory") from None
+        good, used = struct.unpack_from(HEAD, told)
+        return good, used, told[struct.calcsize(HEAD) :]
 
     def _start(self) -> None:
-        import atexit
-        import subprocess
-
-        if self.owner != os.getpid():  # a forked process has its parent's pipes: it starts a child of its own
+        if self.owner != os.getpid():  # a forked process has its parent's pipe: it starts a child of its own
             self.process = None
             atexit.register(self.stop)
         self.stop()
         self.owner = os.getpid()
+        self.pipe, theirs = Pipe()
+        command = [sys.executable, "-P", __file__, str(theirs.fileno())]
         self.process = subprocess.Popen(
-            [sys.executable, "-P", __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            command,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
+        theirs.close()
 
     def stop(self) -> None:
         """End the child."""
         if self.process is not None and self.owner == os.getpid():
             self.process.kill()
             self.process.wait()
-            self.process.stdin.close()
-            self.process.stdout.close()
+            self.pipe.close()
         self.process = None
 
 
@@ -185,8 +173,12 @@ def _serve() -> None:
         "render": _render, "literal": _literal, "chat": _render_chat,
         "findall": re.findall, "sub": _without, "parquet": _parquet,
     }  # fmt: skip
-    while head := sys.stdin.buffer.read(8):
-        kind, source, given, seconds = pickle.loads(sys.stdin.buffer.read(struct.unpack("<Q", head)[0]))
+    pipe: Any = Connection(int(sys.argv[1]))
+    while True:
+        try:
+            kind, source, given, seconds = pipe.recv()
+        except EOFError:
+            return
         memory = MEMORY if kind != "parquet" else MEMORY + 3 * _allowed(source)
         resource.setrlimit(resource.RLIMIT_AS, (memory, hard))
         if kind in ("render", "literal", "chat"):
@@ -205,8 +197,7 @@ def _serve() -> None:
             answer = f"{type(error).__name__}: {error}".encode("utf-8", "replace")[:500]
         used = time.process_time() - before
         signal.setitimer(signal.ITIMER_PROF, 0)
-        sys.stdout.buffer.write(struct.pack(HEAD, good, used, len(answer)) + answer)
-        sys.stdout.buffer.flush()
+        pipe.send_bytes(struct.pack(HEAD, good, used) + answer)
 
 
 @lru_cache(maxsize=500)

@@ -9,7 +9,7 @@ is a definition as it is used, after all files and groups are merged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,7 +23,6 @@ from potentia.tasks.index import tasks_folder
 from potentia.values.plain_yaml import read_yaml
 
 LIMITED = "limited"  # the key of a definition from a user's file: its templates are rendered in a process of its own
-LONGEST = 10_000_000  # characters that a stock template may make of one product
 REPEATS = 1_000
 # Where documents come from: a stock function is kept for these as the stock task has them.
 _DATA = ("dataset_path", "dataset_name", "dataset_kwargs", "custom_dataset", "metadata", "fewshot_config.samples")
@@ -95,7 +94,7 @@ def admitted(leaf: Mapping[str, Any], stock: list[dict[str, Any]], where: str) -
     """
     try:
         if allowed(CODE):
-            found: dict[str, Any] = _imported(leaf)
+            found: dict[str, Any] = _replaced(leaf, lambda _, function: _import(function))
         else:
             _refuse_code(leaf)
             found = _with_stock_functions(leaf, stock)
@@ -110,18 +109,14 @@ def admitted(leaf: Mapping[str, Any], stock: list[dict[str, Any]], where: str) -
     return {**found, LIMITED: True}
 
 
-def _imported(value: Any) -> Any:
-    """Put functions where they are named: code is allowed."""
-    if isinstance(value, Named):
-        from lm_eval.tasks._yaml_loader import _import_func_in_yml
+def _import(value: Any) -> Any:
+    """Return the function that a name stands for: code is allowed."""
+    from lm_eval.tasks._yaml_loader import _import_func_in_yml
 
-        try:
-            return _import_func_in_yml(value.name, value.folder)
-        except Exception as error:  # the definition's own code may raise anything
-            raise TaskError(f"!function {value.name} cannot be had: {type(error).__name__}: {error}"[:300]) from error
-    if isinstance(value, Mapping):
-        return {key: _imported(inner) for key, inner in value.items()}
-    return [_imported(inner) for inner in value] if isinstance(value, list) else value
+    try:
+        return _import_func_in_yml(value.name, value.folder) if isinstance(value, Named) else value
+    except Exception as error:  # the definition's own code may raise anything
+        raise TaskError(f"!function {value.name} cannot be had: {type(error).__name__}: {error}"[:300]) from error
 
 
 def _refuse_code(leaf: Mapping[str, Any]) -> None:
@@ -160,7 +155,7 @@ def _with_stock_functions(leaf: Mapping[str, Any], stock: list[dict[str, Any]]) 
         have = {(path, name): function for path, name, function in _functions(candidate)}
         same = all(_at(leaf, key) == _at(candidate, key) for key in _DATA)
         if same and all((path, name) in have for path, name, _ in wanted):
-            return dict(_replaced(leaf, (), have))
+            return dict(_replaced(leaf, lambda path, function: have[path, _full_name(function)]))  # noqa: B023
     name = next((name for _, name, value in wanted if isinstance(value, Named)), wanted[0][1])
     raise TaskError(f"it runs code that is not of the task it is made of: !function {name}", hint=_HINT)
 
@@ -186,12 +181,13 @@ def _full_name(function: Any) -> str:
     return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
 
 
-def _replaced(value: Any, path: Keys, have: Mapping[tuple[Keys, str], Any]) -> Any:
+def _replaced(value: Any, give: Callable[[Keys, Any], Any], path: Keys = ()) -> Any:
+    """Return a definition with what is given for each of its functions."""
     if isinstance(value, Named) or callable(value):
-        return have[path, _full_name(value)]
+        return give(path, value)
     if isinstance(value, Mapping):
-        return {key: _replaced(inner, (*path, str(key)), have) for key, inner in value.items()}
-    return [_replaced(inner, path, have) for inner in value] if isinstance(value, (list, tuple)) else value
+        return {key: _replaced(inner, give, (*path, str(key))) for key, inner in value.items()}
+    return [_replaced(inner, give, path) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def _at(config: Any, key: str) -> Any:
@@ -203,25 +199,11 @@ def _at(config: Any, key: str) -> Any:
 @cache
 def sandbox() -> Any:
     """Return lm-eval's environment of templates as a sandbox: a template reads its document and nothing else."""
-    from jinja2.sandbox import SandboxedEnvironment, SecurityError
+    from jinja2.sandbox import SandboxedEnvironment
     from lm_eval import utils
 
-    class Sandbox(SandboxedEnvironment):
-        """A sandbox in which no product outgrows memory."""
-
-        intercepted_binops = frozenset({"*", "**"})
-
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            """Multiply, within reason."""
-            if operator == "**" and isinstance(right, (int, float)) and abs(right) > 1_000:
-                raise SecurityError("too large a power")
-            for text, times in ((left, right), (right, left)):
-                if isinstance(text, (str, list, tuple)) and isinstance(times, int) and len(text) * times > LONGEST:
-                    raise SecurityError("too long a text")
-            return super().call_binop(context, operator, left, right)
-
     theirs = utils.env
-    made = Sandbox(loader=theirs.loader, undefined=theirs.undefined, keep_trailing_newline=theirs.keep_trailing_newline)
+    made = SandboxedEnvironment(undefined=theirs.undefined, keep_trailing_newline=theirs.keep_trailing_newline)
     made.filters.update(theirs.filters)
     utils.env = made  # what lm-eval renders by itself (prefixes, images) is rendered here too
     return made
