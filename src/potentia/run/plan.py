@@ -62,7 +62,7 @@ class CellPlan:
 class RowPlan:
     """All cells of one model. A model that cannot be read has a problem and no keys."""
 
-    study: Study  # with its dtype settled
+    study: Study  # with its dtype settled and without models: a row knows its own, and travels
     study_key: str
     model: ModelSpec
     cells: tuple[CellPlan, ...]
@@ -258,6 +258,7 @@ def lanes_name(row: RowPlan, kind: Protocol) -> str:
 
 def plan_study(study: Study) -> StudyPlan:
     """Find every cell's key and whether the store has it. Model files are hashed, not loaded; nothing is written."""
+    from potentia.engine import planned_dtype
     from potentia.tasks import quiet
 
     for model in study.rows():
@@ -265,14 +266,15 @@ def plan_study(study: Study) -> StudyPlan:
     with quiet():  # once for all tasks
         tasks = load_tasks(study)
     _check_adjust(study, tasks)
+    key = study_key(study)
+    dtype = planned_dtype(study.dtype, study.device)
+    bare = study.model_copy(update={"dtype": dtype, "models": (), "only": None})
+    rows = [_plan_row(study, bare, key, tasks, model) for model in study.rows()]
     store = find_store(study.store)
     if store is None:
-        key = study_key(study)
-        return StudyPlan(study, key, tuple(_plan_row(study, key, tasks, model) for model in study.rows()), tasks)
+        return StudyPlan(study, key, tuple(rows), tasks)
     with store:
-        key = study_key(study)
-        asked = [_plan_row(study, key, tasks, model) for model in study.rows()]
-        rows = seen(asked, store)
+        rows = seen(rows, store)
         damaged = store.damaged([cell.key for row in rows for cell in row.pending])
         if damaged and not any(cell.done for row in rows for cell in row.cells):
             store.check_items(damaged)
@@ -288,12 +290,11 @@ def under_way(plan: StudyPlan, threads: int) -> StudyPlan:
     return replace(plan, run=run, rows=tuple(replace(row, run=run, threads=threads) for row in plan.rows))
 
 
-def _plan_row(study: Study, key: str, tasks: LoadedTasks, model: ModelSpec) -> RowPlan:
+def _plan_row(whole: Study, study: Study, key: str, tasks: LoadedTasks, model: ModelSpec) -> RowPlan:
     """Plan one row; a model that cannot be read becomes a row with a problem, not an error."""
-    from potentia.engine import fingerprint, planned_dtype, quantised_fingerprint
+    from potentia.engine import fingerprint, quantised_fingerprint
     from potentia.run.treated import treated_fingerprint
 
-    study = study.model_copy(update={"dtype": planned_dtype(study.dtype, study.device)})
     original, problem = "", None
     try:
         original = fingerprint(
@@ -313,7 +314,7 @@ def _plan_row(study: Study, key: str, tasks: LoadedTasks, model: ModelSpec) -> R
         for name, task in tasks.benchmarks.items():
             if protocol.kind == "few_shot" and task.kind == "corpus":
                 continue  # a text to predict has no examples before it
-            if not study.asks(model.name, name, protocol):
+            if not whole.asks(model.name, name, protocol):
                 continue
             own = (
                 ""
