@@ -19,8 +19,7 @@ from potentia.analysis.rankings.agreement import (
     measure_agreement,
 )
 from potentia.analysis.rankings.alignment import align
-from potentia.analysis.rankings.components import Components, find_components
-from potentia.analysis.rankings.compute import fit_compute
+from potentia.analysis.rankings.components import Components, find_components, fit_compute
 from potentia.analysis.rankings.groups import (
     GroupAgreement,
     agreement_by_models,

@@ -21,9 +21,9 @@ from potentia.analysis.planning import (
     pack_right,
     stay_in,
 )
+from potentia.analysis.planning.choose import expected_misorder
 from potentia.analysis.planning.factors import Problem, Weights, _objective
-from potentia.analysis.planning.link import Links
-from potentia.analysis.planning.outlook import expected_misorder
+from potentia.analysis.planning.features import Links
 from potentia.analysis.rankings import decide
 from potentia.analysis.rankings.aggregate import mean_z
 from potentia.errors import InputError

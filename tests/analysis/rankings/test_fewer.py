@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from potentia.analysis.rankings.fewer import measure_fewer
+from potentia.analysis.rankings.fewer import find_task_curve
 from potentia.analysis.rankings.find import Options, rank_scores
 from potentia.facts import Background
 from potentia.values.scores import ScoreMatrix
@@ -20,25 +20,24 @@ def matrix(values, **more):
 def test_tasks_that_agree_need_one_and_noise_needs_all():
     rng = np.random.default_rng(0)
     skill = np.linspace(0, 1, 20)[:, None]
-    alike = measure_fewer(matrix(skill * np.ones((1, 6)) + rng.normal(size=(20, 6)) * 1e-6))
-    assert alike.enough == 1
-    assert all(i.value == pytest.approx(1.0) for i in alike.random)
-    noise = measure_fewer(matrix(rng.normal(size=(20, 6))))
-    assert noise.enough > 3
-    assert noise.random[-1].value == noise.best[-1] == 1.0, "all tasks are the whole ranking"
-    assert all(b >= i.value for b, i in zip(noise.best, noise.random, strict=True))
-    assert abs(np.nanmean(noise.left_out)) < 0.25, "a subset says nothing of the rest, though much of the whole"
-    assert np.isnan(noise.left_out[-1])
+    alike = find_task_curve(matrix(skill * np.ones((1, 6)) + rng.normal(size=(20, 6)) * 1e-6), splits=5)
+    assert alike.enough(0.9) == 1
+    noise = find_task_curve(matrix(rng.normal(size=(20, 6))), splits=20)
+    assert noise.enough(0.9) > 3
+    assert noise.held_out[-1].value == noise.seen[-1] == noise.any_subset[-1] == 1.0, "all tasks are the whole ranking"
+    assert noise.held_out[1].value < noise.seen[1], "chosen on the models that judge, a subset looks too good"
 
 
-def test_the_best_task_is_the_one_like_the_whole():
-    skill = np.arange(12.0)
-    other = np.random.default_rng(1).permutation(12).astype(float)
-    found = measure_fewer(matrix(np.stack([other, skill, skill**2, skill**3], axis=1)))
-    assert found.order[0] != "t0"
-    assert found.order[-1] == "t0" or found.best[1] >= found.random[1].value
-    assert measure_fewer(matrix(np.ones((5, 4)))) is None, "nobody differs"
-    assert measure_fewer(matrix(np.random.default_rng(2).random((2, 4)))) is None
+def test_rankings_have_the_curve_where_models_are_enough():
+    rng = np.random.default_rng(1)
+    scores = {"direct": matrix(rng.random((12, 4)), stderr=np.full((12, 4), 0.01))}
+    found = rank_scores(scores, Background(), Options(resamples=20))
+    assert found.fewer["direct"].cost[-1] == pytest.approx(1.0)
+    assert "fewer tasks direct" in found.named()
+    few = {"direct": scores["direct"].select(models=scores["direct"].models[:5])}
+    assert not rank_scores(few, Background(), Options(resamples=20)).fewer
+    one_lineage = Background(lineages={f"m{k}": "m0" for k in range(12)})
+    assert rank_scores(scores, one_lineage, Options(resamples=20)).fewer
 
 
 def test_heat_maps_go_by_train_size_where_asked():

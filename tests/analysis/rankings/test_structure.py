@@ -13,11 +13,16 @@ from scipy.stats import kendalltau, rankdata
 from sklearn.decomposition import PCA
 from sklearn.preprocessing import StandardScaler
 
-from potentia.analysis.rankings.aggregate import aggregate_ranks, borda, mean_z, negative_mean_rank
-from potentia.analysis.rankings.components import explained_variance, find_components
-from potentia.analysis.rankings.compute import fit_compute
+from potentia.analysis.rankings.aggregate import (
+    aggregate_ranks,
+    borda,
+    mean_z,
+    negative_mean_rank,
+    rank_intervals,
+    simultaneous_threshold,
+)
+from potentia.analysis.rankings.components import explained_variance, find_components, fit_compute
 from potentia.analysis.rankings.perplexity import compare_perplexity
-from potentia.analysis.rankings.ranks import rank_intervals, simultaneous_threshold
 from potentia.analysis.rankings.screening import screen
 from potentia.errors import InputError
 from potentia.values.scores import ScoreMatrix

@@ -23,8 +23,7 @@ import numpy.typing as npt
 from scipy.special import ndtri
 from scipy.stats import t as student
 
-from potentia.analysis.planning.factors import MOST_ROWS, Problem, Solved, learn, solve
-from potentia.analysis.planning.posterior import predict
+from potentia.analysis.planning.factors import MOST_ROWS, Problem, Solved, learn, predict, solve
 from potentia.values.scores import Floats
 
 FOLDS = 5

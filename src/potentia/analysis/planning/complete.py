@@ -19,9 +19,8 @@ import numpy.typing as npt
 from scipy.stats import rankdata
 
 from potentia.analysis.planning.calibrate import Calibration, calibrate, pooled
-from potentia.analysis.planning.factors import Weights, learn, solve
-from potentia.analysis.planning.posterior import Posterior, predict
-from potentia.analysis.planning.setup import Scale, set_up
+from potentia.analysis.planning.factors import Posterior, Weights, learn, predict, solve
+from potentia.analysis.planning.scale import Scale, set_up
 from potentia.analysis.rankings.aggregate import mean_z
 from potentia.analysis.stats.uncertainty import tau_rows
 from potentia.errors import InputError

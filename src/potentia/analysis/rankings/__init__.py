@@ -5,11 +5,10 @@ from potentia.analysis.rankings.agreement import Agreement, AgreementChange, com
 from potentia.analysis.rankings.alignment import Alignment, align
 from potentia.analysis.rankings.components import GAPS, Components, find_components
 from potentia.analysis.rankings.decide import FEW_MODELS, FEW_TASKS, NAMES, SURE, Ranking, decide, what_is_missing
-from potentia.analysis.rankings.elicitation import Elicitation, find_elicitation
-from potentia.analysis.rankings.evidence_map import EvidenceMap, map_evidence
-from potentia.analysis.rankings.find import Options, Rankings, find_rankings, find_scoreboard, rank_scores
-from potentia.analysis.rankings.pair import Pair, TaskPair, find_pair
+from potentia.analysis.rankings.find import Options, find_rankings, find_scoreboard, rank_scores
+from potentia.analysis.rankings.found import Rankings, summarise
+from potentia.analysis.rankings.pair import EvidenceMap, Pair, TaskPair, find_pair, map_evidence
 from potentia.analysis.rankings.scoreboard import Scoreboard, Standing
 from potentia.analysis.rankings.screening import Screening, screen
 from potentia.analysis.rankings.sentences import agreement_sentence, resolution_sentence
-from potentia.analysis.rankings.summary import summarise
+from potentia.analysis.rankings.tuning import Elicitation, find_elicitation

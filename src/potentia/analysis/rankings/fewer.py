@@ -1,136 +1,152 @@
-"""Fewer benchmarks suffice: how well a few tasks rank the models as all of them do (section 4).
+"""Fewer benchmarks suffice (section 4): agreement with the ranking over all tasks against the cost of a fixed subset.
 
-Models are ranked by their mean z score over a subset of the tasks, and the ranking is compared with that over all tasks
-by Kendall's tau. Subsets are drawn at random, which says what any choice of that size is worth, and grown one by one,
-the task that helps most first, which says what a good choice could be worth at best. A subset is part of the whole,
-so random ones are compared with the ranking on the tasks left out as well.
+A subset is chosen on some models and judged on others: tasks are added one by one, each time the one that raises τ the
+most per cost on the models to choose by, and τ is taken on the models left out, with lineages on one side. Chosen and
+judged on the same models, a subset would look better than it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from potentia.analysis.stats.bootstrap import LEVEL, interval
-from potentia.analysis.stats.kendall import kendall_matrix
+from potentia.analysis.rankings.aggregate import mean_z
+from potentia.analysis.stats.uncertainty import tau_rows
+from potentia.errors import InputError
 from potentia.values.findings import Cell, Chart, Finding, Interval, Line, Plot, Table
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 
-DRAWS = 200
-ENOUGH = 0.9  # a tau that calls two rankings the same
+SPLITS = 40
+LEAST = 8  # models
 
 
 @dataclass(frozen=True)
-class FewerTasks(Finding):
-    """Agreement with the ranking over all tasks, by number of tasks."""
+class TaskCurve(Finding):
+    """Agreement of subsets of one, two, three … tasks with the whole, on models that the choice did not see."""
 
     protocol: Protocol
-    models: int
-    tasks: tuple[str, ...]
-    sizes: tuple[int, ...]
-    random: tuple[Interval, ...]  # against all tasks: mean, and the middle 95 % of subsets
-    left_out: tuple[float, ...]  # against the tasks left out, mean
-    best: tuple[float, ...]  # against all tasks, chosen one by one
-    order: tuple[str, ...]  # the tasks as chosen
+    tasks: tuple[str, ...]  # in the order of choice, on all models
+    cost: tuple[float, ...]  # share of the cost of all tasks so far
+    held_out: tuple[Interval, ...]  # τ on models left out, mean and 10–90 % over splits
+    seen: tuple[float, ...]  # τ on the models that chose
+    any_subset: tuple[float, ...]  # τ of random subsets of that size, on the models left out
 
-    @property
-    def enough(self) -> int | None:
-        """The smallest number of tasks whose random choice gives the whole ranking, with τ of 0.9 on average."""
-        return next((n for n, i in zip(self.sizes, self.random, strict=True) if i.value >= ENOUGH), None)
+    def enough(self, agreement: float) -> int | None:
+        """Return how many tasks reach this agreement; None where no subset does."""
+        return next((k + 1 for k, value in enumerate(self.held_out) if value.value >= agreement), None)
 
     def tables(self) -> Sequence[Table]:
-        """Return one row per number of tasks."""
+        """Return the curve."""
         rows: list[tuple[Cell, ...]] = [
-            (n, i.value, i.low, i.high, rest, best, task)
-            for n, i, rest, best, task in zip(
-                self.sizes, self.random, self.left_out, self.best, self.order, strict=True
-            )
+            (k + 1, task, self.cost[k], h.value, f"{h.low:.3f}–{h.high:.3f}", self.seen[k], self.any_subset[k])
+            for k, (task, h) in enumerate(zip(self.tasks, self.held_out, strict=True))
         ]
-        told = "no number of tasks" if self.enough is None else f"{self.enough} of {len(self.tasks)} tasks"
-        return [
-            Table(
-                f"Fewer tasks: agreement with the ranking over all ({self.protocol.label}, {self.models} models)",
-                ("tasks", "random", "low", "high", "with the rest", "best", "task added"),
-                tuple(rows),
-                note=f"Kendall's τ with the ranking over all tasks, of random choices (mean, and 95 % of them) and of "
-                f"the best, chosen one by one on these very models, so too well. {told.capitalize()} give "
-                f"τ ≥ {ENOUGH} on average.",
-            )
-        ]
+        reached = {level: self.enough(level) for level in (0.8, 0.9, 0.95)}
+        said = ", ".join(f"τ {level:g} takes {k}" for level, k in reached.items() if k is not None)
+        columns = ("tasks", "added", "cost share", "τ, other models", "10–90 %", "τ, same models", "random")
+        note = "Chosen on half of the models, judged on the others."
+        note += f" Of {len(self.tasks)} tasks, {said}." if said else ""
+        return [Table(f"How few tasks suffice ({self.protocol.label})", columns, tuple(rows), note=note)]
 
     def charts(self) -> Sequence[Chart]:
-        """Return τ against the number of tasks."""
-        x = tuple(map(float, self.sizes))
-        random = Line(
-            "random tasks", x, tuple(i.value for i in self.random), tuple(i.low for i in self.random),
-            tuple(i.high for i in self.random),
-        )  # fmt: skip
+        """Return agreement against cost."""
         return [
             Plot(
                 name=f"fewer-tasks-{self.protocol}",
-                title=f"How many tasks give the whole ranking: {self.protocol.label}",
-                caption=f"Kendall's τ with the ranking over all {len(self.tasks)} tasks; the band holds 95 % of random "
-                "choices.",
+                title=f"Agreement with the whole ranking against cost: {self.protocol.label}",
+                caption="Fixed subsets of tasks, chosen on half of the models; random ones beside.",
                 lines=(
-                    random,
-                    Line("best tasks", x, self.best),
-                    Line("random, with the rest", x, self.left_out, dashed=True),
+                    Line("on other models", self.cost, tuple(h.value for h in self.held_out)),
+                    Line("on the same models", self.cost, self.seen),
+                    Line("random tasks, by number", self.cost, self.any_subset, dashed=True),
                 ),
-                x_label="tasks",
+                x_label="share of the cost of all tasks",
                 y_label="Kendall's τ",
-                y_range=(min(0.0, *(i.low for i in self.random)), 1.0),
                 group="fewer-tasks",
             )
         ]
 
 
-def measure_fewer(matrix: ScoreMatrix, *, draws: int = DRAWS, level: float = LEVEL, seed: int = 0) -> FewerTasks | None:
-    """Compare rankings on some tasks with the ranking on all; None where three models and tasks lack."""
-    values = matrix.oriented()
-    whole = np.isfinite(values).all(axis=1)
-    spread = values[whole].std(axis=0) if whole.any() else np.zeros(values.shape[1])
-    kept = np.flatnonzero(spread > 0)
-    if whole.sum() < 3 or len(kept) < 3:
-        return None
-    z = (values[whole][:, kept] - values[whole][:, kept].mean(axis=0)) / spread[kept]
-    names = [matrix.tasks[k] for k in kept]
-    total = len(names)
-    full = z.mean(axis=1, keepdims=True)
+def find_task_curve(
+    matrix: ScoreMatrix,
+    *,
+    costs: Mapping[str, float] | None = None,
+    lineages: Mapping[str, str] | None = None,
+    splits: int = SPLITS,
+    seed: int = 0,
+) -> TaskCurve:
+    """Measure how agreement rises with the tasks of a fixed subset; ``costs`` by task, else all cost the same."""
+    whole = matrix.benchmarks().complete()
+    values, names = whole.oriented(), whole.models
+    if not enough_for_a_curve(whole):
+        raise InputError(
+            f"{len(names)} models have all of {len(whole.tasks)} tasks: too few to choose on some and judge on others",
+            hint=f"at least {LEAST} models and two tasks are needed",
+        )
+    known = [costs[t] for t in whole.tasks if costs and t in costs]
+    usual = float(np.median(known)) if known else 1.0
+    price = np.array([(costs or {}).get(t, usual) for t in whole.tasks], dtype=np.float64)
+    kin = np.array([(lineages or {}).get(m, m) for m in names])
+    kin = kin if len(set(kin.tolist())) >= LEAST // 2 else np.array(names)
     rng = np.random.default_rng(seed)
-    found: list[Interval] = []
-    rest: list[float] = []
-    for size in range(1, total + 1):
-        masks = np.zeros((draws, total), dtype=bool)
-        for row in masks:
-            row[rng.permutation(total)[:size]] = True
-        tau = kendall_matrix(z @ masks.T / size, full)[:, 0]
-        found.append(interval(float(np.nanmean(tau)), tau, level=level))
-        if size < total:
-            others = z @ (~masks).T  # (models, draws)
-            both = [np.column_stack([z @ m[:, None], o]) for m, o in zip(masks[:50], others.T, strict=False)]
-            rest.append(float(np.nanmean(kendall_matrix(np.stack(both))[:, 0, 1])))
-        else:
-            rest.append(float("nan"))
-    best, order = _grown(z, full)
-    return FewerTasks(
-        matrix.protocol, int(whole.sum()), tuple(names), tuple(range(1, total + 1)), tuple(found), tuple(rest), best,
-        tuple(names[k] for k in order),
-    )  # fmt: skip
+    count = len(whole.tasks)
+    seen, other, plain = (np.empty((splits, count)) for _ in range(3))
+    for split in range(splits):
+        groups = rng.permutation(np.unique(kin))
+        inside = np.isin(kin, groups[: len(groups) // 2])
+        order = choose_tasks(values[inside], price)
+        seen[split] = _taus(values[inside], order)
+        other[split] = _taus(values[~inside], order)
+        plain[split] = _taus(values[~inside], rng.permutation(count))
+    final = choose_tasks(values, price)
+    low, high = np.nanquantile(other, [0.1, 0.9], axis=0)
+    return TaskCurve(
+        protocol=whole.protocol,
+        tasks=tuple(whole.tasks[t] for t in final),
+        cost=tuple((np.cumsum(price[final]) / price.sum()).tolist()),
+        held_out=tuple(
+            Interval(float(m), float(a), float(b), 0.8)
+            for m, a, b in zip(np.nanmean(other, axis=0), low, high, strict=True)
+        ),
+        seen=tuple(np.nanmean(seen, axis=0).tolist()),
+        any_subset=tuple(np.nanmean(plain, axis=0).tolist()),
+    )
 
 
-def _grown(z: Floats, full: Floats) -> tuple[tuple[float, ...], list[int]]:
-    """Add one task after the other, always the one that brings the ranking nearest to the whole."""
+def enough_for_a_curve(whole: ScoreMatrix) -> bool:
+    """Whether there are models to choose tasks on and others to judge by."""
+    return len(whole.models) >= LEAST and len(whole.tasks) > 1
+
+
+def choose_tasks(values: Floats, price: Floats) -> npt.NDArray[np.intp]:
+    """Order the tasks: each time the one that raises τ with the whole the most for its cost."""
+    z = _standard(values)
+    truth, count = z.mean(axis=1), values.shape[1]
     order: list[int] = []
-    best: list[float] = []
-    total = np.zeros(len(z))
-    while len(order) < z.shape[1]:
-        left = [k for k in range(z.shape[1]) if k not in order]
-        tau = kendall_matrix(total[:, None] + z[:, left], full)[:, 0]
-        place = int(np.nanargmax(tau))
-        order.append(left[place])
-        best.append(float(tau[place]))
-        total = total + z[:, left[place]]
-    return tuple(best), order
+    total, held = np.zeros(len(values)), 0.0
+    while len(order) < count:
+        left = [t for t in range(count) if t not in order]
+        taus = np.nan_to_num(tau_rows(truth, (total[:, None] + z[:, left]).T))
+        gain = np.maximum(taus - held, 0.0)
+        # Where nothing raises τ any more, the least harm.
+        worth = gain / price[left] if gain.max() > 0 else taus
+        best = int(np.argmax(worth))
+        order.append(left[best])
+        total, held = total + z[:, left[best]], float(taus[best])
+    return np.array(order)
+
+
+def _taus(values: Floats, order: npt.NDArray[np.intp]) -> Floats:
+    """τ of the first one, two, three … tasks with all of them."""
+    z = _standard(values)[:, order]
+    partial = np.cumsum(z, axis=1)
+    return np.asarray(tau_rows(mean_z(values), partial.T))
+
+
+def _standard(values: Floats) -> Floats:
+    spread = values.std(axis=0)
+    return np.asarray(np.where(spread > 1e-12, (values - values.mean(axis=0)) / np.maximum(spread, 1e-12), 0.0))

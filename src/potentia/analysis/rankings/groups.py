@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from potentia.analysis.rankings.agreement import NAMES
 from potentia.analysis.stats.bootstrap import LEVEL, MODELS, RESAMPLES, Units, interval, pair_mean
+from potentia.analysis.stats.correlation import METHODS
 from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.values.findings import Bars, Cell, Chart, Finding, Interval, Table
 from potentia.values.protocol import Protocol
@@ -60,6 +62,27 @@ class GroupAgreement(Finding):
                 y_label="mean Kendall's τ",
             )
         ]
+
+
+@dataclass(frozen=True)
+class Measures(Finding):
+    """Mean agreement over pairs of tasks by each measure of correlation, one row per protocol."""
+
+    protocols: tuple[Protocol, ...]
+    means: dict[str, tuple[Interval, ...]]  # by measure
+    over: str = "models"  # what the intervals draw
+
+    def tables(self) -> Sequence[Table]:
+        """Return Kendall, Spearman and Pearson side by side."""
+        columns = ["protocol"]
+        for name in self.means:
+            columns += [NAMES[name], "low", "high"]
+        rows: list[tuple[Cell, ...]] = [
+            (protocol.label, *(x for m in self.means.values() for x in (m[k].value, m[k].low, m[k].high)))
+            for k, protocol in enumerate(self.protocols)
+        ]
+        note = f"Intervals: bootstrap over {self.over}."
+        return [Table("Mean agreement over pairs of tasks, by measure", tuple(columns), tuple(rows), note)]
 
 
 def agreement_by_models(
@@ -181,3 +204,21 @@ def _grouped(
         means=tuple(means),
         over=tuple(units.over(group[0].models) for group in cells),
     )
+
+
+def measure_all(
+    matrices: Sequence[ScoreMatrix], units: Units, *, resamples: int = RESAMPLES, level: float = LEVEL, seed: int = 0
+) -> Measures:
+    """Mean agreement of every matrix by Kendall's, Spearman's and Pearson's correlation."""
+    means: dict[str, list[Interval]] = {name: [] for name in METHODS}
+    for matrix in matrices:
+        values = matrix.oriented()
+        draws = units.draws(matrix.models, resamples, seed)
+        whole = bool(np.isfinite(values).all())
+        for name, correlate in METHODS.items():
+            # With gaps, rho and r go pair by pair; a tenth of the resamples will do.
+            used = draws if whole or name == "kendall" else draws[: max(20, resamples // 10)]
+            spread = pair_mean(correlate(values, weights=used))
+            means[name].append(interval(float(pair_mean(correlate(values))), spread, level=level))
+    over = units.over(matrices[0].models)
+    return Measures(tuple(m.protocol for m in matrices), {name: tuple(row) for name, row in means.items()}, over)

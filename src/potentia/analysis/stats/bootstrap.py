@@ -66,16 +66,18 @@ def with_copies(families: Mapping[str, str], matrix: ScoreMatrix) -> dict[str, s
     """
     found = dict(families)
     loose = [k for k, m in enumerate(matrix.models) if m not in found]
+    near = chi2.ppf(COPY, np.arange(len(matrix.tasks) + 1))
     for place, k in enumerate(loose if len(loose) <= MOST_LOOSE else ()):
-        for other in loose[:place]:
-            with np.errstate(invalid="ignore", divide="ignore"):
-                noise = matrix.stderr[k] ** 2 + matrix.stderr[other] ** 2
-                off = (matrix.values[k] - matrix.values[other]) ** 2 / noise
-            off = off[np.isfinite(off)]
-            if len(off) >= LEAST_TASKS and off.sum() < chi2.ppf(COPY, len(off)):
-                name = matrix.models[other]
-                found[matrix.models[k]] = found.setdefault(name, f"like {name}")
-                break
+        others = loose[:place]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            noise = matrix.stderr[k] ** 2 + matrix.stderr[others] ** 2
+            off = (matrix.values[k] - matrix.values[others]) ** 2 / noise
+        known = np.isfinite(off)
+        tasks = known.sum(axis=1)
+        alike = np.flatnonzero((tasks >= LEAST_TASKS) & (np.where(known, off, 0.0).sum(axis=1) < near[tasks]))
+        if len(alike):
+            name = matrix.models[others[alike[0]]]
+            found[matrix.models[k]] = found.setdefault(name, f"like {name}")
     return found
 
 

@@ -4,16 +4,29 @@ The same recipe is the same fine-tuning where it trains as many parameters by as
 where its search ends inside what was searched. A cell whose best learning rate lies at the bound, whose validation
 still rose at the end, or which kept the untuned model, may have more in it. The ranking leans on such cells where the
 order of the mean standardised scores changes once they are left out.
+
+Cells that kept the untuned model, and the ranking without that choice.
+
+Validation may prefer the untuned model to every tuned state (``selection: validation``), and the paper keeps the better
+of both by the test (``selection: paper``). A model that was exposed to a test before the study then skips the tuning
+and keeps its advantage, so the ranking is also computed with the best tuned state of every cell (``selection: tuned``).
+
+Is the recipe enough? A sample of cells tuned with more capacity beside it, and whether the ranking changes.
+
+A pair of models on a task is ordered otherwise where both ways tell the two apart beyond their noise (1.96 standard
+errors each) and do not agree. The gain of a way is its mean advantage over the recipe.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.values.findings import Cell, Finding, Table
 from potentia.values.protocol import Protocol
 from potentia.values.scores import ScoreMatrix
@@ -174,3 +187,159 @@ def _spread(rates: Sequence[float]) -> str:
     middle = f"{float(np.median(rates)):.0e}".replace("e-0", "e-")
     ends = [f"{rate:.0e}".replace("e-0", "e-") for rate in (rates[0], rates[-1])]
     return middle if ends[0] == ends[1] else f"{middle} ({ends[0]} … {ends[1]})"
+
+
+@dataclass(frozen=True)
+class Kept(Finding):
+    """How many cells of a tuned protocol kept the untuned model, and each model's rank with and without."""
+
+    protocol: Protocol
+    cells: int
+    kept: dict[str, tuple[str, ...]]  # by model: its tasks
+    unknown: int  # kept cells without a score of the tuned state: made before that was stored
+    ranks: dict[str, float]
+    tuned_ranks: dict[str, float]
+
+    @property
+    def count(self) -> int:
+        """The cells that kept the untuned model."""
+        return sum(map(len, self.kept.values()))
+
+    def tables(self) -> Sequence[Table]:
+        """Return one row per model: where it kept the untuned state, and its two ranks."""
+        rows: list[tuple[Cell, ...]] = [
+            (model, len(self.kept.get(model, ())), ", ".join(self.kept.get(model, ())) or "–", rank,
+             self.tuned_ranks.get(model))
+            for model, rank in sorted(self.ranks.items(), key=lambda item: item[1])
+        ]  # fmt: skip
+        note = (
+            f"{self.count} of {self.cells} cells kept the untuned model. A model that saw a test's form before "
+            "the study keeps its advantage there; the last column ranks the best tuned state of every cell, "
+            "as under `selection: tuned`."
+        )
+        if self.unknown:
+            note += f" In {self.unknown} of them the tuned state was not tested, and the score stays."
+        columns = ("model", "kept", "tasks", "rank", "rank if always tuned")
+        return [
+            Table(f"Cells that kept the untuned model: {self.protocol.label}", columns, tuple(rows), note, digits=0)
+        ]
+
+
+def always_tuned(
+    evidence: Evidence, planned: Mapping[Protocol, ScoreMatrix]
+) -> dict[Protocol, tuple[ScoreMatrix, Kept]]:
+    """Return each tuned protocol's scores with the best tuned state in every cell, where some cell kept the untuned."""
+    found: dict[Protocol, tuple[ScoreMatrix, Kept]] = {}
+    tuned = {p: m for p, m in planned.items() if p.tuned and p.step is None}
+    for protocol, matrix in tuned.items():
+        values, total, unknown = matrix.values.copy(), 0, 0
+        rows, columns = ({name: k for k, name in enumerate(names)} for names in (matrix.models, matrix.tasks))
+        kept: dict[str, list[str]] = {}
+        for cell in evidence.choices(protocol) if evidence.stores else ():
+            if cell.model not in rows or cell.task not in columns:
+                continue
+            total += 1
+            if not cell.names("tuned") or (chosen := cell.selection).get("tuned", True):
+                continue
+            kept.setdefault(cell.model, []).append(cell.task)
+            own = (chosen.get("best_tuned") or {}).get("value")
+            place = rows[cell.model], columns[cell.task]
+            if own is None or matrix.metrics[place[1]].name not in ("", cell.metric):
+                unknown += 1
+            else:
+                values[place] = own
+        if kept:
+            names = {model: tuple(tasks) for model, tasks in kept.items()}
+            found[protocol] = replace(matrix, values=values), Kept(protocol, total, names, unknown, {}, {})
+    return found
+
+
+SURE = 1.96
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way of tuning beside the recipe."""
+
+    name: str
+    gain: float  # over cells
+    gain_error: float
+    tau: float  # of the two rankings, the mean over tasks; NaN for fewer than three models
+    pairs: int  # that both ways tell apart
+    turned: tuple[str, ...]  # pairs ordered otherwise
+
+
+@dataclass(frozen=True)
+class Elicitation(Finding):
+    """The recipe and other ways of tuning, cell by cell."""
+
+    recipe: str
+    models: tuple[str, ...]
+    tasks: tuple[str, ...]
+    scores: Mapping[str, tuple[tuple[float, ...], ...]]  # by way, then model, then task
+    ways: tuple[Way, ...]
+
+    def sentences(self) -> list[str]:
+        """Say of every way what it adds and whether it orders models otherwise."""
+        said = []
+        for way in self.ways:
+            told = f"{way.name}: {way.gain:+.3f} ± {SURE * way.gain_error:.3f} over the recipe"
+            turned = f"{len(way.turned)} of {way.pairs} pairs that both tell apart are ordered otherwise"
+            said.append(f"{told}; {turned}{': ' + '; '.join(way.turned) if way.turned else ''}.")
+        return said
+
+    def tables(self) -> Sequence[Table]:
+        """Return the ways beside the recipe, and the scores."""
+        names = [self.recipe, *(way.name for way in self.ways)]
+        summary = Table(
+            "Is the recipe enough?",
+            ("way", "gain", "±", "τ with the recipe", "pairs told apart", "ordered otherwise"),
+            tuple(
+                (w.name, w.gain, SURE * w.gain_error, None if np.isnan(w.tau) else w.tau, w.pairs, len(w.turned))
+                for w in self.ways
+            ),
+            note=" ".join(self.sentences()),
+        )
+        rows: list[tuple[Cell, ...]] = [
+            (model, task, *(self.scores[name][i][j] for name in names))
+            for i, model in enumerate(self.models)
+            for j, task in enumerate(self.tasks)
+        ]
+        return [summary, Table("Scores", ("model", "task", *names), tuple(rows))]
+
+
+def find_elicitation(recipe: str, found: Mapping[str, ScoreMatrix]) -> Elicitation:
+    """Compare every way's scores with the recipe's; all matrices have the same models and tasks."""
+    base = found[recipe]
+    ways = tuple(_way(name, base, other) for name, other in found.items() if name != recipe)
+    scores = {name: tuple(tuple(map(float, row)) for row in matrix.values) for name, matrix in found.items()}
+    return Elicitation(recipe, base.models, base.tasks, scores, ways)
+
+
+def _way(name: str, base: ScoreMatrix, other: ScoreMatrix) -> Way:
+    signs = np.array([1.0 if metric.higher_is_better else -1.0 for metric in base.metrics])
+    gains = ((other.values - base.values) * signs).ravel()
+    gains = gains[np.isfinite(gains)]
+    error = float(gains.std(ddof=1) / np.sqrt(len(gains))) if len(gains) > 1 else float("nan")
+    pairs, turned = 0, []
+    for j, task in enumerate(base.tasks):
+        for a, b in itertools.combinations(range(len(base.models)), 2):
+            one, two = (_difference(matrix, a, b, j) for matrix in (base, other))
+            if one and two:
+                pairs += 1
+                if one != two:
+                    turned.append(f"{base.models[a]} and {base.models[b]} on {task}")
+    taus = [
+        kendall_matrix(np.column_stack([base.values[:, j], other.values[:, j]]))[0, 1]
+        for j in range(len(base.tasks))
+        if len(base.models) > 2
+    ]
+    tau = float(np.nanmean(taus)) if taus else float("nan")
+    return Way(name, float(gains.mean()) if len(gains) else float("nan"), error, tau, pairs, tuple(turned))
+
+
+def _difference(matrix: ScoreMatrix, a: int, b: int, task: int) -> int:
+    """Return the sign of a difference beyond its noise; 0 where there is none."""
+    gap = matrix.values[a, task] - matrix.values[b, task]
+    noise = SURE * np.hypot(matrix.stderr[a, task], matrix.stderr[b, task])
+    return int(np.sign(gap)) if np.isfinite(gap) and abs(gap) > noise else 0

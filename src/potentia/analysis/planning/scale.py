@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from potentia.analysis.planning.factors import Problem
-from potentia.analysis.planning.features import Kinship, describe
-from potentia.analysis.planning.link import TYPICAL_SPREAD, Links
+from potentia.analysis.planning.features import TYPICAL_SPREAD, Kinship, Links, describe
 from potentia.errors import InputError
 from potentia.facts import ModelTable
 from potentia.values.scores import Floats, ScoreMatrix

@@ -1,0 +1,162 @@
+"""Every ranking finding of a set of scores: by name, as tables and charts, and in a screenful."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from potentia.analysis.rankings.aggregate import Aggregate, RankIntervals
+from potentia.analysis.rankings.agreement import (
+    Agreement,
+    AgreementChange,
+)
+from potentia.analysis.rankings.alignment import Alignment
+from potentia.analysis.rankings.components import Components, ComputeFit
+from potentia.analysis.rankings.decide import Ranking
+from potentia.analysis.rankings.fewer import TaskCurve
+from potentia.analysis.rankings.groups import (
+    GroupAgreement,
+    Measures,
+)
+from potentia.analysis.rankings.perplexity import PerplexityAgreement
+from potentia.analysis.rankings.scoreboard import Scoreboard
+from potentia.analysis.rankings.screening import Screening
+from potentia.analysis.rankings.tuning import Kept, SameForAll
+from potentia.analysis.stats.paired import PairedSignificance
+from potentia.analysis.stats.significance import Significance
+from potentia.values.findings import Cell, Chart, Finding, Interval, Table
+from potentia.values.protocol import Protocol
+
+LABELS = {  # what each finding of a protocol is called, in reading order
+    "scoreboard": "scoreboard",
+    "overall": "ranking",
+    "kept": "kept",
+    "same": "same for all",
+    "screening": "screening",
+    "agreement": "agreement",
+    "measures": "measures",
+    "changes": "change",
+    "tau_b": "tau-b",
+    "tau_b_changes": "tau-b change",
+    "fewer": "fewer tasks",
+    "groups": "by",
+    "paired": "paired",
+    "significance": "significance",
+    "ranks": "ranks",
+    "aggregate": "aggregate",
+    "components": "components",
+    "family_components": "components",
+    "compute": "compute",
+    "perplexity": "perplexity",
+    "perplexity_by_kind": "perplexity direct, tuned tasks,",
+    "alignment": "alignment",
+}
+
+
+@dataclass(frozen=True)
+class Rankings(Finding):
+    """Every ranking finding, by what it is about; what the scores have no evidence for is absent."""
+
+    scoreboard: Scoreboard
+    overall: dict[Protocol, Ranking]
+    screening: Screening
+    agreement: dict[Protocol, Agreement] = field(default_factory=dict)
+    measures: Measures | None = None
+    changes: dict[tuple[Protocol, Protocol], AgreementChange] = field(default_factory=dict)
+    tau_b: dict[Protocol, Agreement] = field(default_factory=dict)  # insignificant differences as ties
+    tau_b_changes: dict[tuple[Protocol, Protocol], AgreementChange] = field(default_factory=dict)
+    groups: dict[str, GroupAgreement] = field(default_factory=dict)  # by size, family, kind, test size
+    paired: dict[Protocol, PairedSignificance] = field(default_factory=dict)
+    significance: dict[Protocol, Significance] = field(default_factory=dict)
+    ranks: dict[Protocol, RankIntervals] = field(default_factory=dict)
+    aggregate: dict[Protocol, Aggregate] = field(default_factory=dict)
+    components: dict[Protocol, Components] = field(default_factory=dict)
+    family_components: dict[Protocol, dict[str, Components]] = field(default_factory=dict)
+    compute: dict[Protocol, ComputeFit] = field(default_factory=dict)
+    perplexity: dict[Protocol, PerplexityAgreement] = field(default_factory=dict)
+    perplexity_by_kind: dict[str, PerplexityAgreement] = field(default_factory=dict)  # direct bits, tuned tasks
+    alignment: dict[Protocol, Alignment] = field(default_factory=dict)
+    fewer: dict[Protocol, TaskCurve] = field(default_factory=dict)
+    kept: dict[Protocol, Kept] = field(default_factory=dict)
+    same: dict[Protocol, SameForAll] = field(default_factory=dict)
+
+    def named(self) -> dict[str, Finding]:
+        """Return every finding under a name of its own, in reading order."""
+        found: dict[str, Finding] = {}
+        for name, label in LABELS.items():
+            part = getattr(self, name)
+            if isinstance(part, Finding):
+                found[label] = part
+            for key, one in () if isinstance(part, Finding) or not part else part.items():
+                parts = {_key(key): one} if isinstance(one, Finding) else {f"{key} {k}": v for k, v in one.items()}
+                found |= {f"{label} {name}": finding for name, finding in parts.items()}
+        return found
+
+    def tables(self) -> Sequence[Table]:
+        """Return the tables of all findings."""
+        return [table for finding in self.named().values() for table in finding.tables()]
+
+    def charts(self) -> Sequence[Chart]:
+        """Return the charts of all findings."""
+        return [chart for finding in self.named().values() for chart in finding.charts()]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every finding by its name."""
+        return {name: finding.to_dict() for name, finding in self.named().items()}
+
+
+def _key(key: str | tuple[str, ...]) -> str:
+    return " ".join(key) if isinstance(key, tuple) else key
+
+
+def summarise(found: Rankings) -> Sequence[Table]:
+    """Return how far the tasks agree and tell models apart under each protocol, and which tasks to distrust."""
+    protocols = list(found.overall)
+    rows: list[tuple[Cell, ...]] = []
+    if found.agreement:
+        means = {p: a.interval for p, a in found.agreement.items()}
+        rows.append(("agreement between tasks (mean Kendall's τ)", *(_span(means.get(p)) for p in protocols)))
+    if found.components:
+        shares = {p: c.explained[0] for p, c in found.components.items()}
+        rows.append(("variance on one component (PC1)", *(_span(shares.get(p), percent=True) for p in protocols)))
+    if found.significance:
+        told = {p: (sum(s.significant), sum(s.pairs)) for p, s in found.significance.items()}
+        rows.append(("pairs of models told apart on a task", *(_share(*told.get(p, (0, 0))) for p in protocols)))
+    if found.perplexity:
+        texts = {p: text.mean for p, text in found.perplexity.items()}
+        rows.append(("agreement of perplexity with tasks (mean τ)", *(_span(texts.get(p)) for p in protocols)))
+    drawn = dict.fromkeys(a.over for a in found.agreement.values())
+    drawn |= dict.fromkeys(c.over for c in found.components.values())
+    drawn |= dict.fromkeys(p.over for p in found.perplexity.values())
+    tables = []
+    if rows:
+        tables.append(
+            Table(
+                "What the tasks say together",
+                ("", *(p.label for p in protocols)),
+                tuple(rows),
+                note=f"In brackets: 95 % intervals over {' or '.join(drawn)}. 1 is perfect agreement, 0 is none.",
+            )
+        )
+    tables += [table for same in found.same.values() for table in same.tables()]
+    if found.screening.flags:
+        tables.append(
+            Table(
+                "Tasks to distrust",
+                ("task", "reason", "evidence"),
+                tuple((flag.task, flag.reason, flag.evidence) for flag in found.screening.flags),
+            )
+        )
+    return tables
+
+
+def _span(interval: Interval | None, *, percent: bool = False) -> str | None:
+    if interval is None:
+        return None
+    value, low, high = (f"{x:.0%}" if percent else f"{x:.2f}" for x in (interval.value, interval.low, interval.high))
+    return f"{value} ({low} to {high})"
+
+
+def _share(part: int, whole: int) -> str | None:
+    return f"{part / whole:.0%}" if whole else None
