@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
@@ -23,7 +24,10 @@ def write_lines(work: Callable[[Any], str], todo: Iterable[Any], path: str, *, w
                 return
             done, flying = wait(flying, timeout=max(end + GRACE - time.monotonic(), 0.0), return_when=FIRST_COMPLETED)
             for future in done:
-                print(future.result(), file=file, flush=True)
+                if (error := future.exception()) is not None:
+                    traceback.print_exception(error)
+                else:
+                    print(future.result(), file=file, flush=True)
         pool.shutdown(wait=False, cancel_futures=True)
         for process in list((pool._processes or {}).values()):
             process.terminate()

@@ -32,8 +32,8 @@ import numpy as np
 
 from as_they_go import write_lines
 from potentia.analysis.rankings import compare_agreement, decide, sentences
-from potentia.analysis.rankings.decide import FEW_TASKS, lead_of
-from potentia.analysis.rankings.pair import compare_tasks
+from potentia.analysis.rankings.decide import FEW_TASKS
+from potentia.analysis.rankings.pair import compare_tasks, lead_of
 from potentia.analysis.stats.bootstrap import Units
 from potentia.values.scores import ScoreMatrix
 

@@ -207,11 +207,11 @@ class Simulated:
         names = data.tuned.models
         self.asked = asked
         self.study = data.tuned.select(models=[names[i] for i in asked.rows])
-        past = data.tuned.select(models=[names[i] for i in asked.history]) if len(asked.history) else None
+        self.past = data.tuned.select(models=[names[i] for i in asked.history]) if len(asked.history) else None
         self.price, self.truth = data.costs[asked.rows], mean_z(self.study.oriented())
         self.seen = np.repeat(~asked.new[:, None], len(self.study.tasks), axis=1)
         self.total, self.spent = float(self.price[asked.new].sum()), 0.0
-        self.finish = partial(complete, direct=data.direct, history=past, facts=data.facts)
+        self.finish = partial(complete, direct=data.direct, history=self.past, facts=data.facts)
 
     def known(self) -> ScoreMatrix:
         """What was seen so far."""
@@ -263,16 +263,35 @@ def judged(done: Completion, run: Simulated) -> dict[str, float]:
         for c, r in zip(COVER, reach, strict=True)
     }
     best = int(np.argmax(done.p_best))
-    draw = lambda count, rng: map(done.fitted.scale.scores, done.posterior.draws(count, rng))  # noqa: E731
-    ranking = decide(run.known(), unseen=draw, draws=1_000)
-    scores = dict(zip(ranking.models, ranking.scores.tolist(), strict=True))
-    headline = np.array([scores[m] for m in run.study.models])
     return {
         "tau": pair_tau(done.aggregate, run.truth, new), "expected": done.agreement.value,
-        "headline": pair_tau(headline, run.truth, new), **inside, **pairs(done, run.truth, new),
+        "headline": headline(run), **inside, **pairs(done, run.truth, new),
         "p_best": float(done.p_best[best]), "best": float(run.truth[best] == run.truth.max()),
         "cells": float(run.seen[new].sum()),
     }  # fmt: skip
+
+
+def headline(run: Simulated) -> float:
+    """τ of the ranking that a store of all these cells is headed by, over the pairs with a new model."""
+    known, past = run.known(), run.past
+    oriented = run.study.oriented()
+    if past is not None:
+        stacked = {k: np.vstack([getattr(known, k), getattr(past, k)]) for k in ("values", "stderr", "n")}
+        known = replace(known, models=(*known.models, *past.models), **stacked)
+        oriented = np.vstack([oriented, past.oriented()])
+    new = np.concatenate([run.asked.new, np.zeros(len(known.models) - len(run.asked.new), dtype=bool)])
+    there = np.isfinite(known.values)
+    rows = np.flatnonzero(there.any(axis=1))  # a model or a task without any score is in no store
+    tasks = [t for t, seen in zip(known.tasks, there.any(axis=0), strict=True) if seen]
+    whole = known.select(models=[known.models[k] for k in rows], tasks=tasks)
+    if len(rows) < 2 or not new[rows].any():
+        return math.nan
+    done = run.finish(whole, history=None, check=False, draws=20)
+    ranking = decide(
+        whole, unseen=lambda count, rng: map(done.fitted.scale.scores, done.posterior.draws(count, rng)), draws=1_000
+    )
+    scores = dict(zip(ranking.models, ranking.scores.tolist(), strict=True))
+    return pair_tau(np.array([scores[m] for m in whole.models]), mean_z(oriented)[rows], new[rows])
 
 
 def stop(data: Matrix, asked: Case) -> list[dict[str, float]]:

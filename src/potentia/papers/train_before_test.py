@@ -31,7 +31,7 @@ from potentia.analysis.rankings.perplexity import PerplexityAgreement, compare_p
 from potentia.analysis.stats.bootstrap import RESAMPLES
 from potentia.analysis.stats.correlation import mean_offdiagonal
 from potentia.analysis.stats.kendall import kendall_matrix
-from potentia.analysis.stats.significance import Significance, measure_significance
+from potentia.analysis.stats.significance import measure_significance
 from potentia.errors import InputError
 from potentia.facts import ModelFacts, benchmarks, models
 from potentia.papers import train_before_test_numbers as paper
@@ -126,7 +126,7 @@ def reproduce(scores: Mapping[Protocol, ScoreMatrix], *, resamples: int = RESAMP
     found: dict[str, Finding] = {}
     for name, matrix in tables.items():
         found[f"agreement {name}"] = measure_agreement(matrix, categories=categories, resamples=resamples, seed=seed)
-        found[f"significance {name}"] = measure_significance(matrix, resamples=resamples, seed=seed)
+        found[f"significance {name}"] = measure_significance(matrix)
         found[f"components {name}"] = find_components(matrix, resamples=resamples, seed=seed)
         found[f"tau-b {name}"] = measure_agreement(
             matrix, method=SIGNIFICANT, categories=categories, resamples=resamples, seed=seed
@@ -351,9 +351,9 @@ def _significance_checks(found: Mapping[str, Finding]) -> Iterator[Check]:
     where = "Appendix C.2, figure 12: τ-b with insignificant differences as ties"
     note = "as defined in C.2: pairwise signs, |difference| > 1.96 · √(s₁² + s₂²)"
     for protocol, value in zip(PROTOCOLS, paper.TAU_B, strict=True):
-        f = found[f"significance {protocol}"]
-        if isinstance(f, Significance):
-            yield Check(where, f"mean τ-b, {NAMES[protocol]}", value, f.tau_b_mean.value, note=note)
+        f = found[f"tau-b {protocol}"]
+        if isinstance(f, Agreement):
+            yield Check(where, f"mean τ-b, {NAMES[protocol]}", value, f.mean, note=note)
 
 
 def _show(value: float, digits: int) -> str | None:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from potentia.analysis.rankings import find_pair, find_scoreboard, rank_scores
-from potentia.analysis.rankings.decide import Missing, decide, shares, shrunk
+from potentia.analysis.rankings.decide import decide, shares, shrunk
 from potentia.analysis.rankings.found import summarise
-from potentia.analysis.rankings.pair import compare_tasks
+from potentia.analysis.rankings.pair import Missing, compare_tasks
 from potentia.analysis.rankings.sentences import missing_sentence
 from potentia.evidence import Evidence
 from potentia.facts import Background

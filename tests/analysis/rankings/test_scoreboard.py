@@ -9,7 +9,8 @@ import pytest
 from scipy.stats import norm
 
 from potentia.analysis.rankings import find_rankings, find_scoreboard, summarise
-from potentia.analysis.rankings.decide import decide, what_is_missing
+from potentia.analysis.rankings.decide import decide
+from potentia.analysis.rankings.pair import what_is_missing
 from potentia.analysis.rankings.sentences import missing_sentence
 from potentia.errors import InputError
 from potentia.evidence import Evidence

@@ -48,18 +48,6 @@ class Features:
     own: Floats  # (models, tasks): direct score of the task, beyond what the components say; 0 where unknown
     level: Floats  # (tasks,): mean direct score on the link scale, NaN where unknown
 
-    def take(self, rows: npt.NDArray[np.intp]) -> Features:
-        """Return the features of these rows."""
-        grid = np.ix_(rows, rows)
-        return Features(
-            self.names,
-            self.grams[:, rows][:, :, rows],
-            self.mean[rows],
-            self.kin[grid],
-            self.own[rows],
-            self.level,
-        )
-
 
 @dataclass(frozen=True)
 class Kinship:

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from potentia.analysis.rankings.decide import Missing, Ranking, paired_noise, root, shares, shrunk
+from potentia.analysis.rankings.decide import Ranking, paired_noise, root, shares, shrunk
+from potentia.analysis.rankings.pair import Missing
 from potentia.analysis.rankings.sentences import headline, missing_sentence, percent
 from potentia.values.findings import Bars, Cell, Chart, Finding, Table, jsonable
 from potentia.values.scores import Floats

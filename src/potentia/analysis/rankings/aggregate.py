@@ -24,13 +24,12 @@ from scipy.stats import norm, rankdata
 from potentia.analysis.rankings.components import standardise
 from potentia.analysis.rankings.decide import noise_of
 from potentia.analysis.stats.bootstrap import LEVEL
+from potentia.analysis.stats.correlation import nan_mean
 from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.errors import InputError
 from potentia.values.findings import Cell, Chart, Finding, Heatmap, Plot, Points, Table
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, Outcomes, ScoreMatrix
-
-TOP = 5
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,6 @@ class Aggregate(Finding):
     scores: Floats  # (models, methods); higher is better, NaN where the method needs a missing score
     ranks: Floats  # (models, methods); 1 is best
     winners: tuple[tuple[str, ...], ...]  # (methods, tasks): first model without that task
-    top_kept: Floats  # (methods, tasks): share of the top five still in it
     tau: Floats  # (methods, tasks): agreement with the full ranking
 
     def order(self, method: str) -> list[str]:
@@ -104,7 +102,7 @@ class Aggregate(Finding):
         ]
 
 
-def aggregate_ranks(matrix: ScoreMatrix, *, top: int = TOP) -> Aggregate:
+def aggregate_ranks(matrix: ScoreMatrix) -> Aggregate:
     """Rank the models over all tasks by PC1, mean z score, Borda and mean rank.
 
     With missing scores, PC1 ranks only the complete models; the others average over the tasks a model has, and a
@@ -117,19 +115,12 @@ def aggregate_ranks(matrix: ScoreMatrix, *, top: int = TOP) -> Aggregate:
     names = tuple(METHODS)
     scores = np.stack([METHODS[name](values) for name in names], axis=1)
     ranks = np.stack([_ranks(scores[:, m]) for m in range(len(names))], axis=1)
-    known = np.isfinite(ranks)
-    winners, kept, tau = [], np.full((len(names), tasks), np.nan), np.full((len(names), tasks), np.nan)
+    winners, tau = [], np.full((len(names), tasks), np.nan)
     for m, name in enumerate(names):
-        best = set(np.argsort(np.where(known[:, m], ranks[:, m], np.inf), kind="stable")[:top].tolist())
-        firsts = []
-        for j in range(tasks):
-            if tasks == 1:
-                firsts.append("")
-                continue
+        firsts = [""] * tasks
+        for j in range(tasks) if tasks > 1 else ():
             without = METHODS[name](np.delete(values, j, axis=1))
-            order = np.argsort(-np.where(np.isfinite(without), without, -np.inf), kind="stable")
-            firsts.append(matrix.models[int(order[0])])
-            kept[m, j] = len(best & set(order[:top].tolist())) / len(best)
+            firsts[j] = matrix.models[int(np.argmax(np.where(np.isfinite(without), without, -np.inf)))]
             tau[m, j] = kendall_matrix(np.stack([scores[:, m], without], axis=1))[0, 1]
         winners.append(tuple(firsts))
     return Aggregate(
@@ -140,7 +131,6 @@ def aggregate_ranks(matrix: ScoreMatrix, *, top: int = TOP) -> Aggregate:
         scores=scores,
         ranks=ranks,
         winners=tuple(winners),
-        top_kept=kept,
         tau=tau,
     )
 
@@ -165,7 +155,7 @@ def mean_z(values: Floats) -> Floats:
         known = np.isfinite(values[:, j])
         if known.any():
             z[known, j] = standardise(values[known, j : j + 1])[:, 0]
-    return _row_means(z)
+    return nan_mean(z)
 
 
 def borda(values: Floats) -> Floats:
@@ -181,22 +171,12 @@ def borda(values: Floats) -> Floats:
 
 def negative_mean_rank(values: Floats) -> Floats:
     """Mean rank over tasks, scaled to all models where some lack the task, turned so that higher is better."""
-    return _row_means(-_task_ranks(-values) / np.isfinite(values).sum(axis=0).clip(1) * len(values))
+    return nan_mean(-_task_ranks(-values) / np.isfinite(values).sum(axis=0).clip(1) * len(values))
 
 
 def _task_ranks(values: Floats) -> Floats:
     """Midranks on each task, 1 for the lowest, among the models that have it."""
-    if not np.isfinite(values).all():
-        return np.asarray(rankdata(values, axis=0, nan_policy="omit"))
-    columns = np.ascontiguousarray(values.T)
-    order = np.argsort(columns, axis=1)
-    ascending = np.take_along_axis(columns, order, axis=1)
-    tied = ascending[:, 1:] == ascending[:, :-1]
-    if tied.any():
-        return np.asarray(rankdata(values, axis=0))
-    ranks = np.empty(columns.shape)
-    np.put_along_axis(ranks, order, np.arange(1.0, columns.shape[1] + 1)[None], axis=1)
-    return np.ascontiguousarray(ranks.T)
+    return np.asarray(rankdata(values, axis=0, nan_policy="omit"))
 
 
 METHODS: dict[str, Callable[[Floats], Floats]] = {
@@ -205,13 +185,6 @@ METHODS: dict[str, Callable[[Floats], Floats]] = {
     "Borda": borda,
     "mean rank": negative_mean_rank,
 }
-
-
-def _row_means(table: Floats) -> Floats:
-    known = np.isfinite(table)
-    count = known.sum(axis=1)
-    total = np.where(known, table, 0.0).sum(axis=1)
-    return np.asarray(np.divide(total, count, out=np.full(len(table), np.nan), where=count > 0))
 
 
 def _ranks(scores: Floats) -> Floats:
@@ -240,14 +213,14 @@ class RankIntervals(Finding):
     def tables(self) -> Sequence[Table]:
         """Return each model's mean rank and mean interval over tasks, best model first."""
         kind = "simultaneous" if self.simultaneous else "pairwise"
-        mean = np.array([_mean(r) for r in self.rank])
+        mean = np.array([float(nan_mean(r)) for r in self.rank])
         order = np.argsort(np.where(np.isnan(mean), np.inf, mean), kind="stable")
         rows: list[tuple[Cell, ...]] = [
             (
                 self.models[k],
                 float(mean[k]),
-                _mean(self.best[k]),
-                _mean(self.worst[k]),
+                float(nan_mean(self.best[k])),
+                float(nan_mean(self.worst[k])),
                 int((self.best[k] == 1).sum()),
             )
             for k in order
@@ -263,7 +236,7 @@ class RankIntervals(Finding):
 
     def charts(self) -> Sequence[Chart]:
         """Return the mean intervals as a chart, best model first."""
-        mean = np.array([_mean(r) for r in self.rank])
+        mean = np.array([float(nan_mean(r)) for r in self.rank])
         order = [int(k) for k in np.argsort(mean, kind="stable") if np.isfinite(mean[k])]
         return [
             Plot(
@@ -276,8 +249,8 @@ class RankIntervals(Finding):
                         x=tuple(float(k + 1) for k in range(len(order))),
                         y=tuple(float(mean[k]) for k in order),
                         labels=tuple(self.models[k] for k in order),
-                        low=tuple(_mean(self.best[k]) for k in order),
-                        high=tuple(_mean(self.worst[k]) for k in order),
+                        low=tuple(float(nan_mean(self.best[k])) for k in order),
+                        high=tuple(float(nan_mean(self.worst[k])) for k in order),
                     ),
                 ),
                 x_label="model, by mean rank",
@@ -341,8 +314,3 @@ def simultaneous_threshold(
         drawn = (rng.standard_normal((min(step, simulations - start), count)) @ root.T).astype(np.float32)
         largest[start : start + step] = (np.abs(drawn[:, a] - drawn[:, b]) * per_unit).max(axis=1)
     return float(np.quantile(largest, level))
-
-
-def _mean(row: Floats) -> float:
-    known = row[np.isfinite(row)]
-    return float(known.mean()) if known.size else float("nan")

@@ -66,8 +66,6 @@ class Agreement(Finding):
     per_task: tuple[Interval, ...]  # over ``over``
     categories: tuple[str, ...] = ()
     by_category: Floats = field(default_factory=lambda: np.zeros((0, 0)))
-    by_category_low: Floats = field(default_factory=lambda: np.zeros((0, 0)))
-    by_category_high: Floats = field(default_factory=lambda: np.zeros((0, 0)))
     over: str = "models"  # what the intervals of tasks and categories draw: models, families or lineages
 
     @property
@@ -251,8 +249,7 @@ def measure_agreement(
     """
     draws = _resample([matrix], method, items, units, resamples, level, seed)[0]
     names = _category_names(matrix.tasks, categories)
-    grouped = _by_category(draws.matrix[None], matrix.tasks, categories or {}, names)[0]
-    spread = _by_category(draws.by_units, matrix.tasks, categories or {}, names)
+    grouped = _by_category(draws.matrix, matrix.tasks, categories or {}, names)
     return Agreement(
         protocol=matrix.protocol,
         method=method,
@@ -266,8 +263,6 @@ def measure_agreement(
         ),
         categories=names,
         by_category=grouped,
-        by_category_low=_quantile(spread, (1 - level) / 2),
-        by_category_high=_quantile(spread, (1 + level) / 2),
         over=draws.over,
     )
 
@@ -410,23 +405,8 @@ def _category_names(tasks: Sequence[str], categories: Mapping[str, str] | None) 
 
 
 def _by_category(tau: Floats, tasks: Sequence[str], categories: Mapping[str, str], names: Sequence[str]) -> Floats:
-    """Mean over pairs of distinct tasks for every two categories: (R, categories, categories)."""
+    """Mean over pairs of distinct tasks for every two categories: (categories, categories)."""
     off = np.where(np.eye(len(tasks), dtype=bool), np.nan, tau)
     members = [[k for k, t in enumerate(tasks) if categories.get(t) == name] for name in names]
-    result = np.full((len(tau), len(names), len(names)), np.nan)
-    for a, rows in enumerate(members):
-        for b, columns in enumerate(members):
-            block = off[:, rows][:, :, columns]
-            result[:, a, b] = nan_mean(block.reshape(len(tau), -1))
-    return result
-
-
-def _quantile(draws: Floats, q: float) -> Floats:
-    """Quantile over resamples; NaN where a category has a single task and so no pair within."""
-    result = np.full(draws.shape[1:], np.nan)
-    for place in np.ndindex(result.shape):
-        column = draws[(slice(None), *place)]
-        column = column[np.isfinite(column)]
-        if column.size:
-            result[place] = np.quantile(column, q)
-    return result
+    means = [float(nan_mean(off[np.ix_(rows, columns)].ravel())) for rows in members for columns in members]
+    return np.array(means).reshape(len(names), len(names))

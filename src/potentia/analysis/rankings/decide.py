@@ -16,7 +16,7 @@ The first of many is partly first by luck, so from five models on the draws behi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -24,12 +24,11 @@ import numpy as np
 import numpy.typing as npt
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
-from scipy.stats import norm, rankdata
+from scipy.stats import rankdata
 
 from potentia.analysis.stats.bootstrap import LEVEL
-from potentia.analysis.stats.significance import POWER
 from potentia.facts import variant_of
-from potentia.values.findings import Cell, Finding, Interval, Table, jsonable
+from potentia.values.findings import Cell, Finding, Table, jsonable
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, Outcomes, ScoreMatrix
 
@@ -40,7 +39,6 @@ FEW_TASKS = 5  # below, nothing is said of other tasks
 DRAWS, LEAST_DRAWS, MOST_NUMBERS = 10_000, 400, 20_000_000
 CHUNK = 500
 PAIRED_MODELS = 1_000  # from more, the covariance of test noise takes too long
-MOST_DOCUMENTS, MOST_TASKS = 100.0, 10.0  # times as many as there are: more are out of reach
 
 SCORE, MEAN_SCORE, MEAN_Z = "score", "mean score", "mean z"
 NAMES = {SCORE: "score", MEAN_SCORE: "mean score over tasks", MEAN_Z: "mean z score over tasks"}
@@ -167,13 +165,16 @@ def decide(
     models, tasks = matrix.shape
     known = np.isfinite(matrix.values)
     method = SCORE if tasks == 1 else MEAN_SCORE if models < FEW_MODELS else MEAN_Z
-    scale = _scales(matrix, method)
+    scale = scales(matrix, method)
     x = matrix.oriented() * scale
     rng = np.random.default_rng(seed)
     count = int(np.clip(MOST_NUMBERS // max(models, 1), LEAST_DRAWS, draws))
-    estimate = x.mean(axis=1) if known.all() else _additive(x[None], known)[0].mean(axis=2)[0]
     sign = np.where(np.asarray(matrix.higher_is_better, dtype=bool), 1.0, -1.0)
-    if unseen is not None and not known.all():
+    if known.all():
+        estimate = x.mean(axis=1)
+    elif unseen is None:
+        estimate = _additive(x[None], known)[0].mean(axis=2)[0]
+    else:
         expected = np.concatenate(list(unseen(2 * LEAST_DRAWS, rng))).mean(axis=0)
         estimate = np.where(known, x, expected * sign * scale).mean(axis=1)
     general = float(np.median(known.sum(axis=1))) >= FEW_TASKS
@@ -231,7 +232,7 @@ def _joined(matrix: ScoreMatrix) -> tuple[ScoreMatrix, tuple[str, ...]]:
     return matrix.select(models=[matrix.models[k] for k in rows], tasks=columns), apart
 
 
-def _scales(matrix: ScoreMatrix, method: str) -> Floats:
+def scales(matrix: ScoreMatrix, method: str) -> Floats:
     """What a score of each task is multiplied by before the mean is taken."""
     values = matrix.values
     size = np.nanmax(np.abs(values), axis=0)
@@ -389,115 +390,3 @@ def shares(drawn: Floats) -> Floats:
     """How often each column is the largest; equals share."""
     best = drawn >= drawn.max(axis=1, keepdims=True) - 1e-12
     return np.asarray((best / best.sum(axis=1, keepdims=True)).mean(axis=0))
-
-
-# --- two models ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Lead:
-    """How far one model's mean score lies above another's on the tasks that both have."""
-
-    first: str
-    second: str
-    tasks: int
-    difference: Interval
-    chance: float  # that the first is better, as the ranking draws it
-    general: bool  # on other tasks like these too
-
-    @property
-    def sure(self) -> bool:
-        """Whether the first may be called better."""
-        return self.chance >= SURE
-
-
-def lead_of(ranking: Ranking, matrix: ScoreMatrix, items: Outcomes | None, one: str, two: str) -> Lead | None:
-    """Compare two models; the likelier of them is the first. None where they share no task."""
-    chance = ranking.better(one, two)
-    if chance < 0.5:
-        one, two, chance = two, one, 1.0 - chance
-    found = _gap(matrix, items, one, two)
-    if found is None:
-        return None
-    gap, variance, _ = found
-    half = float(norm.ppf(0.5 + ranking.level / 2)) * np.sqrt(variance.sum()) / len(gap)
-    value = float(gap.mean())
-    return Lead(one, two, len(gap), Interval(value, value - half, value + half, ranking.level), chance, ranking.general)
-
-
-def _gap(
-    matrix: ScoreMatrix, items: Outcomes | None, one: str, two: str
-) -> tuple[Floats, Floats, npt.NDArray[np.intp]] | None:
-    """Return differences on the tasks that both models have, their variances, and which tasks these are.
-
-    Tasks where less is better are left out where there are others: a mean over both says nothing.
-    """
-    pair = matrix.select(models=[one, two])
-    both = np.flatnonzero(np.isfinite(pair.values).all(axis=0))
-    up = both[np.asarray(matrix.higher_is_better, dtype=bool)[both]]
-    both = up if len(up) else both
-    if not len(both):
-        return None
-    variance = []
-    for k in both:
-        noise = noise_of(pair, int(k), items)
-        cov = np.diag(noise**2) if noise.ndim == 1 else noise
-        there = np.isfinite(pair.stderr[:, k]).all()
-        variance.append(cov[0, 0] + cov[1, 1] - 2 * cov[0, 1] if there else np.nan)
-    values = pair.oriented()[:, both]
-    return values[0] - values[1], np.array(variance), both
-
-
-@dataclass(frozen=True)
-class Missing:
-    """What would tell two models apart four times in five; ``documents`` and ``tasks`` are more than there are now."""
-
-    first: str
-    rival: str
-    times: float  # as many test documents; infinite where the choice of tasks alone could change the order
-    documents: int | None  # per task; None where their number is not known, or none would do
-    tasks: int | None  # where documents alone would not do; None beyond reach
-    several: bool  # tasks there are
-
-
-def what_is_missing(
-    ranking: Ranking, matrix: ScoreMatrix, items: Outcomes | None, sizes: Mapping[str, float], one: str, two: str
-) -> Missing | None:
-    """Return how many documents or tasks would separate two models, if they differ as much as they seem to.
-
-    The variance of their difference in the ranking has two parts: test noise, which falls with the documents, and the
-    rest, which falls with the tasks alone. None where nothing is missing or no error is known.
-    """
-    found = _gap(matrix, items, one, two)
-    if found is None or not ranking.known or ranking.better(one, two) >= SURE:
-        return None
-    _, variance, both = found
-    tasks = [matrix.tasks[k] for k in both]
-    if not np.isfinite(variance).all():
-        return None
-    place = [ranking.models.index(m) for m in (one, two)]
-    gap = ranking.draws[:, place[0]] - ranking.draws[:, place[1]]
-    scale = _scales(matrix, ranking.method)[both]
-    noise = float((scale**2 * variance).sum()) / len(tasks) ** 2
-    total = max(float(np.var(gap)), noise) if ranking.general else noise
-    choice = total - noise
-    allowed = (float(gap.mean()) / reach(ranking.level)) ** 2
-    if allowed > choice and 0 < noise <= MOST_DOCUMENTS * (allowed - choice):
-        times = noise / (allowed - choice)
-        known = [sizes[t] for t in tasks if t in sizes]
-        more = max(1, math.ceil((times - 1) * float(np.median(known)))) if known else None
-        return Missing(one, two, times, None if more is None else _two_digits(more), None, len(tasks) > 1)
-    wanted = len(tasks) * total / allowed if allowed > 0 else math.inf
-    few = ranking.general and wanted <= MOST_TASKS * len(tasks)
-    return Missing(one, two, math.inf, None, max(1, math.ceil(wanted) - len(tasks)) if few else None, len(tasks) > 1)
-
-
-def reach(level: float = LEVEL) -> float:
-    """Return the standard errors of a difference that is found with 80 % power."""
-    return float(norm.ppf(0.5 + level / 2) + norm.ppf(POWER))
-
-
-def _two_digits(count: int) -> int:
-    """Round up to two digits: nobody knows more."""
-    unit = int(10 ** max(0, len(str(count)) - 2))
-    return -(-count // unit) * unit

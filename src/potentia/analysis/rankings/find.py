@@ -251,7 +251,7 @@ class _Analysis:
             "groups": self.groups() if agreement else {},
             "paired": {protocol: finding for protocol, finding in paired.items() if finding is not None},
             "fewer": self.fewer(),
-            "significance": {m.protocol: measure_significance(m, units=self.units, **plain) for m in tested},
+            "significance": {m.protocol: measure_significance(m, level=options.level) for m in tested},
             "ranks": {m.protocol: rank_intervals(m, self.items.get(m.protocol), **ranked) for m in tested},
             "aggregate": {m.protocol: aggregate_ranks(m) for m in matrices},
             "components": components,

@@ -25,21 +25,12 @@ import numpy.typing as npt
 from scipy.stats import norm
 from scipy.stats import t as student
 
-from potentia.analysis.rankings.decide import (
-    Lead,
-    Missing,
-    decide,
-    lead_of,
-    noise_of,
-    paired_items,
-    reach,
-    what_is_missing,
-)
+from potentia.analysis.rankings.decide import SURE, Ranking, decide, noise_of, paired_items, scales
 from potentia.analysis.rankings.groups import items_per_task
 from potentia.analysis.rankings.sentences import pair_sentences
 from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.analysis.stats.paired import mcnemar_of_all
-from potentia.analysis.stats.significance import benjamini_hochberg, mcnemar, pair_p_values
+from potentia.analysis.stats.significance import POWER, benjamini_hochberg, mcnemar, pair_p_values
 from potentia.errors import InputError
 from potentia.values.findings import Cell, Finding, Interval, Table, short_names
 from potentia.values.protocol import Protocol
@@ -48,7 +39,117 @@ from potentia.values.scores import Floats, Outcomes, ScoreMatrix, seed_error
 if TYPE_CHECKING:
     from potentia.evidence import Evidence
 
+MOST_DOCUMENTS, MOST_TASKS = 100.0, 10.0  # times as many as there are: more are out of reach
 MCNEMAR, PAIRED, APART = "McNemar", "paired t", "z"
+
+
+@dataclass(frozen=True)
+class Lead:
+    """How far one model's mean score lies above another's on the tasks that both have."""
+
+    first: str
+    second: str
+    tasks: int
+    difference: Interval
+    chance: float  # that the first is better, as the ranking draws it
+    general: bool  # on other tasks like these too
+
+    @property
+    def sure(self) -> bool:
+        """Whether the first may be called better."""
+        return self.chance >= SURE
+
+
+def lead_of(ranking: Ranking, matrix: ScoreMatrix, items: Outcomes | None, one: str, two: str) -> Lead | None:
+    """Compare two models; the likelier of them is the first. None where they share no task."""
+    chance = ranking.better(one, two)
+    if chance < 0.5:
+        one, two, chance = two, one, 1.0 - chance
+    found = _gap(matrix, items, one, two)
+    if found is None:
+        return None
+    gap, variance, _ = found
+    half = float(norm.ppf(0.5 + ranking.level / 2)) * np.sqrt(variance.sum()) / len(gap)
+    value = float(gap.mean())
+    return Lead(one, two, len(gap), Interval(value, value - half, value + half, ranking.level), chance, ranking.general)
+
+
+def _gap(
+    matrix: ScoreMatrix, items: Outcomes | None, one: str, two: str
+) -> tuple[Floats, Floats, npt.NDArray[np.intp]] | None:
+    """Return differences on the tasks that both models have, their variances, and which tasks these are.
+
+    Tasks where less is better are left out where there are others: a mean over both says nothing.
+    """
+    pair = matrix.select(models=[one, two])
+    both = np.flatnonzero(np.isfinite(pair.values).all(axis=0))
+    up = both[np.asarray(matrix.higher_is_better, dtype=bool)[both]]
+    both = up if len(up) else both
+    if not len(both):
+        return None
+    variance = []
+    for k in both:
+        noise = noise_of(pair, int(k), items)
+        cov = np.diag(noise**2) if noise.ndim == 1 else noise
+        there = np.isfinite(pair.stderr[:, k]).all()
+        variance.append(cov[0, 0] + cov[1, 1] - 2 * cov[0, 1] if there else np.nan)
+    values = pair.oriented()[:, both]
+    return values[0] - values[1], np.array(variance), both
+
+
+@dataclass(frozen=True)
+class Missing:
+    """What would tell two models apart four times in five; ``documents`` and ``tasks`` are more than there are now."""
+
+    first: str
+    rival: str
+    times: float  # as many test documents; infinite where the choice of tasks alone could change the order
+    documents: int | None  # per task; None where their number is not known, or none would do
+    tasks: int | None  # where documents alone would not do; None beyond reach
+    several: bool  # tasks there are
+
+
+def what_is_missing(
+    ranking: Ranking, matrix: ScoreMatrix, items: Outcomes | None, sizes: Mapping[str, float], one: str, two: str
+) -> Missing | None:
+    """Return how many documents or tasks would separate two models, if they differ as much as they seem to.
+
+    The variance of their difference in the ranking has two parts: test noise, which falls with the documents, and the
+    rest, which falls with the tasks alone. None where nothing is missing or no error is known.
+    """
+    found = _gap(matrix, items, one, two)
+    if found is None or not ranking.known or ranking.better(one, two) >= SURE:
+        return None
+    _, variance, both = found
+    tasks = [matrix.tasks[k] for k in both]
+    if not np.isfinite(variance).all():
+        return None
+    place = [ranking.models.index(m) for m in (one, two)]
+    gap = ranking.draws[:, place[0]] - ranking.draws[:, place[1]]
+    scale = scales(matrix, ranking.method)[both]
+    noise = float((scale**2 * variance).sum()) / len(tasks) ** 2
+    total = max(float(np.var(gap)), noise) if ranking.general else noise
+    choice = total - noise
+    allowed = (float(gap.mean()) / reach(ranking.level)) ** 2
+    if allowed > choice and 0 < noise <= MOST_DOCUMENTS * (allowed - choice):
+        times = noise / (allowed - choice)
+        known = [sizes[t] for t in tasks if t in sizes]
+        more = max(1, math.ceil((times - 1) * float(np.median(known)))) if known else None
+        return Missing(one, two, times, None if more is None else _two_digits(more), None, len(tasks) > 1)
+    wanted = len(tasks) * total / allowed if allowed > 0 else math.inf
+    few = ranking.general and wanted <= MOST_TASKS * len(tasks)
+    return Missing(one, two, math.inf, None, max(1, math.ceil(wanted) - len(tasks)) if few else None, len(tasks) > 1)
+
+
+def reach(level: float = LEVEL) -> float:
+    """Return the standard errors of a difference that is found with 80 % power."""
+    return float(norm.ppf(0.5 + level / 2) + norm.ppf(POWER))
+
+
+def _two_digits(count: int) -> int:
+    """Round up to two digits: nobody knows more."""
+    unit = int(10 ** max(0, len(str(count)) - 2))
+    return -(-count // unit) * unit
 
 
 @dataclass(frozen=True)

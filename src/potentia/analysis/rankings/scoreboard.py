@@ -17,17 +17,9 @@ import numpy as np
 from scipy.stats import norm
 
 from potentia.analysis.rankings import sentences
-from potentia.analysis.rankings.decide import (
-    NAMES,
-    Lead,
-    Missing,
-    Ranking,
-    lead_of,
-    paired_items,
-    span,
-    what_is_missing,
-)
+from potentia.analysis.rankings.decide import NAMES, Ranking, paired_items, span
 from potentia.analysis.rankings.groups import items_per_task
+from potentia.analysis.rankings.pair import Lead, Missing, lead_of, what_is_missing
 from potentia.values.findings import Cell, Chart, Finding, Interval, Plot, Points, Table, jsonable, short_names
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, Outcomes, ScoreMatrix

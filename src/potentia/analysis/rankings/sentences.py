@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from potentia.analysis.rankings.decide import FEW_MODELS, FEW_TASKS, Lead, Missing, Ranking
+from potentia.analysis.rankings.decide import FEW_MODELS, FEW_TASKS, Ranking
 from potentia.values.findings import Interval, short_names
 from potentia.values.protocol import Protocol
 
 if TYPE_CHECKING:
     from potentia.analysis.rankings.agreement import Agreement, AgreementChange
-    from potentia.analysis.rankings.pair import TaskPair
+    from potentia.analysis.rankings.pair import Lead, Missing, TaskPair
     from potentia.analysis.stats.significance import Significance
 
 PREPARED = {"train_before_test": "after the same fine-tuning", "adjust": "after tuning on the same data"}

@@ -133,8 +133,8 @@ def _weighted(left: _Scores, right: _Scores, draws: npt.NDArray[np.floating]) ->
     waiting: list[tuple[npt.NDArray[np.floating], list[Floats]]] = []  # weights of some pairs, and what is weighed
     for u, some in enumerate(np.split(order, starts[1:])):
         others = order if simple else order[starts[u] :]
-        one = left.signs(some, others[:, None])
-        rows = _sums(_turned(one), _turned(one if right is left else right.signs(some, others[:, None])))
+        one = left.signs(some[None], others[:, None])
+        rows = _sums(_turned(one), _turned(one if right is left else right.signs(some[None], others[:, None])))
         if simple:  # row sums hold every pair twice: half of 1 + 2d, d = w - 1
             weight = units[:, u : u + 1] - 0.5
             found = [row.sum(axis=0, keepdims=True, dtype=np.float64) for row in rows]

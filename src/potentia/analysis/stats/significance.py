@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import binom, false_discovery_control, norm
 
-from potentia.analysis.stats.bootstrap import LEVEL, MODELS, RESAMPLES, Units, interval, pair_mean, row_draws
-from potentia.analysis.stats.kendall import kendall_matrix, kendall_of_tests, z_of
+from potentia.analysis.stats.bootstrap import LEVEL, RESAMPLES, interval, row_draws
+from potentia.analysis.stats.kendall import kendall_of_tests, z_of
 from potentia.errors import InputError
 from potentia.values.findings import Bars, Cell, Chart, Finding, Interval, Table
 from potentia.values.protocol import Protocol
@@ -27,7 +27,7 @@ POWER = 0.8
 
 @dataclass(frozen=True)
 class Significance(Finding):
-    """How much of a matrix's ranking is real: resolved pairs per task, and agreement with the rest as ties."""
+    """How much of a matrix's ranking is real: resolved pairs per task."""
 
     protocol: Protocol
     level: float
@@ -37,14 +37,9 @@ class Significance(Finding):
     significant: tuple[int, ...]  # by the z test
     discoveries: tuple[int, ...]  # after Benjamini–Hochberg over all pairs of the task
     detectable: tuple[float, ...]  # smallest difference found with 80 % power
-    tau: Floats  # (tasks, tasks), every difference counted
-    tau_b: Floats  # (tasks, tasks), insignificant differences as ties
-    tau_mean: float
-    tau_b_mean: Interval
-    over: str = "models"  # what the interval draws
 
     def tables(self) -> Sequence[Table]:
-        """Return the resolved pairs per task and both means of agreement."""
+        """Return the resolved pairs per task."""
         rows: list[tuple[Cell, ...]] = [
             (task, pairs, found, found / pairs if pairs else None, kept, smallest)
             for task, pairs, found, kept, smallest in zip(
@@ -57,15 +52,6 @@ class Significance(Finding):
                 ("task", "pairs", "significant", "share", "after BH", "detectable"),
                 tuple(rows),
                 note=f"detectable: the smallest difference found with {POWER:.0%} power, at the median standard error.",
-            ),
-            Table(
-                f"Agreement with insignificant differences as ties ({self.protocol.label})",
-                ("measure", "mean over pairs", "low", "high"),
-                (
-                    ("Kendall's τ, every difference counts", self.tau_mean, None, None),
-                    ("τ-b, insignificant as ties", self.tau_b_mean.value, self.tau_b_mean.low, self.tau_b_mean.high),
-                ),
-                note=f"Interval: bootstrap over {self.over}.",
             ),
         ]
 
@@ -85,17 +71,13 @@ class Significance(Finding):
         ]
 
 
-def measure_significance(
-    matrix: ScoreMatrix, *, units: Units = MODELS, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
-) -> Significance:
+def measure_significance(matrix: ScoreMatrix, *, level: float = LEVEL) -> Significance:
     """Test every pair of models on every task; needs standard errors."""
     pairs, significant = count_pairs(matrix, level=level)
     kept = [
         int((benjamini_hochberg(pair_p_values(part)) <= 1 - level).sum())
         for part in (matrix.select(tasks=[task]) for task in matrix.tasks)
     ]
-    draws = units.draws(matrix.models, resamples, seed)
-    tau, tau_b = kendall_matrix(matrix.oriented()), tau_b_matrix(matrix, level=level)
     return Significance(
         protocol=matrix.protocol,
         level=level,
@@ -105,13 +87,6 @@ def measure_significance(
         significant=significant,
         discoveries=tuple(kept),
         detectable=tuple(detectable_difference(matrix, level=level).tolist()),
-        tau=tau,
-        tau_b=tau_b,
-        tau_mean=float(pair_mean(tau)),
-        tau_b_mean=interval(
-            float(pair_mean(tau_b)), pair_mean(tau_b_matrix(matrix, level=level, weights=draws)), level=level
-        ),
-        over=units.over(matrix.models),
     )
 
 
@@ -188,20 +163,6 @@ def detectable_difference(matrix: ScoreMatrix, *, level: float = LEVEL, power: f
     """Return the smallest true difference of two models that a test at ``level`` finds with ``power``, per task."""
     middle = np.array([np.median(c[np.isfinite(c)]) if np.isfinite(c).any() else np.nan for c in matrix.stderr.T])
     return np.asarray((norm.ppf(0.5 + level / 2) + norm.ppf(power)) * np.sqrt(2.0) * middle)
-
-
-def wilson(successes: npt.ArrayLike, n: npt.ArrayLike, *, level: float = LEVEL) -> tuple[Floats, Floats]:
-    """Wilson score interval of a proportion: its low and high ends."""
-    k, size = np.asarray(successes, dtype=np.float64), np.asarray(n, dtype=np.float64)
-    if np.any(size <= 0) or np.any(k < 0) or np.any(k > size):
-        raise InputError("a Wilson interval needs 0 ≤ successes ≤ n and n > 0")
-    z = norm.ppf(0.5 + level / 2)
-    share = k / size
-    centre = (share + z**2 / (2 * size)) / (1 + z**2 / size)
-    half = z / (1 + z**2 / size) * np.sqrt(share * (1 - share) / size + z**2 / (4 * size**2))
-    return np.where(k == 0, 0.0, np.maximum(centre - half, 0.0)), np.where(
-        k == size, 1.0, np.minimum(centre + half, 1.0)
-    )
 
 
 @dataclass(frozen=True)
