@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from potentia.analysis.planning import Choice, Standing, stay_in
+from potentia.analysis.planning import Choice, Standing, fewer_documents_sentence, fewer_models_sentence, stay_in
 from potentia.analysis.rankings import decide, what_is_missing
 from potentia.errors import InputError, PotentiaError
 from potentia.run.execute import RunResult, Stay, default_workers, run_study
@@ -90,14 +90,14 @@ class Race:
             each = spent / len(racing) * sizes[number] / size
             if each * len(staying) > left and len(staying) > 2:
                 keep = max(2, int(left / each))
-                notes.append(f"The budget let {min(keep, len(staying))} of {len(staying)} possible winners go on.")
+                notes.append(fewer_models_sentence(min(keep, len(staying)), len(staying)))
                 staying = staying[:keep]
             out |= {m: (number, chance[m], values[m]) for m in racing if m not in staying}
             racing = [name for name in racing if name in staying]
             if each * len(racing) > left:  # not even they fit: all get the same, smaller share
                 fits = max(size, int(sizes[number] * max(left, 0.0) / (each * len(racing))))
                 sizes[number:] = [min(fits, s) for s in sizes[number:]]
-                notes.append(f"The budget allowed {fits} of {whole} training documents.")
+                notes.append(fewer_documents_sentence(fits, whole))
         self.tell(f"the last {len(racing)} on {sizes[-1]} documents{f' · {standing}' if standing else ''}")
         cells, result = self._round(racing, "final", train=sizes[-1])
         problems |= self._problems(result, racing)

@@ -28,6 +28,7 @@ from scipy.special import ndtr, owens_t
 
 from potentia.analysis.planning.complete import Completion, expected_spread, row_error, steepness
 from potentia.analysis.planning.factors import Posterior
+from potentia.analysis.planning.sentences import plan_sentence
 from potentia.analysis.stats.uncertainty import tau_rows
 from potentia.errors import InputError
 from potentia.values.findings import Cell, Chart, Finding, Heatmap, Interval, Line, Plot, Table
@@ -92,13 +93,13 @@ class NextCells(Finding):
             ("now", 0, 0.0, self.now.value, self.now.low, self.now.high),
             ("after these cells", len(rows), self.cost, self.forecast.value, self.forecast.low, self.forecast.high),
         ]
-        note = f"Cells left then would cost {self.left:.4g} {self.unit}."
-        if self.confidence is not None:
-            note += (
-                f" Asked for: {self.confidence:g}, {'reached' if self.reached else 'not reached within the budget'}."
-            )
         return [
-            Table(f"Expected {measure}", ("", "cells", self.unit, "expected", "low", "high"), tuple(spans), note=note),
+            Table(
+                f"Expected {measure}",
+                ("", "cells", self.unit, "expected", "low", "high"),
+                tuple(spans),
+                note=plan_sentence(self),
+            ),
             Table(f"Cells to run next ({self.protocol})", ("", "model", "task", self.unit, "expected"), tuple(rows)),
         ]
 

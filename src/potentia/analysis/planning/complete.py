@@ -21,6 +21,7 @@ from scipy.stats import rankdata
 from potentia.analysis.planning.calibrate import Calibration, calibrate, pooled
 from potentia.analysis.planning.factors import Posterior, Weights, learn, predict, solve
 from potentia.analysis.planning.scale import Scale, set_up
+from potentia.analysis.planning.sentences import checked_sentence, expected_sentence
 from potentia.analysis.rankings.aggregate import mean_z
 from potentia.analysis.stats.uncertainty import tau_rows
 from potentia.errors import InputError
@@ -79,14 +80,6 @@ class Completion(Finding):
         """P(rank ≤ k) of every model."""
         return np.asarray(self.p_rank[:, : max(k, 0)].sum(axis=1))
 
-    @property
-    def check(self) -> str:
-        """Say what the intervals were checked on."""
-        if not self.checked:
-            return "Too few cells are known to check the intervals on: they are those of a normal distribution."
-        cells = "One known cell was" if self.checked == 1 else f"{self.checked:,} known cells were"
-        return f"{cells} hidden and predicted to calibrate them."
-
     def order(self) -> list[str]:
         """Return the models from the best to the worst."""
         return [self.models[i] for i in np.argsort(self.rank, kind="stable")]
@@ -110,14 +103,12 @@ class Completion(Finding):
             (self.models[i], self.tasks[j], float(self.mean[i, j]), float(self.low[i, j]), float(self.high[i, j]))
             for i, j in np.argwhere(~self.measured)
         ]
-        a = self.agreement
         ranking = Table(
             f"Ranking of the finished study, predicted from {int(count.sum())} of {self.measured.size} cells "
             f"({self.protocol})",
             ("model", "rank", "P(best)", f"P(top {top})", "measured"),
             tuple(rows),
-            note=f"Ranks with {self.level:.0%} intervals. Expected agreement with the finished ranking: "
-            f"τ {a.value:.3f} ({a.low:.3f}–{a.high:.3f}).",
+            note=f"Ranks with {self.level:.0%} intervals. {expected_sentence(self.agreement)}",
             digits=2,
         )
         if not unseen:
@@ -128,7 +119,7 @@ class Completion(Finding):
                 f"Predicted cells ({self.protocol}); none of them is measured",
                 ("model", "task", "predicted", "low", "high"),
                 tuple(unseen),
-                note=f"{self.level:.0%} intervals. {self.check}",
+                note=f"{self.level:.0%} intervals. {checked_sentence(self.checked)}",
             ),
         ]
 

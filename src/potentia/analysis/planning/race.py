@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from potentia.analysis.planning.sentences import choice_sentences
 from potentia.analysis.rankings.decide import Ranking, paired_noise, root, shares, shrunk
 from potentia.analysis.rankings.pair import Missing
-from potentia.analysis.rankings.sentences import headline, missing_sentence, percent
 from potentia.values.findings import Bars, Cell, Chart, Finding, Table, jsonable
 from potentia.values.scores import Floats
 
@@ -74,17 +74,7 @@ class Choice(Finding):
 
     def answer(self) -> str:
         """Return the answer in a few sentences."""
-        if all(s.problem for s in self.standings if s.model != self.best):
-            return f"{self.best} is the only one of {len(self.standings)} that could be tuned: nothing was compared."
-        told = [headline(self.ranking)] if len(self.ranking.models) > 1 else [f"{self.best} alone reached the end."]
-        if self.missing is not None:
-            time = f" That is about {self.more_seconds:.0f} s of scoring." if math.isfinite(self.more_seconds) else ""
-            told.append(missing_sentence(self.missing) + (time if math.isfinite(self.missing.times) else ""))
-        dropped = sum(s.out is not None for s in self.standings)
-        if dropped:
-            models = "The model that was" if dropped == 1 else f"The {dropped} models that were"
-            told.append(f"{models} dropped early had a chance of {percent(self.lost)} to be the best.")
-        return " ".join(told)
+        return choice_sentences(self)
 
     def tables(self) -> Sequence[Table]:
         """Return the candidates, best first."""
