@@ -7,7 +7,7 @@ import pytest
 from statsmodels.stats.contingency_tables import mcnemar
 
 from potentia.analysis.rankings import Options, rank_scores
-from potentia.analysis.stats.paired import compare_all_items, item_tables, mcnemar_of_all
+from potentia.analysis.stats.significance import compare_all_items, item_tables, mcnemar_of_all
 from potentia.facts import Background
 from potentia.values.scores import ScoreMatrix
 

@@ -38,8 +38,7 @@ from potentia.analysis.rankings.scoreboard import Scoreboard, make_scoreboard
 from potentia.analysis.rankings.screening import Screening, screen
 from potentia.analysis.rankings.tuning import Kept, always_tuned, find_same
 from potentia.analysis.stats.bootstrap import LEVEL, MODELS, RESAMPLES, Units, with_copies
-from potentia.analysis.stats.paired import Outcomes, compare_all_items, item_tables
-from potentia.analysis.stats.significance import measure_significance
+from potentia.analysis.stats.significance import Outcomes, compare_all_items, item_tables, measure_significance
 from potentia.errors import InputError
 from potentia.facts import Background, chance
 from potentia.values.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol, in_order, main_protocol

@@ -23,8 +23,7 @@ from potentia.analysis.rankings.perplexity import PerplexityAgreement
 from potentia.analysis.rankings.scoreboard import Scoreboard
 from potentia.analysis.rankings.screening import Screening
 from potentia.analysis.rankings.tuning import Kept, SameForAll
-from potentia.analysis.stats.paired import PairedSignificance
-from potentia.analysis.stats.significance import Significance
+from potentia.analysis.stats.significance import PairedSignificance, Significance
 from potentia.values.findings import Cell, Chart, Finding, Interval, Table
 from potentia.values.protocol import Protocol
 

@@ -29,8 +29,7 @@ from potentia.analysis.rankings.decide import SURE, Ranking, decide, noise_of, p
 from potentia.analysis.rankings.groups import items_per_task
 from potentia.analysis.rankings.sentences import pair_sentences
 from potentia.analysis.stats.bootstrap import LEVEL
-from potentia.analysis.stats.paired import mcnemar_of_all
-from potentia.analysis.stats.significance import POWER, benjamini_hochberg, mcnemar, pair_p_values
+from potentia.analysis.stats.significance import POWER, benjamini_hochberg, mcnemar, mcnemar_of_all, pair_p_values
 from potentia.errors import InputError
 from potentia.values.findings import Cell, Finding, Interval, Table, short_names
 from potentia.values.protocol import Protocol

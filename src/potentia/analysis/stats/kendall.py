@@ -10,17 +10,25 @@ have one weight, so their pairs are summed before they are weighed.
 The cost of a resample grows with the pairs of what is drawn. Past ``FIRST_ORDER`` it is followed to first order: with
 w = 1 + d, the sum over pairs of w_a·w_b·c_ab is that of c_ab, plus the sum of d_a times the row sums of c, and what is
 left out, d_a·d_b·c_ab, is of order 1 / models (the Hájek projection of a U-statistic).
+
+The analyses of one set of scores ask for the same resampled correlations again and again (agreement, its change, by
+group, by measure), each from its own module and with the same seed: the latest answers are kept, by the content of the
+arguments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from potentia.analysis.stats.remember import remembered
 from potentia.errors import InputError
 from potentia.values.scores import Floats
 
@@ -30,6 +38,50 @@ FIRST_ORDER = 120
 Index = npt.NDArray[np.intp]
 Signs = npt.NDArray[np.float32]
 Side = tuple[Signs, Signs | None]  # the signs of pairs, and which pairs are known where not all are: (…, tasks, pairs)
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+MOST_BYTES = 256 << 20  # of answers kept by one function
+LEAST_BYTES = 1 << 16  # smaller answers are made again sooner than they are found
+
+
+def remembered(function: F) -> F:
+    """Keep the latest large answers of a pure function of arrays."""
+    known: OrderedDict[bytes, Any] = OrderedDict()
+    lock = threading.Lock()
+
+    @functools.wraps(function)
+    def ask(*arguments: Any, **named: Any) -> Any:
+        if not any(np.size(value) * 8 >= LEAST_BYTES for value in (*arguments, *named.values())):
+            return function(*arguments, **named)
+        key = _key([*arguments, *(part for pair in sorted(named.items()) for part in pair)])
+        with lock:
+            if key in known:
+                known.move_to_end(key)
+                return known[key]
+        answer = function(*arguments, **named)
+        if answer.nbytes >= LEAST_BYTES:
+            answer.setflags(write=False)
+            with lock:
+                known[key] = answer
+                while sum(kept.nbytes for kept in known.values()) > MOST_BYTES:
+                    known.popitem(last=False)
+        return answer
+
+    ask.forget = known.clear  # type: ignore[attr-defined]
+    return ask  # type: ignore[return-value]
+
+
+def _key(parts: list[Any]) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        if part is None or isinstance(part, (str, bool, int, float)):
+            digest.update(repr(part).encode())
+            continue
+        array = np.ascontiguousarray(part)
+        digest.update(f"{array.dtype.str}{array.shape}".encode())
+        digest.update(array.data.cast("B") if array.size else b"")
+    return digest.digest()
 
 
 @remembered
