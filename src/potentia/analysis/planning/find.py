@@ -32,19 +32,15 @@ class Grid:
 
     def laid_out(self, matrix: ScoreMatrix | None) -> ScoreMatrix:
         """Return the scores of this grid; NaN where there are none."""
-        values, stderr, n = (np.full((len(self.models), len(self.tasks)), np.nan) for _ in range(3))
+        blocks = np.full((3, len(self.models), len(self.tasks)), np.nan)
         if matrix is not None:
-            rows = {m: i for i, m in enumerate(matrix.models)}
-            columns = {t: j for j, t in enumerate(matrix.tasks)}
-            for i, model in enumerate(self.models):
-                for j, task in enumerate(self.tasks):
-                    if model in rows and task in columns:
-                        place = rows[model], columns[task]
-                        values[i, j], stderr[i, j], n[i, j] = (
-                            matrix.values[place],
-                            matrix.stderr[place],
-                            matrix.n[place],
-                        )
+            models = [m for m in self.models if m in set(matrix.models)]
+            tasks = [t for t in self.tasks if t in set(matrix.tasks)]
+            part = matrix.select(models=models, tasks=tasks)
+            place = np.ix_([self.models.index(m) for m in models], [self.tasks.index(t) for t in tasks])
+            for block, known in zip(blocks, (part.values, part.stderr, part.n), strict=True):
+                block[place] = known
+        values, stderr, n = blocks
         return ScoreMatrix(self.protocol, self.models, self.tasks, values, stderr, n, self.metrics)
 
 

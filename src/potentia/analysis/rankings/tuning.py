@@ -25,7 +25,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.stats import rankdata
 
+from potentia.analysis.stats.correlation import nan_mean
 from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.values.findings import Cell, Finding, Table
 from potentia.values.protocol import Protocol
@@ -154,8 +156,7 @@ def _given(model: str, cells: Sequence[tuple[str, Mapping[str, Any]]], matrix: S
 
 def _moved(matrix: ScoreMatrix, cells: Mapping[str, Sequence[tuple[str, Mapping[str, Any]]]]) -> tuple[str, ...]:
     """Return the models whose place by mean standardised score changes where doubtful cells are left out."""
-    signs = np.array([1.0 if metric.higher_is_better else -1.0 for metric in matrix.metrics])
-    values = matrix.values * signs
+    values = matrix.oriented()
     with np.errstate(all="ignore"):
         scale = np.nanstd(values, axis=0)
         z = (values - np.nanmean(values, axis=0)) / np.where(scale > 0, scale, np.nan)
@@ -164,15 +165,8 @@ def _moved(matrix: ScoreMatrix, cells: Mapping[str, Sequence[tuple[str, Mapping[
         for task, selection in own:
             if selection.get("may_have_more"):
                 sure[matrix.models.index(model), matrix.tasks.index(task)] = np.nan
-    whole, left = (_places(one) for one in (z, sure))
-    return tuple(m for m, one, two in zip(matrix.models, whole, left, strict=True) if two is not None and one != two)
-
-
-def _places(z: np.ndarray[Any, Any]) -> list[int | None]:
-    """Return each model's place by its mean over tasks; None for a model without any."""
-    means = [float(np.nanmean(row)) if np.isfinite(row).any() else None for row in z]
-    known = [mean for mean in means if mean is not None]
-    return [None if mean is None else 1 + sum(other > mean for other in known) for mean in means]
+    whole, left = (rankdata(-nan_mean(one), method="min", nan_policy="omit") for one in (z, sure))
+    return tuple(m for k, m in enumerate(matrix.models) if np.isfinite(left[k]) and left[k] != whole[k])
 
 
 def _median(values: Sequence[float]) -> float:
@@ -317,8 +311,7 @@ def find_elicitation(recipe: str, found: Mapping[str, ScoreMatrix]) -> Elicitati
 
 
 def _way(name: str, base: ScoreMatrix, other: ScoreMatrix) -> Way:
-    signs = np.array([1.0 if metric.higher_is_better else -1.0 for metric in base.metrics])
-    gains = ((other.values - base.values) * signs).ravel()
+    gains = (other.oriented() - base.oriented()).ravel()
     gains = gains[np.isfinite(gains)]
     error = float(gains.std(ddof=1) / np.sqrt(len(gains))) if len(gains) > 1 else float("nan")
     pairs, turned = 0, []
