@@ -31,7 +31,7 @@ from potentia.analysis.planning.factors import Posterior
 from potentia.analysis.planning.sentences import plan_sentence
 from potentia.analysis.stats.uncertainty import tau_rows
 from potentia.errors import InputError
-from potentia.values.findings import Cell, Chart, Finding, Heatmap, Interval, Line, Plot, Table
+from potentia.values.findings import Cell, Finding, Interval, Table
 from potentia.values.scores import Floats
 
 FORECASTS = 400  # simulated studies behind a forecast
@@ -101,34 +101,6 @@ class NextCells(Finding):
                 note=plan_sentence(self),
             ),
             Table(f"Cells to run next ({self.protocol})", ("", "model", "task", self.unit, "expected"), tuple(rows)),
-        ]
-
-    def charts(self) -> Sequence[Chart]:
-        """Return the expected gain against cost, and where the cells lie."""
-        if not self.cells:
-            return []
-        order = np.zeros((len(self.models), len(self.tasks)))
-        for k, (model, task) in enumerate(self.cells):
-            order[self.models.index(model), self.tasks.index(task)] = k + 1
-        return [
-            Plot(
-                name=f"planning-gain-{self.protocol}",
-                title="Expected gain against cost",
-                caption="Each step is one more cell.",
-                lines=(Line("expected", (0.0, *np.cumsum(self.costs).tolist()), (self.now.value, *self.expected)),),
-                x_label=self.unit,
-                y_label=f"top {self.top}" if self.top else "expected τ",
-            ),
-            Heatmap(
-                name=f"planning-next-{self.protocol}",
-                title="Cells to run next",
-                caption="In which order; 0 for a cell that is not among them.",
-                rows=self.models,
-                columns=self.tasks,
-                values=order,
-                digits=0,
-                unit="order",
-            ),
         ]
 
 
