@@ -34,18 +34,16 @@ def test_all_pairs_equal_statsmodels():
 
 
 def test_shared_items_resolve_what_standard_errors_cannot():
-    matrix, outcomes, right = study()
-    found = compare_all_items(matrix, outcomes, resamples=200)
+    matrix, outcomes, _ = study()
+    found = compare_all_items(matrix, outcomes)
     assert (found.models, found.items, found.pairs) == ((4,), (300,), (6,))
     assert found.by_items[0] > found.by_z[0]
-    leader = found.leaders[0]
-    assert leader.difference.value == pytest.approx(np.diff(np.sort(right.mean(axis=1)))[-1])
 
 
 def test_only_the_documents_that_all_have():
     matrix, outcomes, _ = study()
     del outcomes["rte"]["m0"][7]
-    found = compare_all_items(matrix, outcomes, resamples=20)
+    found = compare_all_items(matrix, outcomes)
     assert found.items == (299,)
     assert compare_all_items(matrix, {"rte": {"m0": {0: 1.0}}}) is None
     assert compare_all_items(matrix, {}) is None

@@ -15,7 +15,6 @@ from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.analysis.stats.significance import (
     benjamini_hochberg,
     better,
-    compare_items,
     detectable_difference,
     mcnemar,
     pair_p_values,
@@ -124,20 +123,3 @@ def test_detectable_difference_has_the_power_it_says():
     draws = rng.normal(smallest, stderr, 20_000) - rng.normal(0, stderr, 20_000)
     power = (np.abs(draws) > stats.norm.ppf(0.975) * stderr * np.sqrt(2)).mean()
     assert power == pytest.approx(0.8, abs=0.01)
-
-
-def test_paired_items_are_sharper_than_two_errors():
-    rng = np.random.default_rng(2)
-    shared = rng.random(1000) < 0.7
-    first, second = shared.astype(float), (shared & (rng.random(1000) < 0.97)).astype(float)
-    found = compare_items(first, second, names=("a", "b"))
-    assert found.difference.low > 0
-    assert found.p_value < 1e-4
-    assert found.difference.value == pytest.approx(first.mean() - second.mean())
-    unpaired = np.sqrt(first.var() / 1000 + second.var() / 1000)
-    assert found.difference.high - found.difference.low < 2 * stats.norm.ppf(0.975) * unpaired / 2
-
-
-def test_items_must_be_paired():
-    with pytest.raises(InputError, match="equally long"):
-        compare_items([1, 0], [1])

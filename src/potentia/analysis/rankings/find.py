@@ -239,7 +239,9 @@ class _Analysis:
         tested = [m for m in map(_tested, matrices) if m.tasks]
         agreement, components = self.agreement(matrices, self.items), self.components()
         ranked: dict[str, Any] = {"simultaneous": options.simultaneous, "level": options.level, "seed": options.seed}
-        paired = {m.protocol: compare_all_items(m, self.items.get(m.protocol, {}), **plain) for m in matrices}
+        paired = {
+            m.protocol: compare_all_items(m, self.items.get(m.protocol, {}), level=options.level) for m in matrices
+        }
         several = [m for m in matrices if m.protocol in agreement]
         return {
             "agreement": agreement,

@@ -17,6 +17,7 @@ from scipy.stats import kendalltau
 from potentia.analysis.rankings.aggregate import mean_z
 from potentia.analysis.rankings.agreement import shared
 from potentia.analysis.stats.bootstrap import LEVEL
+from potentia.analysis.stats.correlation import nan_mean
 from potentia.analysis.stats.significance import count_pairs
 from potentia.values.findings import Cell, Chart, Finding, Heatmap, Table
 from potentia.values.protocol import Protocol
@@ -133,39 +134,29 @@ def screen(
     agreement, unrelated = _with_others(direct.oriented())
     pairs, apart = (np.array(counts) for counts in count_pairs(final, level=level))
     resolved = np.divide(apart, pairs, out=np.full(len(tasks), np.nan), where=pairs > 0)
-    best = np.array([_best(final, k) for k in range(len(tasks))])
+    up = np.asarray(final.higher_is_better, dtype=bool)
+    best = np.fmax.reduce(final.oriented(), axis=0) * np.where(up, 1.0, -1.0)
     flags: list[Flag] = []
-
-    def flag(task: str, reason: str, evidence: str) -> None:
-        flags.append(Flag(task, reason, evidence, SUGGESTIONS[reason]))
-
     for k, task in enumerate(tasks):
+        found: dict[str, str] = {}  # reason → evidence
         if train[k] < TRAIN_EXAMPLES:
-            flag(task, "few training examples", f"{train[k]:.0f} training examples, under {TRAIN_EXAMPLES:,}")
+            found["few training examples"] = f"{train[k]:.0f} training examples, under {TRAIN_EXAMPLES:,}"
         if not_improved[k] > NOT_IMPROVED:
-            flag(
-                task,
-                "no improvement after tuning",
-                f"{not_improved[k]:.0%} of models no better, over {NOT_IMPROVED:.0%}",
-            )
+            found["no improvement after tuning"] = f"{not_improved[k]:.0%} of models no better, over {NOT_IMPROVED:.0%}"
         if unrelated[k] > UNRELATED:
-            said = f"τ {agreement[k]:.2f} with the mean of the other tasks (p = {unrelated[k]:.2f})"
-            flag(task, "does not rank as the others", said)
-        if final.higher_is_better[k] and np.nanmax(final.values[:, k], initial=0.0) <= 1.0 and best[k] >= CEILING:
-            middle = float(np.nanmedian(final.values[:, k]))
-            if middle >= CEILING:
-                flag(task, "ceiling", f"half of the models score {middle:.3f} or more")
-        if final.higher_is_better[k]:
-            floor = (chance or {}).get(task, 0.0)
-            share = _at_floor(final, k, floor)
-            if share > 0.5:
-                flag(task, "floor", f"{share:.0%} of models are within two standard errors of chance ({floor:.2f})")
+            with_others = f"τ {agreement[k]:.2f} with the mean of the other tasks (p = {unrelated[k]:.2f})"
+            found["does not rank as the others"] = with_others
+        values = final.values[np.isfinite(final.values[:, k]), k]
+        if up[k] and len(values) and CEILING <= np.median(values) <= best[k] <= 1.0:
+            found["ceiling"] = f"half of the models score {np.median(values):.3f} or more"
+        floor = (chance or {}).get(task, 0.0)
+        if up[k] and (share := _at_floor(final, k, floor)) > 0.5:
+            found["floor"] = f"{share:.0%} of models are within two standard errors of chance ({floor:.2f})"
         if resolved[k] < RESOLVED:
-            flag(
-                task,
-                "test split too small",
-                f"{resolved[k]:.0%} of model pairs differ significantly, under {RESOLVED:.0%}",
+            found["test split too small"] = (
+                f"{resolved[k]:.0%} of model pairs differ significantly, under {RESOLVED:.0%}"
             )
+        flags += [Flag(task, reason, evidence, SUGGESTIONS[reason]) for reason, evidence in found.items()]
     return Screening(final.protocol, tasks, tuple(flags), train, not_improved, agreement, unrelated, best, resolved)
 
 
@@ -187,17 +178,7 @@ def _not_improved(direct: ScoreMatrix, tuned: ScoreMatrix | None) -> Floats:
     if tuned is None:
         return np.full(len(direct.tasks), np.nan)
     gain = tuned.oriented() - direct.oriented()
-    known = np.isfinite(gain)
-    count = known.sum(axis=0)
-    worse = (known & (gain <= 0)).sum(axis=0)
-    return np.asarray(np.divide(worse, count, out=np.full(len(direct.tasks), np.nan), where=count > 0))
-
-
-def _best(matrix: ScoreMatrix, column: int) -> float:
-    values = matrix.oriented()[:, column]
-    known = values[np.isfinite(values)]
-    sign = 1.0 if matrix.higher_is_better[column] else -1.0
-    return float(sign * known.max()) if known.size else float("nan")
+    return nan_mean(np.where(np.isfinite(gain), gain <= 0, np.nan), axis=0)
 
 
 def _at_floor(matrix: ScoreMatrix, column: int, chance: float) -> float:

@@ -3,4 +3,4 @@
 from potentia.analysis.stats.bootstrap import LEVEL, RESAMPLES
 from potentia.analysis.stats.correlation import pearson_matrix, spearman_matrix
 from potentia.analysis.stats.kendall import kendall_matrix
-from potentia.analysis.stats.significance import Outcomes, Significance, compare_items, measure_significance
+from potentia.analysis.stats.significance import Outcomes, Significance, measure_significance

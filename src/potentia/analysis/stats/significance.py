@@ -21,10 +21,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import binom, false_discovery_control, norm
 
-from potentia.analysis.stats.bootstrap import LEVEL, RESAMPLES, interval, row_draws
+from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.analysis.stats.kendall import kendall_of_tests, z_of
 from potentia.errors import InputError
-from potentia.values.findings import Bars, Cell, Chart, Finding, Interval, Table
+from potentia.values.findings import Bars, Cell, Chart, Finding, Table
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, Outcomes, ScoreMatrix
 
@@ -171,58 +171,6 @@ def detectable_difference(matrix: ScoreMatrix, *, level: float = LEVEL, power: f
     return np.asarray((norm.ppf(0.5 + level / 2) + norm.ppf(power)) * np.sqrt(2.0) * middle)
 
 
-@dataclass(frozen=True)
-class PairedComparison(Finding):
-    """Two models on the same items of one task."""
-
-    first: str
-    second: str
-    items: int
-    first_only: int  # items that only the first model got right
-    second_only: int
-    difference: Interval  # mean of first minus second, paired bootstrap
-    p_value: float  # McNemar, exact
-
-    def tables(self) -> Sequence[Table]:
-        """Return the comparison as one row."""
-        d = self.difference
-        return [
-            Table(
-                f"{self.first} against {self.second} on the same {self.items} items",
-                ("only first right", "only second right", "difference", "low", "high", "p (McNemar, exact)"),
-                ((self.first_only, self.second_only, d.value, d.low, d.high, self.p_value),),
-            )
-        ]
-
-
-def compare_items(
-    first: npt.ArrayLike,
-    second: npt.ArrayLike,
-    *,
-    names: tuple[str, str] = ("first", "second"),
-    level: float = LEVEL,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
-) -> PairedComparison:
-    """Compare two models item by item: McNemar's exact test and a paired bootstrap of the difference.
-
-    Items are right where their value is above one half, which for accuracy is 1 against 0.
-    """
-    a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
-    if a.shape != b.shape or a.ndim != 1 or a.size == 0:
-        raise InputError(f"paired items must be two equally long lists, not {a.shape} and {b.shape}")
-    only_a, only_b = int(((a > 0.5) & (b <= 0.5)).sum()), int(((a <= 0.5) & (b > 0.5)).sum())
-    draws = row_draws(a.size, resamples, np.random.default_rng(seed)) @ (a - b) / a.size
-    return PairedComparison(
-        *names,
-        items=a.size,
-        first_only=only_a,
-        second_only=only_b,
-        difference=interval(float((a - b).mean()), draws, level=level),
-        p_value=mcnemar(only_a, only_b),
-    )
-
-
 def mcnemar(first_only: int, second_only: int) -> float:
     """McNemar's exact two-sided p value from the two counts of items on which only one model is right."""
     apart = first_only + second_only
@@ -242,19 +190,14 @@ class PairedSignificance(Finding):
     by_z: tuple[int, ...]  # significant by the z test, on the same models
     by_items: tuple[int, ...]  # by McNemar's exact test
     discoveries: tuple[int, ...]  # of these after Benjamini–Hochberg
-    leaders: tuple[PairedComparison, ...]  # the best two models of each task
 
     def tables(self) -> Sequence[Table]:
-        """Return the resolved pairs per task, and the best model against the second best."""
+        """Return the resolved pairs per task."""
         counts: list[tuple[Cell, ...]] = list(
             zip(
                 self.tasks, self.models, self.items, self.pairs, self.by_z, self.by_items, self.discoveries, strict=True
             )
         )
-        heads: list[tuple[Cell, ...]] = [
-            (task, c.first, c.second, c.difference.value, c.difference.low, c.difference.high, c.p_value)
-            for task, c in zip(self.tasks, self.leaders, strict=True)
-        ]
         return [
             Table(
                 f"Pairs of models that differ on the same items ({self.protocol.label}, {self.level:.0%})",
@@ -262,35 +205,18 @@ class PairedSignificance(Finding):
                 tuple(counts),
                 note="McNemar's exact test on stored items; the z test knows only the standard errors.",
             ),
-            Table(
-                f"First against second on the same items ({self.protocol.label})",
-                ("task", "first", "second", "difference", "low", "high", "p (McNemar)"),
-                tuple(heads),
-            ),
         ]
 
 
-def compare_all_items(
-    matrix: ScoreMatrix, outcomes: Outcomes, *, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
-) -> PairedSignificance | None:
+def compare_all_items(matrix: ScoreMatrix, outcomes: Outcomes, *, level: float = LEVEL) -> PairedSignificance | None:
     """Test every pair of models on every task with stored items; None where no task has items of two models."""
     rows = []
-    for column, task in enumerate(matrix.tasks):
+    for task in matrix.tasks:
         models, right = _aligned(matrix.models, outcomes.get(task, {}))
         if len(models) < 2 or right.shape[1] == 0:
             continue
         p = mcnemar_of_all(right > 0.5)
         signs, _ = pair_signs(matrix.select(models=models, tasks=[task]), level=level)
-        scores = matrix.oriented()[[matrix.models.index(m) for m in models], column]
-        first, second = np.argsort(-np.where(np.isfinite(scores), scores, -np.inf), kind="stable")[:2]
-        leader = compare_items(
-            right[first],
-            right[second],
-            names=(models[first], models[second]),
-            level=level,
-            resamples=resamples,
-            seed=seed,
-        )
         adjusted = benjamini_hochberg(p[:, None])[:, 0]
         rows.append(
             (
@@ -301,7 +227,6 @@ def compare_all_items(
                 int((signs != 0).sum()),
                 int((p < 1 - level).sum()),
                 int((adjusted < 1 - level).sum()),
-                leader,
             )
         )
     return PairedSignificance(matrix.protocol, level, *zip(*rows, strict=True)) if rows else None
