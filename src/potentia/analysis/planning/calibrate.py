@@ -28,6 +28,7 @@ from potentia.values.scores import Floats
 
 FOLDS = 5
 PSEUDO = 150  # distances of a normal distribution in the pool
+LEAST_CELLS = 40  # known cells of a study that tell something of its unknown ones
 PSEUDO_ROWS = 10  # rows that were off as far as expected
 SCALE_SPREAD, SCALE_WEIGHT = 0.3, 2.0  # families' scales differ by so much on the log scale; a belief worth two of them
 KNOWN_SHARE = 0.3  # of a family's rows that are whole, from which on the family is known
@@ -43,7 +44,7 @@ class Calibration:
     distances: Floats  # (levels,)
     checked: int  # known cells that were hidden and predicted
     wider: float  # by which the standard deviation of a row's sum has to be multiplied
-    unit: str  # what was hidden together: lineage, family, task, or nothing
+    unit: str  # what was hidden together: lineage, family, task, cell, or nothing
 
     @property
     def rows_checked(self) -> bool:
@@ -206,7 +207,7 @@ def _by_tasks(problem: Problem, study: npt.NDArray[np.intp], rng: np.random.Gene
     rich = np.flatnonzero(known[study].mean(axis=0) >= 0.6)
     gaps = (~known[study]).sum(axis=0)
     if len(rich) < 3 or not gaps.any():
-        return pooled(np.zeros(0), "nothing")
+        return _by_cells(problem, study, rng)
     like = rng.choice(known.shape[1], size=len(rich), p=gaps / gaps.sum())
     order = rng.permutation(len(rich))
     rows, tasks = np.arange(len(known)), np.arange(known.shape[1])
@@ -222,6 +223,30 @@ def _by_tasks(problem: Problem, study: npt.NDArray[np.intp], rng: np.random.Gene
     checked = pooled(np.concatenate(off), "task")
     # Tasks that most models have are the easy ones to predict: the check may widen intervals, not narrow them.
     return replace(checked, distances=np.maximum(checked.distances, pooled(np.zeros(0), "").distances))
+
+
+def _by_cells(problem: Problem, study: npt.NDArray[np.intp], rng: np.random.Generator) -> Calibration:
+    """Without whole rows or tasks: hide the known cells, a fold at a time; the check may widen, not narrow.
+
+    Where single cells are off by more than they should, so are rows and the differences between them.
+    """
+    cells = np.argwhere(problem.known & np.isin(np.arange(len(problem.z)), study)[:, None])
+    if len(cells) < LEAST_CELLS:
+        return pooled(np.zeros(0), "nothing")
+    order = rng.permutation(len(cells))
+    rows, tasks = np.arange(len(problem.z)), np.arange(problem.z.shape[1])
+    off = []
+    for fold in range(FOLDS):
+        hidden = np.zeros_like(problem.known)
+        hidden[tuple(cells[order[fold::FOLDS]].T)] = True
+        less = problem.hide(hidden)
+        posterior = predict(less, solve(less, learn(less)), rows, tasks)
+        off.append(((problem.z - posterior.mean) / np.sqrt(np.maximum(posterior.variance, 1e-12)))[hidden])
+    distances = np.concatenate(off)
+    checked = pooled(distances, "cell")
+    wider = np.sqrt((float((distances**2).sum()) + PSEUDO) / (len(distances) + PSEUDO))
+    least = pooled(np.zeros(0), "").distances
+    return replace(checked, distances=np.maximum(checked.distances, least), wider=max(1.0, float(wider)))
 
 
 __all__ = ["Calibration", "calibrate", "pooled"]

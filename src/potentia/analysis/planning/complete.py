@@ -215,7 +215,7 @@ def complete(
     own = row_error(measured) * rng.standard_normal(drawn.shape)
     wider = np.full((draws, 1), calibration.wider)
     if not calibration.rows_checked:  # how wide is not known either
-        wider = COLD_SCALE * np.sqrt(COLD_FREEDOM / rng.chisquare(COLD_FREEDOM, size=(draws, 1)))
+        wider = wider * COLD_SCALE * np.sqrt(COLD_FREEDOM / rng.chisquare(COLD_FREEDOM, size=(draws, 1)))
     drawn = aggregate + wider * (drawn - drawn.mean(axis=0)) + own
     lots = TIE * np.random.default_rng([seed, 1]).uniform(size=drawn.shape)  # among models that tie, chance decides
     ranks = rankdata(-(drawn + lots), axis=1, method="ordinal").astype(int)  # (draws, models)

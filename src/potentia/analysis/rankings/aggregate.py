@@ -117,12 +117,13 @@ def aggregate_ranks(matrix: ScoreMatrix) -> Aggregate:
     ranks = np.stack([_ranks(scores[:, m]) for m in range(len(names))], axis=1)
     winners, tau = [], np.full((len(names), tasks), np.nan)
     for m, name in enumerate(names):
-        firsts = [""] * tasks
-        for j in range(tasks) if tasks > 1 else ():
-            without = METHODS[name](np.delete(values, j, axis=1))
-            firsts[j] = matrix.models[int(np.argmax(np.where(np.isfinite(without), without, -np.inf)))]
-            tau[m, j] = kendall_matrix(np.stack([scores[:, m], without], axis=1))[0, 1]
-        winners.append(tuple(firsts))
+        if tasks == 1:
+            winners.append(("",))
+            continue
+        without = np.stack([METHODS[name](np.delete(values, j, axis=1)) for j in range(tasks)], axis=1)
+        first = np.argmax(np.where(np.isfinite(without), without, -np.inf), axis=0)
+        winners.append(tuple(matrix.models[k] for k in first))
+        tau[m] = kendall_matrix(scores[:, m : m + 1], without)[0]
     return Aggregate(
         protocol=matrix.protocol,
         models=matrix.models,

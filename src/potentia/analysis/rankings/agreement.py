@@ -24,11 +24,10 @@ from potentia.analysis.stats.bootstrap import (
     interval,
     intervals,
     item_values,
-    noisy_values,
     pair_mean,
 )
 from potentia.analysis.stats.bootstrap import row_draws as draw_rows
-from potentia.analysis.stats.correlation import METHODS, mean_offdiagonal, nan_mean
+from potentia.analysis.stats.correlation import METHODS, Correlate, mean_offdiagonal, nan_mean
 from potentia.analysis.stats.kendall import FIRST_ORDER
 from potentia.analysis.stats.significance import tau_b_matrix
 from potentia.errors import InputError
@@ -385,17 +384,35 @@ def _resample(
             by_models, by_units = (tau_b_matrix(matrix, level=level, weights=d) for d in (model_draws, unit_draws))
         else:
             correlate, values = METHODS[method], matrix.oriented()
-            if items:
-                noise = correlate(item_values(matrix, items, resamples, rng))
-            elif np.isfinite(matrix.stderr).any():
-                block = max(1, NOISE_BLOCK // max(1, models * tasks))
-                draws = resamples if models <= FIRST_ORDER else min(resamples, MANY_MODELS_NOISE)
-                parts = [min(block, draws - start) for start in range(0, draws, block)]
-                noise = np.concatenate([correlate(noisy_values(matrix, part, rng)) for part in parts])
             tau = correlate(values)
+            if items or np.isfinite(matrix.stderr).any():
+                noise = _with_noise(matrix, items, correlate, tau, resamples, rng)
             by_models, by_units = (correlate(values, weights=d) for d in (model_draws, unit_draws))
         found.append(_Resamples(tau, by_models, by_units, over, noise, task_draws))
     return found
+
+
+def _with_noise(
+    matrix: ScoreMatrix,
+    items: Mapping[str, npt.ArrayLike] | None,
+    correlate: Correlate,
+    tau: Floats,
+    resamples: int,
+    rng: np.random.Generator,
+) -> Floats:
+    """Correlations as other runs of the same tests could have given them, as far apart as they would be.
+
+    Noise is each model's own, so what it does to a mean over models falls with their root: of many, some tell.
+    """
+    models = len(matrix.models)
+    few = min(models, FIRST_ORDER)
+    rows = np.arange(models) if few == models else np.sort(rng.permutation(models)[:few])
+    part = matrix.select(models=[matrix.models[k] for k in rows])
+    stored = {task: np.asarray(table)[rows] for task, table in (items or {}).items()}
+    draws = resamples if few == models else min(resamples, MANY_MODELS_NOISE)
+    sizes = [len(block) for block in np.array_split(np.arange(draws), max(1, draws * part.values.size // NOISE_BLOCK))]
+    noise = np.concatenate([correlate(item_values(part, stored, size, rng)) for size in sizes])
+    return np.asarray(tau + (noise - correlate(part.oriented())) * np.sqrt(few / models))
 
 
 def _category_names(tasks: Sequence[str], categories: Mapping[str, str] | None) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ SURE = 0.975  # the probability from which on something is claimed
 CLOSE = 0.05  # a model at least so likely to be first is named beside the first
 FEW_MODELS = 5  # below, scores are compared rather than z scores, and agreement is not spoken of
 FEW_TASKS = 5  # below, nothing is said of other tasks
-DRAWS, LEAST_DRAWS, MOST_NUMBERS = 10_000, 400, 20_000_000
+DRAWS, LEAST_DRAWS, MOST_NUMBERS = 10_000, 400, 2_000_000
 CHUNK = 500
 PAIRED_MODELS = 1_000  # from more, the covariance of test noise takes too long
 

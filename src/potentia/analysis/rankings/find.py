@@ -22,7 +22,7 @@ from potentia.analysis.rankings.agreement import (
 from potentia.analysis.rankings.alignment import Alignment, align
 from potentia.analysis.rankings.components import Components, ComputeFit, find_components, fit_compute, without_gaps
 from potentia.analysis.rankings.decide import Ranking, decide
-from potentia.analysis.rankings.fewer import SPLITS, TaskCurve, enough_for_a_curve, find_task_curve
+from potentia.analysis.rankings.fewer import TaskCurve, enough_for_a_curve, find_task_curve
 from potentia.analysis.rankings.found import Rankings
 from potentia.analysis.rankings.groups import (
     GroupAgreement,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 LARGE_TEST = 2_000  # items (appendix B.5)
 SMALLEST_GROUP = 5  # models (appendix B.6)
-FEW_SPLITS, MANY_MODELS = 10, 100  # halves of the models that tasks are chosen on; of more models, so many
+MANY_MODELS = 100  # of which the curve of few tasks is made
 RESAMPLED = ("families", "lineages", "models")
 ORDERS = ("given", "train-size")
 
@@ -315,12 +315,13 @@ class _Analysis:
 
     def fewer(self) -> dict[Protocol, TaskCurve]:
         """How few tasks suffice, where enough models have all of them."""
-        whole = [m for m in (matrix.complete() for matrix in self.matrices) if enough_for_a_curve(m)]
-        how = {"lineages": self.background.lineages, "seed": self.options.seed}
-        return {
-            m.protocol: find_task_curve(m, splits=FEW_SPLITS if len(m.models) > MANY_MODELS else SPLITS, **how)  # type: ignore[arg-type]
-            for m in whole
-        }
+        found, known, rng = {}, self.background.lineages, np.random.default_rng(self.options.seed)
+        for whole in (matrix.complete() for matrix in self.matrices):
+            if enough_for_a_curve(whole):
+                some = np.sort(rng.permutation(len(whole.models))[:MANY_MODELS])  # of many models, some tell
+                part = whole.select(models=[whole.models[k] for k in some])
+                found[whole.protocol] = find_task_curve(part, lineages=known, seed=self.options.seed)
+        return found
 
     def components(self) -> dict[Protocol, Components]:
         gaps = self.options.gaps

@@ -22,7 +22,7 @@ import functools
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -103,14 +103,14 @@ def kendall_matrix(
     draws = _draws(weights, x.shape[1])
     if draws is not None and len(x) > 1 and len(draws) not in (1, len(x)):
         raise InputError("weights and values name different numbers of resamples")
-    sides = [_Scores(np.ascontiguousarray(part.transpose(0, 2, 1))) for part in (x, y)]
+    sides = [_Scores(np.ascontiguousarray(part.transpose(0, 2, 1))) for part in ((x,) if y is x else (x, y))]
     if draws is None:
-        tau = _unweighted(*sides)
+        tau = _unweighted(sides[0], sides[-1])
     elif len(x) == 1:
-        tau = _weighted(sides[0].one(0), sides[1].one(0), draws)
+        tau = _weighted(sides[0].one(0), sides[-1].one(0), draws)
     else:
         weight = [draws[r % len(draws)][None] for r in range(len(x))]
-        tau = np.concatenate([_weighted(sides[0].one(r), sides[1].one(r), w) for r, w in enumerate(weight)])
+        tau = np.concatenate([_weighted(sides[0].one(r), sides[-1].one(r), w) for r, w in enumerate(weight)])
     return tau[0] if np.ndim(values) == 2 and (weights is None or np.ndim(weights) == 1) else tau
 
 
@@ -152,7 +152,22 @@ class _Scores:
     def signs(self, a: Index, b: Index) -> Side:
         """Signs of the models ``a`` against ``b``, two indices that broadcast; a model against itself ties."""
         x, s = self.x, self.stderr
-        z = x[..., a] - x[..., b] if s is None else z_of(x[..., a], s[..., a], x[..., b], s[..., b])
+        return self._of(x[..., a] - x[..., b] if s is None else z_of(x[..., a], s[..., a], x[..., b], s[..., b]))
+
+    def rows(self, start: int, stop: int) -> Side:
+        """Signs of the models from start to stop, each against those after it."""
+        x, s = self.x, self.stderr
+        ends = np.cumsum([0, *(x.shape[-1] - 1 - m for m in range(start, stop))])
+        z = np.empty((*x.shape[:-1], ends[-1]), dtype=np.float32)
+        for m, begin, end in zip(range(start, stop), ends, ends[1:], strict=False):
+            one, rest = slice(m, m + 1), slice(m + 1, None)
+            if s is None:
+                np.subtract(x[..., one], x[..., rest], out=z[..., begin:end])
+            else:
+                z[..., begin:end] = z_of(x[..., one], s[..., one], x[..., rest], s[..., rest])
+        return self._of(z)
+
+    def _of(self, z: npt.NDArray[np.floating]) -> Side:
         unknown = np.isnan(z)
         signs = np.subtract(z > self.threshold, z < -self.threshold, dtype=np.float32)
         return signs, (~unknown).astype(np.float32) if unknown.any() else None
@@ -167,9 +182,11 @@ def _unweighted(left: _Scores, right: _Scores) -> Floats:
             parts = [slice(start, start + step) for start in range(0, stack[0], step)]
             return np.concatenate([_unweighted(_Scores(left.x[p]), _Scores(right.x[p])) for p in parts])
     sums = [np.zeros((*stack, tasks, right.x.shape[-2])) for _ in range(3)]
-    for a, b in _pair_blocks(models, max(1, _BLOCK // max(1, tasks + right.x.shape[-2]))):
-        one = left.signs(a, b)
-        for total, part in zip(sums, _sums(one, one if right is left else right.signs(a, b)), strict=True):
+    step = max(1, _BLOCK // max(1, (tasks + right.x.shape[-2]) * models * int(np.prod(stack))))
+    for start in range(0, models - 1, step):
+        rows = start, min(start + step, models - 1)
+        one = left.rows(*rows)
+        for total, part in zip(sums, _sums(one, one if right is left else right.rows(*rows)), strict=True):
             total += part
     return _tau(*sums)
 
@@ -229,14 +246,6 @@ def _tau(concordance: Floats, untied_left: Floats, untied_right: Floats) -> Floa
     with np.errstate(invalid="ignore", divide="ignore"):
         tau = concordance / np.sqrt(untied_left) / np.sqrt(untied_right)
     return np.clip(tau, -1.0, 1.0)
-
-
-def _pair_blocks(models: int, size: int) -> Iterator[tuple[Index, Index]]:
-    """All pairs a < b in blocks of about ``size``, never fewer than those of one model with all after it."""
-    step = max(1, size // max(models, 1))
-    for start in range(0, models - 1, step):
-        rows = np.arange(start, min(start + step, models - 1))
-        yield np.repeat(rows, models - 1 - rows), np.concatenate([np.arange(a + 1, models) for a in rows])
 
 
 def _draws(weights: npt.ArrayLike | None, models: int) -> npt.NDArray[np.floating] | None:
