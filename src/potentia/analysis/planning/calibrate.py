@@ -222,7 +222,8 @@ def _by_tasks(problem: Problem, study: npt.NDArray[np.intp], rng: np.random.Gene
             off.append(((problem.z - posterior.mean) / np.sqrt(np.maximum(posterior.variance, 1e-12)))[hidden])
     checked = pooled(np.concatenate(off), "task")
     # Tasks that most models have are the easy ones to predict: the check may widen intervals, not narrow them.
-    return replace(checked, distances=np.maximum(checked.distances, pooled(np.zeros(0), "").distances))
+    single = _by_cells(problem, study, rng)
+    return replace(checked, distances=np.maximum(checked.distances, single.distances), wider=single.wider)
 
 
 def _by_cells(problem: Problem, study: npt.NDArray[np.intp], rng: np.random.Generator) -> Calibration:

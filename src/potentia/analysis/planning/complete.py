@@ -80,6 +80,11 @@ class Completion(Finding):
         """P(rank ≤ k) of every model."""
         return np.asarray(self.p_rank[:, : max(k, 0)].sum(axis=1))
 
+    @property
+    def check(self) -> str:
+        """What the intervals were checked on."""
+        return checked_sentence(self.checked)
+
     def order(self) -> list[str]:
         """Return the models from the best to the worst."""
         return [self.models[i] for i in np.argsort(self.rank, kind="stable")]
@@ -119,7 +124,7 @@ class Completion(Finding):
                 f"Predicted cells ({self.protocol}); none of them is measured",
                 ("model", "task", "predicted", "low", "high"),
                 tuple(unseen),
-                note=f"{self.level:.0%} intervals. {checked_sentence(self.checked)}",
+                note=f"{self.level:.0%} intervals. {self.check}",
             ),
         ]
 
