@@ -11,7 +11,6 @@ import gzip
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Iterable
 from functools import cache
 from html import escape
@@ -49,6 +48,7 @@ def environment() -> Any:
         setting=setting,
         whole=whole,
         named=named,
+        sentences=lambda text: re.split(r"(?<=[\w)]\.) ", text, maxsplit=1),
         table=html_table,
     )
     made.globals.update(count=count)
@@ -130,15 +130,16 @@ def figures(charts: Iterable[Chart]) -> list[dict[str, Any]]:
     """Return what the figure template needs of every chart that has something to see: words, and the drawing."""
     from markupsafe import Markup
 
+    groups: dict[object, list[Chart]] = {}  # what is compared stands side by side
+    for k, chart in enumerate(on_one_scale(chart for chart in charts if chart.tells)):
+        groups.setdefault((type(chart), chart.group) if chart.group else k, []).append(chart)
     made = []
-    members: Counter[object] = Counter()
-    for chart in on_one_scale(chart for chart in charts if chart.tells):
-        svg, width = inline_svg(chart)
-        words = {"id": chart.name, "title": chart.title, "caption": chart.caption}
-        group = (type(chart), chart.group)
-        left = bool(chart.group) and members[group] % 2 == 0  # what is compared stands side by side
-        members[group] += 1
-        made.append({**words, "svg": Markup(svg), "place": "wide" if width > WIDE else "left" if left else ""})
+    for group in groups.values():
+        for k, chart in enumerate(group):
+            svg, width = inline_svg(chart)
+            place = "wide" if width > WIDE else "left" if chart.group and k % 2 == 0 else ""
+            words = {"id": chart.name, "title": chart.title, "caption": chart.caption}
+            made.append({**words, "svg": Markup(svg), "place": place})
     return made
 
 

@@ -31,7 +31,7 @@ from potentia.values.findings import Chart, Finding, Heatmap, Table, telling
 from potentia.values.protocol import Protocol
 
 MOST_RUNGS = 200  # models of the ladder
-MOST_FIGURES = 9  # of stability and consistency: there is one for every task
+MOST_FIGURES = 6  # in view, of sections that have some for every task
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,10 @@ def tuning_section(data: ReportData) -> Section | None:
     found = list(data.rankings.same.values()) if data.rankings is not None else []
     said = " ".join(sentence for one in found for sentence in one.sentences())
     section = of_findings("tuning", "Tuning", said, found, heading="Was it the same for all?")
-    return None if section is None else replace(section, table=section.tables[0], tables=section.tables[1:])
+    if section is None:
+        return None
+    first, *rest = section.tables
+    return replace(section, table=replace(first, note=first.note.removeprefix(said).strip()), tables=rest)
 
 
 def agreement_section(data: ReportData) -> Section | None:
@@ -268,13 +271,19 @@ def agreement_section(data: ReportData) -> Section | None:
     if data.rankings is None or not data.rankings.agreement:
         return None
     found = data.rankings
-    own = [agreement.charts() for agreement in found.agreement.values()]
-    heat, by_category = [c[0] for c in own], [chart for c in own for chart in c[1:]]
+    both, others = _split(found.agreement, data)
+    main = {pair: change for pair, change in found.changes.items() if pair == (data.first, data.main)}
     measures = [] if found.measures is None else [found.measures]
     rest = [*found.fewer.values(), *found.groups.values()]
-    charts = [*_charts(found.changes.values()), *heat, *by_category, *_charts(rest)]
-    tables = _tables([*found.agreement.values(), *measures, *found.changes.values(), *rest])
-    return Section("agreement", "Agreement", AGREEMENT, charts, tables=tables)
+    return Section(
+        "agreement",
+        "Agreement",
+        AGREEMENT,
+        _charts([*main.values(), *both, *rest]),
+        _charts([*(change for pair, change in found.changes.items() if pair not in main), *others]),
+        "The other protocols",
+        _tables([*found.agreement.values(), *measures, *found.changes.values(), *rest]),
+    )
 
 
 def evidence_section(data: ReportData) -> Section | None:
@@ -323,7 +332,8 @@ def test_task_section(data: ReportData) -> Section | None:
     if data.test_task is None:
         return None
     found, heading = data.test_task.named().values(), "Training on the test task"
-    return of_findings("test-task", "Test task", TEST_TASK, found, data.test_task.problems, heading=heading)
+    problems = data.test_task.problems
+    return of_findings("test-task", "Test task", TEST_TASK, found, problems, most=MOST_FIGURES, heading=heading)
 
 
 def exposure_section(data: ReportData) -> Section | None:

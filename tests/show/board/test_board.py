@@ -120,7 +120,7 @@ def test_a_cell_with_lanes_and_items(board: TestClient):
     assert EVIL not in page.text
     items = board.get(f"/api/cells/{key}/items", params={"size": 200}).json()
     assert items["total"] == 60
-    assert DOCUMENT in items["items"][0]["prompt"]
+    assert DOCUMENT in items["entries"][0]["prompt"]
     split = [board.get(f"/api/cells/{key}/items", params={"outcome": o}).json()["total"] for o in ("right", "wrong")]
     assert sum(split) == 60
     assert board.get(f"/api/cells/{key}/items", params={"query": "(59)"}).json()["total"] == 1

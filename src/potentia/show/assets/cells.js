@@ -45,19 +45,19 @@
       const wanted = search.value.trim().toLowerCase();
       const found = cell.items.filter((item) => (outcome.value === "all" || (item.value > 0.5) === (outcome.value === "right")) &&
         (!wanted || `${item.prompt}\n${item.gold}\n${item.prediction}\n${item.id}`.toLowerCase().includes(wanted)));
-      return { total: found.length, items: found.slice(page * PAGE, (page + 1) * PAGE) };
+      return { total: found.length, entries: found.slice(page * PAGE, (page + 1) * PAGE) };
     };
     const remote = async () => {
       const asked = new URLSearchParams({ page: String(page), size: String(PAGE), query: search.value.trim(), outcome: outcome.value });
       const answer = await fetch(`${url}?${asked}`, { headers: { Accept: "application/json" } });
-      return answer.ok ? answer.json() : { total: 0, items: [] };
+      return answer.ok ? answer.json() : { total: 0, entries: [] };
     };
     let turn = 0;
     const draw = async () => {
       const mine = (turn += 1);
-      const { total, items } = url ? await remote() : local();
+      const { total, entries } = url ? await remote() : local();
       if (mine !== turn) return;
-      list.replaceChildren(...items.map((item) => itemCard(item, graded)));
+      list.replaceChildren(...entries.map((item) => itemCard(item, graded)));
       const first = total ? page * PAGE + 1 : 0;
       const whole = url || cell.items.length === cell.total ? "" : `; this file holds ${cell.items.length} of ${cell.total}`;
       status.textContent = `${first}–${Math.min(total, (page + 1) * PAGE)} of ${total} items${whole}`;

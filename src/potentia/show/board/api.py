@@ -46,15 +46,6 @@ class Listing(BaseModel):
     entries: list[dict[str, Any]]
 
 
-class ItemPage(BaseModel):
-    """One page of a cell's items."""
-
-    total: int
-    page: int
-    size: int
-    items: list[dict[str, Any]]
-
-
 class Names(BaseModel):
     """What there is, by name, as of how many cells, and when it was made (seconds since 1970)."""
 
@@ -134,17 +125,8 @@ def make_api(desk: Desk) -> APIRouter:
         if any("\0" in (value or "") for value in only.values()):
             return Listing(total=0, page=page, size=size, entries=[])
         found = desk.store.cells(**only, limit=size, offset=page * size)
-        entries = [
-            jsonable(
-                {
-                    **{name: getattr(cell, name) for name in ("key", "model", "task", "protocol", "metric", "seconds")},
-                    **{name: getattr(cell.score, name) for name in ("value", "stderr", "n")},
-                    "created": cell.created,
-                    "gain": cell.gain,
-                }
-            )
-            for cell in found
-        ]
+        wanted = ("key", "model", "task", "protocol", "metric", "value", "stderr", "n", "seconds", "created", "gain")
+        entries = [{name: value for name, value in cell_payload(cell, ()).items() if name in wanted} for cell in found]
         return Listing(total=desk.store.count(**only), page=page, size=size, entries=entries)
 
     @api.get("/studies/{study}/lanes")
@@ -189,12 +171,12 @@ def make_api(desk: Desk) -> APIRouter:
         size: Size = 20,
         query: Annotated[str, Query(max_length=300, description="text in prompt, answer or right answer")] = "",
         outcome: Literal["all", "right", "wrong"] = "all",
-    ) -> ItemPage:
+    ) -> Listing:
         """Return a cell's items with the model's answers, searched and paged."""
         desk.cell(key)
         found = find_items(desk.items(key), query=query, outcome=outcome)
-        shown = found[page * size : (page + 1) * size]
-        return ItemPage(total=len(found), page=page, size=size, items=[jsonable(item_payload(i)) for i in shown])
+        shown = [jsonable(item_payload(item)) for item in found[page * size : (page + 1) * size]]
+        return Listing(total=len(found), page=page, size=size, entries=shown)
 
     @api.get("/{rest:path}", include_in_schema=False)
     def nothing(rest: str) -> None:
@@ -208,58 +190,42 @@ def make_api(desk: Desk) -> APIRouter:
 
 def metrics(desk: Desk) -> str:
     """Return every study's counts, and the pace of the rows that run now."""
-    summaries = desk.summaries()
-    parts = [
-        _family(
-            "potentia_cells",
-            "Cells of a study: asked for, done and failed.",
-            (
-                ({"study": s["name"], "key": s["key"], "state": state}, float(s[state]))
-                for s in summaries
-                for state in ("asked", "done", "failed")
-                if s[state] is not None  # imported scores were never asked for
-            ),
-        ),
-        _family(
-            "potentia_rows_running",
-            "Rows (models) of a study that are computed now.",
-            (({"study": s["name"], "key": s["key"]}, float(s["running"])) for s in summaries),
-        ),
-        _family(
-            "potentia_cell_seconds_total",
-            "Seconds that the cells of a study took to compute.",
-            (({"study": s["name"], "key": s["key"]}, float(s["seconds"])) for s in summaries),
-            kind="counter",
-        ),
-    ]
+    studies = [({"study": s["name"], "key": s["key"]}, s) for s in desk.summaries()]
+    states = ("asked", "done", "failed")  # imported scores were never asked for
+    cells = [({**of, "state": state}, s[state]) for of, s in studies for state in states if s[state] is not None]
+    running, seconds = ([(of, s[name]) for of, s in studies] for name in ("running", "seconds"))
     rows = [
         ({"study": s["name"], "model": name}, state)
-        for s in summaries
+        for _, s in studies
         if s["running"]
         for name, state in desk.store.get_progress(s["key"]).items()
         if is_running(state)
     ]
-    for field, name, words in (
-        ("tokens_per_second", "potentia_row_tokens_per_second", "Tokens a second of a row that is tuned now."),
-        ("left", "potentia_row_seconds_left", "Seconds that the present phase of a row will take."),
-        ("lanes_active", "potentia_row_lanes", "Lanes of a row that are tuned now."),
-    ):
-        told = ((labels, float(state[field])) for labels, state in rows if state.get(field) is not None)
-        parts.append(_family(name, words, told))
-    silent = ((labels, max(0.0, time.time() - float(state["at"]))) for labels, state in rows if state.get("at"))
-    parts.append(_family("potentia_row_silent_seconds", "Seconds since a running row last spoke.", silent))
-    return "".join(parts)
+
+    def of_rows(field: str) -> list[Sample]:
+        return [(labels, state[field]) for labels, state in rows if state.get(field) is not None]
+
+    silent = [(labels, max(0.0, time.time() - at)) for labels, at in of_rows("at")]
+    return "".join(
+        [
+            _family("cells", "Cells of a study: asked for, done and failed.", cells),
+            _family("rows_running", "Rows (models) of a study that are computed now.", running),
+            _family("cell_seconds_total", "Seconds that the cells of a study took to compute.", seconds, "counter"),
+            _family("row_tokens_per_second", "Tokens a second of a row.", of_rows("tokens_per_second")),
+            _family("row_seconds_left", "Seconds that the present phase of a row will take.", of_rows("left")),
+            _family("row_lanes", "Lanes of a row that are tuned now.", of_rows("lanes_active")),
+            _family("row_silent_seconds", "Seconds since a running row last spoke.", silent),
+        ]
+    )
 
 
-def _family(name: str, words: str, samples: Iterable[Sample], *, kind: str = "gauge") -> str:
-    lines = [f"{name}{{{_labels(labels)}}} {value:.10g}" for labels, value in samples]
+def _family(name: str, words: str, samples: Iterable[Sample], kind: str = "gauge") -> str:
+    name = f"potentia_{name}"
+    lines = [f"{name}{{{_labels(labels)}}} {float(value):.10g}" for labels, value in samples]
     return "\n".join([f"# HELP {name} {words}", f"# TYPE {name} {kind}", *lines, ""])
 
 
-def _labels(labels: Mapping[str, Any]) -> str:
-    return ",".join(f'{name}="{_escaped(str(value))}"' for name, value in labels.items())
-
-
-def _escaped(text: str) -> str:
-    plain = text.encode("utf-8", "replace").decode()
-    return plain.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+def _labels(labels: Mapping[str, str]) -> str:
+    plain = {name: value.encode("utf-8", "replace").decode() for name, value in labels.items()}
+    escaped = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+    return ",".join(f'{name}="{value.translate(escaped)}"' for name, value in plain.items())

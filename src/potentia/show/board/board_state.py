@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from fastapi import HTTPException
+from fastapi import HTTPException, Response
+from starlette.concurrency import run_in_threadpool
 
 from potentia.errors import StoreError
 from potentia.show.board.live import Watch, study_summary
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 LED = 6  # studies of the home page whose leader is told: each costs its findings
 FRESH = 1.0  # seconds for which a count is believed
 
+T = TypeVar("T")
+
 
 class Desk:
     """Everything that pages and API share. Reads the store, never writes it."""
@@ -31,9 +35,7 @@ class Desk:
         self.snapshots = Snapshots(where, self.worker, partial(make_snapshot, history=history))
         self.outlooks = Snapshots(where, self.worker, partial(make_outlook, history=history))
         self._watches: dict[str, Watch] = {}
-        self._stamps: dict[str, tuple[float, tuple[int, int]]] = {}
-        self._studies: tuple[float, list[StudyRecord]] = (-FRESH, [])
-        self._summaries: tuple[float, list[dict[str, Any]]] = (-FRESH, [])
+        self._read: dict[str, tuple[float, Any]] = {}  # name → when, and what was read
         self.items = lru_cache(maxsize=4)(self._items)
 
     def stop(self) -> None:
@@ -47,26 +49,32 @@ class Desk:
         self.worker.close()
         self.store.close()
 
-    def studies(self) -> list[StudyRecord]:
-        """Return the studies, as of a second ago at most."""
-        at, known = self._studies
+    def _fresh(self, name: str, read: Callable[[], T]) -> T:
+        """Return what is read, as of a second ago at most."""
+        at, known = self._read.get(name, (-FRESH, None))
         if time.monotonic() - at > FRESH:
-            known = self.store.studies()
-            self._studies = (time.monotonic(), known)
-        return known
+            known = read()
+            self._read[name] = (time.monotonic(), known)
+        return cast(T, known)
+
+    def studies(self) -> list[StudyRecord]:
+        """Return the studies."""
+        return self._fresh("studies", self.store.studies)
 
     def summaries(self) -> list[dict[str, Any]]:
-        """Return every study with its counts, as of a second ago at most."""
-        at, known = self._summaries
-        if time.monotonic() - at > FRESH:
-            known = [study_summary(self.store, record) for record in self.studies()]
-            self._summaries = (time.monotonic(), known)
-        return known
+        """Return every study with its counts."""
+        return self._fresh("summaries", lambda: [study_summary(self.store, record) for record in self.studies()])
+
+    def stamp(self, key: str) -> tuple[int, int]:
+        """Return how many cells and failures a study has."""
+
+        def counts() -> tuple[int, int]:
+            return self.store.count(study=key), len(self.store.failures(study=key))
+
+        return self._fresh(f"stamp {key}", counts)
 
     async def overview(self) -> list[dict[str, Any]]:
         """Return the summaries with the time left of what runs, and who leads in the studies opened last."""
-        from starlette.concurrency import run_in_threadpool
-
         told = []
         for place, summary in enumerate(await run_in_threadpool(self.summaries)):
             key, left, headline, behind = summary["key"], None, "", False
@@ -93,37 +101,21 @@ class Desk:
         record = self.study(name)
         return self._watches.setdefault(record.key, Watch(self.store, record))
 
-    def stamp(self, key: str) -> tuple[int, int]:
-        """Return how many cells and failures a study has, as of a second ago at most."""
-        at, known = self._stamps.get(key, (-FRESH, (0, 0)))
-        if time.monotonic() - at > FRESH:
-            known = (self.store.count(study=key), len(self.store.failures(study=key)))
-            self._stamps[key] = (time.monotonic(), known)
-        return known
-
     async def snapshot(self, key: str) -> Snapshot:
         """Return the study's latest snapshot."""
-        from starlette.concurrency import run_in_threadpool
-
         return await self.snapshots.get(key, await run_in_threadpool(self.stamp, key))
 
     async def peek(self, key: str) -> Snapshot | None:
         """Return the study's latest snapshot, or None while the first is being made."""
-        from starlette.concurrency import run_in_threadpool
-
         return self.snapshots.peek(key, await run_in_threadpool(self.stamp, key))
 
     async def outlook(self, key: str, *, wait: bool = False) -> Snapshot | None:
         """Return the expected final ranking; None while the first is being made, unless it is waited for."""
-        from starlette.concurrency import run_in_threadpool
-
         stamp = await run_in_threadpool(self.stamp, key)
         return await self.outlooks.get(key, stamp) if wait else self.outlooks.peek(key, stamp)
 
     async def warm(self) -> None:
         """Begin the first snapshots of the study opened last, before anyone asks; the short one first."""
-        from starlette.concurrency import run_in_threadpool
-
         records = await run_in_threadpool(self.studies)
         if records:
             await self.outlook(records[0].key)
@@ -153,8 +145,6 @@ class Desk:
 
 def json_text(text: str | None) -> Any:
     """Answer with JSON made earlier, or 404."""
-    from fastapi import Response
-
     if text is None:
         raise HTTPException(404, "there is nothing of that name")
     return Response(text, media_type="application/json")
