@@ -258,11 +258,3 @@ class LiveStore(Patient):
             query = sa.select(s.progress).where(s.progress.c.study == self._study_key(connection, study))
             rows = connection.execute(query.order_by(s.progress.c.row)).mappings().all()
         return {row["row"]: {**loads(row["payload"]), "updated": row["updated"]} for row in rows}
-
-    def clear_progress(self, study: str, row: str | None = None) -> None:
-        """Forget the state of one row, or of all rows: nothing runs there any more."""
-        with self._writing() as connection:
-            wanted = [s.progress.c.study == self._study_key(connection, study)]
-            if row is not None:
-                wanted.append(s.progress.c.row == row)
-            connection.execute(s.progress.delete().where(*wanted))
