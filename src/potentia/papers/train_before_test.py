@@ -315,7 +315,7 @@ def _group_checks(pair: Sequence[ScoreMatrix], found: Mapping[str, Finding]) -> 
             note = NO_FEW_SHOT
             if protocol in means:
                 matrix = next((m for m in pair if m.protocol == protocol), None)
-                note = _at_three_decimals(matrix) if matrix is not None and round(ours, 2) != value else ""
+                note = _at_three_decimals(matrix) if matrix is not None and abs(ours - value) >= 0.005 else ""
             yield Check(where, f"mean τ, {NAMES[protocol]}", value, ours, note=note)
     sizes = found["by size"]
     if isinstance(sizes, GroupAgreement):
