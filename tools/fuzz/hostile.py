@@ -252,7 +252,8 @@ def _model(change: Callable[[Path, Path], None], *, adapter: bool = False) -> Ca
             from potentia.run import plan_study
             from potentia.study import make_study
 
-            (folder / "t.jsonl").write_text("".join(json.dumps({"text": f"a text {n}"}) + "\n" for n in range(20)))
+            asked = [{"question": f"Which is {n}?", "choices": ["a", "b"], "answer": n % 2} for n in range(20)]
+            (folder / "t.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
             model = {"name": "m", "path": str(base), **({"adapter": str(target)} if adapter else {})}
             study = make_study(
                 {
@@ -260,6 +261,7 @@ def _model(change: Callable[[Path, Path], None], *, adapter: bool = False) -> Ca
                     "models": [model],
                     "tasks": [{"name": "t", "file": str(folder / "t.jsonl")}],
                     "protocols": ["direct"],
+                    "chat": "always",
                     "device": "cpu",
                     "store": str(folder / "s.db"),
                 }
