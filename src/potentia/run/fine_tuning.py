@@ -419,11 +419,11 @@ def learned(
 
 
 def adapter(tuning: Tuning) -> LoraConfig:
-    """Return the shape of a recipe's adapters."""
+    """Return the shape of a recipe's adapters; full tuning has none, and takes no notice."""
     from potentia.engine.tune import LoraConfig
 
-    assert tuning.method != "full"
-    return LoraConfig(tuning.rank, tuning.alpha, tuning.dropout, tuning.targets, tuning.method)
+    kind = "lora" if tuning.method == "full" else tuning.method
+    return LoraConfig(tuning.rank, tuning.alpha, tuning.dropout, tuning.targets, kind)
 
 
 def schedule(tuning: Tuning, rate: float, documents: int | None = None) -> Schedule:
