@@ -34,7 +34,7 @@ def fuzz(
     inputs: int, *, seed: int, only: list[str], first: int = 0, root: Path, every: int = 2000
 ) -> tuple[Counter[tuple[str, str]], dict[str, str]]:
     """Return how the inputs ended, and the first of every kind of trouble."""
-    watch = Watch(root, Path(tempfile.gettempdir()) / "potentia-fuzz-none", *_caches())
+    watch = Watch(root, Path.home() / ".cache")
     counts: Counter[tuple[str, str]] = Counter()
     kinds: dict[str, str] = {}
     names = only or list(TARGETS)
@@ -59,11 +59,6 @@ def fuzz(
                 flush=True,
             )
     return counts, kinds
-
-
-def _caches() -> list[Path]:
-    home = Path.home()
-    return [home / ".cache"]
 
 
 def main() -> None:

@@ -115,11 +115,6 @@ def as_json(made: Any) -> bytes:
         return repr(made).encode("utf-8", "surrogatepass")
 
 
-def as_yaml(made: Any) -> bytes:
-    """Write a value as YAML; JSON is YAML too."""
-    return as_json(made)
-
-
 def as_bytes(made: str) -> bytes:
     """Write a text, half characters included."""
     return made.encode("utf-8", "surrogatepass")

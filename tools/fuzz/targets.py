@@ -130,19 +130,24 @@ export CSV -o out/a.csv
 import CSV --store new.db --name X
 analyze rankings CSV --resamples 20
 analyze rankings DB --resamples 20 --study X
-analyze stability CSV
 analyze consistency CSV
+analyze benchmark CSV
+analyze exposure DB --study X
+compare X X DB
 analyze proxy CSV --target X
 analyze test-task CSV --newer X
 tasks show QUESTIONS
 tasks show X
-models X
+models check X
+predict X QUESTIONS
+adapters merge X -o out/X
+reproduce X CSV
 run STUDY --dry-run
 run STUDY --dry-run --seed X --learning-rates X
 run --models X --tasks QUESTIONS --dry-run
 report X
 adapters list DB
-adapters export DB X
+adapters export DB --model X --task X -o out/X
 serve X
 track X
 analyze X
