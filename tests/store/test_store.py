@@ -214,8 +214,8 @@ def test_the_matrix_has_gaps_where_cells_are_missing(store: Store, make_cell: Ma
 
 
 def test_the_newest_of_two_recipes_is_taken(store: Store, make_cell: MakeCell) -> None:
-    store.commit_cell(make_cell("new", value=0.9, created="2026-02-01T00:00:00+00:00"))
-    store.commit_cell(make_cell("old", value=0.1, created="2026-01-01T00:00:00+00:00"))
+    store.commit_cell(make_cell("old", value=0.1, created="2026-02-01T00:00:00+00:00"))
+    store.commit_cell(make_cell("new", value=0.9, created="2026-01-01T00:00:00+00:00"))  # the clock was set back
     assert store.matrix("direct").values.tolist() == [[0.9]]
 
 

@@ -77,10 +77,10 @@ class Reading(Leases):
         with self._reading() as connection:
             wanted = self._wanted(connection, study=study, **equal)
             if limit is not None:
-                page = sa.select(s.cells.c.id).where(*wanted).order_by(s.cells.c.created, s.cells.c.key)
+                page = sa.select(s.cells.c.id).where(*wanted).order_by(s.cells.c.id)
                 wanted = [s.cells.c.id.in_(connection.execute(page.limit(limit).offset(offset)).scalars().all())]
             body = sa.select(s.cells, s.manifests.c.manifest, s.manifests.c.selection).join_from(s.cells, s.manifests)
-            body = body.where(*wanted).order_by(s.cells.c.created, s.cells.c.key)
+            body = body.where(*wanted).order_by(s.cells.c.id)
             rows = connection.execute(body).mappings().all()
             parts = sa.select(s.scores).join_from(s.scores, s.cells).where(*wanted).order_by(s.scores.c.name)
             origins = {r["id"]: _origin(*(r[name] for name in ORIGIN)) or UNKNOWN for r in rows}
@@ -127,7 +127,7 @@ class Reading(Leases):
         """Return rows of cells and of a table beside them, in the order of their making."""
         with self._reading() as connection:
             query = query.join_from(s.cells, beside).where(*self._wanted(connection, **which))
-            return connection.execute(query.order_by(s.cells.c.created, s.cells.c.key)).all()
+            return connection.execute(query.order_by(s.cells.c.id)).all()
 
     def count(self, *, study: Studies = None, **equal: str | None) -> int:
         """Return how many cells are committed, without reading them."""
@@ -157,7 +157,7 @@ class Reading(Leases):
         c = s.cells.c
         with self._reading() as connection:
             wanted = [*self._wanted(connection, study=study), c.item_count.is_not(None)]
-            query = sa.select(c.protocol, c.task, c.model, c.data, c.key).where(*wanted).order_by(c.created, c.key)
+            query = sa.select(c.protocol, c.task, c.model, c.data, c.key).where(*wanted).order_by(c.id)
             rows = connection.execute(query).all()
         for protocol, task, model, data, key in rows:
             values = load_values(self.items_folder, key)
@@ -191,7 +191,7 @@ class Reading(Leases):
             query = query.where(*self._wanted(connection, study=study, protocol=protocol))
             grid = Grid(connection.execute(query).all())
             if grid.repeats():
-                grid = Grid(connection.execute(query.order_by(c.created, c.key)).all())
+                grid = Grid(connection.execute(query.order_by(c.id)).all())
         if not grid.models:
             what = f"{protocol} cells" + (f" with the metric {metric!r}" if metric else "")
             known = ", ".join(self.protocols(study=study))
