@@ -107,6 +107,8 @@ def _in_words(error: Exception) -> PotentiaError | None:
         return InputError(f"a name or path is no Unicode text: {getattr(error, 'reason', error)}")
     if number == errno.ENAMETOOLONG:
         return InputError("a path is too long for this system")
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP):
+        return InputError(str(error.strerror), where=str(error.filename))  # type: ignore[attr-defined]
     full = number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     if full or any(words in told for words in ("No space left on device", "File too large")):
         return PotentiaError(f"it could not be written: {told}"[:300], hint="free some space")
