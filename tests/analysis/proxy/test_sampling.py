@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from potentia.analysis.proxy.relevance import METRICS, correlate_target, measure_relevance, normalise
+from potentia.analysis.proxy.proxies import METRICS, correlate_target, measure_relevance, normalise
 from potentia.analysis.proxy.sampling import measure_sampling, top_share
 from potentia.errors import InputError
 from potentia.values.scores import ScoreMatrix

@@ -10,7 +10,7 @@ import pytest
 
 from potentia.analysis.test_task.adjustment import assign_half, compare_copies, compare_groups, favour_group
 from potentia.analysis.test_task.changes import compare_families, measure_gain, mediate, shift_of_ranks
-from potentia.analysis.test_task.cohort import Cohort, Pair, Split, best_of, left_out, pair_up
+from potentia.analysis.test_task.cohort import Cohort, Pair, Split, best_of, pair_up, unpaired
 from potentia.analysis.test_task.discriminator import discriminate
 from potentia.analysis.test_task.emergence import trace_emergence
 from potentia.analysis.test_task.find import analyze_pair
@@ -230,9 +230,9 @@ def test_best_of_leaves_out_a_model_without_an_adjusted_score() -> None:
     cohort = Cohort.build({"model": m, "family": "f", "compute": 1e21} for m in ("a", "b", "c"))
     (pair,) = pair_up(before, best_of(before, after), cohort)
     assert (pair.cohort.models, pair.after.tolist()) == (("a",), [0.4])
-    assert left_out(before, after, cohort, "t") == {"no score by adjust": ("b", "c")}
+    assert unpaired(before, after, cohort, "t") == {"no score by adjust": ("b", "c")}
     known = Cohort.build([{"model": "b", "compute": 1e21}])
-    named = left_out(after, before, known, "t")
+    named = unpaired(after, before, known, "t")
     assert named["no score by adjust"] == ("b", "c")
     assert [names for why, names in named.items() if "no compute known" in why] == [("a",)]
 

@@ -13,6 +13,7 @@ import numpy as np
 from scipy.stats import rankdata
 
 from potentia.analysis.base_models.methods import Column, columns
+from potentia.analysis.left_out import left_out, noted
 from potentia.errors import InputError
 from potentia.values.findings import Bars, Cell, Chart, Finding, Interval, Table
 from potentia.values.protocol import Protocol
@@ -32,6 +33,7 @@ class Ablation(Finding):
     near: tuple[int, ...]  # cells in which it is not best but within ``tolerance``
     cells: int
     tolerance: float
+    left_out: tuple[str, ...] = ()
 
     def tables(self) -> Sequence[Table]:
         """Return the ablation table with the best of each cell marked, and the mean ranks."""
@@ -56,7 +58,7 @@ class Ablation(Finding):
                     (m, r.value, r.low, r.high, b, n, self.cells)
                     for m, r, b, n in zip(self.methods, self.mean_rank, self.best, self.near, strict=True)
                 ),
-                note="Only cells scored by all methods count. Intervals resample models.",
+                note=f"Only cells scored by all methods count. Intervals resample models.{noted(self.left_out)}",
                 digits=2,
             ),
         )
@@ -125,16 +127,23 @@ def compare_methods(
     top = cube == highest
     near = ~top & (highest - cube <= tolerance)
     counted = whole[:, None, :]
+    kept = {k for k, keep in zip((*rows, *benchmarks), (*keep_rows, *keep_tasks), strict=True) if keep}
+    reasons = {
+        "not scored by all methods on any task": [m for m in rows if m not in kept],
+        "scored by all methods on no model": [t for t in benchmarks if t not in kept],
+        "methods that share fewer cells": [m for m in dict.fromkeys(c.method for c in found) if m not in names],
+    }
     return Ablation(
-        models=tuple(m for m, keep in zip(rows, keep_rows, strict=True) if keep),
+        models=tuple(m for m in rows if m in kept),
         methods=names,
-        tasks=tuple(t for t, keep in zip(benchmarks, keep_tasks, strict=True) if keep),
+        tasks=tuple(t for t in benchmarks if t in kept),
         scores=cube,
         mean_rank=_mean_ranks(ranks, level, draws, seed),
         best=tuple(int(v) for v in (top & counted).sum(axis=(0, 2))),
         near=tuple(int(v) for v in (near & counted).sum(axis=(0, 2))),
         cells=int(whole.sum()),
         tolerance=tolerance,
+        left_out=left_out(reasons),
     )
 
 

@@ -13,11 +13,20 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from potentia.analysis.base_models.improvement import Improvement, improvement_chart, improvement_table
-from potentia.analysis.base_models.methods import Column, columns, order_methods
+from potentia.analysis.base_models.methods import (
+    Column,
+    Improvement,
+    columns,
+    improvement_chart,
+    improvement_table,
+    mean_tau,
+    order_methods,
+    tau_heatmap,
+)
+from potentia.analysis.left_out import left_out, noted
 from potentia.analysis.stats.uncertainty import redraw, tau_interval, tau_rows
 from potentia.errors import InputError
-from potentia.values.findings import Chart, Finding, Heatmap, Interval, Plot, Points, Table
+from potentia.values.findings import Chart, Finding, Interval, Plot, Points, Table
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 
@@ -47,6 +56,7 @@ class Consistency(Finding):
     methods: tuple[str, ...]
     links: tuple[Link, ...]
     improvements: tuple[Improvement, ...]
+    left_out: tuple[str, ...] = ()
 
     def tables(self) -> Sequence[Table]:
         """Return tau per benchmark and method, the mean per method, and the improvements (tables 2 and 3's layout)."""
@@ -60,7 +70,7 @@ class Consistency(Finding):
                 ("task", "base models by", "instruct models by", "pairs", "tau", "low", "high", "gain"),
                 rows,
                 note="gain: mean score of the instruct versions less that of the base models. Intervals resample the "
-                "pairs, and the scores where their standard errors are known.",
+                f"pairs, and the scores where their standard errors are known.{noted(self.left_out)}",
             ),
             Table(
                 "Mean consistency of each method",
@@ -69,42 +79,24 @@ class Consistency(Finding):
             ),
         ]
         if self.improvements:
-            title = f"Improvement in consistency over {self.baseline}"
-            found.append(improvement_table(title, self.improvements, "pairs"))
+            found.append(improvement_table("consistency", self.improvements, "pairs"))
         return found
 
     def charts(self) -> Sequence[Chart]:
         """Return tau as a heat map, and base against instruct scores for each benchmark."""
-        tasks = tuple(dict.fromkeys(k.task for k in self.links))
+        caption = "Kendall's tau between base models and their instruct versions; 1 means the same order."
         taus = {(k.task, k.method): k.tau.value for k in self.links}
-        drawn: list[Chart] = [
-            Heatmap(
-                "consistency",
-                "Consistency by method",
-                "Kendall's tau between base models and their instruct versions; 1 means the same order.",
-                rows=tasks,
-                columns=self.methods,
-                values=np.array([[taus.get((task, m), np.nan) for m in self.methods] for task in tasks]),
-                low=-1,
-                high=1,
-                diverging=True,
-            )
-        ]
+        drawn: list[Chart] = [tau_heatmap("consistency", "Consistency by method", caption, taus)]
         if self.improvements:
-            drawn.append(improvement_chart("consistency-improvement", "Improvement in consistency", self.improvements))
-        for task in tasks:
+            drawn.append(improvement_chart("consistency", self.improvements))
+        for task in dict.fromkeys(k.task for k in self.links):
             drawn.append(
                 Plot(
                     f"consistency-{task}",
                     f"{task}: base and instruct",
                     "Each point is one pair. Points that rise from left to right are consistent.",
                     points=tuple(
-                        Points(
-                            k.method,
-                            tuple(float(v) for v in k.base),
-                            tuple(float(v) for v in k.instruct),
-                            tuple(base for base, _ in k.pairs),
-                        )
+                        Points(k.method, tuple(k.base.tolist()), tuple(k.instruct.tolist()), tuple(dict(k.pairs)))
                         for k in self.links
                         if k.task == task
                     ),
@@ -115,8 +107,8 @@ class Consistency(Finding):
         return drawn
 
     def _mean_row(self, method: str) -> tuple[str, int, float]:
-        taus = [k.tau.value for k in self.links if k.method == method and np.isfinite(k.tau.value)]
-        return method, len(taus), float(np.mean(taus)) if taus else float("nan")
+        taus = [k.tau.value for k in self.links if k.method == method]
+        return method, int(np.isfinite(taus).sum()), mean_tau(taus)
 
 
 def measure_consistency(
@@ -164,7 +156,13 @@ def measure_consistency(
             hint="score both sides of each pair, or name the pairs in a CSV file with the columns base and instruct",
         )
     present = tuple(m for m in methods if any(k.method == m for k in links))
-    return Consistency(baseline, present, tuple(links), tuple(improvements))
+    taken = {model for link in links for pair in link.pairs for model in pair}
+    scored = dict.fromkeys(model for column in found for model in column.models)
+    reasons = {
+        "not scored on both sides of the pair": [base for base in pairs if base not in taken],
+        "in no pair of base and instruct": [m for m in scored if m not in pairs and m not in pairs.values()],
+    }
+    return Consistency(baseline, present, tuple(links), tuple(improvements), left_out(reasons))
 
 
 def _judge(by_key: Mapping[tuple[str, str], Column], task: str, method: str, reference: str | None) -> Column | None:

@@ -12,11 +12,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from potentia.analysis.base_models.improvement import Improvement, improvement_chart, improvement_table
-from potentia.analysis.base_models.methods import Column, columns, order_methods
+from potentia.analysis.base_models.methods import (
+    Column,
+    Improvement,
+    columns,
+    improvement_chart,
+    improvement_table,
+    mean_tau,
+    order_methods,
+    tau_heatmap,
+)
+from potentia.analysis.left_out import left_out, noted
 from potentia.analysis.stats.uncertainty import redraw, tau_interval, tau_rows
 from potentia.errors import InputError
-from potentia.values.findings import Chart, Finding, Heatmap, Interval, Line, Plot, Points, Table
+from potentia.values.findings import Chart, Finding, Interval, Line, Plot, Points, Table
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 
@@ -46,6 +55,17 @@ class Curve:
     gap: float | None  # the smallest gap resolved, None where none is or where no standard error is known
     neighbours: float | None  # the share of neighbouring checkpoints told apart in the right order
 
+    @property
+    def label(self) -> str:
+        """Benchmark and series."""
+        return f"{self.task} ({self.series})"
+
+    def line(self) -> Line:
+        """Return scores against steps, with 95 % intervals where they are known."""
+        known = bool(np.isfinite(self.stderr).all())
+        low, high = (tuple((self.scores + s * 1.96 * self.stderr).tolist()) if known else () for s in (-1, 1))
+        return Line(self.method, tuple(self.steps.tolist()), tuple(self.scores.tolist()), low, high)
+
 
 @dataclass(frozen=True)
 class Stability(Finding):
@@ -57,6 +77,7 @@ class Stability(Finding):
     curves: tuple[Curve, ...]
     improvements: tuple[Improvement, ...]
     power: float
+    left_out: tuple[str, ...] = ()
 
     def tables(self) -> Sequence[Table]:
         """Return tau per curve, the mean per method, and the improvements over the baseline (table 1's layout)."""
@@ -71,7 +92,7 @@ class Stability(Finding):
                 rows,
                 note=f"gap: the smallest distance at which at least {self.power:.0%} of the pairs of checkpoints that "
                 "far apart or farther are significantly in the right order (one-sided, 5 %); – where none is. "
-                "neighbours: the share of adjacent checkpoints so told apart.",
+                f"neighbours: the share of adjacent checkpoints so told apart.{noted(self.left_out)}",
             ),
             Table(
                 "Mean stability of each method",
@@ -81,30 +102,16 @@ class Stability(Finding):
             ),
         ]
         if self.improvements:
-            found.append(
-                improvement_table(f"Improvement in stability over {self.baseline}", self.improvements, "series")
-            )
+            found.append(improvement_table("stability", self.improvements, "series"))
         return found
 
     def charts(self) -> Sequence[Chart]:
         """Return tau as a heat map, and scores against steps for each benchmark and series."""
-        labels = tuple(dict.fromkeys(_label(c) for c in self.curves))
-        taus = {(_label(c), c.method): c.tau.value for c in self.curves}
-        drawn: list[Chart] = [
-            Heatmap(
-                "stability",
-                "Stability by method",
-                f"Kendall's tau between scores and {self.unit}; 1 means that every later checkpoint scores higher.",
-                rows=labels,
-                columns=self.methods,
-                values=np.array([[taus.get((row, method), np.nan) for method in self.methods] for row in labels]),
-                low=-1,
-                high=1,
-                diverging=True,
-            )
-        ]
+        caption = f"Kendall's tau between scores and {self.unit}; 1 means that every later checkpoint scores higher."
+        taus = {(c.label, c.method): c.tau.value for c in self.curves}
+        drawn: list[Chart] = [tau_heatmap("stability", "Stability by method", caption, taus)]
         if self.improvements:
-            drawn.append(improvement_chart("stability-improvement", "Improvement in stability", self.improvements))
+            drawn.append(improvement_chart("stability", self.improvements))
         for series, task in dict.fromkeys((c.series, c.task) for c in self.curves):
             chosen = [c for c in self.curves if (c.series, c.task) == (series, task)]
             drawn.append(
@@ -113,8 +120,8 @@ class Stability(Finding):
                     f"{task} over the pretraining of {series}",
                     "Scores at each checkpoint, one curve per method, with 95 % intervals where known. "
                     "A stable method rises throughout.",
-                    points=tuple(Points(c.method, _floats(c.steps), _floats(c.scores), c.models) for c in chosen),
-                    lines=tuple(_line(c) for c in chosen),
+                    points=tuple(Points(c.method, c.line().x, c.line().y, c.models) for c in chosen),
+                    lines=tuple(c.line() for c in chosen),
                     x_label=self.unit,
                     y_label="score",
                 )
@@ -123,9 +130,7 @@ class Stability(Finding):
 
     def _mean_row(self, method: str) -> tuple[str, int, float, int]:
         chosen = [c for c in self.curves if c.method == method]
-        taus = [c.tau.value for c in chosen if np.isfinite(c.tau.value)]
-        mean = float(np.mean(taus)) if taus else float("nan")
-        return method, len(chosen), mean, sum(c.gap is not None for c in chosen)
+        return method, len(chosen), mean_tau([c.tau.value for c in chosen]), sum(c.gap is not None for c in chosen)
 
 
 def measure_stability(
@@ -164,7 +169,16 @@ def measure_stability(
     curves.sort(key=lambda c: (c.series, c.task, methods.index(c.method)))
     improvements = _improvements(curves, baseline, level, draws, rng) if baseline else ()
     present = tuple(m for m in methods if any(c.method == m for c in curves))
-    return Stability(unit, baseline, present, tuple(curves), improvements, power)
+    scored = dict.fromkeys(model for column in found for model in column.models)
+    taken = {model for curve in curves for model in curve.models}
+    reasons = {
+        "no score": [model for model in checkpoints if model not in scored],
+        "of a series of fewer than three scored checkpoints": [
+            model for model in checkpoints if model in scored and model not in taken
+        ],
+        "no checkpoint of a series": [model for model in scored if model not in checkpoints],
+    }
+    return Stability(unit, baseline, present, tuple(curves), improvements, power, left_out(reasons))
 
 
 def resolvable_gap(
@@ -247,18 +261,3 @@ def _improvements(
         difference = tau_interval(value, spread, level=level, bounds=(-2.0, 2.0))
         found.append(Improvement(curve.series, curve.task, curve.method, baseline, difference))
     return tuple(found)
-
-
-def _label(curve: Curve) -> str:
-    return f"{curve.task} ({curve.series})"
-
-
-def _line(curve: Curve) -> Line:
-    known = bool(np.isfinite(curve.stderr).all())
-    low = _floats(curve.scores - 1.96 * curve.stderr) if known else ()
-    high = _floats(curve.scores + 1.96 * curve.stderr) if known else ()
-    return Line(curve.method, _floats(curve.steps), _floats(curve.scores), low, high)
-
-
-def _floats(values: Floats) -> tuple[float, ...]:
-    return tuple(float(v) for v in values)

@@ -15,6 +15,7 @@ import numpy as np
 from scipy.stats import norm
 
 from potentia.analysis.base_models.stability import Checkpoint
+from potentia.analysis.left_out import left_out, noted
 from potentia.analysis.stats.uncertainty import tau_rows
 from potentia.errors import InputError
 from potentia.values.findings import Cell, Chart, Finding, Line, Plot, Points, Table, short_names
@@ -53,6 +54,7 @@ class Training(Finding):
     main: Protocol
     runs: tuple[Run, ...]
     whole: bool  # every model with a score is a checkpoint of one of these runs
+    left_out: tuple[str, ...] = ()
     level: float = 0.95
 
     @property
@@ -157,7 +159,7 @@ class Training(Finding):
                 f"{mean} over pretraining",
                 ("run", self.unit, *labels, *(["gain"] if gain else [])),
                 tuple(rows),
-                note=f"± is the half-width of the {self.level:.0%} interval of test noise.".replace("%", " %"),
+                note=f"± is the half-width of the {100 * self.level:g} % interval of test noise.{noted(self.left_out)}",
             ),
             Table(
                 f"Kendall's τ between scores and {self.unit}",
@@ -205,7 +207,7 @@ def follow_training(
 ) -> Training:
     """Follow every series of three checkpoints and more through the protocols that have them all."""
     matrices = {p: m.benchmarks() for p, m in scores.items()}
-    found = {m for matrix in matrices.values() for m in matrix.models if m in checkpoints}
+    found = dict.fromkeys(m for matrix in matrices.values() for m in matrix.models if m in checkpoints)
     series: dict[str, list[str]] = {}
     for model in sorted(found, key=lambda m: checkpoints[m].step):
         series.setdefault(checkpoints[model].series, []).append(model)
@@ -225,8 +227,16 @@ def follow_training(
     main = main if main in protocols else protocols[-1]
     runs = [_run(name, of, checkpoints, {p: matrices[p] for p in protocols}, tasks) for name, of in series.items()]
     runs.sort(key=lambda run: -float(run.scores[main][-1]))
-    scored = {m for matrix in matrices.values() for m in matrix.models}
-    return Training(unit, tuple(tasks), tuple(protocols), main, tuple(runs), whole=scored <= set(models))
+    scored = dict.fromkeys(m for matrix in matrices.values() for m in matrix.models)
+    every = dict.fromkeys(task for matrix in matrices.values() for task in matrix.tasks)
+    reasons = {
+        "no checkpoint of a series": [m for m in scored if m not in checkpoints],
+        f"of a series of fewer than {LEAST} checkpoints": [m for m in found if m not in models],
+        "tasks that some checkpoint lacks": [task for task in every if task not in tasks],
+        "protocols that some checkpoint lacks": [p for p in matrices if p not in protocols],
+    }
+    whole = set(scored) <= set(models)
+    return Training(unit, tuple(tasks), tuple(protocols), main, tuple(runs), whole, left_out(reasons))
 
 
 def _run(

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from potentia.analysis.base_models.lineage import known_pairs
-from potentia.analysis.proxy.forecast import Forecast, make_forecast
-from potentia.analysis.proxy.joined import join_pairs
-from potentia.analysis.proxy.proxies import ProxyTasks, Transform, choose_proxies, ignore_robustness, log_ratio, sigmoid
-from potentia.analysis.proxy.relevance import METRICS, Metric, Normalise
+from potentia.analysis.left_out import few, left_out
+from potentia.analysis.proxy.forecast import Forecast, join_pairs, make_forecast
+from potentia.analysis.proxy.proxies import (
+    METRICS,
+    Metric,
+    Normalise,
+    ProxyTasks,
+    Transform,
+    choose_proxies,
+    ignore_robustness,
+    log_ratio,
+    sigmoid,
+)
 from potentia.analysis.proxy.robustness import Robustness, measure_robustness
 from potentia.analysis.proxy.sampling import (
     PAPER_CONFIGURATIONS,
@@ -125,27 +134,49 @@ def find_proxies(evidence: Evidence, options: Options, truth: Evidence | None = 
     robust = None
     if options.data_group or options.seed_group:
         robust = measure_robustness(whole.select(tasks=wanted), list(options.data_group), list(options.seed_group))
-    proxies = choose_proxies(
-        reference,
-        target,
-        wanted,
-        metric=metric,
-        how=how,
-        robust=robust,
-        min_relevance=options.min_relevance,
-        min_robustness=options.min_robustness,
-        transform=options.transform(),
-        top=options.keep,
-    )
-    problems, forecast = [], None
+    choice = {
+        "metric": metric,
+        "how": how,
+        "robust": robust,
+        "min_relevance": options.min_relevance,
+        "min_robustness": options.min_robustness,
+        "transform": options.transform(),
+        "top": options.keep,
+    }
+    proxies = choose_proxies(reference, target, wanted, **choice)
+    problems, forecast = _unused(reference, options, wanted, others, couples), None
     if not proxies.weights:
         problems.append("no task passed the thresholds: lower --min-relevance or --min-robustness to predict")
     elif options.early:
         known = _later(truth, options, couples) if truth is not None else None
         early = whole.select(models=options.early)
         forecast = make_forecast(proxies.weights, early, target, truth=known, corpora=rivals)
-    judged = _validation(evidence, others, options, wanted, rivals, metric, couples, robust)
+    judged = _validation(evidence, others, options, wanted, rivals, couples, choice)
+    if judged is None:
+        problems.append(f"no test on other models: fewer than {LEAST_MODELS} have all scores")
     return Proxies(proxies, sampled, robust, forecast, judged, tuple(problems))
+
+
+def _unused(
+    reference: ScoreMatrix,
+    options: Options,
+    wanted: Sequence[str],
+    others: ScoreMatrix,
+    couples: Mapping[str, str],
+) -> list[str]:
+    """Say who takes no part in choosing proxies, and why."""
+    tasks = [options.target, *(task for task in wanted if task != options.target)]
+    whole = set(reference.select(tasks=tasks).complete().models)
+    reasons: dict[str, list[str]] = {}
+    if options.on != "same":
+        paired = {*couples, *couples.values()}
+        reasons["in no pair of base and chat"] = [m for m in others.models if m not in paired]
+        reasons["not scored on both sides of the pair"] = [b for b in couples if b not in reference.models]
+    for model, row in zip(reference.models, np.isfinite(reference.select(tasks=tasks).values), strict=True):
+        if model not in whole:
+            lacks = few([task for task, there in zip(tasks, row, strict=True) if not there], 2)
+            reasons.setdefault(f"no score on {lacks}", []).append(model)
+    return list(left_out(reasons))
 
 
 def _couples(evidence: Evidence, options: Options) -> dict[str, str]:
@@ -191,9 +222,8 @@ def _validation(
     options: Options,
     wanted: Sequence[str],
     rivals: Sequence[str],
-    metric: Metric,
     couples: Mapping[str, str],
-    robust: Robustness | None,
+    choice: Mapping[str, Any],
 ) -> Validation | None:
     """Judge the choice on models that it was not made on; None where there are too few."""
     target, others = options.target, [t for t in wanted if t != options.target]
@@ -211,12 +241,6 @@ def _validation(
         corpora=list(rivals),
         pairs=couples or None,
         groups={m: families[m] for m in reference.models if m in families} if options.families else None,
-        metric=metric,
-        how=cast("Normalise", options.normalise),
-        robust=robust,
-        min_relevance=options.min_relevance,
-        min_robustness=options.min_robustness,
-        transform=options.transform(),
-        top=options.keep,
         splits=options.splits,
+        **choice,
     )

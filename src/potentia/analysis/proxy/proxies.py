@@ -1,23 +1,95 @@
 """Proxy tasks: early, easy tasks that stand in for one which small models cannot do yet.
 
+A task is the vector of its models' scores. The vectors are normalised across models (each task to mean 0 and spread 1)
+and then across tasks (each model likewise), which takes away how hard a task and how good a model is; what is left is
+the profile. Relevance is the correlation of two tasks' vectors (proxy-task paper, section 3.1).
+
 A candidate is kept when its relevance C to the target and its robustness R pass their thresholds. Its evaluation score
 is S = C·f(R) with a monotone f that tames extreme ratios, its weight W = S / ΣS, and a model's predicted standing on
-the target is the weighted mean of its proxy scores (proxy-task paper, section 3.3). That the mean is of plain scores,
-with weights that add up to one, follows from the paper's own tables 6 and 8.
+the target is the weighted mean of its proxy scores (section 3.3). That the mean is of plain scores, with weights that
+add up to one, follows from the paper's own tables 6 and 8.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 import numpy as np
 
-from potentia.analysis.proxy.relevance import METRICS, Metric, Normalise, measure_relevance
 from potentia.analysis.proxy.robustness import Robustness, TaskRobustness
+from potentia.analysis.stats.correlation import pearson_matrix, spearman_matrix
+from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.errors import InputError
 from potentia.values.findings import Bars, Chart, Finding, Table
 from potentia.values.scores import Floats, ScoreMatrix
+
+Metric = Literal["pearson", "spearman", "kendall"]
+METRICS: tuple[Metric, ...] = get_args(Metric)
+Normalise = Literal["both", "feature", "none"]
+_CORRELATE = {"pearson": pearson_matrix, "spearman": spearman_matrix, "kendall": kendall_matrix}
+
+
+@dataclass(frozen=True, eq=False)
+class Relevance:
+    """The correlation of a target with every candidate, by each metric, and the models behind it."""
+
+    target: str
+    candidates: tuple[str, ...]
+    models: tuple[str, ...]
+    by_metric: dict[Metric, Floats]  # each (candidates,)
+
+
+def normalise(values: Floats, how: Normalise = "both") -> Floats:
+    """Normalise (models, tasks): ``feature`` each task across models, ``both`` then each model across tasks.
+
+    A task on which all models score the same carries no information and becomes zeros.
+    """
+    if how == "none":
+        return values
+    by_task = _standardise(values, axis=0)
+    return by_task if how == "feature" else _standardise(by_task, axis=1)
+
+
+def performance(scores: ScoreMatrix, target: str, candidates: Sequence[str] | None = None) -> ScoreMatrix:
+    """Return the target, then the candidates (default: all other tasks), on the models that have every score."""
+    others = [task for task in (candidates or scores.tasks) if task != target]
+    chosen = scores.select(tasks=[target, *dict.fromkeys(others)]).complete()
+    if len(chosen.tasks) < 2:
+        raise InputError("no candidate task besides the target", hint="name candidates, or score more tasks")
+    if len(chosen.models) < 3:
+        raise InputError(
+            f"only {len(chosen.models)} models have a score on {target} and on every candidate; three are needed",
+            hint="leave out candidates that few models were scored on",
+        )
+    return chosen
+
+
+def measure_relevance(
+    scores: ScoreMatrix, target: str, candidates: Sequence[str] | None = None, *, how: Normalise = "both"
+) -> Relevance:
+    """Correlate the target with every candidate by Pearson, Spearman and Kendall on the normalised scores."""
+    chosen = performance(scores, target, candidates)
+    vectors = normalise(chosen.oriented(), how)
+    by_metric = {metric: correlate_target(vectors, metric) for metric in METRICS}
+    return Relevance(target, chosen.tasks[1:], chosen.models, by_metric)
+
+
+def correlate_target(vectors: Floats, metric: Metric, *, weights: Floats | None = None) -> Floats:
+    """Correlate column 0, the target, with the other columns; ``weights`` (draws, models) gives (draws, candidates)."""
+    result = _CORRELATE[metric](vectors[:, :1], vectors[:, 1:], weights=weights)
+    return result[..., 0, :]
+
+
+def _standardise(values: Floats, axis: int) -> Floats:
+    centred = values - values.mean(axis=axis, keepdims=True)
+    spread = values.std(axis=axis, keepdims=True)
+    blank = spread <= 1e-12 * np.abs(values).max(initial=1.0)
+    return np.asarray(np.where(blank, 0.0, centred / np.where(blank, 1.0, spread)))
+
+
+# --- the choice ------------------------------------------------------------------------------------------------------
 
 Transform = Callable[[float], float]
 _FEW_TASKS = 8  # normalised over T tasks, correlations average -1/(T-1): with fewer than this many it shows
@@ -70,28 +142,20 @@ class ProxyTasks(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return every candidate with its relevance, robustness and weight."""
-        tested = any(p.robustness is not None for p in self.proxies)
         note = f"Chosen by {self.metric} over {self.models} models."
-        if not tested:
-            note += (
-                " No groups of small models were given, so robustness is unknown and the weights are relevance alone."
-            )
+        if not any(p.robustness is not None for p in self.proxies):
+            note += " No groups of small models were given: robustness is unknown, the weights are relevance alone."
         if self.how == "both" and len(self.proxies) < _FEW_TASKS:
             note += (
                 f" Normalising each model over only {len(self.proxies) + 1} tasks pushes every correlation down;"
                 " normalise by task alone (feature), or name more candidates."
             )
-        return (
-            Table(
-                f"Proxy tasks for {self.target}",
-                ("task", *METRICS, "R", "S", "weight", "dropped because"),
-                tuple(
-                    (p.task, *(p.by_metric[m] for m in METRICS), _ratio(p), p.score, p.weight, p.dropped)
-                    for p in self.proxies
-                ),
-                note=note,
-            ),
-        )
+        columns = ("task", *METRICS, "R", "S", "weight", "dropped because")
+        rows = []
+        for p in self.proxies:
+            ratio = p.robustness.ratio.value if p.robustness else None
+            rows.append((p.task, *(p.by_metric[m] for m in METRICS), ratio, p.score, p.weight, p.dropped))
+        return (Table(f"Proxy tasks for {self.target}", columns, tuple(rows), note=note),)
 
     def charts(self) -> Sequence[Chart]:
         """Return the weights, and the relevance of every candidate by each metric (figure 1)."""
@@ -168,18 +232,5 @@ def _weigh(proxies: Sequence[Proxy], top: int | None) -> tuple[Proxy, ...]:
     order = sorted(proxies, key=lambda p: (bool(p.dropped), -p.score if np.isfinite(p.score) else np.inf))
     kept = [p for p in order if not p.dropped][:top]
     total = sum(p.score for p in kept)
-    weighed: list[Proxy] = []
-    for p in order:
-        if p in kept:
-            weighed.append(_replace(p, weight=p.score / total, dropped=""))
-        else:
-            weighed.append(_replace(p, weight=0.0, dropped=p.dropped or f"not among the top {top}"))
-    return tuple(weighed)
-
-
-def _replace(p: Proxy, *, weight: float, dropped: str) -> Proxy:
-    return Proxy(p.task, p.relevance, p.by_metric, p.robustness, p.score, weight, dropped)
-
-
-def _ratio(p: Proxy) -> float | None:
-    return p.robustness.ratio.value if p.robustness else None
+    weighed = [replace(p, weight=p.score / total) for p in kept]
+    return (*weighed, *(replace(p, dropped=p.dropped or f"not among the top {top}") for p in order[len(kept) :]))

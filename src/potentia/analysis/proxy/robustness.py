@@ -50,25 +50,14 @@ class Robustness(Finding):
             data, seeds = min(sizes)
             widest = _width(data, seeds)
             note += f" Groups as small as {data} and {seeds} models: the interval spans a factor of {widest:.0f}."
-        return (
-            Table(
-                "Robustness to training: variance over data against variance over seeds",
-                (
-                    "task",
-                    "data models",
-                    "seed models",
-                    "seed variance",
-                    "data variance",
-                    "R",
-                    "low",
-                    "high",
-                    "p",
-                    "verdict",
-                ),
-                tuple((*_head(t), *three(t.ratio), t.p_value, t.verdict) for t in self.tasks),
-                note=note,
-            ),
-        )
+        columns = ("task", "data models", "seed models", "seed variance", "data variance", "R", "low", "high", "p",
+                   "verdict")  # fmt: skip
+        rows = []
+        for t in self.tasks:
+            variances = (t.data_models, t.seed_models, t.seed_variance, t.data_variance)
+            rows.append((t.task, *variances, *three(t.ratio), t.p_value, t.verdict))
+        title = "Robustness to training: variance over data against variance over seeds"
+        return (Table(title, columns, tuple(rows), note=note),)
 
     def charts(self) -> Sequence[Chart]:
         """Return R with its interval, one bar per task."""
@@ -110,22 +99,16 @@ def variance_ratio(
     top = float(first.var(ddof=1)) if len(first) > 1 else nan
     bottom = float(second.var(ddof=1)) if len(second) > 1 else nan
     sizes = (len(first), len(second))
-    if min(sizes) < 2:
-        reason = "cannot tell: a variance needs two models in each group"
-        return TaskRobustness(task, *sizes, top, bottom, Interval(nan, nan, nan, level), nan, reason)
-    if bottom == 0.0:
-        reason = "cannot tell: all seeds score the same"
-        return TaskRobustness(task, *sizes, top, bottom, Interval(nan, nan, nan, level), nan, reason)
+    if min(sizes) < 2 or bottom == 0.0:
+        why = "a variance needs two models in each group" if min(sizes) < 2 else "all seeds score the same"
+        unknown = Interval(nan, nan, nan, level)
+        return TaskRobustness(task, *sizes, top, bottom, unknown, nan, f"cannot tell: {why}")
     ratio, freedom = top / bottom, (len(first) - 1, len(second) - 1)
     tail = (1 - level) / 2
     low, high = ratio / f_distribution.ppf(1 - tail, *freedom), ratio / f_distribution.ppf(tail, *freedom)
     verdict = "robust" if low > 1 else "noise" if high < 1 else "cannot tell"
     p_value = float(f_distribution.sf(ratio, *freedom))
     return TaskRobustness(task, *sizes, top, bottom, Interval(ratio, float(low), float(high), level), p_value, verdict)
-
-
-def _head(t: TaskRobustness) -> tuple[str, int, int, float, float]:
-    return t.task, t.data_models, t.seed_models, t.seed_variance, t.data_variance
 
 
 def _width(data: int, seeds: int, level: float = 0.95) -> float:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import rankdata
 
-from potentia.analysis.proxy.relevance import METRICS, Metric, Normalise, correlate_target, normalise, performance
+from potentia.analysis.proxy.proxies import METRICS, Metric, Normalise, correlate_target, normalise, performance
 from potentia.analysis.stats.correlation import pearson_matrix
 from potentia.analysis.stats.uncertainty import Spread, spread_of, three
 from potentia.errors import InputError
@@ -128,16 +128,8 @@ def measure_sampling(
         best_s = np.max([s for s, _ in runs.values()], axis=0)
         best_r = np.max([r for _, r in runs.values()], axis=0)
         for metric, (s, r) in runs.items():
-            found.append(
-                Indices(
-                    metric=metric,
-                    n=n,
-                    k=k,
-                    baseline=spread_of(s, level),
-                    sampling=spread_of(r, level),
-                    leads=float(np.mean((s >= best_s) & (r >= best_r))),
-                )
-            )
+            leads = float(np.mean((s >= best_s) & (r >= best_r)))
+            found.append(Indices(metric, n, k, spread_of(s, level), spread_of(r, level), leads))
     return SamplingConsistency(target, top, models, tasks - 1, repetitions, tuple(found), _choose(found))
 
 

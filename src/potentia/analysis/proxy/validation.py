@@ -10,14 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from potentia.analysis.proxy.forecast import by_perplexity, reversed_pairs
-from potentia.analysis.proxy.joined import Joined, join_pairs
-from potentia.analysis.proxy.proxies import Transform, choose_proxies, predict
-from potentia.analysis.proxy.relevance import Metric, Normalise
-from potentia.analysis.proxy.robustness import Robustness
+from potentia.analysis.proxy.forecast import Joined, by_perplexity, join_pairs, reversed_pairs
+from potentia.analysis.proxy.proxies import choose_proxies, predict
 from potentia.analysis.stats.correlation import nan_mean
 from potentia.analysis.stats.uncertainty import Spread, spread_of, tau_rows, three
 from potentia.errors import InputError
@@ -70,26 +68,14 @@ class Validation(Finding):
             (t.name, *three(t.tau), t.reversed_share, *(three(t.gain) if t.gain else (None, None, None)), t.wins)
             for t in self.trials
         )
-        return (
-            Table(
-                f"Predicting {self.target} for the half of the {self.units} {self.unit} not used to choose proxies",
-                (
-                    "predict by",
-                    "mean tau",
-                    "2.5 % of halves",
-                    "97.5 %",
-                    "reversed",
-                    "mean gain over perplexity",
-                    "2.5 % of halves ",
-                    "97.5 % ",
-                    "wins",
-                ),
-                rows,
-                note=f"{self.verdict} {self.splits} random halves: between the percentiles lie 95 % of them, which is "
-                "no confidence interval, as halves share models. reversed: share of pairs in the reverse of the true "
-                "order.",
-            ),
+        columns = ("predict by", "mean tau", "2.5 % of halves", "97.5 %", "reversed", "mean gain over perplexity",
+                   "2.5 % of halves ", "97.5 % ", "wins")  # fmt: skip
+        title = f"Predicting {self.target} for the half of the {self.units} {self.unit} not used to choose proxies"
+        note = (
+            f"{self.verdict} {self.splits} random halves: between the percentiles lie 95 % of them, which is no "
+            "confidence interval, as halves share models. reversed: share of pairs in the reverse of the true order."
         )
+        return (Table(title, columns, rows, note=note),)
 
     def charts(self) -> Sequence[Chart]:
         """Return tau of each strategy and how often each task was chosen."""
@@ -124,23 +110,17 @@ def validate(
     corpora: Sequence[str] = (),
     pairs: Mapping[str, str] | None = None,
     groups: Mapping[str, str] | None = None,
-    metric: Metric = "kendall",
-    how: Normalise = "both",
-    robust: Robustness | None = None,
-    min_relevance: float = 0.0,
-    min_robustness: float = 1.0,
-    transform: Transform | None = None,
-    top: int | None = None,
     splits: int = 200,
     seed: int = 0,
+    **choice: Any,
 ) -> Validation:
     """Choose proxies on half of the models, predict the target of the other half, and repeat over random halves.
 
     ``corpora`` are the tasks whose perplexity is the rival. With ``pairs`` (base → chat) the units are pairs: the
     target is the chat model's score and the strategies are proxies chosen and scored on chat models, on base models,
     or chosen on chat and scored on base models (on base models alone where the chat models lack the candidates).
-    ``groups`` (model → family) keeps a family on one side of the split. Proxies are weighed as ``choose_proxies`` does,
-    with ``robust`` measured on small models that take no part in the splits.
+    ``groups`` (model → family) keeps a family on one side of the split. ``choice`` is what ``choose_proxies`` takes,
+    ``robust`` measured on small models that take no part in the splits.
     """
     wanted = [task for task in (candidates or scores.tasks) if task != target and task not in set(corpora)]
     joined, strategies = _views(scores, target, [*dict.fromkeys(wanted)], list(corpora), pairs)
@@ -167,17 +147,7 @@ def validate(
                 hint="split by model instead of by family",
             )
         for place, (name, choose_on, score_on) in enumerate(strategies):
-            found = choose_proxies(
-                joined.matrix(choose_on, wanted, first),
-                target,
-                metric=metric,
-                how=how,
-                robust=robust,
-                min_relevance=min_relevance,
-                min_robustness=min_robustness,
-                transform=transform,
-                top=top,
-            )
+            found = choose_proxies(joined.matrix(choose_on, wanted, first), target, **choice)
             view = joined.views[score_on]
             test = view.select(models=[view.models[i] for i in second])
             _record(taus, wrong, name, predict(found.weights, test) if found.weights else None, truth[second])
@@ -246,8 +216,4 @@ def _trial(name: str, taus: Mapping[str, list[float]], wrong: Mapping[str, list[
         difference = own - np.array(taus[rival])
         known = difference[np.isfinite(difference)]
         gain, wins = spread_of(known), float(np.mean(known > 0)) if len(known) else None
-    return Trial(name, _held(own), float(nan_mean(wrong[name])), gain, wins)
-
-
-def _held(values: Floats) -> Spread:
-    return spread_of(values[np.isfinite(values)])
+    return Trial(name, spread_of(own[np.isfinite(own)]), float(nan_mean(wrong[name])), gain, wins)

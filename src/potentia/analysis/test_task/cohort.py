@@ -270,7 +270,7 @@ def best_of(before: ScoreMatrix, after: ScoreMatrix) -> ScoreMatrix:
     )
 
 
-def left_out(before: ScoreMatrix, after: ScoreMatrix, cohort: Cohort, task: str) -> dict[str, tuple[str, ...]]:
+def unpaired(before: ScoreMatrix, after: ScoreMatrix, cohort: Cohort, task: str) -> dict[str, tuple[str, ...]]:
     """Name the models with a score on a task that are in no comparison of the two, by the reason."""
     first, second = _scored(before, task), _scored(after, task)
     both = [name for name in first if name in second]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from potentia.analysis.left_out import left_out
 from potentia.analysis.test_task.adjustment import (
     RateBudget,
     Rates,
@@ -26,7 +27,7 @@ from potentia.analysis.test_task.changes import (
     mediate,
     shift_of_ranks,
 )
-from potentia.analysis.test_task.cohort import Cohort, Pair, Split, best_of, left_out, pair_up
+from potentia.analysis.test_task.cohort import Cohort, Pair, Split, best_of, pair_up, unpaired
 from potentia.analysis.test_task.copies import Copies, measure_copies
 from potentia.analysis.test_task.discriminator import Discrimination, discriminate
 from potentia.analysis.test_task.emergence import LEAST_MODELS, EmergenceCurve, trace_emergence
@@ -151,11 +152,10 @@ def find_test_task(evidence: Evidence, options: Options | None = None) -> TestTa
             pairs += pair_up(first, later, cohort, tasks=[task], chance=guessing)
         except InputError as error:
             problems.append(f"{task}: {error.message}")
-        for why, names in left_out(first, second, cohort, task).items():
+        for why, names in unpaired(first, second, cohort, task).items():
             missing.setdefault((why, names), []).append(task)
     for (why, names), where in missing.items():
-        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        problems.append(f"{', '.join(where)}: left out, {why}: {shown}")
+        problems += [f"{', '.join(where)}: {line}" for line in left_out({why: names})]
     copies = measure_copies(evidence.planned, evidence.copies, _shown(evidence))
     if not pairs and not problems and copies is None:
         pair_up(first, later, cohort)  # says what is missing

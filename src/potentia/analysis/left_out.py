@@ -1,0 +1,21 @@
+"""Who is left out of an analysis, and why: said with its answer, never silently."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+
+def few(names: Collection[str], most: int = 3) -> str:
+    """Return the first names, and how many more there are."""
+    shown = ", ".join(list(names)[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
+
+
+def left_out(reasons: Mapping[str, Collection[str]]) -> tuple[str, ...]:
+    """Return a line for each reason that leaves somebody out."""
+    return tuple(f"left out, {why}: {few(names)}" for why, names in reasons.items() if names)
+
+
+def noted(lines: Collection[str]) -> str:
+    """Return these lines as the end of a table's note."""
+    return "".join(f" {line[0].upper()}{line[1:]}." for line in lines)
