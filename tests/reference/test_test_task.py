@@ -130,11 +130,8 @@ def test_figure_1_advantage_appears_and_vanishes(paper: TaskTrainingPaper) -> No
 
 def test_few_families_weaken_the_verdict_on_mmlu(paper: TaskTrainingPaper) -> None:
     """What clustered errors call significant at 5 % the wild bootstrap does not: worth knowing, so it is pinned."""
-    mmlu, gsm8k = (part.adjustment.before.fit.bootstrap for part in (paper.mmlu, paper.gsm8k))
-    assert mmlu is not None
-    assert gsm8k is not None
-    assert 0.05 < mmlu.p < 0.13
-    assert gsm8k.p < 0.03
+    assert 0.05 < paper.mmlu.adjustment.before.fit.wild_p < 0.13
+    assert paper.gsm8k.adjustment.before.fit.wild_p < 0.03
 
 
 def test_figure_8_emergence_fades(paper: TaskTrainingPaper) -> None:

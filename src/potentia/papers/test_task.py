@@ -428,5 +428,5 @@ def _emergence(part: BenchmarkResults) -> Iterator[Line]:
 
 
 def _verdict(one: GroupScaling) -> str:
-    wild = f", wild {one.fit.bootstrap.p:.3f}" if one.fit.bootstrap else ""
+    wild = f", wild {one.fit.wild_p:.3f}" if np.isfinite(one.fit.wild_p) else ""
     return f"p by family {one.effect.clustered_p:.3f}{wild}"

@@ -128,7 +128,7 @@ def compare_methods(
     near = ~top & (highest - cube <= tolerance)
     counted = whole[:, None, :]
     kept = {k for k, keep in zip((*rows, *benchmarks), (*keep_rows, *keep_tasks), strict=True) if keep}
-    reasons = {
+    reasons: dict[str, list[str]] = {
         "not scored by all methods on any task": [m for m in rows if m not in kept],
         "scored by all methods on no model": [t for t in benchmarks if t not in kept],
         "methods that share fewer cells": [m for m in dict.fromkeys(c.method for c in found) if m not in names],

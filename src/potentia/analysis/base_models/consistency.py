@@ -158,7 +158,7 @@ def measure_consistency(
     present = tuple(m for m in methods if any(k.method == m for k in links))
     taken = {model for link in links for pair in link.pairs for model in pair}
     scored = dict.fromkeys(model for column in found for model in column.models)
-    reasons = {
+    reasons: dict[str, list[str]] = {
         "not scored on both sides of the pair": [base for base in pairs if base not in taken],
         "in no pair of base and instruct": [m for m in scored if m not in pairs and m not in pairs.values()],
     }

@@ -171,7 +171,7 @@ def measure_stability(
     present = tuple(m for m in methods if any(c.method == m for c in curves))
     scored = dict.fromkeys(model for column in found for model in column.models)
     taken = {model for curve in curves for model in curve.models}
-    reasons = {
+    reasons: dict[str, list[str]] = {
         "no score": [model for model in checkpoints if model not in scored],
         "of a series of fewer than three scored checkpoints": [
             model for model in checkpoints if model in scored and model not in taken

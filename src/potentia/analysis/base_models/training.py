@@ -229,11 +229,11 @@ def follow_training(
     runs.sort(key=lambda run: -float(run.scores[main][-1]))
     scored = dict.fromkeys(m for matrix in matrices.values() for m in matrix.models)
     every = dict.fromkeys(task for matrix in matrices.values() for task in matrix.tasks)
-    reasons = {
+    reasons: dict[str, list[str]] = {
         "no checkpoint of a series": [m for m in scored if m not in checkpoints],
         f"of a series of fewer than {LEAST} checkpoints": [m for m in found if m not in models],
         "tasks that some checkpoint lacks": [task for task in every if task not in tasks],
-        "protocols that some checkpoint lacks": [p for p in matrices if p not in protocols],
+        "protocols that some checkpoint lacks": [str(p) for p in matrices if p not in protocols],
     }
     whole = set(scored) <= set(models)
     return Training(unit, tuple(tasks), tuple(protocols), main, tuple(runs), whole, left_out(reasons))

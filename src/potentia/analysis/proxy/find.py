@@ -134,7 +134,7 @@ def find_proxies(evidence: Evidence, options: Options, truth: Evidence | None = 
     robust = None
     if options.data_group or options.seed_group:
         robust = measure_robustness(whole.select(tasks=wanted), list(options.data_group), list(options.seed_group))
-    choice = {
+    choice: dict[str, Any] = {
         "metric": metric,
         "how": how,
         "robust": robust,

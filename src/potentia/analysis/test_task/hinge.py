@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from potentia.values.findings import Interval
 from potentia.values.scores import Floats
 
 LEAST_ABOVE = 3  # distinct x that must lie at or above c: with fewer, slope and c cannot be told from noise
@@ -141,76 +140,22 @@ def _flat(Y: Floats, g: Floats) -> tuple[Floats, Floats, Floats, Floats]:
 # within a family survives the resampling (Cameron, Gelbach & Miller 2008). Each draw is fitted anew, c_e included.
 
 
-@dataclass(frozen=True)
-class WildBootstrap:
-    """A wild bootstrap over families: the p-value of θ = 0, and intervals that allow for clusters."""
-
-    draws: int
-    p: float
-    effect: Interval | None
-    slope: Interval
-    emergence: Interval
-
-
-def wild_bootstrap(
-    x: Floats,
-    above: Floats,
-    g: Floats | None,
-    families: Sequence[str],
-    hinge: Hinges,
-    draws: int,
-    seed: int,
-    level: float,
-    sign: float,
-) -> WildBootstrap:
-    """Resample residuals with one random sign per family; θ = 0 imposed for the p-value, not for the intervals."""
+def wild_p(x: Floats, above: Floats, g: Floats, families: Sequence[str], hinge: Hinges, draws: int, seed: int) -> float:
+    """Return the p-value of θ = 0, imposed on the resamples."""
     codes = np.unique(np.asarray(families), return_inverse=True)[1]
     clusters = (codes[None, :] == np.arange(codes.max() + 1)[:, None]).astype(np.float64)
     weights = _weights(len(clusters), draws, np.random.default_rng(seed))[:, codes]
-    observed = _effect_t(x, above[None, :], g, clusters, hinge, 0.0)
-    tail = (1 - level) / 2
-
-    fit = fitted(x, hinge, g)[0]
-    outcomes = fit + weights * (above - fit)
-    drawn = search(x, outcomes, g)
-    centre = float(hinge.emergence[0])
-    # c_e without a bound (no rise found in a draw) counts as beyond every model
-    emergences = np.where(np.isnan(drawn.emergence), np.inf, drawn.emergence)
-    slopes = _ordered(sign * np.quantile(drawn.slope, [tail, 1 - tail]))
-    emergence = Interval(centre, _quantile(emergences, tail), _quantile(emergences, 1 - tail), level)
-    slope = Interval(sign * float(hinge.slope[0]), *slopes, level)
-    if g is None:
-        return WildBootstrap(draws, float("nan"), None, slope, emergence)
-    t, error = observed
-    spread = _effect_t(x, outcomes, g, clusters, drawn, float(hinge.effect[0]))[0]
-    upper, lower = np.quantile(spread, [1 - tail, tail])
-    ends = float(hinge.effect[0]) - np.array([upper, lower]) * error[0]
-    effect = Interval(sign * float(hinge.effect[0]), *_ordered(sign * ends), level)
-
-    null = search(x, above[None, :], None)
-    flat = fitted(x, null, None)[0]
+    observed = _effect_t(x, above[None, :], g, clusters, hinge)[0]
+    flat = fitted(x, search(x, above[None, :], None), None)[0]
     under_null = flat + weights * (above - flat)
-    ts = _effect_t(x, under_null, g, clusters, search(x, under_null, g), 0.0)[0]
-    p = (1 + int(np.sum(np.abs(ts) >= abs(t[0])))) / (draws + 1)
-    return WildBootstrap(draws, p, effect, slope, emergence)
+    ts = _effect_t(x, under_null, g, clusters, search(x, under_null, g))
+    return (1 + int(np.sum(np.abs(ts) >= abs(observed)))) / (draws + 1)
 
 
-def _effect_t(
-    x: Floats, Y: Floats, g: Floats | None, clusters: Floats, hinges: Hinges, truth: float
-) -> tuple[Floats, Floats]:
-    """Return θ's t statistics about ``truth`` and its clustered standard errors, one per draw."""
-    J = basis(x, hinges.emergence, g)
-    error = clustered_stderr(J, Y - fitted(x, hinges, g), clusters)[:, -1]
-    return (hinges.effect - truth) / np.maximum(error, 1e-12), error
-
-
-def _ordered(ends: Floats) -> tuple[float, float]:
-    return float(min(ends)), float(max(ends))
-
-
-def _quantile(values: Floats, q: float) -> float:
-    """Return an observed order statistic, so that infinite values stay harmless."""
-    return float(np.quantile(values, q, method="nearest"))
+def _effect_t(x: Floats, Y: Floats, g: Floats, clusters: Floats, hinges: Hinges) -> Floats:
+    """Return θ's t statistics by clustered standard errors, one per draw."""
+    error = clustered_stderr(basis(x, hinges.emergence, g), Y - fitted(x, hinges, g), clusters)[:, -1]
+    return np.asarray(hinges.effect / np.maximum(error, 1e-12))
 
 
 def clustered_stderr(J: Floats, residuals: Floats, clusters: Floats) -> Floats:

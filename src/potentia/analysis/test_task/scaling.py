@@ -16,7 +16,6 @@ import numpy.typing as npt
 from scipy import stats
 
 from potentia.analysis.test_task import hinge as hinge_fit
-from potentia.analysis.test_task.hinge import WildBootstrap, wild_bootstrap
 from potentia.errors import InputError
 from potentia.values.findings import Cell, Finding, Interval, Table
 from potentia.values.scores import Floats
@@ -31,12 +30,6 @@ class Coefficient:
     p: float
     clustered_stderr: float = float("nan")
     clustered_p: float = float("nan")
-
-    def interval(self, degrees: float, *, clustered: bool = False, level: float = 0.95) -> Interval:
-        """Return the t interval with these degrees of freedom."""
-        error = self.clustered_stderr if clustered else self.stderr
-        reach = float(stats.t.ppf(0.5 + level / 2, degrees)) * error
-        return Interval(self.value, self.value - reach, self.value + reach, level)
 
 
 @dataclass(frozen=True)
@@ -54,7 +47,7 @@ class HingeFit(Finding):
     r2_above_chance: float  # 1 − RSS / Σ(A − r)²: the R² of the regression without intercept
     spread: float  # best minus worst score
     level: float = 0.0  # of all scores above chance, where none rises (c_e is −∞)
-    bootstrap: WildBootstrap | None = None
+    wild_p: float = float("nan")  # of θ = 0, by a wild bootstrap over families
 
     def predict(self, log_compute: npt.ArrayLike, *, member: bool = False) -> Floats:
         """Return the fitted score at these log₁₀ FLOPs, for a member of the group or for the others."""
@@ -72,8 +65,7 @@ class HingeFit(Finding):
     def effect_row(self) -> tuple[Cell, ...]:
         """Return the cells of ``EFFECT_COLUMNS``."""
         effect = self.effect or Coefficient(float("nan"), float("nan"), float("nan"))
-        wild = self.bootstrap.p if self.bootstrap and self.effect else float("nan")
-        errors = (effect.stderr, effect.clustered_stderr, effect.clustered_p, wild)
+        errors = (effect.stderr, effect.clustered_stderr, effect.clustered_p, self.wild_p)
         return self.n, self.clusters, effect.value, *errors
 
     def curve_row(self) -> tuple[Cell, ...]:
@@ -139,10 +131,9 @@ def fit_hinge(
         spread=float(y.max() - y.min()),
         level=sign * float(hinge.level[0]),
     )
-    if draws <= 0 or families is None or len(set(families)) < 2:  # signs of one family alone tell nothing
+    if draws <= 0 or g is None or families is None or len(set(families)) < 2:  # one family's signs alone tell nothing
         return fit
-    bootstrap = wild_bootstrap(x, above, g, families, hinge, draws, seed, level, sign)
-    return replace(fit, bootstrap=bootstrap)
+    return replace(fit, wild_p=hinge_fit.wild_p(x, above, g, families, hinge, draws, seed))
 
 
 @dataclass(frozen=True)
