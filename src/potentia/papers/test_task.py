@@ -149,12 +149,7 @@ class TaskTrainingPaper(Finding):
 
 
 def reproduce_task_training(
-    scores: StagedScores,
-    cohort: Cohort,
-    evaluations: Evaluations | None = None,
-    *,
-    draws: int = 1999,
-    seed: int = 0,
+    scores: StagedScores, cohort: Cohort, evaluations: Evaluations | None = None, *, draws: int = 1999, seed: int = 0
 ) -> TaskTrainingPaper:
     """Compute every number and figure that the published scores, and the authors' evaluation tree, allow."""
     tree = evaluations or Evaluations("", {})

@@ -78,11 +78,7 @@ class Options:
 
     def transform(self) -> Transform:
         """Return f(R) of S = C · f(R)."""
-        known: dict[str, Transform] = {
-            "sigmoid": sigmoid(self.steepness),
-            "log": log_ratio,
-            "none": ignore_robustness,
-        }
+        known: dict[str, Transform] = {"sigmoid": sigmoid(self.steepness), "log": log_ratio, "none": ignore_robustness}
         if self.weigh not in known:
             raise InputError(f"no transformation {self.weigh!r}", hint=f"choose one of: {', '.join(known)}")
         return known[self.weigh]
@@ -158,11 +154,7 @@ def find_proxies(evidence: Evidence, options: Options, truth: Evidence | None = 
 
 
 def _unused(
-    reference: ScoreMatrix,
-    options: Options,
-    wanted: Sequence[str],
-    others: ScoreMatrix,
-    couples: Mapping[str, str],
+    reference: ScoreMatrix, options: Options, wanted: Sequence[str], others: ScoreMatrix, couples: Mapping[str, str]
 ) -> list[str]:
     """Say who takes no part in choosing proxies, and why."""
     tasks = [options.target, *(task for task in wanted if task != options.target)]

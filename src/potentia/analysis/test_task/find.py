@@ -183,12 +183,7 @@ def _shown(evidence: Evidence) -> dict[str, tuple[str, ...]]:
 
 
 def analyze_pair(
-    pair: Pair,
-    parts: Split,
-    *,
-    families: Sequence[str] | None = None,
-    draws: int = 1999,
-    seed: int = 0,
+    pair: Pair, parts: Split, *, families: Sequence[str] | None = None, draws: int = 1999, seed: int = 0
 ) -> TaskFindings:
     """Return every finding about one task whose models are divided into two groups.
 
