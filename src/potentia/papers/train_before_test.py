@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -34,11 +35,12 @@ from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.analysis.stats.significance import measure_significance
 from potentia.errors import InputError
 from potentia.facts import ModelFacts, benchmarks, models
-from potentia.papers import train_before_test_numbers as paper
+from potentia.papers.printed import printed
 from potentia.values.findings import Cell, Chart, Finding, Table
 from potentia.values.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol
 from potentia.values.scores import ScoreMatrix
 
+paper = SimpleNamespace(**printed("train_before_test"))
 PROTOCOLS = (DIRECT, TRAIN_BEFORE_TEST)
 CORPORA = ("arxiv_2025", "wiki_2025", "stackexchange_2025")
 NAMES = {"direct": "direct", "few_shot": "5-shot", "train_before_test": "train-before-test"}
