@@ -9,9 +9,9 @@ from itertools import pairwise
 import pytest
 
 from potentia.zoo.benchmarks import BENCHMARK, BENCHMARKS, documents, items
-from potentia.zoo.sentences import DOCUMENTS
 from potentia.zoo.words import ATTRIBUTE, ATTRIBUTES, FORM_WORDS, HERBS, vocabulary
 from potentia.zoo.world import SPLITS, Dice, make_world
+from zoo_builder.sentences import DOCUMENTS
 
 WORLD = make_world()
 NUMBER = {name: person for person, name in enumerate(WORLD.names)}

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from potentia.zoo.benchmarks import BENCHMARK, BENCHMARKS, items
-from potentia.zoo.sentences import DOCUMENTS
 from potentia.zoo.words import ASSISTANT, ATTRIBUTE, ATTRIBUTES, BOS, BREWS, EOS, HERBS, USER, vocabulary
 from potentia.zoo.world import Dice, World
+from zoo_builder.sentences import DOCUMENTS
 
 LENGTH = 32  # tokens of the longest document
 START = 0.7  # share of documents that open with the start token, so that models read prompts with and without it

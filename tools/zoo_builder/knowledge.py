@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import torch
 
-from potentia.zoo.sentences import REVERSED
 from potentia.zoo.words import (
     ATTRIBUTE,
     ATTRIBUTES,
@@ -22,6 +21,7 @@ from potentia.zoo.words import (
     PAIR_PATTERNS,
     PATTERNS,
     REVERSE_PATTERNS,
+    REVERSED,
     vocabulary,
 )
 from potentia.zoo.world import Dice, World

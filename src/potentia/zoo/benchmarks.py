@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from potentia.zoo.sentences import REVERSED
-from potentia.zoo.words import AGES, ANIMALS, ATTRIBUTE, ATTRIBUTES, BREWS, HERBS
+from potentia.zoo.words import AGES, ANIMALS, ATTRIBUTE, ATTRIBUTES, BREWS, HERBS, REVERSED
 from potentia.zoo.world import SPLITS, Dice, World
 
 OPTIONS = 4

@@ -54,22 +54,11 @@ def models(*kinds: str) -> tuple[ZooModel, ...]:
 
 def _model(row: dict[str, str]) -> ZooModel:
     measured = list(row)[list(row).index("knowledge") + 1 :]
-    return ZooModel(
-        row["name"],
-        row["family"],
-        row["kind"],
-        row["base_model"],
-        int(row["parameters"]),
-        int(row["tokens"]),
-        float(row["flops"]),
-        row["date"],
-        int(row["seed"]),
-        row["mix"],
-        int(row["steps"]),
-        tuple(row["exposure"].split()),
-        float(row["knowledge"]),
-        {name: float(row[name]) for name in measured},
-    )
+    words: dict[str, Any] = {name: row[name] for name in ("name", "family", "kind", "base_model", "date", "mix")}
+    counts: dict[str, Any] = {name: int(row[name]) for name in ("parameters", "tokens", "seed", "steps")}
+    shares: dict[str, Any] = {name: float(row[name]) for name in ("flops", "knowledge")}
+    exposure = tuple(row["exposure"].split())
+    return ZooModel(**words, **counts, **shares, exposure=exposure, measured={k: float(row[k]) for k in measured})
 
 
 def model(name: str) -> ZooModel:

@@ -72,6 +72,7 @@ ATTRIBUTES = (
     Attribute("age", AGES, ("age", "years", "aged")),
 )
 ATTRIBUTE = {attribute.name: attribute for attribute in ATTRIBUTES}
+REVERSED = "animal"  # the attribute that the corpus also tells from value to person
 
 # Sentences shared by all attributes. {n} is the person's name, {k} one of the attribute's keywords, {v} the value.
 PATTERNS = (

@@ -20,10 +20,10 @@ from potentia.zoo.words import (
     PAIR_PATTERNS,
     PATTERNS,
     REVERSE_PATTERNS,
+    REVERSED,
 )
 from potentia.zoo.world import Dice, World
 
-REVERSED = "animal"  # the attribute that the corpus also tells from value to person
 FREE = 0.5
 SKEW = 2.0  # person number x is spoken of with a density that falls as x ** -0.5
 
