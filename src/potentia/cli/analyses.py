@@ -257,7 +257,7 @@ def test_task(evidence: Evidence, asked: Any) -> Found:
     families = tuple(asked.families) if asked.families else None
     made = find_test_task(evidence, Options(since=asked.since or SINCE, families=families, **given))
     found = made.named()
-    divided = any(by.adjustment is not None for by in made.tasks.values())
+    divided = any("adjustment" in by for by in made.tasks.values())
     if not found or ((asked.since or asked.column) and not divided):  # what was asked for in so many words is not there
         hint = "give what is missing with --facts, --task-facts, --chance, --since or --column"
         raise InputError("; ".join(made.problems), where=evidence.source, hint=hint)

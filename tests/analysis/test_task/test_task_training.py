@@ -310,7 +310,7 @@ def test_the_options_of_bbh_are_those_of_its_members() -> None:
 
 def test_whole_analysis_answers_every_question() -> None:
     pair, _ = _planted()
-    found = analyze_pair(pair, pair.cohort.where("language", "en+cn"), draws=49).named()
+    found = analyze_pair(pair, pair.cohort.where("language", "en+cn"), draws=49)
     assert set(found) == {"adjustment", "mediation", "gain", "frontier", "ranks", "families", "discrimination"}
     for finding in found.values():
         assert finding.tables()

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from potentia.analysis.left_out import left_out
 from potentia.analysis.test_task.adjustment import (
-    RateBudget,
     Rates,
-    TaskAdjustment,
     compare_groups,
     stored_rates,
     weigh_rates,
 )
 from potentia.analysis.test_task.changes import (
-    FamilyComparison,
-    Gain,
-    Mediation,
-    RankShift,
     compare_families,
     measure_gain,
     mediate,
@@ -29,10 +23,10 @@ from potentia.analysis.test_task.changes import (
 )
 from potentia.analysis.test_task.cohort import Cohort, Pair, Split, best_of, pair_up, unpaired
 from potentia.analysis.test_task.copies import Copies, measure_copies
-from potentia.analysis.test_task.discriminator import Discrimination, discriminate
-from potentia.analysis.test_task.emergence import LEAST_MODELS, EmergenceCurve, trace_emergence
+from potentia.analysis.test_task.discriminator import discriminate
+from potentia.analysis.test_task.emergence import LEAST_MODELS, trace_emergence
 from potentia.analysis.test_task.exposure import ExposureEffect, measure_exposure
-from potentia.analysis.test_task.frontier import FrontierShift, frontier_shift
+from potentia.analysis.test_task.frontier import frontier_shift
 from potentia.errors import InputError
 from potentia.facts import chance
 from potentia.study import adjust_tuning
@@ -82,25 +76,6 @@ class Options:
 
 
 @dataclass(frozen=True)
-class TaskFindings:
-    """What is found on one task; what the models cannot answer is None."""
-
-    adjustment: TaskAdjustment | None = None
-    mediation: Mediation | None = None
-    gain: Gain | None = None
-    frontier: FrontierShift | None = None
-    ranks: RankShift | None = None
-    families: FamilyComparison | None = None
-    discrimination: Discrimination | None = None
-    emergence: EmergenceCurve | None = None
-    rates: RateBudget | None = None
-
-    def named(self) -> dict[str, Finding]:
-        """Return the findings that are there."""
-        return {name: finding for name, finding in vars(self).items() if finding is not None}
-
-
-@dataclass(frozen=True)
 class TestTask(Finding):
     """Every finding about training on the test task, by task, and why some are missing."""
 
@@ -108,7 +83,7 @@ class TestTask(Finding):
 
     before: Protocol
     after: Protocol
-    tasks: dict[str, TaskFindings] = field(default_factory=dict)
+    tasks: dict[str, dict[str, Finding]] = field(default_factory=dict)  # by task, by name
     exposure: ExposureEffect | None = None
     copies: Copies | None = None
     problems: tuple[str, ...] = ()
@@ -119,7 +94,7 @@ class TestTask(Finding):
         if self.exposure is not None:
             found["exposure"] = self.exposure
         return found | {
-            f"{slug(task)}-{name}": finding for task, by in self.tasks.items() for name, finding in by.named().items()
+            f"{slug(task)}-{name}": finding for task, by in self.tasks.items() for name, finding in by.items()
         }
 
     def tables(self) -> Sequence[Table]:
@@ -161,13 +136,18 @@ def find_test_task(evidence: Evidence, options: Options | None = None) -> TestTa
         pair_up(first, later, cohort)  # says what is missing
     exposure = None
     if options.exposed:
-        pairs, unseen = _divided(pairs)
-        problems += unseen
+        every, pairs = pairs, []
+        for pair in every:  # tasks that some models saw and some did not
+            try:
+                pair.cohort.exposed(pair.task)
+                pairs.append(pair)
+            except InputError as error:
+                problems.append(f"{pair.task} is left out: {error.message}")
         exposure = measure_exposure(pairs, draws=options.draws, seed=options.seed) if pairs else None
     stage = Protocol(options.steps) if options.steps else after
-    steps = _steps(evidence, stage)
+    steps = {p.step: m for p, m in evidence.scores.items() if p.step is not None and p.base == stage}
     batch = options.batch or (_batch(evidence, stage) if steps else BATCH)
-    tasks: dict[str, TaskFindings] = {}
+    tasks: dict[str, dict[str, Finding]] = {}
     rates = stored_rates(evidence, after)
     for pair in pairs:
         tasks[pair.task], problem = _of_task(pair, options, steps, batch, rates.get(pair.task, {}))
@@ -184,47 +164,44 @@ def _shown(evidence: Evidence) -> dict[str, tuple[str, ...]]:
 
 def analyze_pair(
     pair: Pair, parts: Split, *, families: Sequence[str] | None = None, draws: int = 1999, seed: int = 0
-) -> TaskFindings:
+) -> dict[str, Finding]:
     """Return every finding about one task whose models are divided into two groups.
 
     Families are compared where at least two have three models; groups told apart where both have five.
     """
+    found: dict[str, Finding] = {
+        "adjustment": compare_groups(pair, parts, draws=draws, seed=seed),
+        "mediation": mediate(pair, parts),
+        "gain": measure_gain(pair, parts),
+        "frontier": frontier_shift(pair, parts),
+        "ranks": shift_of_ranks(pair),
+        **_families(pair, families),
+    }
     members = int(np.sum(parts.members))
-    large = min(members, len(parts.members) - members) >= SMALLEST_GROUP
-    return TaskFindings(
-        adjustment=compare_groups(pair, parts, draws=draws, seed=seed),
-        mediation=mediate(pair, parts),
-        gain=measure_gain(pair, parts),
-        frontier=frontier_shift(pair, parts),
-        ranks=shift_of_ranks(pair),
-        families=_families(pair, families),
-        discrimination=discriminate(pair, parts, seed=seed) if large else None,
-    )
+    if min(members, len(parts.members) - members) >= SMALLEST_GROUP:
+        found["discrimination"] = discriminate(pair, parts, seed=seed)
+    return found
 
 
 def _of_task(
     pair: Pair, options: Options, steps: Mapping[int, ScoreMatrix], batch: int, rates: Rates
-) -> tuple[TaskFindings, str]:
+) -> tuple[dict[str, Finding], str]:
     """Return what one task shows; where its models cannot be divided, what needs no division, and why."""
     outside: Sequence[str] = pair.cohort.models
-    parts = None
+    parts, problem = None, ""
+    how: dict[str, Any] = {"draws": options.draws, "seed": options.seed}
     try:
         parts = options.split(pair.cohort, pair.task)
-        found = analyze_pair(pair, parts, families=options.families, draws=options.draws, seed=options.seed)
-        problem = ""
-        outside = [name for name, inside in zip(pair.cohort.models, parts.members, strict=True) if not inside]
+        found = analyze_pair(pair, parts, families=options.families, **how)
+        outside = pair.cohort.named(~parts.members)
     except InputError as error:
-        found = TaskFindings(
-            gain=measure_gain(pair), ranks=shift_of_ranks(pair), families=_families(pair, options.families)
-        )
-        problem = error.message
+        parts, problem = None, error.message
+        found = {"gain": measure_gain(pair), "ranks": shift_of_ranks(pair), **_families(pair, options.families)}
+    found |= _emergence(pair, outside, steps, batch)
     chosen = dict(zip(pair.cohort.models, pair.after.tolist(), strict=True))
-    rated = {model: by for model, by in rates.items() if model in chosen}
-    budget = None
-    if rated:
-        divided, draws = None if problem else parts, options.draws
-        budget = weigh_rates(pair.task, rated, pair, divided, chosen=chosen, draws=draws, seed=options.seed)
-    return replace(found, emergence=_emergence(pair, outside, steps, batch), rates=budget), problem
+    if rated := {model: by for model, by in rates.items() if model in chosen}:
+        found["rates"] = weigh_rates(pair.task, rated, pair, parts, chosen=chosen, **how)
+    return found, problem
 
 
 def _pick(evidence: Evidence, name: str | None, usual: Sequence[str]) -> Protocol:
@@ -251,27 +228,10 @@ def _chance(matrix: ScoreMatrix, task: str, known: Mapping[str, float], options:
         raise
 
 
-def _divided(pairs: Sequence[Pair]) -> tuple[list[Pair], list[str]]:
-    """Return the tasks that some models saw and some did not; the others are named with the reason."""
-    kept, problems = [], []
-    for pair in pairs:
-        try:
-            pair.cohort.exposed(pair.task)
-        except InputError as error:
-            problems.append(f"{pair.task} is left out: {error.message}")
-        else:
-            kept.append(pair)
-    return kept, problems
-
-
-def _families(pair: Pair, families: Sequence[str] | None) -> FamilyComparison | None:
+def _families(pair: Pair, families: Sequence[str] | None) -> dict[str, Finding]:
     sizes = [pair.cohort.family.count(family) for family in set(pair.cohort.family)]
-    return compare_families(pair, families) if families or sum(size >= 3 for size in sizes) >= 2 else None
-
-
-def _steps(evidence: Evidence, stage: Protocol) -> dict[int, ScoreMatrix]:
-    """Return the scores on the way, by optimizer step."""
-    return {p.step: m for p, m in evidence.scores.items() if p.step is not None and p.base == stage}
+    several = families or sum(size >= 3 for size in sizes) >= 2
+    return {"families": compare_families(pair, families)} if several else {}
 
 
 def _batch(evidence: Evidence, stage: Protocol) -> int:
@@ -290,9 +250,7 @@ def _batch(evidence: Evidence, stage: Protocol) -> int:
     return found.pop() if found else BATCH
 
 
-def _emergence(
-    pair: Pair, models: Sequence[str], steps: Mapping[int, ScoreMatrix], batch: int
-) -> EmergenceCurve | None:
+def _emergence(pair: Pair, models: Sequence[str], steps: Mapping[int, ScoreMatrix], batch: int) -> dict[str, Finding]:
     """Trace emergence over the steps of the adjustment, over the models outside the group."""
     stages = {0: dict(zip(pair.cohort.models, pair.before.tolist(), strict=True))}
     for step, matrix in steps.items():
@@ -300,12 +258,6 @@ def _emergence(
             column = matrix.select(tasks=[pair.task]).values[:, 0]
             stages[batch * step] = dict(zip(matrix.models, column.tolist(), strict=True))
     if len(stages) == 1 or len(models) < LEAST_MODELS:
-        return None
-    return trace_emergence(
-        pair.task,
-        stages,
-        pair.cohort.select(models),
-        chance=pair.chance,
-        higher_is_better=pair.higher_is_better,
-        batch=batch,
-    )
+        return {}
+    how: dict[str, Any] = {"chance": pair.chance, "higher_is_better": pair.higher_is_better, "batch": batch}
+    return {"emergence": trace_emergence(pair.task, stages, pair.cohort.select(models), **how)}
