@@ -165,18 +165,15 @@ def against_compute(
 
 
 def _flops(row: Mapping[str, Any]) -> float:
-    direct = _number(row.get("compute"))
-    if np.isfinite(direct):
-        return direct
-    flops = 6.0 * _number(row.get("params_b")) * 1e9 * _number(row.get("tokens_b")) * 1e9
+    def number(name: str) -> float:
+        try:
+            return float(row[name])
+        except (KeyError, TypeError, ValueError):
+            return float("nan")
+
+    direct = number("compute")
+    flops = direct if np.isfinite(direct) else 6.0 * number("params_b") * 1e9 * number("tokens_b") * 1e9
     return flops if np.isfinite(flops) else 0.0
-
-
-def _number(value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return float("nan")
 
 
 def _text(value: Any) -> str:
@@ -184,10 +181,7 @@ def _text(value: Any) -> str:
 
 
 def _date(row: Mapping[str, Any]) -> str:
-    for key in ("trained", "date", "released"):
-        if text := _text(row.get(key)):
-            return text[:7]
-    return ""
+    return next((text[:7] for key in ("trained", "date", "released") if (text := _text(row.get(key)))), "")
 
 
 # --- scores of one task, before and after ---------------------------------------------------------------------------

@@ -10,7 +10,7 @@ handed to the families (or to the models, where exposure differs within a family
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 
@@ -100,7 +100,11 @@ def measure_exposure(pairs: Sequence[Pair], *, draws: int = 1999, seed: int = 0)
     group = np.concatenate(splits).astype(np.float64)
     others, exact = _assignments([pair.cohort for pair in pairs], splits, seed)
     levels = _levels(pairs)
-    scores = [np.concatenate(above) for above in zip(*(_above_chance(pair) for pair in pairs), strict=True)]
+    signs = [1.0 if pair.higher_is_better else -1.0 for pair in pairs]
+    scores = [
+        np.concatenate([sign * (getattr(p, stage) - p.chance) for p, sign in zip(pairs, signs, strict=True)])
+        for stage in ("before", "after")
+    ]
     drawn = np.array([hinge_fit.search(x, np.stack(scores), other).effect for other in others])  # (assignments, stages)
     stages = []
     for place, (stage, y) in enumerate(zip(("before", "after"), scores, strict=True)):
@@ -116,14 +120,10 @@ def measure_exposure(pairs: Sequence[Pair], *, draws: int = 1999, seed: int = 0)
 
 def _levels(pairs: Sequence[Pair]) -> Floats:
     """Return one column per model and per task but the first, which the models' columns imply."""
-    models = [model for pair in pairs for model in pair.cohort.models]
-    tasks = [pair.task for pair in pairs for _ in pair.cohort.models]
-    columns = [
-        [name == wanted for name in names]
-        for names, chosen in ((models, sorted(set(models))), (tasks, [pair.task for pair in pairs[1:]]))
-        for wanted in chosen
-    ]
-    return np.array(columns, dtype=np.float64).T
+    models = np.array([model for pair in pairs for model in pair.cohort.models])
+    tasks = np.array([pair.task for pair in pairs for _ in pair.cohort.models])
+    columns = [*(models == name for name in np.unique(models)), *(tasks == pair.task for pair in pairs[1:])]
+    return np.column_stack(columns).astype(np.float64)
 
 
 def _within(groups: Sequence[Floats], y: Floats, levels: Floats) -> Floats:
@@ -140,38 +140,19 @@ def _share(drawn: Floats, observed: float, exact: bool) -> float:
     return reached / len(drawn) if exact else (1 + reached) / (1 + len(drawn))
 
 
-def _above_chance(pair: Pair) -> tuple[Floats, Floats]:
-    sign = 1.0 if pair.higher_is_better else -1.0
-    return sign * (pair.before - pair.chance), sign * (pair.after - pair.chance)
-
-
 def _assignments(cohorts: Sequence[Cohort], splits: Sequence[Flags], seed: int) -> tuple[list[Floats], bool]:
     """Return other ways in which each task's form could have been handed out, and whether these are all of them."""
-    by_family = all(_constant(cohort, members) for cohort, members in zip(cohorts, splits, strict=True))
+    seen = [set(zip(c.family, members.tolist(), strict=True)) for c, members in zip(cohorts, splits, strict=True)]
+    by_family = all(len(both) == len(dict(both)) for both in seen)  # a family's models are all exposed or all not
     units = [np.unique(c.family if by_family else c.models, return_inverse=True)[1] for c in cohorts]
     counts = [int(unit.max()) + 1 for unit in units]
     taken = [len(np.unique(unit[members])) for unit, members in zip(units, splits, strict=True)]
-    total = math.prod(math.comb(n, k) for n, k in zip(counts, taken, strict=True))
-    chosen: Iterator[Sequence[Sequence[int]]]
-    if total <= ASSIGNMENTS:
+    exact = math.prod(map(math.comb, counts, taken)) <= ASSIGNMENTS
+    chosen: Iterable[Sequence[Sequence[int]]]
+    if exact:
         chosen = product(*(list(combinations(range(n), k)) for n, k in zip(counts, taken, strict=True)))
     else:
-        chosen = _drawn(counts, taken, np.random.default_rng(seed))
-    made = [
-        np.concatenate([np.isin(unit, picked) for unit, picked in zip(units, who, strict=True)]).astype(np.float64)
-        for who in chosen
-    ]
-    return made, total <= ASSIGNMENTS
-
-
-def _drawn(counts: Sequence[int], taken: Sequence[int], generator: np.random.Generator) -> Iterator[list[list[int]]]:
-    for _ in range(ASSIGNMENTS):
-        yield [generator.permutation(n)[:k].tolist() for n, k in zip(counts, taken, strict=True)]
-
-
-def _constant(cohort: Cohort, members: Flags) -> bool:
-    """Say whether the models of each family are all exposed or all not."""
-    seen: dict[str, bool] = {}
-    return all(
-        seen.setdefault(family, bool(flag)) == bool(flag) for family, flag in zip(cohort.family, members, strict=True)
-    )
+        draw = np.random.default_rng(seed).permutation
+        chosen = ([draw(n)[:k].tolist() for n, k in zip(counts, taken, strict=True)] for _ in range(ASSIGNMENTS))
+    made = [np.concatenate([np.isin(unit, who) for unit, who in zip(units, way, strict=True)]) for way in chosen]
+    return [way.astype(np.float64) for way in made], exact
