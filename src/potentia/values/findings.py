@@ -224,6 +224,15 @@ class Bars(Chart):
     y_label: str = ""
     y_range: tuple[float, float] | None = None
 
+    @classmethod
+    def of(cls, name: str, title: str, caption: str, labels: Sequence[str], bars: Any, y_label: str = "") -> Bars:
+        """Make bars with intervals from estimates (``value``, ``low``, ``high``) by series, one for each label."""
+        value, low, high = (
+            {series: tuple(float(getattr(one, part)) for one in of) for series, of in bars.items()}
+            for part in ("value", "low", "high")
+        )
+        return cls(name, title, caption, tuple(labels), value, low, high, y_label)
+
     @property
     def tells(self) -> bool:
         """Whether there are two bars to compare."""

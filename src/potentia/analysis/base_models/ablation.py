@@ -65,19 +65,9 @@ class Ablation(Finding):
 
     def charts(self) -> Sequence[Chart]:
         """Return the mean-rank figure."""
-        name = "mean rank"
-        return (
-            Bars(
-                "mean-rank",
-                "Mean rank of each method",
-                "Mean over models and benchmarks of the method's rank; lower is better.",
-                labels=self.methods,
-                series={name: tuple(r.value for r in self.mean_rank)},
-                low={name: tuple(r.low for r in self.mean_rank)},
-                high={name: tuple(r.high for r in self.mean_rank)},
-                y_label=name,
-            ),
-        )
+        name, caption = "mean rank", "Mean over models and benchmarks of the method's rank; lower is better."
+        bars = {name: self.mean_rank}
+        return (Bars.of("mean-rank", "Mean rank of each method", caption, self.methods, bars, name),)
 
     def _show(self, model: int, method: int, task: int) -> str | None:
         cell = self.scores[model, :, task]

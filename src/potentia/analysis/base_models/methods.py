@@ -111,9 +111,6 @@ def improvement_chart(what: str, improvements: Sequence[Improvement]) -> Bars:
     table = {(f"{i.task} ({i.series})", i.method): i.difference for i in improvements}
     missing = Interval(float("nan"), float("nan"), float("nan"))
 
-    def pick(part: str) -> dict[str, tuple[float, ...]]:
-        return {m: tuple(float(getattr(table.get((label, m), missing), part)) for label in labels) for m in methods}
-
     caption = f"Difference in Kendall's tau to {improvements[0].baseline}, with 95 % intervals; above zero is better."
-    bars = {"series": pick("value"), "low": pick("low"), "high": pick("high")}
-    return Bars(f"{what}-improvement", f"Improvement in {what}", caption, labels, **bars, y_label="difference in tau")
+    bars = {method: [table.get((label, method), missing) for label in labels] for method in methods}
+    return Bars.of(f"{what}-improvement", f"Improvement in {what}", caption, labels, bars, "difference in tau")

@@ -62,18 +62,9 @@ class Robustness(Finding):
     def charts(self) -> Sequence[Chart]:
         """Return R with its interval, one bar per task."""
         known = [t for t in self.tasks if np.isfinite(t.ratio.value)]
-        return (
-            Bars(
-                "robustness",
-                "Robustness of each task",
-                "Variance over data divided by variance over seeds. Below one, the seed matters more than the data.",
-                labels=tuple(t.task for t in known),
-                series={"R": tuple(t.ratio.value for t in known)},
-                low={"R": tuple(t.ratio.low for t in known)},
-                high={"R": tuple(t.ratio.high for t in known)},
-                y_label="R",
-            ),
-        )
+        caption = "Variance over data divided by variance over seeds. Below one, the seed matters more than the data."
+        names, ratios = [t.task for t in known], {"R": [t.ratio for t in known]}
+        return (Bars.of("robustness", "Robustness of each task", caption, names, ratios, "R"),)
 
 
 def measure_robustness(

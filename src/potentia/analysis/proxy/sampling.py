@@ -78,23 +78,11 @@ class SamplingConsistency(Finding):
         """Return s and r as grouped bars."""
         labels = tuple(dict.fromkeys(f"n={i.n}, k={i.k}" for i in self.indices))
 
-        def bars(kind: str, title: str) -> Bars:
-            def pick(part: str) -> dict[str, tuple[float, ...]]:
-                return {
-                    metric: tuple(getattr(getattr(i, kind), part) for i in self.indices if i.metric == metric)
-                    for metric in METRICS
-                }
+        caption = "Higher means that other models would have named the same tasks; the bars hold 95 % of single runs."
 
-            return Bars(
-                f"sampling-{kind}",
-                title,
-                "Higher means that other models would have named the same tasks; the bars hold 95 % of single runs.",
-                labels=labels,
-                series=pick("value"),
-                low=pick("low"),
-                high=pick("high"),
-                y_label="overlap of the top tasks",
-            )
+        def bars(kind: str, title: str) -> Bars:
+            by = {metric: [getattr(i, kind) for i in self.indices if i.metric == metric] for metric in METRICS}
+            return Bars.of(f"sampling-{kind}", title, caption, labels, by, "overlap of the top tasks")
 
         return bars("baseline", "Baseline consistency s"), bars("sampling", "Sampling consistency r")
 

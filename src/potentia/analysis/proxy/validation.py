@@ -80,18 +80,13 @@ class Validation(Finding):
     def charts(self) -> Sequence[Chart]:
         """Return tau of each strategy and how often each task was chosen."""
         often = sorted(self.chosen.items(), key=lambda item: -item[1])
+        names, taus = [t.name for t in self.trials], {"tau": [t.tau for t in self.trials]}
+        caption = (
+            "Kendall's tau between prediction and truth on models that had no part in choosing the proxies; "
+            "the bars hold 95 % of the random halves."
+        )
         return (
-            Bars(
-                "proxy-validation",
-                f"Predicting {self.target}",
-                "Kendall's tau between prediction and truth on models that had no part in choosing the proxies; "
-                "the bars hold 95 % of the random halves.",
-                labels=tuple(t.name for t in self.trials),
-                series={"tau": tuple(t.tau.value for t in self.trials)},
-                low={"tau": tuple(t.tau.low for t in self.trials)},
-                high={"tau": tuple(t.tau.high for t in self.trials)},
-                y_label="Kendall's tau",
-            ),
+            Bars.of("proxy-validation", f"Predicting {self.target}", caption, names, taus, "Kendall's tau"),
             Bars(
                 "proxy-chosen",
                 "How often each task was chosen",

@@ -72,16 +72,10 @@ class Copies(Finding):
     def charts(self) -> Sequence[Chart]:
         """Return the advantage by protocol with its interval, and every pair."""
         labels = tuple(one.protocol.label for one in self.advantages)
-        series, low, high = {}, {}, {}
-        groups: dict[str, list[Interval | None]] = {
-            "shown tasks": [one.shown for one in self.advantages],
-            "other tasks": [one.other for one in self.advantages],
-        }
-        for name, intervals in groups.items():
-            found = [interval for interval in intervals if interval is not None]
-            if len(found) == len(labels):
-                series[name] = tuple(i.value for i in found)
-                low[name], high[name] = tuple(i.low for i in found), tuple(i.high for i in found)
+        bars: dict[str, list[Interval]] = {"shown tasks": [one.shown for one in self.advantages]}
+        others = [one.other for one in self.advantages if one.other is not None]
+        if len(others) == len(labels):
+            bars["other tasks"] = others
         pairs = [
             Points(
                 one.protocol.label,
@@ -91,24 +85,19 @@ class Copies(Finding):
             )
             for one in self.advantages
         ]
+        difference = "score, copy − original"
+        caption = (
+            "Copy minus original, mean over pairs of models, 95 % interval; 0 means that having seen the test is worth "
+            "nothing."
+        )
         return [
-            Bars(
-                name="copies",
-                title="Advantage of copies that were shown the test",
-                caption="Copy minus original, mean over pairs of models, 95 % interval; 0 means that having seen the "
-                "test is worth nothing.",
-                labels=labels,
-                series=series,
-                low=low,
-                high=high,
-                y_label="score, copy − original",
-            ),
+            Bars.of("copies", "Advantage of copies that were shown the test", caption, labels, bars, difference),
             Plot(
                 name="copies-by-model",
                 title="Copies that were shown a test, against their originals",
                 caption="On the shown tasks, a line for each model. 0: having seen the test is worth nothing.",
                 points=tuple(pairs),
-                y_label="score, copy − original",
+                y_label=difference,
                 joined=True,
             ),
         ]
