@@ -316,65 +316,9 @@ def _as_it_is(
 
 
 def _lines(paper: TaskTrainingPaper) -> Iterator[Line]:
-    printed = {
-        "mmlu": ("0.073", "-0.005", "0.153", ("0.071 (0.018)", "0.530"), ("-0.004 (0.009)", "0.926"), "0.646", "0.522"),
-        "gsm8k": ("0.191", "small", "0.250", ("0.168 (0.032)", "0.503"), ("0.000 (0.032)", "0.763"), "0.739", "0.525"),
-    }
-    chinese = {"mmlu": "0.09", "gsm8k": "0.12"}
     for part in (paper.mmlu, paper.gsm8k):
-        name = part.benchmark.name
-        theta, theta_after, relative, table3, table4, apart, tuned_apart = printed[name]
-        fits = part.adjustment
-        yield Line(
-            "figure 1", f"{name} θ before", fits.before.effect.value, f"{theta}, p < 0.05", _verdict(fits.before)
-        )
-        yield Line("figure 1", f"{name} θ after", fits.after.effect.value, f"{theta_after}, n.s.", _verdict(fits.after))
-        for stage, fit in (("before", fits.before.fit), ("after", fits.after.fit)):
-            yield Line("section 2.2", f"{name} R² {stage}", fit.r2_above_chance, "> 0.9", "about chance, no intercept")
-        yield Line("appendix E", f"{name} θ / (best − worst)", fits.before.fit.relative_effect, relative)
-        newer, older = part.gain.means
-        yield Line("figure 2", f"{name} mean gain of older models", older, "larger", f"newer models: {newer:.3f}")
-        if part.treatment is not None:
-            yield from _treated(part.treatment, theta)
-        line = "sixfold" if name == "mmlu" else ""
-        if line:
-            yield Line("figure 7", f"{name} area of improvement, before / after", part.frontier.ratio, line)
-        yield from _emergence(part)
-        m = part.mediation
-        yield Line(
-            "table 3", f"{name} φ", m.mediated.value, table3[0], f"s.e. {m.mediated.stderr:.4f}, p {m.mediated.p:.4f}"
-        )
-        yield Line("table 3", f"{name} R²", m.mediated_r2, table3[1])
-        yield Line("table 4", f"{name} ψ", m.direct.value, table4[0], f"s.e. {m.direct.stderr:.4f}, p {m.direct.p:.4f}")
-        yield Line("table 4", f"{name} R²", m.direct_r2, table4[1])
-        for split, place in zip(part.splits.comparisons, ("figure 11", "figure 12", "figure 13"), strict=True):
-            before = f"{chinese[name]}, p < 0.05" if place == "figure 13" else "robust"
-            yield Line(
-                place,
-                f"{name} θ before, {split.before.split.label}",
-                split.before.effect.value,
-                before,
-                _verdict(split.before),
-            )
-            yield Line(
-                place,
-                f"{name} θ after, {split.before.split.label}",
-                split.after.effect.value,
-                "n.s.",
-                _verdict(split.after),
-            )
-        d = part.discrimination
-        for what, value, around, said in (
-            ("older against newer", d.before, d.before_interval, apart),
-            ("tuned older against newer", d.after, d.after_interval, tuned_apart),
-        ):
-            count = d.n if value is d.before else d.tuned
-            note = f"{count} models, {TREES[d.trees]}; 95 % {around.low:.2f} to {around.high:.2f}"
-            yield Line("table 5", f"{name} {what}", value, said, note)
-        if name == "mmlu":
-            yield Line("figure 17", f"{name} mean shift of ranks", part.ranks.mean, "4.8", "the paper ranks 56 models")
-            yield Line("figure 17", f"{name} largest shift of ranks", part.ranks.largest, "16")
-    yield Line("figure 5", "mmlu cloze θ", paper.cloze.effect.value, "small, n.s.", _verdict(paper.cloze))
+        yield from _benchmark_lines(part)
+    yield _theta("figure 5", "mmlu cloze θ", paper.cloze, "small, n.s.")
     point = paper.brier.fit.emergence.value
     yield Line("figure 5", "mmlu Brier score c_e", point, "still emerges", f"10^{point:.1f} FLOPs")
     for name, found in paper.leaderboard.items():
@@ -383,16 +327,63 @@ def _lines(paper: TaskTrainingPaper) -> Iterator[Line]:
         if relative:
             share = found.before.fit.relative_effect
             yield Line(place, f"{name} θ / (best − worst) before", share, relative, _verdict(found.before))
-        yield Line(place, f"{name} θ before", found.before.effect.value, "p < 0.05", _verdict(found.before))
-        yield Line(place, f"{name} θ after", found.after.effect.value, adjusted, _verdict(found.after))
+        yield _theta(place, f"{name} θ before", found.before, "p < 0.05")
+        yield _theta(place, f"{name} θ after", found.after, adjusted)
     for name, found in paper.reformulated.items():
-        before = "large, p < 0.05" if name.endswith("_mc") else "small, n.s."
-        yield Line("figure 4", f"{name} θ before", found.before.effect.value, before, _verdict(found.before))
-        yield Line("figure 4", f"{name} θ after", found.after.effect.value, "n.s.", _verdict(found.after))
-        emerges = "22 to 23" if name.endswith("_mc") else "none"
-        yield Line("figure 18", f"{name} c_e", found.before.fit.emergence.value, emerges)
+        choice = name.endswith("_mc")
+        yield _theta("figure 4", f"{name} θ before", found.before, "large, p < 0.05" if choice else "small, n.s.")
+        yield _theta("figure 4", f"{name} θ after", found.after, "n.s.")
+        yield Line("figure 18", f"{name} c_e", found.before.fit.emergence.value, "22 to 23" if choice else "none")
     for name, one in paper.reformulated_brier.items():
         yield Line("figure 18", f"{name} Brier score c_e", one.fit.emergence.value, "22 to 23")
+
+
+PRINTED = {
+    "mmlu": ("0.073", "-0.005", "0.153", ("0.071 (0.018)", "0.530"), ("-0.004 (0.009)", "0.926"), "0.646", "0.522"),
+    "gsm8k": ("0.191", "small", "0.250", ("0.168 (0.032)", "0.503"), ("0.000 (0.032)", "0.763"), "0.739", "0.525"),
+}
+CHINESE = {"mmlu": "0.09", "gsm8k": "0.12"}
+
+
+def _benchmark_lines(part: BenchmarkResults) -> Iterator[Line]:
+    name, fits, m, d = part.benchmark.name, part.adjustment, part.mediation, part.discrimination
+    theta, theta_after, relative, table3, table4, apart, tuned_apart = PRINTED[name]
+    yield _theta("figure 1", f"{name} θ before", fits.before, f"{theta}, p < 0.05")
+    yield _theta("figure 1", f"{name} θ after", fits.after, f"{theta_after}, n.s.")
+    for stage, fit in (("before", fits.before.fit), ("after", fits.after.fit)):
+        yield Line("section 2.2", f"{name} R² {stage}", fit.r2_above_chance, "> 0.9", "about chance, no intercept")
+    yield Line("appendix E", f"{name} θ / (best − worst)", fits.before.fit.relative_effect, relative)
+    newer, older = part.gain.means
+    yield Line("figure 2", f"{name} mean gain of older models", older, "larger", f"newer models: {newer:.3f}")
+    if part.treatment is not None:
+        yield from _treated(part.treatment, theta)
+    if name == "mmlu":
+        yield Line("figure 7", f"{name} area of improvement, before / after", part.frontier.ratio, "sixfold")
+    yield from _emergence(part)
+    for place, what, effect, r2, said in (
+        ("table 3", "φ", m.mediated, m.mediated_r2, table3),
+        ("table 4", "ψ", m.direct, m.direct_r2, table4),
+    ):
+        yield Line(place, f"{name} {what}", effect.value, said[0], f"s.e. {effect.stderr:.4f}, p {effect.p:.4f}")
+        yield Line(place, f"{name} R²", r2, said[1])
+    for one, place in zip(part.splits.comparisons, ("figure 11", "figure 12", "figure 13"), strict=True):
+        before = f"{CHINESE[name]}, p < 0.05" if place == "figure 13" else "robust"
+        group = one.before.split.label
+        yield _theta(place, f"{name} θ before, {group}", one.before, before)
+        yield _theta(place, f"{name} θ after, {group}", one.after, "n.s.")
+    for who, value, around, printed, count in (
+        ("older", d.before, d.before_interval, apart, d.n),
+        ("tuned older", d.after, d.after_interval, tuned_apart, d.tuned),
+    ):
+        note = f"{count} models, {TREES[d.trees]}; 95 % {around.low:.2f} to {around.high:.2f}"
+        yield Line("table 5", f"{name} {who} against newer", value, printed, note)
+    if name == "mmlu":
+        yield Line("figure 17", f"{name} mean shift of ranks", part.ranks.mean, "4.8", "the paper ranks 56 models")
+        yield Line("figure 17", f"{name} largest shift of ranks", part.ranks.largest, "16")
+
+
+def _theta(place: str, what: str, one: GroupScaling, printed: str) -> Line:
+    return Line(place, what, one.effect.value, printed, _verdict(one))
 
 
 def _treated(found: Treatment, theta: str) -> Iterator[Line]:
@@ -412,13 +403,8 @@ def _emergence(part: BenchmarkResults) -> Iterator[Line]:
     for amount in (0, 64000, curve.examples[-1]):
         i = at[amount]
         point, r2 = says.get(amount, ("falls", "rises"))
-        yield Line(
-            place,
-            f"{name} c_e, {amount:,} examples",
-            curve.hinges[i].emergence.value,
-            point,
-            f"{curve.hinges[i].n} models",
-        )
+        hinge = curve.hinges[i]
+        yield Line(place, f"{name} c_e, {amount:,} examples", hinge.emergence.value, point, f"{hinge.n} models")
         yield Line(place, f"{name} log-linear R², {amount:,} examples", curve.lines[i].r2, r2)
 
 
