@@ -146,7 +146,7 @@ def test_the_test_task_section_is_divided_as_asked(
     scores, facts = map(str, adjusted)
     out = run("report", scores, "--facts", facts, *asked, "-o", str(tmp_path / "r.html"))
     told = run("analyze", "test-task", scores, "--facts", facts, *asked)
-    assert told["mmlu-adjustment"]["before"]["group"] == group
+    assert told["mmlu-adjustment"]["before"]["split"]["label"] == group
     assert set(told) <= set(out["findings"])
     page = (tmp_path / "r.html").read_text()
     assert group in page
