@@ -6,6 +6,7 @@ import importlib
 import inspect
 from pathlib import Path
 
+import click
 import pytest
 import typer
 
@@ -34,7 +35,9 @@ def test_a_row_names_things_that_are_there(row: list[str]):
     assert all(row)
     command = typer.main.get_command(app)
     for word in row[2].split()[1:]:
-        command = command.commands[word]  # type: ignore[attr-defined]
+        if not isinstance(command, click.Group):  # the last word is the command's own: a document to reproduce
+            break
+        command = command.commands[word]
     module, _, name = row[3].rpartition(".")
     assert callable(getattr(importlib.import_module(module), name))
     assert row[4] == "–" or f'"{row[4]}"' in inspect.getsource(sections)
