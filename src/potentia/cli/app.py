@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from potentia.cli.output import errors, print_error
-from potentia.errors import InputError, MissingExtraError, PotentiaError
+from potentia.errors import InputError, MissingExtraError, PotentiaError, without_password
 from potentia.processes import wait_asleep
 
 # What `--help` shows, in the order of use.
@@ -39,6 +39,15 @@ class _InOrder(TyperGroup):
         """Return the names of the commands."""
         order = [name for names in PANELS.values() for name in names]
         return sorted(super().list_commands(ctx), key=lambda name: order.index(name) if name in order else len(order))
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; what it says of arguments that it does not take shows no password."""
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            if hasattr(error, "format_message"):  # a usage error
+                error.message = without_password(str(error.message))  # type: ignore[attr-defined]
+            raise
 
 
 app = typer.Typer(

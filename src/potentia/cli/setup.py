@@ -17,7 +17,7 @@ import typer
 from potentia.cli.app import app
 from potentia.cli.options import Json, Models, Protocols, Tasks
 from potentia.cli.output import answer
-from potentia.errors import InputError
+from potentia.errors import InputError, without_password
 from potentia.files import write_file
 from potentia.values.findings import Table
 
@@ -52,7 +52,7 @@ def init(
         data = [name for name in told if Path(name).exists()]
         tasks = [name for name in told if name not in data]
     text = study_text(output, models, tasks or [], data or [], protocols or ["direct", "train_before_test"], quick)
-    write_file(output, text)
+    write_file(output, without_password(text))
     command = f"  potentia run {shlex.quote(str(output))}"
     written = f"{output} is written. See what it would do, then run it:"
     answer(as_json, {"study": str(output)}, written, f"{command} --dry-run", command)
