@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from potentia.store.leases import began
+from potentia.store.live import began
 
 
 class Driver:

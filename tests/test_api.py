@@ -36,5 +36,5 @@ def test_import_is_light():
 
 
 def test_a_module_is_had_without_the_rest():
-    code = "import sys; from potentia import consent; sys.exit('potentia.api' in sys.modules)"
+    code = "import sys; from potentia import processes; sys.exit('potentia.api' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -75,6 +76,14 @@ def _spread(chart: Spread) -> Drawn:
         sheet.line(scale(low), top + (k + 0.5) * LINE, scale(high), top + (k + 0.5) * LINE, "s0 spread")
     return Drawn(sheet, HALF, top + LINE * len(chart.names))
 """
+
+
+def test_every_file_that_it_names_is_there():
+    named = re.findall(r"`([\w/]+\.(?:py|md))`", (ROOT / "CONTRIBUTING.md").read_text("utf-8"))
+    places = (ROOT, ROOT / "src" / "potentia")
+    gone = {name for name in named if "NAME" not in name and not any((place / name).exists() for place in places)}
+    assert len(named) > 20
+    assert gone == set()
 
 
 def put(file: Path, before: str, new: str) -> None:

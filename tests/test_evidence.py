@@ -22,8 +22,7 @@ from potentia.formats import write_scores
 from potentia.show import make_report
 from potentia.store import CellRecord, Store
 from potentia.study import make_study
-from potentia.values.metric import Metric
-from potentia.values.origin import Origin, recipe_fingerprint
+from potentia.values.metric import Metric, Origin, recipe_fingerprint
 from potentia.values.scores import ItemOutcome, Score, ScoreMatrix
 
 MODELS = [f"m{k}" for k in range(12)]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from potentia.store.leases import began
+from potentia.store.live import began
 
 PROGRAM = """
 import multiprocessing, os, signal, sys, time

@@ -6,7 +6,7 @@ python tools/house.py --check    # says whether every measure holds; part of `ma
 Asked: an import chain of 15 modules at most when loaded and of 20 with those inside functions, no cycle of rooms even
 so, no module over 450 lines, no room entered past its door, and a run that wakes 32 modules outside the engine at most
 (printed only: it runs a study). Where the house is not there yet, ``TODAY`` and ``LONG`` hold what it must not exceed
-meanwhile; lower them as it shrinks.
+meanwhile, the lines and modules of the whole among them; lower them as it shrinks.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ PACKAGE = SOURCE / "potentia"
 MOST_CHAIN, MOST_LAZY_CHAIN = 15, 20
 MOST_RUN = 32
 MOST_LINES = 450
-TODAY = {"chain": 18, "lazy chain": 27, "lines": 500}
+TODAY = {"chain": 15, "lazy chain": 21, "lines": 450, "all lines": 54_000, "modules": 320}
 LONG = {  # modules over that, and what they may have until they are divided
     "potentia.analysis.rankings.decide": 560,
     "potentia.analysis.rankings.find": 560,
-    "potentia.run.execute": 560,
-    "potentia.run.row": 560,
-    "potentia.store.store": 720,
-    "potentia.study.schema": 600,
+    "potentia.analysis.benchmark.verdict": 460,
+    "potentia.engine.tune.check": 470,
+    "potentia.show.sections": 490,
 }
 # Rooms that may go past another's door, each for a reason.
 EXCEPTIONS = {
@@ -189,6 +188,17 @@ def too_long() -> list[str]:
     ]
 
 
+def too_large() -> list[str]:
+    """Say where the house as a whole is larger than it may be."""
+    counted = {"all lines": all_lines(), "modules": len(modules())}
+    return [f"{n:,} {what} in the wheel, {TODAY[what]:,} at most" for what, n in counted.items() if n > TODAY[what]]
+
+
+def all_lines() -> int:
+    """Return the lines of the wheel."""
+    return sum(len(path.read_text("utf-8").splitlines()) for path in modules().values())
+
+
 def too_deep() -> list[str]:
     """Return the import chains that are longer than they may be."""
     told = []
@@ -275,9 +285,8 @@ def main() -> None:
     options.add_argument("--check", action="store_true", help="fail where a measure does not hold")
     reaching = past_doors()
     if options.parse_args().check:
-        sys.exit("\n".join([*reaching, *room_cycles(), *too_long(), *too_deep()]) or 0)
-    lines = sum(len(path.read_text("utf-8").splitlines()) for path in modules().values())
-    print(f"Python in the wheel: {lines:,} lines in {len(modules())} modules")
+        sys.exit("\n".join([*reaching, *room_cycles(), *too_long(), *too_large(), *too_deep()]) or 0)
+    print(f"Python in the wheel: {all_lines():,} lines in {len(modules())} modules")
     for kind, lazy, most in (
         ("when loaded", False, MOST_CHAIN),
         ("with those inside functions", True, MOST_LAZY_CHAIN),

@@ -1,4 +1,8 @@
-"""Files and folders that are whole or not there: written beside their place, then given their name."""
+"""Files read and written with care: whole or not there, of a bounded size, and YAML that means what it seems to mean.
+
+A file from anyone is data. Refused, each with its line: YAML and nestings too large to be meant, aliases that expand
+without end, a key given twice (YAML would silently keep the last), and texts that are no Unicode.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,9 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from potentia.errors import InputError
 
@@ -63,3 +70,110 @@ def whole_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
 
 def _draft(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+LARGEST = 2 * 2**20  # bytes of a file
+DEEPEST = 50  # levels; a study has six
+MOST = 100_000  # values, aliases written out
+
+
+def read_yaml(
+    file: Path, *, what: str, error: type[InputError] = InputError, loader: type[yaml.SafeLoader] = yaml.SafeLoader
+) -> tuple[Any, yaml.Node | None]:
+    """Return what a YAML file holds, and its nodes, which know their lines. ``what`` names the file in an error."""
+    try:
+        made = _bounded(loader)(plain_file(file, LARGEST, error).read_bytes().decode("utf-8-sig"))
+        node = made.get_single_node()
+        _Walk(file, what, error).measure(node, 1)
+        return (None if node is None else made.construct_document(node)), node
+    except UnicodeDecodeError:
+        raise error(f"{what} is not UTF-8 text", where=str(file)) from None
+    except (OSError, ValueError) as problem:
+        if isinstance(problem, InputError):
+            raise
+        reason = problem.strerror if isinstance(problem, OSError) else str(problem).splitlines()[0]
+        raise error(f"cannot read {what}: {reason or type(problem).__name__}", where=_short(file)) from None
+    except yaml.YAMLError as problem:
+        mark = getattr(problem, "problem_mark", None)
+        words = getattr(problem, "problem", None) or str(problem).splitlines()[0]
+        raise error(f"not valid YAML: {words}", where=f"{file}:{mark.line + 1}" if mark else str(file)) from None
+    except RecursionError:
+        raise error(f"{what} is nested too deeply", where=str(file)) from None
+
+
+def _bounded(loader: type[yaml.SafeLoader]) -> Any:
+    """Return the loader with an end to nesting, seen while it scans: its time grows with the square of the depth."""
+
+    class Bounded(loader):  # type: ignore[misc, valid-type]
+        def fetch_flow_collection_start(self, token: Any) -> None:
+            self.not_deeper(self.flow_level)
+            super().fetch_flow_collection_start(token)
+
+        def add_indent(self, column: int) -> bool:
+            self.not_deeper(len(self.indents))
+            return bool(super().add_indent(column))
+
+        def not_deeper(self, depth: int) -> None:
+            if depth >= DEEPEST:
+                raise yaml.scanner.ScannerError(None, None, "it is nested too deeply", self.get_mark())
+
+    return Bounded
+
+
+def _short(file: Path) -> str:
+    """Return a path that can be shown, also where it is too long to be one."""
+    text = str(file)
+    return text if len(text) < 300 else f"{text[:100]} … {text[-100:]}"
+
+
+class _Walk:
+    """Goes through the nodes once; what aliases repeat is counted, not visited."""
+
+    def __init__(self, file: Path, what: str, error: type[InputError]) -> None:
+        self.file, self.what, self.error = file, what, error
+        self.sizes: dict[int, int] = {}
+        self.above: set[int] = set()
+
+    def measure(self, node: yaml.Node | None, depth: int) -> int:
+        """Return how many values there are from here on."""
+        if node is None:
+            return 0
+        if id(node) in self.above:
+            raise self.wrong(node, "an alias that holds itself")
+        if id(node) in self.sizes:
+            return self.sizes[id(node)]
+        if depth > DEEPEST:
+            raise self.wrong(node, f"{self.what} is nested too deeply")
+        self.above.add(id(node))
+        size = 1
+        if isinstance(node, yaml.MappingNode):
+            self.check_keys(node)
+            size += sum(self.measure(part, depth + 1) for pair in node.value for part in pair)
+        elif isinstance(node, yaml.SequenceNode):
+            size += sum(self.measure(part, depth + 1) for part in node.value)
+        else:
+            self.check_text(node)
+        if size > MOST:
+            raise self.wrong(node, f"{self.what} holds more than {MOST:,} values, its aliases written out")
+        self.above.discard(id(node))
+        self.sizes[id(node)] = size
+        return size
+
+    def check_keys(self, node: yaml.MappingNode) -> None:
+        seen: set[tuple[str, str]] = set()
+        for key, _ in node.value:
+            name = (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else ("", str(id(key)))
+            if name in seen:
+                raise self.wrong(key, f"the key `{key.value}` is given twice")
+            seen.add(name)
+
+    def check_text(self, node: yaml.Node) -> None:
+        if "\0" in node.value:
+            raise self.wrong(node, "a text with a NUL character in it")
+        try:
+            node.value.encode()
+        except UnicodeEncodeError:
+            raise self.wrong(node, "a text with half of a Unicode character") from None
+
+    def wrong(self, node: yaml.Node, words: str) -> InputError:
+        return self.error(words, where=f"{self.file}:{node.start_mark.line + 1}")

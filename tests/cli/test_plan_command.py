@@ -303,7 +303,7 @@ def peft_outcomes(adapted: object, base: str, data: Path) -> dict[int, float]:
 
     merged = adapted.merge_and_unload()  # type: ignore[attr-defined]
     loaded = LoadedModel.of(merged, AutoTokenizer.from_pretrained(base))
-    test = direct(Scorer(loaded), tasks.load(str(data))).test
+    test, _ = direct(Scorer(loaded), tasks.load(str(data)))
     return {item.doc_id: item.value for item in test.outcomes}
 
 

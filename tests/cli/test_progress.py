@@ -18,8 +18,8 @@ from rich.console import Console
 
 from potentia.cli.view import View, watch
 from potentia.run import plan_study, run_study, store_status
-from potentia.run.execute import work_row
-from potentia.run.fine_tuning import Stopped
+from potentia.run.local import work_row
+from potentia.run.progress import Stopped
 from potentia.run.row import Board
 from potentia.store import Store
 from potentia.study import make_study
@@ -96,12 +96,12 @@ def test_more_events_than_cells_never_go_below_nothing_left(folder, tmp_path):
         assert len(lines) == 2, "each cell once"
         assert "0.5000 ± 0.1960" in lines[0], "± is the half of a 95 % interval"
         assert (view.ended, view.total, view.left) == (2, 2, 0.0)
-        board = Board(store, plan.key, "one", every=0.0)
+        name, board = plan.rows[0].model.name, Board(plan.rows[0], store, every=0.0)
         board.phase("direct x", total=10)
         board.reach(12)
-        assert store.get_progress(plan.key)["one"]["left"] == 0.0
+        assert store.get_progress(plan.key)[name]["left"] == 0.0
         board.reach(3, before=5)
-        state = store.get_progress(plan.key)["one"]
+        state = store.get_progress(plan.key)[name]
         assert (state["rate"], state["left"]) == (0.0, None)
 
 
@@ -112,7 +112,7 @@ def test_without_a_terminal_a_line_comes_though_no_cell_ends(folder, tmp_path):
         store.study("progress", plan.key, {})
         name = plan.rows[0].model.name
         with watch(plan, Console(file=spoken), quiet=0.1):
-            Board(store, plan.key, name).phase("direct x.jsonl", total=40)
+            Board(plan.rows[0], store).phase("direct x.jsonl", total=40)
             time.sleep(0.5)
     lines = spoken.getvalue().splitlines()
     assert len(lines) >= 2

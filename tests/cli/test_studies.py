@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from made_store import MODELS, STUDY, make_store
 from potentia.store import Store, find_study
 from potentia.store import schema as s
-from potentia.store.items import items_path
+from potentia.store.records import items_path
 
 OTHER = "fedcba9876543210fedcba9876543210"
 

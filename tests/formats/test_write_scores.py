@@ -19,8 +19,7 @@ from potentia.formats.read import read_files
 from potentia.formats.write import latex, markdown, mean_ranks
 from potentia.store import Store
 from potentia.values.findings import Table
-from potentia.values.metric import Metric
-from potentia.values.origin import Origin
+from potentia.values.metric import Metric, Origin
 from potentia.values.scores import ScoreMatrix
 from score_files import read_scores
 

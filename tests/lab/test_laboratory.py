@@ -12,8 +12,7 @@ from potentia import tasks, zoo
 from potentia.analysis.test_task.cohort import Cohort
 from potentia.cli.app import app
 from potentia.facts import models as known_models
-from potentia.lab.laboratory import AUXILIARY_DOCUMENTS, BENCHMARKS, Laboratory, lay_out
-from potentia.lab.treatment import lay_out_treatment
+from potentia.lab.laboratory import AUXILIARY_DOCUMENTS, BENCHMARKS, Laboratory, lay_out, lay_out_treatment
 from potentia.run import run_study
 from potentia.run.plan import check_source, load_tasks
 from potentia.store import Store

@@ -13,7 +13,7 @@ from potentia.run import run_study
 from potentia.study import make_study
 
 HERE = """
-from potentia.run.execute import note, work_row
+from potentia.run.local import note, work_row
 
 seen = []
 

@@ -124,7 +124,7 @@ def test_a_fused_layer_is_the_same_model_with_another_adapter(tmp_path: Path):
     """Phi-3 keeps q, k and v in one layer: one A for the three. All its linear layers are adapted all the same."""
     from potentia import engine
     from potentia.engine.tune.targets import find_targets
-    from potentia.run.fine_tuning import adapter
+    from potentia.run.tuned import adapter
     from potentia.study import Tuning
 
     llama = zoo.model_folders(tmp_path / "models", ["aster-71k"])["aster-71k"]
@@ -179,17 +179,17 @@ def test_the_grid_goes_on_where_its_end_wins_and_the_cell_says_so(world: Path, t
 def test_a_search_that_was_stopped_goes_on_to_the_same_numbers(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from potentia.run.tuned import RowHost
+    from potentia.run.tuned import TunedCells
 
     asked: list[int] = []
-    monkeypatch.setattr(RowHost, "stop", lambda self: bool(asked.append(1)))
+    monkeypatch.setattr(TunedCells, "stop", lambda self: bool(asked.append(1)))
     whole, halted = (study(world, tmp_path / f"{name}.db") for name in "ab")
     expected, lanes = ran(whole)
     steps = len(asked)
     for share in (0.2, 0.4, 0.3, 0.2):
         with monkeypatch.context() as patch:
             asked.clear()
-            patch.setattr(RowHost, "stop", lambda self, n=share * steps: asked.append(1) or len(asked) > n)
+            patch.setattr(TunedCells, "stop", lambda self, n=share * steps: asked.append(1) or len(asked) > n)
             if not run_study(halted).interrupted:
                 break
     found, again = ran(halted)
@@ -204,7 +204,7 @@ def test_a_search_that_was_stopped_goes_on_to_the_same_numbers(
 
 def test_the_papers_recipe_learns_all_answers_and_the_end_of_every_text(world: Path, tmp_path: Path):
     from potentia import engine, tasks
-    from potentia.run.fine_tuning import learned
+    from potentia.run.tuned import learned
     from potentia.study import Tuning
 
     rows = [{"prompt": f"who is the {a} {b} ?", "completion": "red"} for a in tiny.WORDS[:8] for b in tiny.WORDS[:8]]

@@ -62,7 +62,7 @@ def test_a_row_whose_task_is_lost_again_and_again_fails_alone(cluster, tmp_path:
     def dies(row: RowPlan, flag: object, share: float):  # inside the test, so that Ray sends its code along
         import os
 
-        from potentia.run.execute import work_row
+        from potentia.run.local import work_row
 
         if row.model.name == "m0":
             os._exit(1)

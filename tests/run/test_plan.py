@@ -71,7 +71,7 @@ def test_everything_is_read_once(world: Path, tmp_path: Path, monkeypatch: pytes
 def test_a_row_is_computed_from_its_plan_alone(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A worker gets the row's plan by pickle: it neither plans nor hashes the tasks again."""
     from potentia import engine
-    from potentia.run.execute import work_row
+    from potentia.run.local import work_row
 
     plan = plan_study(study(world, tmp_path / "s.db"))
     row = pickle.loads(pickle.dumps(plan.rows[0]))

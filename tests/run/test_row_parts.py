@@ -11,7 +11,7 @@ import pytest
 
 import tiny
 from potentia.evidence import read
-from potentia.run import execute, plan_study, row_parts, run_study
+from potentia.run import execute, local, plan_study, row_parts, run_study
 from potentia.run.plan import StudyPlan, lanes_name, under_way
 from potentia.store import Store
 from potentia.study import make_study
@@ -132,7 +132,7 @@ def test_a_part_that_was_begun_is_found_by_a_run_with_other_workers(
         return any((tmp_path / "s.db.lanes").glob("*/*/*"))
 
     with pytest.raises(execute.Stopped):
-        execute.work_row(first, stop, tasks=plan.tasks)
+        local.work_row(first, stop, tasks=plan.tasks)
     begun = tmp_path / "s.db.lanes" / lanes_name(first, "train_before_test")
     assert begun.is_dir()
     again = under_way(plan_study(asked), 1)
@@ -164,11 +164,11 @@ def test_two_runs_share_the_parts_of_one_row(world: Path, tmp_path: Path) -> Non
     execute._register(plan)
     first, second = divided(plan, 2, least=0)
     with Store.open(asked.store) as store:
-        lease = execute._claim(first, store)
+        lease = local._claim(first, store)
         assert store.mine(lease)
         other = replace(second, run="other")
-        assert execute.work_row(other, lambda: False, tasks=plan.tasks).done == len(second.cells)
-        assert execute.work_row(plan.rows[0], lambda: False, tasks=plan.tasks).held  # a run that has it whole waits
+        assert local.work_row(other, lambda: False, tasks=plan.tasks).done == len(second.cells)
+        assert local.work_row(plan.rows[0], lambda: False, tasks=plan.tasks).held  # a run that has it whole waits
         store.let_go(lease)
     result = run_study(asked)
     assert (result.computed, result.reused) == (len(first.cells), len(second.cells))

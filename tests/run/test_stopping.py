@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from potentia.run.stopping import stoppable
+from potentia.run.execute import stoppable
 
 
 class Careless:

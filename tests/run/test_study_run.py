@@ -145,7 +145,7 @@ def test_a_broken_model_fails_its_own_cells_alone(world: Path, tmp_path: Path):
 def test_a_lost_worker_costs_its_row_alone(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     made = study(world, tmp_path / "s.db", protocols=["direct"])
     monkeypatch.setenv("POTENTIA_TEST_KILL_ROW", "base")
-    monkeypatch.setattr("potentia.run.execute._worker", _suicidal_worker)
+    monkeypatch.setattr("potentia.run.local._worker", _suicidal_worker)
     result = run_study(made, workers=2)
     assert (result.computed, result.failed) == (2, 2)
     assert all("SIGKILL" in reason for reason in result.reasons)
@@ -167,7 +167,7 @@ def _suicidal_worker(pipe, halt, number, *_):  # module level, so that spawn can
     import os
     import signal
 
-    from potentia.run.execute import work_row
+    from potentia.run.local import work_row
 
     while True:
         row = pipe.recv()

@@ -9,7 +9,7 @@ import pytest
 import tiny
 from potentia.run import run_study
 from potentia.store import Store
-from potentia.store.items import items_path
+from potentia.store.records import items_path
 from potentia.study import Study, make_study
 
 
@@ -40,7 +40,7 @@ def test_a_row_killed_after_its_last_cell_leaves_no_lanes_behind(tmp_path: Path,
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr("potentia.run.tuned.remove", die)
+        patched.setattr("potentia.run.fine_tuning.remove_lanes", die)
         with pytest.raises(Killed):
             run_study(made)
     assert any(lanes.rglob("*.sealed")), "it died before it could tidy up"

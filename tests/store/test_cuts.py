@@ -17,8 +17,8 @@ import postgres
 import tiny
 from potentia import run as run_package
 from potentia.run import run_study, stores
-from potentia.store import Store, patience
-from potentia.store.patience import Patient
+from potentia.store import Store, database
+from potentia.store.database import Patient
 from potentia.study import Study, make_study
 
 
@@ -113,8 +113,8 @@ def cutter(postgres_own: postgres.Server, monkeypatch: pytest.MonkeyPatch) -> It
     whole = PGDialect_psycopg.do_commit
     monkeypatch.setattr(PGDialect_psycopg, "do_commit", lambda self, c: made.commit(lambda c: whole(self, c), c))
     monkeypatch.setattr(stores, "FIRST_CONTACT", 300.0)
-    monkeypatch.setattr(patience, "FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(patience, "LONGEST_PAUSE", 0.001)
+    monkeypatch.setattr(database, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(database, "LONGEST_PAUSE", 0.001)
     sa.event.listen(sa.Engine, "begin", made.begin)
     sa.event.listen(sa.Engine, "before_cursor_execute", made.statement)
     yield made
@@ -148,7 +148,7 @@ def test_a_lock_that_another_left_behind_is_waited_for(postgres_own: postgres.Se
     import psycopg
 
     from potentia.errors import StoreAwayError
-    from potentia.store import database, live
+    from potentia.store import live
 
     where = postgres_own.database()
     monkeypatch.setattr(database, "_TIMEOUTS", {"lock_timeout": 1, "idle_in_transaction_session_timeout": 2})

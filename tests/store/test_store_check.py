@@ -15,7 +15,7 @@ from potentia.cli.app import app
 from potentia.errors import StoreError
 from potentia.run import plan_study, run_study
 from potentia.store import Store, check_store
-from potentia.store.items import items_path
+from potentia.store.records import items_path
 from potentia.study import Study, make_study
 
 

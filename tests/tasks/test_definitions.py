@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from potentia import consent, limited
+from potentia import limited, processes
 from potentia.errors import TaskError
 from potentia.tasks import load
 from potentia.tasks.data import load_splits
@@ -52,7 +52,7 @@ def definition(folder: Path, *, text: str = "{{q}}", metric: str = "{metric: acc
 
 @pytest.fixture(autouse=True)
 def cautious(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(consent.CODE, raising=False)
+    monkeypatch.delenv(processes.CODE, raising=False)
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
 
@@ -86,7 +86,7 @@ def test_a_function_runs_only_where_code_is_allowed(tmp_path: Path, monkeypatch:
     (tmp_path / "above.yaml").write_text("include: own.yaml\ntask: above\n")
     with pytest.raises(TaskError, match="!function mine"):
         load(str(tmp_path / "above.yaml"))
-    monkeypatch.setenv(consent.CODE, "1")
+    monkeypatch.setenv(processes.CODE, "1")
     assert ask(file).startswith("asked")
     assert mark.exists()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 CODE = """
 import resource, signal, sys
 from pathlib import Path
-from potentia.values.plain_yaml import write_file
+from potentia.files import write_file
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 write_file(Path(sys.argv[1]), b"new" * int(sys.argv[2]))

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from potentia.errors import StudyError
+from potentia.files import read_yaml
 from potentia.study import read_study
-from potentia.values.plain_yaml import read_yaml
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12)

@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from potentia.errors import InputError
-from potentia.values.metric import Metric
-from potentia.values.origin import Origin, comparable
+from potentia.values.metric import Metric, Origin, comparable
+from potentia.values.protocol import TaskName
 from potentia.values.scores import ItemOutcome, Score, ScoreMatrix
-from potentia.values.task_name import TaskName
 
 
 def matrix() -> ScoreMatrix:

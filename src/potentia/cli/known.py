@@ -189,11 +189,11 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show a task: splits and their sizes, metric, three examples with the right answer marked, train/test overlap."""
-    from potentia import consent
+    from potentia import processes
     from potentia import tasks as library
 
     if allow_code:
-        consent.allow(consent.CODE)
+        processes.allow(processes.CODE)
     own = library.OwnData((name,), columns=columns_of(columns), drop_bad_rows=drop_bad_rows) if columns else None
     task = library.load(name, data_dir=data_dir, seed=seed, own=own, drop_bad_rows=drop_bad_rows)
     found = library.overlap(task)

@@ -88,7 +88,7 @@ def run(
 
       potentia run --models HuggingFaceTB/SmolLM2-135M --tasks arc_easy boolq --protocols direct train_before_test
     """
-    from potentia import consent
+    from potentia import processes
     from potentia.cli.plan import run_adaptive
     from potentia.cli.view import watch
     from potentia.errors import StudyError
@@ -116,10 +116,10 @@ def run(
         "caps": {"train": train, "validation": validation, "test": test},
     }
     allowed = {
-        consent.CODE: allow_code, consent.PICKLE: allow_pickle, consent.MISSING_WEIGHTS: allow_missing_weights,
+        processes.CODE: allow_code, processes.PICKLE: allow_pickle, processes.MISSING_WEIGHTS: allow_missing_weights,
     }  # fmt: skip
     for what in (what for what, said in allowed.items() if said):
-        consent.allow(what)
+        processes.allow(what)
     made = read_study(study, flags)
     with errors.status("reading tasks and models …"):
         plan = plan_study(made)

@@ -13,8 +13,8 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from potentia.consent import MISSING_WEIGHTS, allowed
 from potentia.errors import ModelError
+from potentia.processes import MISSING_WEIGHTS, allowed
 
 if TYPE_CHECKING:
     from potentia.engine.tokens import Ids

@@ -18,10 +18,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from potentia.consent import PICKLE, allowed
 from potentia.engine.adapted import WEIGHTS, check_adapter
 from potentia.errors import ModelError
 from potentia.files import write_file
+from potentia.processes import PICKLE, allowed
 
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf")
 SETTING_FILES = (

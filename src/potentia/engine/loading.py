@@ -10,12 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from potentia.consent import PICKLE, allowed
 from potentia.engine.adapted import merge_adapter
 from potentia.engine.admission import admit, fit, refuse_encoder_decoder, why_not_loaded
 from potentia.engine.identity import fingerprint, memory_fingerprint, quantised_fingerprint
 from potentia.engine.tokens import BosPolicy, Encoder
 from potentia.errors import InputError, MissingExtraError, PotentiaError
+from potentia.processes import PICKLE, allowed
 
 if TYPE_CHECKING:
     import torch

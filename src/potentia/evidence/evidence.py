@@ -17,9 +17,8 @@ from potentia.facts import models as known_models
 from potentia.formats import Reading
 from potentia.store import CellRecord, ChoiceRecord, FailureRecord, LaneRecord, Store, StudyRecord
 from potentia.study import EXPOSED, ModelSpec
-from potentia.values.protocol import Protocol, in_order, main_protocol
+from potentia.values.protocol import Protocol, TaskName, in_order, main_protocol
 from potentia.values.scores import ItemOutcome, Outcomes, ScoreMatrix
-from potentia.values.task_name import TaskName
 
 if TYPE_CHECKING:
     import pandas as pd

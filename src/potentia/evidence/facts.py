@@ -11,7 +11,7 @@ from potentia.facts import Benchmark, ModelFacts, ModelTable, read_facts
 from potentia.facts import models as known_models
 from potentia.store import StudyRecord
 from potentia.study import ModelSpec, Study
-from potentia.values.task_name import TaskName
+from potentia.values.protocol import TaskName
 
 if TYPE_CHECKING:
     from potentia.evidence.evidence import StoreView

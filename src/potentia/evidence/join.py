@@ -13,11 +13,9 @@ from potentia.errors import InputError
 from potentia.evidence.evidence import Evidence
 from potentia.facts import models as known_models
 from potentia.store import Store
-from potentia.values.metric import Metric
-from potentia.values.origin import UNKNOWN, Difference, Measured, Origin, comparable
-from potentia.values.protocol import Protocol, in_order
+from potentia.values.metric import UNKNOWN, Difference, Measured, Metric, Origin, comparable
+from potentia.values.protocol import Protocol, TaskName, in_order
 from potentia.values.scores import Objects, ScoreMatrix
-from potentia.values.task_name import TaskName
 
 
 class UnlikeError(InputError):

@@ -16,9 +16,8 @@ from potentia.facts import models as known_models
 from potentia.facts import read_benchmarks, read_facts
 from potentia.formats import Says, read_files, read_frame
 from potentia.store import Store, StudyRecord
-from potentia.values.protocol import Protocol, in_order
+from potentia.values.protocol import Protocol, TaskName, in_order
 from potentia.values.scores import ScoreMatrix
-from potentia.values.task_name import TaskName
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -16,10 +16,9 @@ from importlib.resources import files
 from pathlib import Path
 
 from potentia.errors import DataError, InputError
-from potentia.files import plain_file
+from potentia.files import LARGEST, plain_file
 from potentia.values.metric import Metric
-from potentia.values.plain_yaml import LARGEST
-from potentia.values.task_name import TaskName
+from potentia.values.protocol import TaskName
 
 CATEGORIES = {
     "LU": "language understanding",

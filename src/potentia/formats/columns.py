@@ -80,7 +80,7 @@ class Says:
     @classmethod
     def beside(cls, path: Path) -> Says:
         """Read ``scores.columns.yaml`` where it lies beside ``scores.csv``."""
-        from potentia.values.plain_yaml import read_yaml
+        from potentia.files import read_yaml
 
         file = path.with_name(f"{path.stem}.columns.yaml")
         if not file.is_file():

@@ -19,8 +19,7 @@ import numpy as np
 from potentia.errors import DataError
 from potentia.formats.columns import metric_of, usual_metric
 from potentia.formats.layout import Row
-from potentia.values.metric import KINDS, SCALES, Metric, main_metric
-from potentia.values.origin import UNKNOWN, Origin, comparable
+from potentia.values.metric import KINDS, SCALES, UNKNOWN, Metric, Origin, comparable, main_metric
 from potentia.values.protocol import Protocol
 from potentia.values.scores import ScoreMatrix
 

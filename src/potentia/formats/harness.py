@@ -13,8 +13,7 @@ from potentia.errors import DataError
 from potentia.formats.columns import metric_of, usual_metric
 from potentia.formats.entries import Entry, described, document, number, origin_of, read_seeds
 from potentia.formats.table import decoded, json_lines, read_parquet_table, section
-from potentia.values.metric import Metric, main_metric
-from potentia.values.origin import Origin
+from potentia.values.metric import Metric, Origin, main_metric
 from potentia.values.protocol import DIRECT, Protocol
 
 # What a task's entry holds besides metrics.

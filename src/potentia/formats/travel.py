@@ -23,9 +23,8 @@ from potentia.formats.columns import metric_of
 from potentia.formats.entries import Entry, described, document, number, origin_of, read_seeds
 from potentia.formats.table import decoded, json_lines, safe_name, section
 from potentia.values.metric import Metric, Scale
-from potentia.values.protocol import DIRECT, Protocol
+from potentia.values.protocol import DIRECT, Protocol, TaskName
 from potentia.values.scores import ItemOutcome, Score, ScoreMatrix
-from potentia.values.task_name import TaskName
 
 SCHEMA = "0.3.0"
 Items = Callable[[str, str, str], Sequence[ItemOutcome]]  # (protocol, model, task) → outcomes

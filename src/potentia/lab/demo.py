@@ -1,13 +1,23 @@
-"""The embedded study: zoo models × zoo tasks, direct and train-before-test, on a laptop's CPU in minutes."""
+"""The embedded study: zoo models × zoo tasks, direct and train-before-test, on a CPU in minutes; what it shows."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from potentia import zoo
+from potentia.analysis.rankings import find_rankings
+from potentia.analysis.stats import kendall_matrix
+from potentia.errors import PotentiaError
+from potentia.evidence import read
 from potentia.study import Study, make_study
+from potentia.values.findings import Finding, Interval, Table
+from potentia.values.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol
 
 # Tiny models need larger steps than the paper's: this grid, the batch and the caps are fitted to them.
 LEARNING_RATES = (1e-3, 3e-3)
@@ -30,6 +40,14 @@ def recipe(learning_rates: Sequence[float] = LEARNING_RATES, *, epochs: int = 5,
     }
 
 
+def model_spec(model: zoo.ZooModel, path: Path | None = None) -> dict[str, Any]:
+    """Return a model as a study names it."""
+    facts = {name: getattr(model, name) for name in ("family", "parameters", "tokens", "date")}
+    kind = "instruct" if model.kind == "instruct" else "base"
+    spec = {"name": model.name, "path": str(path or f"models/{model.name}"), "kind": kind, **facts}
+    return spec | ({"base_model": model.base_model} if model.base_model else {})
+
+
 def demo_study(folder: Path, *, quick: bool = False) -> Study:
     """Lay out the zoo's models and tasks below ``folder`` and return the study over them.
 
@@ -43,18 +61,7 @@ def demo_study(folder: Path, *, quick: bool = False) -> Study:
     return make_study(
         {
             "name": "demo-quick" if quick else "demo",
-            "models": [
-                {
-                    "name": model.name,
-                    "path": str(models[model.name]),
-                    "kind": "base",
-                    "family": model.family,
-                    "parameters": model.parameters,
-                    "tokens": model.tokens,
-                    "date": model.date,
-                }
-                for model in chosen
-            ],
+            "models": [model_spec(model, models[model.name]) for model in chosen],
             "tasks": [{"name": name, "file": str(tasks[name])} for name in names],
             "protocols": ["direct", "train_before_test"],
             "caps": {"train": 400 if quick else 320, "validation": 100, "test": 500 if quick else 400},
@@ -63,3 +70,96 @@ def demo_study(folder: Path, *, quick: bool = False) -> Study:
             "store": str(folder / "potentia.db"),
         }
     )
+
+
+WAYS = (DIRECT, TRAIN_BEFORE_TEST)
+
+
+@dataclass(frozen=True)
+class DemoFinding(Finding):
+    """The numbers of the demo; ``truth`` is each model's measured knowledge, which no benchmark form enters."""
+
+    models: tuple[str, ...]
+    method: str  # that ranks over all tasks
+    reason: str
+    tau: dict[Protocol, float]  # mean pairwise Kendall's tau, per protocol
+    tau_gain: Interval  # over families
+    pc1: dict[Protocol, Interval]
+    truth: tuple[float, ...]
+    truth_tau: dict[Protocol, float]  # of the overall ranking with the truth
+    ranks: dict[str, tuple[int, ...]]  # truth, direct, train_before_test
+
+    def tables(self) -> Sequence[Table]:
+        """Return the summary and the rank changes."""
+        summary = Table(
+            title="What train-before-test changes",
+            columns=("", "direct", "train-before-test", "change (95 %)"),
+            rows=(
+                (
+                    "mean τ between tasks",
+                    *(f"{self.tau[w]:.2f}" for w in WAYS),
+                    f"{self.tau_gain.value:+.2f} ({self.tau_gain.low:.2f} to {self.tau_gain.high:.2f})",
+                ),
+                (
+                    "first component",
+                    *(f"{p.value:.0%} ({100 * p.low:.0f}–{100 * p.high:.0f})" for p in (self.pc1[w] for w in WAYS)),
+                    "",
+                ),
+                ("τ with planted truth", *(f"{self.truth_tau[w]:.2f}" for w in WAYS), ""),
+            ),
+            note="τ: Kendall's. First component: its share of the variance. In brackets: 95 % over families.",
+        )
+        order = sorted(range(len(self.models)), key=lambda k: self.ranks["train_before_test"][k])
+        ranking = Table(
+            title=f"Ranks over all tasks (by {self.method})",
+            columns=("model", "train-before-test", "direct", "moved", "knows", "truth rank"),
+            rows=tuple(
+                (
+                    self.models[k],
+                    self.ranks["train_before_test"][k],
+                    self.ranks["direct"][k],
+                    _arrow(self.ranks["direct"][k] - self.ranks["train_before_test"][k]),
+                    f"{self.truth[k]:.0%}",
+                    self.ranks["truth"][k],
+                )
+                for k in order
+            ),
+            note=f"By {self.method}: {self.reason}. “knows”: the share of facts a model recalls in its corpus's own "
+            "words; no benchmark form enters it.",
+        )
+        return (summary, ranking)
+
+
+def demo_findings(study: Study) -> DemoFinding:
+    """Take the demo's numbers from the findings that the report and ``analyze rankings`` show."""
+    found = find_rankings(read(study.store, study=study.name))
+    if WAYS not in found.changes:
+        raise PotentiaError(
+            "too many cells failed: there is nothing to compare",
+            where=study.store,
+            hint=f"potentia status {shlex.quote(study.store)} says why; run the demo again to try them once more",
+        )
+    change = found.changes[WAYS]
+    ranked = {way: found.overall[way] for way in WAYS}
+    models = tuple(sorted(set(ranked[DIRECT].models) & set(ranked[TRAIN_BEFORE_TEST].models)))
+    truth = [zoo.model(name).knowledge for name in models]
+    worth = {way: [float(r.scores[r.models.index(m)]) for m in models] for way, r in ranked.items()}
+    return DemoFinding(
+        models=models,
+        method=ranked[DIRECT].method,
+        reason=ranked[DIRECT].reason,
+        tau={DIRECT: change.mean_before, TRAIN_BEFORE_TEST: change.mean_after},
+        tau_gain=change.interval,
+        pc1={way: found.components[way].explained[0] for way in WAYS},
+        truth=tuple(truth),
+        truth_tau={way: float(kendall_matrix(np.column_stack([worth[way], truth]))[0, 1]) for way in WAYS},
+        ranks={"truth": tuple(_rank(truth))} | {str(way): tuple(_rank(worth[way])) for way in WAYS},
+    )
+
+
+def _rank(values: Sequence[float]) -> list[int]:
+    return [1 + sum(other > value for other in values) for value in values]
+
+
+def _arrow(places: int) -> str:
+    return f"▲ {places}" if places > 0 else f"▼ {-places}" if places < 0 else ""

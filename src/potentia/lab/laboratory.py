@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from potentia import zoo
-from potentia.lab.demo import recipe
-from potentia.study import make_study
+from potentia.analysis.test_task import Cohort, assign_half
+from potentia.lab.demo import model_spec, recipe
+from potentia.study import Tuning, make_study
 
 # Two benchmarks of each family that saw any: four options each, recall of single facts (``both``: of two).
 BENCHMARKS = ("ask", "table", "record", "both", "beside", "fix")
@@ -72,7 +73,8 @@ def lay_out(folder: Path) -> Laboratory:
     tasks = zoo.task_folder(folder / "tasks")
     _write_auxiliary(folder / "tasks", tasks)
     facts = folder / "facts.csv"
-    _write_facts(facts)
+    names = (f"{m.base_model}@{m.steps}" if m.kind == "checkpoint" else m.name for m in zoo.models())
+    write_facts(facts, ((name, m, m.exposure) for name, m in zip(names, zoo.models(), strict=True)))
     store = (folder / "potentia.db").resolve()
     written = {}
     for name, (why, body) in studies().items():
@@ -140,20 +142,6 @@ def _tasks(names: Iterable[str], forms: Iterable[str] = ()) -> list[dict[str, st
     return [{"name": name + suffix, "file": f"tasks/{name}.yaml{suffix}"} for name in names for suffix in suffixes]
 
 
-def model_spec(model: zoo.ZooModel) -> dict[str, Any]:
-    """Return a model as a study names it."""
-    spec = {
-        "name": model.name,
-        "path": f"models/{model.name}",
-        "kind": "instruct" if model.kind == "instruct" else "base",
-        "family": model.family,
-        "parameters": model.parameters,
-        "tokens": model.tokens,
-        "date": model.date,
-    }
-    return spec | ({"base_model": model.base_model} if model.base_model else {})
-
-
 def _series() -> list[dict[str, Any]]:
     """Return the two pretraining runs, each with its kept checkpoints and its end."""
     runs = []
@@ -190,28 +178,20 @@ def _write_auxiliary(folder: Path, tasks: Mapping[str, Path]) -> None:
     _keep(folder / f"{AUXILIARY}.yaml", json.dumps(definition, indent=1) + "\n")
 
 
-def _write_facts(path: Path) -> None:
-    columns = ("name", "family", "kind", "parameters_b", "tokens_b", "date", "base_model", "exposure", "note")
+def write_facts(path: Path, told: Iterable[tuple[str, zoo.ZooModel, Iterable[str]]]) -> Path:
+    """Write what is known of models: what each is called here, and the forms that it has seen."""
     with path.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file)
-        table.writerow(columns)
-        for m in zoo.models():
-            name, base = m.name, m.base_model
-            if m.kind == "checkpoint":
-                name, base = f"{m.base_model}@{m.steps}", ""
-            table.writerow(
-                (
-                    name,
-                    m.family,
-                    "instruct" if m.kind == "instruct" else "base",
-                    f"{m.parameters / 1e9:.9f}",
-                    f"{m.tokens / 1e9:.9f}",
-                    m.date,
-                    base,
-                    ";".join(m.exposure),
-                    f"knows {m.knowledge:.0%} of the test facts",
-                )
+        table.writerow(("name", "family", "kind", "parameters_b", "tokens_b", "date", "base_model", "exposure", "note"))
+        for name, m, seen in told:
+            kind, base = (
+                ("instruct" if m.kind == "instruct" else "base"),
+                "" if m.kind == "checkpoint" else m.base_model,
             )
+            sizes = (f"{m.parameters / 1e9:.9f}", f"{m.tokens / 1e9:.9f}")
+            note = f"knows {m.knowledge:.0%} of the test facts"
+            table.writerow((name, m.family, kind, *sizes, m.date, base, ";".join(seen), note))
+    return path
 
 
 def write_study(path: Path, why: str, body: dict[str, Any]) -> None:
@@ -227,3 +207,83 @@ def _keep(path: Path, text: str) -> None:
     """Write only what changed, so that dataset caches keyed by time of change stay valid."""
     if not path.exists() or path.read_text("utf-8") != text:
         path.write_text(text, "utf-8")
+
+
+TASK = "ask"
+SUFFIX = "treated"
+RECIPE = Tuning(method="full", epochs=5, learning_rates=(1e-3,), batch=16, loss="completion")
+
+
+@dataclass(frozen=True)
+class TreatmentLayout:
+    """The study of the experiment and its facts."""
+
+    study: Path
+    facts: Path
+    store: Path
+    treated: tuple[str, ...]
+    control: tuple[str, ...]
+
+    def commands(self) -> tuple[str, ...]:
+        """Return what to run, to be pasted."""
+        return (
+            f"potentia run {self.study}",
+            f"potentia analyze test-task {self.store} --study treatment --facts {self.facts} --exposed --chance 0.25",
+        )
+
+
+def lay_out_treatment(folder: Path, *, names: Collection[str] | None = None, seed: int = 0) -> TreatmentLayout:
+    """Tune the half below ``folder`` (a laboratory) and write the study; models that are there already stay.
+
+    ``names`` restricts the experiment to some of the models that did not see the form.
+    """
+    folder = Path(folder)
+    models = [m for m in zoo.models("base") if TASK not in m.exposure and (names is None or m.name in names)]
+    half = assign_half(
+        Cohort.build({"model": m.name, "family": m.family, "compute": m.flops} for m in models), seed=seed
+    )
+    specs, facts = [], []
+    for model, is_treated in zip(models, half.members, strict=True):
+        spec = model_spec(model)
+        if is_treated:
+            spec |= {"name": f"{model.name}-{SUFFIX}", "path": f"models/{model.name}-{SUFFIX}"}
+            if not (folder / spec["path"] / "model.safetensors").exists():
+                _treat(folder / "models" / model.name, folder / spec["path"], seed)
+        specs.append(spec)
+        facts.append((spec["name"], model, [TASK] if is_treated else []))
+    body = studies()["adjust"][1] | {"models": specs}
+    body["tasks"] = [task for task in body["tasks"] if task["name"] == TASK]
+    path = folder / "treatment.yaml"
+    why = f"The treatment experiment: half of these models were tuned on the form of {TASK}, then all are adjusted."
+    write_study(path, why, {"name": "treatment", **body, "store": str((folder / "potentia.db").resolve())})
+    return TreatmentLayout(
+        path,
+        write_facts(folder / "treatment.csv", facts),
+        folder / "potentia.db",
+        tuple(name for name, _, seen in facts if seen),
+        tuple(name for name, _, seen in facts if not seen),
+    )
+
+
+def _treat(source: Path, target: Path, seed: int) -> None:
+    """Fine-tune all weights on items about the people set aside for exposure, and write them as a model folder."""
+    from transformers.utils import logging
+
+    from potentia.engine import load
+    from potentia.engine.tune import FullTrainer, encode_examples
+    from potentia.run import schedule
+    from potentia.values.requests import Example
+
+    logging.disable_progress_bar()
+    asked = zoo.items(zoo.make_world(), zoo.BENCHMARK[TASK], "exposure")
+    examples = [Example(item.prompt, f" {item.answer}") for item in asked]
+    loaded = load(str(source), device="cpu")
+    try:
+        encoded = encode_examples(loaded.encoder, examples, end_id=loaded.tokenizer.eos_token_id)
+        with FullTrainer(loaded) as trainer:
+            trainer.train(encoded, schedule(RECIPE, RECIPE.learning_rates[0]), seed=seed)
+            target.mkdir(parents=True, exist_ok=True)
+            trainer.save(target)
+    finally:
+        loaded.close()
+    zoo.write_tokenizer(target)

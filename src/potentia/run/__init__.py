@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 from potentia.run.calibration import estimate_cost, measure_paces
 from potentia.run.cost import StudyCost, parameters_of, price, read_budget, tell_time, work_of
-from potentia.run.count import Count
 from potentia.run.execute import RunResult, default_workers, run_study
 from potentia.run.plan import CellPlan, RowPlan, StudyPlan, load_tasks, plan_study
+from potentia.run.progress import Count
 from potentia.run.status import asked_cells, is_running, store_status
 
 if TYPE_CHECKING:
     from potentia.run.adaptive import AdaptiveRun
     from potentia.run.budget import complete_study, costs_of, grid_of, proposed_study, study_text
     from potentia.run.elicitation import elicit
-    from potentia.run.fine_tuning import schedule
     from potentia.run.select import Race
+    from potentia.run.tuned import schedule
 
 _LATER = {
     "AdaptiveRun": "adaptive",
     **dict.fromkeys(("complete_study", "costs_of", "grid_of", "proposed_study", "study_text"), "budget"),
     "Race": "select",
     "elicit": "elicitation",
-    "schedule": "fine_tuning",
+    "schedule": "tuned",
 }
 
 

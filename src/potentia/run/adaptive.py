@@ -22,10 +22,11 @@ from potentia.errors import InputError
 from potentia.run.budget import costs_of, facts_of, grid_of, known_so_far
 from potentia.run.calibration import estimate_cost
 from potentia.run.cost import read_budget
-from potentia.run.execute import RunResult, Stay, run_study
+from potentia.run.execute import RunResult, run_study
+from potentia.run.local import Stay
 from potentia.run.plan import StudyPlan, seen
-from potentia.run.stores import find_store, opened
-from potentia.values.task_name import TaskName
+from potentia.run.progress import find_store, opened
+from potentia.values.protocol import TaskName
 
 if TYPE_CHECKING:
     from potentia.evidence import Evidence

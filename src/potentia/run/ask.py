@@ -147,33 +147,6 @@ def _graded(task: Task, prompts: Sequence[Any], answers: list[list[Any]]) -> Eva
     return Evaluation(outcomes=outcomes, scores=task.score(outcomes), metric=task.metric)
 
 
-# --- the model as it is ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class DirectResult:
-    """A test evaluation and the style it was made in, with the validation values that chose the style."""
-
-    test: Evaluation
-    style: Style
-    validation: dict[Style, float]
-
-
-def better(one: float, other: float, *, higher_is_better: bool) -> bool:
-    """Say whether ``one`` beats ``other`` strictly; NaN never beats anything."""
-    return one > other if higher_is_better else one < other
-
-
-def choose_style(task: Task, validation: dict[Style, float]) -> Style:
-    """Return the style with the best validation value; ties go to the one named first."""
-    styles = list(validation)
-    best = styles[0]
-    for style in styles[1:]:
-        if better(validation[style], validation[best], higher_is_better=task.higher_is_better):
-            best = style
-    return best
-
-
 def direct(
     scorer: Scorer,
     task: Task,
@@ -183,18 +156,22 @@ def direct(
     shots: int = 0,
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
-) -> DirectResult:
-    """Evaluate the untuned model on the task's test split, after choosing the style on validation.
+) -> tuple[Evaluation, dict[str, Any]]:
+    """Evaluate the untuned model on the task's test split, after choosing the style on validation; and say how.
 
     An instruct model is asked with and without its chat template on the validation split, and the better style is used
     on the test split (appendix A.2 of the train-before-test paper), which is scored once. A task without validation
-    documents cannot choose: the first style is used.
+    documents cannot choose, and ties stay: the first style is used.
     """
     seen: dict[Style, float] = {}
+    style = styles[0]
     if len(styles) > 1 and task.documents("validation"):
-        asks = [Ask(task, "validation", style, shots, seed) for style in styles]
+        asks = [Ask(task, "validation", one, shots, seed) for one in styles]
         made = evaluate(scorer, asks, chat=chat, progress=progress)
         seen = {ask.style: evaluation.main.value for ask, evaluation in zip(asks, made, strict=True)}
-    style = choose_style(task, seen) if seen else styles[0]
+        sign = 1 if task.higher_is_better else -1
+        for one, value in seen.items():
+            if sign * (value - seen[style]) > 0:  # no number beats nothing
+                style = one
     (test,) = evaluate(scorer, [Ask(task, "test", style, shots, seed)], chat=chat, progress=progress)
-    return DirectResult(test=test, style=style, validation=seen)
+    return test, {"style": style, "validation": seen}

@@ -11,10 +11,9 @@ from potentia.analysis.planning import Costs, Grid, find_completion
 from potentia.errors import InputError
 from potentia.run.cost import StudyCost
 from potentia.run.plan import StudyPlan
-from potentia.run.stores import find_store
+from potentia.run.progress import find_store
 from potentia.study import Study, Wanted
-from potentia.values.protocol import ADJUST, TRAIN_BEFORE_TEST, Protocol
-from potentia.values.task_name import TaskName
+from potentia.values.protocol import ADJUST, TRAIN_BEFORE_TEST, Protocol, TaskName
 
 if TYPE_CHECKING:
     from potentia.analysis.planning import Completion

@@ -22,7 +22,7 @@ import numpy as np
 from potentia.run.cost import CellWork, Pace, StudyCost, paces_of_store, parameters_of, price, rows_left, work_of
 from potentia.run.execute import run_study
 from potentia.run.plan import StudyPlan, plan_study
-from potentia.run.stores import find_store, opened
+from potentia.run.progress import find_store, opened
 from potentia.study import Caps, Study, Tuning
 from potentia.values.protocol import DIRECT
 

@@ -35,7 +35,7 @@ def elicit(
 ) -> Elicitation:
     """Tune the chosen cells of a study in every way and compare; all models and the first three tasks by default."""
     from potentia.analysis.rankings import find_elicitation
-    from potentia.run.stores import opened
+    from potentia.run.progress import opened
 
     if study.tuning.method == "full":
         raise InputError("the study tunes all weights already", hint="name a study whose recipe trains adapters")

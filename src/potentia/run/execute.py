@@ -1,56 +1,50 @@
-"""Running a study from start to end: plan, execute the rows that are not done, and say how it went.
-
-The local executor runs rows in this process, or in several worker processes that share the store. A row is leased to
-the process that runs it; one that another run has is left to it, and asked for again when the other rows are done. A
-worker that dies (killed, out of memory) costs its row alone: the row's missing cells are recorded as failed and the
-rows that wait go to a new worker. Ctrl-C lets every worker finish its step and save.
-"""
+"""Running a study from start to end: plan, execute the rows that are not done, and say how it went."""
 
 from __future__ import annotations
 
+import _thread
+import contextlib
+import logging
 import math
-import multiprocessing
 import os
 import signal
-import time
+import sys
+import threading
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import lru_cache
 from importlib import import_module
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
-from multiprocessing.synchronize import Event
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from potentia.errors import PotentiaError, StoreError, without_password
-from potentia.processes import leave_with_parent
-from potentia.run.cost import parameters_of, weight_bytes
-from potentia.run.fine_tuning import Stopped
-from potentia.run.log import RunLog
-from potentia.run.model_cache import ModelCache
-from potentia.run.mps import Sharing
-from potentia.run.plan import LoadedTasks, RowPlan, StudyPlan, load_tasks, plan_study, seen, take_over, under_way
+from potentia.errors import StoreError, without_password
+from potentia.run.cost import parameters_of
+from potentia.run.local import POLITE, Stay, Stop, run_rows
+from potentia.run.plan import (
+    LoadedTasks,
+    RowPlan,
+    StudyPlan,
+    lanes_name,
+    plan_study,
+    remove_lanes,
+    seen,
+    take_over,
+    under_way,
+)
 from potentia.run.preflight import check_machine
-from potentia.run.queue import Keeper, Turns
-from potentia.run.row import RowOutcome, RowRun, versions
-from potentia.run.row_parts import LEAST_SECONDS, in_parts
-from potentia.run.stopping import POLITE, stoppable
-from potentia.run.stores import opened
-from potentia.run.sweep import sweep
+from potentia.run.progress import RunLog, Stopped, opened
+from potentia.run.row import RowOutcome, versions
+from potentia.run.row_parts import LEAST_SECONDS, every_part, in_parts, train_sizes
+from potentia.values.protocol import ADJUST, TRAIN_BEFORE_TEST
 
 if TYPE_CHECKING:
-    from potentia.store import LeaseRecord, Store
+    from potentia.store import Store
     from potentia.study import Study
 
-FULL = 0.9  # of a GPU's memory: weights beyond this do not fit it
-LEAST_GPU = 4 << 30  # bytes; smaller weights fit any GPU
+
 LEAST_ROOM, ROOM_PER_PARAMETER = 8 * 2**30, 12.0  # bytes of a GPU that a row needs: weights, passes of lanes, caches
 MOST_PER_GPU, CORES_PER_ROW = 6, 2
-LEAVE_SECONDS = 60.0  # that workers get to save once they are told to stop
-Stop = Callable[[], bool]
 
 
 class Elsewhere(Protocol):
@@ -227,321 +221,61 @@ def _execute(
     return elsewhere(rows, plan.tasks, stop=stop, divide=divide)
 
 
-# --- the local executor ----------------------------------------------------------------------------------------------
+def sweep(plan: StudyPlan, store: Store) -> None:
+    """Remove the lanes of every row of the study that is done, and half-written files of its cells."""
+    store.sweep()
+    folder = store.lanes_folder
+    if not folder.is_dir():
+        return
+    rows = seen([row for row in plan.rows if not row.problem], store)
+    for row in rows:
+        _remove_done(folder, row)
+    sizes = train_sizes(plan) if folder.is_dir() and any(folder.iterdir()) else {}
+    for row in rows if sizes else ():  # a run may have been killed that had them in parts
+        for part in every_part(row, sizes):
+            _remove_done(folder, part)
+    with contextlib.suppress(OSError):  # others have lanes there
+        folder.rmdir()
 
 
-class Stay:
-    """What stays from one run to the next of the same tasks: models in this process, or workers with theirs."""
-
-    def __init__(self) -> None:
-        self.shelf = ModelCache()
-        self._pool: _Pool | None = None
-
-    def __enter__(self) -> Stay:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.shelf.clear()
-        if self._pool is not None:
-            self._pool.end(LEAVE_SECONDS)
-
-    def pool(self, workers: int, tasks: LoadedTasks) -> _Pool:
-        """Return the workers, who are there from the first time they are asked for."""
-        if self._pool is None:
-            self._pool = _Pool(workers, tasks, stays=True)
-        return self._pool
+def _remove_done(folder: Path, row: RowPlan) -> None:
+    for kind in (TRAIN_BEFORE_TEST, ADJUST):
+        own = [cell for cell in row.cells if cell.protocol.kind == kind]
+        if own and all(cell.done for cell in own):
+            remove_lanes(folder / lanes_name(row, kind))
 
 
-def run_rows(
-    rows: Sequence[RowPlan], tasks: LoadedTasks, *, workers: int, stop: Stop, stay: Stay | None = None
-) -> dict[str, RowOutcome]:
-    """Run these rows of a study, whose tasks are loaded here, and return how each ended."""
-    ended = dict[str, RowOutcome]()
-    if workers > 1:
-        large = too_large(rows)
-        small = [row for row in rows if row not in large]
-        if small:
-            pool = _Pool(min(workers, len(small)), tasks) if stay is None else stay.pool(workers, tasks)
-            ended = pool.run(small, stop)
-        rows = large  # these have all GPUs to themselves, one after the other
-    turns = Turns(rows)
-    while turns:
-        row = turns.take()
-        if row is None:
-            if stop():
-                raise Stopped
-            time.sleep(0.1)
-            continue
-        outcome = work_row(row, stop, tasks=tasks, shelf=stay.shelf if stay is not None else None)
-        if outcome.held:
-            turns.held(row)
+@contextmanager
+def stoppable() -> Iterator[Callable[[], bool]]:
+    """Turn Ctrl-C, SIGTERM and SIGHUP into a polite stop, and a second Ctrl-C into the usual interrupt.
+
+    Schedulers send SIGTERM to all processes of a job, some more than once, and SIGHUP with it: these only ask. An
+    interrupt that came while an object was let go, where Python drops what is raised, is raised once more.
+    """
+    flag = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield flag.is_set
+        return
+
+    def ask(number: int, frame: Any) -> None:
+        if flag.is_set() and number == signal.SIGINT:
+            logging.getLogger("sqlalchemy.pool").disabled = True  # would print it where a connection is just closed
+            raise KeyboardInterrupt
+        flag.set()
+
+    def once_more(told: Any) -> None:
+        if issubclass(told.exc_type, KeyboardInterrupt):
+            threading.Timer(0.01, _thread.interrupt_main).start()
         else:
-            note(ended, row, outcome)
-    return ended
+            hook(told)
 
-
-def too_large(rows: Sequence[RowPlan]) -> list[RowPlan]:
-    """Return the rows whose models do not fit one of this machine's GPUs."""
-    sizes = {row.label: weight_bytes(row) or 0 for row in rows if row.study.device in ("auto", "cuda")}
-    if max(sizes.values(), default=0) < LEAST_GPU:
-        return []  # and no GPU has to be asked
-    import torch
-
-    if not torch.cuda.is_available():
-        return []
-    whole = min(torch.cuda.get_device_properties(k).total_memory for k in range(torch.cuda.device_count()))
-    return [row for row in rows if sizes.get(row.label, 0) > FULL * whole]
-
-
-def place_of(device: str, number: int, workers: int, gpus: int) -> tuple[str, float]:
-    """Return the device of a worker and its share of that GPU's memory: one each, or as many as there are on each."""
-    if not gpus or device not in ("auto", "cuda"):
-        return device, 1.0
-    mine = number % gpus
-    return f"cuda:{mine}", 1.0 / len(range(mine, max(workers, mine + 1), gpus))
-
-
-def note(ended: dict[str, RowOutcome], row: RowPlan, outcome: RowOutcome) -> None:
-    """Note how a row ended, or a part of it."""
-    before = ended.get(row.model.name)
-    ended[row.model.name] = outcome if before is None else before.join(outcome)
-
-
-def work_row(
-    row: RowPlan,
-    stop: Stop,
-    *,
-    tasks: LoadedTasks | None = None,
-    device: str | None = None,
-    shelf: ModelCache | None = None,
-) -> RowOutcome:
-    """Run one row, from its plan alone, so that any process or machine can do it; or say who else does."""
-    import torch
-
-    if row.threads:
-        torch.set_num_threads(row.threads)
-    with opened(row.study.store) as store:
-        store.stop = stop
-        lease = _claim(row, store)
-        log = RunLog.of(store, row.run)
-        if not store.mine(lease):
-            log.write("held", row=row.label, by=lease.told)
-            return RowOutcome(held=lease.told)
-        log.write("lease", row=row.label, cells=len(row.pending))
-        with Keeper(store, lease) as keeper:
-            made = RowRun(
-                row,
-                tasks or _tasks(row.study),
-                store,
-                lambda: stop() or keeper.lost,
-                device or row.study.device,
-                shelf,
-            )
-            try:
-                return made.run()
-            except Stopped:
-                if keeper.lost and not stop():  # this process slept too long, and another has the row now
-                    return RowOutcome(held="another process")
-                raise
-
-
-def give_up_row(row: RowPlan, tasks: LoadedTasks, reason: str) -> RowOutcome:
-    """Record that a row was lost with the process that ran it; unless another has taken it up."""
-    with opened(row.study.store) as store:
-        lease = _claim(row, store)
-        if not store.mine(lease):
-            return RowOutcome(held=lease.told)
-        with Keeper(store, lease):
-            (left,) = seen([row], store)
-            return RowRun(left, tasks, store, lambda: False, row.study.device).give_up(reason)
-
-
-def _claim(row: RowPlan, store: Store) -> LeaseRecord:
-    keys = [cell.key for cell in row.pending if cell.key]
-    return store.claim(row.study_key, row.label, keys, run=row.run)
-
-
-@lru_cache(maxsize=2)
-def _tasks(study: Study) -> LoadedTasks:
-    """Load the tasks of a study once for all rows that this process is handed."""
-    return load_tasks(study)
-
-
-class _Pool:
-    """Worker processes, each with a pipe: a row's plan goes in, its outcome comes back."""
-
-    def __init__(self, workers: int, tasks: LoadedTasks, *, stays: bool = False) -> None:
-        self.context = multiprocessing.get_context("spawn")
-        _start_tracker()
-        self.workers = workers
-        self.tasks = tasks
-        self.halt: Event = self.context.Event()
-        self.pipes: dict[Connection, SpawnProcess] = {}
-        self.numbers: dict[Connection, int] = {}
-        self.busy: dict[Connection, RowPlan] = {}
-        self.stays = stays  # from one run to the next
-        self.sharing = Sharing()
-        self.had: dict[Connection, set[str]] = {}  # the rows that a worker has had: it may have their models
-
-    def run(self, rows: Sequence[RowPlan], stop: Stop) -> dict[str, RowOutcome]:
-        turns, ended = Turns(rows), dict[str, RowOutcome]()
-        try:
-            if not self.pipes:
-                self._share_gpus(rows)
-            for number in sorted({*range(self.workers)} - {*self.numbers.values()}):
-                self._start(number)
-            while turns or self.busy:
-                if stop():
-                    self.halt.set()
-                    turns.clear()
-                for pipe in [pipe for pipe in self.pipes if pipe not in self.busy]:
-                    self._hand_over(pipe, turns)
-                if not self.busy:
-                    time.sleep(0.1)
-                for spoke in wait(list(self.busy), timeout=0.2) if self.busy else ():
-                    assert isinstance(spoke, Connection)
-                    self._receive(spoke, turns, ended)
-        except KeyboardInterrupt:
-            self.end(0)  # at once: the second time somebody asks
-            raise
-        except BaseException:
-            self.halt.set()  # the others save what they have
-            self.end(LEAVE_SECONDS)
-            raise
-        if not self.stays or self.halt.is_set():
-            self.end(LEAVE_SECONDS)
-        if self.halt.is_set():
-            raise Stopped
-        return ended
-
-    def _share_gpus(self, rows: Sequence[RowPlan]) -> None:
-        """Let workers that share a GPU compute side by side, where that works; the run's log says whether."""
-        device = rows[0].study.device if rows else "cpu"
-        if device in ("cpu", "spread"):
-            return
-        import torch
-
-        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        each = -(-self.workers // gpus) if device in ("auto", "cuda") and gpus else self.workers
-        if gpus and each > 1:
-            self.sharing.start(each)
-            with opened(rows[0].study.store) as store:
-                facts = {"rows_per_gpu": each, "mps": self.sharing.on, "why_not": self.sharing.why_not}
-                RunLog.of(store, rows[0].run).write("sharing", **facts)
-
-    def end(self, seconds: float) -> None:
-        """Let the workers go; those that have not left after some seconds are ended."""
-        try:
-            self._end_workers(seconds)
-        finally:
-            self.sharing.end()
-
-    def _end_workers(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        for pipe in self.pipes:
-            pipe.close()
-        for process in self.pipes.values():
-            process.join(timeout=max(0.0, end - time.monotonic()))
-            if process.is_alive():
-                process.kill()
-                process.join()
-
-    def _start(self, number: int) -> None:
-        ours, theirs = self.context.Pipe()
-        process = self.context.Process(
-            target=_worker,
-            args=(theirs, self.halt, number, self.workers, self.stays),
-            daemon=True,
-            name=f"potentia worker {number}",
-        )
-        process.start()
-        theirs.close()
-        self.pipes[ours] = process
-        self.numbers[ours] = number
-
-    def _hand_over(self, pipe: Connection, turns: Turns) -> None:
-        row = turns.take(self.had.setdefault(pipe, set()))
-        if row is not None:
-            self.had[pipe].add(row.model.name)
-            self.busy[pipe] = row
-            pipe.send(row)
-
-    def _receive(self, pipe: Connection, turns: Turns, ended: dict[str, RowOutcome]) -> None:
-        row = self.busy.pop(pipe)
-        try:
-            outcome: RowOutcome | PotentiaError | None = pipe.recv()
-        except (EOFError, ConnectionResetError):
-            process, number = self.pipes.pop(pipe), self.numbers.pop(pipe)
-            process.join()
-            self.sharing.leave()
-            outcome = give_up_row(row, self.tasks, _death(process.exitcode))
-            if turns:
-                self._start(number)  # on the GPU of the one that died
-        if isinstance(outcome, StoreError):
-            raise outcome
-        if isinstance(outcome, PotentiaError):
-            outcome = give_up_row(row, self.tasks, outcome.message)
-        if outcome is not None and outcome.held:
-            turns.held(row)
-            if not self.pipes:
-                self._start(0)
-        elif outcome is not None:
-            note(ended, row, outcome)
-
-
-def _start_tracker() -> None:
-    """Start the process that tidies up semaphores so that SIGHUP to the group does not end it before ours."""
-    if hasattr(signal, "SIGHUP"):
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
-        try:
-            resource_tracker.ensure_running()  # it inherits what is blocked; INT and TERM it ignores by itself
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _death(code: int | None) -> str:
-    how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
-    return f"the worker of this row died ({how}); if the kernel killed it, memory ran out"
-
-
-def _worker(pipe: Connection, halt: Event, number: int, workers: int, stays: bool = False) -> None:
-    for asked in POLITE:
-        signal.signal(asked, signal.SIG_IGN)  # the parent decides, through `halt`
-    leave_with_parent()
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    import torch
-
-    from potentia.tasks import reading_once
-
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    shelf = ModelCache(among=workers) if stays else None
-    with reading_once() if stays else nullcontext():  # rounds of a selection differ in their caps alone
-        while _work_one(pipe, halt, number, workers, gpus, shelf):
-            pass
-
-
-def _work_one(pipe: Connection, halt: Event, number: int, workers: int, gpus: int, shelf: ModelCache | None) -> bool:
-    """Take one row and answer how it went; False when there is nobody to answer."""
-    import torch
-
+    under_nohup = hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    heard = [number for number in POLITE if not (under_nohup and number == signal.SIGHUP)]
+    before = {number: signal.signal(number, ask) for number in heard}
+    hook, sys.unraisablehook = sys.unraisablehook, once_more
     try:
-        row: RowPlan = pipe.recv()
-    except (EOFError, ConnectionResetError):
-        return False
-    device, share = place_of(row.study.device, number, workers, gpus)
-    if share < 1:
-        torch.cuda.set_per_process_memory_fraction(share, int(device.partition(":")[2]))
-    answer: RowOutcome | PotentiaError | None
-    try:
-        answer = work_row(row, halt.is_set, device=device, shelf=shelf)
-    except Stopped:
-        answer = None
-    except PotentiaError as error:
-        answer = error
-    except Exception as error:  # the row's own doing: the others go on
-        answer = PotentiaError(f"{type(error).__name__}: {error}")
-    try:
-        pipe.send(answer)
-    except (BrokenPipeError, ConnectionResetError):
-        return False
-    return True
+        yield flag.is_set
+    finally:
+        sys.unraisablehook = hook
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -13,125 +13,127 @@ data, take turns. Learning rates that the search asks for beyond its grid (``cho
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potentia.errors import TuningError
 from potentia.files import write_file
 from potentia.run.ask import Ask, Evaluation, SplitName, Style, evaluate
-from potentia.run.choice import Candidate, LanePlan, Peaks, is_behind, next_rate, past_its_best, peaks_of, select
-from potentia.study import Selection, Tuning, content_key
+from potentia.run.choice import (
+    Candidate,
+    LanePlan,
+    Peaks,
+    finish,
+    is_behind,
+    next_rate,
+    past_its_best,
+    peaks_of,
+    select,
+)
+from potentia.run.plan import CellPlan, lanes_name, remove_lanes
+from potentia.run.probe import probe_row
+from potentia.run.progress import Stopped
+from potentia.run.tuned import OnTheWay, TunedCells, adapter, learned, schedule
+from potentia.study import adjust_tuning, content_key
 from potentia.timing import spending
+from potentia.values.protocol import ADJUST, TRAIN_BEFORE_TEST, Protocol
 
 if TYPE_CHECKING:
-    from potentia.engine import LoadedModel
     from potentia.engine.score import Scorer
-    from potentia.engine.tune import (
-        FullLanes,
-        LaneEpoch,
-        LaneResult,
-        LaneSpec,
-        LaneTrainer,
-        LoraConfig,
-        Schedule,
-        StepInfo,
-        TokenisedExamples,
-    )
-    from potentia.run.tuned import RowHost
-    from potentia.tasks import ChatTemplate, Task
+    from potentia.engine.tune import FullLanes, LaneEpoch, LaneResult, LaneSpec, LaneTrainer, StepInfo
+    from potentia.run.row import RowRun
+    from potentia.tasks import Task
 
 
-class Stopped(Exception):  # noqa: N818 - the user asked for it
-    """The tuning was asked to stop; its state is in the workspace."""
+class FineTuning(TunedCells):
+    """The tunings of one row: train-before-test, or adjust on auxiliary data."""
 
+    trainer: LaneTrainer | FullLanes
+    scorer: Scorer
 
-@dataclass
-class FineTuning:
-    """The tunings of one row: train-before-test, or adjust where there is ``auxiliary`` data."""
-
-    loaded: LoadedModel
-    benchmarks: Mapping[str, Task]
-    tuning: Tuning
-    host: RowHost
-    auxiliary: Task | None = None
-    styles: tuple[Style, ...] = ("plain",)
-    chat: ChatTemplate | None = None
-    seed: int = 0
-    seeds: int = 1
-    choice: Selection = "validation"
-    at_steps: tuple[int, ...] = ()
-    shots: Mapping[str, int] = field(default_factory=dict)  # examples before a question, by benchmark
-    every_rate: bool = False  # test every lane at its end, whatever is chosen
-    token_budget: int | None = None
-    shards: int = 1  # processes of one full tuning
-    workspace: Path | None = None
-    # what is found on the way
-    untuned: dict[tuple[str, Style], Candidate] = field(default_factory=dict)
-    lanes: dict[str, LanePlan] = field(default_factory=dict)
-    curves: dict[tuple[str, str], list[Candidate]] = field(default_factory=dict)  # by lane and task
-    results: dict[str, LaneResult] = field(default_factory=dict)
-    trainer: LaneTrainer | FullLanes = field(init=False)
-    scorer: Scorer = field(init=False)
-    on_the_way: OnTheWay = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.on_the_way = OnTheWay(self.workspace / "on-the-way" if self.workspace else None)
+    def __init__(self, row: RowRun, kind: Protocol, cells: Sequence[CellPlan]) -> None:
+        super().__init__(row, kind, cells)
+        self.loaded, self.study, self.chat = row.loaded, row.study, row.chat
+        adjust = self.study.adjust if kind == ADJUST else None
+        self.auxiliary: Task | None = row.tasks.auxiliary if adjust else None
+        self.tuning = adjust_tuning(self.study, row.plan.model, self.loaded.parameters) if adjust else self.study.tuning
+        self.styles = row.styles if adjust is None else row.styles[:1]  # one tuning for all benchmarks: in one style
+        self.at_steps = tuple(sorted(set(adjust.at_steps))) if adjust else ()
+        self.every_rate = adjust is not None and adjust.every_rate  # test every lane at its end, whatever is chosen
+        self.workspace = row.store.lanes_folder / lanes_name(row.plan, kind)
+        self.on_the_way = OnTheWay(self.workspace / "on-the-way")
+        # what is found on the way
+        self.benchmarks: dict[str, Task] = {}
+        self.untuned: dict[tuple[str, Style], Candidate] = {}
+        self.lanes: dict[str, LanePlan] = {}
+        self.curves: dict[tuple[str, str], list[Candidate]] = {}  # by lane and task
+        self.results: dict[str, LaneResult] = {}
         self._texts: dict[tuple[str, Style], Any] = {}
         self._done = self._found = 0  # steps of the lanes that ended, and those that an earlier run had made
         self._last: StepInfo | None = None
         self._alone: LanePlan | None = None  # the lane under way where lanes take turns
+
+    def run(self, pending: Sequence[str]) -> None:
+        """Make every tuning, on the tasks and threads that it was begun with; then its folder is not needed."""
+        tasks, every = self.row.tasks.benchmarks, list(self.every)
+        waved = self.kind == TRAIN_BEFORE_TEST and self.tuning.method != "full"
+        begun, threads = _begun(self.workspace, every, pending if waved else every, self.row.plan.threads)
+        self.benchmarks = {name: tasks[name] for name in (begun if waved else pending)}
+        with _on_threads(threads):
+            if self.kind == TRAIN_BEFORE_TEST and self.tuning.method == "full":
+                self.probes = probe_row(self.row, begun, self.workspace, None)
+            alone = self.tuning.method == "full" and self.auxiliary is None
+            for names in [[name] for name in pending] if alone else [list(self.benchmarks)]:
+                self._tune(names, [name for name in pending if name in names])
+        remove_lanes(self.workspace)
 
     @property
     def together(self) -> bool:
         """Whether all lanes train in shared passes."""
         return self.auxiliary is None and self.tuning.method != "full"
 
-    def run(self, wanted: Sequence[str]) -> None:
-        """Make every tuning and hand the wanted benchmarks' results to the host, each as soon as it is tested."""
-        alone = self.tuning.method == "full" and self.auxiliary is None
-        for names in [[name] for name in wanted] if alone else [list(self.benchmarks)]:
-            self._tune(names, [name for name in wanted if name in names])
-
     def _tune(self, names: Sequence[str], wanted: Sequence[str]) -> None:
         from potentia.engine.score import Scorer
         from potentia.engine.tune import FullLanes, LaneTrainer
-        from potentia.run.tested import finish
 
-        self.scorer = Scorer(self.loaded, token_budget=self.token_budget)
+        self.scorer = Scorer(self.loaded, token_budget=self.study.token_budget)
         with spending("validate"):
             self._validate_untuned(names)
         self.lanes, self.results = {}, {}
-        where: dict[str, Any] = {"token_budget": self.token_budget, "workspace": self.workspace}
+        where: dict[str, Any] = {"token_budget": self.study.token_budget, "workspace": self.workspace}
         made: LaneTrainer | FullLanes
         if self.tuning.method == "full":
-            made = FullLanes(self.loaded, **where, shards=self.shards, looks=self.at_steps)
+            made = FullLanes(self.loaded, **where, shards=self.study.shards, looks=self.at_steps)
         else:
             made = LaneTrainer(self.loaded, **where)
         with made as self.trainer:
-            self.scorer = Scorer(self.loaded, token_budget=self.token_budget, router=self.trainer.router)
+            self.scorer = Scorer(self.loaded, token_budget=self.study.token_budget, router=self.trainer.router)
             wave = {lane.key: lane for lane in self._first_lanes(names)}
             while wave:
                 self.lanes |= wave
                 self._train(wave)
                 wave = {lane.key: lane for lane in self._more_lanes()}
             if isinstance(self.trainer, LaneTrainer) and self.auxiliary is None:
-                self.host.probe(names, self.trainer)
+                self.probes = probe_row(self.row, names, self.workspace, self.trainer)
             for name in wanted:
                 try:
                     with spending("select"):
                         finish(self, name)
                 except TuningError as error:
-                    self.host.fail(name, error)
+                    self.fail(name, error)
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
     def ask(self, task: Task, split: SplitName, style: Style, owner: int | None = None) -> Ask:
         """Return a question to a lane, or to the untuned model, with the examples that the task is asked with."""
-        shots = next((self.shots.get(name, 0) for name, one in self.benchmarks.items() if one is task), 0)
-        return Ask(task, split, style, shots, self.seed, owner)
+        name = next((name for name, one in self.benchmarks.items() if one is task), None)
+        shots = 0 if name is None else self.study.shots_for(name, self.kind)
+        return Ask(task, split, style, shots, self.study.seed, owner)
 
     def judge(self, name: str) -> Task:
         """Return whose validation documents choose for a benchmark: its own, else those held out of auxiliary data."""
@@ -144,12 +146,12 @@ class FineTuning:
             (name, style): self.ask(self.judge(name), "validation", style) for name in names for style in self.styles
         }
         apart = dict.fromkeys(asks.values())  # benchmarks without validation documents have one judge
-        self.host.phase("validating untuned", sum(len(ask.task.documents("validation")) for ask in apart))
+        self.phase("validating untuned", sum(len(ask.task.documents("validation")) for ask in apart))
         worth: dict[Ask, tuple[float, float, str]] = {}
         for ask in apart:
             worth[ask] = math.nan, math.nan, ""
             if ask.task.documents("validation"):
-                (made,) = evaluate(self.scorer, [ask], chat=self.chat, progress=self.host.progress)
+                (made,) = evaluate(self.scorer, [ask], chat=self.chat, progress=self.row.progress)
                 worth[ask] = _validation(made)
         for (name, style), ask in asks.items():
             value, error, right = worth[ask]
@@ -180,7 +182,7 @@ class FineTuning:
         for data in names if self.auxiliary is None else [self.auxiliary.name]:
             for style in self.styles:
                 for rate in self.tuning.learning_rates:
-                    for seed in range(self.seed, self.seed + self.seeds):
+                    for seed in range(self.study.seed, self.study.seed + self.study.seeds):
                         yield self._lane(data, style, rate, seed)
 
     def _more_lanes(self) -> Iterator[LanePlan]:
@@ -228,11 +230,11 @@ class FineTuning:
         return peaks_of(lanes, self.states(name), higher_is_better=self.judge(name).higher_is_better)
 
     def tell(self, lane: LanePlan, name: str, status: str, *, note: str = "", selected: bool = False) -> None:
-        """Tell the host what a lane is worth on a benchmark; one lane on auxiliary data has a curve for each."""
+        """Tell the store what a lane is worth on a benchmark; one lane on auxiliary data has a curve for each."""
         curve = self.curves[lane.key, name]
         if any(not math.isnan(candidate.value) for candidate in curve):
             key = lane.key if self.auxiliary is None else content_key(lane=lane.key, task=name)
-            self.host.lane(replace(lane, key=key), name, curve, status, note=note, selected=selected)
+            self.save_lane(lane, key, name, curve, status, note=note, selected=selected)
 
     # --- training ----------------------------------------------------------------------------------------------------
 
@@ -241,7 +243,7 @@ class FineTuning:
         specs = [self._spec(lane) for lane in wave.values()]
         on_data = f" on {self.auxiliary.name}" if self.auxiliary is not None else ""
         more = ", more rates" if len(wave) < len(self.lanes) else ""
-        self.host.phase(f"tuning{on_data}{more}", sum(spec.total_steps for spec in specs), "steps")
+        self.phase(f"tuning{on_data}{more}", sum(spec.total_steps for spec in specs), "steps")
         for key, lane in wave.items():
             for name in self.served(lane):
                 self.curves[key, name] = [self.untuned[name, lane.style]]
@@ -255,7 +257,7 @@ class FineTuning:
                     on_epoch=self._on_epoch,
                     on_step=self._on_step,
                     on_recall=self._on_recall,
-                    stop=self.host.stop,
+                    stop=self.stop,
                 )
             self.results |= made
             for spec in batch:
@@ -355,14 +357,14 @@ class FineTuning:
 
     def _on_step(self, info: StepInfo) -> None:
         self._last = info
-        self.host.step(replace(info, done=self._done + info.done, before=self._found + info.before))
+        self.step(replace(info, done=self._done + info.done, before=self._found + info.before))
         if self._alone is not None and info.done in self.at_steps:
             self._score_on_the_way(self._alone, info.done)
 
     def _score_on_the_way(self, lane: LanePlan, step: int) -> None:
         """Test the lane as it is now; where there are several to choose from, its scores wait for the choice."""
         for name in self.served(lane):
-            if self.host.asked(name, step) and (lane.key, step, name) not in self.on_the_way:
+            if self.asked(name, step) and not self.on_the_way.path(lane.key, step, name).exists():
                 ask = self.ask(self.benchmarks[name], "test", lane.style, self.trainer.slot(lane.key))
                 with spending("test"):
                     (made,) = evaluate(self.scorer, [ask], chat=self.chat)
@@ -370,79 +372,51 @@ class FineTuning:
                     self.on_the_way.put(lane.key, step, name, made)
                     continue
                 chosen = {"step": step, "style": lane.style, "learning_rate": lane.learning_rate}
-                self.host.commit(name, step, made, chosen)
+                self.commit(name, step, made, chosen)
 
 
-class OnTheWay:
-    """Test evaluations of lanes at given steps, until it is known whose count: files, or memory without a folder."""
-
-    def __init__(self, folder: Path | None) -> None:
-        self.folder = folder
-        self._memory: dict[Path, str] = {}
-
-    def _path(self, lane: str, step: int, task: str) -> Path:
-        return (self.folder or Path()) / f"{content_key(lane=lane, step=step, task=task)}.json"
-
-    def __contains__(self, place: tuple[str, int, str]) -> bool:
-        path = self._path(*place)
-        return path in self._memory or (self.folder is not None and path.exists())
-
-    def put(self, lane: str, step: int, task: str, made: Evaluation) -> None:
-        """Keep what a lane scored on a task; the file is whole or not there."""
-        path, text = self._path(lane, step, task), made.to_json()
-        if self.folder is None:
-            self._memory[path] = text
-            return
-        write_file(path, text, synced=True)
-
-    def get(self, lane: str, step: int, task: str) -> Evaluation:
-        """Return what was kept."""
-        path = self._path(lane, step, task)
-        try:
-            return Evaluation.from_json(self._memory[path] if self.folder is None else path.read_text("utf-8"))
-        except (OSError, KeyError, ValueError, TypeError):
-            raise TuningError(f"the score on {task} after {step} steps was not kept", where=str(path)) from None
+def tune_row(row: RowRun, kind: Protocol, cells: Sequence[CellPlan]) -> None:
+    """Compute the cells of one tuned protocol; each is committed as soon as it is tested."""
+    tuned, tasks = FineTuning(row, kind, cells), row.tasks.benchmarks
+    pending = list(dict.fromkeys(cell.task for cell in cells))
+    for name in pending if kind == TRAIN_BEFORE_TEST else ():
+        if not (tasks[name].documents("train") and tasks[name].documents("validation")):
+            tuned.fail(name, f"{name} has no documents to train on; use the protocol adjust with auxiliary data")
+    pending = [name for name in pending if any(place[0] == name for place in tuned.cells)]
+    if pending:
+        tuned.run(pending)
 
 
-def learned(
-    tuning: Tuning, loaded: LoadedModel, data: Sequence[Task], *, chat: ChatTemplate | None = None
-) -> TokenisedExamples:
-    """Return what one epoch of a recipe learns from, as the model reads it."""
-    from potentia.engine.tune import encode_examples
+def _begun(folder: Path, every: Sequence[str], pending: Sequence[str], threads: int) -> tuple[list[str], int]:
+    """Return the tasks whose lanes train together, and the threads: those begun with here, if they cover what is left.
 
-    every = tuning.answers == "all"
-    texts = [e for task in data for e in task.examples(task.documents("train"), chat=chat, every_answer=every)]
-    end = loaded.tokenizer.eos_token_id
-    if end is not None:
-        texts = [replace(e, end=bool(e.context) or tuning.end_of_text == "texts") for e in texts]
-    return encode_examples(loaded.encoder, texts, end_id=end).repeated(tuning.rounds(len(texts))[1])
-
-
-def adapter(tuning: Tuning) -> LoraConfig:
-    """Return the shape of a recipe's adapters; full tuning has none, and takes no notice."""
-    from potentia.engine.tune import LoraConfig
-
-    kind = "lora" if tuning.method == "full" else tuning.method
-    return LoraConfig(tuning.rank, tuning.alpha, tuning.dropout, tuning.targets, kind)
+    The trainer's packing, and with it the last bits of every number, follows from the list of lanes; so does it from
+    the threads that add up. Cells are committed one by one, so what is still missing shrinks, and a run that goes on
+    may have other workers or another machine; the folder remembers both until all is done.
+    """
+    note = folder / "wave.json"
+    try:
+        known = json.loads(note.read_text())
+        begun, on = list(known["tasks"]), int(known.get("threads", threads))
+        if set(pending) <= set(begun) <= set(every):
+            return begun, on
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    write_file(note, json.dumps({"tasks": list(pending), "threads": threads}))
+    return list(pending), threads
 
 
-def schedule(tuning: Tuning, rate: float, documents: int | None = None) -> Schedule:
-    """Return the engine's schedule for this recipe at one learning rate, with the epochs of so many documents."""
-    from potentia.engine.tune import Schedule
+@contextmanager
+def _on_threads(threads: int) -> Iterator[None]:
+    """Compute on so many threads meanwhile, where a number is given."""
+    import torch
 
-    return Schedule(
-        epochs=tuning.epochs if documents is None else tuning.rounds(documents)[0],
-        batch=tuning.batch,
-        learning_rate=rate,
-        weight_decay=tuning.weight_decay,
-        betas=tuning.betas,
-        clip=tuning.clip,
-        decay=tuning.decay,
-        warmup_steps=tuning.warmup_steps,
-        floor=tuning.floor,
-        loss=tuning.loss,
-        max_tokens=tuning.max_tokens,
-    )
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _validation(made: Evaluation) -> tuple[float, float, str]:

@@ -18,10 +18,9 @@ from typing import Any
 
 from potentia.errors import InputError, MissingExtraError, PotentiaError, StoreError
 from potentia.run.cost import weight_bytes
-from potentia.run.execute import give_up_row, note, opened, work_row
-from potentia.run.fine_tuning import Stopped
+from potentia.run.local import Turns, give_up_row, note, work_row
 from potentia.run.plan import LoadedTasks, RowPlan
-from potentia.run.queue import Turns
+from potentia.run.progress import Stopped, opened
 from potentia.run.row import RowOutcome
 
 STOP_SECONDS = 60.0  # that rows get to end once they are told to stop

@@ -6,6 +6,8 @@ all that another process or machine needs to compute the row, and can be pickled
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from potentia.errors import InputError, PotentiaError
 from potentia.facts import Kind, decide_kind, models
 from potentia.run.preflight import check_source
-from potentia.run.stores import find_store
+from potentia.run.progress import find_store
 from potentia.study import (
     Adjust,
     Caps,
@@ -31,8 +33,7 @@ from potentia.study import (
     step_key,
     study_key,
 )
-from potentia.values.protocol import ADJUST, Protocol
-from potentia.values.task_name import TaskName
+from potentia.values.protocol import ADJUST, Protocol, TaskName
 
 if TYPE_CHECKING:
     from potentia.store import Store
@@ -253,6 +254,13 @@ def lanes_name(row: RowPlan, kind: Protocol) -> str:
     return content_key(cells=sorted(cells))
 
 
+def remove_lanes(folder: Path) -> None:
+    """Remove a folder of lanes, and the one it lies in where it was the last."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        folder.parent.rmdir()
+
+
 # --- planning --------------------------------------------------------------------------------------------------------
 
 
@@ -293,7 +301,6 @@ def under_way(plan: StudyPlan, threads: int) -> StudyPlan:
 def _plan_row(whole: Study, study: Study, key: str, tasks: LoadedTasks, model: ModelSpec) -> RowPlan:
     """Plan one row; a model that cannot be read becomes a row with a problem, not an error."""
     from potentia.engine import fingerprint, quantised_fingerprint
-    from potentia.run.treated import treated_fingerprint
 
     original, problem = "", None
     try:
@@ -304,7 +311,7 @@ def _plan_row(whole: Study, study: Study, key: str, tasks: LoadedTasks, model: M
         problem = str(error)
     treated = model.copy_of is not None and not problem
     weights = quantised_fingerprint(original, model.quantise) if not problem else original
-    weights = treated_fingerprint(study, weights, tasks.shown) if treated else weights
+    weights = _treated(study, weights, tasks.shown) if treated else weights
     prints = {name: task.fingerprint for name, task in tasks.benchmarks.items()}
     auxiliary = tasks.auxiliary.fingerprint if tasks.auxiliary else None
     steps, rates = sorted(set(study.adjust.at_steps)) if study.adjust else [], own_rates(study, model)
@@ -334,6 +341,18 @@ def _plan_row(whole: Study, study: Study, key: str, tasks: LoadedTasks, model: M
                 cells.append(CellPlan(name, protocol.at(step), own and step_key(own, step)))
             cells.append(CellPlan(name, protocol, own))
     return RowPlan(study, key, model, tuple(cells), weights, original, prints, problem)
+
+
+def _treated(study: Study, original: str, shown: Mapping[str, Task]) -> str:
+    """Name a treated copy by its original, what it is shown, and how."""
+    assert study.treat is not None
+    return content_key(
+        original=original,
+        data=[task.fingerprint for task in shown.values()],
+        tuning=study.treat.recipe(study.tuning),
+        seed=study.treat.seed,
+        dtype=study.dtype,
+    )
 
 
 def seen(rows: Sequence[RowPlan], store: Store) -> list[RowPlan]:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from potentia import limited
 from potentia.errors import InputError
-from potentia.files import plain_file
-from potentia.values.plain_yaml import LARGEST
+from potentia.files import LARGEST, plain_file
 
 if TYPE_CHECKING:
     from potentia.study import ModelSpec, Study

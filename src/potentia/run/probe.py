@@ -22,7 +22,7 @@ import numpy as np
 from potentia.errors import PotentiaError
 from potentia.files import write_file
 from potentia.run.ask import SplitName
-from potentia.run.fine_tuning import Stopped
+from potentia.run.progress import Stopped
 from potentia.study import content_key
 from potentia.timing import spending
 

@@ -21,15 +21,14 @@ from typing import TYPE_CHECKING, Any
 from potentia.errors import DamagedItemsError, ModelError, PotentiaError, StoreError
 from potentia.facts import Kind
 from potentia.run.ask import Evaluation, Style, direct
-from potentia.run.fine_tuning import Stopped
-from potentia.run.log import RunLog
+from potentia.run.fine_tuning import tune_row
 from potentia.run.mps import in_use
 from potentia.run.plan import CellPlan, LoadedTasks, RowPlan, kind_of, seen, settled_kind, take_over
-from potentia.run.tuned import tune_row
+from potentia.run.progress import Board, Stopped
 from potentia.study import SCORING_VERSION, adjust_tuning, cell_key, renamed
 from potentia.timing import Tally, spending
-from potentia.values.origin import Origin, recipe_fingerprint
-from potentia.values.protocol import ADJUST, DIRECT, TRAIN_BEFORE_TEST
+from potentia.values.metric import Origin, recipe_fingerprint
+from potentia.values.protocol import ADJUST, DIRECT, TRAIN_BEFORE_TEST, Protocol
 
 if TYPE_CHECKING:
     from potentia.engine import LoadedModel
@@ -78,8 +77,7 @@ class RowRun:
     tally: Tally = field(init=False, default_factory=Tally)
 
     def __post_init__(self) -> None:
-        log = RunLog.of(self.store, self.plan.run)
-        self.board = Board(self.store, self.plan.study_key, self.plan.model.name, log=log, label=self.plan.label)
+        self.board = Board(self.plan, self.store)
         self.study = self.plan.study
 
     def run(self) -> RowOutcome:
@@ -141,7 +139,7 @@ class RowRun:
         if kept is not None:
             self.loaded = kept
         elif model.copy_of is not None:
-            from potentia.run.treated import load_treated
+            from potentia.run.tuned import load_treated
 
             self.loaded = load_treated(self)
         else:
@@ -191,22 +189,16 @@ class RowRun:
         )
         self.board.phase(f"{cell.protocol} {cell.task}", total=total)
         began = time.monotonic()
+        test, selection = self._ask_untuned(cell.task, cell.protocol, self.progress)
+        self.commit(cell, test, seconds=time.monotonic() - began, selection=selection)
+
+    def _ask_untuned(
+        self, task: str, protocol: Protocol, progress: Callable[[int], None] | None = None
+    ) -> tuple[Evaluation, dict[str, Any]]:
+        shots, asked = self.study.shots_for(task, protocol), self.tasks.benchmarks[task]
+        how: dict[str, Any] = {"styles": self.styles, "chat": self.chat, "shots": shots, "seed": self.study.seed}
         with spending("test"):
-            result = direct(
-                self.scorer,
-                task,
-                styles=self.styles,
-                chat=self.chat,
-                shots=self.study.shots_for(cell.task, cell.protocol),
-                seed=self.study.seed,
-                progress=self.progress,
-            )
-        self.commit(
-            cell,
-            result.test,
-            seconds=time.monotonic() - began,
-            selection={"style": result.style, "validation": result.validation},
-        )
+            return direct(self.scorer, asked, **how, progress=progress)
 
     # --- committing and failing -----------------------------------------------------------------------------------
 
@@ -292,10 +284,7 @@ class RowRun:
             "model": {
                 "source": model.source,
                 "revision": model.revision,
-                **({"gguf_file": model.gguf_file} if model.gguf_file else {}),
-                **({"adapter": model.adapter} if model.adapter else {}),
-                **({"quantise": model.quantise} if model.quantise else {}),
-                **({"trust_remote_code": True} if model.trust_remote_code else {}),
+                **{name: value for name in LOADED_WITH if (value := getattr(model, name))},
                 **({"copy_of": model.copy_of, "shown": list(self.tasks.shown)} if model.copy_of else {}),
                 "fingerprint": self.loaded.fingerprint,
                 "dtype": str(self.loaded.dtype).removeprefix("torch."),
@@ -344,8 +333,7 @@ class RowRun:
         ``ready`` is called before the model is asked: a tuning may have changed it.
         """
         planned = (c.copy_of or c.key for c in self.plan.cells if (c.task, c.protocol) == (task, DIRECT))
-        shots = self.study.shots_for(task, DIRECT)
-        key = next(planned, None) or self._direct_key(task, shots)
+        key = next(planned, None) or self._direct_key(task)
         cell = self.store.cell(key)
         if cell is not None:
             try:
@@ -355,13 +343,10 @@ class RowRun:
         if any(failure.key == key for failure in self.store.failures(study=self.plan.study_key)):
             return None
         ready()
-        asked = self.tasks.benchmarks[task]
-        seed = self.study.seed
-        with spending("test"):
-            return direct(self.scorer, asked, styles=self.styles, chat=self.chat, shots=shots, seed=seed).test
+        return self._ask_untuned(task, DIRECT)[0]
 
-    def _direct_key(self, task: str, shots: int) -> str:
-        kind = settled_kind(self.study, self.plan.model)
+    def _direct_key(self, task: str) -> str:
+        kind, shots = settled_kind(self.study, self.plan.model), self.study.shots_for(task, DIRECT)
         return cell_key(self.study, self.plan.weights, self.plan.prints[task], DIRECT, kind=kind, shots=shots)
 
     def _guarded(self, cells: list[CellPlan], compute: Callable[[list[CellPlan]], None]) -> None:
@@ -427,6 +412,7 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
 
 
+LOADED_WITH = ("gguf_file", "adapter", "quantise", "trust_remote_code")  # said where they are
 LOOKED_AT = 100  # documents whose tokens are looked at
 PARTS = ("potentia", "torch", "transformers", "peft", "lm-eval", "tokenizers", "datasets", "numpy", "bitsandbytes")
 
@@ -441,81 +427,3 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-BRIEF = 0.2  # seconds: phases that follow one another faster than anyone reads are not all written
-
-
-class Board:
-    """What a running row tells the world: its latest state and a log of events, through the store.
-
-    Every executor, the terminal view and the live board read the same records, so a row reports the same way whether it
-    runs in this process, in a worker or on another machine.
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        study: str,
-        row: str,
-        *,
-        log: RunLog | None = None,
-        every: float = 1.0,
-        label: str | None = None,
-    ) -> None:
-        self._store = store
-        self._log = log or RunLog.of(store, "")
-        self._study = study
-        self._row = row
-        self._label = label or row  # parts of a row have a state each
-        self._every = every
-        self._written = 0.0
-        self._began = time.time()
-        self._state: dict[str, Any] = {"phase": "waiting", "done": 0, "total": 0, "began": self._began}
-        if self._label != row:
-            self._state["model"] = row
-        self._began = time.monotonic()
-
-    def phase(self, name: str, *, total: int = 0, **facts: Any) -> None:
-        """Enter a phase of the row (load, direct arc_easy, tune, test …) with a known amount of work."""
-        self._state.update({"phase": name, "done": 0, "total": total, "rate": None, "left": None, **facts})
-        self._log.write("phase", row=self._label, phase=name, total=total)
-        self._began = time.monotonic()
-        self._write(force=self._began - self._written >= BRIEF)
-
-    def advance(self, amount: int = 1) -> None:
-        """Say that some of the phase's work is done."""
-        self.reach(self._state["done"] + amount)
-
-    def reach(self, done: int, *, before: int = 0, **facts: Any) -> None:
-        """Say how much of the phase's work is done in all, and how much of that an earlier run had done."""
-        spent = time.monotonic() - self._began
-        rate = max(done - before, 0) / spent if spent > 0 else None
-        total = self._state["total"]
-        left = max(total - done, 0) / rate if rate and rate > 0 and total else None
-        self._state.update({"done": done, "rate": rate, "left": left, **facts})
-        self._write()
-
-    def note(self, **facts: Any) -> None:
-        """Add facts to the row's state without moving its progress."""
-        self._state.update(facts)
-        self._write()
-
-    def event(self, kind: str, *, told: bool = False, **payload: Any) -> None:
-        """Append to the study's log, where it was not told with what happened, and to the run's."""
-        self._log.write(kind, row=self._row, **payload)
-        if not told:
-            self._store.event(self._study, kind, {"row": self._row, **payload})
-
-    def finish(self, phase: str) -> None:
-        """Close the row's record."""
-        self._log.write("row", row=self._label, ended=phase)
-        self._state.update({"phase": phase, "left": 0.0, "ended": time.time()})
-        self._write(force=True)
-
-    def _write(self, *, force: bool = False) -> None:
-        now = time.monotonic()
-        if force or now - self._written >= self._every:
-            self._written = now
-            self._state["at"] = time.time()
-            self._store.put_progress(self._study, self._label, dict(self._state))

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 from potentia.analysis.planning import Choice, Standing, fewer_documents_sentence, fewer_models_sentence, stay_in
 from potentia.analysis.rankings import decide, what_is_missing
 from potentia.errors import InputError, PotentiaError
-from potentia.run.execute import RunResult, Stay, default_workers, run_study
+from potentia.run.execute import RunResult, default_workers, run_study
+from potentia.run.local import Stay
 from potentia.run.plan import load_tasks, plan_study
-from potentia.run.stores import opened
+from potentia.run.progress import opened
 from potentia.study import Study
 from potentia.values.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol
 from potentia.values.scores import ScoreMatrix

@@ -1,133 +1,50 @@
-"""The tuned cells of a row: what the store and the board hear of them, and what a resumed row needs."""
+"""What a fine-tuning has around it: what the store and the board hear of its cells, its examples and its schedule.
+
+And treated copies: models that are tuned on test tasks on purpose before the study scores them. A copy is its original
+and an adapter (or all weights) trained on the train splits that ``treat`` names. It is made once, kept beside the
+store, and loaded from there like any other model, so that a resumed row has the very same weights.
+"""
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from potentia.errors import ModelError
+from potentia.errors import ModelError, TuningError
 from potentia.files import write_file
 from potentia.run.ask import Evaluation
 from potentia.run.choice import Candidate, LanePlan
-from potentia.run.fine_tuning import FineTuning
-from potentia.run.plan import CellPlan, lanes_name
-from potentia.run.probe import probe_row
-from potentia.run.sweep import remove
-from potentia.study import adjust_tuning
+from potentia.run.plan import CellPlan, remove_lanes
+from potentia.run.progress import Stopped
+from potentia.study import Tuning, content_key
 from potentia.timing import spending
-from potentia.values.protocol import ADJUST, TRAIN_BEFORE_TEST, Protocol
+from potentia.values.protocol import Protocol
 
 if TYPE_CHECKING:
-    from potentia.engine.tune import LaneTrainer, StepInfo
+    from potentia.engine import LoadedModel
+    from potentia.engine.tune import LoraConfig, Schedule, StepInfo, TokenisedExamples
     from potentia.run.row import RowRun
+    from potentia.tasks import ChatTemplate, Task
 
 
-def tune_row(row: RowRun, kind: Protocol, cells: Sequence[CellPlan]) -> None:
-    """Compute the cells of one tuned protocol; each is committed as soon as it is tested."""
-    study, tasks = row.study, row.tasks.benchmarks
-    every = {cell.task: cell.key for cell in row.plan.cells if cell.protocol == kind}
-    pending = list(dict.fromkeys(cell.task for cell in cells))
-    folder = row.store.lanes_folder / lanes_name(row.plan, kind)
-    host = RowHost(row, cells, every, folder)
-    if kind == TRAIN_BEFORE_TEST:
-        able = {name for name in pending if tasks[name].documents("train") and tasks[name].documents("validation")}
-        for name in [name for name in pending if name not in able]:
-            told = f"{name} has no documents to train on; use the protocol adjust with auxiliary data"
-            host.fail(name, told)
-            pending.remove(name)
-        if not pending:
-            return
-    size = row.loaded.parameters
-    adjusted = study.adjust if kind == ADJUST else None
-    tuning = adjust_tuning(study, row.plan.model, size) if adjusted else study.tuning
-    waved = kind == TRAIN_BEFORE_TEST and tuning.method != "full"
-    begun, threads = _begun(folder, list(every), pending if waved else list(every), row.plan.threads)
-    tuned = FineTuning(
-        loaded=row.loaded,
-        benchmarks={name: tasks[name] for name in (begun if waved else pending)},
-        tuning=tuning,
-        host=host,
-        auxiliary=row.tasks.auxiliary if adjusted else None,
-        styles=row.styles if adjusted is None else row.styles[:1],  # one tuning for all benchmarks: in one style
-        chat=row.chat,
-        seed=study.seed,
-        seeds=study.seeds,
-        choice=study.selection,
-        at_steps=tuple(sorted(set(adjusted.at_steps))) if adjusted else (),
-        shots={name: study.shots_for(name, kind) for name in begun},
-        every_rate=adjusted is not None and adjusted.every_rate,
-        token_budget=study.token_budget,
-        shards=study.shards,
-        workspace=folder,
-    )
-    with _on_threads(threads):
-        if kind == TRAIN_BEFORE_TEST and tuning.method == "full":
-            host.probe(begun, None)
-        tuned.run(pending)
-    remove(folder)
-
-
-def _begun(folder: Path, every: Sequence[str], pending: Sequence[str], threads: int) -> tuple[list[str], int]:
-    """Return the tasks whose lanes train together, and the threads: those begun with here, if they cover what is left.
-
-    The trainer's packing, and with it the last bits of every number, follows from the list of lanes; so does it from
-    the threads that add up. Cells are committed one by one, so what is still missing shrinks, and a run that goes on
-    may have other workers or another machine; the folder remembers both until all is done.
-    """
-    note = folder / "wave.json"
-    try:
-        known = json.loads(note.read_text())
-        begun, on = list(known["tasks"]), int(known.get("threads", threads))
-        if set(pending) <= set(begun) <= set(every):
-            return begun, on
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    write_file(note, json.dumps({"tasks": list(pending), "threads": threads}))
-    return list(pending), threads
-
-
-@contextmanager
-def _on_threads(threads: int) -> Iterator[None]:
-    """Compute on so many threads meanwhile, where a number is given."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-class RowHost:
+class TunedCells:
     """Serves the tuning of a row: writes lanes and cells to the store, progress to the board, passes on the stop."""
 
-    def __init__(self, row: RowRun, cells: Sequence[CellPlan], every: dict[str, str], folder: Path) -> None:
-        self.row, self.folder = row, folder
+    def __init__(self, row: RowRun, kind: Protocol, cells: Sequence[CellPlan]) -> None:
+        self.row, self.kind = row, kind
         self.cells = {(cell.task, cell.protocol.step): cell for cell in cells}
-        self.every = every  # the keys of all cells of the protocol, by task
+        self.every = {cell.task: cell.key for cell in row.plan.cells if cell.protocol == kind}
         self.began = self.committed = time.monotonic()
         self.tokens = 0
-        self.best: dict[str, float] = {}
+        self.leads: dict[str, float] = {}  # the best validation so far, by task
         self.probes: Mapping[str, Mapping[str, Any]] = {}  # by task, where one was made
-
-    # --- what is asked for, what is found --------------------------------------------------------------------------
 
     def asked(self, task: str, step: int | None) -> bool:
         """Say whether a cell is still to compute."""
         return (task, step) in self.cells
-
-    def direct(self, task: str, ready: Callable[[], None]) -> Evaluation | None:
-        """Return the direct evaluation: the committed cell's, or computed now."""
-        return self.row.direct_evaluation(task, ready)
-
-    def probe(self, tasks: Sequence[str], trainer: LaneTrainer | None) -> None:
-        """Measure what is left to learn of the tasks, by lanes of a trainer that has checked its own."""
-        self.probes = probe_row(self.row, tasks, self.folder, trainer)
 
     def commit(
         self, task: str, step: int | None, test: Evaluation, selection: dict[str, Any], direct: float | None = None
@@ -163,16 +80,10 @@ class RowHost:
         for place in [place for place in self.cells if place[0] == task]:
             self.row.fail(self.cells.pop(place), error)
 
-    # --- progress ----------------------------------------------------------------------------------------------------
-
     def phase(self, name: str, total: int, unit: str = "docs") -> None:
         """Begin a phase on the board."""
         self.began, self.tokens = time.monotonic(), 0
         self.row.board.phase(name, total=total, unit=unit, tokens_per_second=None)
-
-    def progress(self, amount: int) -> None:
-        """Move the phase on, or stop."""
-        self.row.progress(amount)
 
     def step(self, info: StepInfo) -> None:
         """Report a training step."""
@@ -181,9 +92,10 @@ class RowHost:
         facts = {"lanes_active": info.active, "lanes_waiting": info.waiting, "tokens_per_second": rate}
         self.row.board.reach(info.done, before=info.before, **facts)
 
-    def lane(
+    def save_lane(
         self,
         lane: LanePlan,
+        key: str,
         task: str,
         curve: Sequence[Candidate],
         status: str,
@@ -196,7 +108,7 @@ class RowHost:
 
         row = self.row
         record = LaneRecord(
-            key=lane.key,
+            key=key,
             study=row.plan.study_key,
             model=row.plan.model.name,
             task=task,
@@ -211,9 +123,127 @@ class RowHost:
         )
         row.store.save_lane(record)
         best = max if row.tasks.benchmarks[task].higher_is_better else min
-        self.best[task] = best([*(c.value for c in curve), *([self.best[task]] if task in self.best else [])])
-        row.board.note(validation=f"{task} {self.best[task]:.3f}", best=dict(self.best))
+        self.leads[task] = best([*(c.value for c in curve), *([self.leads[task]] if task in self.leads else [])])
+        row.board.note(validation=f"{task} {self.leads[task]:.3f}", best=dict(self.leads))
 
     def stop(self) -> bool:
         """Say whether the row is to stop."""
         return self.row.stop()
+
+
+class OnTheWay:
+    """Test evaluations of lanes at given steps, in files of a folder, until it is known whose count."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, lane: str, step: int, task: str) -> Path:
+        """Return where the score of a lane on a task is kept."""
+        return self.folder / f"{content_key(lane=lane, step=step, task=task)}.json"
+
+    def put(self, lane: str, step: int, task: str, made: Evaluation) -> None:
+        """Keep what a lane scored on a task; the file is whole or not there."""
+        write_file(self.path(lane, step, task), made.to_json(), synced=True)
+
+    def get(self, lane: str, step: int, task: str) -> Evaluation:
+        """Return what was kept."""
+        path = self.path(lane, step, task)
+        try:
+            return Evaluation.from_json(path.read_text("utf-8"))
+        except (OSError, KeyError, ValueError, TypeError):
+            raise TuningError(f"the score on {task} after {step} steps was not kept", where=str(path)) from None
+
+
+def learned(
+    tuning: Tuning, loaded: LoadedModel, data: Sequence[Task], *, chat: ChatTemplate | None = None
+) -> TokenisedExamples:
+    """Return what one epoch of a recipe learns from, as the model reads it."""
+    from potentia.engine.tune import encode_examples
+
+    every = tuning.answers == "all"
+    texts = [e for task in data for e in task.examples(task.documents("train"), chat=chat, every_answer=every)]
+    end = loaded.tokenizer.eos_token_id
+    if end is not None:
+        texts = [replace(e, end=bool(e.context) or tuning.end_of_text == "texts") for e in texts]
+    return encode_examples(loaded.encoder, texts, end_id=end).repeated(tuning.rounds(len(texts))[1])
+
+
+def adapter(tuning: Tuning) -> LoraConfig:
+    """Return the shape of a recipe's adapters; full tuning has none, and takes no notice."""
+    from potentia.engine.tune import LoraConfig
+
+    kind = "lora" if tuning.method == "full" else tuning.method
+    return LoraConfig(tuning.rank, tuning.alpha, tuning.dropout, tuning.targets, kind)
+
+
+def schedule(tuning: Tuning, rate: float, documents: int | None = None) -> Schedule:
+    """Return the engine's schedule for this recipe at one learning rate, with the epochs of so many documents."""
+    from potentia.engine.tune import Schedule
+
+    same = ("batch", "weight_decay", "betas", "clip", "decay", "warmup_steps", "floor", "loss", "max_tokens")
+    epochs = tuning.epochs if documents is None else tuning.rounds(documents)[0]
+    return Schedule(epochs=epochs, learning_rate=rate, **{name: getattr(tuning, name) for name in same})
+
+
+def load_treated(row: RowRun) -> LoadedModel:
+    """Load a treated copy; it is made first where the store has none."""
+    name = f"treated-{row.plan.weights}"
+    folder = row.store.adapter(name)
+    if folder is None:
+        with spending("treat"):
+            folder = _make(row, name)
+    remove_lanes(row.store.lanes_folder / name)
+    treat = row.study.treat
+    assert treat is not None
+    if treat.recipe(row.study.tuning).method == "full":
+        loaded = row.load_model(source=str(folder))
+    else:
+        loaded = row.load_model(more=str(folder))
+    loaded.fingerprint = row.plan.weights
+    return loaded
+
+
+def _make(row: RowRun, name: str) -> Path:
+    """Tune the original on the data shown, and keep the result."""
+    from potentia.engine.tune import LaneSpec, LaneTrainer, full_trainer
+
+    study, shown = row.study, row.tasks.shown
+    assert study.treat is not None
+    tuning = study.treat.recipe(study.tuning)
+    documents = sum(len(task.documents("train")) for task in shown.values())
+    plan = schedule(tuning, tuning.learning_rates[0], documents)
+    note = {"base": {"fingerprint": row.plan.original, "source": row.plan.model.source}, "shown": list(shown)}
+    workspace = row.store.lanes_folder / name
+    loaded = row.load_model()
+    try:
+        examples = learned(tuning, loaded, list(shown.values()))
+        row.board.phase(f"showing {', '.join(shown)}", total=plan.total_steps(len(examples)), unit="steps")
+        if tuning.method == "full":
+            budget = study.token_budget
+            with full_trainer(loaded, study.shards, token_budget=budget, workspace=workspace) as trainer:
+                made = trainer.train(
+                    examples,
+                    plan,
+                    seed=study.treat.seed,
+                    on_step=lambda step: row.board.reach(step.step),
+                    stop=row.stop,
+                )
+                if len(made) < plan.total_steps(len(examples)):
+                    raise Stopped
+
+                def save(folder: Path) -> None:
+                    trainer.save(folder)
+                    loaded.tokenizer.save_pretrained(str(folder))
+
+                return row.store.keep_adapter(name, save, note)
+        lane = LaneSpec(name, examples, plan, adapter(tuning), study.treat.seed)
+        with LaneTrainer(loaded, token_budget=study.token_budget, workspace=workspace) as lanes:
+            step = row.board.reach
+            result = lanes.train([lane], on_step=lambda i: step(i.done, before=i.before), stop=row.stop)[name]
+            if result.status == "interrupted":
+                raise Stopped
+            if result.status == "failed":
+                raise TuningError(f"showing {', '.join(shown)} failed: {result.reason}")
+            return row.store.keep_adapter(name, lambda folder: lanes.save_peft(name, folder), note)
+    finally:
+        loaded.close()

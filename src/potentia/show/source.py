@@ -30,9 +30,8 @@ from potentia.errors import InputError, PotentiaError
 from potentia.evidence import Evidence, read
 from potentia.store import CellRecord, FailureRecord
 from potentia.values.findings import Finding
-from potentia.values.protocol import Protocol
+from potentia.values.protocol import Protocol, TaskName
 from potentia.values.scores import ItemOutcome
-from potentia.values.task_name import TaskName
 
 ITEMS = 40  # of each cell, half of them wrong, where the whole stays under ITEM_BUDGET
 ITEM_BUDGET = 6_000  # items in one file

@@ -1,8 +1,7 @@
 """Results: the store (SQLite or PostgreSQL, items as Parquet)."""
 
-from potentia.store.check import check_store, repair_store
 from potentia.store.database import locate
-from potentia.store.leases import BEAT_SECONDS, LeaseRecord
+from potentia.store.live import BEAT_SECONDS, LeaseRecord
 from potentia.store.records import (
     CellRecord,
     ChoiceRecord,
@@ -13,4 +12,12 @@ from potentia.store.records import (
     StudyRecord,
 )
 from potentia.store.store import Store
-from potentia.store.studies import Removed, count_shared, delete_study, find_study, rename_study
+from potentia.store.upkeep import (
+    Removed,
+    check_store,
+    count_shared,
+    delete_study,
+    find_study,
+    rename_study,
+    repair_store,
+)

@@ -13,11 +13,9 @@ import sqlalchemy as sa
 
 from potentia.errors import DataError, InputError, StoreError
 from potentia.store import schema as s
-from potentia.store.items import load, load_values, loads, looks_whole
-from potentia.store.leases import Leases
-from potentia.store.records import CellRecord, ChoiceRecord, StudyRecord
-from potentia.values.metric import Metric
-from potentia.values.origin import UNKNOWN, Origin
+from potentia.store.live import Leases
+from potentia.store.records import CellRecord, ChoiceRecord, StudyRecord, load, load_values, loads, looks_whole
+from potentia.values.metric import UNKNOWN, Metric, Origin
 from potentia.values.protocol import Protocol
 from potentia.values.scores import ItemOutcome, Objects, Score, ScoreMatrix
 

@@ -27,11 +27,10 @@ from potentia.store.database import (
     recorded_items,
     speaking,
     store_gone,
+    wait_for,
 )
-from potentia.store.items import dumps, items_path, loads, looks_whole, publish, stage
-from potentia.store.patience import wait_for
 from potentia.store.reading import CELL, METRIC, ORIGIN, Reading, chunks
-from potentia.store.records import CellRecord, StudyRecord
+from potentia.store.records import CellRecord, StudyRecord, dumps, items_path, loads, looks_whole, publish, stage
 from potentia.values.scores import ItemOutcome
 
 _LOCK = 0x706F74656E740001  # guards the creation of the tables on PostgreSQL

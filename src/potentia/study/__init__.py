@@ -2,16 +2,5 @@
 
 from potentia.study.file import make_study, read_study
 from potentia.study.keys import SCORING_VERSION, cell_key, content_key, renamed, step_key, study_key
-from potentia.study.recipes import adjust_tuning, own_rates, recipe_test_task
-from potentia.study.schema import (
-    EXPOSED,
-    Adjust,
-    Caps,
-    ModelSpec,
-    Probe,
-    Selection,
-    Study,
-    TaskSpec,
-    Tuning,
-    Wanted,
-)
+from potentia.study.schema import EXPOSED, Caps, ModelSpec, Study, TaskSpec, Wanted
+from potentia.study.tuning import Adjust, Probe, Selection, Tuning, adjust_tuning, own_rates, recipe_test_task

@@ -15,9 +15,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from potentia.errors import StudyError
+from potentia.files import read_yaml
 from potentia.study.schema import Study
-from potentia.values.plain_yaml import read_yaml
-from potentia.values.task_name import TaskName
+from potentia.values.protocol import TaskName
 
 Place = tuple[str | int, ...]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potentia import limited
-from potentia.consent import CODE, allowed
 from potentia.errors import TaskError
 from potentia.files import plain_file
+from potentia.processes import CODE, allowed
 from potentia.tasks.definitions import LIMITED
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from typing import Any
 
 import yaml
 
-from potentia.consent import CODE, allowed
 from potentia.errors import PotentiaError, TaskError
+from potentia.files import read_yaml
+from potentia.processes import CODE, allowed
 from potentia.tasks.index import tasks_folder
-from potentia.values.plain_yaml import read_yaml
 
 LIMITED = "limited"  # the key of a definition from a user's file: its templates are rendered in a process of its own
 REPEATS = 1_000

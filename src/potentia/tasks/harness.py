@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potentia import limited
-from potentia.consent import CODE, allowed
 from potentia.errors import TaskError
+from potentia.processes import CODE, allowed
 from potentia.tasks.data import quiet
 from potentia.tasks.definitions import LIMITED, admitted, read_definition, sandbox
 from potentia.tasks.forms import OWN_KEYS

@@ -21,7 +21,7 @@ from potentia.tasks.leaf import Leaf
 from potentia.tasks.splits import Division, Split
 from potentia.tasks.task import Task
 from potentia.tasks.userfiles import OwnData, OwnTask, read
-from potentia.values.task_name import TaskName
+from potentia.values.protocol import TaskName
 
 if TYPE_CHECKING:
     from datasets import Dataset

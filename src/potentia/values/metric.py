@@ -1,4 +1,4 @@
-"""A metric: what a number measures, which way is better, on what scale. Facts about metrics live here and nowhere else.
+"""What a score is of and where it comes from: its metric, its origin, and the one place that says what may be compared.
 
 To teach Potentia a metric, add one line to ``_KNOWN``. A metric that is not in it works as well where its source says
 which way is better, as lm-eval's task definitions do.
@@ -6,11 +6,13 @@ which way is better, as lm-eval's task definitions do.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 Kind = Literal["task", "text"]  # a task to do, or a text to predict
 Scale = Literal["share", "percent", "range", "unbounded"]  # from 0 to 1, from 0 to 100, between other bounds, without
@@ -175,3 +177,62 @@ def main_metric(available: Iterable[str], usual: str | None = None) -> str | Non
 def read_metric(content: Any) -> Metric:
     """Read a metric that was written field by field."""
     return content if isinstance(content, Metric) else Metric(**content)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a score was computed from; None where its source does not say it. The protocol is its cell's."""
+
+    data: str | None = None  # fingerprint of the documents, their splits and the prompt
+    recipe: str | None = None  # fingerprint of the fine-tuning; None where there was none
+    shots: int | None = None  # examples in the prompt
+    model: str | None = None  # fingerprint of weights and tokenizer
+    source: str | None = None  # the file that it was imported from
+    path: str | None = None  # what computed it: how the model was loaded, scored and trained
+
+
+UNKNOWN = Origin()
+
+
+class Measured(Protocol):
+    """A score, or whatever else has a metric and an origin."""
+
+    @property
+    def metric(self) -> Metric:
+        """What was measured."""
+
+    @property
+    def origin(self) -> Origin:
+        """Where it comes from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Why two scores of a task cannot be compared: what differs, and what it is in each."""
+
+    what: str
+    one: str
+    two: str
+
+    def __str__(self) -> str:
+        return f"{self.what} ({self.one} and {self.two})"
+
+
+def comparable(one: Measured, two: Measured) -> tuple[Difference, ...]:
+    """Return what forbids comparing two scores of one task and protocol; empty where they are alike.
+
+    Every join, mean, pair and sentence asks here. What one side does not know forbids nothing.
+    """
+    found = [Difference(*parts) for parts in one.metric.differences(two.metric)]
+    for what, name in (("data", "data"), ("recipe", "recipe"), ("shots", "examples in the prompt")):
+        a, b = getattr(one.origin, what), getattr(two.origin, what)
+        if a is not None and b is not None and a != b:
+            found.append(Difference(name, str(a)[:12], str(b)[:12]))
+    return tuple(found)
+
+
+def recipe_fingerprint(settings: Mapping[str, Any]) -> str | None:
+    """Return the fingerprint of how a model is tuned; None where nothing is said."""
+    if not any(settings.values()):
+        return None
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:32]

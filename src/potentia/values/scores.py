@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from potentia.errors import InputError
-from potentia.values.metric import Metric, read_metric
-from potentia.values.origin import UNKNOWN, Origin
+from potentia.values.metric import UNKNOWN, Metric, Origin, read_metric
 from potentia.values.protocol import Protocol
 
 if TYPE_CHECKING:

@@ -14,9 +14,8 @@ import numpy as np
 
 from potentia.errors import InputError
 from potentia.values.findings import Bars, Heatmap, Interval, Table
-from potentia.values.protocol import Protocol
+from potentia.values.protocol import Protocol, TaskName
 from potentia.values.scores import Floats, ScoreMatrix
-from potentia.values.task_name import TaskName
 
 
 @dataclass(frozen=True, eq=False)

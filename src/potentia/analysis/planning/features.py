@@ -26,8 +26,8 @@ import numpy.typing as npt
 from potentia.analysis.base_models.lineage import named_checkpoints
 from potentia.errors import InputError
 from potentia.facts import ModelTable, benchmark, chance
+from potentia.values.protocol import TaskName
 from potentia.values.scores import Floats, ScoreMatrix
-from potentia.values.task_name import TaskName
 
 COMPONENTS = 6
 SMOOTH_COMPONENTS = 3

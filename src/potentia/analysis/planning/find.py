@@ -14,9 +14,8 @@ from potentia.errors import InputError
 from potentia.evidence import Evidence, study_of
 from potentia.facts import ModelTable
 from potentia.values.metric import Metric
-from potentia.values.protocol import ADJUST, DIRECT, TRAIN_BEFORE_TEST, Protocol
+from potentia.values.protocol import ADJUST, DIRECT, TRAIN_BEFORE_TEST, Protocol, TaskName
 from potentia.values.scores import Floats, ScoreMatrix
-from potentia.values.task_name import TaskName
 
 MOST_PREDICTED, LEAST_PREDICTED = 200, 20  # models whose missing cells a ranking predicts; draws it has no use for
 

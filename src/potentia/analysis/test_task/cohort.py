@@ -13,8 +13,8 @@ from potentia.errors import InputError
 from potentia.facts import ModelTable
 from potentia.facts import models as known_models
 from potentia.values.findings import Line, Plot, Points
+from potentia.values.protocol import TaskName
 from potentia.values.scores import Floats, ScoreMatrix
-from potentia.values.task_name import TaskName
 
 Flags = npt.NDArray[np.bool_]
 

@@ -1,0 +1,427 @@
+"""Rows on this machine: whose turn it is, the lease of a row under way, worker processes that share the store.
+
+A row is leased to the process that runs it; one that another run has is left to it, and asked for again when the other
+rows are done. A worker that dies (killed, out of memory) costs its row alone: the row's missing cells are recorded as
+failed and the rows that wait go to a new worker. Ctrl-C lets every worker finish its step and save.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import nullcontext
+from functools import lru_cache
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from multiprocessing.synchronize import Event
+from typing import TYPE_CHECKING
+
+from potentia.errors import PotentiaError, StoreError
+from potentia.processes import leave_with_parent
+from potentia.run.cost import weight_bytes
+from potentia.run.model_cache import ModelCache
+from potentia.run.mps import Sharing
+from potentia.run.plan import (
+    LoadedTasks,
+    RowPlan,
+    load_tasks,
+    seen,
+)
+from potentia.run.progress import RunLog, Stopped, opened
+from potentia.run.row import RowOutcome, RowRun
+
+if TYPE_CHECKING:
+    from potentia.store import LeaseRecord, Store
+    from potentia.study import Study
+
+Stop = Callable[[], bool]
+FULL = 0.9  # of a GPU's memory: weights beyond this do not fit it
+LEAST_GPU = 4 << 30  # bytes; smaller weights fit any GPU
+LEAVE_SECONDS = 60.0  # that workers get to save once they are told to stop
+AGAIN_SECONDS = 1.0  # after which a row that another process has is asked for again
+
+
+class Turns:
+    """Rows in order; one that another process has comes back at the end, after the others."""
+
+    def __init__(self, rows: Iterable[RowPlan]) -> None:
+        self._ready = deque(rows)
+        self._held: deque[tuple[float, RowPlan]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._ready) + len(self._held)
+
+    def take(self, own: Collection[str] = ()) -> RowPlan | None:
+        """Return the next row to try, one of these first, or None while all that are left are held by others."""
+        if not self._ready and self._held and self._held[0][0] <= time.monotonic():
+            self._ready.append(self._held.popleft()[1])
+        row = next((row for row in self._ready if row.model.name in own), self._ready[0] if self._ready else None)
+        if row is not None:
+            self._ready.remove(row)
+        return row
+
+    def held(self, row: RowPlan) -> None:
+        """Put a row back that another process has."""
+        self._held.append((time.monotonic() + AGAIN_SECONDS, row))
+
+    def clear(self) -> None:
+        """Forget what waits."""
+        self._ready.clear()
+        self._held.clear()
+
+
+class Keeper:
+    """Says that a row's process is alive while the row runs, and hears when the lease was taken away."""
+
+    def __init__(self, store: Store, lease: LeaseRecord) -> None:
+        self.store, self.lease = store, lease
+        self.lost = False
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True, name=f"lease of {lease.row}")
+
+    def __enter__(self) -> Keeper:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        try:
+            self.store.let_go(self.lease)
+        except StoreError:
+            return  # the store is away: the lease ends with this process
+
+    def _beat(self) -> None:
+        from potentia.store import BEAT_SECONDS
+
+        while not self._over.wait(BEAT_SECONDS) and not self.lost:
+            try:
+                self.lost = not self.store.beat(self.lease)
+            except StoreError:
+                continue  # the row hears of it too, and decides
+
+
+POLITE = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+
+class Stay:
+    """What stays from one run to the next of the same tasks: models in this process, or workers with theirs."""
+
+    def __init__(self) -> None:
+        self.shelf = ModelCache()
+        self._pool: _Pool | None = None
+
+    def __enter__(self) -> Stay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shelf.clear()
+        if self._pool is not None:
+            self._pool.end(LEAVE_SECONDS)
+
+    def pool(self, workers: int, tasks: LoadedTasks) -> _Pool:
+        """Return the workers, who are there from the first time they are asked for."""
+        if self._pool is None:
+            self._pool = _Pool(workers, tasks, stays=True)
+        return self._pool
+
+
+def run_rows(
+    rows: Sequence[RowPlan], tasks: LoadedTasks, *, workers: int, stop: Stop, stay: Stay | None = None
+) -> dict[str, RowOutcome]:
+    """Run these rows of a study, whose tasks are loaded here, and return how each ended."""
+    ended = dict[str, RowOutcome]()
+    if workers > 1:
+        large = too_large(rows)
+        small = [row for row in rows if row not in large]
+        if small:
+            pool = _Pool(min(workers, len(small)), tasks) if stay is None else stay.pool(workers, tasks)
+            ended = pool.run(small, stop)
+        rows = large  # these have all GPUs to themselves, one after the other
+    turns = Turns(rows)
+    while turns:
+        row = turns.take()
+        if row is None:
+            if stop():
+                raise Stopped
+            time.sleep(0.1)
+            continue
+        outcome = work_row(row, stop, tasks=tasks, shelf=stay.shelf if stay is not None else None)
+        if outcome.held:
+            turns.held(row)
+        else:
+            note(ended, row, outcome)
+    return ended
+
+
+def too_large(rows: Sequence[RowPlan]) -> list[RowPlan]:
+    """Return the rows whose models do not fit one of this machine's GPUs."""
+    sizes = {row.label: weight_bytes(row) or 0 for row in rows if row.study.device in ("auto", "cuda")}
+    if max(sizes.values(), default=0) < LEAST_GPU:
+        return []  # and no GPU has to be asked
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    whole = min(torch.cuda.get_device_properties(k).total_memory for k in range(torch.cuda.device_count()))
+    return [row for row in rows if sizes.get(row.label, 0) > FULL * whole]
+
+
+def place_of(device: str, number: int, workers: int, gpus: int) -> tuple[str, float]:
+    """Return the device of a worker and its share of that GPU's memory: one each, or as many as there are on each."""
+    if not gpus or device not in ("auto", "cuda"):
+        return device, 1.0
+    mine = number % gpus
+    return f"cuda:{mine}", 1.0 / len(range(mine, max(workers, mine + 1), gpus))
+
+
+def note(ended: dict[str, RowOutcome], row: RowPlan, outcome: RowOutcome) -> None:
+    """Note how a row ended, or a part of it."""
+    before = ended.get(row.model.name)
+    ended[row.model.name] = outcome if before is None else before.join(outcome)
+
+
+def work_row(
+    row: RowPlan,
+    stop: Stop,
+    *,
+    tasks: LoadedTasks | None = None,
+    device: str | None = None,
+    shelf: ModelCache | None = None,
+) -> RowOutcome:
+    """Run one row, from its plan alone, so that any process or machine can do it; or say who else does."""
+    import torch
+
+    if row.threads:
+        torch.set_num_threads(row.threads)
+    with opened(row.study.store) as store:
+        store.stop = stop
+        lease = _claim(row, store)
+        log = RunLog.of(store, row.run)
+        if not store.mine(lease):
+            log.write("held", row=row.label, by=lease.told)
+            return RowOutcome(held=lease.told)
+        log.write("lease", row=row.label, cells=len(row.pending))
+        with Keeper(store, lease) as keeper:
+            made = RowRun(
+                row,
+                tasks or _tasks(row.study),
+                store,
+                lambda: stop() or keeper.lost,
+                device or row.study.device,
+                shelf,
+            )
+            try:
+                return made.run()
+            except Stopped:
+                if keeper.lost and not stop():  # this process slept too long, and another has the row now
+                    return RowOutcome(held="another process")
+                raise
+
+
+def give_up_row(row: RowPlan, tasks: LoadedTasks, reason: str) -> RowOutcome:
+    """Record that a row was lost with the process that ran it; unless another has taken it up."""
+    with opened(row.study.store) as store:
+        lease = _claim(row, store)
+        if not store.mine(lease):
+            return RowOutcome(held=lease.told)
+        with Keeper(store, lease):
+            (left,) = seen([row], store)
+            return RowRun(left, tasks, store, lambda: False, row.study.device).give_up(reason)
+
+
+def _claim(row: RowPlan, store: Store) -> LeaseRecord:
+    keys = [cell.key for cell in row.pending if cell.key]
+    return store.claim(row.study_key, row.label, keys, run=row.run)
+
+
+@lru_cache(maxsize=2)
+def _tasks(study: Study) -> LoadedTasks:
+    """Load the tasks of a study once for all rows that this process is handed."""
+    return load_tasks(study)
+
+
+class _Pool:
+    """Worker processes, each with a pipe: a row's plan goes in, its outcome comes back."""
+
+    def __init__(self, workers: int, tasks: LoadedTasks, *, stays: bool = False) -> None:
+        self.context = multiprocessing.get_context("spawn")
+        _start_tracker()
+        self.workers = workers
+        self.tasks = tasks
+        self.halt: Event = self.context.Event()
+        self.pipes: dict[Connection, SpawnProcess] = {}
+        self.numbers: dict[Connection, int] = {}
+        self.busy: dict[Connection, RowPlan] = {}
+        self.stays = stays  # from one run to the next
+        self.sharing = Sharing()
+        self.had: dict[Connection, set[str]] = {}  # the rows that a worker has had: it may have their models
+
+    def run(self, rows: Sequence[RowPlan], stop: Stop) -> dict[str, RowOutcome]:
+        turns, ended = Turns(rows), dict[str, RowOutcome]()
+        try:
+            if not self.pipes:
+                self._share_gpus(rows)
+            for number in sorted({*range(self.workers)} - {*self.numbers.values()}):
+                self._start(number)
+            while turns or self.busy:
+                if stop():
+                    self.halt.set()
+                    turns.clear()
+                for pipe in [pipe for pipe in self.pipes if pipe not in self.busy]:
+                    self._hand_over(pipe, turns)
+                if not self.busy:
+                    time.sleep(0.1)
+                for spoke in wait(list(self.busy), timeout=0.2) if self.busy else ():
+                    assert isinstance(spoke, Connection)
+                    self._receive(spoke, turns, ended)
+        except KeyboardInterrupt:
+            self.end(0)  # at once: the second time somebody asks
+            raise
+        except BaseException:
+            self.halt.set()  # the others save what they have
+            self.end(LEAVE_SECONDS)
+            raise
+        if not self.stays or self.halt.is_set():
+            self.end(LEAVE_SECONDS)
+        if self.halt.is_set():
+            raise Stopped
+        return ended
+
+    def _share_gpus(self, rows: Sequence[RowPlan]) -> None:
+        """Let workers that share a GPU compute side by side, where that works; the run's log says whether."""
+        device = rows[0].study.device if rows else "cpu"
+        if device in ("cpu", "spread"):
+            return
+        import torch
+
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        each = -(-self.workers // gpus) if device in ("auto", "cuda") and gpus else self.workers
+        if gpus and each > 1:
+            self.sharing.start(each)
+            with opened(rows[0].study.store) as store:
+                facts = {"rows_per_gpu": each, "mps": self.sharing.on, "why_not": self.sharing.why_not}
+                RunLog.of(store, rows[0].run).write("sharing", **facts)
+
+    def end(self, seconds: float) -> None:
+        """Let the workers go; those that have not left after some seconds are ended."""
+        try:
+            self._end_workers(seconds)
+        finally:
+            self.sharing.end()
+
+    def _end_workers(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        for pipe in self.pipes:
+            pipe.close()
+        for process in self.pipes.values():
+            process.join(timeout=max(0.0, end - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+    def _start(self, number: int) -> None:
+        ours, theirs = self.context.Pipe()
+        process = self.context.Process(
+            target=_worker,
+            args=(theirs, self.halt, number, self.workers, self.stays),
+            daemon=True,
+            name=f"potentia worker {number}",
+        )
+        process.start()
+        theirs.close()
+        self.pipes[ours] = process
+        self.numbers[ours] = number
+
+    def _hand_over(self, pipe: Connection, turns: Turns) -> None:
+        row = turns.take(self.had.setdefault(pipe, set()))
+        if row is not None:
+            self.had[pipe].add(row.model.name)
+            self.busy[pipe] = row
+            pipe.send(row)
+
+    def _receive(self, pipe: Connection, turns: Turns, ended: dict[str, RowOutcome]) -> None:
+        row = self.busy.pop(pipe)
+        try:
+            outcome: RowOutcome | PotentiaError | None = pipe.recv()
+        except (EOFError, ConnectionResetError):
+            process, number = self.pipes.pop(pipe), self.numbers.pop(pipe)
+            process.join()
+            self.sharing.leave()
+            outcome = give_up_row(row, self.tasks, _death(process.exitcode))
+            if turns:
+                self._start(number)  # on the GPU of the one that died
+        if isinstance(outcome, StoreError):
+            raise outcome
+        if isinstance(outcome, PotentiaError):
+            outcome = give_up_row(row, self.tasks, outcome.message)
+        if outcome is not None and outcome.held:
+            turns.held(row)
+            if not self.pipes:
+                self._start(0)
+        elif outcome is not None:
+            note(ended, row, outcome)
+
+
+def _start_tracker() -> None:
+    """Start the process that tidies up semaphores so that SIGHUP to the group does not end it before ours."""
+    if hasattr(signal, "SIGHUP"):
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
+        try:
+            resource_tracker.ensure_running()  # it inherits what is blocked; INT and TERM it ignores by itself
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _death(code: int | None) -> str:
+    how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
+    return f"the worker of this row died ({how}); if the kernel killed it, memory ran out"
+
+
+def _worker(pipe: Connection, halt: Event, number: int, workers: int, stays: bool = False) -> None:
+    for asked in POLITE:
+        signal.signal(asked, signal.SIG_IGN)  # the parent decides, through `halt`
+    leave_with_parent()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    import torch
+
+    from potentia.tasks import reading_once
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    shelf = ModelCache(among=workers) if stays else None
+    with reading_once() if stays else nullcontext():  # rounds of a selection differ in their caps alone
+        while _work_one(pipe, halt, number, workers, gpus, shelf):
+            pass
+
+
+def _work_one(pipe: Connection, halt: Event, number: int, workers: int, gpus: int, shelf: ModelCache | None) -> bool:
+    """Take one row and answer how it went; False when there is nobody to answer."""
+    import torch
+
+    try:
+        row: RowPlan = pipe.recv()
+    except (EOFError, ConnectionResetError):
+        return False
+    device, share = place_of(row.study.device, number, workers, gpus)
+    if share < 1:
+        torch.cuda.set_per_process_memory_fraction(share, int(device.partition(":")[2]))
+    answer: RowOutcome | PotentiaError | None
+    try:
+        answer = work_row(row, halt.is_set, device=device, shelf=shelf)
+    except Stopped:
+        answer = None
+    except PotentiaError as error:
+        answer = error
+    except Exception as error:  # the row's own doing: the others go on
+        answer = PotentiaError(f"{type(error).__name__}: {error}")
+    try:
+        pipe.send(answer)
+    except (BrokenPipeError, ConnectionResetError):
+        return False
+    return True

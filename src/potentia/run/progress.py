@@ -1,0 +1,181 @@
+"""A run and its store: opened with patience, the log beside it, the board of a row, the count of cells that ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from potentia.run.plan import RowPlan, StudyPlan
+    from potentia.store import EventRecord, Store
+
+
+STORE_PATIENCE = 300.0  # seconds that a run waits for a store that is away; POTENTIA_STORE_PATIENCE sets another
+FIRST_CONTACT = 30.0  # and for one that never answered: its address may be wrong
+_reached: set[str] = set()
+
+
+class Stopped(Exception):  # noqa: N818 - the user asked for it
+    """The run was asked to stop; its state is in the workspace."""
+
+
+def opened(where: str, *, readonly: bool = False, create: bool = False) -> Store:
+    """Open the store of a run, which is waited for while it is away; without ``create`` it is there already."""
+    from potentia.store import Store
+
+    return _patient(where, Store.open(where, readonly=readonly, create=create, patience=_patience(where)))
+
+
+def find_store(where: str) -> Store | None:
+    """Open the store of a run to read it; None where nothing was stored yet."""
+    from potentia.store import Store
+
+    store = Store.find(where, patience=_patience(where))
+    return None if store is None else _patient(where, store)
+
+
+def _patience(where: str) -> float:
+    patience = float(os.environ.get("POTENTIA_STORE_PATIENCE", STORE_PATIENCE))
+    return patience if where in _reached else min(patience, FIRST_CONTACT)
+
+
+def _patient(where: str, store: Store) -> Store:
+    _reached.add(where)
+    store.patience = _patience(where)
+    return store
+
+
+class RunLog:
+    """Appends lines to the log of a run; a run without a name has none."""
+
+    def __init__(self, folder: Path, run: str) -> None:
+        self.path = folder / f"{run}.jsonl" if run else None
+
+    @classmethod
+    def of(cls, store: Store, run: str) -> RunLog:
+        """Return the log of a run on this store."""
+        return cls(store.logs_folder, run)
+
+    def write(self, kind: str, **facts: Any) -> None:
+        """Append one line, in one write: lines of several processes do not mix."""
+        if self.path is None:
+            return
+        moment = datetime.now(UTC).isoformat(timespec="milliseconds")
+        line = {"time": moment, "host": socket.gethostname(), "pid": os.getpid(), "kind": kind, **facts}
+        text = json.dumps(line, ensure_ascii=False, default=str) + "\n"
+        with contextlib.suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("ab", buffering=0) as file:
+                file.write(text.encode("utf-8", "replace"))
+
+
+BRIEF = 0.2  # seconds: phases that follow one another faster than anyone reads are not all written
+
+
+class Board:
+    """What a running row tells the world: its latest state and a log of events, through the store.
+
+    Every executor, the terminal view and the live board read the same records, so a row reports the same way whether it
+    runs in this process, in a worker or on another machine.
+    """
+
+    def __init__(self, plan: RowPlan, store: Store, *, every: float = 1.0) -> None:
+        self._store, self._study, self._every = store, plan.study_key, every
+        self._log = RunLog.of(store, plan.run)
+        self._row, self._label = plan.model.name, plan.label  # parts of a row have a state each
+        self._state: dict[str, Any] = {"phase": "waiting", "done": 0, "total": 0, "began": time.time()}
+        if self._label != self._row:
+            self._state["model"] = self._row
+        self._written, self._began = 0.0, time.monotonic()
+
+    def phase(self, name: str, *, total: int = 0, **facts: Any) -> None:
+        """Enter a phase of the row (load, direct arc_easy, tune, test …) with a known amount of work."""
+        self._state.update({"phase": name, "done": 0, "total": total, "rate": None, "left": None, **facts})
+        self._log.write("phase", row=self._label, phase=name, total=total)
+        self._began = time.monotonic()
+        self._write(force=self._began - self._written >= BRIEF)
+
+    def advance(self, amount: int = 1) -> None:
+        """Say that some of the phase's work is done."""
+        self.reach(self._state["done"] + amount)
+
+    def reach(self, done: int, *, before: int = 0, **facts: Any) -> None:
+        """Say how much of the phase's work is done in all, and how much of that an earlier run had done."""
+        spent = time.monotonic() - self._began
+        rate = max(done - before, 0) / spent if spent > 0 else None
+        total = self._state["total"]
+        left = max(total - done, 0) / rate if rate and rate > 0 and total else None
+        self._state.update({"done": done, "rate": rate, "left": left, **facts})
+        self._write()
+
+    def note(self, **facts: Any) -> None:
+        """Add facts to the row's state without moving its progress."""
+        self._state.update(facts)
+        self._write()
+
+    def event(self, kind: str, *, told: bool = False, **payload: Any) -> None:
+        """Append to the study's log, where it was not told with what happened, and to the run's."""
+        self._log.write(kind, row=self._row, **payload)
+        if not told:
+            self._store.event(self._study, kind, {"row": self._row, **payload})
+
+    def finish(self, phase: str) -> None:
+        """Close the row's record."""
+        self._log.write("row", row=self._label, ended=phase)
+        self._state.update({"phase": phase, "left": 0.0, "ended": time.time()})
+        self._write(force=True)
+
+    def _write(self, *, force: bool = False) -> None:
+        now = time.monotonic()
+        if force or now - self._written >= self._every:
+            self._written = now
+            self._state["at"] = time.time()
+            self._store.put_progress(self._study, self._label, dict(self._state))
+
+
+class Count:
+    """The cells that a run has to do, and which of them have ended so far by the study's log."""
+
+    def __init__(self, plan: StudyPlan) -> None:
+        self.asked = {
+            (row.model.name, cell.task, str(cell.protocol)) for row in plan.rows for cell in row.pending
+        }  # fmt: skip
+        self.done: set[tuple[str, str, str]] = set()
+        self.failed: set[tuple[str, str, str]] = set()
+        self.made = 0  # of those that ended, by computing them
+
+    @property
+    def todo(self) -> int:
+        """How many there are."""
+        return len(self.asked)
+
+    @property
+    def ended(self) -> int:
+        """How many are done or failed."""
+        return len(self.done | self.failed)
+
+    def hear(self, event: EventRecord) -> bool:
+        """Take an entry of the log; says whether a cell ended by it that was asked for."""
+        facts = event.payload
+        if event.kind == "found":
+            named = {(facts["row"], task, protocol) for task, protocol in facts.get("done", ())} & self.asked
+        elif event.kind in ("cell", "failure"):
+            named = {(facts["row"], facts["task"], facts["protocol"])} & self.asked
+        else:
+            return False
+        if event.kind == "failure":
+            new = named - self.done
+            self.failed |= new
+        else:
+            new = named - self.done
+            self.done |= named
+            self.failed -= named
+        if event.kind != "found":
+            self.made += len(new)
+        return bool(new)
