@@ -28,6 +28,18 @@ def test_help_is_in_the_order_of_use() -> None:
     assert "─ Commands " not in text, "a command without a panel"
 
 
+def test_the_options_of_a_long_command_are_in_parts() -> None:
+    for command, parts in {
+        ("run",): ["Options", "Data and fine-tuning", "Machine", "Adaptive", "Consent", "What comes out"],
+        ("analyze", "rankings"): ["Options", "What is read", "What comes out"],
+    }.items():
+        text = shown(*command, "--help")
+        assert all(f"─ {part} ─" in text for part in parts), text
+    before = shown("run", "--help").partition("─ Data and fine-tuning ")[0]
+    assert "--models" in before
+    assert "--protocols" in before
+
+
 def test_eval_and_singular_options_are_accepted(tmp_path: Path) -> None:
     tiny.save_model(tmp_path / "m")
     tiny.save_questions(tmp_path / "q.jsonl")

@@ -75,7 +75,7 @@ def test_scores_go_in_and_out(potentia: Potentia, tmp_path: Path) -> None:
     assert "0" in potentia("import", "scores.csv", "--store", "s.db").stdout
     done = potentia("export", "s.db", "-o", "out.csv")
     assert done.returncode == 0, done.stderr
-    assert "direct (2 models × 1 tasks) → out.csv" in done.stdout
+    assert "direct (2 × 1), models × tasks → out.csv" in done.stdout
     lines = (tmp_path / "out.csv").read_text().splitlines()
     assert lines == [
         "protocol,model,benchmark,score,stderr,n,metric,higher_is_better,metric_kind,metric_scale,source",

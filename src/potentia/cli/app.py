@@ -32,8 +32,31 @@ PANELS = {
 }
 
 
+# The parts of a long list of options; the others come first.
+PARTS = {
+    "Data and fine-tuning": "seed seeds learning-rates epochs train validation test",
+    "Machine": "device dtype workers executor threads split",
+    "Adaptive": "adaptive budget confidence top history",
+    "What is read": "study protocols tasks models facts task-facts map lower scale kind apart metric",
+    "What comes out": "figures format no-titles json",
+    "Consent": "allow-code allow-pickle allow-missing-weights",
+}
+MANY = 15  # options that need parts
+
+
 class _InOrder(TyperGroup):
-    """The commands in the order of use, each in its panel."""
+    """The commands in the order of use, each in its panel; the options of a long command in parts."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command."""
+        command = super().get_command(ctx, cmd_name)
+        params = [] if command is None or hasattr(command, "commands") else command.params
+        reads = any("--study" in option.opts for option in params)  # else --models and --tasks are what is asked for
+        for part, names in PARTS.items() if len(params) > MANY else ():
+            for option in params:
+                if option.opts[0].removeprefix("--") in names.split() and (reads or part != "What is read"):
+                    option.rich_help_panel = part
+        return command
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the commands."""
@@ -58,7 +81,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-analyze = typer.Typer(help="Turn scores into findings.", no_args_is_help=True, rich_markup_mode="rich")
+analyze = typer.Typer(cls=_InOrder, help="Turn scores into findings.", no_args_is_help=True, rich_markup_mode="rich")
 app.add_typer(analyze, name="analyze")
 
 

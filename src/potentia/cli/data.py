@@ -140,9 +140,9 @@ def export(
         return
     written = write_scores(matrices, output, format, items=evidence.items_of)
     sizes = {name: {"models": len(m.models), "tasks": len(m.tasks)} for name, m in matrices.items()}
-    what = ", ".join(f"{name} ({size['models']} models × {size['tasks']} tasks)" for name, size in sizes.items())
+    what = ", ".join(f"{name} ({len(m.models)} × {len(m.tasks)})" for name, m in matrices.items())
     where = str(written[0]) if len(written) == 1 else f"{len(written)} files in {output}"
-    answer(as_json, {"files": [str(path) for path in written], "protocols": sizes}, f"{what} → {where}")
+    answer(as_json, {"files": [str(path) for path in written], "protocols": sizes}, f"{what}, models × tasks → {where}")
 
 
 def _print_file(matrices: Mapping[Protocol, ScoreMatrix], format: str) -> None:

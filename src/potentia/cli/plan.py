@@ -162,8 +162,8 @@ def cost_tables(planned: StudyPlan, cost: StudyCost) -> list[Table]:
         rows.append(
             (
                 row.model.name, len(own) - len(left), len(left), round(sum(c.lanes for c in left)),
-                _short(sum(c.train_tokens for c in left)), _short(sum(c.score_tokens for c in left)),
-                _short(sum(c.flops for c in left)), _short(cost.weights[row.model.name], "B"),
+                short(sum(c.train_tokens for c in left)), short(sum(c.score_tokens for c in left)),
+                short(sum(c.flops for c in left)), short(cost.weights[row.model.name], "B"),
                 tell_time(sum(c.seconds for c in left) + load), row.problem or "",
             )
         )  # fmt: skip
@@ -173,13 +173,13 @@ def cost_tables(planned: StudyPlan, cost: StudyCost) -> list[Table]:
         left = [c for c in cost.pending if c.task == name]
         seconds = sum(c.seconds for c in left)
         share = seconds / whole if whole == whole else sum(c.flops for c in left) / max(total["flops"], 1.0)
-        tasks.append((name, len(left), _short(sum(c.train_tokens for c in left)), tell_time(seconds), f"{share:.0%}"))
+        tasks.append((name, len(left), short(sum(c.train_tokens for c in left)), tell_time(seconds), f"{share:.0%}"))
     per_device = "GPU-hours" if cost.device == "cuda" else "hours of this machine"
     told = f"from {cost.source}" if cost.source else "times are not known: leave --calibrate on"
     note = (
         f"To do: {total['cells_to_do']:,} cells ({total['cells_done']:,} in the store), {total['lanes']:,} lanes, "
-        f"{_short(total['train_tokens'])} tokens to train on and {_short(total['score_tokens'])} to score, "
-        f"{_short(total['flops'])} FLOPs, {tell_time(total['seconds'])} on {cost.device}"
+        f"{short(total['train_tokens'])} tokens to train on and {short(total['score_tokens'])} to score, "
+        f"{short(total['flops'])} FLOPs, {tell_time(total['seconds'])} on {cost.device}"
         + (f" = {total['hours']:.3g} {per_device}" if total["hours"] == total["hours"] else "")
         + (f", {tell_time(cost.start)} of it before the first cell" if cost.start >= 1 and cost.pending else "")
         + f" ({told})."
@@ -195,7 +195,7 @@ def cost_tables(planned: StudyPlan, cost: StudyCost) -> list[Table]:
     ]
 
 
-def _short(value: float, unit: str = "") -> str:
+def short(value: float, unit: str = "") -> str:
     """Say a large number with a prefix: 3.2 M."""
     if value != value:
         return "?"

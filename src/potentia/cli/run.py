@@ -198,6 +198,7 @@ def _print_scores(evidence: Evidence, board: Scoreboard, store: str) -> None:
 def _show_plan(plan: StudyPlan, *, as_json: bool) -> None:
     """Print rows, cells and the cost of what is left."""
     from potentia.cli.output import answer, dicts
+    from potentia.cli.plan import short
     from potentia.values.findings import Table
 
     cost = plan.cost()
@@ -207,7 +208,7 @@ def _show_plan(plan: StudyPlan, *, as_json: bool) -> None:
     )
     note = (
         f"To do: {cost['cells']:,} cells, {cost['lanes']:,} fine-tuning lanes, about "
-        f"{cost['train_tokens'] / 1e6:,.1f} M tokens to train on and {cost['score_tokens'] / 1e6:,.1f} M to score."
+        f"{short(cost['train_tokens'])} tokens to train on and {short(cost['score_tokens'])} to score."
     )
     table = Table(f"Plan of {plan.study.name}", ("model", "cells", "done", "to do", "problem"), rows, note=note)
     found = dicts(("model", "cells", "done", "pending", "problem"), rows)

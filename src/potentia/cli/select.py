@@ -86,7 +86,7 @@ def select(
         race = Race(study, seconds, tell=tell, note=note, workers=workers)
         choice = race.run()
     adapter = _export(race, choice, output / "adapter")
-    classes = find_classification(read(study.store, study=race.last))
+    classes = find_classification(read(study.store, study=race.last), best=choice.best)
     if as_json:
         found = {**choice.to_dict(), "answer": choice.answer(), "store": study.store}
         found["adapter"] = {"folder": str(adapter.folder), "load": list(adapter.lines)}
@@ -141,7 +141,9 @@ def predict(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Predict the rows of a file with a tuned model: the label and the probability of each; --json writes no file.
+    """Predict the rows of a file with a tuned model: the label and the probability of each.
+
+    With --json they are printed, and no file is written.
 
     Examples:
       potentia predict selected/adapter new-tickets.csv -o predictions.csv

@@ -157,8 +157,10 @@ def doctor(as_json: Json = False) -> None:
 
 def examine() -> dict[str, Any]:
     """Look at this machine; nothing is downloaded or changed."""
-    versions: dict[str, str | None] = {"python": platform.python_version()}
-    for part in ("potentia", *_PARTS):
+    from potentia import __version__
+
+    versions: dict[str, str | None] = {"python": platform.python_version(), "potentia": __version__}
+    for part in _PARTS:
         try:
             versions[part] = metadata.version(part)
         except metadata.PackageNotFoundError:

@@ -281,7 +281,10 @@ def reproduce(
         raise InputError(f"no paper {paper!r}", hint=f"one of: {', '.join(FILES)}")
     count, names = FILES[paper]
     if len(files or ()) != count:
-        raise InputError(f"{paper} takes {count or 'no'} files", hint=f"potentia reproduce {paper} {names}".rstrip())
+        raise InputError(
+            f"{paper} takes {('no files', 'one file', 'two files')[count]}",
+            hint=f"potentia reproduce {paper} {names}".rstrip(),
+        )
     formats = check_formats(format, tables=True)
     found = _found(paper, files or [], evaluations, resamples)
     if as_json:

@@ -56,12 +56,12 @@ class Classification(Finding):
             (name, *one.scores, one.direct) for name, one in zip(names, self.models, strict=True)
         ]
         rows += [(name, *(told.get(m, math.nan) for m in METRICS), None) for name, told in self.baselines.items()]
-        best = names[0]
+        best, shown = names[0], len(NAMES) + 1 + any(one.direct == one.direct for one in self.models)
         return [
             Table(
                 f"{self.task}: {len(self.labels)} labels, {self.documents} test documents",
-                ("model", *NAMES, "accuracy, direct"),
-                tuple(rows),
+                ("model", *NAMES, "accuracy, direct")[:shown],
+                tuple(row[:shown] for row in rows),
                 note="Macro-F1 and balanced accuracy count every class the same, however rare."
                 + (" The last rows need no language model." if self.baselines else ""),
             ),
@@ -163,8 +163,8 @@ def _beside(name: str, one: Labelled, other: str, told: Mapping[str, float]) -> 
     )
 
 
-def find_classification(evidence: Evidence) -> list[Classification]:
-    """Return the tests on labelled texts of one's own, under the protocol that ranks."""
+def find_classification(evidence: Evidence, *, best: str | None = None) -> list[Classification]:
+    """Return the tests on labelled texts of one's own, under the protocol that ranks; ``best`` where it is chosen."""
     own = {
         task.name
         for study in filter(None, map(study_of, evidence.studies))
@@ -198,17 +198,17 @@ def find_classification(evidence: Evidence) -> list[Classification]:
                     unknown=float(_task(cell).get("unknown_tokens") or 0.0),
                 )
             )
-        rows.sort(key=lambda one: (-one.scores[0], one.model))
-        best = rows[0].model
+        rows.sort(key=lambda one: (one.model != best, -one.scores[0], one.model))
+        first = rows[0].model
         found.append(
             Classification(
                 task=task,
                 protocol=str(evidence.main),
                 labels=tuple(labels),
                 models=tuple(rows),
-                baselines=_task(mine[best]).get("baselines") or {},
-                confusion=_confusion(answers[best], words, list(labels)),
-                documents=mine[best].scores["acc"].n,
+                baselines=_task(mine[first]).get("baselines") or {},
+                confusion=_confusion(answers[first], words, list(labels)),
+                documents=mine[first].scores["acc"].n,
             )
         )
     return found
