@@ -51,6 +51,7 @@ def test_a_model_is_chosen_beside_what_needs_no_model(story: tuple[Path, dict]) 
     classes = told["classes"]
     assert (told["task"], told["metric"]) == ("support", "acc")
     best = classes["models"][0]
+    assert best["model"] == told["best"]
     assert best["scores"][0] >= 0.8
     assert set(classes["baselines"]) == {"majority class", "TF-IDF + logistic regression"}
     assert classes["baselines"]["majority class"]["acc"] < best["scores"][0]
