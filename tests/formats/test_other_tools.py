@@ -63,6 +63,16 @@ def test_lighteval_has_examples_sizes_groups_and_items(tmp_path: Path) -> None:
     assert read(tmp_path, subtasks=True).scores["direct"].tasks == ("mmlu_anatomy", "mmlu_virology")
 
 
+def test_one_task_with_two_numbers_of_examples(tmp_path: Path) -> None:
+    scores = {"leaderboard|arc:challenge|25": {"acc": 0.5}, "leaderboard|arc:challenge|0": {"acc": 0.4}}
+    (tmp_path / "r.json").write_text(json.dumps({"config_general": {"model_name": "m"}, "results": scores}))
+    found = read(tmp_path / "r.json").scores
+    assert {p: (m.tasks, m.values.item()) for p, m in found.items()} == {
+        "few_shot:25": (("arc_challenge",), 0.5),
+        "direct": (("arc_challenge",), 0.4),
+    }
+
+
 def old(model: str, dataset: str, value: float) -> dict[str, Any]:
     total = {"test_mcc": value, "test_mcc_se": 1.96, "test_macro_f1": value + 1, "test_macro_f1_se": 1.0}
     return {"dataset": dataset, "model": model, "few_shot": True, "results": {"raw": [], "total": total}}

@@ -67,7 +67,8 @@ def harness_entries(content: dict[str, Any], path: Path, *, metric: str | None, 
 def _entry(
     content: dict[str, Any], where: str, model: str, name: str, body: dict[str, Any], metric: str | None
 ) -> Entry | None:
-    place, task = f"results.{name}", name
+    place = f"results.{name}"
+    task = name.partition("|")[0] if name in section(content, "named", where) else name  # twice, with other examples
     if not task.strip():
         raise DataError("a task has no name", where=f"{where}, {place}")
     chosen = _choose(_measured(body), task, metric)
@@ -151,7 +152,7 @@ def _as_lm_eval(content: dict[str, Any], where: str) -> dict[str, Any]:
 
 def _details(content: dict[str, Any], results: Path, task: str, metric: str) -> dict[int, float] | None:
     """Return the value of every document from the ``details`` that lighteval keeps beside its ``results``."""
-    name, stamp = content.get("named", {}).get(task), results.stem.removeprefix("results_")
+    name, stamp = section(content, "named", str(results)).get(task), results.stem.removeprefix("results_")
     folder = next((p for p in results.parents if p.name == "results"), None)
     if name is None or folder is None:
         return None

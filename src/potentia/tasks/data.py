@@ -159,27 +159,36 @@ def read_records(file: Path, bad: Bad | None = None) -> list[Record]:
         text = read_text(file)
     except OSError as error:
         raise TaskError(f"cannot be read: {error.strerror or error}", where=str(file)) from error
-    if file.suffix == ".json" and text.lstrip().startswith("["):
-        return list(_json_list(text, file, bad))
-    return list(_json_lines(text, file, bad))
+    listed = file.suffix == ".json" and text.lstrip().startswith("[")
+    return list(_json_records(_json_list(text, file) if listed else _json_lines(text, file, bad), bad))
 
 
-def _json_lines(text: str, file: Path, bad: Bad | None) -> Iterator[Record]:
+def _json_records(values: Iterator[tuple[str, Any]], bad: Bad | None) -> Iterator[Record]:
+    for where, value in values:
+        if isinstance(value, dict):
+            yield Record.at(where, value)
+        else:
+            hint = 'write {"question": …}'
+            _refuse(TaskError(f"a {type(value).__name__}, not an object", where=where, hint=hint), bad)
+
+
+def _json_lines(text: str, file: Path, bad: Bad | None) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
         where = f"{file}, line {number}"
         try:
-            record = json.loads(line)
+            if line.strip():
+                yield where, json.loads(line)
         except (ValueError, RecursionError) as error:
             hint = "each line holds one JSON object"
             _refuse(TaskError(f"not valid JSON: {_first_line(error)}", where=where, hint=hint), bad)
-            continue
-        if isinstance(record, dict):
-            yield Record.at(where, record)
-        else:
-            hint = 'write {"question": …}'
-            _refuse(TaskError(f"a {type(record).__name__}, not an object", where=where, hint=hint), bad)
+
+
+def _json_list(text: str, file: Path) -> Iterator[tuple[str, Any]]:
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise TaskError(f"not valid JSON: {_first_line(error)}", where=str(file)) from error
+    yield from ((f"{file}, element {place}", value) for place, value in enumerate(values))
 
 
 def read_text(file: Path) -> str:
@@ -191,19 +200,6 @@ def read_text(file: Path) -> str:
     if file.suffix != ".txt" and (values := sum(map(text.count, ",[{\n"))) > MOST:
         raise TaskError(f"about {values:,} values, more than {MOST:,}", where=str(file), hint="divide the file")
     return text
-
-
-def _json_list(text: str, file: Path, bad: Bad | None) -> Iterator[Record]:
-    try:
-        records = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise TaskError(f"not valid JSON: {_first_line(error)}", where=str(file)) from error
-    for place, record in enumerate(records):
-        where = f"{file}, element {place}"
-        if isinstance(record, dict):
-            yield Record.at(where, record)
-        else:
-            _refuse(TaskError(f"a {type(record).__name__}, not an object", where=where), bad)
 
 
 def _csv_records(text: str, file: Path, bad: Bad | None) -> Iterator[Record]:
