@@ -135,7 +135,9 @@ def summarise(found: Rankings) -> Sequence[Table]:
                 "What the tasks say together",
                 ("", *(p.label for p in protocols)),
                 tuple(rows),
-                note=f"In brackets: 95 % intervals over {' or '.join(drawn)}. 1 is perfect agreement, 0 is none.",
+                note=f"In brackets: 95 % intervals over {' or '.join(drawn)}. 1 is perfect agreement, 0 is none."
+                if drawn
+                else "",
             )
         )
     tables += [table for same in found.same.values() for table in same.tables()]
