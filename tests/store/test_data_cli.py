@@ -58,7 +58,6 @@ def test_unknown_models_and_families_exit_2(potentia: Potentia) -> None:
     for arguments, hint in (
         (("models", "gemma-2-2x"), "did you mean gemma-2-2b"),
         (("models", "--family", "queen"), "families: baichuan"),
-        (("models", "--kind", "chat"), "base or instruct"),
     ):
         done = potentia(*arguments)
         assert (done.returncode, hint in done.stderr) == (2, True), done.stderr

@@ -84,7 +84,6 @@ def merge(
     adapter: Annotated[Path, typer.Argument(metavar="ADAPTER", help="A folder that select or adapters export wrote.")],
     output: Folder,
     base: Annotated[str | None, typer.Option(help="Where the base model is now, if not where it was.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16; else that of the tuning.")] = None,
     as_json: Json = False,
 ) -> None:
     """Merge an adapter into its base: a whole model that any tool loads.
@@ -95,7 +94,7 @@ def merge(
     from potentia.integrations import merge as merged
 
     with errors.status("merging …"):
-        folder = merged(adapter, output, base=base, dtype=dtype)
+        folder = merged(adapter, output, base=base)
     answer(as_json, {"folder": str(folder)}, f"{folder}: the whole model, with its tokenizer")
 
 

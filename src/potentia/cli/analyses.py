@@ -110,7 +110,6 @@ def outlook(evidence: Evidence, asked: Any) -> Found:
 @analysis(
     "few-tasks",
     protocol=option("The protocol of the scores; else the one to rank by."),
-    cost=flag("--cost/--no-cost", "Weigh tasks by their training examples.", True),
 )
 def few_tasks(evidence: Evidence, asked: Any) -> Found:
     """Choose tasks on half of the models and see how well they rank the others, against their cost.
@@ -127,8 +126,7 @@ def few_tasks(evidence: Evidence, asked: Any) -> Found:
         raise InputError(f"no scores of {wanted}", where=asked.sources[0], hint=there)
     known = evidence.background
     sizes = {task: min(n, CAP) for task, n in known.train_examples.items()}
-    costs = sizes if asked.cost else None
-    curve = find_task_curve(evidence.scores[wanted], costs=costs, lineages=known.lineages)
+    curve = find_task_curve(evidence.scores[wanted], costs=sizes, lineages=known.lineages)
     return {"few_tasks": curve}
 
 
@@ -321,7 +319,6 @@ def proxy(evidence: Evidence, asked: Any) -> Found:
     model=option("The model to ask there.", str, ...),
     key_env=option("The environment variable that holds the endpoint's key; none is sent otherwise."),
     most=option("Answers of each cell at most.", int | None, None, min=1),
-    memory=path("File of verdicts; else STORE.judge.jsonl."),
 )
 def judge(evidence: Evidence, asked: Any) -> Found:
     """Let a language model judge written answers: the upper bound beside math-verify (BOSE, table 11).
@@ -334,7 +331,7 @@ def judge(evidence: Evidence, asked: Any) -> Found:
     store, key = asked.sources[0], asked.key_env
     if key is not None and not os.environ.get(key):
         raise InputError(f"the environment variable {key} is empty", hint="set it to the endpoint's key")
-    memory = asked.memory or Path(f"{store}.judge.jsonl" if "://" not in store else "potentia.judge.jsonl")
+    memory = Path(f"{store}.judge.jsonl" if "://" not in store else "potentia.judge.jsonl")
     asking = Judge(asked.url, asked.model, memory, os.environ.get(key) if key else None)
     found = judge_answers(evidence, asking, most=asked.most)
     say(f"{asking.asked} answers judged now, the rest remembered in {memory}", to=errors)

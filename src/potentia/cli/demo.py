@@ -20,7 +20,6 @@ def demo(
         "potentia-demo"
     ),
     quick: Annotated[bool, typer.Option("--quick", help="Fewer models, tasks and epochs: about two minutes.")] = False,
-    workers: Annotated[int, typer.Option(min=0, help="Rows at once; 0 means one per core, at most four.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Fine-tune and test every embedded model on every embedded task, then show what that changes.
@@ -43,7 +42,7 @@ def demo(
             f"[bold]Potentia demo[/bold]: {len(plan.rows)} tiny models × {len(study.tasks)} tasks, as they are "
             f"and after the same fine-tuning: {todo} cells to compute on this CPU."
         )
-    result = run_study(plan, workers=workers or min(4, os.cpu_count() or 1), watch=watch)
+    result = run_study(plan, workers=min(4, os.cpu_count() or 1), watch=watch)
     if result.interrupted:
         errors.print("[bold]Stopped.[/bold] Everything finished is saved.")
         say(f"To go on: potentia demo -o {shlex.quote(str(folder))}{' --quick' if quick else ''}", to=errors)

@@ -39,7 +39,6 @@ app.add_typer(models, name="models")
 def list_models(
     name: Annotated[str | None, typer.Argument(help="A model by any of its names, or a part of a name.")] = None,
     family: Annotated[str | None, typer.Option(help="Only this family, such as qwen.")] = None,
-    kind: Annotated[str | None, typer.Option(help="Only base or only instruct models.")] = None,
     facts: Annotated[Path | None, typer.Option(help="A CSV of the same columns that adds or replaces facts.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -69,10 +68,6 @@ def list_models(
         chosen = [model for model in chosen if model.family == family.strip().casefold()]
         if not chosen:
             raise InputError(f"no models of a family {family!r}", hint=f"families: {', '.join(table.families())}")
-    if kind is not None:
-        if kind not in ("base", "instruct"):
-            raise InputError(f"the kind is base or instruct, not {kind!r}")
-        chosen = [model for model in chosen if model.kind == kind]
     rows = tuple(
         (m.repository or m.name, m.family, m.kind, _billions(m.parameters), _billions(m.tokens),
          None if m.flops is None else f"{m.flops:.2e}", m.date, m.language)
@@ -184,7 +179,6 @@ def show(
     data_dir: DataDir = None,
     columns: Map = None,
     drop_bad_rows: DropBadRows = False,
-    seed: Annotated[int, typer.Option(help="Seed of the splits.")] = 0,
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
@@ -195,7 +189,7 @@ def show(
     if allow_code:
         processes.allow(processes.CODE)
     own = library.OwnData((name,), columns=columns_of(columns), drop_bad_rows=drop_bad_rows) if columns else None
-    task = library.load(name, data_dir=data_dir, seed=seed, own=own, drop_bad_rows=drop_bad_rows)
+    task = library.load(name, data_dir=data_dir, own=own, drop_bad_rows=drop_bad_rows)
     found = library.overlap(task)
     prompts = task.prompts(task.documents("test")[:3])
     if as_json:

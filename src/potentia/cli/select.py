@@ -38,8 +38,6 @@ def select(
     recipe: Annotated[Path | None, typer.Option(help="A study file whose tuning, caps and device to use.")] = None,
     data_dir: options.DataDir = None,
     device: options.Device = None,
-    dtype: options.Dtype = None,
-    seed: options.Seed = None,
     workers: Annotated[int, typer.Option(min=0, help="Models at once; 0 means one per GPU, or one.")] = 0,
     columns: options.Map = None,
     drop_bad_rows: options.DropBadRows = False,
@@ -72,8 +70,6 @@ def select(
             "store": str(output / "select.db"),
             "data_dir": str(data_dir) if data_dir else None,
             "device": device,
-            "dtype": dtype,
-            "seed": seed,
             "drop_bad_rows": drop_bad_rows or None,
             "tuning": {"epochs": epochs, "learning_rates": learning_rates},
             "caps": {"train": train, "validation": validation, "test": test},
@@ -135,7 +131,6 @@ def predict(
     ),
     base: Annotated[str | None, typer.Option(help="Where the base model is now, if not where it was.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = "auto",
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16; else that of the test.")] = None,
     drop_bad_rows: Annotated[
         bool, typer.Option("--drop-bad-rows", help="Leave rows that cannot be used without an answer.")
     ] = False,
@@ -155,7 +150,7 @@ def predict(
     with Progress(console=errors, transient=True) as bar:
         work = bar.add_task("predicting", total=None)
         found = predicted(
-            adapter, file, base=base, device=device, dtype=dtype, drop_bad_rows=drop_bad_rows,
+            adapter, file, base=base, device=device, drop_bad_rows=drop_bad_rows,
             progress=lambda amount: bar.update(work, advance=amount),
         )  # fmt: skip
     known = sum(gold is not None for gold in found.gold)

@@ -9,7 +9,7 @@ import typer
 
 from potentia.cli import options
 from potentia.cli.app import app
-from potentia.cli.options import Figures, Formats, History, Json, Metric, OnlyProtocols, OnlyTasks, StorePath, Study
+from potentia.cli.options import Figures, Formats, History, Json, OnlyProtocols, OnlyTasks, StorePath, Study
 from potentia.cli.output import (
     answer,
     check_formats,
@@ -45,7 +45,6 @@ def compare(
         int, typer.Option(min=0, help="Show this many documents of each task that one of the two alone gets right.")
     ] = 0,
     study: Study = None,
-    metric: Metric = None,
     as_json: Json = False,
 ) -> None:
     """Say which of two models is better on each task, and whether that is real: paired, document by document.
@@ -57,7 +56,7 @@ def compare(
     """
     from potentia.analysis.rankings import find_pair
 
-    evidence = opened(source, study=study, metric=metric, protocols=protocols, tasks=tasks)
+    evidence = opened(source, study=study, protocols=protocols, tasks=tasks)
     pair = find_pair(evidence, first, second)
     if as_json:
         shown = {"items": _documents(evidence, pair, items)} if items else {}
