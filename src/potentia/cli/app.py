@@ -50,7 +50,7 @@ class _InOrder(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command."""
         command = super().get_command(ctx, cmd_name)
-        params = [] if command is None or hasattr(command, "commands") else command.params
+        params: list[Any] = [] if command is None or hasattr(command, "commands") else list(command.params)
         reads = any("--study" in option.opts for option in params)  # else --models and --tasks are what is asked for
         for part, names in PARTS.items() if len(params) > MANY else ():
             for option in params:
