@@ -83,7 +83,7 @@ BUSY_SECONDS = 30
 _TIMEOUTS = {"lock_timeout": 20, "idle_in_transaction_session_timeout": 60}
 _STATEMENT = {"statement_timeout": 120}
 _TCP = {"connect_timeout": 10, "keepalives_idle": 20, "keepalives_interval": 5, "keepalives_count": 4}
-_SILENCE = {"tcp_user_timeout": 40_000}  # milliseconds
+_TCP |= {"tcp_user_timeout": 40_000}  # milliseconds
 WRITE = "potentia_write"  # execution option: this transaction will write
 
 
@@ -115,10 +115,7 @@ def locate(where: str | Path) -> tuple[URL, Path | None, Path | None]:
         path = Path(url.database).expanduser().resolve()
         return URL.create("sqlite", database=str(path)), path, items
     if url.get_backend_name() != "postgresql":
-        raise NoStoreError(
-            f"stores live in SQLite or PostgreSQL, not in {url.get_backend_name()}",
-            where=text,
-        )
+        raise NoStoreError(f"stores live in SQLite or PostgreSQL, not in {url.get_backend_name()}", where=text)
     return url, None, items
 
 
@@ -126,13 +123,14 @@ def connect(url: URL, path: Path | None, *, readonly: bool) -> sa.Engine:
     """Make the engine. Opens nothing yet."""
     if path is None:
         try:
-            options = {name: value for name, value in (_TCP | _SILENCE).items() if name not in url.query}
+            options = {name: value for name, value in _TCP.items() if name not in url.query}
             engine = sa.create_engine(url, pool_pre_ping=True, connect_args=options)
         except (ImportError, exc.NoSuchModuleError) as error:
             raise MissingExtraError(
                 "PostgreSQL stores need psycopg", hint="pip install 'potentia[postgres]'"
             ) from error
-        event.listen(engine, "connect", _limit_reading if readonly else _limit)
+        limits = _TIMEOUTS if readonly else _TIMEOUTS | _STATEMENT
+        event.listen(engine, "connect", lambda connection, _: _limit(connection, limits))
         return engine
     target = url
     if not readonly and not _has_locks(path.parent):
@@ -145,14 +143,8 @@ def connect(url: URL, path: Path | None, *, readonly: bool) -> sa.Engine:
     return engine
 
 
-def _limit(connection: Any, _record: Any) -> None:
-    for name, seconds in (_TIMEOUTS | _STATEMENT).items():
-        connection.execute(f"SET {name} = '{seconds}s'")
-    connection.commit()
-
-
-def _limit_reading(connection: Any, _record: Any) -> None:
-    for name, seconds in _TIMEOUTS.items():
+def _limit(connection: Any, limits: dict[str, int]) -> None:
+    for name, seconds in limits.items():
         connection.execute(f"SET {name} = '{seconds}s'")
     connection.commit()
 
@@ -244,16 +236,19 @@ def store_gone(where: str, how: str = "removed") -> StoreError:
     return StoreError(f"the store was {how} while it was in use", where=where, hint=hint)
 
 
+FULL = "free some space, then run the same command again: finished cells are kept"
+
+
 def _os_hint(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return "free some space, then run the same command again: finished cells are kept"
+        return FULL
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return "the place cannot be written: give another one with --store"
     return "check the path and its permissions"
 
 
 _HINTS = (
-    ("database or disk is full", "free some space, then run the same command again: finished cells are kept"),
+    ("database or disk is full", FULL),
     ("disk i/o error", "the disk is full or failing; free some space, then run the same command again"),
     ("readonly database", "the store cannot be written: check its permissions, or give another one with --store"),
     ("unable to open database", "check that the folder exists and can be written, or give another one with --store"),
@@ -323,11 +318,8 @@ def check_version(connection: sa.Connection, where: str) -> None:
     if version is None:
         raise StoreError("the store has no schema version", where=where, hint="restore it from a copy")
     if version != s.SCHEMA_VERSION:
-        newer = version > s.SCHEMA_VERSION
-        raise StoreError(
-            f"the store has schema version {version}, this Potentia reads and writes version {s.SCHEMA_VERSION}",
-            where=where,
-            hint="upgrade Potentia: pip install --upgrade potentia"
-            if newer
-            else "run the study again into a new store, or read this one with the Potentia that made it",
-        )
+        what = f"the store has schema version {version}, this Potentia reads and writes version {s.SCHEMA_VERSION}"
+        hint = "run the study again into a new store, or read this one with the Potentia that made it"
+        if version > s.SCHEMA_VERSION:
+            hint = "upgrade Potentia: pip install --upgrade potentia"
+        raise StoreError(what, where=where, hint=hint)

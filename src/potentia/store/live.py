@@ -113,32 +113,11 @@ class LiveStore(Patient):
 
     # --- failures ---------------------------------------------------------------------------------------------------
 
-    def fail_cell(
-        self,
-        study: str,
-        model: str,
-        task: str,
-        protocol: str,
-        reason: str,
-        *,
-        key: str | None = None,
-        kind: str = "",
-        hint: str | None = None,
-    ) -> None:
-        """Record why a cell has no score. ``key`` may be unknown: a model that cannot be loaded has none."""
+    def fail_cell(self, study: str, model: str, task: str, protocol: str, reason: str, **more: Any) -> None:
+        """Record why a cell has no score; ``key``, ``kind`` and ``hint`` where they are known."""
         with self._writing() as connection:
-            insert = self._insert(s.failures).values(
-                study=self._study_key(connection, study),
-                model=model,
-                task=task,
-                protocol=protocol,
-                key=key,
-                kind=kind,
-                reason=reason,
-                hint=hint,
-                attempts=1,
-                created=now(),
-            )
+            record = FailureRecord(self._study_key(connection, study), model, task, protocol, reason, **more)
+            insert = self._insert(s.failures).values(**asdict(record))
             update = {name: insert.excluded[name] for name in ("key", "kind", "reason", "hint", "created")}
             update["attempts"] = s.failures.c.attempts + 1
             keys = [column.name for column in s.failures.primary_key]
@@ -226,24 +205,15 @@ class LiveStore(Patient):
     def _say(self, connection: sa.Connection, study: str, kind: str, payload: Mapping[str, Any]) -> int:
         if self._engine.dialect.name == "postgresql":
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_EVENT_LOCK)))
-        row = {
-            "study": self._study_key(connection, study),
-            "kind": kind,
-            "payload": dumps(dict(payload)),
-            "created": now(),
-        }
-        return int(connection.execute(_SAID, row).scalar_one())
+        said = {"kind": kind, "payload": dumps(dict(payload)), "created": now()}
+        return int(connection.execute(_SAID, {"study": self._study_key(connection, study), **said}).scalar_one())
 
     def events(self, study: str, *, after_id: int = 0, limit: int = 1000) -> list[EventRecord]:
         """Return the entries after ``after_id``, oldest first: call again with the last id to follow the log."""
         with self._reading() as connection:
             key = self._study_key(connection, study)
-            query = (
-                sa.select(s.events)
-                .where(s.events.c.study == key, s.events.c.id > after_id)
-                .order_by(s.events.c.id)
-                .limit(limit)
-            )
+            query = sa.select(s.events).where(s.events.c.study == key, s.events.c.id > after_id)
+            query = query.order_by(s.events.c.id).limit(limit)
             rows = connection.execute(query).mappings().all()
         return [EventRecord(**{**row, "payload": loads(row["payload"])}) for row in rows]
 
@@ -294,9 +264,8 @@ class LeaseRecord:
     @property
     def told(self) -> str:
         """Say who it is."""
-        return (
-            f"process {self.pid} on {self.host} since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(self.since))}"
-        )
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
+        return f"process {self.pid} on {self.host} since {since}"
 
     def alive(self, moment: float) -> bool:
         """Say whether its process is there, or may be. A beat that is to come shows that a clock was set back."""
@@ -376,15 +345,13 @@ class Leases(LiveStore):
         with self._reading() as connection:
             key = self._study_key(connection, study) if study is not None else None
             moment = self._moment(connection)
-            return [
-                lease for lease in self._leases(connection) if lease.alive(moment) and key in (None, lease.study)
-            ]  # fmt: skip
+            alive = [lease for lease in self._leases(connection) if lease.alive(moment)]
+        return [lease for lease in alive if key in (None, lease.study)]
 
     @staticmethod
     def _leases(connection: sa.Connection) -> list[LeaseRecord]:
-        return [
-            LeaseRecord(**row) for row in connection.execute(sa.select(s.leases).order_by(s.leases.c.since)).mappings()
-        ]
+        found = connection.execute(sa.select(s.leases).order_by(s.leases.c.since)).mappings()
+        return [LeaseRecord(**row) for row in found]
 
     @staticmethod
     def _moment(connection: sa.Connection) -> float:

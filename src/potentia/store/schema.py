@@ -140,11 +140,7 @@ events = Table(
 )
 
 progress = Table(
-    "progress",
-    metadata,
-    _study(primary_key=True),
-    Column("row", Text, primary_key=True),
-    *_texts("payload", "updated"),
+    "progress", metadata, _study(primary_key=True), Column("row", Text, primary_key=True), *_texts("payload", "updated")
 )
 
 # Who computes a row now (see store/leases.py), and the cells that are his meanwhile.

@@ -150,11 +150,7 @@ class Store(Reading):
     # --- writing cells ----------------------------------------------------------------------------------------------
 
     def commit_cell(
-        self,
-        cell: CellRecord,
-        *,
-        items: Sequence[ItemOutcome] | None = None,
-        event: Mapping[str, Any] | None = None,
+        self, cell: CellRecord, *, items: Sequence[ItemOutcome] | None = None, event: Mapping[str, Any] | None = None
     ) -> bool:
         """Commit one cell with scores, manifest and items, and an ``event`` of the kind "cell", wholly or not at all.
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import sqlalchemy as sa
 
@@ -21,10 +21,6 @@ from potentia.store import schema as s
 from potentia.store.reading import chunks
 from potentia.store.records import StudyRecord, dumps, items_path
 from potentia.store.store import Store
-
-if TYPE_CHECKING:
-    from potentia.store.store import Store
-
 
 Kind = Literal["database", "cell", "items", "stray", "lanes"]
 
