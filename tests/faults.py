@@ -419,7 +419,7 @@ def few_descriptors(world: World, kind: str, stream: random.Random) -> None:
         time.sleep(2)
         for one in many:
             one.close()
-        assert b" 200 " in _asked(place, 30), board.said
+        _asked(place, 30)
     finally:
         board.signal(signal.SIGINT)
         code = board.wait(30)
@@ -428,14 +428,14 @@ def few_descriptors(world: World, kind: str, stream: random.Random) -> None:
     assert "Traceback" not in board.said, board.said[-3000:]
 
 
-def _asked(place: tuple[str, int], patience: float) -> bytes:
-    """Ask the board for its first page until it answers."""
+def _asked(place: tuple[str, int], patience: float) -> None:
+    """Ask the board for its first page until it gives it."""
     end = time.monotonic() + patience
     while time.monotonic() < end:
         with contextlib.suppress(OSError), socket.create_connection(place, timeout=5) as one:
             one.sendall(b"GET / HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
-            if told := one.recv(100):
-                return told
+            if b" 200 " in one.recv(100):
+                return
         time.sleep(0.2)
     raise AssertionError("the board does not answer")
 

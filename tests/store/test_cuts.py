@@ -16,7 +16,7 @@ import sqlalchemy as sa
 import postgres
 import tiny
 from potentia import run as run_package
-from potentia.run import run_study, stores
+from potentia.run import progress, run_study
 from potentia.store import Store, database
 from potentia.store.database import Patient
 from potentia.study import Study, make_study
@@ -39,7 +39,7 @@ def test_a_run_opens_its_store_in_one_place():
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
         and (node.value.id, node.attr) in {("Store", "open"), ("Store", "find")}
     }  # fmt: skip
-    assert opening == {"stores.py", "status.py"}, "status.py is a command of its own"
+    assert opening == {"progress.py", "status.py"}, "status.py is a command of its own"
 
 
 class Cutter:
@@ -112,7 +112,7 @@ def cutter(postgres_own: postgres.Server, monkeypatch: pytest.MonkeyPatch) -> It
     made = Cutter(f"{postgres_own.url.replace('+psycopg', '')}/postgres")
     whole = PGDialect_psycopg.do_commit
     monkeypatch.setattr(PGDialect_psycopg, "do_commit", lambda self, c: made.commit(lambda c: whole(self, c), c))
-    monkeypatch.setattr(stores, "FIRST_CONTACT", 300.0)
+    monkeypatch.setattr(progress, "FIRST_CONTACT", 300.0)
     monkeypatch.setattr(database, "FIRST_PAUSE", 0.001)
     monkeypatch.setattr(database, "LONGEST_PAUSE", 0.001)
     sa.event.listen(sa.Engine, "begin", made.begin)
