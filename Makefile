@@ -39,7 +39,7 @@ bench: $(STAMP) ## side-by-side measurements on this CPU, each printing a ratio;
 	@if [ -n "$(MODEL)" ]; then echo "== scoring" && $(BIN)/python bench/scoring.py --device cpu --model $(MODEL) --items $(ITEMS) --documents 300; \
 	else echo "== scoring: give MODEL=FOLDER ITEMS=FILE to measure it against lm-eval's HFLM"; fi
 
-faults: $(STAMP) ## the long schedule of faults: kills, stops, full disks, a lost database, two runs at once; ROUNDS=20 of each
+faults: $(STAMP) ## the long schedule of faults: kills, cuts, clocks that jump, full disks, lost databases (python tests/faults.py --list); ROUNDS=20 of each
 	@PYTHONPATH=tests $(BIN)/python tests/faults.py --rounds $(or $(ROUNDS),20)
 
 large: $(STAMP) ## models in 8 and 4 bits (bitsandbytes is installed into .venv), and a study with full tuning in shards
