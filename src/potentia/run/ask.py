@@ -110,7 +110,10 @@ def evaluate(
         given = answer([request for request, _, _ in chosen], owners=owners, progress=progress)
         for (_, _, (a, p, r)), value in zip(chosen, given, strict=True):
             answers[a][p][r] = _answer(kind, value)
-    made = [_graded(ask.task, asked, given) for ask, asked, given in zip(asks, prompts, answers, strict=True)]
+    made = []
+    for ask, asked, given in zip(asks, prompts, answers, strict=True):
+        outcomes = ask.task.grade(asked, given)
+        made.append(Evaluation(outcomes, ask.task.score(outcomes), ask.task.metric))
     if len(made) == 1:  # tests are asked one at a time
         made[0] = replace(made[0], cut=scorer.notes["truncated"] - cut_before, requests=len(flat))
     return made
@@ -140,11 +143,6 @@ def _answer(kind: type, value: Any) -> Any:
     if kind is Continuation:
         return Likelihood(value.logprob, value.greedy, value.tokens)
     return value.logprob if kind is Document else value
-
-
-def _graded(task: Task, prompts: Sequence[Any], answers: list[list[Any]]) -> Evaluation:
-    outcomes = task.grade(prompts, answers)
-    return Evaluation(outcomes=outcomes, scores=task.score(outcomes), metric=task.metric)
 
 
 def direct(

@@ -209,8 +209,10 @@ def finish(tuning: FineTuning, name: str) -> None:
     tests = [_test(tuning, name, best, selected=True) for best in chosen]
     direct = tuning.row.direct_evaluation(name, tuning.trainer.bare)
     test, kept_direct = Evaluation.mean(tests), False
-    if tuning.study.selection == "paper" and direct is not None and not _improves(test, direct, task.higher_is_better):
-        test, kept_direct = direct, True
+    if tuning.study.selection == "paper" and direct is not None:  # the better of both, by the test
+        gain = test.main.value - direct.main.value
+        kept_direct = not (gain > 0 if task.higher_is_better else gain < 0)
+        test = direct if kept_direct else test
     ended = [tuning.results[key] for key in mine]
     made = dict(zip(chosen, tests, strict=True))
     selection = _told(chosen, tests) | {
@@ -316,9 +318,3 @@ def _told(chosen: Sequence[Candidate], tests: Sequence[Evaluation]) -> dict[str,
             for v, c in zip(values, chosen, strict=True)
         ],
     }
-
-
-def _improves(test: Evaluation, direct: Evaluation, higher_is_better: bool) -> bool:
-    """Say whether the tuned test score beats the direct one (the question of ``selection: paper``)."""
-    gain = test.main.value - direct.main.value
-    return gain > 0 if higher_is_better else gain < 0

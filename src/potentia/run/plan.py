@@ -154,7 +154,9 @@ def load_tasks(study: Study) -> LoadedTasks:
     for spec in study.benchmarks():
         try:
             loaded[spec.name] = _load_task(study, spec)
-            _check_shots(study, spec, loaded[spec.name])
+            if spec.shots and loaded[spec.name].kind == "corpus":
+                words = f"{spec.name}: a text to predict has no examples before it"
+                raise InputError(words, hint="drop its `shots`")
         except InputError as error:
             problems.append(error)
     if len(problems) == 1:
@@ -202,11 +204,6 @@ def _load_task(study: Study, spec: TaskSpec | str) -> Task:
         answer_tokens=spec.answer_tokens or study.answer_tokens,
         drop_bad_rows=study.drop_bad_rows,
     )
-
-
-def _check_shots(study: Study, spec: TaskSpec, task: Task) -> None:
-    if spec.shots and task.kind == "corpus":
-        raise InputError(f"{spec.name}: a text to predict has no examples before it", hint="drop its `shots`")
 
 
 def _load_auxiliary(study: Study, adjust: Adjust) -> Task:

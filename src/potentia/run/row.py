@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from potentia.engine import LoadedModel
     from potentia.engine.score import Scorer
     from potentia.run.model_cache import ModelCache
-    from potentia.store import CellRecord, Store
+    from potentia.store import Store
     from potentia.study import Study
     from potentia.tasks import ChatTemplate, Task
 
@@ -256,17 +256,13 @@ class RowRun:
                     own = renamed(cell.key, *names)  # another row with the same files was first
                     self.store.copy_cell(cell.key, own, study=record.study, model=record.model, task=record.task)
                     told = False
-                elif not self._is_own(record):  # another process had the row meanwhile
+                elif (known := self.store.cell(record.key)) is None or known.created != record.created:
+                    # another process had the row meanwhile; else this commit went through, and its answer got lost
                     self.outcome.found += 1
                     self.board.event("found", cells=1, done=[(cell.task, cell.protocol)])
                     return
         self.outcome.done += 1
         self.board.event("cell", told=told, **said)
-
-    def _is_own(self, record: CellRecord) -> bool:
-        """Say whether a cell in the store is this one: its commit went through, and the answer got lost."""
-        known = self.store.cell(record.key)
-        return known is not None and known.created == record.created
 
     def manifest(self, cell: CellPlan, selection: dict[str, Any]) -> dict[str, Any]:
         """Say how a cell's score came about, in enough detail to explain or repeat it."""
@@ -333,7 +329,10 @@ class RowRun:
         ``ready`` is called before the model is asked: a tuning may have changed it.
         """
         planned = (c.copy_of or c.key for c in self.plan.cells if (c.task, c.protocol) == (task, DIRECT))
-        key = next(planned, None) or self._direct_key(task)
+        key = next(planned, None)
+        if not key:
+            kind, shots = settled_kind(self.study, self.plan.model), self.study.shots_for(task, DIRECT)
+            key = cell_key(self.study, self.plan.weights, self.plan.prints[task], DIRECT, kind=kind, shots=shots)
         cell = self.store.cell(key)
         if cell is not None:
             try:
@@ -344,10 +343,6 @@ class RowRun:
             return None
         ready()
         return self._ask_untuned(task, DIRECT)[0]
-
-    def _direct_key(self, task: str) -> str:
-        kind, shots = settled_kind(self.study, self.plan.model), self.study.shots_for(task, DIRECT)
-        return cell_key(self.study, self.plan.weights, self.plan.prints[task], DIRECT, kind=kind, shots=shots)
 
     def _guarded(self, cells: list[CellPlan], compute: Callable[[list[CellPlan]], None]) -> None:
         """Compute; on an error, record each cell that is still missing as failed, and go on."""
