@@ -143,7 +143,7 @@ progress = Table(
     "progress", metadata, _study(primary_key=True), Column("row", Text, primary_key=True), *_texts("payload", "updated")
 )
 
-# Who computes a row now (see store/leases.py), and the cells that are his meanwhile.
+# Who computes a row now (see store/live.py), and the cells that are his meanwhile.
 leases = Table(
     "leases",
     metadata,
