@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 LARGE_TEST = 2_000  # items (appendix B.5)
 SMALLEST_GROUP = 5  # models (appendix B.6)
+MANY_CELLS, MANY_RESAMPLES = 20_000, 200  # of a protocol: so many resamples, whatever is asked for
 MANY_MODELS = 100  # of which the curve of few tasks is made
 RESAMPLED = ("families", "lineages", "models")
 ORDERS = ("given", "train-size")
@@ -154,6 +155,8 @@ def rank_scores(
         raise InputError("there is nothing to rank: no protocol has two models with a score on a task")
     background = background or Background.of(dict.fromkeys(m for matrix in matrices for m in matrix.models))
     background = replace(background, families=with_copies(background.families, matrices[0]))
+    if max(m.values.size for m in matrices) > MANY_CELLS:
+        options = replace(options, resamples=min(options.resamples, MANY_RESAMPLES))
     with threadpool_limits(1, user_api="blas"):  # many small products: threads that wait for each other cost more
         matrices, screening = _screened([_ordered(m, background, options) for m in matrices], background, options)
         overall = _overall(matrices, options, items, evidence)
