@@ -244,13 +244,7 @@ def _objective(vector: Floats, problem: Problem, factors: int) -> tuple[float, F
         change = 0.5 * (solved.prior[k] @ about @ solved.prior[k] - solved.prior[k])
         by_kernels[k] = weights.kernels[k] * np.tensordot(problem.grams, change, 2)
     gradient = np.concatenate(
-        [
-            by_loadings.ravel(),
-            by_rest,
-            by_own,
-            [by_kin * weights.kin * (1.0 - weights.kin)],
-            by_kernels.ravel(),
-        ]
+        [by_loadings.ravel(), by_rest, by_own, [by_kin * weights.kin * (1.0 - weights.kin)], by_kernels.ravel()]
     )
     belief, slope = _log_prior(vector, weights)
     return -(solved.evidence + belief), -(gradient + slope)

@@ -65,10 +65,7 @@ def find_grid(evidence: Evidence) -> Grid:
     if not models or not tasks:
         raise InputError("there is nothing to predict: no model has a score on any task yet")
     return Grid(
-        models=tuple(models),
-        tasks=tuple(tasks),
-        metrics=tuple(metrics[t] for t in tasks),
-        protocol=Protocol(protocol),
+        models=tuple(models), tasks=tuple(tasks), metrics=tuple(metrics[t] for t in tasks), protocol=Protocol(protocol)
     )
 
 

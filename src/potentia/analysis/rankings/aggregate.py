@@ -98,7 +98,7 @@ class Aggregate(Finding):
                 unit="rank",
                 fewer=True,
                 group="aggregate-methods",
-            ),
+            )
         ]
 
 

@@ -80,12 +80,7 @@ class Alignment(Finding):
 
 
 def align(
-    matrix: ScoreMatrix,
-    first: str,
-    second: str,
-    *,
-    level: float = LEVEL,
-    families: dict[str, str] | None = None,
+    matrix: ScoreMatrix, first: str, second: str, *, level: float = LEVEL, families: dict[str, str] | None = None
 ) -> Alignment:
     """Align the rankings of two tasks over the models that both have scores of (algorithm 3)."""
     pair = matrix.select(tasks=[first, second]).complete()

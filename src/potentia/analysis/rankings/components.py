@@ -84,7 +84,7 @@ class Components(Finding):
                 high={self.protocol.label: tuple(i.high for i in top)},
                 y_label="share of variance",
                 group=f"scree-{self.group}",
-            ),
+            )
         ]
         if self.group == ALL:
             charts.append(

@@ -204,10 +204,7 @@ def _ordered(matrix: ScoreMatrix, background: Background, options: Options) -> S
 
 
 def _overall(
-    matrices: Sequence[ScoreMatrix],
-    options: Options,
-    items: Mapping[Protocol, Outcomes],
-    evidence: Evidence | None,
+    matrices: Sequence[ScoreMatrix], options: Options, items: Mapping[Protocol, Outcomes], evidence: Evidence | None
 ) -> dict[Protocol, Ranking]:
     from potentia.analysis.planning.find import unseen_cells  # planning lies above this room
 

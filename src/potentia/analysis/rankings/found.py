@@ -7,18 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from potentia.analysis.rankings.aggregate import Aggregate, RankIntervals
-from potentia.analysis.rankings.agreement import (
-    Agreement,
-    AgreementChange,
-)
+from potentia.analysis.rankings.agreement import Agreement, AgreementChange
 from potentia.analysis.rankings.alignment import Alignment
 from potentia.analysis.rankings.components import Components, ComputeFit
 from potentia.analysis.rankings.decide import Ranking
 from potentia.analysis.rankings.fewer import TaskCurve
-from potentia.analysis.rankings.groups import (
-    GroupAgreement,
-    Measures,
-)
+from potentia.analysis.rankings.groups import GroupAgreement, Measures
 from potentia.analysis.rankings.perplexity import PerplexityAgreement
 from potentia.analysis.rankings.scoreboard import Scoreboard
 from potentia.analysis.rankings.screening import Screening

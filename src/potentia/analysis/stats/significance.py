@@ -58,7 +58,7 @@ class Significance(Finding):
                 ("task", "pairs", "significant", "share", "after BH", "detectable"),
                 tuple(rows),
                 note=f"detectable: the smallest difference found with {POWER:.0%} power, at the median standard error.",
-            ),
+            )
         ]
 
     def charts(self) -> Sequence[Chart]:
@@ -73,7 +73,7 @@ class Significance(Finding):
                 series={self.protocol.label: share},
                 y_label="share of pairs",
                 group="resolved",
-            ),
+            )
         ]
 
 
@@ -204,7 +204,7 @@ class PairedSignificance(Finding):
                 ("task", "models", "items", "pairs", "z test", "McNemar", "after BH"),
                 tuple(counts),
                 note="McNemar's exact test on stored items; the z test knows only the standard errors.",
-            ),
+            )
         ]
 
 
