@@ -11,21 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from potentia.analysis.rankings.decide import FEW_MODELS
-from potentia.analysis.stats.bootstrap import (
-    LEVEL,
-    MODELS,
-    RESAMPLES,
-    Units,
-    interval,
-    intervals,
-    item_values,
-    pair_mean,
-)
+from potentia.analysis.stats.bootstrap import MODELS, How, Sampling, interval, intervals, item_values, pair_mean
 from potentia.analysis.stats.bootstrap import row_draws as draw_rows
 from potentia.analysis.stats.correlation import METHODS, Correlate, mean_offdiagonal, nan_mean
 from potentia.analysis.stats.kendall import FIRST_ORDER
@@ -236,17 +228,15 @@ def measure_agreement(
     method: str = "kendall",
     categories: Mapping[str, str] | None = None,
     items: Mapping[str, npt.ArrayLike] | None = None,
-    units: Units = MODELS,
-    resamples: int = RESAMPLES,
-    level: float = LEVEL,
-    seed: int = 0,
+    **how: Unpack[How],
 ) -> Agreement:
     """Agreement between all tasks of a matrix, with intervals; ``categories`` maps task to category.
 
     ``items[task]`` (models, items), where stored, replaces the standard errors as the source of noise. ``units`` says
     what is drawn; the interval of the mean by model stands beside it in any case.
     """
-    draws = _resample([matrix], method, items, units, resamples, level, seed)[0]
+    sampling = Sampling(**how)
+    level, draws = sampling.level, _resample([matrix], method, items, sampling)[0]
     names = _category_names(matrix.tasks, categories)
     grouped = _by_category(draws.matrix, matrix.tasks, categories or {}, names)
     return Agreement(
@@ -271,14 +261,12 @@ def compare_agreement(
     after: ScoreMatrix,
     *,
     method: str = "kendall",
-    units: Units = MODELS,
-    resamples: int = RESAMPLES,
-    level: float = LEVEL,
-    seed: int = 0,
+    **how: Unpack[How],
 ) -> AgreementChange:
     """Difference in agreement between two protocols over the models and tasks that both have."""
     one, two = shared(before, after)
-    first, second = _resample([one, two], method, None, units, resamples, level, seed)
+    sampling = Sampling(**how)
+    level, (first, second) = sampling.level, _resample([one, two], method, None, sampling)
     i, j = np.triu_indices(len(one.tasks), 1)
     both = np.isfinite(first.matrix[i, j]) & np.isfinite(second.matrix[i, j])
     task_one, task_two = mean_offdiagonal(first.matrix, axis=True), mean_offdiagonal(second.matrix, axis=True)
@@ -360,22 +348,16 @@ class _Resamples:
 
 
 def _resample(
-    matrices: Sequence[ScoreMatrix],
-    method: str,
-    items: Mapping[str, npt.ArrayLike] | None,
-    units: Units,
-    resamples: int,
-    level: float,
-    seed: int,
+    matrices: Sequence[ScoreMatrix], method: str, items: Mapping[str, npt.ArrayLike] | None, how: Sampling
 ) -> list[_Resamples]:
     """Correlate and resample matrices of the same shape; models and tasks are drawn alike for all of them."""
     if method not in NAMES:
         raise InputError(f"no correlation {method!r}", hint=f"one of: {', '.join(NAMES)}")
-    rng = np.random.default_rng(seed)
+    rng, level = np.random.default_rng(how.seed), how.level
     models, tasks = matrices[0].shape
-    model_draws, task_draws = draw_rows(models, resamples, rng), draw_rows(tasks, resamples, rng)
-    over = units.over(matrices[0].models)
-    unit_draws = model_draws if over == MODELS.name else units.draws(matrices[0].models, resamples, seed)
+    model_draws, task_draws = draw_rows(models, how.resamples, rng), draw_rows(tasks, how.resamples, rng)
+    over = how.units.over(matrices[0].models)
+    unit_draws = model_draws if over == MODELS.name else how.draws(matrices[0].models)
     found = []
     for matrix in matrices:
         noise = None
@@ -386,7 +368,7 @@ def _resample(
             correlate, values = METHODS[method], matrix.oriented()
             tau = correlate(values)
             if items or np.isfinite(matrix.stderr).any():
-                noise = _with_noise(matrix, items, correlate, tau, resamples, rng)
+                noise = _with_noise(matrix, items, correlate, tau, how.resamples, rng)
             by_models, by_units = (correlate(values, weights=d) for d in (model_draws, unit_draws))
         found.append(_Resamples(tau, by_models, by_units, over, noise, task_draws))
     return found

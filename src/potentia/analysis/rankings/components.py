@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Unpack
 
 import numpy as np
 import numpy.typing as npt
 from scipy.stats import linregress
 
-from potentia.analysis.stats.bootstrap import LEVEL, MODELS, RESAMPLES, Units, interval
+from potentia.analysis.stats.bootstrap import How, Sampling
 from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.errors import InputError
 from potentia.values.findings import Bars, Cell, Chart, Finding, Interval, Line, Plot, Points, Table
@@ -113,10 +114,7 @@ def find_components(
     *,
     group: str = ALL,
     gaps: str = "models",
-    units: Units = MODELS,
-    resamples: int = RESAMPLES,
-    level: float = LEVEL,
-    seed: int = 0,
+    **how: Unpack[How],
 ) -> Components:
     """Principal components of the standardised scores.
 
@@ -135,18 +133,18 @@ def find_components(
     sign = np.where(loadings.sum(axis=1) < 0, -1.0, 1.0)
     total = (singular**2).sum()
     ratios = singular**2 / total if total > 0 else np.full_like(singular, np.nan)
-    draws = units.draws(whole.models, resamples, seed)
-    spread = explained_variance(values, draws)
+    sampling = Sampling(**how)
+    spread = explained_variance(values, sampling.draws(whole.models))
     return Components(
         protocol=matrix.protocol,
         group=group,
         gaps=gaps,
         models=whole.models,
         tasks=whole.tasks,
-        explained=tuple(interval(float(r), spread[:, k], level=level) for k, r in enumerate(ratios)),
+        explained=tuple(sampling.interval(float(r), spread[:, k]) for k, r in enumerate(ratios)),
         loadings=loadings * sign[:, None],
         scores=left * singular * sign,
-        over=units.over(whole.models),
+        over=sampling.units.over(whole.models),
     )
 
 
@@ -270,10 +268,7 @@ def fit_compute(
     flops: Mapping[str, float],
     *,
     families: Mapping[str, str] | None = None,
-    units: Units = MODELS,
-    resamples: int = RESAMPLES,
-    level: float = LEVEL,
-    seed: int = 0,
+    **how: Unpack[How],
 ) -> ComputeFit:
     """Fit PC1 on log10 of pretraining compute over the models whose compute is known."""
     models = [m for m in found.models if np.isfinite(flops.get(m, np.nan)) and flops[m] > 0]
@@ -283,7 +278,8 @@ def fit_compute(
         )
     x, y = np.log10([flops[m] for m in models]), np.array([found.pc1[m] for m in models])
     fit = linregress(x, y)
-    draws = units.draws(models, resamples, seed)
+    sampling = Sampling(**how)
+    draws = sampling.draws(models)
     share = draws / draws.sum(axis=1, keepdims=True)
     centred = x - (share @ x)[:, None]
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -294,13 +290,12 @@ def fit_compute(
         families=tuple((families or {}).get(m, "models") for m in models),
         flops=tuple(float(flops[m]) for m in models),
         pc1=tuple(y.tolist()),
-        slope=interval(float(fit.slope), slopes, level=level),
+        slope=sampling.interval(float(fit.slope), slopes),
         intercept=float(fit.intercept),
         r_squared=float(fit.rvalue**2),
-        tau=interval(
+        tau=sampling.interval(
             float(kendall_matrix(x[:, None], y[:, None])[0, 0]),
             kendall_matrix(x[:, None], y[:, None], weights=draws)[:, 0, 0],
-            level=level,
         ),
-        over=units.over(models),
+        over=sampling.units.over(models),
     )

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -37,7 +37,7 @@ from potentia.analysis.rankings.perplexity import PerplexityAgreement, compare_p
 from potentia.analysis.rankings.scoreboard import Scoreboard, make_scoreboard
 from potentia.analysis.rankings.screening import Screening, screen
 from potentia.analysis.rankings.tuning import Kept, always_tuned, find_same
-from potentia.analysis.stats.bootstrap import LEVEL, MODELS, RESAMPLES, Units, with_copies
+from potentia.analysis.stats.bootstrap import LEVEL, MODELS, RESAMPLES, How, Units, with_copies
 from potentia.analysis.stats.significance import Outcomes, compare_all_items, item_tables, measure_significance
 from potentia.errors import InputError
 from potentia.facts import Background, chance
@@ -55,14 +55,6 @@ RESAMPLED = ("families", "lineages", "models")
 ORDERS = ("given", "train-size")
 
 
-class Sampling(TypedDict):
-    """What every analysis with intervals takes."""
-
-    resamples: int
-    level: float
-    seed: int
-
-
 @dataclass(frozen=True)
 class Options:
     """How to analyse: resamples, confidence level, seed, and what to do about missing cells."""
@@ -78,9 +70,11 @@ class Options:
     order: str = "given"  # of tasks in heat maps: as given, or by the size of the train split
     resample: str = "families"  # what intervals draw: families or lineages where they are known, or models
 
-    def sampling(self) -> Sampling:
-        """Return the arguments for intervals."""
-        return {"resamples": self.resamples, "level": self.level, "seed": self.seed}
+    def how(self, background: Background) -> How:
+        """Return how intervals are made."""
+        return {
+            "units": self.units(background), "resamples": self.resamples, "level": self.level, "seed": self.seed,
+        }  # fmt: skip
 
     def units(self, background: Background) -> Units:
         """Return what intervals draw, with what is known of the models."""
@@ -160,7 +154,7 @@ def rank_scores(
     with threadpool_limits(1, user_api="blas"):  # many small products: threads that wait for each other cost more
         matrices, screening = _screened([_ordered(m, background, options) for m in matrices], background, options)
         overall = _overall(matrices, options, items, evidence)
-        analysis = _Analysis(scores, matrices, background, options, items, options.units(background))
+        analysis = _Analysis(scores, matrices, background, options, items, options.how(background))
         return Rankings(_scoreboard(matrices, overall, items), overall, screening, **analysis.findings())
 
 
@@ -231,11 +225,11 @@ class _Analysis:
     background: Background
     options: Options
     items: Mapping[Protocol, Outcomes]
-    units: Units
+    how: How
 
     def findings(self) -> dict[str, Any]:
         """Everything but the overall ranking, by the names of ``Rankings``."""
-        options, matrices, plain = self.options, self.matrices, self.options.sampling()
+        options, matrices = self.options, self.matrices
         tested = [m for m in map(_tested, matrices) if m.tasks]
         agreement, components = self.agreement(matrices, self.items), self.components()
         ranked: dict[str, Any] = {"simultaneous": options.simultaneous, "level": options.level, "seed": options.seed}
@@ -245,7 +239,7 @@ class _Analysis:
         several = [m for m in matrices if m.protocol in agreement]
         return {
             "agreement": agreement,
-            "measures": measure_all(several, self.units, **plain) if several else None,
+            "measures": measure_all(several, **self.how) if several else None,
             "changes": self.changes(matrices),
             "tau_b": self.agreement(tested, {}, SIGNIFICANT),
             "tau_b_changes": self.changes(tested, SIGNIFICANT),
@@ -272,8 +266,7 @@ class _Analysis:
                 method=method,
                 categories=self.background.categories,
                 items=item_tables(m, items.get(m.protocol, {})),
-                units=self.units,
-                **self.options.sampling(),
+                **self.how,
             )
             for m in matrices
             if len(m.tasks) > 1
@@ -283,16 +276,14 @@ class _Analysis:
         self, matrices: Sequence[ScoreMatrix], method: str = "kendall"
     ) -> dict[tuple[Protocol, Protocol], AgreementChange]:
         return {
-            (before.protocol, after.protocol): compare_agreement(
-                before, after, method=method, units=self.units, **self.options.sampling()
-            )
+            (before.protocol, after.protocol): compare_agreement(before, after, method=method, **self.how)
             for before, after in itertools.combinations(matrices, 2)
             if len(set(before.tasks) & set(after.tasks)) > 1 and len(set(before.models) & set(after.models)) > 1
         }
 
     def groups(self) -> dict[str, GroupAgreement]:
         """Agreement among models of one size, family or kind, and among tasks with large and small tests."""
-        known, plain, found = self.background, self.options.sampling(), {}
+        known, found = self.background, {}
         sizes = size_bins(known.billions)
         orders: dict[str, tuple[dict[str, str], list[str] | None]] = {
             "size in billions": (sizes, bin_order(sizes.values())),
@@ -301,7 +292,7 @@ class _Analysis:
         }
         for by, (groups, order) in orders.items():
             grouped = agreement_by_models(
-                self.matrices, groups, by=by, at_least=SMALLEST_GROUP, order=order, units=self.units, **plain
+                self.matrices, groups, by=by, at_least=SMALLEST_GROUP, order=order, **self.how
             )
             if len(grouped.groups) > 2:
                 found[by] = grouped
@@ -310,7 +301,7 @@ class _Analysis:
         if 1 < len(large) < len(self.matrices[0].tasks):
             small = [t for t, n in tests.items() if n <= LARGE_TEST]
             sets = {f"over {LARGE_TEST:,} items": large, f"up to {LARGE_TEST:,} items": small}
-            found["test size"] = agreement_by_tasks(self.matrices, sets, by="test set size", units=self.units, **plain)
+            found["test size"] = agreement_by_tasks(self.matrices, sets, by="test set size", **self.how)
         return found
 
     def fewer(self) -> dict[Protocol, TaskCurve]:
@@ -326,7 +317,7 @@ class _Analysis:
     def components(self) -> dict[Protocol, Components]:
         gaps = self.options.gaps
         return {
-            m.protocol: find_components(m, gaps=gaps, units=self.units, **self.options.sampling())
+            m.protocol: find_components(m, gaps=gaps, **self.how)
             for m in self.matrices
             if len(m.tasks) > 1 and without_gaps(m, gaps).shape[0] > 2
         }
@@ -339,14 +330,14 @@ class _Analysis:
             for family in sorted(set(families.values())):
                 members = matrix.select(models=[m for m in matrix.models if families.get(m) == family])
                 if without_gaps(members, gaps).shape[0] >= SMALLEST_GROUP:
-                    one = find_components(members, group=family, gaps=gaps, **self.options.sampling())
+                    one = find_components(members, group=family, gaps=gaps, **(self.how | {"units": MODELS}))
                     found.setdefault(matrix.protocol, {})[family] = one
         return found
 
     def compute(self, components: Mapping[Protocol, Components]) -> dict[Protocol, ComputeFit]:
         flops, families = self.background.flops, self.background.families
         return {
-            protocol: fit_compute(whole, flops, families=families, units=self.units, **self.options.sampling())
+            protocol: fit_compute(whole, flops, families=families, **self.how)
             for protocol, whole in components.items()
             if len({flops[m] for m in whole.models if m in flops}) > 2
         }
@@ -355,7 +346,7 @@ class _Analysis:
         """Perplexity against tasks within each protocol."""
         texts = {m.protocol: self.scores[m.protocol].corpora() for m in self.matrices}
         return {
-            m.protocol: compare_perplexity(texts[m.protocol], m, units=self.units, **self.options.sampling())
+            m.protocol: compare_perplexity(texts[m.protocol], m, **self.how)
             for m in self.matrices
             if texts[m.protocol].tasks
         }
@@ -367,11 +358,11 @@ class _Analysis:
         if tuned is None or bits is None or not bits.tasks:
             return {}
         scored = {m for m, row in zip(bits.models, bits.values, strict=True) if np.isfinite(row).any()}
-        found, plain = {}, self.options.sampling()
+        found = {}
         for kind in ("base", "instruct"):
             members = {m for m in tuned.models if self.background.kinds.get(m) == kind and m in scored}
             if len(members) > 2:
-                found[kind] = compare_perplexity(bits, tuned, models=members, group=kind, units=self.units, **plain)
+                found[kind] = compare_perplexity(bits, tuned, models=members, group=kind, **self.how)
         return found
 
     def alignment(self, agreement: Mapping[Protocol, Agreement]) -> dict[Protocol, Alignment]:

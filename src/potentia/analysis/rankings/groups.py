@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
 import numpy as np
 
 from potentia.analysis.rankings.agreement import NAMES
-from potentia.analysis.stats.bootstrap import LEVEL, MODELS, RESAMPLES, Units, interval, pair_mean
-from potentia.analysis.stats.correlation import METHODS
+from potentia.analysis.stats.bootstrap import How, Sampling, pair_mean
+from potentia.analysis.stats.correlation import METHODS, Correlate
 from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.values.findings import Bars, Cell, Chart, Finding, Interval, Table
 from potentia.values.protocol import Protocol
@@ -92,51 +93,27 @@ def agreement_by_models(
     by: str,
     at_least: int = 5,
     order: Sequence[str] | None = None,
-    units: Units = MODELS,
-    resamples: int = RESAMPLES,
-    level: float = LEVEL,
-    seed: int = 0,
+    **how: Unpack[How],
 ) -> GroupAgreement:
     """Agreement within each group of models; groups with fewer than ``at_least`` models are left out."""
     models = [m for m in matrices[0].models if all(m in set(x.models) for x in matrices)]
     names = order or list(dict.fromkeys(g for m in models if (g := groups.get(m)) is not None))
     members = {name: [m for m in models if groups.get(m) == name] for name in names}
-    kept = {name: rows for name, rows in members.items() if len(rows) >= at_least}
-    kept["all"] = models
+    kept = {name: rows for name, rows in members.items() if len(rows) >= at_least} | {"all": models}
     return _grouped(
-        [[x.select(models=rows) for x in matrices] for rows in kept.values()],
-        list(kept),
-        by,
-        units,
-        resamples,
-        level,
-        seed,
+        {name: [x.select(models=rows) for x in matrices] for name, rows in kept.items()}, by, Sampling(**how)
     )
 
 
 def agreement_by_tasks(
-    matrices: Sequence[ScoreMatrix],
-    groups: Mapping[str, Iterable[str]],
-    *,
-    by: str,
-    units: Units = MODELS,
-    resamples: int = RESAMPLES,
-    level: float = LEVEL,
-    seed: int = 0,
+    matrices: Sequence[ScoreMatrix], groups: Mapping[str, Iterable[str]], *, by: str, **how: Unpack[How]
 ) -> GroupAgreement:
     """Agreement within each set of tasks, e.g. those with large test splits (appendix B.5)."""
     tasks = [t for t in matrices[0].tasks if all(t in set(x.tasks) for x in matrices)]
     members = {name: [t for t in tasks if t in set(wanted)] for name, wanted in groups.items()}
-    kept = {name: columns for name, columns in members.items() if len(columns) > 1}
-    kept["all"] = tasks
+    kept = {name: columns for name, columns in members.items() if len(columns) > 1} | {"all": tasks}
     return _grouped(
-        [[x.select(tasks=columns) for x in matrices] for columns in kept.values()],
-        list(kept),
-        by,
-        units,
-        resamples,
-        level,
-        seed,
+        {name: [x.select(tasks=some) for x in matrices] for name, some in kept.items()}, by, Sampling(**how)
     )
 
 
@@ -177,48 +154,29 @@ def items_per_task(matrix: ScoreMatrix) -> dict[str, float]:
     return sizes
 
 
-def _grouped(
-    cells: Sequence[Sequence[ScoreMatrix]],
-    names: Sequence[str],
-    by: str,
-    units: Units,
-    resamples: int,
-    level: float,
-    seed: int,
-) -> GroupAgreement:
-    means = []
-    for group in cells:
-        draws = units.draws(group[0].models, resamples, seed)
-        row = []
-        for matrix in group:
-            values = matrix.oriented()
-            value = float(pair_mean(kendall_matrix(values)))
-            row.append(interval(value, pair_mean(kendall_matrix(values, weights=draws)), level=level))
-        means.append(tuple(row))
+def _grouped(cells: Mapping[str, Sequence[ScoreMatrix]], by: str, how: Sampling) -> GroupAgreement:
+    groups = list(cells.values())
     return GroupAgreement(
         by=by,
-        groups=tuple(names),
-        models=tuple(group[0].shape[0] for group in cells),
-        tasks=tuple(group[0].shape[1] for group in cells),
-        protocols=tuple(matrix.protocol for matrix in cells[0]),
-        means=tuple(means),
-        over=tuple(units.over(group[0].models) for group in cells),
+        groups=tuple(cells),
+        models=tuple(group[0].shape[0] for group in groups),
+        tasks=tuple(group[0].shape[1] for group in groups),
+        protocols=tuple(matrix.protocol for matrix in groups[0]),
+        means=tuple(tuple(_mean(matrix, how, kendall_matrix) for matrix in group) for group in groups),
+        over=tuple(how.units.over(group[0].models) for group in groups),
     )
 
 
-def measure_all(
-    matrices: Sequence[ScoreMatrix], units: Units, *, resamples: int = RESAMPLES, level: float = LEVEL, seed: int = 0
-) -> Measures:
+def measure_all(matrices: Sequence[ScoreMatrix], **how: Unpack[How]) -> Measures:
     """Mean agreement of every matrix by Kendall's, Spearman's and Pearson's correlation."""
-    means: dict[str, list[Interval]] = {name: [] for name in METHODS}
-    for matrix in matrices:
-        values = matrix.oriented()
-        draws = units.draws(matrix.models, resamples, seed)
-        whole = bool(np.isfinite(values).all())
-        for name, correlate in METHODS.items():
-            # With gaps, rho and r go pair by pair; a tenth of the resamples will do.
-            used = draws if whole or name == "kendall" else draws[: max(20, resamples // 10)]
-            spread = pair_mean(correlate(values, weights=used))
-            means[name].append(interval(float(pair_mean(correlate(values))), spread, level=level))
-    over = units.over(matrices[0].models)
-    return Measures(tuple(m.protocol for m in matrices), {name: tuple(row) for name, row in means.items()}, over)
+    sampling = Sampling(**how)
+    means = {name: tuple(_mean(m, sampling, correlate) for m in matrices) for name, correlate in METHODS.items()}
+    return Measures(tuple(m.protocol for m in matrices), means, sampling.units.over(matrices[0].models))
+
+
+def _mean(matrix: ScoreMatrix, how: Sampling, correlate: Correlate) -> Interval:
+    """Mean agreement over pairs of tasks. With gaps, rho and r go pair by pair; a tenth of the resamples will do."""
+    values, draws = matrix.oriented(), how.draws(matrix.models)
+    if correlate is not kendall_matrix and not np.isfinite(values).all():
+        draws = draws[: max(20, how.resamples // 10)]
+    return how.interval(float(pair_mean(correlate(values))), pair_mean(correlate(values, weights=draws)))

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
 import numpy as np
 
-from potentia.analysis.stats.bootstrap import LEVEL, MODELS, RESAMPLES, Units, interval, pair_mean
+from potentia.analysis.stats.bootstrap import How, Sampling, pair_mean
 from potentia.analysis.stats.correlation import nan_mean
 from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.errors import InputError
@@ -86,10 +87,7 @@ def compare_perplexity(
     *,
     models: Collection[str] | None = None,
     group: str = "all",
-    units: Units = MODELS,
-    resamples: int = RESAMPLES,
-    level: float = LEVEL,
-    seed: int = 0,
+    **how: Unpack[How],
 ) -> PerplexityAgreement:
     """Compare rankings by perplexity with rankings by score, on the models that both have.
 
@@ -108,7 +106,8 @@ def compare_perplexity(
     x, y = bits.oriented(), task.oriented()
     whole = np.isfinite(x).all(axis=1) & np.isfinite(y).all(axis=1)
     average_x, average_y = x.mean(axis=1)[whole, None], y.mean(axis=1)[whole, None]
-    draws = units.draws(kept, resamples, seed)
+    sampling = Sampling(**how)
+    draws = sampling.draws(kept)
     matrix, between = kendall_matrix(x, y), kendall_matrix(x)
     spread, between_spread = kendall_matrix(x, y, weights=draws), kendall_matrix(x, weights=draws)
     return PerplexityAgreement(
@@ -120,15 +119,14 @@ def compare_perplexity(
         tasks=task.tasks,
         matrix=matrix,
         between_corpora=between,
-        mean=interval(float(nan_mean(matrix.ravel())), nan_mean(spread.reshape(resamples, -1)), level=level),
-        corpora_mean=interval(float(pair_mean(between)), pair_mean(between_spread), level=level),
+        mean=sampling.interval(float(nan_mean(matrix.ravel())), nan_mean(spread.reshape(len(spread), -1))),
+        corpora_mean=sampling.interval(float(pair_mean(between)), pair_mean(between_spread)),
         per_corpus=tuple(
-            interval(float(nan_mean(matrix[k])), nan_mean(spread[:, k]), level=level) for k in range(len(bits.tasks))
+            sampling.interval(float(nan_mean(matrix[k])), nan_mean(spread[:, k])) for k in range(len(bits.tasks))
         ),
-        averages=interval(
+        averages=sampling.interval(
             float(kendall_matrix(average_x, average_y)[0, 0]),
             kendall_matrix(average_x, average_y, weights=draws[:, whole])[:, 0, 0],
-            level=level,
         ),
-        over=units.over(kept),
+        over=sampling.units.over(kept),
     )

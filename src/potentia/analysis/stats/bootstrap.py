@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -53,10 +54,37 @@ class Units:
         return row_draws(len(place), resamples, rng)[:, [place[label] for label in labels]]
 
 
+class How(TypedDict, total=False):
+    """How intervals are made, as every analysis that has some is told: the fields of ``Sampling``."""
+
+    units: Units
+    resamples: int
+    level: float
+    seed: int
+
+
 LEAST_UNITS = 3
 LEAST_TASKS, COPY = 5, 1e-3  # tasks on which copies can be told; how rarely equal models come so close by chance
 MOST_LOOSE = 300  # models of no family whose pairs are looked at
 MODELS = Units()
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What is drawn, how often, and the level of the intervals."""
+
+    units: Units = MODELS
+    resamples: int = RESAMPLES
+    level: float = LEVEL
+    seed: int = 0
+
+    def draws(self, models: Sequence[str]) -> Floats:
+        """How often each model counts in each resample: (resamples, models)."""
+        return self.units.draws(models, self.resamples, self.seed)
+
+    def interval(self, value: float, draws: npt.ArrayLike, *, centred: bool = False) -> Interval:
+        """Percentile interval of draws."""
+        return interval(value, draws, level=self.level, centred=centred)
 
 
 def with_copies(families: Mapping[str, str], matrix: ScoreMatrix) -> dict[str, str]:
