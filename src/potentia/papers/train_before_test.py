@@ -23,12 +23,13 @@ from potentia.analysis.rankings.alignment import align
 from potentia.analysis.rankings.components import Components, find_components, fit_compute
 from potentia.analysis.rankings.groups import (
     GroupAgreement,
+    PerplexityAgreement,
     agreement_by_models,
     agreement_by_tasks,
     bin_order,
+    compare_perplexity,
     size_bins,
 )
-from potentia.analysis.rankings.perplexity import PerplexityAgreement, compare_perplexity
 from potentia.analysis.stats.bootstrap import RESAMPLES
 from potentia.analysis.stats.correlation import mean_offdiagonal
 from potentia.analysis.stats.kendall import kendall_matrix

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from scipy.stats import kendalltau
 
 from potentia.analysis.base_models.stability import Checkpoint, measure_stability, resolvable_gap
-from potentia.analysis.stats.uncertainty import redraw, tau_interval, tau_rows
+from potentia.analysis.stats.bootstrap import redraw, tau_interval, tau_rows
 from potentia.errors import InputError
 from potentia.values.scores import ScoreMatrix
 

@@ -22,7 +22,7 @@ from potentia.analysis.rankings.aggregate import (
     simultaneous_threshold,
 )
 from potentia.analysis.rankings.components import explained_variance, find_components, fit_compute
-from potentia.analysis.rankings.perplexity import compare_perplexity
+from potentia.analysis.rankings.groups import compare_perplexity
 from potentia.analysis.rankings.screening import screen
 from potentia.errors import InputError
 from potentia.values.scores import ScoreMatrix

@@ -23,7 +23,7 @@ from potentia.analysis.base_models.methods import (
     tau_heatmap,
 )
 from potentia.analysis.left_out import left_out, noted
-from potentia.analysis.stats.uncertainty import redraw, tau_interval, tau_rows
+from potentia.analysis.stats.bootstrap import redraw, tau_interval, tau_rows
 from potentia.errors import InputError
 from potentia.values.findings import Chart, Finding, Interval, Line, Plot, Points, Table
 from potentia.values.protocol import Protocol

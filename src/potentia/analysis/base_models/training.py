@@ -16,7 +16,7 @@ from scipy.stats import norm
 
 from potentia.analysis.base_models.stability import Checkpoint
 from potentia.analysis.left_out import left_out, noted
-from potentia.analysis.stats.uncertainty import tau_rows
+from potentia.analysis.stats.bootstrap import tau_rows
 from potentia.errors import InputError
 from potentia.values.findings import Cell, Chart, Finding, Line, Plot, Points, Table, short_names
 from potentia.values.protocol import Protocol

@@ -29,7 +29,7 @@ from scipy.special import ndtr, owens_t
 from potentia.analysis.planning.complete import Completion, expected_spread, row_error, steepness
 from potentia.analysis.planning.factors import Posterior
 from potentia.analysis.planning.sentences import plan_sentence
-from potentia.analysis.stats.uncertainty import tau_rows
+from potentia.analysis.stats.bootstrap import tau_rows
 from potentia.errors import InputError
 from potentia.values.findings import Cell, Finding, Interval, Table
 from potentia.values.scores import Floats

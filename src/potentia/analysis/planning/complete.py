@@ -23,7 +23,7 @@ from potentia.analysis.planning.factors import Posterior, Weights, learn, predic
 from potentia.analysis.planning.scale import Scale, set_up
 from potentia.analysis.planning.sentences import checked_sentence, expected_sentence
 from potentia.analysis.rankings.aggregate import mean_z
-from potentia.analysis.stats.uncertainty import tau_rows
+from potentia.analysis.stats.bootstrap import tau_rows
 from potentia.errors import InputError
 from potentia.facts import ModelTable
 from potentia.facts import models as known_models

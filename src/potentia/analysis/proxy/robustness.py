@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import f as f_distribution
 
-from potentia.analysis.stats.uncertainty import three
+from potentia.analysis.stats.bootstrap import three
 from potentia.errors import InputError
 from potentia.values.findings import Bars, Chart, Finding, Interval, Table
 from potentia.values.scores import ScoreMatrix

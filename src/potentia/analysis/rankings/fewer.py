@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from potentia.analysis.rankings.aggregate import mean_z
-from potentia.analysis.stats.uncertainty import tau_rows
+from potentia.analysis.stats.bootstrap import tau_rows
 from potentia.errors import InputError
 from potentia.values.findings import Cell, Chart, Finding, Interval, Line, Plot, Table
 from potentia.values.protocol import Protocol

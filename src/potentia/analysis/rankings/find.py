@@ -26,14 +26,15 @@ from potentia.analysis.rankings.fewer import TaskCurve, enough_for_a_curve, find
 from potentia.analysis.rankings.found import Rankings
 from potentia.analysis.rankings.groups import (
     GroupAgreement,
+    PerplexityAgreement,
     agreement_by_models,
     agreement_by_tasks,
     bin_order,
+    compare_perplexity,
     items_per_task,
     measure_all,
     size_bins,
 )
-from potentia.analysis.rankings.perplexity import PerplexityAgreement, compare_perplexity
 from potentia.analysis.rankings.scoreboard import Scoreboard, make_scoreboard
 from potentia.analysis.rankings.screening import Screening, screen
 from potentia.analysis.rankings.tuning import Kept, always_tuned, find_same

@@ -12,8 +12,7 @@ from potentia.analysis.rankings.alignment import Alignment
 from potentia.analysis.rankings.components import Components, ComputeFit
 from potentia.analysis.rankings.decide import Ranking
 from potentia.analysis.rankings.fewer import TaskCurve
-from potentia.analysis.rankings.groups import GroupAgreement, Measures
-from potentia.analysis.rankings.perplexity import PerplexityAgreement
+from potentia.analysis.rankings.groups import GroupAgreement, Measures, PerplexityAgreement
 from potentia.analysis.rankings.scoreboard import Scoreboard
 from potentia.analysis.rankings.screening import Screening
 from potentia.analysis.rankings.tuning import Kept, SameForAll
