@@ -313,18 +313,23 @@ def paired_items(
 ) -> tuple[npt.NDArray[np.intp], Floats] | None:
     """Return the rows whose score is the mean of stored items, and their (models, documents) on shared documents."""
     stored = (items or {}).get(matrix.tasks[column], {})
-    rows = [
-        k
-        for k, m in enumerate(matrix.models)
-        if len(stored.get(m, {})) > 1
-        and math.isclose(float(np.mean(list(stored[m].values()))), float(matrix.values[k, column]), abs_tol=1e-6)
-    ]
-    if len(rows) < 2:
+    values = matrix.values[:, column]
+    rows = [k for k, m in enumerate(matrix.models) if stands_for(stored.get(m, {}), values[k])]
+    table = on_same_documents([stored[matrix.models[k]] for k in rows])
+    return None if table is None else (np.array(rows), table)
+
+
+def stands_for(outcomes: Mapping[int, float], score: float) -> bool:
+    """Whether a score is the mean of these outcomes, by document."""
+    return len(outcomes) > 1 and math.isclose(sum(outcomes.values()) / len(outcomes), score, abs_tol=1e-6)
+
+
+def on_same_documents(several: Sequence[Mapping[int, float]]) -> Floats | None:
+    """Return outcomes by document as (rows, documents); None where they are not of the same documents, two at least."""
+    if len(several) < 2 or len(several[0]) < 2 or any(one.keys() != several[0].keys() for one in several):
         return None
-    documents = sorted(set.intersection(*(set(stored[matrix.models[k]]) for k in rows)))
-    if len(documents) < 2 or any(len(stored[matrix.models[k]]) != len(documents) for k in rows):
-        return None
-    return np.array(rows), np.array([[stored[matrix.models[k]][d] for d in documents] for k in rows])
+    documents = sorted(several[0])
+    return np.array([[one[d] for d in documents] for one in several])
 
 
 def _draw(

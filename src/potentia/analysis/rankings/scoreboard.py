@@ -17,7 +17,7 @@ import numpy as np
 from scipy.stats import norm
 
 from potentia.analysis.rankings import sentences
-from potentia.analysis.rankings.decide import NAMES, Ranking, paired_items, span
+from potentia.analysis.rankings.decide import NAMES, Ranking, on_same_documents, span, stands_for
 from potentia.analysis.rankings.groups import items_per_task
 from potentia.analysis.rankings.pair import Lead, Missing, lead_of, what_is_missing
 from potentia.values.findings import Cell, Chart, Finding, Interval, Plot, Points, Table, jsonable, short_names
@@ -305,10 +305,9 @@ def _gains(
     for j, task in enumerate(tasks):
         for i, model in enumerate(models):
             stored = [part.get(task, {}).get(model, {}) for part in (items_before, items_after)]
-            both = ScoreMatrix.build(["before", "after"], [task], [[one[i, j]], [two[i, j]]])
-            found = paired_items(both, 0, {task: dict(zip(both.models, stored, strict=True))})
-            if found is not None:
-                variance[i, j] = float(np.var(found[1][1] - found[1][0], ddof=1)) / found[1].shape[1]
+            both = on_same_documents(stored)
+            if both is not None and stands_for(stored[0], one[i, j]) and stands_for(stored[1], two[i, j]):
+                variance[i, j] = float(np.var(both[1] - both[0], ddof=1)) / both.shape[1]
     gain = (two - one).mean(axis=1)
     up = all(u for task, u in zip(after.tasks, after.higher_is_better, strict=True) if task in tasks)
     sign = 1.0 if up else -1.0  # of a loss, less is a gain
