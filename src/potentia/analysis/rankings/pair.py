@@ -29,7 +29,14 @@ from potentia.analysis.rankings.decide import SURE, Ranking, decide, noise_of, p
 from potentia.analysis.rankings.groups import items_per_task
 from potentia.analysis.rankings.sentences import pair_sentences
 from potentia.analysis.stats.bootstrap import LEVEL
-from potentia.analysis.stats.significance import POWER, benjamini_hochberg, mcnemar, mcnemar_of_all, pair_p_values
+from potentia.analysis.stats.significance import (
+    POWER,
+    aligned,
+    benjamini_hochberg,
+    mcnemar,
+    mcnemar_of_all,
+    pair_p_values,
+)
 from potentia.errors import InputError
 from potentia.values.findings import Cell, Finding, Interval, Table, short_names
 from potentia.values.protocol import Protocol
@@ -394,13 +401,12 @@ def map_evidence(matrix: ScoreMatrix, outcomes: Outcomes | None = None) -> Evide
 
 def _sharpen(p: Floats, models: list[str], outcomes: Mapping[str, Mapping[int, float]]) -> str:
     """Put McNemar's p in the place of the z test's for every pair of models with items; returns the test's name."""
-    present = [k for k, model in enumerate(models) if outcomes.get(model)]
-    documents = sorted(set.intersection(*(set(outcomes[models[k]]) for k in present))) if len(present) > 1 else []
-    if not documents:
+    there, values = aligned(models, outcomes)
+    if len(there) < 2 or not values.shape[1]:
         return "z test"
-    right = np.array([[outcomes[models[k]][d] > 0.5 for d in documents] for k in present])
+    present = [models.index(model) for model in there]
     first, second = np.triu_indices(len(present), 1)
     a, b = np.array(present)[first], np.array(present)[second]
     n = len(models)
-    p[a * (2 * n - a - 1) // 2 + b - a - 1] = mcnemar_of_all(right)
+    p[a * (2 * n - a - 1) // 2 + b - a - 1] = mcnemar_of_all(values > 0.5)
     return "McNemar"

@@ -212,7 +212,7 @@ def compare_all_items(matrix: ScoreMatrix, outcomes: Outcomes, *, level: float =
     """Test every pair of models on every task with stored items; None where no task has items of two models."""
     rows = []
     for task in matrix.tasks:
-        models, right = _aligned(matrix.models, outcomes.get(task, {}))
+        models, right = aligned(matrix.models, outcomes.get(task, {}))
         if len(models) < 2 or right.shape[1] == 0:
             continue
         p = mcnemar_of_all(right > 0.5)
@@ -251,7 +251,7 @@ def item_tables(matrix: ScoreMatrix, outcomes: Outcomes) -> dict[str, Floats]:
     tables = {}
     for column, task in enumerate(matrix.tasks):
         scored = [m for m, v in zip(matrix.models, matrix.values[:, column], strict=True) if np.isfinite(v)]
-        models, values = _aligned(scored, outcomes.get(task, {}))
+        models, values = aligned(scored, outcomes.get(task, {}))
         if not scored or models != scored or values.shape[1] == 0:
             continue
         rows = [matrix.models.index(m) for m in models]
@@ -262,7 +262,7 @@ def item_tables(matrix: ScoreMatrix, outcomes: Outcomes) -> dict[str, Floats]:
     return tables
 
 
-def _aligned(models: Sequence[str], outcomes: Mapping[str, Mapping[int, float]]) -> tuple[list[str], Floats]:
+def aligned(models: Sequence[str], outcomes: Mapping[str, Mapping[int, float]]) -> tuple[list[str], Floats]:
     """Return the models with items, and their values on the documents that all of them have."""
     present = [m for m in models if outcomes.get(m)]
     if not present:
