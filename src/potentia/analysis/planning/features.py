@@ -259,57 +259,38 @@ class Links:
         kinds, guesses = [], []
         for column, (task, up) in enumerate(zip(tasks, higher_is_better, strict=True)):
             values = known[:, column][np.isfinite(known[:, column])]
-            guess = score_of_guessing(task, chances, metrics[column] if metrics else "")
-            if up and (values <= 1.0).all() and (values >= -1.0).all():
-                kinds.append("logit")
-            elif not up and (values > 0.0).all():
-                kinds.append("log")
-            else:
-                kinds.append("plain")
-            guesses.append(guess)
+            shares, positive = bool((np.abs(values) <= 1.0).all()), bool((values > 0.0).all())
+            kinds.append("logit" if up and shares else "log" if not up and positive else "plain")
+            guesses.append(score_of_guessing(task, chances, metrics[column] if metrics else ""))
         return cls(tuple(kinds), np.array(guesses), np.where(np.asarray(higher_is_better, dtype=bool), 1.0, -1.0))
 
     def forward(self, values: Floats) -> Floats:
         """Scores on the link scale; (…, tasks), NaN stays NaN."""
-        result = np.array(values, dtype=np.float64)
-        for column, kind in enumerate(self.kinds):
-            if kind == "logit":
-                q = self._share(result[..., column], column)
-                result[..., column] = np.log(q / (1.0 - q))
-            elif kind == "log":
-                result[..., column] = -np.log(result[..., column])
-            else:
-                result[..., column] *= self.sign[column]
-        return result
+        with np.errstate(all="ignore"):
+            q = self._share(values)
+            return self._by_kind(np.log(q / (1.0 - q)), -np.log(values), values * self.sign)
 
     def inverse(self, z: Floats) -> Floats:
         """Scores from the link scale; (…, tasks). An accuracy never exceeds one."""
-        result = np.array(z, dtype=np.float64)
-        for column, kind in enumerate(self.kinds):
-            if kind == "logit":
-                share = (1.0 / (1.0 + np.exp(-result[..., column])) - SHRINK) / (1.0 - 2.0 * SHRINK)
-                c = self.chance[column]
-                result[..., column] = np.minimum(c + (1.0 - c) * share, 1.0)
-            elif kind == "log":
-                result[..., column] = np.exp(-np.clip(result[..., column], -50.0, 50.0))
-            else:
-                result[..., column] *= self.sign[column]
-        return result
+        with np.errstate(all="ignore"):
+            share = (1.0 / (1.0 + np.exp(-z)) - SHRINK) / (1.0 - 2.0 * SHRINK)
+            accuracy = np.minimum(self.chance + (1.0 - self.chance) * share, 1.0)
+            return self._by_kind(accuracy, np.exp(-np.clip(z, -50.0, 50.0)), z * self.sign)
 
     def slope(self, values: Floats) -> Floats:
         """Steepness |dz/dy| of the link at these scores, by which standard errors are carried over; (…, tasks)."""
-        result = np.ones_like(values, dtype=np.float64)
-        for column, kind in enumerate(self.kinds):
-            if kind == "logit":
-                q = self._share(values[..., column], column)
-                result[..., column] = (1.0 - 2.0 * SHRINK) / (1.0 - self.chance[column]) / (q * (1.0 - q))
-            elif kind == "log":
-                result[..., column] = 1.0 / np.abs(values[..., column])
-        return result
+        with np.errstate(all="ignore"):
+            q = self._share(values)
+            logit = (1.0 - 2.0 * SHRINK) / (1.0 - self.chance) / (q * (1.0 - q))
+            return self._by_kind(logit, 1.0 / np.abs(values), np.ones_like(values, dtype=np.float64))
 
-    def _share(self, y: Floats, column: int) -> Floats:
-        c = self.chance[column]
-        return np.asarray(SHRINK + (1.0 - 2.0 * SHRINK) * np.clip((y - c) / (1.0 - c), -BEYOND, 1.0 + BEYOND))
+    def _by_kind(self, logit: Floats, log: Floats, plain: Floats) -> Floats:
+        kinds = np.array(self.kinds)
+        return np.where(kinds == "logit", logit, np.where(kinds == "log", log, plain))
+
+    def _share(self, y: Floats) -> Floats:
+        inside = np.clip((y - self.chance) / (1.0 - self.chance), -BEYOND, 1.0 + BEYOND)
+        return np.asarray(SHRINK + (1.0 - 2.0 * SHRINK) * inside)
 
 
 def score_of_guessing(task: str, chances: Mapping[str, float] | None = None, metric: str = "") -> float:
