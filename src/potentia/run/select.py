@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from potentia.analysis.planning import Choice, Standing, fewer_documents_sentence, fewer_models_sentence, stay_in
-from potentia.analysis.rankings import decide, what_is_missing
+from potentia.analysis.rankings import find_scoreboard
 from potentia.errors import InputError, PotentiaError
 from potentia.run.execute import RunResult, default_workers, run_study
 from potentia.run.local import Stay
@@ -22,7 +22,6 @@ from potentia.run.plan import load_tasks, plan_study
 from potentia.run.progress import opened
 from potentia.study import Study
 from potentia.values.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol
-from potentia.values.scores import ScoreMatrix
 
 if TYPE_CHECKING:
     from potentia.store import CellRecord, Store
@@ -161,24 +160,10 @@ class Race:
     ) -> Choice:
         if not final:
             raise PotentiaError("no finalist could be tuned", hint=next(iter(problems.values()), ""))
-        with opened(self.study.store, readonly=True) as store:
-            items = {task.name: {c.model: {item.doc_id: item.value for item in store.items(c.key)} for c in final}}
-        scores = {c.model: c.score for c in final}
-        matrix = ScoreMatrix.build(
-            list(scores),
-            [task.name],
-            [[s.value] for s in scores.values()],
-            stderr=[[s.stderr] for s in scores.values()],
-            n=[[s.n] for s in scores.values()],
-            higher_is_better=task.higher_is_better,
-            protocol=TRAIN_BEFORE_TEST,
-            metrics=[task.metric],
-        )
-        ranking = decide(matrix, items)
-        documents = max(s.n for s in scores.values())
-        missing = None
-        if ranking.rivals:
-            missing = what_is_missing(ranking, matrix, items, {task.name: documents}, ranking.first, ranking.rivals[0])
+        from potentia.evidence import read
+
+        board = find_scoreboard(read(self.study.store, study=self.last))  # what every other door says of this store
+        ranking, missing, scores = board.ranking, board.missing, {c.model: c.score for c in final}
         before = {c.model: c for c in direct}
         each = max((c.seconds / max(c.score.n, 1) for c in before.values()), default=math.nan)
         chance = dict(zip(ranking.models, ranking.p_first.tolist(), strict=True))
