@@ -251,7 +251,7 @@ def ranks_section(data: ReportData) -> Section | None:
         return None
     found, bumps = data.rankings.aggregate, rank_charts(data)
     both, rest = ([c for c in _charts(part) if isinstance(c, Heatmap)] for part in _split(found, data))
-    tables = _tables([*data.rankings.overall.values(), *data.rankings.kept.values(), *found.values()])
+    tables = _tables([*data.rankings.overall.values(), *found.values()])
     return Section("ranks", "Ranks", RANKS, [*bumps[:1], *both], [*bumps[1:], *rest], "More rank charts", tables)
 
 

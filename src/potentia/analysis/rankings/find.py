@@ -37,7 +37,7 @@ from potentia.analysis.rankings.groups import (
 )
 from potentia.analysis.rankings.scoreboard import Scoreboard, make_scoreboard
 from potentia.analysis.rankings.screening import Screening, screen
-from potentia.analysis.rankings.tuning import Kept, always_tuned, find_same
+from potentia.analysis.rankings.tuning import find_same
 from potentia.analysis.stats.bootstrap import LEVEL, MODELS, RESAMPLES, How, Units, with_copies
 from potentia.analysis.stats.significance import Outcomes, compare_all_items, item_tables, measure_significance
 from potentia.errors import InputError
@@ -92,20 +92,8 @@ def find_rankings(evidence: Evidence, options: Options | None = None) -> Ranking
     items = evidence.outcomes if options.use_items else None
     found = rank_scores(evidence.planned, evidence.background, options, items, evidence=evidence)
     shown = {p: evidence.planned[p].select(tasks=ranking.tasks) for p, ranking in found.overall.items()}
-    return replace(found, kept=_kept(evidence, found, shown, options), same=find_same(evidence, shown))
-
-
-def _kept(
-    evidence: Evidence, found: Rankings, shown: Mapping[Protocol, ScoreMatrix], options: Options
-) -> dict[Protocol, Kept]:
-    """Say which cells kept the untuned model, and rank the models as if none had."""
-    kept = {}
-    for protocol, (matrix, counted) in always_tuned(evidence, shown).items():
-        with threadpool_limits(1, user_api="blas"):
-            other = decide(matrix, level=options.level, seed=options.seed)
-        ranks = [dict(zip(r.models, map(float, r.ranks), strict=True)) for r in (found.overall[protocol], other)]
-        kept[protocol] = replace(counted, ranks=ranks[0], tuned_ranks=ranks[1])
-    return kept
+    with threadpool_limits(1, user_api="blas"):
+        return replace(found, same=find_same(evidence, shown))
 
 
 def find_scoreboard(evidence: Evidence, options: Options | None = None) -> Scoreboard:

@@ -15,7 +15,7 @@ from potentia.analysis.rankings.fewer import TaskCurve
 from potentia.analysis.rankings.groups import GroupAgreement, Measures, PerplexityAgreement
 from potentia.analysis.rankings.scoreboard import Scoreboard
 from potentia.analysis.rankings.screening import Screening
-from potentia.analysis.rankings.tuning import Kept, SameForAll
+from potentia.analysis.rankings.tuning import SameForAll
 from potentia.analysis.stats.significance import PairedSignificance, Significance
 from potentia.values.findings import Cell, Chart, Finding, Interval, Table
 from potentia.values.protocol import Protocol
@@ -23,7 +23,6 @@ from potentia.values.protocol import Protocol
 LABELS = {  # what each finding of a protocol is called, in reading order
     "scoreboard": "scoreboard",
     "overall": "ranking",
-    "kept": "kept",
     "same": "same for all",
     "screening": "screening",
     "agreement": "agreement",
@@ -70,7 +69,6 @@ class Rankings(Finding):
     perplexity_by_kind: dict[str, PerplexityAgreement] = field(default_factory=dict)  # direct bits, tuned tasks
     alignment: dict[Protocol, Alignment] = field(default_factory=dict)
     fewer: dict[Protocol, TaskCurve] = field(default_factory=dict)
-    kept: dict[Protocol, Kept] = field(default_factory=dict)
     same: dict[Protocol, SameForAll] = field(default_factory=dict)
 
     def named(self) -> dict[str, Finding]:

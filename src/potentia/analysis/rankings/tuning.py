@@ -5,11 +5,9 @@ where its search ends inside what was searched. A cell whose best learning rate 
 still rose at the end, or which kept the untuned model, may have more in it. The ranking leans on such cells where the
 order of the mean standardised scores changes once they are left out.
 
-Cells that kept the untuned model, and the ranking without that choice.
-
 Validation may prefer the untuned model to every tuned state (``selection: validation``), and the paper keeps the better
 of both by the test (``selection: paper``). A model that was exposed to a test before the study then skips the tuning
-and keeps its advantage, so the ranking is also computed with the best tuned state of every cell (``selection: tuned``).
+and keeps its advantage, so the models are also ranked by the best tuned state of every cell (``selection: tuned``).
 
 Is the recipe enough? A sample of cells tuned with more capacity beside it, and whether the ranking changes.
 
@@ -20,6 +18,7 @@ errors each) and do not agree. The gain of a way is its mean advantage over the 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.stats import rankdata
 
+from potentia.analysis.rankings.decide import decide
 from potentia.analysis.stats.correlation import nan_mean
 from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.values.findings import Cell, Finding, Table
@@ -36,6 +36,7 @@ from potentia.values.scores import ScoreMatrix
 if TYPE_CHECKING:
     from potentia.evidence import Evidence
 
+Chosen = Mapping[str, Sequence[tuple[str, Mapping[str, Any]]]]  # by model: its tasks and what was chosen on each
 DOUBTS = ("at the bound", "still rising", "kept untuned")  # as cells record them: these may have more in them
 
 
@@ -67,6 +68,8 @@ class SameForAll(Finding):
     protocol: Protocol
     given: tuple[Given, ...]
     moved: tuple[str, ...]  # models whose place over all tasks changes without the doubtful cells
+    kept: dict[str, tuple[str, ...]]  # by model: the tasks on which it kept the untuned state
+    tuned_ranks: dict[str, float]  # over all tasks, had every cell its best tuned state; empty where all have
 
     @property
     def cells(self) -> int:
@@ -96,6 +99,11 @@ class SameForAll(Finding):
                 "The ranking leans on cells that may have more in them: without them other places over all tasks for "
                 f"{', '.join(self.moved)}."
             )
+        if self.kept:
+            said.append(
+                "A model that saw a test's form before the study keeps its advantage where it kept the untuned state; "
+                "the last column ranks the best tuned state of every cell, as under `selection: tuned`."
+            )
         return said
 
     def tables(self) -> Sequence[Table]:
@@ -110,10 +118,12 @@ class SameForAll(Finding):
                 *(f"{one.doubts[doubt]} of {one.cells}" if one.doubts[doubt] else "–" for doubt in DOUBTS),
                 None if np.isnan(one.seed_spread) else f"{one.seed_spread:.3f}",
                 None if np.isnan(one.noise) else f"{one.noise:.3f}",
+                *([f"{self.tuned_ranks.get(one.model, math.nan):g}"] if self.kept else []),
             )
             for one in self.given
         ]
-        columns = ("model", "trained parameters", "tokens", "updates", "rate", *DOUBTS, "between seeds", "test noise")
+        columns = ("model", "trained parameters", "tokens", "updates", "rate", *DOUBTS, "between seeds", "test noise",
+                   *(["rank if always tuned"] if self.kept else []))  # fmt: skip
         note = " ".join(self.sentences()) + " Tokens, updates and rate: of the chosen lane, the median of its cells."
         return [Table(f"Was it the same for all? {self.protocol.label}", columns, tuple(rows), note)]
 
@@ -130,8 +140,29 @@ def find_same(evidence: Evidence, planned: Mapping[Protocol, ScoreMatrix]) -> di
                 cells.setdefault(cell.model, []).append((cell.task, cell.selection))
         if cells:
             given = tuple(_given(model, cells[model], matrix) for model in matrix.models if model in cells)
-            found[protocol] = SameForAll(protocol, given, _moved(matrix, cells))
+            kept, ranks = _always_tuned(matrix, cells)
+            found[protocol] = SameForAll(protocol, given, _moved(matrix, cells), kept, ranks)
     return found
+
+
+def _always_tuned(matrix: ScoreMatrix, cells: Chosen) -> tuple[dict[str, tuple[str, ...]], dict[str, float]]:
+    """Return the tasks on which models kept the untuned state, and the ranks if every cell had its best tuned one.
+
+    A cell whose tuned state was not tested stays as it is.
+    """
+    values = matrix.values.copy()
+    kept: dict[str, tuple[str, ...]] = {}
+    for model, own in cells.items():
+        for task, selection in own:
+            if not selection.get("tuned", True):
+                kept[model] = (*kept.get(model, ()), task)
+                other = (selection.get("best_tuned") or {}).get("value")
+                place = matrix.models.index(model), matrix.tasks.index(task)
+                values[place] = values[place] if other is None else other
+    if not kept:
+        return {}, {}
+    ranking = decide(replace(matrix, values=values))
+    return kept, dict(zip(ranking.models, map(float, ranking.ranks), strict=True))
 
 
 def _given(model: str, cells: Sequence[tuple[str, Mapping[str, Any]]], matrix: ScoreMatrix) -> Given:
@@ -154,7 +185,7 @@ def _given(model: str, cells: Sequence[tuple[str, Mapping[str, Any]]], matrix: S
     )
 
 
-def _moved(matrix: ScoreMatrix, cells: Mapping[str, Sequence[tuple[str, Mapping[str, Any]]]]) -> tuple[str, ...]:
+def _moved(matrix: ScoreMatrix, cells: Chosen) -> tuple[str, ...]:
     """Return the models whose place by mean standardised score changes where doubtful cells are left out."""
     values = matrix.oriented()
     with np.errstate(all="ignore"):
@@ -181,71 +212,6 @@ def _spread(rates: Sequence[float]) -> str:
     middle = f"{float(np.median(rates)):.0e}".replace("e-0", "e-")
     ends = [f"{rate:.0e}".replace("e-0", "e-") for rate in (rates[0], rates[-1])]
     return middle if ends[0] == ends[1] else f"{middle} ({ends[0]} … {ends[1]})"
-
-
-@dataclass(frozen=True)
-class Kept(Finding):
-    """How many cells of a tuned protocol kept the untuned model, and each model's rank with and without."""
-
-    protocol: Protocol
-    cells: int
-    kept: dict[str, tuple[str, ...]]  # by model: its tasks
-    unknown: int  # kept cells without a score of the tuned state: made before that was stored
-    ranks: dict[str, float]
-    tuned_ranks: dict[str, float]
-
-    @property
-    def count(self) -> int:
-        """The cells that kept the untuned model."""
-        return sum(map(len, self.kept.values()))
-
-    def tables(self) -> Sequence[Table]:
-        """Return one row per model: where it kept the untuned state, and its two ranks."""
-        rows: list[tuple[Cell, ...]] = [
-            (model, len(self.kept.get(model, ())), ", ".join(self.kept.get(model, ())) or "–", rank,
-             self.tuned_ranks.get(model))
-            for model, rank in sorted(self.ranks.items(), key=lambda item: item[1])
-        ]  # fmt: skip
-        note = (
-            f"{self.count} of {self.cells} cells kept the untuned model. A model that saw a test's form before "
-            "the study keeps its advantage there; the last column ranks the best tuned state of every cell, "
-            "as under `selection: tuned`."
-        )
-        if self.unknown:
-            note += f" In {self.unknown} of them the tuned state was not tested, and the score stays."
-        columns = ("model", "kept", "tasks", "rank", "rank if always tuned")
-        return [
-            Table(f"Cells that kept the untuned model: {self.protocol.label}", columns, tuple(rows), note, digits=0)
-        ]
-
-
-def always_tuned(
-    evidence: Evidence, planned: Mapping[Protocol, ScoreMatrix]
-) -> dict[Protocol, tuple[ScoreMatrix, Kept]]:
-    """Return each tuned protocol's scores with the best tuned state in every cell, where some cell kept the untuned."""
-    found: dict[Protocol, tuple[ScoreMatrix, Kept]] = {}
-    tuned = {p: m for p, m in planned.items() if p.tuned and p.step is None}
-    for protocol, matrix in tuned.items():
-        values, total, unknown = matrix.values.copy(), 0, 0
-        rows, columns = ({name: k for k, name in enumerate(names)} for names in (matrix.models, matrix.tasks))
-        kept: dict[str, list[str]] = {}
-        for cell in evidence.choices(protocol) if evidence.stores else ():
-            if cell.model not in rows or cell.task not in columns:
-                continue
-            total += 1
-            if not cell.names("tuned") or (chosen := cell.selection).get("tuned", True):
-                continue
-            kept.setdefault(cell.model, []).append(cell.task)
-            own = (chosen.get("best_tuned") or {}).get("value")
-            place = rows[cell.model], columns[cell.task]
-            if own is None or matrix.metrics[place[1]].name not in ("", cell.metric):
-                unknown += 1
-            else:
-                values[place] = own
-        if kept:
-            names = {model: tuple(tasks) for model, tasks in kept.items()}
-            found[protocol] = replace(matrix, values=values), Kept(protocol, total, names, unknown, {}, {})
-    return found
 
 
 SURE = 1.96
