@@ -119,7 +119,7 @@ def test_terminal_report_board_and_python_find_the_same(store: Path) -> None:
 
     evidence = read(store)
     ours = find_rankings(evidence).named() | find_test_task(evidence).named()
-    assert {"arc_easy-adjustment", "arc_easy-emergence", "ranking adjust", "paired direct"} <= set(ours)
+    assert {"arc_easy-adjustment", "arc_easy-emergence", "ranking adjust", "significance direct"} <= set(ours)
     assert not any("@5" in name for name in ours)
     terminal = said("analyze", "rankings", str(store)) | said("analyze", "test-task", str(store))
     report = make_report(evidence, items=0).named()
@@ -152,7 +152,7 @@ def test_another_metric_leaves_the_items_of_the_main_one_alone(store: Path) -> N
     evidence = read(store, metric="brier_score")
     assert {m.name for m in evidence.scores["direct"].metrics} == {"brier_score"}
     assert evidence.outcomes["direct"] == {}
-    assert "paired direct" not in find_rankings(evidence).named()
+    assert not any(any(found.items) for found in find_rankings(evidence).significance.values())
     assert read(store, metric="acc").outcomes["direct"].keys() == set(TASKS)
     found = find_test_task(evidence).tasks["mmlu"].adjustment
     assert found.before.fit.chance == 0.75  # of a guess among four, by the Brier score

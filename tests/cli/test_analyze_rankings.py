@@ -126,9 +126,8 @@ def test_items_of_a_store_give_paired_tests(tmp_path):
                 store.commit_cell(cell, items=items)
     done = call("analyze", "rankings", tmp_path / "potentia.db", "--json", "--resamples", 20)
     assert done.returncode == 0, done.stderr
-    paired = json.loads(done.stdout)["paired direct"]
+    paired = json.loads(done.stdout)["significance direct"]
     assert paired["items"] == [200, 200]
     assert paired["by_items"] == [3, 3]
-    assert "paired direct" not in json.loads(
-        call("analyze", "rankings", tmp_path / "potentia.db", "--json", "--resamples", 20, "--no-items").stdout
-    )
+    bare = call("analyze", "rankings", tmp_path / "potentia.db", "--json", "--resamples", 20, "--no-items")
+    assert json.loads(bare.stdout)["significance direct"]["items"] == [0, 0]

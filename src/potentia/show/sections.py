@@ -293,7 +293,7 @@ def evidence_section(data: ReportData) -> Section | None:
         return None
     found = data.rankings
     maps = [evidence_chart(e, len(data.evidence.planned[p].models)) for p, e in weighed.items()]
-    kinds: tuple[Mapping[Protocol, Finding], ...] = (found.paired, found.significance, found.tau_b, found.ranks)
+    kinds: tuple[Mapping[Protocol, Finding], ...] = (found.significance, found.tau_b, found.ranks)
     both, rest = ([f for by in kinds for f in _split(by, data)[k]] for k in (0, 1))
     return Section(
         "evidence",

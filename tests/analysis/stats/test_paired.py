@@ -7,7 +7,7 @@ import pytest
 from statsmodels.stats.contingency_tables import mcnemar
 
 from potentia.analysis.rankings import Options, rank_scores
-from potentia.analysis.stats.significance import compare_all_items, item_tables, mcnemar_of_all
+from potentia.analysis.stats.significance import item_tables, mcnemar_of_all, measure_significance
 from potentia.facts import Background
 from potentia.values.scores import ScoreMatrix
 
@@ -35,18 +35,18 @@ def test_all_pairs_equal_statsmodels():
 
 def test_shared_items_resolve_what_standard_errors_cannot():
     matrix, outcomes, _ = study()
-    found = compare_all_items(matrix, outcomes)
-    assert (found.models, found.items, found.pairs) == ((4,), (300,), (6,))
-    assert found.by_items[0] > found.by_z[0]
+    found = measure_significance(matrix, outcomes)
+    assert (found.models, found.items, found.pairs) == (4, (300,), (6,))
+    assert found.by_items[0] > found.significant[0]
+    assert found.tables()[0].rows[0][-3:] == (300, found.by_items[0], found.item_discoveries[0])
 
 
 def test_only_the_documents_that_all_have():
     matrix, outcomes, _ = study()
     del outcomes["rte"]["m0"][7]
-    found = compare_all_items(matrix, outcomes)
-    assert found.items == (299,)
-    assert compare_all_items(matrix, {"rte": {"m0": {0: 1.0}}}) is None
-    assert compare_all_items(matrix, {}) is None
+    assert measure_significance(matrix, outcomes).items == (299,)
+    assert measure_significance(matrix, {"rte": {"m0": {0: 1.0}}}).items == (0,)
+    assert measure_significance(matrix).items == (0,)
 
 
 def test_items_stand_for_scores_only_where_their_mean_is_the_score():
@@ -63,4 +63,4 @@ def test_items_stand_for_scores_only_where_their_mean_is_the_score():
 def test_items_reach_the_findings():
     matrix, outcomes, _ = study()
     found = rank_scores({"direct": matrix}, Background(), Options(resamples=20), {"direct": outcomes})
-    assert found.paired["direct"].by_items[0] > 0
+    assert found.significance["direct"].by_items[0] > 0

@@ -39,7 +39,7 @@ from potentia.analysis.rankings.scoreboard import Scoreboard, make_scoreboard
 from potentia.analysis.rankings.screening import Screening, screen
 from potentia.analysis.rankings.tuning import find_same
 from potentia.analysis.stats.bootstrap import LEVEL, MODELS, RESAMPLES, How, Units, with_copies
-from potentia.analysis.stats.significance import Outcomes, compare_all_items, item_tables, measure_significance
+from potentia.analysis.stats.significance import Outcomes, item_tables, measure_significance
 from potentia.errors import InputError
 from potentia.facts import Background, chance
 from potentia.values.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol, in_order, main_protocol
@@ -222,9 +222,6 @@ class _Analysis:
         tested = [m for m in map(_tested, matrices) if m.tasks]
         agreement, components = self.agreement(matrices, self.items), self.components()
         ranked: dict[str, Any] = {"simultaneous": options.simultaneous, "level": options.level, "seed": options.seed}
-        paired = {
-            m.protocol: compare_all_items(m, self.items.get(m.protocol, {}), level=options.level) for m in matrices
-        }
         several = [m for m in matrices if m.protocol in agreement]
         return {
             "agreement": agreement,
@@ -233,9 +230,10 @@ class _Analysis:
             "tau_b": self.agreement(tested, {}, SIGNIFICANT),
             "tau_b_changes": self.changes(tested, SIGNIFICANT),
             "groups": self.groups() if agreement else {},
-            "paired": {protocol: finding for protocol, finding in paired.items() if finding is not None},
             "fewer": self.fewer(),
-            "significance": {m.protocol: measure_significance(m, level=options.level) for m in tested},
+            "significance": {
+                m.protocol: measure_significance(m, self.items.get(m.protocol), level=options.level) for m in tested
+            },
             "ranks": {m.protocol: rank_intervals(m, self.items.get(m.protocol), **ranked) for m in tested},
             "aggregate": {m.protocol: aggregate_ranks(m) for m in matrices},
             "components": components,

@@ -16,7 +16,7 @@ from potentia.analysis.rankings.groups import GroupAgreement, Measures, Perplexi
 from potentia.analysis.rankings.scoreboard import Scoreboard
 from potentia.analysis.rankings.screening import Screening
 from potentia.analysis.rankings.tuning import SameForAll
-from potentia.analysis.stats.significance import PairedSignificance, Significance
+from potentia.analysis.stats.significance import Significance
 from potentia.values.findings import Cell, Chart, Finding, Interval, Table
 from potentia.values.protocol import Protocol
 
@@ -32,7 +32,6 @@ LABELS = {  # what each finding of a protocol is called, in reading order
     "tau_b_changes": "tau-b change",
     "fewer": "fewer tasks",
     "groups": "by",
-    "paired": "paired",
     "significance": "significance",
     "ranks": "ranks",
     "aggregate": "aggregate",
@@ -58,7 +57,6 @@ class Rankings(Finding):
     tau_b: dict[Protocol, Agreement] = field(default_factory=dict)  # insignificant differences as ties
     tau_b_changes: dict[tuple[Protocol, Protocol], AgreementChange] = field(default_factory=dict)
     groups: dict[str, GroupAgreement] = field(default_factory=dict)  # by size, family, kind, test size
-    paired: dict[Protocol, PairedSignificance] = field(default_factory=dict)
     significance: dict[Protocol, Significance] = field(default_factory=dict)
     ranks: dict[Protocol, RankIntervals] = field(default_factory=dict)
     aggregate: dict[Protocol, Aggregate] = field(default_factory=dict)

@@ -43,23 +43,25 @@ class Significance(Finding):
     significant: tuple[int, ...]  # by the z test
     discoveries: tuple[int, ...]  # after Benjamini–Hochberg over all pairs of the task
     detectable: tuple[float, ...]  # smallest difference found with 80 % power
+    items: tuple[int, ...]  # stored documents that the models share, per task
+    by_items: tuple[int, ...]  # pairs that differ on them by McNemar's exact test
+    item_discoveries: tuple[int, ...]  # of these after Benjamini–Hochberg
 
     def tables(self) -> Sequence[Table]:
         """Return the resolved pairs per task."""
-        rows: list[tuple[Cell, ...]] = [
-            (task, pairs, found, found / pairs if pairs else None, kept, smallest)
-            for task, pairs, found, kept, smallest in zip(
-                self.tasks, self.pairs, self.significant, self.discoveries, self.detectable, strict=True
-            )
-        ]
-        return [
-            Table(
-                f"Pairs of models that differ significantly ({self.protocol.label}, {self.level:.0%}, z test)",
-                ("task", "pairs", "significant", "share", "after BH", "detectable"),
-                tuple(rows),
-                note=f"detectable: the smallest difference found with {POWER:.0%} power, at the median standard error.",
-            )
-        ]
+        stored = any(self.items)
+        columns = ["task", "pairs", "significant", "share", "after BH", "detectable"]
+        columns += ["items", "McNemar", "after BH"] if stored else []
+        rows: list[tuple[Cell, ...]] = []
+        for k, (task, pairs, found) in enumerate(zip(self.tasks, self.pairs, self.significant, strict=True)):
+            row: list[Cell] = [task, pairs, found, found / pairs if pairs else None, self.discoveries[k]]
+            row.append(self.detectable[k])
+            shared = [self.items[k], self.by_items[k], self.item_discoveries[k]]
+            rows.append((*row, *((shared if self.items[k] else [None] * 3) if stored else [])))
+        title = f"Pairs of models that differ significantly ({self.protocol.label}, {self.level:.0%}, z test)"
+        note = f"detectable: the smallest difference found with {POWER:.0%} power, at the median standard error."
+        note += " McNemar: exact test on the stored items that models share; sharper than errors." if stored else ""
+        return [Table(title, tuple(columns), tuple(rows), note=note)]
 
     def charts(self) -> Sequence[Chart]:
         """Return the resolved share per task; the heat map of tau-b is that of ``measure_agreement``."""
@@ -77,13 +79,19 @@ class Significance(Finding):
         ]
 
 
-def measure_significance(matrix: ScoreMatrix, *, level: float = LEVEL) -> Significance:
-    """Test every pair of models on every task; needs standard errors."""
+def measure_significance(
+    matrix: ScoreMatrix, outcomes: Outcomes | None = None, *, level: float = LEVEL
+) -> Significance:
+    """Test every pair of models on every task, by standard errors and, where ``outcomes`` are stored, by items."""
     pairs, significant = count_pairs(matrix, level=level)
-    kept = [
-        int((benjamini_hochberg(pair_p_values(part)) <= 1 - level).sum())
-        for part in (matrix.select(tasks=[task]) for task in matrix.tasks)
-    ]
+    kept, shared = [], []
+    for task in matrix.tasks:
+        kept.append(int((benjamini_hochberg(pair_p_values(matrix.select(tasks=[task]))) <= 1 - level).sum()))
+        right = aligned(matrix.models, (outcomes or {}).get(task, {}))[1]
+        p = mcnemar_of_all(right > 0.5) if right.size else np.zeros(0)
+        real = benjamini_hochberg(p[:, None]) if len(p) else p
+        shared.append((right.shape[1] if len(p) else 0, int((p < 1 - level).sum()), int((real < 1 - level).sum())))
+    items, by_items, item_discoveries = zip(*shared, strict=True) if shared else ((), (), ())
     return Significance(
         protocol=matrix.protocol,
         level=level,
@@ -93,6 +101,9 @@ def measure_significance(matrix: ScoreMatrix, *, level: float = LEVEL) -> Signif
         significant=significant,
         discoveries=tuple(kept),
         detectable=tuple(detectable_difference(matrix, level=level).tolist()),
+        items=items,
+        by_items=by_items,
+        item_discoveries=item_discoveries,
     )
 
 
@@ -175,61 +186,6 @@ def mcnemar(first_only: int, second_only: int) -> float:
     """McNemar's exact two-sided p value from the two counts of items on which only one model is right."""
     apart = first_only + second_only
     return float(min(1.0, 2.0 * binom.cdf(min(first_only, second_only), apart, 0.5))) if apart else 1.0
-
-
-@dataclass(frozen=True)
-class PairedSignificance(Finding):
-    """Pairs of models that differ on the same items, beside the z test from standard errors."""
-
-    protocol: Protocol
-    level: float
-    tasks: tuple[str, ...]
-    models: tuple[int, ...]
-    items: tuple[int, ...]
-    pairs: tuple[int, ...]
-    by_z: tuple[int, ...]  # significant by the z test, on the same models
-    by_items: tuple[int, ...]  # by McNemar's exact test
-    discoveries: tuple[int, ...]  # of these after Benjamini–Hochberg
-
-    def tables(self) -> Sequence[Table]:
-        """Return the resolved pairs per task."""
-        counts: list[tuple[Cell, ...]] = list(
-            zip(
-                self.tasks, self.models, self.items, self.pairs, self.by_z, self.by_items, self.discoveries, strict=True
-            )
-        )
-        return [
-            Table(
-                f"Pairs of models that differ on the same items ({self.protocol.label}, {self.level:.0%})",
-                ("task", "models", "items", "pairs", "z test", "McNemar", "after BH"),
-                tuple(counts),
-                note="McNemar's exact test on stored items; the z test knows only the standard errors.",
-            )
-        ]
-
-
-def compare_all_items(matrix: ScoreMatrix, outcomes: Outcomes, *, level: float = LEVEL) -> PairedSignificance | None:
-    """Test every pair of models on every task with stored items; None where no task has items of two models."""
-    rows = []
-    for task in matrix.tasks:
-        models, right = aligned(matrix.models, outcomes.get(task, {}))
-        if len(models) < 2 or right.shape[1] == 0:
-            continue
-        p = mcnemar_of_all(right > 0.5)
-        signs, _ = pair_signs(matrix.select(models=models, tasks=[task]), level=level)
-        adjusted = benjamini_hochberg(p[:, None])[:, 0]
-        rows.append(
-            (
-                task,
-                len(models),
-                right.shape[1],
-                len(p),
-                int((signs != 0).sum()),
-                int((p < 1 - level).sum()),
-                int((adjusted < 1 - level).sum()),
-            )
-        )
-    return PairedSignificance(matrix.protocol, level, *zip(*rows, strict=True)) if rows else None
 
 
 def mcnemar_of_all(right: npt.NDArray[np.bool_]) -> Floats:
