@@ -12,7 +12,7 @@ from potentia.analysis.rankings.alignment import Alignment
 from potentia.analysis.rankings.components import Components, ComputeFit
 from potentia.analysis.rankings.decide import Ranking
 from potentia.analysis.rankings.fewer import TaskCurve
-from potentia.analysis.rankings.groups import GroupAgreement, Measures, PerplexityAgreement
+from potentia.analysis.rankings.groups import GroupAgreement, PerplexityAgreement
 from potentia.analysis.rankings.scoreboard import Scoreboard
 from potentia.analysis.rankings.screening import Screening
 from potentia.analysis.rankings.tuning import SameForAll
@@ -52,7 +52,7 @@ class Rankings(Finding):
     overall: dict[Protocol, Ranking]
     screening: Screening
     agreement: dict[Protocol, Agreement] = field(default_factory=dict)
-    measures: Measures | None = None
+    measures: GroupAgreement | None = None
     changes: dict[tuple[Protocol, Protocol], AgreementChange] = field(default_factory=dict)
     tau_b: dict[Protocol, Agreement] = field(default_factory=dict)  # insignificant differences as ties
     tau_b_changes: dict[tuple[Protocol, Protocol], AgreementChange] = field(default_factory=dict)

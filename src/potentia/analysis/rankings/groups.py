@@ -41,6 +41,7 @@ class GroupAgreement(Finding):
     protocols: tuple[Protocol, ...]
     means: tuple[tuple[Interval, ...], ...]  # (groups, protocols)
     over: tuple[str, ...] = ()  # per group: what its intervals draw, families where it has three or more, else models
+    measure: str = NAMES["kendall"]
 
     def tables(self) -> Sequence[Table]:
         """Return one row per group: its size, and each protocol's mean agreement with its interval."""
@@ -53,7 +54,7 @@ class GroupAgreement(Finding):
         rows: list[tuple[Cell, ...]] = []
         for name, models, tasks, means in zip(self.groups, self.models, self.tasks, self.means, strict=True):
             rows.append((name, models, tasks, *(x for m in means for x in (m.value, m.low, m.high))))
-        title = f"Mean Kendall's τ over pairs of tasks, by {self.by}"
+        title = f"Mean {self.measure} over pairs of tasks, by {self.by}"
         return [Table(title, tuple(columns), tuple(rows), f"Intervals: bootstrap over {told or 'models'}.")]
 
     def charts(self) -> Sequence[Chart]:
@@ -63,35 +64,14 @@ class GroupAgreement(Finding):
             Bars(
                 name=f"agreement-by-{self.by.replace(' ', '-')}",
                 title=f"Ranking agreement by {self.by}",
-                caption="Mean Kendall's τ over pairs of tasks, with bootstrap intervals.",
+                caption=f"Mean {self.measure} over pairs of tasks, with bootstrap intervals.",
                 labels=tuple(f"{g} ({n})" for g, n in zip(self.groups, self.models, strict=True)),
                 series=values,
                 low={p.label: tuple(m[k].low for m in self.means) for k, p in enumerate(self.protocols)},
                 high={p.label: tuple(m[k].high for m in self.means) for k, p in enumerate(self.protocols)},
-                y_label="mean Kendall's τ",
+                y_label=f"mean {self.measure}",
             )
         ]
-
-
-@dataclass(frozen=True)
-class Measures(Finding):
-    """Mean agreement over pairs of tasks by each measure of correlation, one row per protocol."""
-
-    protocols: tuple[Protocol, ...]
-    means: dict[str, tuple[Interval, ...]]  # by measure
-    over: str = "models"  # what the intervals draw
-
-    def tables(self) -> Sequence[Table]:
-        """Return Kendall, Spearman and Pearson side by side."""
-        columns = ["protocol"]
-        for name in self.means:
-            columns += [NAMES[name], "low", "high"]
-        rows: list[tuple[Cell, ...]] = [
-            (protocol.label, *(x for m in self.means.values() for x in (m[k].value, m[k].low, m[k].high)))
-            for k, protocol in enumerate(self.protocols)
-        ]
-        note = f"Intervals: bootstrap over {self.over}."
-        return [Table("Mean agreement over pairs of tasks, by measure", tuple(columns), tuple(rows), note)]
 
 
 def agreement_by_models(
@@ -175,11 +155,20 @@ def _grouped(cells: Mapping[str, Sequence[ScoreMatrix]], by: str, how: Sampling)
     )
 
 
-def measure_all(matrices: Sequence[ScoreMatrix], **how: Unpack[How]) -> Measures:
+def measure_all(matrices: Sequence[ScoreMatrix], **how: Unpack[How]) -> GroupAgreement:
     """Mean agreement of every matrix by Kendall's, Spearman's and Pearson's correlation."""
     sampling = Sampling(**how)
-    means = {name: tuple(_mean(m, sampling, correlate) for m in matrices) for name, correlate in METHODS.items()}
-    return Measures(tuple(m.protocol for m in matrices), means, sampling.units.over(matrices[0].models))
+    count = len(METHODS)
+    return GroupAgreement(
+        by="measure",
+        groups=tuple(NAMES[name] for name in METHODS),
+        models=(matrices[0].shape[0],) * count,
+        tasks=(matrices[0].shape[1],) * count,
+        protocols=tuple(m.protocol for m in matrices),
+        means=tuple(tuple(_mean(m, sampling, correlate) for m in matrices) for correlate in METHODS.values()),
+        over=(sampling.units.over(matrices[0].models),) * count,
+        measure="agreement",
+    )
 
 
 def _mean(matrix: ScoreMatrix, how: Sampling, correlate: Correlate) -> Interval:
