@@ -197,11 +197,10 @@ def complete(
         raise InputError("there is nothing to complete: no models or no tasks")
     before, past = _several(direct), _several(history)
     table = facts if facts is not None else known_models()
-    ready = set_up(tuned, before, past, table, chances, fitted.scale if fitted else None)
-    problem = ready.problem
+    problem, scale, kinship = set_up(tuned, before, past, table, chances, fitted.scale if fitted else None)
     rows, tasks = np.arange(len(tuned.models)), np.arange(len(tuned.tasks))
     weights = fitted.weights if fitted else learn(problem, seed=seed)
-    solved, kinship = solve(problem, weights), ready.kinship
+    solved = solve(problem, weights)
     if fitted:
         calibration = fitted.calibration
     elif check:
@@ -211,12 +210,12 @@ def complete(
     posterior = predict(problem, solved, rows, tasks)
     measured = np.isfinite(tuned.values)
     reach = calibration.distance(level) * np.sqrt(posterior.variance)
-    middle, one, other = (ready.scale.scores(posterior.mean + k * reach) for k in (0.0, -1.0, 1.0))
+    middle, one, other = (scale.scores(posterior.mean + k * reach) for k in (0.0, -1.0, 1.0))
     sign = np.where(np.asarray(tuned.higher_is_better, dtype=bool), 1.0, -1.0)
     completed = np.where(measured, tuned.values, middle)
-    aggregate = expected_z(completed * sign, expected_spread(completed, posterior, ready.scale))
+    aggregate = expected_z(completed * sign, expected_spread(completed, posterior, scale))
     rng = np.random.default_rng(seed)
-    drawn = _draw_aggregates(tuned, posterior, ready.scale, sign, draws, rng)
+    drawn = _draw_aggregates(tuned, posterior, scale, sign, draws, rng)
     own = row_error(measured) * rng.standard_normal(drawn.shape)
     wider = np.full((draws, 1), calibration.wider)
     if not calibration.rows_checked:  # how wide is not known either
@@ -248,7 +247,7 @@ def complete(
         agreement=_agreement(alike, level),
         history=sum(len(m.models) for m in past),
         checked=calibration.checked,
-        fitted=Fitted(weights, ready.scale, calibration),
+        fitted=Fitted(weights, scale, calibration),
         posterior=posterior,
         draws=drawn,
     )

@@ -45,15 +45,6 @@ class Scale:
         return first.inverse(z * self.spread[:count] + self.centre[:count])
 
 
-@dataclass(frozen=True)
-class Setup:
-    """The problem with its scale and the kinship of its rows."""
-
-    problem: Problem
-    scale: Scale
-    kinship: Kinship
-
-
 def set_up(
     tuned: ScoreMatrix,
     direct: Sequence[ScoreMatrix],
@@ -61,7 +52,7 @@ def set_up(
     table: ModelTable,
     chances: Mapping[str, float] | None,
     scale: Scale | None = None,
-) -> Setup:
+) -> tuple[Problem, Scale, Kinship]:
     """Stack study and history and standardise them; a given ``scale`` is kept."""
     tasks, up = _tasks(tuned, history)
     models = [m for matrix in (tuned, *history) for m in matrix.models]
@@ -83,7 +74,7 @@ def set_up(
         own=features.own,
         level_variance=(LEVEL_SPREAD / scale.spread) ** 2,
     )
-    return Setup(problem, scale, Kinship.of(models, table))
+    return problem, scale, Kinship.of(models, table)
 
 
 _BLOCKS = ("values", "stderr")
