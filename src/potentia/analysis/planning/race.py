@@ -19,7 +19,7 @@ import numpy as np
 from potentia.analysis.planning.sentences import choice_sentences
 from potentia.analysis.rankings.decide import Ranking, paired_noise, root, shares, shrunk
 from potentia.analysis.rankings.pair import Missing
-from potentia.values.findings import Bars, Cell, Chart, Finding, Table, jsonable
+from potentia.values.findings import Cell, Finding, Table, jsonable
 from potentia.values.scores import Floats
 
 MAYBE = 0.05  # a candidate at least so likely to be the best stays in the race
@@ -87,20 +87,6 @@ class Choice(Finding):
         note = self.answer() + "".join(f" {note}" for note in self.notes)
         columns = ("model", "direct", "tuned", "validation", "P(best)", "")
         return [Table(f"{self.task} ({self.metric}), tuned on {self.train} documents", columns, tuple(rows), note=note)]
-
-    def charts(self) -> Sequence[Chart]:
-        """Return the chances of the finalists."""
-        shown = [s for s in self.standings if math.isfinite(s.p_best)]
-        return [
-            Bars(
-                name="select-best",
-                title="Probability to be the best model",
-                caption=self.answer(),
-                labels=tuple(s.model for s in shown),
-                series={"P(best)": tuple(s.p_best for s in shown)},
-                y_label="P(best)",
-            )
-        ]
 
 
 def stay_in(
