@@ -275,7 +275,7 @@ def every_door_says(found: dict, potentia) -> None:
     board = find_scoreboard(evidence)
     assert board.first == found["best"]
     assert {s.model: s.p_first for s in board.standings} == pytest.approx(first)
-    assert board.rivals == tuple(found["close"])
+    assert board.ranking.rivals == tuple(found["close"])
     told = answer(make_report(evidence))
     assert {s.model: s.p_first for s in told.standings} == pytest.approx(first)
     assert told.headline.replace("\N{NO-BREAK SPACE}", " ") == board.headline()

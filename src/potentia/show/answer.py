@@ -52,7 +52,7 @@ class Answer:
     @property
     def method(self) -> str:
         """What ranks the models."""
-        return "" if self.board is None else self.board.method
+        return "" if self.board is None else self.board.ranking.method
 
 
 def answer(data: ReportData) -> Answer:

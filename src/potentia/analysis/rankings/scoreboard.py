@@ -63,24 +63,9 @@ class Scoreboard(Finding):
         return self.ranking.protocol
 
     @property
-    def method(self) -> str:
-        """What ranks the models."""
-        return self.ranking.method
-
-    @property
-    def reason(self) -> str:
-        """Why that."""
-        return self.ranking.reason
-
-    @property
     def ranked_on(self) -> tuple[str, ...]:
         """The tasks of the ranking."""
         return self.ranking.tasks
-
-    @property
-    def rivals(self) -> tuple[str, ...]:
-        """The models beside the first that may be first too."""
-        return self.ranking.rivals
 
     @property
     def first(self) -> str:
@@ -180,7 +165,7 @@ class Scoreboard(Finding):
         else:
             parts.append("No task has a score of every model, so there is no mean to compare.")
         if len(self.standings) > 1:
-            how = f"Ranks are by {self.protocol.label}, by the {NAMES[self.method]}: {self.reason}."
+            how = f"Ranks are by {self.protocol.label}, by the {NAMES[self.ranking.method]}: {self.ranking.reason}."
             parts.append(f"{how} In brackets: the {level} interval." if self.ranking.known else how)
         return parts
 
