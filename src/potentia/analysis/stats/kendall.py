@@ -203,12 +203,13 @@ def _weighted(left: _Scores, right: _Scores, draws: npt.NDArray[np.floating]) ->
     for u, some in enumerate(np.split(order, starts[1:])):
         others = order if simple else order[starts[u] :]
         one = left.signs(some[None], others[:, None])
-        rows = _sums(_turned(one), _turned(one if right is left else right.signs(some[None], others[:, None])))
+        two = one if right is left else right.signs(some[None], others[:, None])
         if simple:  # row sums hold every pair twice: half of 1 + 2d, d = w - 1
             weight = units[:, u : u + 1] - 0.5
-            found = [row.sum(axis=0, keepdims=True, dtype=np.float64) for row in rows]
+            found = [part[None].astype(np.float64) for part in _sums(_flat(one), _flat(two))]
         else:
             weight = units[:, u:] * units[:, u : u + 1]
+            rows = _sums(_turned(one), _turned(two))
             found = [np.add.reduceat(row, starts[u:] - starts[u], axis=0) for row in rows]
             for part in found:
                 part[0] /= 2  # within the unit every pair is there twice
@@ -221,6 +222,12 @@ def _weighted(left: _Scores, right: _Scores, draws: npt.NDArray[np.floating]) ->
                 sums[k] = sums[k] + (weights @ pile.reshape(len(pile), -1)).reshape(-1, *parts)
             waiting = []
     return _tau(*sums)
+
+
+def _flat(side: Side) -> Side:
+    """(tasks, others, some) → (tasks, pairs)."""
+    signs, known = side
+    return signs.reshape(len(signs), -1), None if known is None else known.reshape(len(known), -1)
 
 
 def _turned(side: Side) -> Side:
