@@ -16,8 +16,8 @@ import numpy.typing as npt
 from scipy.stats import rankdata
 
 from potentia.analysis.proxy.proxies import METRICS, Metric, Normalise, correlate_target, normalise, performance
-from potentia.analysis.stats.correlation import pearson_matrix
 from potentia.analysis.stats.bootstrap import Spread, spread_of, three
+from potentia.analysis.stats.correlation import pearson_matrix
 from potentia.errors import InputError
 from potentia.values.findings import Bars, Chart, Finding, Table
 from potentia.values.scores import Floats, ScoreMatrix

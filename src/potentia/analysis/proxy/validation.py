@@ -16,8 +16,8 @@ import numpy as np
 
 from potentia.analysis.proxy.forecast import Joined, by_perplexity, join_pairs, reversed_pairs
 from potentia.analysis.proxy.proxies import choose_proxies, predict
-from potentia.analysis.stats.correlation import nan_mean
 from potentia.analysis.stats.bootstrap import Spread, spread_of, tau_rows, three
+from potentia.analysis.stats.correlation import nan_mean
 from potentia.errors import InputError
 from potentia.values.findings import Bars, Chart, Finding, Table
 from potentia.values.scores import Floats, ScoreMatrix
