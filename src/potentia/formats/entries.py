@@ -21,7 +21,7 @@ from potentia.formats.columns import metric_of, usual_metric
 from potentia.formats.layout import Row
 from potentia.values.metric import KINDS, SCALES, UNKNOWN, Metric, Origin, comparable, main_metric
 from potentia.values.protocol import Protocol
-from potentia.values.scores import ScoreMatrix
+from potentia.values.scores import Score, ScoreMatrix
 
 UNNAMED = Metric()
 
@@ -166,6 +166,31 @@ def entries(rows: Iterable[Row], *, where: str, metric: str | None) -> Iterator[
                 where=f"{where}, {place}, column metric",
                 hint=f"choose one metric for all: --metric {name}",
             )
+
+
+def tidy_row(protocol: str, model: str, task: str, score: Score) -> dict[str, Any]:
+    """Return a score as the fields of a row, with all that it knows; what is not known is None."""
+    metric, origin = score.metric, score.origin
+    return {
+        "protocol": protocol,
+        "model": model,
+        "benchmark": task,
+        "score": score.value,
+        "stderr": None if math.isnan(score.stderr) else score.stderr,
+        "n": float(score.n) if score.n else None,
+        "metric": metric.name or None,
+        "higher_is_better": metric.higher_is_better,
+        "shots": origin.shots,
+        "metric_kind": metric.kind,
+        "metric_scale": metric.scale,
+        "chance": metric.chance,
+        "seeds": ";".join(map(repr, score.seeds)) or None,
+        "data_fingerprint": origin.data,
+        "recipe_fingerprint": origin.recipe,
+        "model_fingerprint": origin.model,
+        "source": origin.source,
+        "path": origin.path,
+    }
 
 
 def described(record: Mapping[str, Any], task: str, name: str | None, where: str) -> Metric:

@@ -43,20 +43,14 @@ class StagedScores:
             raise DataError(f"this is no CSV of scores: {error}", where=str(path)) from error
         missing = [name for name in COLUMNS if name not in table.columns]
         if missing:
-            raise DataError(
-                f"no column named {', '.join(missing)}",
-                where=str(path),
-                hint=f"the columns of staged scores are {', '.join(COLUMNS)}",
-            )
-        table["value"] = pd.to_numeric(table["value"], errors="coerce")
-        table["step"] = pd.to_numeric(table["step"], errors="coerce")
-        table["stderr"] = pd.to_numeric(table["stderr"], errors="coerce")
-        if table["value"].isna().any():
-            line = int(table.index[table["value"].isna()][0]) + 2
-            raise DataError("a value is no number", where=f"{path}:{line}")
-        if np.isinf(table["step"]).any():
-            line = int(table.index[np.isinf(table["step"])][0]) + 2
-            raise DataError("a step is no number of steps", where=f"{path}:{line}")
+            hint = f"the columns of staged scores are {', '.join(COLUMNS)}"
+            raise DataError(f"no column named {', '.join(missing)}", where=str(path), hint=hint)
+        for name in ("value", "step", "stderr"):
+            table[name] = pd.to_numeric(table[name], errors="coerce")
+        infinite = np.isinf(table["step"])
+        for wrong, what in ((table["value"].isna(), "value is no number"), (infinite, "step is no number of steps")):
+            if wrong.any():
+                raise DataError(f"a {what}", where=f"{path}:{int(table.index[wrong][0]) + 2}")
         return cls(table, str(path))
 
     @staticmethod
@@ -108,23 +102,22 @@ class StagedScores:
 
     def scores(self, stage: str, benchmark: str, metric: str, *, step: int | None = None) -> dict[str, float]:
         """Return model → score of one benchmark at one stage (and step)."""
-        table = self.table
-        rows = table[(table["stage"] == stage) & (table["benchmark"] == benchmark) & (table["metric"] == metric)]
+        rows = self._rows(stage, benchmark, metric)
         rows = rows[rows["step"].isna()] if step is None else rows[rows["step"] == step]
         if rows.empty:
-            raise InputError(
-                f"no {benchmark} ({metric}) at stage {stage}" + ("" if step is None else f", step {step}"),
-                where=self.where,
-                hint=f"stages there: {', '.join(self.stages())}",
-            )
+            at = "" if step is None else f", step {step}"
+            hint = f"stages there: {', '.join(self.stages())}"
+            raise InputError(f"no {benchmark} ({metric}) at stage {stage}{at}", where=self.where, hint=hint)
         return {str(k): float(v) for k, v in zip(rows["model"], rows["value"], strict=True)}
 
     def steps(self, stage: str, benchmark: str, metric: str) -> dict[int, dict[str, float]]:
         """Return step → model → score of one benchmark."""
-        table = self.table
-        rows = table[(table["stage"] == stage) & (table["benchmark"] == benchmark) & (table["metric"] == metric)]
-        found = sorted(int(step) for step in rows["step"].dropna().unique())
+        found = sorted(int(step) for step in self._rows(stage, benchmark, metric)["step"].dropna().unique())
         return {step: self.scores(stage, benchmark, metric, step=step) for step in found}
+
+    def _rows(self, stage: str, benchmark: str, metric: str) -> pd.DataFrame:
+        table = self.table
+        return table[(table["stage"] == stage) & (table["benchmark"] == benchmark) & (table["metric"] == metric)]
 
     def matrix(self, stage: str, metrics: Mapping[str, str] | None = None, *, step: int | None = None) -> ScoreMatrix:
         """Return one stage as a matrix; ``metrics`` picks a metric per benchmark (else the first named for each)."""
@@ -133,9 +126,3 @@ class StagedScores:
         models = list(dict.fromkeys(model for column in columns.values() for model in column))
         values = [[column.get(model, np.nan) for column in columns.values()] for model in models]
         return ScoreMatrix.build(models, list(columns), values, metrics=list(chosen.values()), protocol=stage)
-
-    def at_steps(self, stage: str) -> dict[int, ScoreMatrix]:
-        """Return one matrix per intermediate step of a stage."""
-        metrics = self.metrics(stage)
-        found = {step for name, metric in metrics.items() for step in self.steps(stage, name, metric)}
-        return {step: self.matrix(stage, metrics, step=step) for step in sorted(found)}

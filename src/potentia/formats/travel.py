@@ -20,7 +20,8 @@ from typing import Any
 from potentia.errors import DataError, InputError, PotentiaError
 from potentia.files import write_file
 from potentia.formats.columns import metric_of
-from potentia.formats.entries import Entry, described, document, number, origin_of, read_seeds
+from potentia.formats.entries import Entry, described, document, number, origin_of, read_seeds, tidy_row
+from potentia.formats.layout import TRAVELS
 from potentia.formats.table import decoded, json_lines, safe_name, section
 from potentia.values.metric import Metric, Scale
 from potentia.values.protocol import DIRECT, Protocol, TaskName
@@ -126,7 +127,7 @@ def _result(protocol: Protocol, task: str, score: Score) -> dict[str, Any]:
         "min_score": low,
         "max_score": high,
     }
-    told = _facts(protocol, score)
+    told = _facts(protocol, task, score)
     return {
         "evaluation_result_id": f"{protocol}.{task}",
         "evaluation_name": task,
@@ -140,16 +141,11 @@ def _result(protocol: Protocol, task: str, score: Score) -> dict[str, Any]:
     }
 
 
-def _facts(protocol: Protocol, score: Score) -> dict[str, str]:
+def _facts(protocol: Protocol, task: str, score: Score) -> dict[str, str]:
     """Return what the schema has no field for, as texts."""
-    metric, origin = score.metric, score.origin
-    told = {
-        "protocol": protocol, "metric": metric.name, "metric_kind": metric.kind, "metric_scale": metric.scale,
-        "chance": metric.chance, "seeds": ";".join(map(repr, score.seeds)), "shots": origin.shots,
-        "data_fingerprint": origin.data, "recipe_fingerprint": origin.recipe, "model_fingerprint": origin.model,
-        "source": origin.source, "path": origin.path,
-    }  # fmt: skip
-    return {name: str(value) for name, value in told.items() if value is not None and (value != "" or name == "metric")}
+    row = tidy_row(protocol, "", task, score)
+    told = {name: str(row[name]) for name in ("protocol", "shots", *TRAVELS) if row[name] is not None}
+    return told | {"metric": score.metric.name}
 
 
 def _instances(model: str, run: str, row: tuple[Protocol, str, Score], items: Items | None) -> Iterator[dict[str, Any]]:

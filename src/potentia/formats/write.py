@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.stats import rankdata
 
 from potentia.errors import InputError, StoreError
 from potentia.files import write_file
+from potentia.formats.entries import tidy_row
 from potentia.formats.layout import FIELDS, TRAVELS
 from potentia.formats.table import FORMULA, safe_name
 from potentia.formats.travel import Items, write_every_eval_ever, write_hub
@@ -30,116 +32,76 @@ def mean_ranks(matrix: ScoreMatrix) -> Floats:
     Ranks of a task run over the models that have it and are stretched to the number of models, so that a model is not
     favoured by having been tested where few others were.
     """
-    oriented = matrix.oriented()
-    ranks = np.full(oriented.shape, np.nan)
-    for j in range(oriented.shape[1]):
-        there = np.flatnonzero(np.isfinite(oriented[:, j]))
-        column = oriented[there, j]
-        above = (column[None, :] > column[:, None]).sum(axis=1)
-        same = (column[None, :] == column[:, None]).sum(axis=1)
-        position = above + (same + 1) / 2  # 1 … k
-        stretch = (len(matrix.models) - 1) / (len(there) - 1) if len(there) > 1 else 1.0
-        ranks[there, j] = 1 + (position - 1) * stretch
+    ranks = rankdata(-matrix.oriented(), axis=0, nan_policy="omit")
+    there = np.isfinite(ranks).sum(axis=0)
+    ranks = 1 + (ranks - 1) * np.where(there > 1, (len(matrix.models) - 1) / np.maximum(there - 1, 1), 1.0)
     counts = np.isfinite(ranks).sum(axis=1)
-    totals = np.where(np.isfinite(ranks), ranks, 0.0).sum(axis=1)
-    return np.where(counts > 0, totals / np.maximum(counts, 1), np.nan)
+    return np.where(counts > 0, np.nansum(ranks, axis=1) / np.maximum(counts, 1), np.nan)
 
 
-def _layout(matrix: ScoreMatrix) -> tuple[list[int], Floats, list[float]]:
-    ranks = mean_ranks(matrix)
-    order = sorted(range(len(matrix.models)), key=lambda i: (math.isnan(ranks[i]), ranks[i], matrix.models[i]))
-    oriented = matrix.oriented()
+def _leaderboard(
+    matrix: ScoreMatrix, plain: Callable[[str], str], bold: str, missing: str, pm: str
+) -> Iterator[list[str]]:
+    """Give a line for each model, best mean rank first; the best score of each task is bold."""
+    ranks, oriented = mean_ranks(matrix), matrix.oriented()
     best = [float(np.nanmax(column)) if np.isfinite(column).any() else math.nan for column in oriented.T]
-    return order, ranks, best
-
-
-def _cells(matrix: ScoreMatrix, row: int, best: list[float], bold: str, missing: str, pm: str) -> list[str]:
-    cells = []
-    for j, up in enumerate(matrix.higher_is_better):
-        value, stderr = float(matrix.values[row, j]), float(matrix.stderr[row, j])
-        if math.isnan(value):
-            cells.append(missing)
-            continue
-        text = f"{value:.3f}" + ("" if math.isnan(stderr) else f"{pm}{stderr:.3f}")
-        cells.append(bold.format(text) if (value if up else -value) == best[j] else text)
-    return cells
+    order = sorted(range(len(matrix.models)), key=lambda i: (math.isnan(ranks[i]), ranks[i], matrix.models[i]))
+    for place, i in enumerate(order, 1):
+        cells = []
+        for j, (value, error) in enumerate(zip(matrix.values[i], matrix.stderr[i], strict=True)):
+            text = f"{value:.3f}" + ("" if math.isnan(error) else f"{pm}{error:.3f}")
+            cells.append(missing if math.isnan(value) else bold.format(text) if oriented[i, j] == best[j] else text)
+        rank = missing if math.isnan(ranks[i]) else f"{ranks[i]:.2f}"
+        yield [str(place), plain(matrix.models[i]), rank, *cells]
 
 
 def markdown(matrix: ScoreMatrix) -> str:
     """Return the leaderboard of one protocol as a Markdown table."""
-    order, ranks, best = _layout(matrix)
-    arrows = [task + ("" if up else " ↓") for task, up in zip(matrix.tasks, matrix.higher_is_better, strict=True)]
-    head = ["#", "model", "mean rank", *map(_plain, arrows)]
-    lines = [f"### {_plain(matrix.protocol)}", "", "| " + " | ".join(head) + " |"]
-    lines.append("|" + "|".join(["--:", ":--", *["--:"] * (len(head) - 2)]) + "|")
-    for place, i in enumerate(order, 1):
-        cells = _cells(matrix, i, best, "**{}**", "–", " ± ")
-        lines.append("| " + " | ".join([str(place), _plain(matrix.models[i]), _rank(ranks[i], "–"), *cells]) + " |")
-    return "\n".join(lines) + "\n"
+    tasks = [task + ("" if up else " ↓") for task, up in zip(matrix.tasks, matrix.higher_is_better, strict=True)]
+    head = ["#", "model", "mean rank", *map(_plain, tasks)]
+    rows = [head, ["--:", ":--", *["--:"] * (len(head) - 2)], *_leaderboard(matrix, _plain, "**{}**", "–", " ± ")]
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    lines[1] = lines[1].replace(" ", "")
+    return "\n".join([f"### {_plain(matrix.protocol)}", "", *lines]) + "\n"
 
 
 def latex(matrix: ScoreMatrix) -> str:
     """Return the leaderboard of one protocol as a LaTeX table (needs booktabs)."""
-    order, ranks, best = _layout(matrix)
-    arrows = [
-        _tex(task) + ("" if up else r" $\downarrow$")
-        for task, up in zip(matrix.tasks, matrix.higher_is_better, strict=True)
-    ]
-    lines = [
-        r"\begin{table}",
-        r"\centering",
-        rf"\caption{{{_tex(matrix.protocol)}: models by mean rank; values with standard errors.}}",
-        rf"\begin{{tabular}}{{rl{'r' * (len(arrows) + 1)}}}",
-        r"\toprule",
-        " & ".join([r"\#", "model", "mean rank", *arrows]) + r" \\",
-        r"\midrule",
-    ]
-    for place, i in enumerate(order, 1):
-        cells = _cells(matrix, i, best, r"\textbf{{{}}}", "--", r"\,$\pm$\,")
-        lines.append(" & ".join([str(place), _tex(matrix.models[i]), _rank(ranks[i], "--"), *cells]) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"]) + "\n"
+    tasks = [_tex(t + ("" if up else " ↓")) for t, up in zip(matrix.tasks, matrix.higher_is_better, strict=True)]
+    caption = f"{_tex(matrix.protocol)}: models by mean rank; values with standard errors."
+    rows = _leaderboard(matrix, _tex, r"\textbf{{{}}}", "--", r"\,$\pm$\,")
+    return _booktabs(caption, "rl" + "r" * (len(tasks) + 1), [r"\#", "model", "mean rank", *tasks], rows)
 
 
 def write_tables(tables: Iterable[Table], folder: Path, formats: Iterable[str]) -> list[Path]:
     """Write every table as ``csv`` or ``latex`` (booktabs), in the order and with the ± of the terminal."""
-    folder.mkdir(parents=True, exist_ok=True)
-    written_files: dict[Path, None] = {}
+    files: dict[Path, None] = {}
     for table in tables:
         rows = [[written(cell, table.digits) for cell in row] for row in table.rows]
+        width = len(table.columns)
         for kind in formats:
-            stem, count = folder / slug(table.title), 1
-            file = stem.with_name(f"{stem.name}.{'tex' if kind == 'latex' else 'csv'}")
-            while file in written_files:
+            suffix, count = "tex" if kind == "latex" else "csv", 1
+            file = folder / f"{slug(table.title)}.{suffix}"
+            while file in files:
                 count += 1
-                file = stem.with_name(f"{stem.name}-{count}{file.suffix}")
+                file = folder / f"{slug(table.title)}-{count}.{suffix}"
+            files[file] = None
             if kind == "latex":
-                write_file(file, _latex_table(table, rows))
+                numbers = [any(isinstance(row[k], (int, float)) for row in table.rows) for k in range(width)]
+                align = "".join("r" if number else "l" for number in numbers)
+                head, body = list(map(_tex, table.columns)), [list(map(_tex, row)) for row in rows]
+                write_file(file, _booktabs(_tex(table.title), align, head, body))
             else:
                 out = io.StringIO(newline="")
                 csv.writer(out).writerows([table.columns, *rows])
                 write_file(file, out.getvalue())
-            written_files[file] = None
-    return list(written_files)
+    return list(files)
 
 
-def _latex_table(table: Table, rows: list[list[str]]) -> str:
-    columns = range(len(table.columns))
-    numeric = [any(isinstance(row[k], (int, float)) for row in table.rows) for k in columns]
-    lines = [
-        r"\begin{table}",
-        r"\centering",
-        rf"\caption{{{_tex(table.title)}}}",
-        rf"\begin{{tabular}}{{{''.join('r' if number else 'l' for number in numeric)}}}",
-        r"\toprule",
-        " & ".join(map(_tex, table.columns)) + r" \\",
-        r"\midrule",
-    ]
-    lines += [" & ".join(map(_tex, row)) + r" \\" for row in rows]
+def _booktabs(caption: str, align: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [r"\begin{table}", r"\centering", rf"\caption{{{caption}}}", rf"\begin{{tabular}}{{{align}}}", r"\toprule"]
+    lines += [" & ".join(head) + r" \\", r"\midrule", *(" & ".join(row) + r" \\" for row in rows)]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"]) + "\n"
-
-
-def _rank(value: float, missing: str) -> str:
-    return missing if math.isnan(value) else f"{value:.2f}"
 
 
 def _plain(text: str) -> str:
@@ -193,30 +155,9 @@ def write_scores(
 
 
 def tidy_rows(matrices: Matrices) -> Iterator[dict[str, Any]]:
-    """Give one row per score that is there, with all that it knows; what is not known is None."""
+    """Give one row per score that is there."""
     for protocol, matrix in matrices.items():
-        for model, task, score in matrix.scores():
-            metric, origin = score.metric, score.origin
-            yield {
-                "protocol": protocol,
-                "model": model,
-                "benchmark": task,
-                "score": score.value,
-                "stderr": None if math.isnan(score.stderr) else score.stderr,
-                "n": float(score.n) if score.n else None,
-                "metric": metric.name or None,
-                "higher_is_better": metric.higher_is_better,
-                "shots": origin.shots,
-                "metric_kind": metric.kind,
-                "metric_scale": metric.scale,
-                "chance": metric.chance,
-                "seeds": ";".join(map(repr, score.seeds)) or None,
-                "data_fingerprint": origin.data,
-                "recipe_fingerprint": origin.recipe,
-                "model_fingerprint": origin.model,
-                "source": origin.source,
-                "path": origin.path,
-            }
+        yield from (tidy_row(protocol, *cell) for cell in matrix.scores())
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:

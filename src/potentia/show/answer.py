@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from potentia.analysis.planning import Completion
 from potentia.analysis.rankings import NAMES, Scoreboard, Standing, agreement_sentence, resolution_sentence
-from potentia.show.page import count, percent, render, unbroken
+from potentia.show.page import chance, count, percent, render, unbroken
 from potentia.show.svg import make_scale
 from potentia.values.findings import Interval, short_names
 
@@ -82,7 +82,7 @@ def _tiles(data: ReportData) -> tuple[Tile, ...]:
         return tuple(tiles)
     ranking, resolved = found.overall.get(data.main), found.significance.get(data.main)
     if ranking is not None and ranking.known and runs is None:
-        first = Tile(percent(float(ranking.p_first.max())), "P(first)", f"by the {NAMES[ranking.method]}")
+        first = Tile(chance(float(ranking.p_first.max())), "P(first)", f"by the {NAMES[ranking.method]}")
         tiles.insert(1, first)
     change, alone = found.changes.get((data.first, data.main)), found.agreement.get(data.main)
     if change is not None and np.isfinite([change.mean_before, change.mean_after]).all():
@@ -113,10 +113,12 @@ class Axis:
         share = (value - self.low) / (self.high - self.low) if math.isfinite(value) else 0.0
         return round(100 * min(1.0, max(0.0, share)), 2)
 
-    def mark(self, interval: Interval) -> Mark:
+    def mark(self, score: Interval | None) -> dict[str, float] | None:
         """Return the places of a value and its ends; both are the value's where they are not known."""
-        ends = (interval.low, interval.high) if math.isfinite(interval.low) else (interval.value,) * 2
-        return Mark(*map(self.at, (interval.value, *ends)))
+        if score is None:
+            return None
+        low, high = (score.low, score.high) if math.isfinite(score.low) else (score.value, score.value)
+        return {"at": self.at(score.value), "low": self.at(low), "high": self.at(high)}
 
     @property
     def step(self) -> float:
@@ -124,42 +126,10 @@ class Axis:
         return round(self.marks[1][0] - self.marks[0][0], 4) if len(self.marks) > 1 else 100.0
 
 
-@dataclass(frozen=True)
-class Mark:
-    """A value and its interval as places on an axis."""
-
-    at: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class Rung:
-    """One model."""
-
-    model: str
-    name: str
-    standing: Standing
-    rank: Mark
-    before_rank: float | None  # place
-    score: Mark | None
-    before: Mark | None  # the score by the first protocol
-    numbers: tuple[str, str]  # scores, and the gain
-
-
-@dataclass(frozen=True)
-class Ladder:
-    """Every model from best to worst, and the two axes."""
-
-    ranks: Axis
-    scores: Axis | None
-    rungs: tuple[Rung, ...]
-
-
-def make_ladder(board: Scoreboard) -> Ladder:
+def make_ladder(board: Scoreboard) -> dict[str, Any]:
     """Lay the scoreboard out: ranks, and the scores by the first protocol and by the one that ranks."""
     ends = [k for k, p in enumerate(board.protocols) if p in (board.before, board.protocol)] or [-1]
-    ranks = rank_axis(len(board.standings))
+    ranks, names = rank_axis(len(board.standings)), board.names
     known = [score for s in board.standings for score in (s.scores[k] for k in ends) if score is not None]
     reach = [x for score in known for x in (score.value, score.low, score.high) if math.isfinite(x)]
     scores = score_axis(reach) if board.tasks and known else None
@@ -167,18 +137,18 @@ def make_ladder(board: Scoreboard) -> Ladder:
     for s in board.standings:
         before, after = (None if len(ends) == 1 else s.scores[ends[0]]), s.scores[ends[-1]]
         rungs.append(
-            Rung(
-                s.model,
-                board.names[s.model],
-                s,
-                ranks.mark(Interval(s.rank, *s.reach)),
-                None if s.before is None else ranks.at(s.before),
-                None if scores is None or after is None else scores.mark(after),
-                None if scores is None or before is None else scores.mark(before),
-                _numbers(before, after, s.gain),
-            )
+            {
+                "model": s.model,
+                "name": names[s.model],
+                "standing": s,
+                "rank": ranks.mark(Interval(s.rank, *s.reach)),
+                "before_rank": None if s.before is None else ranks.at(s.before),
+                "score": scores and scores.mark(after),
+                "before": scores and scores.mark(before),
+                "numbers": _numbers(before, after, s.gain),
+            }
         )
-    return Ladder(ranks, scores, tuple(rungs))
+    return {"ranks": ranks, "scores": scores, "rungs": rungs}
 
 
 def rank_axis(models: int) -> Axis:
@@ -212,33 +182,8 @@ def _numbers(before: Interval | None, after: Interval | None, gain: Interval | N
 # --- what is not measured yet ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Chance:
-    """One model in the expected final ranking."""
-
-    model: str
-    name: str
-    rank: Interval
-    place: Mark  # on the axis of ranks
-    best: float  # P(best)
-    top: float  # P(rank ≤ TOP)
-    cells: int  # measured
-
-
-@dataclass(frozen=True)
-class Outlook:
-    """The expected final ranking: its axis, and the models from best to worst."""
-
-    ranks: Axis
-    chances: tuple[Chance, ...]
-    top: int
-    tasks: int
-    headline: str
-    basis: str  # what it rests on
-
-
-def make_outlook(done: Completion) -> Outlook:
-    """Lay the completion out, best first."""
+def make_outlook(done: Completion) -> dict[str, Any]:
+    """Lay the expected final ranking out, best first."""
     axis, top = rank_axis(len(done.models)), min(TOP, len(done.models))
     order = [int(i) for i in np.argsort(done.rank, kind="stable")]
     names = short_names([done.models[i] for i in order])
@@ -246,9 +191,10 @@ def make_outlook(done: Completion) -> Outlook:
     chances = []
     for i, name in zip(order, names, strict=True):
         rank = Interval(float(done.rank[i]), float(done.rank_low[i]), float(done.rank_high[i]))
-        best, top_one = float(done.p_best[i]), float(in_top[i])
-        chances.append(Chance(done.models[i], name, rank, axis.mark(rank), best, top_one, int(cells[i])))
-    return Outlook(axis, tuple(chances), top, len(done.tasks), _headline(chances), _basis(done))
+        odds = {"best": float(done.p_best[i]), "top": float(in_top[i]), "cells": int(cells[i])}
+        chances.append({"model": done.models[i], "name": name, "rank": rank, "place": axis.mark(rank), **odds})
+    words = {"headline": _headline(chances), "basis": _basis(done)}
+    return {"ranks": axis, "chances": chances, "top": top, "tasks": len(done.tasks), **words}
 
 
 def outlook_part(done: Completion, cells: str) -> str:
@@ -256,13 +202,13 @@ def outlook_part(done: Completion, cells: str) -> str:
     return render("outlook.html", outlook=make_outlook(done), predicted=cells)
 
 
-def _headline(chances: list[Chance]) -> str:
+def _headline(chances: list[dict[str, Any]]) -> str:
     if len(chances) < 2:
-        return f"There is one model, {chances[0].name}: nothing to rank, only its scores are predicted."
-    first = max(chances, key=lambda c: c.best)
-    others = sorted((c for c in chances if c is not first and c.best >= 0.1), key=lambda c: -c.best)
-    told = f"Once every cell is measured, {first.name} is the best model with probability {percent(first.best)}"
-    return told + "".join(f"{', ' if k else '; '}{c.name} {percent(c.best)}" for k, c in enumerate(others[:3])) + "."
+        return f"There is one model, {chances[0]['name']}: nothing to rank, only its scores are predicted."
+    first, *others = sorted(chances, key=lambda c: -c["best"])
+    told = f"Once every cell is measured, {first['name']} is the best model with probability {chance(first['best'])}"
+    close = [f"{c['name']} {percent(c['best'])}" for c in others[:3] if c["best"] >= 0.1]
+    return told + ("; " + ", ".join(close) if close else "") + "."
 
 
 def _basis(done: Completion) -> str:

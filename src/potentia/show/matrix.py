@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, urlencode
 
 import numpy as np
@@ -28,8 +28,7 @@ Place = tuple[str, str]  # model, task
 MOST_CELLS = 12_000  # scores of one table of the page; the best models come first
 
 
-@dataclass(frozen=True)
-class Shown:
+class Shown(NamedTuple):
     """What one cell shows: a measured score with its error, or a predicted one with its interval."""
 
     value: float
@@ -37,8 +36,7 @@ class Shown:
     interval: tuple[float, float] | None = None
 
 
-@dataclass(frozen=True)
-class View:
+class View(NamedTuple):
     """One table of the matrix."""
 
     id: str
@@ -79,16 +77,13 @@ def score_views(data: ReportData, told: Answer, live: str) -> list[View]:
 def completed_view(data: ReportData, told: Answer, done: Completion, live: str) -> View:
     """Return the matrix that the study will have: measured cells, and predicted ones with their intervals."""
     order = [int(i) for i in np.argsort(done.rank, kind="stable")][: max(20, MOST_CELLS // len(done.tasks))]
-    base = _matrix(data, told, live)
-    matrix = Matrix(
+    matrix = replace(
+        _matrix(data, told, live),
         models=tuple(done.models[i] for i in order),
         tasks=done.tasks,
         ranks={done.models[i]: (done.rank[i], done.rank_low[i], done.rank_high[i]) for i in order},
         method="mean z score over tasks, predicted",
         up=dict(zip(done.tasks, done.higher_is_better, strict=True)),
-        facts=base.facts,
-        failed=base.failed,
-        address=base.address,
     )
     measured = _cells(data, done.protocol)
     cells = {}

@@ -87,6 +87,11 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f}\u00a0%"
 
 
+def chance(probability: float) -> str:
+    """Write a probability: never 100 %."""
+    return percent(probability) if probability <= 0.995 else "over 99\u00a0%"
+
+
 def setting(value: object) -> str:
     """Write one field of a recipe: yes or no, 32 instead of 32.0, lists in a row, and default where nothing was set."""
     if value is None:

@@ -25,7 +25,6 @@ from potentia.values.scores import Floats, ScoreMatrix
 
 LEVEL = 0.02  # of each of the two tests behind a verdict
 RESAMPLES = 2_000
-HALVES = 200  # random halves of the items
 RESOLUTION = 0.02  # a difference that a benchmark should find, four times in five
 POWER = (1.96 + 0.8416) ** 2
 FEWEST = 4  # models
@@ -63,7 +62,7 @@ class BenchmarkVerdict(Finding):
     agreement: Interval  # their mean, over models drawn anew
     agreement_p: float  # that it agrees no more than a shuffled ranking
     differences_p: float  # that models differ no more than by chance
-    reliability: float  # of the ranking: split halves stepped up, or from the standard errors
+    reliability: float  # of the ranking: Cronbach's α of the items, or from the standard errors
     by_items: bool
     needed: float  # documents to find a difference of RESOLUTION
     resolved: float  # share of model pairs that differ significantly
@@ -217,6 +216,7 @@ def judge(
     by_items = answers.shape[1] >= 2
     rest = matrix.select(tasks=others).oriented()
     agreement, agreement_p, taus = _agreement(values, rest, rng)
+    differences_p, reliability = _by_items(answers) if by_items else _by_errors(values, errors)
     gain, moved = _gain(matrix, direct, task, rng)
     guess = math.nan if chance is None else chance
     scores, sizes, up = matrix.values[:, column], matrix.n[:, column], matrix.higher_is_better[column]
@@ -231,8 +231,8 @@ def judge(
         taus=taus,
         agreement=agreement,
         agreement_p=agreement_p,
-        differences_p=_differ(answers) if by_items else _differ_by_errors(values, errors),
-        reliability=_split_half(answers, rng) if by_items else _by_errors(values, errors),
+        differences_p=differences_p,
+        reliability=reliability,
         by_items=by_items,
         needed=_needed(answers) if by_items else math.nan,
         resolved=_resolved(answers, values, errors),
@@ -261,11 +261,7 @@ def _decide(b: BenchmarkVerdict, up: bool) -> tuple[Verdict, tuple[str, ...]]:
             + (f" (τ {b.agreement.value:.2f}, P = {b.agreement_p:.2f})." if b.others else ".")
         )
     elif not differs:
-        more = (
-            f" About {b.needed:,.0f} documents would find a difference of {RESOLUTION:g}."
-            if b.needed == b.needed
-            else ""
-        )
+        more = f" About {b.needed:,.0f} documents would find a difference of {RESOLUTION:g}." if b.by_items else ""
         fix.append(f"its test is too small to tell these models apart (P = {b.differences_p:.2f}).{more}")
     elif b.others and len(b.others) >= 2 and b.agreement.high < 0:
         drop.append(f"it ranks models against the others (τ {b.agreement.value:.2f}): check its metric and its labels.")
@@ -362,43 +358,31 @@ def _aligned(models: Sequence[str], items: Mapping[str, Mapping[int, float]]) ->
     return [doc for doc, ok in zip(shared, fine, strict=True) if ok], values[:, fine]
 
 
-def _differ(answers: Floats) -> float:
-    """P that models answer alike: the F test of a table of models and items."""
+def _by_items(answers: Floats) -> tuple[float, float]:
+    """P that models answer alike by the F test of models × items, and the reliability of their ranking.
+
+    That is Hoyt's, which is Cronbach's α: the mean over all split halves, stepped up to the whole test.
+    """
     models, n = answers.shape
     rest = answers - answers.mean(axis=0) - answers.mean(axis=1, keepdims=True) + answers.mean()
     between = n * float(((answers.mean(axis=1) - answers.mean()) ** 2).sum()) / (models - 1)
     within = float((rest**2).sum()) / ((models - 1) * (n - 1))
-    if within <= 0:
-        return 0.0 if between > 0 else 1.0
-    return float(f.sf(between / within, models - 1, (models - 1) * (n - 1)))
+    if between <= 0:
+        return 1.0, 0.0
+    p = float(f.sf(between / within, models - 1, (models - 1) * (n - 1))) if within > 0 else 0.0
+    return p, max(-1.0, 1 - within / between)
 
 
-def _differ_by_errors(values: Floats, errors: Floats) -> float:
+def _by_errors(values: Floats, errors: Floats) -> tuple[float, float]:
+    """P that models score alike by the χ² test on the standard errors, and the reliability that these leave."""
     fine = np.isfinite(errors) & (errors > 0)
     if fine.sum() < FEWEST:
-        return math.nan
-    weight = 1 / errors[fine] ** 2
-    mean = float((values[fine] * weight).sum() / weight.sum())
-    return float(chi2.sf(float((weight * (values[fine] - mean) ** 2).sum()), int(fine.sum()) - 1))
-
-
-def _split_half(answers: Floats, rng: np.random.Generator) -> float:
-    """Correlate the scores of two random halves of the items, step up to the whole (Spearman–Brown), and average."""
-    found = []
-    for _ in range(HALVES):
-        order = rng.permutation(answers.shape[1])
-        half = answers.shape[1] // 2
-        one, two = answers[:, order[:half]].mean(axis=1), answers[:, order[half:]].mean(axis=1)
-        if one.std() > 0 and two.std() > 0:
-            r = float(np.corrcoef(one, two)[0, 1])
-            found.append(2 * r / (1 + r) if r > -0.999 else -1.0)
-    return max(float(np.median(found)), -1.0) if found else 0.0
-
-
-def _by_errors(values: Floats, errors: Floats) -> float:
-    fine = np.isfinite(errors)
-    spread = float(values[fine].var(ddof=1)) if fine.sum() > 1 else 0.0
-    return max(0.0, 1 - float((errors[fine] ** 2).mean()) / spread) if spread > 0 else math.nan
+        return math.nan, math.nan
+    values, weight = values[fine], 1 / errors[fine] ** 2
+    mean = float((values * weight).sum() / weight.sum())
+    p = float(chi2.sf(float((weight * (values - mean) ** 2).sum()), len(values) - 1))
+    spread = float(values.var(ddof=1))
+    return p, max(0.0, 1 - float((1 / weight).mean()) / spread) if spread > 0 else math.nan
 
 
 def _needed(answers: Floats) -> float:
