@@ -1,9 +1,9 @@
 """Findings made visible: figures for papers and notebooks, the HTML report, and the board."""
 
-from potentia.show.answer import Answer, answer, outlook_part
+from potentia.show.answer import Answer, answer
 from potentia.show.cell_details import cell_payload, find_items, item_payload, lane_payload
 from potentia.show.draw import FORMATS, Drawing, draw, draw_all
 from potentia.show.model_charts import evidence_maps, evidence_payload
 from potentia.show.page import SCRIPTS, STYLES, Parts, asset, environment
 from potentia.show.sections import Section, build_sections, of_findings, report_page, save_report, write_report
-from potentia.show.source import ReportData, ReportOptions, make_report, read_outlook, read_report
+from potentia.show.source import ReportData, ReportOptions, make_report, read_report

@@ -15,7 +15,7 @@ import numpy as np
 
 from potentia.analysis.planning import Completion
 from potentia.analysis.rankings import NAMES, Scoreboard, Standing, agreement_sentence, resolution_sentence
-from potentia.show.page import chance, count, percent, render, unbroken
+from potentia.show.page import chance, count, percent, unbroken
 from potentia.show.svg import make_scale
 from potentia.values.findings import Interval, short_names
 
@@ -195,11 +195,6 @@ def make_outlook(done: Completion) -> dict[str, Any]:
         chances.append({"model": done.models[i], "name": name, "rank": rank, "place": axis.mark(rank), **odds})
     words = {"headline": _headline(chances), "basis": _basis(done)}
     return {"ranks": axis, "chances": chances, "top": top, "tasks": len(done.tasks), **words}
-
-
-def outlook_part(done: Completion, cells: str) -> str:
-    """Return the block of the expected final ranking; ``cells`` is the address of the completed matrix."""
-    return render("outlook.html", outlook=make_outlook(done), predicted=cells)
 
 
 def _headline(chances: list[dict[str, Any]]) -> str:

@@ -174,7 +174,6 @@ def answer_section(data: ReportData) -> Section:
         "method": "" if board is None else NAMES[told.method] if len(board.ranked_on) > 1 else "score",
         "names": () if board is None else tuple(board.names.values()),
         "outlook": None if data.completion is None else make_outlook(data.completion),
-        "predicted": "#predicted",
     }
     charts, tables = _charts(runs), _tables(runs)
     return Section("answer", "Answer", charts=charts, tables=tables, template="answer.html", context=context)

@@ -125,14 +125,6 @@ def read_report(
     return make_report(read(source, study=study, facts=facts), items=items, options=options)
 
 
-def read_outlook(
-    source: str | Path, *, study: str | Sequence[str] | None = None, history: Evidence | None = None
-) -> Completion | None:
-    """Read a store and predict what its study has not measured, as its report does; None once all is there."""
-    evidence = read(source, study=study)
-    return _completion(evidence, history, _or_none(find_training, evidence))
-
-
 def make_report(evidence: Evidence, *, items: int | None = None, options: ReportOptions | None = None) -> ReportData:
     """Compute the findings of evidence and gather what the pages show.
 

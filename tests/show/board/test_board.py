@@ -19,13 +19,13 @@ from starlette.testclient import TestClient
 
 from made_store import DOCUMENT, EVIL, MODELS, STUDY, make_store
 from potentia.evidence import read
-from potentia.show import read_outlook, read_report
+from potentia.show import ReportOptions, read_report
 from potentia.show.board.app import create_app
 from potentia.show.board.live import Watch
 from potentia.show.board.snapshot import Snapshots, Worker
 from potentia.store import Store
 
-SECTIONS = ("answer", "scores", "predicted", "outlook", "ranks", "agreement", "evidence", "structure", "cells", "how")
+SECTIONS = ("answer", "scores", "predicted", "ranks", "agreement", "evidence", "structure", "cells", "how")
 
 
 def handlers(page: str) -> list[str]:
@@ -61,9 +61,9 @@ def test_the_board_predicts_as_the_report_does(board: TestClient, store: Path):
     assert done is not None
     told = board.get(f"/api/studies/{STUDY}/outlook").json()
     assert told == json.loads(json.dumps(done.to_dict()))
-    part = board.get(f"/studies/{STUDY}/outlook")
-    assert part.headers["x-cells"] == "22"
-    assert f"best with probability {done.p_best.max():.2f}, predicted" in part.text
+    page = board.get(f"/studies/{STUDY}").text
+    assert f"best with probability {done.p_best.max():.2f}, predicted" in page
+    assert f'href="/studies/{STUDY}/predicted"' in page
 
 
 def test_the_board_predicts_with_history_where_it_is_given(store: Path, tmp_path: Path):
@@ -72,8 +72,8 @@ def test_the_board_predicts_with_history_where_it_is_given(store: Path, tmp_path
     with TestClient(app, base_url="http://127.0.0.1") as client:
         told = client.get(f"/api/studies/{STUDY}/outlook").json()
         assert told["history"] == 5
-        assert "5 rows of history" in client.get(f"/studies/{STUDY}/outlook").text
-        done = read_outlook(store, history=read(past))
+        assert "5 rows of history" in client.get(f"/studies/{STUDY}").text
+        done = read_report(store, items=0, options=ReportOptions(history=read(past))).completion
         assert done is not None
         assert told == json.loads(json.dumps(done.to_dict()))
 
@@ -82,8 +82,7 @@ def test_a_study_with_nothing_left_has_no_outlook(tmp_path: Path):
     whole = make_store(tmp_path / "whole.db", models=("org/a", "org/b"))
     with TestClient(create_app(str(whole), executor=ThreadPoolExecutor(1)), base_url="http://127.0.0.1") as client:
         assert client.get(f"/api/studies/{STUDY}/outlook").status_code == 404
-        part = client.get(f"/studies/{STUDY}/outlook")
-        assert (part.status_code, part.text, part.headers["x-cells"]) == (200, "", "12")
+        assert 'id="outlook"' not in client.get(f"/studies/{STUDY}").text
 
 
 def test_studies_and_live_state(board: TestClient):

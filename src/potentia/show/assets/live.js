@@ -90,24 +90,8 @@
         return null;
       }).catch(() => {});
   };
-  /* Who may be best once all is measured: a part of its own, computed sooner than the findings. */
-  const outlook = document.querySelector("[data-outlook]");
-  const look = () => {
-    if (latest.done <= Number(outlook.dataset.cells)) return;
-    fetch(outlook.dataset.outlook).then(async (page) => {
-      const cells = Number(page.headers.get("x-cells"));
-      if (!page.ok || cells <= Number(outlook.dataset.cells)) return;
-      const fresh = new DOMParser().parseFromString(await page.text(), "text/html").getElementById("outlook");
-      const open = outlook.querySelector("details.more[open]");
-      outlook.replaceChildren(...(fresh ? [document.adoptNode(fresh)] : []));
-      outlook.dataset.cells = String(cells);
-      if (open) outlook.querySelector("details.more")?.setAttribute("open", "");
-    }).catch(() => {});
-  };
   renew();
-  look();
   setInterval(renew, 3000);
-  setInterval(look, 3000);
   const stream = new EventSource(board.dataset.stream);
   stream.addEventListener("state", (event) => { part("link").textContent = "live"; draw(JSON.parse(event.data)); });
   stream.addEventListener("error", () => { part("link").textContent = "connection lost, trying again"; });

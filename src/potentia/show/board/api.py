@@ -87,8 +87,7 @@ def make_api(desk: Desk) -> APIRouter:
     @api.get("/studies/{study}/outlook", response_model=dict[str, Any])
     async def outlook(study: Name) -> Any:
         """Return what is predicted of cells not measured yet: P(best), ranks with intervals; 404 once all is there."""
-        made = await desk.outlook(desk.study(study).key, wait=True)
-        return json_text(made.findings.get("completion") if made is not None else None)
+        return json_text((await desk.snapshot(desk.study(study).key)).findings.get("completion"))
 
     @api.get("/studies/{study}/findings")
     async def findings(study: Name) -> Names:

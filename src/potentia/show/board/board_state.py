@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 
 from potentia.errors import StoreError
 from potentia.show.board.live import Watch, study_summary
-from potentia.show.board.snapshot import Snapshot, Snapshots, Worker, make_outlook, make_snapshot
+from potentia.show.board.snapshot import Snapshot, Snapshots, Worker, make_snapshot
 from potentia.store import CellRecord, Store, StudyRecord
 from potentia.values.scores import ItemOutcome
 
@@ -33,14 +33,13 @@ class Desk:
         self.store = Store.open(where, readonly=True)
         self.worker = Worker(executor)
         self.snapshots = Snapshots(where, self.worker, partial(make_snapshot, history=history))
-        self.outlooks = Snapshots(where, self.worker, partial(make_outlook, history=history))
         self._watches: dict[str, Watch] = {}
         self._read: dict[str, tuple[float, Any]] = {}  # name → when, and what was read
         self.items = lru_cache(maxsize=4)(self._items)
 
     def stop(self) -> None:
         """End what waits: streams, and pages whose findings are being made."""
-        self.snapshots.stopped = self.outlooks.stopped = True
+        self.snapshots.stopped = True
         for watch in list(self._watches.values()):
             watch.stopped = True
 
@@ -109,16 +108,10 @@ class Desk:
         """Return the study's latest snapshot, or None while the first is being made."""
         return self.snapshots.peek(key, await run_in_threadpool(self.stamp, key))
 
-    async def outlook(self, key: str, *, wait: bool = False) -> Snapshot | None:
-        """Return the expected final ranking; None while the first is being made, unless it is waited for."""
-        stamp = await run_in_threadpool(self.stamp, key)
-        return await self.outlooks.get(key, stamp) if wait else self.outlooks.peek(key, stamp)
-
     async def warm(self) -> None:
-        """Begin the first snapshots of the study opened last, before anyone asks; the short one first."""
+        """Begin the first snapshot of the study opened last, before anyone asks."""
         records = await run_in_threadpool(self.studies)
         if records:
-            await self.outlook(records[0].key)
             await self.peek(records[0].key)
 
     def cell(self, key: str) -> CellRecord:

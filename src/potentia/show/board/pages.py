@@ -14,7 +14,6 @@ from starlette.concurrency import run_in_threadpool
 from potentia.show import SCRIPTS, STYLES, asset, cell_payload, environment
 from potentia.show.board.api import Name
 from potentia.show.board.board_state import Desk
-from potentia.show.board.snapshot import Snapshot
 from potentia.values.findings import clock
 
 
@@ -62,7 +61,6 @@ def make_pages(desk: Desk) -> APIRouter:
     async def board(study: Name) -> HTMLResponse:
         record = await run_in_threadpool(desk.study, study)
         state = await run_in_threadpool(desk.watch(record.key).look)
-        outlook = await desk.outlook(record.key)  # before the findings, which keep the worker longer
         made = await desk.peek(record.key)  # the board itself never waits for findings
         sections = made.sections if made else ()
         return _page(
@@ -70,8 +68,6 @@ def make_pages(desk: Desk) -> APIRouter:
             title=record.name,
             state=state,
             answer=next((html for name, _, html in sections if name == "answer"), ""),
-            outlook=_outlook(outlook),
-            outlook_cells=outlook.stamp[0] if outlook else -1,
             problem=made.problem if made else "",
             cells=made.stamp[0] if made else 0,
             made=made.made if made else 0.0,
@@ -80,13 +76,6 @@ def make_pages(desk: Desk) -> APIRouter:
             links=_links(sections),
             here="live",
         )
-
-    @pages.get("/studies/{study}/outlook")
-    async def outlook(study: Name) -> HTMLResponse:
-        """Return the part alone, for a board that is open; empty where nothing is left to predict, or not yet made."""
-        record = await run_in_threadpool(desk.study, study)
-        made = await desk.outlook(record.key)
-        return HTMLResponse(_outlook(made), headers={"x-cells": str(made.stamp[0] if made else -1)})
 
     @pages.get("/studies/{study}/cell")
     async def cell_of(study: Name, model: str, task: str, protocol: str) -> HTMLResponse:
@@ -142,10 +131,6 @@ def _page(template: str, *, status: int = 200, **context: Any) -> HTMLResponse:
 
 def _links(sections: tuple[tuple[str, str, str], ...]) -> tuple[tuple[str, str], ...]:
     return tuple((name, title) for name, title, _ in sections)
-
-
-def _outlook(made: Snapshot | None) -> str:
-    return next((html for _, _, html in made.sections), "") if made is not None else ""
 
 
 @cache

@@ -2,8 +2,7 @@
 
 Findings take seconds to compute. They are made in one niced worker, never while serving a request that an older
 snapshot can answer. A new one is due by cells or by time: as soon as the study has a quarter more cells, and every two
-minutes at least where there is anything new; readers of a long run take a twentieth of a core. The outlook (who may be
-best once all is measured) takes a part of that and is a snapshot of its own, so that it keeps up with a run.
+minutes at least where there is anything new; readers of a long run take a twentieth of a core.
 """
 
 from __future__ import annotations
@@ -67,23 +66,6 @@ def make_snapshot(where: str, study: str, stamp: tuple[int, int], history: tuple
         scores={name: json.dumps(jsonable(matrix)) for name, matrix in data.evidence.scores.items()},
         evidence={name: json.dumps(jsonable(evidence_payload(found))) for name, found in evidence_maps(data).items()},
     )
-
-
-def make_outlook(where: str, study: str, stamp: tuple[int, int], history: tuple[str, ...] = ()) -> Snapshot:
-    """Read a study and predict what it has not measured: the expected final ranking alone; runs in the worker."""
-    from potentia.evidence import read
-    from potentia.show import outlook_part, read_outlook
-
-    began = time.monotonic()
-    try:
-        done = read_outlook(where, study=study, history=read(*history) if history else None)
-    except PotentiaError as error:  # no scores yet, or nothing is tuned
-        return Snapshot(study, stamp, time.monotonic() - began, problem=error.message)
-    if done is None:
-        return Snapshot(study, stamp, time.monotonic() - began)
-    part = ("outlook", "Expected final ranking", outlook_part(done, f"/studies/{study}/predicted"))
-    findings = {"completion": json.dumps(done.to_dict())}
-    return Snapshot(study, stamp, time.monotonic() - began, sections=(part,), findings=findings)
 
 
 def _settle() -> None:
