@@ -37,69 +37,93 @@ class _Measured:
 
 def harness_entries(content: dict[str, Any], path: Path, *, metric: str | None, subtasks: bool) -> Iterator[Entry]:
     """Give the scores of one results file: one model, any number of tasks."""
-    where = str(path)
-    content = _as_lm_eval(content, where)
-    results = dict(section(content, "results", where))
-    for group, body in section(content, "groups", where).items():
-        results.setdefault(group, body)
+    file = _File(_as_lm_eval(content, str(path)), path)
+    results = file.part("results")
+    results = results | {group: body for group, body in file.part("groups").items() if group not in results}
     if not results:
-        raise DataError("the results are empty", where=where)
-    model = _model_name(content, path)
-    hidden = _passed_over(content, where, results, subtasks=subtasks)
+        raise DataError("the results are empty", where=str(path))
+    model = _model_name(file)
+    hidden = _passed_over(file, results, subtasks=subtasks)
     old_mmlu: list[Entry] = []
     for name, body in results.items():
         if name in hidden or name == "all":
             continue
+        where = f"{path}, results.{name}"
         if not isinstance(body, dict):
-            raise DataError("the entry is no object", where=f"{where}, results.{name}")
-        entry = _entry(content, where, model, name, body, metric)
-        if entry is None:
-            if metric is None:
-                raise DataError("the entry has no metric", where=f"{where}, results.{name}")
-            continue
-        if entry.task.startswith(_OLD_MMLU) and not subtasks:
+            raise DataError("the entry is no object", where=where)
+        entry = _entry(file, model, name, body, metric)
+        if entry is None and metric is None:
+            raise DataError("the entry has no metric", where=where)
+        if entry is not None and entry.task.startswith(_OLD_MMLU) and not subtasks:
             old_mmlu.append(entry)
-        else:
+        elif entry is not None:
             yield entry
     yield from _pool(old_mmlu)
 
 
-def _entry(
-    content: dict[str, Any], where: str, model: str, name: str, body: dict[str, Any], metric: str | None
-) -> Entry | None:
-    place = f"results.{name}"
-    task = name.partition("|")[0] if name in section(content, "named", where) else name  # twice, with other examples
+@dataclass(frozen=True)
+class _File:
+    """One results file; what it lacks is empty, and what is of another type an error."""
+
+    content: dict[str, Any]
+    path: Path
+
+    def part(self, *names: str) -> dict[str, Any]:
+        """Return the object under these names."""
+        found = self.content
+        for name in names:
+            found = section(found, name, str(self.path))
+        return found
+
+    def below(self, name: str) -> list[str]:
+        """Return everything below a group, however deep; nothing for a task."""
+        groups = self.part("group_subtasks")
+        found: dict[str, None] = {}
+        waiting = [name]
+        while waiting:
+            children = groups.get(waiting.pop())
+            if isinstance(children, list):
+                fresh = [c for c in children if isinstance(c, str) and c not in found and c != name]
+                found.update(dict.fromkeys(fresh))
+                waiting += fresh
+        return list(found)
+
+    def shots(self, name: str) -> int | None:
+        """Return how many examples a task was asked with."""
+        found = (self.part("n-shot").get(name), self.part("configs", name).get("num_fewshot"))
+        return next((int(count) for count in found if isinstance(count, int)), None)
+
+
+def _entry(file: _File, model: str, name: str, body: dict[str, Any], metric: str | None) -> Entry | None:
+    where = f"{file.path}, results.{name}"
+    task = name.partition("|")[0] if name in file.part("named") else name  # twice, with other examples
     if not task.strip():
-        raise DataError("a task has no name", where=f"{where}, {place}")
+        raise DataError("a task has no name", where=where)
     chosen = _choose(_measured(body), task, metric)
     if chosen is None:
         return None
     stderr = chosen.stderr if isinstance(chosen.stderr, (int, float)) else None  # "N/A" where lm-eval has none
     if isinstance(chosen.value, str):
-        raise DataError(
-            f"the text {chosen.value[:40]!r} stands where {chosen.metric} should", where=f"{where}, {place}"
-        )
-    error = number(stderr, f"{where}, {place}.{chosen.metric}_stderr")
+        raise DataError(f"the text {chosen.value[:40]!r} stands where {chosen.metric} should", where=where)
+    error = number(stderr, f"{where}.{chosen.metric}_stderr")
     if error < 0:
-        raise DataError("the standard error is negative", where=f"{where}, {place}")
-    own = section(section(section(content, "potentia", where), "scores", where), name, where)
-    metric_found = _metric(content, where, name, task, chosen.metric)
-    shots = _shots(content, where, name)
+        raise DataError("the standard error is negative", where=where)
+    own, shots, found = file.part("potentia", "scores", name), file.shots(name), _metric(file, name, task, chosen.metric)
+    record = {**own, "higher_is_better": found.higher_is_better, "shots": shots}
     if own:  # written by Potentia: what lm-eval has no place for
-        record = {**own, "higher_is_better": metric_found.higher_is_better, "shots": shots}
-        metric_found = described(record, task, str(own.get("metric") or "") or None, f"{where}, potentia.{name}")
+        found = described(record, task, str(own.get("metric") or "") or None, f"{file.path}, potentia.{name}")
     return Entry(
-        protocol=_protocol(content, where, name),
+        protocol=_protocol(file, name),
         model=model,
         task=task,
-        value=number(chosen.value, f"{where}, {place}.{chosen.metric}", required=True),
+        value=number(chosen.value, f"{where}.{chosen.metric}", required=True),
         stderr=error,
-        n=_size(content, where, name),
-        metric=metric_found,
+        n=_size(file, name),
+        metric=found,
         origin=origin_of(record, where) if own else Origin(shots=shots),
         seeds=read_seeds(own.get("seeds"), where),
-        place=f"{where}, {place}",
-        items=_items(Path(where), name, chosen) or _details(content, Path(where), name, chosen.metric),
+        place=where,
+        items=_items(file.path, name, chosen) or _details(file, name, chosen.metric),
     )
 
 
@@ -150,17 +174,18 @@ def _as_lm_eval(content: dict[str, Any], where: str) -> dict[str, Any]:
     return {**content, **made, "group_subtasks": groups}
 
 
-def _details(content: dict[str, Any], results: Path, task: str, metric: str) -> dict[int, float] | None:
+def _details(file: _File, task: str, metric: str) -> dict[int, float] | None:
     """Return the value of every document from the ``details`` that lighteval keeps beside its ``results``."""
-    name, stamp = section(content, "named", str(results)).get(task), results.stem.removeprefix("results_")
+    results = file.path
+    name, stamp = file.part("named").get(task), results.stem.removeprefix("results_")
     folder = next((p for p in results.parents if p.name == "results"), None)
     if name is None or folder is None:
         return None
     inside = folder.with_name("details") / results.parent.relative_to(folder) / stamp
-    file = inside / f"details_{name}_{stamp}.parquet"
-    if not file.is_file():
+    beside = inside / f"details_{name}_{stamp}.parquet"
+    if not beside.is_file():
         return None
-    table, found = read_parquet_table(file), dict[int, float]()
+    table, found = read_parquet_table(beside), dict[int, float]()
     if not {"doc", "metric"} <= set(table.columns):  # as before 2025
         return None
     for _, row in table.rows:
@@ -192,71 +217,42 @@ def _choose(found: list[_Measured], task: str, metric: str | None) -> _Measured 
     return min(fitting, key=lambda m: rank.get(m.filter, len(rank)), default=None)
 
 
-def _protocol(content: dict[str, Any], where: str, name: str) -> str:
-    own = section(content, "potentia", where).get("protocol")
+def _protocol(file: _File, name: str) -> str:
+    own = file.part("potentia").get("protocol")
     if isinstance(own, str) and own.strip():
         return own
-    general = section(content, "config", where).get("num_fewshot")
-    members = [_shots(content, where, member) for member in _below(content, where, name)]
-    in_group = max((count for count in members if count is not None), default=None)
-    for count in (_shots(content, where, name), in_group, general):
+    members = [count for member in file.below(name) if (count := file.shots(member)) is not None]
+    for count in (file.shots(name), max(members, default=None), file.part("config").get("num_fewshot")):
         if isinstance(count, int):
             return Protocol.few_shot(count)
     return DIRECT
 
 
-def _shots(content: dict[str, Any], where: str, name: str) -> int | None:
-    config = section(section(content, "configs", where), name, where)
-    found = (section(content, "n-shot", where).get(name), config.get("num_fewshot"))
-    return next((int(count) for count in found if isinstance(count, int)), None)
-
-
-def _size(content: dict[str, Any], where: str, name: str) -> float:
+def _size(file: _File, name: str) -> float:
     """Return the number of documents; of a group, the sum over the tasks in it."""
-    sizes = section(content, "n-samples", where)
-    known = [sizes[task].get("effective") for task in (name, *_below(content, where, name)) if _is_object(sizes, task)]
+    sizes = file.part("n-samples")
+    known = [sizes[task].get("effective") for task in (name, *file.below(name)) if isinstance(sizes.get(task), dict)]
     if known and all(isinstance(size, int) and 0 < size <= 2**53 for size in known):
         return float(sum(known))
     return math.nan
 
 
-def _is_object(content: dict[str, Any], name: str) -> bool:
-    return isinstance(content.get(name), dict)
-
-
-def _metric(content: dict[str, Any], where: str, name: str, task: str, metric: str) -> Metric:
+def _metric(file: _File, name: str, task: str, metric: str) -> Metric:
     """Return the metric, a text's where lm-eval asked for the likelihood of whole texts."""
-    given = section(section(content, "higher_is_better", where), name, where).get(metric)
+    given = file.part("higher_is_better", name).get(metric)
     made = metric_of(task, metric, given if isinstance(given, bool) else None)
-    config = section(section(content, "configs", where), name, where)
-    if "output_type" in config:
-        return replace(made, kind="text" if config["output_type"] == "loglikelihood_rolling" else "task")
-    return made
+    asked = file.part("configs", name).get("output_type")
+    return made if asked is None else replace(made, kind="text" if asked == "loglikelihood_rolling" else "task")
 
 
-def _below(content: dict[str, Any], where: str, name: str) -> list[str]:
-    """Return everything below a group, however deep; nothing for a task."""
-    groups = section(content, "group_subtasks", where)
-    found: dict[str, None] = {}
-    waiting = [name]
-    while waiting:
-        children = groups.get(waiting.pop())
-        if isinstance(children, list):
-            fresh = [c for c in children if isinstance(c, str) and c not in found and c != name]
-            found.update(dict.fromkeys(fresh))
-            waiting += fresh
-    return list(found)
-
-
-def _passed_over(content: dict[str, Any], where: str, results: dict[str, Any], *, subtasks: bool) -> set[str]:
+def _passed_over(file: _File, results: dict[str, Any], *, subtasks: bool) -> set[str]:
     """Return what does not count: members of a group that has a score of its own, or else the groups themselves."""
-    groups = {name: _below(content, where, name) for name in section(content, "group_subtasks", where)}
-    groups = {name: members for name, members in groups.items() if members}
+    groups = {name: members for name in file.part("group_subtasks") if (members := file.below(name))}
     if subtasks:
         return set(groups)
-    scored = [name for name in groups if _is_object(results, name) and _measured(results[name])]
-    empty = [name for name in groups if _is_object(results, name) and not _measured(results[name])]
-    return {member for name in scored for member in groups[name]} | set(empty)
+    there = {name: bool(_measured(results[name])) for name in groups if isinstance(results.get(name), dict)}
+    empty = {name for name, scored in there.items() if not scored}
+    return {member for name, scored in there.items() if scored for member in groups[name]} | empty
 
 
 def _pool(entries: list[Entry]) -> Iterator[Entry]:
@@ -275,31 +271,26 @@ def _pool(entries: list[Entry]) -> Iterator[Entry]:
         )
 
 
-def _model_name(content: dict[str, Any], path: Path) -> str:
+def _model_name(file: _File) -> str:
     """Find the model's name; a revision other than main and an adapter make it another model."""
-    where = str(path)
-    config = section(content, "config", where)
-    general = section(content, "config_general", where)
+    config, general = file.part("config"), file.part("config_general")
     arguments = _arguments(config.get("model_args"))
     candidates = (
-        content.get("model_name"),
+        file.content.get("model_name"),
         general.get("model_name"),
-        section(general, "model_config", where).get("model_name"),
+        file.part("config_general", "model_config").get("model_name"),
         arguments.get("pretrained"),
         arguments.get("model"),
         config.get("model_name"),
         config.get("model"),
+        file.path.parent.name.replace("__", "/"),
     )
     name = next((c.strip(" \t") for c in candidates if isinstance(c, str) and c.strip()), None)
     if name is None:
-        name = path.parent.name.replace("__", "/") if path.parent.name else ""
-    if not name:
-        raise DataError("the file does not say which model it is about", where=where)
-    revision, adapter = arguments.get("revision"), arguments.get("peft")
-    if isinstance(revision, str) and revision not in ("", "main", "None"):
-        name += f"@{revision}"
-    if isinstance(adapter, str) and adapter not in ("", "None"):
-        name += f"+{adapter}"
+        raise DataError("the file does not say which model it is about", where=str(file.path))
+    for mark, given in (("@", arguments.get("revision")), ("+", arguments.get("peft"))):
+        if isinstance(given, str) and given not in ("", "main", "None"):
+            name += mark + given
     return name
 
 

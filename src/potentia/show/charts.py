@@ -194,69 +194,45 @@ def _colour_bar(sheet: Sheet, chart: Heatmap, left: float) -> float:
 
 @draws_kind(Bars)
 def _bars(chart: Bars) -> Drawn:
-    series = list(chart.series)
-    thick = 9.0 if len(series) > 1 else 11.0
-    high = max(LINE, thick * len(series) + 6)
-    names = _names(chart.labels)
-    reach = [v for by in (chart.series, chart.low, chart.high) for values in by.values() for v in _known(values)]
-    legend = [(name, k, "mark") for k, name in enumerate(series)] if len(series) > 1 else ()
-    sheet, scale, top = _rows(names, chart.labels, [0.0, *reach], chart.y_range, high, legend)
-    end = _axis_below(sheet, scale, top, top + high * len(names), chart.y_label)
-    for k, name in enumerate(series):
-        for i, value in enumerate(chart.series[name]):
-            if not math.isfinite(value):
-                continue
-            y = top + (i + 0.5) * high + (k - len(series) / 2) * thick
-            low, up = (by[name][i] if name in by else None for by in (chart.low, chart.high))
-            ends = sorted((scale.inside(0.0), scale.inside(value)))
-            tip = _span(f"{chart.labels[i]}, {name}" if len(series) > 1 else chart.labels[i], value, low, up)
-            sheet.add("rect", tip, x=ends[0], y=y, width=max(1.0, ends[1] - ends[0]), height=thick - 1,
-                      class_=f"f{k % HUES}")  # fmt: skip
-            if low is not None and up is not None and math.isfinite(low + up):
-                sheet.line(scale.inside(low), y + thick / 2, scale.inside(up), y + thick / 2, "whisker")
-    return Drawn(sheet, HALF, end)
+    series = [
+        Points(name, (), values, chart.labels, low=chart.low.get(name, ()), high=chart.high.get(name, ()))
+        for name, values in chart.series.items()
+    ]
+    return _named_rows(chart, series, 9.0 if len(series) > 1 else 11.0, bars=True)
 
 
-def _rows(
-    names: Sequence[str],
-    full: Sequence[str],
-    values: Sequence[float],
-    span: tuple[float, float] | None,
-    high: float,
-    legend: Sequence[tuple[str, int, str]],
-) -> tuple[Sheet, Scale, float]:
-    """Begin a drawing with names on the left and a scale to their right."""
+def _named_rows(
+    chart: Bars | Plot, series: Sequence[Points], step: float, *, bars: bool = False, joined: bool = False
+) -> Drawn:
+    """Draw names on the left, and to their right on one scale a bar or a dot of every series, ``step`` apart."""
+    labels, several = series[0].labels, len(series) > 1
+    names, high = _names(labels), max(LINE, step * len(series) + 6)
+    reach = [v for one in series for part in (one.y, one.low, one.high) for v in _known(part)]
     sheet = Sheet()
     left = min(widest(names), 0.5 * HALF) + 10
-    top = _legend(sheet, legend, left, HALF - left)
-    for i, name in enumerate(names):
-        sheet.text(left - 8, top + (i + 0.5) * high, name, anchor="end", tip=full[i])
-    return sheet, make_scale(values, left, HALF - 16, span=span), top
-
-
-def _dots(chart: Plot, first: Points) -> Drawn:
-    names = _names(first.labels)
-    reach = [v for p in chart.points for part in (p.y, p.low, p.high) for v in _known(part)]
-    several = len(chart.points) > 1
-    legend = [(p.name, k, "mark") for k, p in enumerate(chart.points)] if several else ()
-    high = LINE if chart.joined or not several else max(LINE, 8.0 * len(chart.points) + 4)
-    sheet, scale, top = _rows(names, first.labels, reach, chart.y_range, high, legend)
-    bottom = top + high * len(names)
-    end = _axis_below(sheet, scale, top, bottom, chart.y_label)
-    for i, label in enumerate(first.labels):
+    top = _legend(sheet, [(one.name, k, "mark") for k, one in enumerate(series)] if several else (), left, HALF - left)
+    scale = make_scale([0.0, *reach] if bars else reach, left, HALF - 16, span=chart.y_range)
+    end = _axis_below(sheet, scale, top, top + high * len(names), chart.y_label)
+    for i, label in enumerate(labels):
         y = top + (i + 0.5) * high
-        known = [scale.inside(p.y[i]) for p in chart.points if math.isfinite(p.y[i])]
-        if chart.joined and len(known) > 1:
+        sheet.text(left - 8, y, names[i], anchor="end", tip=label)
+        known = [scale.inside(one.y[i]) for one in series if math.isfinite(one.y[i])]
+        if joined and len(known) > 1:
             sheet.line(min(known), y, max(known), y, "join")
-        for k, points in enumerate(chart.points):
-            if not math.isfinite(points.y[i]):
+        for k, one in enumerate(series):
+            if not math.isfinite(one.y[i]):
                 continue
-            at = y if chart.joined else y + (k - (len(chart.points) - 1) / 2) * 8
-            low, up = (part[i] if part else None for part in (points.low, points.high))
+            at, x = y + (k - (len(series) - 1) / 2) * step, scale.inside(one.y[i])
+            low, up = (part[i] if part else None for part in (one.low, one.high))
+            tip = _span(f"{label}, {one.name}" if several else label, one.y[i], low, up)
+            if bars:
+                ends = sorted((scale.inside(0.0), x))
+                sheet.add("rect", tip, x=ends[0], y=at - step / 2, width=max(1.0, ends[1] - ends[0]), height=step - 1,
+                          class_=f"f{k % HUES}")  # fmt: skip
             if low is not None and up is not None and math.isfinite(low + up):
-                sheet.line(scale.inside(low), at, scale.inside(up), at, f"s{k % HUES} reach")
-            tip = _span(f"{label}, {points.name}" if several else label, points.y[i], low, up)
-            sheet.marker(scale.inside(points.y[i]), at, k, tip)
+                sheet.line(scale.inside(low), at, scale.inside(up), at, "whisker" if bars else f"s{k % HUES} reach")
+            if not bars:
+                sheet.marker(x, at, k, tip)
     return Drawn(sheet, HALF, end)
 
 
@@ -267,7 +243,7 @@ def _dots(chart: Plot, first: Points) -> Drawn:
 def _plot(chart: Plot) -> Drawn:
     first = chart.points[0] if chart.points else None
     if first is not None and all(p.labels == first.labels and by_position(p.x, p.labels) for p in chart.points):
-        return _dots(chart, first)
+        return _named_rows(chart, chart.points, 0.0 if chart.joined else 8.0, joined=chart.joined)
     sheet = Sheet()
     places = {p.name: k if p.hue is None else p.hue for k, p in enumerate(chart.points)}
     alone = [
