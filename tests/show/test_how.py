@@ -1,0 +1,44 @@
+"""How says what computed each model: slower paths and odd weights come first, with the reason."""
+
+from __future__ import annotations
+
+from potentia.show.how import ABSENT, _computed
+from potentia.store import CellRecord
+from potentia.values.metric import Metric
+from potentia.values.scores import Score
+
+
+def cell(model: str, task: str, *, weights: str = "all in place", **training: object) -> CellRecord:
+    manifest = {
+        "engine": {"load": {"weights": weights}, "scoring": {"tree": {"off_by": 9e-6}, "rows": {"off_by": 2e-7}}},
+        "scorer": {"rows_by_path": {"tree": 12}, "fallbacks": []},
+        "training": {"targets": ["q_proj", "v_proj"], "distance": {"lane": 1.3e-6}, "update": 3e-7, **training},
+    }
+    scores = {"acc": Score(0.5, 0.01, 100, Metric.of("acc"))}
+    return CellRecord(f"{model} {task}", "s", model, task, "train_before_test", scores, "acc", manifest)
+
+
+def test_slower_paths_and_odd_weights_come_first():
+    fast = {"form": "hand-written layers"}
+    other = {"form": "shared passes", "not_taken": {"hand-written layers": ABSENT}}  # no fall-back: it has no such form
+    slow = {"form": "one row a pass", "not_taken": {"shared passes": "gradients off by 0.2"}}
+    table = _computed(
+        [
+            cell("a", "t", **fast),
+            cell("a", "u", **fast),
+            cell("b", "t", **other),
+            cell("c", "t", **slow),
+            cell("d", "t", weights="allowed by --allow-missing-weights", **fast),
+        ]
+    )
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    assert [row["model"] for row in rows] == ["c", "d", "a", "b"]
+    assert rows[0]["slower because"] == "shared passes: gradients off by 0.2"
+    assert (rows[2]["cells"], rows[2]["adapters on"], rows[2]["scores off by"]) == (2, "q_proj, v_proj", "9e-06")
+    assert rows[3]["slower because"] is None
+    assert table.note.startswith("2 of 5 cells took a slower path or have odd weights.")
+
+
+def test_cells_of_another_source_say_nothing():
+    plain = cell("a", "t")
+    assert _computed([CellRecord("k", "s", "a", "t", "direct", plain.scores, "acc", {"imported_from": "x"})]).rows == ()
