@@ -204,18 +204,15 @@ def _bars(chart: Bars) -> Drawn:
 def _named_rows(
     chart: Bars | Plot, series: Sequence[Points], step: float, *, bars: bool = False, joined: bool = False
 ) -> Drawn:
-    """Draw names on the left, and to their right on one scale a bar or a dot of every series, ``step`` apart."""
+    """Draw a bar or a dot of every series beside every name, ``step`` apart."""
     labels, several = series[0].labels, len(series) > 1
-    names, high = _names(labels), max(LINE, step * len(series) + 6)
+    high = max(LINE, step * len(series) + 6)
     reach = [v for one in series for part in (one.y, one.low, one.high) for v in _known(part)]
-    sheet = Sheet()
-    left = min(widest(names), 0.5 * HALF) + 10
-    top = _legend(sheet, [(one.name, k, "mark") for k, one in enumerate(series)] if several else (), left, HALF - left)
-    scale = make_scale([0.0, *reach] if bars else reach, left, HALF - 16, span=chart.y_range)
-    end = _axis_below(sheet, scale, top, top + high * len(names), chart.y_label)
+    legend = [(one.name, k, "mark") for k, one in enumerate(series)] if several else ()
+    sheet, scale, top = _rows(_names(labels), labels, [0.0, *reach] if bars else reach, chart.y_range, high, legend)
+    end = _axis_below(sheet, scale, top, top + high * len(labels), chart.y_label)
     for i, label in enumerate(labels):
         y = top + (i + 0.5) * high
-        sheet.text(left - 8, y, names[i], anchor="end", tip=label)
         known = [scale.inside(one.y[i]) for one in series if math.isfinite(one.y[i])]
         if joined and len(known) > 1:
             sheet.line(min(known), y, max(known), y, "join")
@@ -234,6 +231,23 @@ def _named_rows(
             if not bars:
                 sheet.marker(x, at, k, tip)
     return Drawn(sheet, HALF, end)
+
+
+def _rows(
+    names: Sequence[str],
+    full: Sequence[str],
+    values: Sequence[float],
+    span: tuple[float, float] | None,
+    high: float,
+    legend: Sequence[tuple[str, int, str]],
+) -> tuple[Sheet, Scale, float]:
+    """Begin a drawing with names on the left and a scale to their right."""
+    sheet = Sheet()
+    left = min(widest(names), 0.5 * HALF) + 10
+    top = _legend(sheet, legend, left, HALF - left)
+    for i, name in enumerate(names):
+        sheet.text(left - 8, top + (i + 0.5) * high, name, anchor="end", tip=full[i])
+    return sheet, make_scale(values, left, HALF - 16, span=span), top
 
 
 # --- points and lines ------------------------------------------------------------------------------------------------

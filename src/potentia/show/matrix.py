@@ -188,7 +188,10 @@ def _table(matrix: Matrix, protocol: Protocol, cells: dict[Place, Shown], *, gai
 
     known = {t for _, t in cells} | {t for _, t, p in matrix.failed if p == protocol}
     tasks = [t for t in matrix.tasks if t in known]
-    spread = {t: sorted(c.value for (_, task), c in cells.items() if task == t) for t in tasks}
+    spread: dict[str, list[float]] = {}
+    for (_, task), cell in cells.items():
+        spread.setdefault(task, []).append(cell.value)
+    spread = {task: sorted(values) for task, values in spread.items()}
     head = "<th scope=col class=model>model</th>"
     if matrix.ranks:
         head += f'<th scope=col class=rank title="by the {escape(matrix.method)}, with its 95 % interval">rank</th>'
