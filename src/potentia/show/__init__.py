@@ -3,7 +3,6 @@
 from potentia.show.answer import Answer, answer
 from potentia.show.cell_details import cell_payload, find_items, item_payload, lane_payload
 from potentia.show.draw import FORMATS, Drawing, draw, draw_all
-from potentia.show.model_charts import evidence_maps, evidence_payload
 from potentia.show.page import SCRIPTS, STYLES, Parts, asset, environment
 from potentia.show.sections import Section, build_sections, of_findings, report_page, save_report, write_report
 from potentia.show.source import ReportData, ReportOptions, make_report, read_report

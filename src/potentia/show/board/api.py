@@ -105,11 +105,6 @@ def make_api(desk: Desk) -> APIRouter:
         """Return the score matrix of one protocol; missing scores are null."""
         return json_text((await desk.snapshot(desk.study(study).key)).scores.get(protocol))
 
-    @api.get("/studies/{study}/evidence/{protocol}", response_model=dict[str, Any])
-    async def evidence(study: Name, protocol: Name) -> Any:
-        """Return the evidence between every two models, pairs in the order of the upper triangle."""
-        return json_text((await desk.snapshot(desk.study(study).key)).evidence.get(protocol))
-
     @api.get("/studies/{study}/cells")
     def cells(
         study: Name,

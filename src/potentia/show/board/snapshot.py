@@ -37,13 +37,12 @@ class Snapshot:
     answer: dict[str, Any] = field(default_factory=dict)
     findings: dict[str, str] = field(default_factory=dict)  # name → JSON
     scores: dict[str, str] = field(default_factory=dict)  # protocol → JSON
-    evidence: dict[str, str] = field(default_factory=dict)  # protocol → JSON, as the page has it
 
 
 def make_snapshot(where: str, study: str, stamp: tuple[int, int], history: tuple[str, ...] = ()) -> Snapshot:
     """Read a study and compute everything; runs in the worker."""
     from potentia.evidence import read
-    from potentia.show import Parts, ReportOptions, answer, build_sections, evidence_maps, evidence_payload, read_report
+    from potentia.show import Parts, ReportOptions, answer, build_sections, read_report
     from potentia.values.findings import jsonable
 
     began = time.monotonic()
@@ -64,7 +63,6 @@ def make_snapshot(where: str, study: str, stamp: tuple[int, int], history: tuple
         answer=jsonable(answer(data)),
         findings={name: json.dumps(finding.to_dict()) for name, finding in data.named().items()},
         scores={name: json.dumps(jsonable(matrix)) for name, matrix in data.evidence.scores.items()},
-        evidence={name: json.dumps(jsonable(evidence_payload(found))) for name, found in evidence_maps(data).items()},
     )
 
 
