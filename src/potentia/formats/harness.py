@@ -108,7 +108,8 @@ def _entry(file: _File, model: str, name: str, body: dict[str, Any], metric: str
     error = number(stderr, f"{where}.{chosen.metric}_stderr")
     if error < 0:
         raise DataError("the standard error is negative", where=where)
-    own, shots, found = file.part("potentia", "scores", name), file.shots(name), _metric(file, name, task, chosen.metric)
+    own, shots = file.part("potentia", "scores", name), file.shots(name)
+    found = _metric(file, name, task, chosen.metric)
     record = {**own, "higher_is_better": found.higher_is_better, "shots": shots}
     if own:  # written by Potentia: what lm-eval has no place for
         found = described(record, task, str(own.get("metric") or "") or None, f"{file.path}, potentia.{name}")
