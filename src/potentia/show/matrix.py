@@ -189,8 +189,8 @@ def _table(matrix: Matrix, protocol: Protocol, cells: dict[Place, Shown], *, gai
     known = {t for _, t in cells} | {t for _, t, p in matrix.failed if p == protocol}
     tasks = [t for t in matrix.tasks if t in known]
     spread: dict[str, list[float]] = {}
-    for (_, task), cell in cells.items():
-        spread.setdefault(task, []).append(cell.value)
+    for (_, task), known_cell in cells.items():
+        spread.setdefault(task, []).append(known_cell.value)
     spread = {task: sorted(values) for task, values in spread.items()}
     head = "<th scope=col class=model>model</th>"
     if matrix.ranks:
