@@ -187,9 +187,7 @@ class Reading(Leases):
         with self._reading() as connection:
             query = self._scored(sa.select(*columns, *(c[name] for name in ORIGIN)), metric)
             query = query.where(*self._wanted(connection, study=study, protocol=protocol))
-            grid = Grid(connection.execute(query).all())
-            if grid.repeats():
-                grid = Grid(connection.execute(query.order_by(c.id)).all())
+            grid = Grid(connection.execute(query.order_by(c.id)).all())
         if not grid.models:
             what = f"{protocol} cells" + (f" with the metric {metric!r}" if metric else "")
             known = ", ".join(self.protocols(study=study))
@@ -233,11 +231,6 @@ class Grid:
         names = [[row[place] for row in rows] for place in range(2)]
         self.models, self.tasks = map(_sorted, names)
         self._places = (_index(names[0], self.models), _index(names[1], self.tasks))
-
-    def repeats(self) -> bool:
-        """Say whether a model has a task twice."""
-        flat = self._places[0] * len(self.tasks) + self._places[1]
-        return len(np.unique(flat)) < len(flat)
 
     def matrix(self, protocol: str, where: str) -> ScoreMatrix:
         """Return the matrix; of repeated cells the last row stays."""
