@@ -482,6 +482,7 @@ FAULTS: dict[str, Fault] = {
 }
 ON_POSTGRES_ALONE = {"node-loss", "secrets", "cuts"}  # a file cannot be shared between machines
 ON_SQLITE_ALONE = {"hostile-files", "damaged-store", "full-writers", "killed-writers", "no-locks", "few-descriptors"}
+WITH_A_COMPILER = {"clock-jumps", "no-locks"}
 
 
 def main() -> int:
@@ -504,6 +505,9 @@ def main() -> int:
             world = World.make(Path(folder), server=server)
             print(f"undisturbed: {len(world.expected)} cells in {world.seconds:.1f} s", flush=True)
             for name in chosen.faults:
+                if name in WITH_A_COMPILER and not world.preload:
+                    print(f"{name:<16} not tried: there is no C compiler")
+                    continue
                 alone = {"sqlite": ON_POSTGRES_ALONE, "postgres": ON_SQLITE_ALONE}
                 for kind in (kind for kind in chosen.stores if name not in alone[kind]):
                     wrong += try_fault(world, name, kind, chosen.rounds, chosen.seed)
