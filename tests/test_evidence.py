@@ -135,7 +135,7 @@ def test_terminal_report_board_and_python_find_the_same(store: Path) -> None:
 
 def test_examples_are_steps_of_the_studys_own_batch(store: Path) -> None:
     found = find_test_task(read(store))
-    assert found.tasks["mmlu"].emergence.examples == (0, 80)
+    assert found.tasks["mmlu"]["emergence"].examples == (0, 80)
 
 
 def test_batches_that_differ_make_no_common_axis(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_batches_that_differ_make_no_common_axis(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="batches of 16 and 32 examples"):
         find_test_task(read(path, study="all"))
     chosen = TestTaskOptions(batch=16)
-    assert find_test_task(read(path, study="all"), chosen).tasks["mmlu"].emergence.examples == (0, 80)
+    assert find_test_task(read(path, study="all"), chosen).tasks["mmlu"]["emergence"].examples == (0, 80)
 
 
 def test_another_metric_leaves_the_items_of_the_main_one_alone(store: Path) -> None:
@@ -191,7 +191,7 @@ def test_what_needs_no_division_survives_without_one(tmp_path: Path) -> None:
     rows = [f"{m},f{k % 3},{k + 1},300" for k, m in enumerate(MODELS)]
     facts.write_text("\n".join(["model,family,params_b,tokens_b", *rows]))
     found = find_test_task(read(tmp_path / "s.csv", facts=facts))
-    assert set(found.tasks["mmlu"].named()) == {"gain", "ranks", "families", "emergence"}
+    assert set(found.tasks["mmlu"]) == {"gain", "ranks", "families", "emergence"}
     assert [row[0] for row in found.tasks["mmlu"].gain.tables()[0].rows] == ["all models"]
     assert any("no training date" in problem for problem in found.problems)
 
