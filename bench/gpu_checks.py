@@ -71,8 +71,8 @@ def operation_checks(
     from potentia.engine.operations import operations, plain
     from potentia.engine.operations.tiles import Rows, tile
     from potentia.engine.tune.adapters import AdapterBank
+    from potentia.engine.tune.layout import Route, ThinGroup
     from potentia.engine.tune.schedule import LoraConfig
-    from potentia.engine.tune.thin import Route, ThinGroup
 
     ours = operations(device)
     s = lanes.SHAPES[shape]
@@ -218,13 +218,11 @@ def captures(bench: Bench) -> None:
     from potentia.engine.split import SplitModel
     from potentia.engine.tune.adapters import AdapterBank
     from potentia.engine.tune.block import Blocks, StaticRun
-    from potentia.engine.tune.captured import StaticSteps
     from potentia.engine.tune.lane import Lane
-    from potentia.engine.tune.layout import lay
+    from potentia.engine.tune.layout import Route, lay
     from potentia.engine.tune.schedule import LoraConfig
     from potentia.engine.tune.static import StaticPass, _within_rows, place
-    from potentia.engine.tune.steps import COLUMNS, Moments, Standing
-    from potentia.engine.tune.thin import Route
+    from potentia.engine.tune.steps import COLUMNS, Moments, Standing, StaticSteps
 
     device, slots = torch.device(bench.device), 6
     shape = bench.shape("135m")
@@ -303,14 +301,12 @@ def compare(shape: str, device: torch.device, dtype: torch.dtype) -> dict[str, A
     from potentia.engine.split import SplitModel
     from potentia.engine.tune.adapters import AdapterBank
     from potentia.engine.tune.block import Blocks
-    from potentia.engine.tune.captured import StaticSteps
     from potentia.engine.tune.check import HAND, LONG, check_lanes
     from potentia.engine.tune.lane import Lane
-    from potentia.engine.tune.passes import run_step
-    from potentia.engine.tune.planner import PassPlan
+    from potentia.engine.tune.passes import PassPlan, run_step
     from potentia.engine.tune.schedule import LoraConfig
     from potentia.engine.tune.static import StaticPass
-    from potentia.engine.tune.steps import Moments, Standing
+    from potentia.engine.tune.steps import Moments, Standing, StaticSteps
 
     slots, steps = 6, 5
     model = lanes.build(shape, device, dtype)

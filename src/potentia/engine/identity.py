@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from potentia.engine.adapted import WEIGHTS, check_adapter
+from potentia.engine.admission import WEIGHTS, check_adapter
 from potentia.errors import ModelError
 from potentia.files import write_file
 from potentia.processes import PICKLE, allowed

@@ -10,8 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from potentia.engine.adapted import merge_adapter
-from potentia.engine.admission import admit, fit, refuse_encoder_decoder, why_not_loaded
+from potentia.engine.admission import admit, fit, merge_adapter, refuse_encoder_decoder, why_not_loaded
 from potentia.engine.identity import fingerprint, memory_fingerprint, quantised_fingerprint
 from potentia.engine.tokens import BosPolicy, Encoder
 from potentia.errors import InputError, MissingExtraError, PotentiaError
@@ -104,8 +103,8 @@ def load(
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    from potentia.engine.memory import out_of_memory
     from potentia.engine.quantised import compute_plainly, keep_small, refuse_twice, settings
+    from potentia.engine.spread import out_of_memory
 
     place = pick_device(device)
     first = torch.device("cpu") if device == SPREAD or _several(device) else place  # of weights that are to be divided

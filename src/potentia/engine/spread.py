@@ -194,3 +194,14 @@ def _free(device: torch.device) -> int:
     if device.type == "cuda":
         return int(FILLED * torch.cuda.mem_get_info(device)[0])
     return 1 << 62
+
+
+_SAYINGS = ("out of memory", "can't allocate memory", "not enough memory", "cublas_status_alloc_failed")
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Tell whether an error means that memory ran out, on either kind of device."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(saying in text for saying in _SAYINGS)

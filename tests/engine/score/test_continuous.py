@@ -14,8 +14,8 @@ from capture_audit import Audit
 from lane_models import examples, spec
 from potentia.engine import LoadedModel
 from potentia.engine.score import Scorer, continuous, generate, slots
+from potentia.engine.score.decoding import StopTables
 from potentia.engine.score.network import Network
-from potentia.engine.score.stops import StopTables
 from potentia.engine.tune import LaneTrainer
 from potentia.values.requests import Generation
 from scoring_models import ARCHITECTURES, CORPUS, tiny

@@ -10,8 +10,8 @@ from lane_models import tiny
 from potentia.engine.operations import plain
 from potentia.engine.operations.tiles import Rows, tile
 from potentia.engine.tune.adapters import AdapterBank
+from potentia.engine.tune.layout import Route, ThinGroup
 from potentia.engine.tune.schedule import LoraConfig
-from potentia.engine.tune.thin import Route, ThinGroup
 
 CUDA = torch.cuda.is_available()
 with pytest.MonkeyPatch.context() as patch:

@@ -12,8 +12,7 @@ from architectures import tune
 from architectures.tiny import build
 from lane_models import VOCAB, examples, gap, spec, tiny
 from potentia.engine.tune import LaneSpec, LaneTrainer, LoraConfig, Schedule, TokenisedExamples
-from potentia.engine.tune.captured import StaticSteps
-from potentia.engine.tune.steps import PlainSteps
+from potentia.engine.tune.steps import PlainSteps, StaticSteps
 from potentia.engine.tune.targets import find_targets
 from potentia.errors import TuningError
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from potentia.engine.tune.planner import PassPlan, make_plan, pack
+from potentia.engine.tune.passes import PassPlan, make_plan, pack
 
 lengths = st.lists(st.integers(2, 300), min_size=1, max_size=120)
 

@@ -16,7 +16,7 @@ from potentia.engine.tune.dropout import keep_mask
 
 if TYPE_CHECKING:
     from potentia.engine.operations.tiles import LongRows
-    from potentia.engine.tune.thin import Route, ThinGroup
+    from potentia.engine.tune.layout import Route, ThinGroup
 
 
 def norm(x: Tensor, gain: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from potentia.engine.admission import not_a_number
-from potentia.engine.memory import out_of_memory
 from potentia.engine.score.continuous import ContinuousLoop
-from potentia.engine.score.decoding import Decoding, generate_themselves, seen_tokens
+from potentia.engine.score.decoding import Decoding, StopTables, generate_themselves, seen_tokens
 from potentia.engine.score.network import Network, log_softmax
-from potentia.engine.score.stops import StopTables
-from potentia.engine.spread import is_spread
+from potentia.engine.spread import is_spread, out_of_memory
 from potentia.engine.tokens import Encoder, Ids
 from potentia.errors import ModelError
 from potentia.values.requests import Generation

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from potentia.engine.memory import out_of_memory
+from potentia.engine.score.continuous import Tally
+from potentia.engine.score.decoding import StopTables
 from potentia.engine.score.forest import Forest, Strand, batches, plant
-from potentia.engine.score.inflight import Tally
 from potentia.engine.score.network import Network, Router
-from potentia.engine.score.rolling import rolling_windows
-from potentia.engine.score.stops import StopTables
 from potentia.engine.score.trial import Trials, reference_likelihood
-from potentia.engine.tokens import Ids
+from potentia.engine.spread import out_of_memory
+from potentia.engine.tokens import BosPolicy, Ids
 from potentia.errors import ModelError
 from potentia.values.requests import Continuation, Document, Generation
 
 if TYPE_CHECKING:
     from potentia.engine.loading import LoadedModel
+
 
 log = logging.getLogger(__name__)
 
@@ -283,3 +283,30 @@ def default_budget(network: Network) -> int:
     if network.device.type == "cuda":
         return int(min(max((1 << 25) // width, 8192), 32768))
     return 1024  # a CPU gains nothing from more rows, and its caches lose
+
+
+def rolling_windows(ids: Ids, bos: BosPolicy, max_length: int, *, head: Ids | None = None) -> list[tuple[Ids, int]]:
+    """Return (sequence, how many of its last tokens are predicted) for each window of a document.
+
+    Every token is predicted once. As in lm-eval, the first window starts with the prefix token, a later one with the
+    last token of its predecessor, and the last one reaches back to be full. Unlike lm-eval, where the model needs BOS,
+    *every* window begins with it and predicts one token fewer (appendix B.2 of the train-before-test paper: without
+    it, the perplexity of such models explodes on long documents). ``head`` replaces the first window's prefix token.
+    """
+    if not ids:
+        return []
+    if not head:
+        head = [bos.prefix_id] if bos.prefix_id is not None else []
+    if not head:  # nothing to condition the first token on: it is read, not scored
+        head, ids = ids[:1], ids[1:]
+    repeat = [bos.prefix_id] if bos.required and bos.prefix_id is not None else []
+    room = max(max_length - len(repeat), 1)
+    first = min(max_length, len(ids))
+    windows: list[tuple[Ids, int]] = [(head + ids[:first], first)] if first else []
+    done = first
+    while done < len(ids):
+        count = min(len(ids) - done, room)
+        end = done + count
+        windows.append((repeat + ids[max(end - room - 1, 0) : end], count))
+        done = end
+    return windows

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from potentia.engine.memory import out_of_memory
 from potentia.engine.operations import operations
 from potentia.engine.operations.tiles import Rows, tile
 from potentia.engine.score.network import Network, log_softmax
+from potentia.engine.spread import out_of_memory
 from potentia.engine.tokens import Ids
 
 log = logging.getLogger(__name__)

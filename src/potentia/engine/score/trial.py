@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from potentia.engine.admission import admit
-from potentia.engine.memory import out_of_memory
 from potentia.engine.score.forest import Forest, Strand, batches, plant
 from potentia.engine.score.generate import Draft
 from potentia.engine.score.network import Network, log_softmax
+from potentia.engine.spread import out_of_memory
 from potentia.engine.twin import twin
 from potentia.timing import spending
 

@@ -24,8 +24,7 @@ from torch import Tensor, nn
 
 from potentia.engine.tune.adapters import AdapterBank, Site
 from potentia.engine.tune.lane_layers import LaneForward
-from potentia.engine.tune.layout import StaticInputs
-from potentia.engine.tune.thin import Route, ThinGroup
+from potentia.engine.tune.layout import Route, StaticInputs, ThinGroup
 
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
 

@@ -27,8 +27,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from potentia.engine.memory import out_of_memory
 from potentia.engine.split import SplitModel
+from potentia.engine.spread import out_of_memory
 from potentia.engine.tune.adapters import AdapterBank
 from potentia.engine.tune.block import Blocks
 from potentia.engine.tune.judge import Gradients, own_gradients
@@ -38,13 +38,13 @@ from potentia.engine.tune.passes import (
     ROW,
     SHARED,
     Lesson,
+    PassPlan,
     assemble,
     backpropagate,
     divided,
     find_divides,
     run_step,
 )
-from potentia.engine.tune.planner import PassPlan
 from potentia.engine.tune.schedule import LaneSpec, LoraConfig, Schedule
 from potentia.engine.tune.static import StaticPass, place
 from potentia.engine.tune.steps import COLUMNS, Moments, Standing, apply_update, settings_row

@@ -24,15 +24,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from potentia.engine.memory import out_of_memory
 from potentia.engine.quantised import is_quantised
 from potentia.engine.split import SplitModel
-from potentia.engine.spread import room_for_passes
+from potentia.engine.spread import out_of_memory, room_for_passes
 from potentia.engine.tune.check import check_full
 from potentia.engine.tune.checkpoint_file import Snapshots
 from potentia.engine.tune.examples import TokenisedExamples
-from potentia.engine.tune.passes import LANE, ROW, SHARED, Lesson, assemble, backpropagate, divided, recomputing
-from potentia.engine.tune.planner import PassPlan, make_plan, token_bytes
+from potentia.engine.tune.passes import (
+    LANE,
+    ROW,
+    SHARED,
+    Lesson,
+    PassPlan,
+    assemble,
+    backpropagate,
+    divided,
+    make_plan,
+    recomputing,
+    token_bytes,
+)
 from potentia.engine.tune.schedule import LaneSpec, Schedule, data_order
 from potentia.engine.twin import twin
 from potentia.errors import TuningError

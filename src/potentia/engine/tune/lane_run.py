@@ -14,20 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from potentia.engine.memory import out_of_memory
 from potentia.engine.quantised import count_parameters
-from potentia.engine.spread import room_for_passes
+from potentia.engine.spread import out_of_memory, room_for_passes
 from potentia.engine.tune.adapters import AdapterBank
 from potentia.engine.tune.block import Blocks
-from potentia.engine.tune.captured import StaticSteps
 from potentia.engine.tune.check import HAND, LONG
 from potentia.engine.tune.checkpoint_file import AdapterShelf, Snapshots
 from potentia.engine.tune.lane import Decision, Lane, LaneEpoch, LaneResult, OnEpoch, StepInfo
-from potentia.engine.tune.passes import Lesson
-from potentia.engine.tune.planner import PassPlan, make_plan, token_bytes
+from potentia.engine.tune.passes import Lesson, PassPlan, make_plan, token_bytes
 from potentia.engine.tune.schedule import LaneSpec, LoraConfig
 from potentia.engine.tune.static import StaticPass
-from potentia.engine.tune.steps import COLUMNS, Moments, PlainSteps, Standing, Steps, settings_row
+from potentia.engine.tune.steps import COLUMNS, Moments, PlainSteps, Standing, StaticSteps, Steps, settings_row
 from potentia.errors import TuningError
 
 if TYPE_CHECKING:

@@ -19,9 +19,8 @@ from potentia.engine.operations import operations
 from potentia.engine.split import LEAST_PIECE, SplitModel
 from potentia.engine.tune.adapters import AdapterBank, Site
 from potentia.engine.tune.block import Blocks, StaticRun
-from potentia.engine.tune.layout import Bucket, LongRow, StaticInputs
+from potentia.engine.tune.layout import Bucket, LongRow, Route, StaticInputs, ThinGroup
 from potentia.engine.tune.passes import recomputing, usual_attention
-from potentia.engine.tune.thin import Route, ThinGroup
 
 _NAME = "potentia_rows"
 _PIECE_BYTES = 1 << 30  # of logits at a time

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from potentia.engine.memory import out_of_memory
 from potentia.engine.split import find_body
+from potentia.engine.spread import out_of_memory
 from potentia.engine.tune.schedule import LoraConfig
 from potentia.errors import TuningError
 
