@@ -218,9 +218,8 @@ def captures(bench: Bench) -> None:
     from potentia.engine.split import SplitModel
     from potentia.engine.tune.adapters import AdapterBank
     from potentia.engine.tune.block import Blocks, StaticRun
-    from potentia.engine.tune.lane import Lane
     from potentia.engine.tune.layout import Route, lay
-    from potentia.engine.tune.schedule import LoraConfig
+    from potentia.engine.tune.schedule import Lane, LoraConfig
     from potentia.engine.tune.static import StaticPass, _within_rows, place
     from potentia.engine.tune.steps import COLUMNS, Moments, Standing, StaticSteps
 
@@ -302,9 +301,8 @@ def compare(shape: str, device: torch.device, dtype: torch.dtype) -> dict[str, A
     from potentia.engine.tune.adapters import AdapterBank
     from potentia.engine.tune.block import Blocks
     from potentia.engine.tune.check import HAND, LONG, check_lanes
-    from potentia.engine.tune.lane import Lane
     from potentia.engine.tune.passes import PassPlan, run_step
-    from potentia.engine.tune.schedule import LoraConfig
+    from potentia.engine.tune.schedule import Lane, LoraConfig
     from potentia.engine.tune.static import StaticPass
     from potentia.engine.tune.steps import Moments, Standing, StaticSteps
 

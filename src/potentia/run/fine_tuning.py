@@ -269,9 +269,7 @@ class FineTuning(TunedCells):
             self._done += steps
             self._found += self._last.before if self._last is not None else steps
 
-    def _on_epoch(self, ended: list[LaneEpoch]) -> dict[str, Any]:
-        from potentia.engine.tune import DROP
-
+    def _on_epoch(self, ended: list[LaneEpoch]) -> set[str]:
         asks = {
             (e.key, name): self._question(e, name)
             for e in ended
@@ -288,8 +286,8 @@ class FineTuning(TunedCells):
                 self.tell(lane, name, "training")
         self._hold()
         if not self.tuning.race:
-            return {}
-        return {e.key: DROP for e in ended if self._is_lost(self.lanes[e.key], e.epoch)}
+            return set()
+        return {e.key for e in ended if self._is_lost(self.lanes[e.key], e.epoch)}
 
     def _validated(self, lane: LanePlan, epoch: int) -> list[str]:
         """Return the benchmarks to validate a lane on after an epoch."""

@@ -205,7 +205,7 @@ def load_treated(row: RowRun) -> LoadedModel:
 
 def _make(row: RowRun, name: str) -> Path:
     """Tune the original on the data shown, and keep the result."""
-    from potentia.engine.tune import LaneSpec, LaneTrainer, full_trainer
+    from potentia.engine.tune import FullTrainer, LaneSpec, LaneTrainer
 
     study, shown = row.study, row.tasks.shown
     assert study.treat is not None
@@ -220,7 +220,7 @@ def _make(row: RowRun, name: str) -> Path:
         row.board.phase(f"showing {', '.join(shown)}", total=plan.total_steps(len(examples)), unit="steps")
         if tuning.method == "full":
             budget = study.token_budget
-            with full_trainer(loaded, study.shards, token_budget=budget, workspace=workspace) as trainer:
+            with FullTrainer(loaded, shards=study.shards, token_budget=budget, workspace=workspace) as trainer:
                 made = trainer.train(
                     examples,
                     plan,

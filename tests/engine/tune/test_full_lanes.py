@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lane_models import examples, tiny
-from potentia.engine.tune import DROP, FullLanes, FullTrainer, LaneSpec, Schedule
+from potentia.engine.tune import FullLanes, FullTrainer, LaneSpec, Schedule
 from potentia.errors import TuningError
 
 RECIPE = Schedule(epochs=3, batch=16, learning_rate=1e-3)
@@ -107,7 +107,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(steps: int, tmp_path: Path) -> None:
 def test_a_dropped_lane_stops_and_a_diverged_one_says_so(tmp_path: Path) -> None:
     wild = LaneSpec("wild", examples(32), Schedule(learning_rate=1e30, decay="constant"))
     with FullLanes(tiny("llama"), workspace=tmp_path) as trainer:
-        results = trainer.train([*lanes(), wild], on_epoch=lambda ended: {"lane-0": DROP})
+        results = trainer.train([*lanes(), wild], on_epoch=lambda ended: {"lane-0"})
     assert [result.status for result in results.values()] == ["dropped", "done", "failed"]
     assert len(results["lane-0"].epochs) == 1
     assert "diverged" in str(results["wild"].reason)

@@ -17,11 +17,10 @@ from potentia.engine.tune import static as static_module
 from potentia.engine.tune.adapters import AdapterBank
 from potentia.engine.tune.block import Blocks
 from potentia.engine.tune.check import HAND, LONG, Verdict, check_lanes
-from potentia.engine.tune.lane import Lane
 from potentia.engine.tune.lanes import LaneTrainer
 from potentia.engine.tune.layout import STRETCH, Bucket, StaticInputs, lay
-from potentia.engine.tune.passes import SHARED, Lesson
-from potentia.engine.tune.schedule import LoraConfig
+from potentia.engine.tune.passes import SHARED
+from potentia.engine.tune.schedule import Lane, Lesson, LoraConfig
 from potentia.engine.tune.static import place
 from potentia.engine.tune.steps import COLUMNS, Moments, PlainSteps, Standing, StaticSteps
 

@@ -4,7 +4,5 @@ from potentia.engine.tune.beside import Comparison, beside_peft
 from potentia.engine.tune.examples import TokenisedExamples, encode_examples
 from potentia.engine.tune.full import FullStep, FullTrainer
 from potentia.engine.tune.full_lanes import FullLanes
-from potentia.engine.tune.lane import DROP, KEEP, Decision, LaneEpoch, LaneResult, StepInfo
 from potentia.engine.tune.lanes import LaneTrainer
-from potentia.engine.tune.schedule import LaneSpec, LoraConfig, Schedule
-from potentia.engine.tune.sharded import full_trainer
+from potentia.engine.tune.schedule import LaneEpoch, LaneResult, LaneSpec, LoraConfig, Schedule, StepInfo

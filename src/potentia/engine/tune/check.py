@@ -37,7 +37,6 @@ from potentia.engine.tune.passes import (
     LANE,
     ROW,
     SHARED,
-    Lesson,
     PassPlan,
     assemble,
     backpropagate,
@@ -45,7 +44,7 @@ from potentia.engine.tune.passes import (
     find_divides,
     run_step,
 )
-from potentia.engine.tune.schedule import LaneSpec, LoraConfig, Schedule
+from potentia.engine.tune.schedule import LaneSpec, Lesson, LoraConfig, Schedule
 from potentia.engine.tune.static import StaticPass, place
 from potentia.engine.tune.steps import COLUMNS, Moments, Standing, apply_update, settings_row
 from potentia.engine.twin import twin

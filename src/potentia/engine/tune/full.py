@@ -34,7 +34,6 @@ from potentia.engine.tune.passes import (
     LANE,
     ROW,
     SHARED,
-    Lesson,
     PassPlan,
     assemble,
     backpropagate,
@@ -43,7 +42,7 @@ from potentia.engine.tune.passes import (
     recomputing,
     token_bytes,
 )
-from potentia.engine.tune.schedule import LaneSpec, Schedule, data_order
+from potentia.engine.tune.schedule import LaneSpec, Lesson, Schedule
 from potentia.engine.twin import twin
 from potentia.errors import TuningError
 from potentia.timing import spending
@@ -67,24 +66,35 @@ class DivergedError(TuningError):
 
 
 class FullTrainer:
-    """Tunes all weights of a loaded model, and puts the original ones back when closed."""
+    """Tunes all weights of a loaded model, and puts the original ones back when closed.
 
-    def __init__(self, loaded: Any, *, token_budget: int | None = None, workspace: Path | None = None) -> None:
+    With ``shards`` a job has so many processes; the model has its weights at checkpoints and at the steps in ``looks``.
+    """
+
+    def __init__(
+        self,
+        loaded: Any,
+        *,
+        token_budget: int | None = None,
+        workspace: Path | None = None,
+        shards: int = 1,
+        looks: Collection[int] = (),
+    ) -> None:
         self.model: nn.Module = loaded if isinstance(loaded, nn.Module) else loaded.model
         if is_quantised(self.model):
             raise TuningError("quantised weights cannot be tuned themselves", hint="use method: lora")
         self.limit: int | None = getattr(loaded, "max_length", None)
         self.split = SplitModel(self.model)
-        self.token_budget, self.workspace = token_budget, workspace
+        self.token_budget, self.workspace, self.shards, self.looks = token_budget, workspace, shards, looks
         self.fingerprint: str = getattr(loaded, "fingerprint", "")
         self.plan: PassPlan | None = None
         self.record: dict[str, Any] = getattr(loaded, "record", {})  # how tuning was checked, for manifests
         self.form, self._checked = SHARED, 0  # what the check found, up to which length
         self._divides: tuple[int, ...] = ()
         self.steps: list[FullStep] = []  # of the job under way
-        self._parameters = list(self.model.parameters())  # a tied weight appears once
-        self._originals = [parameter.detach().to("cpu", copy=True) for parameter in self._parameters]
-        self._flags = [parameter.requires_grad for parameter in self._parameters]
+        self.parameters = list(self.model.parameters())  # a tied weight appears once
+        self._originals = [parameter.detach().to("cpu", copy=True) for parameter in self.parameters]
+        self._flags = [parameter.requires_grad for parameter in self.parameters]
         self._was_training = self.model.training
         self.model.eval()
 
@@ -97,18 +107,18 @@ class FullTrainer:
     def close(self) -> None:
         """Put the original weights back."""
         self.put(self._originals)
-        for parameter, flag in zip(self._parameters, self._flags, strict=True):
+        for parameter, flag in zip(self.parameters, self._flags, strict=True):
             parameter.requires_grad_(flag)
         self.model.train(self._was_training)
 
     def weights(self) -> list[Tensor]:
         """Return the weights as they are now; they change with the next step."""
-        return [parameter.detach() for parameter in self._parameters]
+        return [parameter.detach() for parameter in self.parameters]
 
     @torch.no_grad()
     def put(self, weights: Sequence[Tensor] | None = None) -> None:
         """Put these weights into the model, the original ones by default."""
-        for parameter, value in zip(self._parameters, weights or self._originals, strict=True):
+        for parameter, value in zip(self.parameters, weights or self._originals, strict=True):
             parameter.copy_(value)
             parameter.grad = None
 
@@ -128,60 +138,36 @@ class FullTrainer:
         stop: Callable[[], bool] | None = None,
     ) -> list[FullStep]:
         """Tune from the weights as they are; after the updates in ``checkpoints`` the caller may score the model."""
+        from potentia.engine.tune.sharded import Shards
+
         spec = LaneSpec("full", examples, schedule, seed=seed)
-        self.plan = self._plan(spec)
-        for parameter in self._parameters:
-            parameter.requires_grad_(True)
-            parameter.grad = None
-        masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self._parameters]
-        optimizer = adamw(masters, schedule)
-        saved = self._saved(spec, masters, optimizer)
-        done = self.steps = saved.restore() if saved is not None else []
-        self._put(masters)
-        while len(done) < spec.total_steps:
-            if stop is not None and stop():
-                break
-            step = len(done)
-            rows = self._rows(spec, step)
-            loss = self._gradients(rows)
-            for master, parameter in zip(masters, self._parameters, strict=True):
-                if master is not parameter and parameter.grad is not None:
-                    master.grad, parameter.grad = parameter.grad.float(), None
-            norm = float(nn.utils.clip_grad_norm_(masters, schedule.clip if schedule.clip > 0 else math.inf))
-            if not math.isfinite(norm) or not math.isfinite(loss):
-                told = f"full tuning diverged at step {step + 1}: loss {loss:.3g}, gradient norm {norm:.3g}"
-                raise DivergedError(told)
-            for group in optimizer.param_groups:
-                group["lr"] = schedule.learning_rate * schedule.factor(step, spec.total_steps)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            self._put(masters)
-            done.append(FullStep(step + 1, loss, norm, sum(len(row.ids) for row in rows)))
-            if on_step is not None:
-                on_step(done[-1])
-            if on_checkpoint is not None and step + 1 in checkpoints:
-                on_checkpoint(done[-1])
-            if saved is not None:
-                saved.save(done)
-        if saved is not None:
-            saved.save(done, now=True)
+        looks = {*self.looks, *checkpoints}
+        with Shards(self, spec) if self.shards > 1 else _Job(self, spec) as job:
+            done = self.steps = job.restore()
+            while len(done) < spec.total_steps and not (stop is not None and stop()):
+                step = len(done)
+                rows = spec.rows(step, self.limit)
+                rate = schedule.learning_rate * schedule.factor(step, spec.total_steps)
+                loss, norm = job.step(rows, rate)
+                if not math.isfinite(norm) or not math.isfinite(loss):
+                    told = f"full tuning diverged at step {step + 1}: loss {loss:.3g}, gradient norm {norm:.3g}"
+                    raise DivergedError(told)
+                done.append(FullStep(step + 1, loss, norm, sum(len(row.ids) for row in rows)))
+                if step + 1 in looks:
+                    job.show()
+                if on_step is not None:
+                    on_step(done[-1])
+                if on_checkpoint is not None and step + 1 in checkpoints:
+                    on_checkpoint(done[-1])
+                job.save(done)
+            job.show()
+            job.save(done, now=True)
         return done
 
-    @torch.no_grad()
-    def _put(self, masters: list[Tensor]) -> None:
-        for master, parameter in zip(masters, self._parameters, strict=True):
-            if master is not parameter:
-                parameter.copy_(master)
-
-    def _saved(self, spec: LaneSpec, masters: list[Tensor], optimizer: torch.optim.AdamW) -> _Saved | None:
-        if self.workspace is None or sum(12 * master.numel() for master in masters) > MOST_BYTES:
-            return None
-        name = hashlib.sha256(f"full 1\n{self.fingerprint}\n{spec.fingerprint()}".encode()).hexdigest()[:24]
-        return _Saved(Snapshots(self.workspace / name), masters, optimizer)
-
     def _plan(self, spec: LaneSpec) -> PassPlan:
-        first = self._parameters[0]
-        size = sum(p.numel() for p in self._parameters)
+        """Choose passes that fit, and the form that is the model's own."""
+        first = self.parameters[0]
+        size = sum(p.numel() for p in self.parameters)
         # weights, gradients, masters and two moments stay on the device
         room = room_for_passes(self.model, more=first.element_size() + 12)
         memory = None if room is None else max(1, room)
@@ -207,22 +193,60 @@ class FullTrainer:
         self.record["training"] = found.as_dict()
         return found.divides
 
-    def _rows(self, spec: LaneSpec, step: int) -> list[Lesson]:
-        epoch, at = divmod(step, spec.steps_per_epoch)
-        batch = spec.schedule.batch
-        chosen = data_order(spec.seed, epoch, len(spec.examples))[at * batch : (at + 1) * batch]
-        texts = [spec.text(int(i), self.limit) for i in chosen]
-        weight = 1.0 / max(1, sum(len(ids) - first for ids, first in texts))
-        return [Lesson(ids, first, 0, spec.seed, step, place, weight) for place, (ids, first) in enumerate(texts)]
+
+class _Job:
+    """A job in this process: masters, the optimizer, and its state on disk (weights, both moments, the steps)."""
+
+    def __init__(self, trainer: FullTrainer, spec: LaneSpec) -> None:
+        self.trainer, self.schedule = trainer, spec.schedule
+        self.parameters = trainer.parameters
+        trainer.plan = trainer._plan(spec)
+        for parameter in self.parameters:
+            parameter.requires_grad_(True)
+            parameter.grad = None
+        self.masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self.parameters]
+        self.optimizer = adamw(self.masters, spec.schedule)
+        self.snapshots: Snapshots | None = None
+        if trainer.workspace is not None and sum(12 * master.numel() for master in self.masters) <= MOST_BYTES:
+            name = hashlib.sha256(f"full 1\n{trainer.fingerprint}\n{spec.fingerprint()}".encode()).hexdigest()[:24]
+            self.snapshots = Snapshots(trainer.workspace / name)
+        self._steps, self._at, self._took = 0, time.monotonic(), 0.0
+
+    def __enter__(self) -> _Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is left open."""
+
+    def step(self, rows: list[Lesson], rate: float) -> tuple[float, float]:
+        """Make one update; returns its loss and its gradient's norm, and makes none where these are no numbers."""
+        loss = self._gradients(rows)
+        for master, parameter in zip(self.masters, self.parameters, strict=True):
+            if master is not parameter and parameter.grad is not None:
+                master.grad, parameter.grad = parameter.grad.float(), None
+        norm = clipped_norm(self.masters, self.schedule)
+        if math.isfinite(norm) and math.isfinite(loss):
+            update(self.optimizer, rate)
+            self._put()
+        return loss, norm
+
+    @torch.no_grad()
+    def _put(self) -> None:
+        for master, parameter in zip(self.masters, self.parameters, strict=True):
+            if master is not parameter:
+                parameter.copy_(master)
+
+    def show(self) -> None:
+        """The model has its weights after every step."""
 
     def _gradients(self, rows: list[Lesson]) -> float:
         """Add up the gradients of one effective batch, in smaller passes where memory runs out."""
         while True:
-            assert self.plan is not None
+            assert self.trainer.plan is not None
             try:
-                return self._passes(rows, self.plan)
+                return self._passes(rows, self.trainer.plan)
             except (torch.OutOfMemoryError, RuntimeError) as error:
-                smaller = self.plan.smaller()
+                smaller = self.trainer.plan.smaller()
                 if not out_of_memory(error):
                     raise
                 if smaller is None:
@@ -230,34 +254,27 @@ class FullTrainer:
                         "one example does not fit in memory beside the optimizer's state",
                         hint="lower max_tokens, or use method: lora",
                     ) from error
-            self.plan = replace(smaller)
-            for parameter in self._parameters:
+            self.trainer.plan = smaller
+            for parameter in self.parameters:
                 parameter.grad = None
-            if self._parameters[0].device.type == "cuda":
+            if self.parameters[0].device.type == "cuda":
                 torch.cuda.empty_cache()
 
     def _passes(self, rows: list[Lesson], plan: PassPlan) -> float:
-        device = self._parameters[0].device
+        device = self.parameters[0].device
         total = torch.zeros((), device=device)
-        with recomputing(self.model, plan.checkpointing):
-            for chosen, length in divided(rows, plan, self.form):
+        with recomputing(self.trainer.model, plan.checkpointing):
+            for chosen, length in divided(rows, plan, self.trainer.form):
                 batch = assemble(chosen, length, device, dropout=False)
-                values = backpropagate(self.split, batch, whole=self.form != SHARED)
+                values = backpropagate(self.trainer.split, batch, whole=self.trainer.form != SHARED)
                 total += (values * batch.weights).sum()
         return float(total)
-
-
-class _Saved:
-    """The state of a job on disk: weights, both moments, and what each step gave."""
-
-    def __init__(self, snapshots: Snapshots, masters: list[Tensor], optimizer: torch.optim.AdamW) -> None:
-        self.snapshots, self.masters, self.optimizer = snapshots, masters, optimizer
-        self._steps, self._at, self._took = 0, time.monotonic(), 0.0
 
     def save(self, done: list[FullStep], *, now: bool = False) -> None:
         """Save the state; unless asked to at once, not more often than pays."""
         began = time.monotonic()
-        if len(done) == self._steps or (not now and began - self._at < max(SNAPSHOT_SECONDS, 20 * self._took)):
+        early = not now and began - self._at < max(SNAPSHOT_SECONDS, 20 * self._took)
+        if self.snapshots is None or len(done) == self._steps or early:
             return
         tensors: dict[str, Tensor] = {}
         for place, master in enumerate(self.masters):
@@ -270,8 +287,9 @@ class _Saved:
     @torch.no_grad()
     def restore(self) -> list[FullStep]:
         """Put the newest whole state back; returns the steps it has behind it."""
-        found = self.snapshots.latest()
+        found = self.snapshots.latest() if self.snapshots is not None else None
         if found is None:
+            self._put()
             return []
         tensors, facts = found
         done = [FullStep(*step) for step in facts["steps"]]
@@ -281,10 +299,25 @@ class _Saved:
                 moments = {part: tensors[f"{part}-{place}"].to(master.device) for part in _MOMENTS}
                 self.optimizer.state[master] = {"step": torch.tensor(float(len(done))), **moments}
         self._steps = len(done)
+        self._put()
         return done
 
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def clipped_norm(parameters: list[Tensor], schedule: Schedule) -> float:
+    """Clip the gradients' norm; returns what it was."""
+    norm: Any = nn.utils.clip_grad_norm_(parameters, schedule.clip if schedule.clip > 0 else math.inf)
+    return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+
+def update(optimizer: torch.optim.AdamW, rate: float) -> None:
+    """Make a step at a learning rate, and let the gradients go."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
 
 
 def adamw(parameters: list[Tensor], schedule: Schedule) -> torch.optim.AdamW:

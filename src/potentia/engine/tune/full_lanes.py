@@ -18,10 +18,8 @@ from typing import Any
 from torch import Tensor
 
 from potentia.engine.tune.checkpoint_file import read_sealed, write_sealed
-from potentia.engine.tune.full import DivergedError, FullStep
-from potentia.engine.tune.lane import DROP, LaneEpoch, LaneResult, OnEpoch, StepInfo
-from potentia.engine.tune.schedule import LaneSpec
-from potentia.engine.tune.sharded import full_trainer
+from potentia.engine.tune.full import DivergedError, FullStep, FullTrainer
+from potentia.engine.tune.schedule import LaneEpoch, LaneResult, LaneSpec, OnEpoch, StepInfo
 from potentia.errors import TuningError
 
 NOTES, UNDER_WAY = "notes.sealed", "under-way"  # what a lane's folder holds beside its kept states
@@ -47,7 +45,7 @@ class FullLanes:
         shards: int = 1,
         looks: Collection[int] = (),
     ) -> None:
-        self.trainer = full_trainer(loaded, shards, token_budget=token_budget, looks=looks)
+        self.trainer = FullTrainer(loaded, token_budget=token_budget, shards=shards, looks=looks)
         self.workspace = workspace
         self._folders: dict[str, Path] = {}  # of the lanes trained here
         self._memory: dict[State, list[Tensor]] = {}
@@ -213,9 +211,9 @@ class _FullLane:
         tokens, seconds = sum(step.tokens for step in steps), time.monotonic() - self.began
         made = LaneEpoch(self.spec.key, epoch, done.step, loss, tokens, seconds)
         self.lanes.reach((self.spec.key, epoch))
-        decisions = self.on_epoch([made]) if self.on_epoch is not None else None
+        dropped = self.on_epoch([made]) if self.on_epoch is not None else None
         self.epochs.append(made)
-        if done.step < self.spec.total_steps and (decisions or {}).get(self.spec.key) is DROP:
+        if done.step < self.spec.total_steps and self.spec.key in (dropped or ()):
             self.status = "dropped"
         self._note()
         self.began = time.monotonic()

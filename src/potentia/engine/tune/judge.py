@@ -20,7 +20,7 @@ from potentia.engine.tune.dropout import keep_mask, token_keys
 from potentia.engine.tune.lane_layers import plain_weight
 
 if TYPE_CHECKING:
-    from potentia.engine.tune.passes import Lesson
+    from potentia.engine.tune.schedule import Lesson
 
 Gradients = tuple[Tensor, Tensor]  # losses by slot, and gradients (slots + 1, P)
 

@@ -20,9 +20,8 @@ from potentia.engine.tune.adapters import AdapterBank
 from potentia.engine.tune.block import Blocks
 from potentia.engine.tune.check import HAND, LONG
 from potentia.engine.tune.checkpoint_file import AdapterShelf, Snapshots
-from potentia.engine.tune.lane import Decision, Lane, LaneEpoch, LaneResult, OnEpoch, StepInfo
-from potentia.engine.tune.passes import Lesson, PassPlan, make_plan, token_bytes
-from potentia.engine.tune.schedule import LaneSpec, LoraConfig
+from potentia.engine.tune.passes import PassPlan, make_plan, token_bytes
+from potentia.engine.tune.schedule import Lane, LaneEpoch, LaneResult, LaneSpec, Lesson, LoraConfig, OnEpoch, StepInfo
 from potentia.engine.tune.static import StaticPass
 from potentia.engine.tune.steps import COLUMNS, Moments, PlainSteps, Standing, StaticSteps, Steps, settings_row
 from potentia.errors import TuningError
@@ -220,14 +219,14 @@ class LaneRun:
             self.shelf.put(spec.key, epoch.epoch, self.bank.weights[slot])
             lane.epochs.append(epoch)
             ended[spec.key] = epoch
-        decisions = dict(self.on_epoch(list(ended.values())) or {}) if self.on_epoch is not None and ended else {}
+        dropped = self.on_epoch(list(ended.values())) if self.on_epoch is not None and ended else None
         self.bank.route(None)
         for key in ended:
             lane = self.lanes[key]
             lane.began = time.monotonic()  # scoring took its time too
             if lane.step >= lane.spec.total_steps:
                 self._end(lane, "done")
-            elif decisions.get(key, Decision.KEEP) is Decision.DROP:
+            elif key in (dropped or ()):
                 self._end(lane, "dropped")
         self._snapshot()
 

@@ -27,10 +27,9 @@ from potentia.engine.spread import is_spread
 from potentia.engine.tune.adapters import AdapterBank
 from potentia.engine.tune.check import Verdict, check_lanes
 from potentia.engine.tune.checkpoint_file import AdapterShelf
-from potentia.engine.tune.lane import LaneEpoch, LaneResult, OnEpoch, StepInfo
 from potentia.engine.tune.lane_run import LaneRun
 from potentia.engine.tune.passes import PassPlan
-from potentia.engine.tune.schedule import LaneSpec, LoraConfig
+from potentia.engine.tune.schedule import LaneEpoch, LaneResult, LaneSpec, LoraConfig, OnEpoch, StepInfo
 from potentia.errors import InputError, TuningError
 from potentia.timing import spending
 

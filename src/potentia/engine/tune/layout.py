@@ -20,7 +20,7 @@ from torch import Tensor
 from potentia.engine.operations.tiles import TILE, tile
 from potentia.engine.tune.adapters import AdapterBank, Site
 from potentia.engine.tune.dropout import keys_within, layer_mix, row_keys
-from potentia.engine.tune.passes import Lesson
+from potentia.engine.tune.schedule import Lesson
 
 STRETCH = 16  # tokens of a lane are filled up to a multiple of this, the least that a matrix unit takes
 

@@ -18,6 +18,7 @@ from potentia.engine.split import SplitModel
 from potentia.engine.tune.adapters import AdapterBank
 from potentia.engine.tune.dropout import token_keys
 from potentia.engine.tune.judge import own_gradients
+from potentia.engine.tune.schedule import Lesson
 
 
 @dataclass(frozen=True)
@@ -160,19 +161,6 @@ def _best_cuts(
 Ints = npt.NDArray[np.int64]
 # whose rows may share a pass of the model's own layers: all lanes', one lane's, or nobody's
 SHARED, LANE, ROW = "shared passes", "one lane a pass", "one row a pass"
-
-
-@dataclass(frozen=True)
-class Lesson:
-    """One example in one step of one lane."""
-
-    ids: Ints
-    first_target: int
-    slot: int
-    seed: int
-    step: int
-    place: int
-    weight: float  # 1 / target tokens of the lane's effective batch
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,15 @@
-"""What a lane is asked to do: its examples, its schedule, its order of data. Numbers only, no tensors of a model."""
+"""What a lane is asked to do (examples, schedule, order of data), where it stands, and how it ended: numbers only."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
+import time
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Literal
+from functools import lru_cache
+from typing import Any, Literal
 
 import numpy as np
 
@@ -98,6 +101,19 @@ class Schedule:
 
 
 @dataclass(frozen=True)
+class Lesson:
+    """One example in one step of one lane."""
+
+    ids: Ints
+    first_target: int
+    slot: int
+    seed: int
+    step: int
+    place: int
+    weight: float  # 1 / target tokens of the lane's effective batch
+
+
+@dataclass(frozen=True)
 class LaneSpec:
     """One fine-tuning job: a key, its examples, its schedule, its adapter's shape and its seed."""
 
@@ -128,6 +144,15 @@ class LaneSpec:
         ids, prompt = self.examples.cut(index, most)
         return ids, max(1, prompt) if self.schedule.loss == "completion" else 1
 
+    def rows(self, step: int, limit: int | None = None, slot: int = 0) -> list[Lesson]:
+        """Return the examples of the update number ``step`` (from 0), each weighted by all their target tokens."""
+        epoch, at = divmod(step, self.steps_per_epoch)
+        batch = self.schedule.batch
+        chosen = data_order(self.seed, epoch, len(self.examples))[at * batch : (at + 1) * batch]
+        texts = [self.text(int(i), limit) for i in chosen]
+        weight = 1.0 / max(1, sum(len(ids) - first for ids, first in texts))
+        return [Lesson(ids, first, slot, self.seed, step, place, weight) for place, (ids, first) in enumerate(texts)]
+
     def fingerprint(self) -> str:
         """Return a hash of everything that can change this lane's adapter, the model aside."""
         facts = {"key": self.key, "schedule": asdict(self.schedule), "lora": asdict(self.lora), "seed": self.seed}
@@ -135,7 +160,103 @@ class LaneSpec:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
+@lru_cache(maxsize=128)
 def data_order(seed: int, epoch: int, examples: int) -> Ints:
     """Return the order in which a lane reads its examples in one epoch (from 0): the same for every model."""
     stream = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed & 0xFFFFFFFF, epoch])))
     return stream.permutation(examples).astype(np.int64)
+
+
+@dataclass
+class LaneEpoch:
+    """The end of one epoch of one lane. ``notes`` is the caller's (plain values) and is kept across a resume.
+
+    ``tokens`` were learned from in ``seconds``, which other lanes may have shared; a resumed epoch counts from there.
+    """
+
+    key: str
+    epoch: int
+    step: int
+    loss: float
+    tokens: int = 0
+    seconds: float = field(default=0.0, compare=False)
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StepInfo:
+    """One step of all active lanes, for progress: ``rows`` examples of ``tokens`` tokens were learned from.
+
+    ``done`` counts the steps of all lanes so far, and ``before`` those among them that a resumed run found done.
+    """
+
+    step: int
+    active: int
+    waiting: int
+    rows: int
+    tokens: int
+    done: int
+    before: int = 0
+
+
+@dataclass
+class LaneResult:
+    """How a lane ended: ``done``, ``dropped`` (the caller's race), ``failed`` (with a reason) or ``interrupted``."""
+
+    key: str
+    status: str
+    epochs: list[LaneEpoch]
+    steps: int
+    targets: tuple[str, ...]
+    reason: str | None = None
+
+
+@dataclass
+class Lane:
+    """A lane under way: its updates so far, its slot while it trains, and what became of it."""
+
+    spec: LaneSpec
+    step: int = 0
+    slot: int | None = None
+    status: str = "waiting"
+    reason: str | None = None
+    tokens: int = 0  # of the epoch under way
+    began: float = field(default_factory=time.monotonic)  # that epoch, here
+    epochs: list[LaneEpoch] = field(default_factory=list)
+
+    @property
+    def over(self) -> bool:
+        """Nothing is left to do."""
+        return self.status in ("done", "dropped", "failed")
+
+    def result(self, targets: tuple[str, ...]) -> LaneResult:
+        """Tell what became of the lane; one that is not over was interrupted."""
+        status = self.status if self.over else "interrupted"
+        return LaneResult(self.spec.key, status, self.epochs, self.step, targets, self.reason)
+
+    def batch(self, limit: int | None) -> list[Lesson]:
+        """Return the rows of the lane's next step."""
+        assert self.slot is not None
+        rows = self.spec.rows(self.step, limit, self.slot)
+        self.tokens += sum(len(row.ids) for row in rows)
+        return rows
+
+    def record(self) -> dict[str, Any]:
+        """Plain values for a snapshot."""
+        return {
+            "step": self.step,
+            "slot": self.slot,
+            "status": self.status,
+            "reason": self.reason,
+            "tokens": self.tokens,
+            "epochs": [asdict(epoch) for epoch in self.epochs],
+        }
+
+    def recall(self, record: Mapping[str, Any]) -> None:
+        """Take up a snapshot's values."""
+        self.step, self.slot, self.status = record["step"], record["slot"], record["status"]
+        self.reason, self.tokens = record["reason"], record.get("tokens", 0)
+        self.epochs = [LaneEpoch(**epoch) for epoch in record["epochs"]]
+
+
+OnEpoch = Callable[[list[LaneEpoch]], Collection[str] | None]  # ends of epochs: the keys of lanes to drop

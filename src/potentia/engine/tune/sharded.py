@@ -8,11 +8,10 @@ stays here, and gets the weights when somebody looks. A job that is interrupted 
 
 from __future__ import annotations
 
-import math
 import os
 import socket
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from potentia.engine.spread import find_blocks
-from potentia.engine.tune.examples import TokenisedExamples
-from potentia.engine.tune.full import DivergedError, FullStep, FullTrainer, adamw
-from potentia.engine.tune.passes import LANE, ROW, Lesson
-from potentia.engine.tune.schedule import LaneSpec, Schedule
+from potentia.engine.tune.full import FullStep, FullTrainer, adamw, clipped_norm, update
+from potentia.engine.tune.passes import LANE, ROW
+from potentia.engine.tune.schedule import LaneSpec, Lesson
 from potentia.errors import TuningError
 from potentia.processes import leave_with_parent
 
@@ -33,88 +31,24 @@ PASS_TOKENS = 4096  # of one process at a time
 WEIGHTS = "weights.safetensors"
 
 
-class ShardedTrainer(FullTrainer):
-    """Tunes all weights of a loaded model in ``shards`` processes of this machine.
-
-    The model has the weights of the steps in ``looks`` when ``on_step`` is called, and those of every checkpoint.
-    """
-
-    def __init__(
-        self,
-        loaded: Any,
-        *,
-        shards: int,
-        token_budget: int | None = None,
-        workspace: Path | None = None,
-        looks: Collection[int] = (),
-    ) -> None:
-        super().__init__(loaded, token_budget=token_budget, workspace=workspace)
-        self.shards, self.looks = shards, looks
-        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if self._parameters[0].device.type == "cuda" and shards > gpus:
-            raise TuningError(f"{shards} shards need as many GPUs, and there are {gpus}", hint="lower `shards`")
-
-    def train(
-        self,
-        examples: TokenisedExamples,
-        schedule: Schedule,
-        *,
-        seed: int = 0,
-        checkpoints: Collection[int] = (),
-        on_checkpoint: Callable[[FullStep], None] | None = None,
-        on_step: Callable[[FullStep], None] | None = None,
-        stop: Callable[[], bool] | None = None,
-    ) -> list[FullStep]:
-        """Tune from the weights as they are; after the updates in ``checkpoints`` the caller may score the model."""
-        spec = LaneSpec("full", examples, schedule, seed=seed)
-        done = self.steps = []
-        divides = self._check(spec, (LANE, ROW))
-        budget = 1 if divides or self.form == ROW else self.token_budget or PASS_TOKENS  # 1: each row by itself
-        with _Shards(self.model, self.shards, schedule, budget) as shards:
-            while len(done) < spec.total_steps and not (stop is not None and stop()):
-                step = len(done)
-                rows = self._rows(spec, step)
-                rate = schedule.learning_rate * schedule.factor(step, spec.total_steps)
-                loss, norm = shards.ask("step", rows, rate)
-                if not math.isfinite(norm) or not math.isfinite(loss):
-                    told = f"full tuning diverged at step {step + 1}: loss {loss:.3g}, gradient norm {norm:.3g}"
-                    raise DivergedError(told)
-                done.append(FullStep(step + 1, loss, norm, sum(len(row.ids) for row in rows)))
-                if step + 1 in self.looks:
-                    self.put(shards.weights())
-                if on_step is not None:
-                    on_step(done[-1])
-                if on_checkpoint is not None and step + 1 in checkpoints:
-                    self.put(shards.weights())
-                    on_checkpoint(done[-1])
-            self.put(shards.weights())
-        return done
-
-
-def full_trainer(
-    loaded: Any,
-    shards: int,
-    *,
-    token_budget: int | None = None,
-    workspace: Path | None = None,
-    looks: Collection[int] = (),
-) -> FullTrainer:
-    """Return a trainer of all weights, in this process or in several."""
-    if shards == 1:
-        return FullTrainer(loaded, token_budget=token_budget, workspace=workspace)
-    return ShardedTrainer(loaded, shards=shards, token_budget=token_budget, workspace=workspace, looks=looks)
-
-
-class _Shards:
+class Shards:
     """The processes of a job, each with a pipe."""
 
-    def __init__(self, model: Any, count: int, schedule: Schedule, budget: int) -> None:
-        self.model, self.count = model, count
-        self.facts = (schedule, budget, next(model.parameters()).device.type, next(model.parameters()).dtype)
+    def __init__(self, trainer: FullTrainer, spec: LaneSpec) -> None:
+        self.trainer, self.count = trainer, trainer.shards
+        self.model: Any = trainer.model
+        first = trainer.parameters[0]
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if first.device.type == "cuda" and self.count > gpus:
+            raise TuningError(f"{self.count} shards need as many GPUs, and there are {gpus}", hint="lower `shards`")
+        divides = trainer._check(spec, (LANE, ROW))
+        alone = bool(divides) or trainer.form == ROW
+        budget = 1 if alone else trainer.token_budget or PASS_TOKENS  # 1: each row by itself
+        self.facts = (spec.schedule, budget, first.device.type, first.dtype)
         self.pipes: list[Connection] = []
         self.processes: list[Any] = []
 
-    def __enter__(self) -> _Shards:
+    def __enter__(self) -> Shards:
         context = torch.multiprocessing.get_context("spawn")
         self._folder = tempfile.TemporaryDirectory(prefix="potentia-shards-")
         self.folder = Path(self._folder.name)
@@ -154,13 +88,25 @@ class _Shards:
             raise TuningError(f"the sharded tuning failed: {wrong}", hint="more shards, or a lower max_tokens")
         return answers[0]
 
-    def weights(self) -> list[Tensor]:
-        """Return the weights as they are now, in the order of the model's parameters."""
+    def restore(self) -> list[FullStep]:
+        """Begin anew: nothing is saved."""
+        return []
+
+    def save(self, done: list[FullStep], *, now: bool = False) -> None:
+        """Nothing is saved."""
+
+    def step(self, rows: Sequence[Lesson], rate: float) -> tuple[float, float]:
+        """Make one update; returns its loss and its gradient's norm."""
+        loss, norm = self.ask("step", rows, rate)
+        return loss, norm
+
+    def show(self) -> None:
+        """Put the weights as they are now into the model."""
         from safetensors.torch import load_file
 
         self.ask("weights")
         held = load_file(str(self.folder / WEIGHTS))
-        return [held[str(place)] for place in range(len(held))]
+        self.trainer.put([held[str(place)] for place in range(len(held))])
 
 
 def _free_port() -> int:
@@ -231,14 +177,9 @@ class _Shard:
         for first in range(0, each, size):  # as many passes in every process: each gathers blocks from all
             total += self._pass(own[first : first + size])
         torch.distributed.all_reduce(total)
-        clip = self.schedule.clip if self.schedule.clip > 0 else math.inf
-        norm = nn.utils.clip_grad_norm_(self.parameters, clip)
-        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return float(total), float(norm)
+        norm = clipped_norm(self.parameters, self.schedule)
+        update(self.optimizer, rate)
+        return float(total), norm
 
     def _pass(self, rows: Sequence[Lesson]) -> Tensor:
         """Add the gradients of some rows; without any, of a text that counts for nothing."""

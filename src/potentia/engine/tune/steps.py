@@ -1,6 +1,6 @@
 """A step of all lanes: the gradients of its rows, by one of two ways to make passes, then AdamW for all lanes at once.
 
-Passes come as they are, or in static sizes (``captured``); which of them a run takes, ``check`` decides. The update is
+Passes come as they are, or in static sizes (``static``); which of them a run takes, ``check`` decides. The update is
 torch's AdamW with settings of its own for every lane: decay, first and second moment, bias corrections, after clipping
 each lane's gradient to its own norm as ``clip_grad_norm_`` does, so a lane equals an adapter trained alone.
 """
@@ -23,8 +23,8 @@ from potentia.engine.split import SplitModel
 from potentia.engine.spread import out_of_memory
 from potentia.engine.tune.adapters import AdapterBank
 from potentia.engine.tune.layout import Bucket, Ints32, StaticInputs, lay
-from potentia.engine.tune.passes import SHARED, Lesson, PassPlan, cut_end_to_end, run_step, to_device
-from potentia.engine.tune.schedule import Schedule
+from potentia.engine.tune.passes import SHARED, PassPlan, cut_end_to_end, run_step, to_device
+from potentia.engine.tune.schedule import Lesson, Schedule
 from potentia.engine.tune.static import StaticPass
 
 Table = npt.NDArray[np.float32]
@@ -178,7 +178,12 @@ class _Shelf:
 
 
 class StaticSteps:
-    """Steps of lanes through static passes: gradients of a step's rows, then the update of all lanes."""
+    """Steps of lanes through static passes: a step of small lanes is hundreds of launches, a captured graph is one.
+
+    The first pass of a bucket runs operation by operation, which also readies every kernel; the second is captured while
+    it is queued, and from then on replayed. Graphs share one pool of memory, and those used longest ago are let go. Where
+    the arithmetic of a pass outlasts its launches, nothing is captured. Nothing here waits for the device.
+    """
 
     def __init__(self, static: StaticPass, optimizer: Moments, standing: Standing) -> None:
         self.static, self.optimizer, self.standing = static, optimizer, standing
