@@ -180,9 +180,9 @@ class _Shelf:
 class StaticSteps:
     """Steps of lanes through static passes: a step of small lanes is hundreds of launches, a captured graph is one.
 
-    The first pass of a bucket runs operation by operation, which also readies every kernel; the second is captured while
-    it is queued, and from then on replayed. Graphs share one pool of memory, and those used longest ago are let go. Where
-    the arithmetic of a pass outlasts its launches, nothing is captured. Nothing here waits for the device.
+    The first pass of a bucket runs operation by operation, which also readies every kernel; the second is captured
+    while it is queued, and from then on replayed. Graphs share one pool of memory, and those used longest ago are let
+    go. Where the arithmetic of a pass outlasts its launches, nothing is captured. Nothing here waits for the device.
     """
 
     def __init__(self, static: StaticPass, optimizer: Moments, standing: Standing) -> None:
