@@ -221,7 +221,7 @@ def captures(bench: Bench) -> None:
     from potentia.engine.tune.layout import Route, lay
     from potentia.engine.tune.schedule import Lane, LoraConfig
     from potentia.engine.tune.static import StaticPass, _within_rows, place
-    from potentia.engine.tune.steps import COLUMNS, Moments, Standing, StaticSteps
+    from potentia.engine.tune.steps import COLUMNS, LaneStates, StaticSteps
 
     device, slots = torch.device(bench.device), 6
     shape = bench.shape("135m")
@@ -236,7 +236,7 @@ def captures(bench: Bench) -> None:
         rider.slot = slot
     inputs = place(lay([row for rider in riders for row in rider.batch(2048)]), bank, few=True)
     ours = StaticPass(SplitModel(model), bank, Blocks.of(model))
-    steps = StaticSteps(ours, Moments(slots, bank.width, device), Standing.of(slots, device))
+    steps = StaticSteps(ours, LaneStates(slots, bank.width, device))
     steps.update(np.ones((slots, COLUMNS), np.float32))
     states = torch.randn(inputs.bucket.targets, model.config.hidden_size, device=device).to(bank.dtype)
     group = ours._groups[0]
@@ -304,7 +304,7 @@ def compare(shape: str, device: torch.device, dtype: torch.dtype) -> dict[str, A
     from potentia.engine.tune.passes import PassPlan, run_step
     from potentia.engine.tune.schedule import Lane, LoraConfig
     from potentia.engine.tune.static import StaticPass
-    from potentia.engine.tune.steps import Moments, Standing, StaticSteps
+    from potentia.engine.tune.steps import LaneStates, StaticSteps
 
     slots, steps = 6, 5
     model = lanes.build(shape, device, dtype)
@@ -346,7 +346,7 @@ def compare(shape: str, device: torch.device, dtype: torch.dtype) -> dict[str, A
     bank.weights.copy_(kept)
     bank.refresh()
     found = StaticPass(split, bank, Blocks.of(model) if verdict.form == HAND else None)
-    moving = StaticSteps(found, Moments(slots, bank.width, device), Standing.of(slots, device))
+    moving = StaticSteps(found, LaneStates(slots, bank.width, device))
     results: list[Tensor] = []
     for rows in [*batches, *batches]:  # the second time all buckets are known
         bank.grads.zero_()

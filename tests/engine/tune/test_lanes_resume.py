@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lane_models import examples, gap, spec, tiny
-from potentia.engine.tune import checkpoint_file, lane_run
+from potentia.engine.tune import lane_run
 from potentia.engine.tune.checkpoint_file import AdapterShelf, Snapshots, read_sealed, write_sealed
 from potentia.engine.tune.lanes import LaneTrainer
 from potentia.errors import TuningError
@@ -153,7 +153,7 @@ def test_a_full_disk_is_a_clear_error_and_harms_nothing(tmp_path: Path, monkeypa
     def full(_descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint_file.os, "fsync", full)
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(TuningError, match="No space left"):
         write_sealed(path, {"a": torch.zeros(3)}, {"n": 2})
     monkeypatch.undo()

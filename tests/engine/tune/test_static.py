@@ -22,7 +22,7 @@ from potentia.engine.tune.layout import STRETCH, Bucket, StaticInputs, lay
 from potentia.engine.tune.passes import SHARED
 from potentia.engine.tune.schedule import Lane, Lesson, LoraConfig
 from potentia.engine.tune.static import place
-from potentia.engine.tune.steps import COLUMNS, Moments, PlainSteps, Standing, StaticSteps
+from potentia.engine.tune.steps import COLUMNS, LaneStates, PlainSteps, StaticSteps
 
 FORMS = {
     "llama": HAND,
@@ -115,7 +115,7 @@ def test_a_pass_and_an_update_can_be_captured(kind: str) -> None:
     bank = AdapterBank(model, LoraConfig(dropout=0.1, targets=("all-linear",)), 4)
     found = static_module.StaticPass(SplitModel(model), bank, Blocks.of(model))
     inputs = place(lay(lessons((0, 1, 3), dropout=0.1)), bank, few=True)
-    steps = StaticSteps(found, Moments(4, bank.width, bank.device), Standing.of(4, bank.device))
+    steps = StaticSteps(found, LaneStates(4, bank.width, bank.device))
     found(inputs)  # the first pass of a run is never captured
     steps.update(np.ones((4, COLUMNS), np.float32))
     with Audit(inputs.bucket.tokens**2) as audit:

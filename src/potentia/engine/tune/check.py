@@ -46,7 +46,7 @@ from potentia.engine.tune.passes import (
 )
 from potentia.engine.tune.schedule import LaneSpec, Lesson, LoraConfig, Schedule
 from potentia.engine.tune.static import StaticPass, place
-from potentia.engine.tune.steps import COLUMNS, Moments, Standing, apply_update, settings_row
+from potentia.engine.tune.steps import COLUMNS, LaneStates, apply_update, settings_row
 from potentia.engine.twin import twin
 from potentia.errors import TuningError
 
@@ -420,7 +420,7 @@ def update_distance(bank: AdapterBank, grads: Tensor, schedule: Schedule) -> flo
     """Return how far three updates are from torch's AdamW's, after torch's clipping, as a share of their size."""
     n = bank.slots
     kept = bank.weights.clone()
-    moments, standing = Moments(n, bank.width, bank.device), Standing.of(n, bank.device)
+    states = LaneStates(n, bank.width, bank.device)
     leaves = [kept[slot].clone().requires_grad_() for slot in range(n)]
     judges = [
         torch.optim.AdamW([leaf], 0.0, schedule.betas, schedule.eps, schedule.weight_decay, foreach=False)
@@ -435,7 +435,7 @@ def update_distance(bank: AdapterBank, grads: Tensor, schedule: Schedule) -> flo
             count = step - max(0, schedule.warmup_steps)
             numbers = settings_row(replace(schedule, warmup_steps=0, learning_rate=RATE), count, total)
             table[:] = torch.tensor([*numbers, 1.0, float(count == 0)])
-            apply_update(bank, moments, standing, torch.zeros(n + 1, device=bank.device), table.to(bank.device))
+            apply_update(bank, states, torch.zeros(n + 1, device=bank.device), table.to(bank.device))
             for slot, (leaf, judge) in enumerate(zip(leaves, judges, strict=True)):
                 leaf.grad = grads[slot].clone() * factor
                 nn.utils.clip_grad_norm_([leaf], clip)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -91,48 +91,30 @@ class _Adapted(torch.autograd.Function):
         return ctx.bank.adapter.backward(ctx, grads[0]), None, None, None, None, None
 
 
-class Adapter(Protocol):
-    """One kind of adapter: its numbers in a layer, how it computes and learns, and what PEFT calls its parts."""
+class Adapter:
+    """One kind of adapter: its numbers in a layer, how it computes and learns, and what PEFT calls its parts.
+
+    This is LoRA and rsLoRA: y = x W + b + s · dropout(x) A B, where s is α/r or α/√r.
+    """
 
     def size(self, fan_in: int, fan_out: int, rank: int) -> int:
         """Return how many numbers it has in a layer."""
-
-    def start(self, bank: AdapterBank, row: Tensor, site: Site, stream: torch.Generator) -> None:
-        """Draw its numbers in a layer of a new row (1, P), as PEFT does."""
-
-    def parts(self, bank: AdapterBank, row: Tensor, site: Site) -> dict[str, Tensor]:
-        """View its numbers in a layer of a row (1, P) by the names and in the shapes that PEFT gives them."""
-
-    def forward(
-        self, ctx: Any, x: Tensor, bank: AdapterBank, site: Site, weight: Tensor | None, bias: Tensor | None
-    ) -> Tensor:
-        """Compute a layer, each row with its slot's adapter, in the layer's own shapes: the model may write into it."""
-
-    def backward(self, ctx: Any, slope: Tensor) -> Tensor | None:
-        """Add the adapters' gradients to the bank's; returns the input's."""
-
-
-class LowRank:
-    """LoRA and rsLoRA: y = x W + b + s · dropout(x) A B, where s is α/r or α/√r."""
-
-    def size(self, fan_in: int, fan_out: int, rank: int) -> int:
-        """Count A and B."""
         return (fan_in + fan_out) * rank
 
     def start(self, bank: AdapterBank, row: Tensor, site: Site, stream: torch.Generator) -> None:
-        """Draw A uniform in ±1/√d; B is zero."""
+        """Draw its numbers in a layer of a new row (1, P) as PEFT does: A uniform in ±1/√d, B zero."""
         a, _ = bank.views(row, site)
         a.copy_((torch.rand(a.shape, generator=stream) * 2 - 1) * site.fan_in**-0.5)
 
     def parts(self, bank: AdapterBank, row: Tensor, site: Site) -> dict[str, Tensor]:
-        """View A and B as PEFT has them, (r, d) and (o, r)."""
+        """View its numbers in a layer of a row (1, P) by the names and in the shapes that PEFT gives them."""
         a, b = bank.views(row, site)
         return {"lora_A.weight": a[0].t(), "lora_B.weight": b[0].t()}
 
     def forward(
         self, ctx: Any, x: Tensor, bank: AdapterBank, site: Site, weight: Tensor | None, bias: Tensor | None
     ) -> Tensor:
-        """Compute the base once on all rows, and add the adapters as batched products."""
+        """Compute a layer, each row with its slot's adapter; without ``weight``, the adapters' share alone."""
         ctx.base = weight
         shape = (*x.shape[:-1], site.fan_out)
         if weight is None:
@@ -146,11 +128,11 @@ class LowRank:
         return out
 
     def backward(self, ctx: Any, slope: Tensor) -> Tensor | None:
-        """Go back through the adapters and the base."""
+        """Add the adapters' gradients to the bank's; returns the input's."""
         return _share_back(ctx, slope, ctx.base)
 
 
-class Dora(LowRank):
+class Dora(Adapter):
     """DoRA: y = b + g · (x W + s · x A B), where g = m / ‖W + s · A B‖ for each output, and the norm has no gradient.
 
     With dropout the base's own product keeps all of x, as in PEFT. Layers must be plain ones, and passes padded ones.
@@ -213,7 +195,7 @@ class Dora(LowRank):
         return dx.view(shape)
 
 
-ADAPTERS: dict[str, Adapter] = {"lora": LowRank(), "rslora": LowRank(), "dora": Dora()}
+ADAPTERS: dict[str, Adapter] = {"lora": Adapter(), "rslora": Adapter(), "dora": Dora()}
 
 
 def _share(ctx: Any, x: Tensor, bank: AdapterBank, site: Site, *, into: Tensor) -> None:

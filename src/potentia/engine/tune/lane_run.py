@@ -23,7 +23,7 @@ from potentia.engine.tune.checkpoint_file import AdapterShelf, Snapshots
 from potentia.engine.tune.passes import PassPlan, make_plan, token_bytes
 from potentia.engine.tune.schedule import Lane, LaneEpoch, LaneResult, LaneSpec, Lesson, LoraConfig, OnEpoch, StepInfo
 from potentia.engine.tune.static import StaticPass
-from potentia.engine.tune.steps import COLUMNS, Moments, PlainSteps, Standing, StaticSteps, Steps, settings_row
+from potentia.engine.tune.steps import COLUMNS, LaneStates, PlainSteps, StaticSteps, Steps, settings_row
 from potentia.errors import TuningError
 
 if TYPE_CHECKING:
@@ -71,8 +71,7 @@ class LaneRun:
         self.plan = PassPlan.of(found[1]["plan"]) if found else self._first_plan()
         self.trainer.plan = self.plan
         self.bank: AdapterBank = self.trainer.bank(self.lora, self.plan.slots)
-        self.optimizer = Moments(self.plan.slots, self.bank.width, self.bank.device)
-        self.standing = Standing.of(self.plan.slots, self.bank.device)
+        self.states = LaneStates(self.plan.slots, self.bank.width, self.bank.device)
         self.bank.grads.zero_()
         self.steps = self._steps()
         self.trainer.record["training"]["targets"] = list(self.bank.targets)
@@ -114,9 +113,9 @@ class LaneRun:
         """Make steps in the form that the check found."""
         form, split = self.trainer.verdict(self.lora).form, self.trainer.split
         if form not in (HAND, LONG):
-            return PlainSteps(split, self.bank, self.optimizer, self.standing, form)
+            return PlainSteps(split, self.bank, self.states, form)
         static = StaticPass(split, self.bank, Blocks.of(self.trainer.model) if form == HAND else None)
-        return StaticSteps(static, self.optimizer, self.standing)
+        return StaticSteps(static, self.states)
 
     # ---- slots ----------------------------------------------------------------------------------------------------
 
@@ -132,9 +131,7 @@ class LaneRun:
         for slot, lane in zip(free, waiting, strict=False):
             lane.slot, lane.status, lane.began = slot, "training", time.monotonic()
             self.bank.weights[slot].copy_(self.bank.fresh(lane.spec.seed))
-            self.optimizer.reset(slot)
-            self.standing.loss_sums[slot] = 0.0
-            self.standing.unsound[slot] = False
+            self.states.reset(slot)
             active.append(lane)
         if free and waiting:
             self.bank.refresh()
@@ -193,7 +190,7 @@ class LaneRun:
                 torch.cuda.empty_cache()
 
     def _fail_unsound(self, active: list[Lane]) -> None:
-        flags = self.standing.unsound.tolist()
+        flags = self.states.unsound.tolist()
         for lane in active:
             if lane.slot is not None and flags[lane.slot]:
                 self._end(lane, "failed", f"the loss or its gradient was not finite within {lane.step} steps")
@@ -201,14 +198,14 @@ class LaneRun:
     # ---- ends of epochs -------------------------------------------------------------------------------------------
 
     def _end_epochs(self, due: list[Lane]) -> None:
-        sums = self.standing.loss_sums.tolist()
-        starts, blind = self.standing.first_losses.tolist(), math.log(self.trainer.split.vocabulary)
+        sums = self.states.loss_sums.tolist()
+        starts, blind = self.states.first_losses.tolist(), math.log(self.trainer.split.vocabulary)
         ended: dict[str, LaneEpoch] = {}
         for lane in due:
             spec, slot = lane.spec, lane.slot
             assert slot is not None
             loss = sums[slot] / spec.steps_per_epoch
-            self.standing.loss_sums[slot] = 0.0
+            self.states.loss_sums[slot] = 0.0
             seconds = time.monotonic() - lane.began
             epoch = LaneEpoch(spec.key, lane.step // spec.steps_per_epoch, lane.step, loss, lane.tokens, seconds)
             lane.tokens = 0
@@ -240,14 +237,7 @@ class LaneRun:
         if not now and began - self._saved_at < max(SNAPSHOT_SECONDS, 20 * self._save_took):
             return
         n = self.plan.slots
-        tensors = {
-            "weights": self.bank.weights[:n],
-            "first": self.optimizer.first,
-            "second": self.optimizer.second,
-            "loss_sums": self.standing.loss_sums,
-            "first_losses": self.standing.first_losses,
-            "unsound": self.standing.unsound,
-        }
+        tensors = {"weights": self.bank.weights[:n], **self.states.tensors()}
         lanes = {key: lane.record() for key, lane in self.lanes.items()}
         self.snapshots.save(tensors, {"plan": asdict(self.plan), "step": self.step, "lanes": lanes})
         self._saved_at = time.monotonic()
@@ -260,11 +250,8 @@ class LaneRun:
             return  # a broken adapter file: all start over, for the last bits of a lane follow from those beside it
         n = self.plan.slots
         self.bank.weights[:n].copy_(tensors["weights"])
-        self.optimizer.first.copy_(tensors["first"])
-        self.optimizer.second.copy_(tensors["second"])
-        self.standing.loss_sums.copy_(tensors["loss_sums"])
-        self.standing.first_losses.copy_(tensors["first_losses"])
-        self.standing.unsound.copy_(tensors["unsound"])
+        for name, part in self.states.tensors().items():
+            part.copy_(tensors[name])
         self.step = int(facts["step"])  # type: ignore[call-overload]
         for key, lane in self.lanes.items():
             lane.recall(records[key])

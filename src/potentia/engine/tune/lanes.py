@@ -22,6 +22,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from potentia.engine.loading import context_length
 from potentia.engine.split import SplitModel
 from potentia.engine.spread import is_spread
 from potentia.engine.tune.adapters import AdapterBank
@@ -61,7 +62,7 @@ class LaneTrainer:
         self.router = _Router(self)
         self.plan: PassPlan | None = None
         self.run_under_way: LaneRun | None = None
-        self.limit: int | None = getattr(loaded, "max_length", None) or _positions(self.model)
+        self.limit: int = getattr(loaded, "max_length", None) or context_length(self.model.config, None)
         self.fingerprint: str = getattr(loaded, "fingerprint", "")
         self.record: dict[str, Any] = getattr(loaded, "record", {})  # how lanes were checked and run, for manifests
         self._verdicts: dict[LoraConfig, Verdict] = {}
@@ -128,7 +129,7 @@ class LaneTrainer:
 
     def _check(self, lora: LoraConfig, specs: Sequence[LaneSpec]) -> None:
         """Compare lanes with the model's own code, once for a shape of adapters and the longest rows so far."""
-        longest = min(self.limit or 1 << 30, max(spec.longest for spec in specs))
+        longest = min(self.limit, max(spec.longest for spec in specs))
         known = self._verdicts.get(lora)
         if known is not None and longest <= known.longest:
             return
@@ -238,12 +239,3 @@ class _Router:
             bank.route(row_owners)
         elif row_owners is not None and bool((row_owners >= 0).any()):
             raise TuningError("no adapters are installed", hint="train lanes, or restore one, before scoring with them")
-
-
-def _positions(model: nn.Module) -> int | None:
-    config = model.config
-    for name in ("n_positions", "max_position_embeddings", "n_ctx"):
-        value = getattr(config, name, None)
-        if isinstance(value, int):
-            return value
-    return None

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from potentia.engine.split import SplitModel
+from potentia.engine.spread import find_blocks
 from potentia.engine.tune.adapters import AdapterBank
 from potentia.engine.tune.dropout import token_keys
 from potentia.engine.tune.judge import own_gradients
@@ -341,7 +342,11 @@ def recomputing(model: nn.Module, wanted: bool) -> Iterator[None]:
     if not wanted:
         yield
         return
-    blocks = _blocks(model)
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    # those that transformers would recompute
+    blocks = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    blocks = blocks or find_blocks(model)  # type: ignore[assignment]
     before = [block.__dict__.get("forward") for block in blocks]
     for block in blocks:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
@@ -352,15 +357,3 @@ def recomputing(model: nn.Module, wanted: bool) -> Iterator[None]:
             block.__dict__.pop("forward", None)
             if own is not None:
                 block.forward = own
-
-
-def _blocks(model: nn.Module) -> list[nn.Module]:
-    """The layers that transformers would recompute, or else the parts of the model's largest list of modules."""
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    blocks: list[nn.Module] = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    if blocks:
-        return blocks
-    lists: list[nn.ModuleList] = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    sizes = [sum(p.numel() for p in part.parameters()) for part in lists]
-    return list(lists[sizes.index(max(sizes))]) if lists else []

@@ -11,7 +11,7 @@ import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,48 +31,25 @@ Table = npt.NDArray[np.float32]
 COLUMNS = 11  # of an update's table: nine settings, whether the lane takes a step, whether it is its first
 
 
-@dataclass
-class Standing:
-    """How the lanes stand, by slot: losses summed since their epoch began, their first losses, and unsound values."""
+class LaneStates:
+    """What lanes have beside their adapters, by slot: AdamW's moments, and how they stand.
 
-    loss_sums: Tensor
-    first_losses: Tensor
-    unsound: Tensor
+    Losses are summed since a lane's epoch began; ``unsound`` lanes had a loss or gradient that was no number.
+    """
 
-    @classmethod
-    def of(cls, slots: int, device: torch.device) -> Standing:
-        """All lanes new."""
-        zeros = torch.zeros(slots + 1, device=device)
-        return cls(zeros, zeros.clone(), torch.zeros(slots + 1, dtype=torch.bool, device=device))
+    def __init__(self, slots: int, width: int, device: torch.device) -> None:
+        self.first, self.second = (torch.zeros(slots, width, device=device) for _ in range(2))
+        self.loss_sums, self.first_losses = (torch.zeros(slots + 1, device=device) for _ in range(2))
+        self.unsound = torch.zeros(slots + 1, dtype=torch.bool, device=device)
 
+    def reset(self, slot: int) -> None:
+        """Make a slot ready for a new lane."""
+        for part in (self.first, self.second, self.loss_sums, self.unsound):
+            part[slot].zero_()
 
-class Steps(Protocol):
-    """One way to make steps."""
-
-    def gradients(self, rows: Sequence[Lesson], plan: PassPlan) -> None:
-        """Add the gradients of one step of every lane into the bank. Rows come slot by slot."""
-
-    def update(self, table: Table) -> None:
-        """Update the lanes that ``table`` (slots, 11) names, by the gradients added since the last update."""
-
-    def clear(self) -> None:
-        """Forget a step that was begun."""
-
-    def release(self) -> None:
-        """Let go of memory that is kept between steps."""
-
-
-class Moments:
-    """AdamW's two moments of every lane, a row for each."""
-
-    def __init__(self, rows: int, width: int, device: torch.device) -> None:
-        self.first = torch.zeros(rows, width, device=device)
-        self.second = torch.zeros(rows, width, device=device)
-
-    def reset(self, row: int) -> None:
-        """Forget a row's moments."""
-        self.first[row].zero_()
-        self.second[row].zero_()
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all of it by name, for a snapshot."""
+        return dict(vars(self))
 
 
 def settings_row(schedule: Schedule, step: int, total: int) -> list[float]:
@@ -89,7 +66,7 @@ def settings_row(schedule: Schedule, step: int, total: int) -> list[float]:
 
 
 @torch.no_grad()
-def apply_update(bank: AdapterBank, moments: Moments, standing: Standing, losses: Tensor, table: Tensor) -> None:
+def apply_update(bank: AdapterBank, states: LaneStates, losses: Tensor, table: Tensor) -> None:
     """Update the lanes that ``table`` (slots, 11) names by the bank's gradients, clear these, and note how lanes stand.
 
     A lane whose gradient is not finite is left untouched.
@@ -97,11 +74,11 @@ def apply_update(bank: AdapterBank, moments: Moments, standing: Standing, losses
     n = bank.slots
     norms = torch.linalg.vector_norm(bank.grads[:n], dim=1)
     active, first = table[:, 9] != 0, table[:, 10] != 0
-    standing.unsound[:n] |= active & ~(torch.isfinite(norms) & torch.isfinite(losses[:n]))
-    standing.loss_sums[:n] += torch.where(active, losses[:n], 0.0)
-    standing.first_losses[:n].copy_(torch.where(first, losses[:n], standing.first_losses[:n]))
+    states.unsound[:n] |= active & ~(torch.isfinite(norms) & torch.isfinite(losses[:n]))
+    states.loss_sums[:n] += torch.where(active, losses[:n], 0.0)
+    states.first_losses[:n].copy_(torch.where(first, losses[:n], states.first_losses[:n]))
     operations(bank.device).update_(
-        bank.weights, moments.first, moments.second, bank.grads, bank.work, bank.factors, table, norms
+        bank.weights, states.first, states.second, bank.grads, bank.work, bank.factors, table, norms
     )
     bank.measure()
 
@@ -109,20 +86,18 @@ def apply_update(bank: AdapterBank, moments: Moments, standing: Standing, losses
 class PlainSteps:
     """Passes as they come, one operation at a time."""
 
-    def __init__(
-        self, split: SplitModel, bank: AdapterBank, moments: Moments, standing: Standing, form: str = SHARED
-    ) -> None:
-        self.split, self.bank, self.moments, self.standing, self.form = split, bank, moments, standing, form
+    def __init__(self, split: SplitModel, bank: AdapterBank, states: LaneStates, form: str = SHARED) -> None:
+        self.split, self.bank, self.states, self.form = split, bank, states, form
         self.losses: Tensor | None = None
 
     def gradients(self, rows: Sequence[Lesson], plan: PassPlan) -> None:
-        """Add the gradients of one step of every lane into the bank."""
+        """Add the gradients of one step of every lane into the bank. Rows come slot by slot."""
         self.losses = run_step(self.split, self.bank, rows, plan, self.form)
 
     def update(self, table: Table) -> None:
-        """Update the lanes that take part."""
+        """Update the lanes that ``table`` (slots, 11) names, by the gradients added since the last update."""
         assert self.losses is not None
-        apply_update(self.bank, self.moments, self.standing, self.losses, to_device(table, self.bank.device))
+        apply_update(self.bank, self.states, self.losses, to_device(table, self.bank.device))
 
     def clear(self) -> None:
         """Forget a step that was begun."""
@@ -185,8 +160,8 @@ class StaticSteps:
     go. Where the arithmetic of a pass outlasts its launches, nothing is captured. Nothing here waits for the device.
     """
 
-    def __init__(self, static: StaticPass, optimizer: Moments, standing: Standing) -> None:
-        self.static, self.optimizer, self.standing = static, optimizer, standing
+    def __init__(self, static: StaticPass, states: LaneStates) -> None:
+        self.static, self.states = static, states
         self.bank = static.bank
         self.device = self.bank.device
         self.parameters = sum(p.numel() for p in static.split.model.parameters())
@@ -284,5 +259,8 @@ class StaticSteps:
             self._update_graph.replay()
 
     def _update(self) -> None:
-        apply_update(self.bank, self.optimizer, self.standing, self.static.losses, self._table)
+        apply_update(self.bank, self.states, self.static.losses, self._table)
         self.static.losses.zero_()
+
+
+Steps = PlainSteps | StaticSteps
