@@ -23,8 +23,9 @@ def folder(tmp_path: Path) -> str:
 
 
 def test_a_sound_model_is_right_in_both_dtypes(folder: str) -> None:
-    for dtype in ("float32", "bfloat16"):
-        done = CliRunner().invoke(app, ["models", "check", folder, "--dtype", dtype, "--device", "cpu", "--json"])
+    for dtype, adapter in (("float32", "lora"), ("bfloat16", "lora"), ("float32", "rslora"), ("float32", "dora")):
+        options = ["--dtype", dtype, "--adapter", adapter, "--device", "cpu", "--json"]
+        done = CliRunner().invoke(app, ["models", "check", folder, *options])
         assert done.exit_code == 0, done.output
         said = json.loads(done.stdout)
         assert said["right"]

@@ -91,6 +91,7 @@ def check(
     targets: Annotated[
         list[str] | None, typer.Option(help="Layers to adapt, by the ends of their names; else PEFT's default.")
     ] = None,
+    adapter: Annotated[str, typer.Option(help="lora, rslora or dora.")] = "lora",
     trust_remote_code: Annotated[bool, typer.Option(help="Run the code that the model brings.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -108,7 +109,7 @@ def check(
 
     with errors.status(f"loading {model} …"):
         loaded = load(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
-    lora = LoraConfig(r=4, alpha=8, dropout=0.0, targets=tuple(targets) if targets else None)
+    lora = LoraConfig(4, 8, 0.0, tuple(targets) if targets else None, adapter)  # type: ignore[arg-type]
     with errors.status("comparing with transformers and PEFT …"):
         found = beside_peft(loaded, lora)
     right = all(one.right for one in found)

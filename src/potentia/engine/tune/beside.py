@@ -7,10 +7,10 @@ lanes, of our saved adapters, and how far its own 16 bits are from its float32.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from potentia.engine.loading import LoadedModel
 
 State = dict[str, Tensor]
+Found = TypeVar("Found")
 
 LANES, EXAMPLES, BATCH, EPOCHS = 3, 8, 4, 2  # four steps
 LONGEST = 192  # tokens of a text; a model that reads fewer has fewer
@@ -126,24 +127,28 @@ def _plainly(model: Any, pairs: Sequence[tuple[list[int], list[int]]]) -> list[f
     return said
 
 
+def _own_and_exact(model: nn.Module, compute: Callable[[nn.Module], Found]) -> tuple[Found, Found]:
+    """Compute something with a model, and with its float32 copy where it is in 16 bits."""
+    own = compute(model)
+    with twin(model) as judge:
+        return own, compute(judge.model) if judge.copied and judge.whole else own
+
+
+def _nats(what: str, way: str, ours: Sequence[float], both: tuple[list[float], list[float]], whose: str) -> Comparison:
+    """Compare log-likelihoods: in 16 bits by how far the model itself is off float32."""
+    own, exact = both
+    rounding = max(abs(a - b) for a, b in zip(own, exact, strict=True))
+    off = max(abs(a - b) for a, b in zip(ours, exact, strict=True))
+    note = f"nats; {whose} own 16 bits are off by {rounding:.2g}" if rounding else "nats"
+    return Comparison(what, off, max(EXACT["score"], 2 * rounding), way, note)
+
+
 def _scores(loaded: LoadedModel) -> Comparison:
     pairs = _pairs(loaded)
     scorer = Scorer(loaded)
     ours = [entry.logprob for entry in scorer.loglikelihood_ids(pairs)]
-    off, most, note = _apart(loaded, pairs, ours, _plainly(loaded.model, pairs))
-    return Comparison("log-likelihoods", off, most, " and ".join(scorer.notes["rows_by_path"]), note)
-
-
-def _apart(
-    loaded: LoadedModel, pairs: Sequence[tuple[list[int], list[int]]], ours: Sequence[float], own: Sequence[float]
-) -> tuple[float, float, str]:
-    """Return the largest difference, what is right and why: in 16 bits by how far the model itself is off float32."""
-    with twin(loaded.model) as judge:
-        exact = _plainly(judge.model, pairs) if judge.copied and judge.whole else own
-    rounding = max(abs(a - b) for a, b in zip(own, exact, strict=True))
-    off = max(abs(a - b) for a, b in zip(ours, exact, strict=True))
-    note = f"nats; its own 16 bits are off by {rounding:.2g}" if rounding else "nats"
-    return off, max(EXACT["score"], 2 * rounding), note
+    both = _own_and_exact(loaded.model, lambda model: _plainly(model, pairs))
+    return _nats("log-likelihoods", " and ".join(scorer.notes["rows_by_path"]), ours, both, "its")
 
 
 def _texts(loaded: LoadedModel) -> Comparison:
@@ -245,13 +250,12 @@ def _trained(
     form: str,
 ) -> Comparison:
     """Compare trained adapters with PEFT's; in 16 bits both with float32's."""
-    with wrapped_by_peft(loaded.model, bank) as wrapped:
-        theirs = {spec.key: train_by_peft(wrapped, spec, starts[spec.key]) for spec in specs}
-    exact = theirs
-    with twin(loaded.model) as judge:
-        if judge.copied and judge.whole:
-            with wrapped_by_peft(judge.model, bank) as wrapped:
-                exact = {spec.key: train_by_peft(wrapped, spec, starts[spec.key]) for spec in specs}
+
+    def train(model: nn.Module) -> dict[str, State]:
+        with wrapped_by_peft(model, bank) as wrapped:
+            return {spec.key: train_by_peft(wrapped, spec, starts[spec.key]) for spec in specs}
+
+    theirs, exact = _own_and_exact(loaded.model, train)
     off = max(distance(ours[key], exact[key], starts[key]) for key in exact)
     own = max(distance(theirs[key], exact[key], starts[key]) for key in exact)
     note = "of their movement" + (f"; PEFT's own 16 bits are off by {own:.2g}" if own else "")
@@ -271,21 +275,13 @@ def _adapted_scores(
 ) -> Comparison:
     """Compare scores of questions to several adapters at once with PEFT's, one adapter at a time."""
     pairs = _pairs(loaded)
-    exact: dict[str, list[float]] = {}
-    own: dict[str, list[float]] = {}
-    with wrapped_by_peft(loaded.model, bank) as wrapped:
-        for key in keys:
-            _put(wrapped, states[key])
-            own[key] = _plainly(wrapped, pairs)
-    with twin(loaded.model) as judge:
-        if judge.copied and judge.whole:
-            with wrapped_by_peft(judge.model, bank) as wrapped:
-                for key in keys:
-                    _put(wrapped, states[key])
-                    exact[key] = _plainly(wrapped, pairs)
-    order = [keys[number % len(keys)] for number in range(len(pairs))]
-    wanted = [(exact or own)[key][number] for number, key in enumerate(order)]
-    rounding = max(abs(own[key][number] - wanted[number]) for number, key in enumerate(order))
-    off = max(abs(a - b) for a, b in zip(ours[0], wanted, strict=True))
-    note = "nats" + (f"; PEFT's own 16 bits are off by {rounding:.2g}" if rounding else "")
-    return Comparison("log-likelihoods, 3 adapters", off, max(EXACT["score"], 2 * rounding), ours[1], note)
+
+    def score(model: nn.Module) -> list[float]:
+        said = [0.0] * len(pairs)
+        with wrapped_by_peft(model, bank) as wrapped:
+            for place, key in enumerate(keys):
+                _put(wrapped, states[key])
+                said[place :: len(keys)] = _plainly(wrapped, pairs[place :: len(keys)])
+        return said
+
+    return _nats("log-likelihoods, 3 adapters", ours[1], ours[0], _own_and_exact(loaded.model, score), "PEFT's")
