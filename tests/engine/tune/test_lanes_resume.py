@@ -10,7 +10,7 @@ import torch
 
 from lane_models import examples, gap, spec, tiny
 from potentia.engine.tune import lane_run
-from potentia.engine.tune.checkpoint_file import AdapterShelf, Snapshots, read_sealed, write_sealed
+from potentia.engine.tune.checkpoint_file import Shelf, Snapshots, read_sealed, write_sealed
 from potentia.engine.tune.lanes import LaneTrainer
 from potentia.errors import TuningError
 
@@ -124,7 +124,7 @@ def test_a_broken_snapshot_falls_back_to_the_one_before(how: str, tmp_path: Path
 
 def test_a_broken_adapter_file_changes_no_bit(tmp_path: Path) -> None:
     _, whole = finish(tiny("llama"), tmp_path)
-    path = AdapterShelf(next(tmp_path.iterdir()))._path("lane-2", 2)
+    path = Shelf(next(tmp_path.iterdir())).path("lane-2", 2)
     damage(path, "flipped")
     with LaneTrainer(tiny("llama"), workspace=tmp_path, token_budget=512) as trainer:
         trainer.train(row_of_lanes())

@@ -15,9 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from potentia.engine.tune.checkpoint_file import read_sealed, write_sealed
+from potentia.engine.tune.checkpoint_file import Shelf, read_sealed, write_sealed
 from potentia.engine.tune.full import DivergedError, FullStep, FullTrainer
 from potentia.engine.tune.schedule import LaneEpoch, LaneResult, LaneSpec, OnEpoch, StepInfo
 from potentia.errors import TuningError
@@ -47,8 +45,7 @@ class FullLanes:
     ) -> None:
         self.trainer = FullTrainer(loaded, token_budget=token_budget, shards=shards, looks=looks)
         self.workspace = workspace
-        self._folders: dict[str, Path] = {}  # of the lanes trained here
-        self._memory: dict[State, list[Tensor]] = {}
+        self._shelves: dict[str, Shelf] = {}  # of the lanes trained here
         self._now: State | None = None  # what the model is; None for anything but the end of an epoch
 
     def __enter__(self) -> FullLanes:
@@ -87,12 +84,12 @@ class FullLanes:
     def begin(self, spec: LaneSpec) -> Path | None:
         """Make the model and the folder ready for a lane."""
         self.bare()
-        self._now = None
         if self.workspace is None:
+            self._shelves[spec.key] = Shelf(None)
             return None
         name = hashlib.sha256(f"full lane 1\n{self.trainer.fingerprint}\n{spec.fingerprint()}".encode()).hexdigest()
-        folder = self._folders[spec.key] = Path(self.workspace) / name[:24]
-        self.trainer.workspace = folder / UNDER_WAY
+        folder = Path(self.workspace) / name[:24]
+        self._shelves[spec.key], self.trainer.workspace = Shelf(folder), folder / UNDER_WAY
         return folder
 
     def reach(self, state: State | None) -> None:
@@ -106,41 +103,27 @@ class FullLanes:
 
     def hold(self, states: Collection[State]) -> None:
         """Keep these lanes' epochs, the current one now, and let go of all others."""
-        if self._now in states and self._now is not None:
-            if self.workspace is None:
-                self._memory[self._now] = [weight.cpu().clone() for weight in self.trainer.weights()]
-            else:
-                weights = {str(place): weight for place, weight in enumerate(self.trainer.weights())}
-                write_sealed(self._path(self._now), weights, {"state": list(self._now)})
-        self._memory = {state: weights for state, weights in self._memory.items() if state in states}
-        for key, folder in self._folders.items():
-            for file in folder.glob("epoch-*.sealed"):
-                if (key, int(file.stem.removeprefix("epoch-"))) not in states:
-                    file.unlink(missing_ok=True)
-
-    def _path(self, state: State) -> Path:
-        return self._folders[state[0]] / f"epoch-{state[1]}.sealed"
+        if self._now is not None and self._now in states:
+            weights = {str(place): weight for place, weight in enumerate(self.trainer.weights())}
+            self._shelves[self._now[0]].put(*self._now, weights)
+        for shelf in self._shelves.values():
+            shelf.keep(states)
 
     def restore(self, lane_key: str, epoch: int) -> None:
         """Put a held state back into the model."""
-        state = (lane_key, epoch)
-        if self._now == state:
+        if self._now == (lane_key, epoch):
             return
-        if self.workspace is None:
-            weights = self._memory.get(state)
-        else:
-            found = read_sealed(self._path(state)) if lane_key in self._folders else None
-            whole = found is not None and found[1] == {"state": list(state)}
-            weights = [found[0][str(place)] for place in range(len(found[0]))] if found and whole else None
-        if weights is None:
-            if lane_key in self._folders:  # so that the next run does not trust its notes
-                shutil.rmtree(self._folders[lane_key], ignore_errors=True)
+        shelf = self._shelves.get(lane_key)
+        held = shelf.get(lane_key, epoch) if shelf is not None else None
+        if held is None:
+            if shelf is not None and shelf.folder is not None:  # so that the next run does not trust its notes
+                shutil.rmtree(shelf.folder, ignore_errors=True)
             raise TuningError(
                 f"the weights of lane {lane_key} after epoch {epoch} are not there",
                 hint="run the same command again to compute them anew",
             )
-        self.trainer.put(weights)
-        self._now = state
+        self.trainer.put([held[str(place)] for place in range(len(held))])
+        self._now = lane_key, epoch
 
     def bare(self) -> None:
         """Put the original weights back, so that the untuned model is scored."""

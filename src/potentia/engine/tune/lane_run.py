@@ -19,7 +19,7 @@ from potentia.engine.spread import out_of_memory, room_for_passes
 from potentia.engine.tune.adapters import AdapterBank
 from potentia.engine.tune.block import Blocks
 from potentia.engine.tune.check import HAND, LONG
-from potentia.engine.tune.checkpoint_file import AdapterShelf, Snapshots
+from potentia.engine.tune.checkpoint_file import Shelf, Snapshots
 from potentia.engine.tune.passes import PassPlan, make_plan, token_bytes
 from potentia.engine.tune.schedule import Lane, LaneEpoch, LaneResult, LaneSpec, Lesson, LoraConfig, OnEpoch, StepInfo
 from potentia.engine.tune.static import StaticPass
@@ -53,7 +53,7 @@ class LaneRun:
         ordered = sorted(specs, key=lambda spec: -spec.total_steps)
         self.lanes = {spec.key: Lane(spec) for spec in ordered}
         folder = self._folder(ordered)
-        self.shelf = AdapterShelf(folder)
+        self.shelf = Shelf(folder)
         self.snapshots = Snapshots(folder) if folder is not None else None
         self.step = 0
         self._saved_at, self._save_took = time.monotonic(), 0.0
@@ -213,7 +213,7 @@ class LaneRun:
                 reason = f"diverged: mean loss {loss:.3g} in epoch {epoch.epoch}, {starts[slot]:.3g} at the first step"
                 self._end(lane, "failed", reason)
                 continue
-            self.shelf.put(spec.key, epoch.epoch, self.bank.weights[slot])
+            self.shelf.put(spec.key, epoch.epoch, {"adapter": self.bank.weights[slot]})
             lane.epochs.append(epoch)
             ended[spec.key] = epoch
         dropped = self.on_epoch(list(ended.values())) if self.on_epoch is not None and ended else None

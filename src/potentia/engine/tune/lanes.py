@@ -27,7 +27,7 @@ from potentia.engine.split import SplitModel
 from potentia.engine.spread import is_spread
 from potentia.engine.tune.adapters import AdapterBank
 from potentia.engine.tune.check import Verdict, check_lanes
-from potentia.engine.tune.checkpoint_file import AdapterShelf
+from potentia.engine.tune.checkpoint_file import Shelf
 from potentia.engine.tune.lane_run import LaneRun
 from potentia.engine.tune.passes import PassPlan
 from potentia.engine.tune.schedule import LaneEpoch, LaneResult, LaneSpec, LoraConfig, OnEpoch, StepInfo
@@ -69,7 +69,7 @@ class LaneTrainer:
         self._bank: AdapterBank | None = None
         self._specs: dict[str, LaneSpec] = {}
         self._results: dict[str, LaneResult] = {}
-        self._shelves: dict[str, AdapterShelf] = {}
+        self._shelves: dict[str, Shelf] = {}
         self._resident: dict[str, int] = {}  # lane → the slot that holds its adapter
         self._busy: set[int] = set()  # slots in training
         self._was_training = self.model.training
@@ -179,14 +179,14 @@ class LaneTrainer:
             if result is None or not result.epochs:
                 raise TuningError(f"lane {lane_key} finished no epoch")
             epoch = result.epochs[-1].epoch
-        row = self._shelves[lane_key].get(lane_key, epoch)
-        if row is None:
+        kept = self._shelves[lane_key].get(lane_key, epoch)
+        if kept is None:
             raise TuningError(
                 f"lane {lane_key} has no whole adapter of epoch {epoch}",
                 hint="run the same command again to recompute it",
             )
         spec = self._specs[lane_key]
-        return self.bank(spec.lora, self.plan.slots if self.plan else 1), row
+        return self.bank(spec.lora, self.plan.slots if self.plan else 1), kept["adapter"]
 
     def adapter_state(self, lane_key: str, epoch: int | None = None) -> dict[str, Tensor]:
         """Return a lane's adapter after an epoch (the last one by default) as PEFT's state dict, fp32 on the CPU."""
