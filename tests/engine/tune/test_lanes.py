@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from lane_models import examples, gap, spec, tiny
-from potentia.engine.tune.examples import TokenisedExamples
 from potentia.engine.tune.lanes import LaneTrainer
-from potentia.engine.tune.schedule import LoraConfig, data_order
+from potentia.engine.tune.schedule import LoraConfig, TokenisedExamples, data_order
 from potentia.errors import InputError, TuningError
 
 

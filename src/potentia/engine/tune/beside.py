@@ -18,9 +18,8 @@ from torch import Tensor, nn
 
 from potentia.engine.score import Scorer
 from potentia.engine.tune.adapters import AdapterBank
-from potentia.engine.tune.examples import TokenisedExamples
 from potentia.engine.tune.lanes import LaneTrainer
-from potentia.engine.tune.schedule import LaneSpec, LoraConfig, Schedule, data_order
+from potentia.engine.tune.schedule import LaneSpec, LoraConfig, Schedule, TokenisedExamples, data_order
 from potentia.engine.twin import twin
 from potentia.errors import TuningError
 from potentia.values.requests import Generation

@@ -29,7 +29,6 @@ from potentia.engine.split import SplitModel
 from potentia.engine.spread import out_of_memory, room_for_passes
 from potentia.engine.tune.check import check_full
 from potentia.engine.tune.checkpoint_file import Snapshots
-from potentia.engine.tune.examples import TokenisedExamples
 from potentia.engine.tune.passes import (
     LANE,
     ROW,
@@ -42,7 +41,7 @@ from potentia.engine.tune.passes import (
     recomputing,
     token_bytes,
 )
-from potentia.engine.tune.schedule import LaneSpec, Lesson, Schedule
+from potentia.engine.tune.schedule import LaneSpec, Lesson, Schedule, TokenisedExamples
 from potentia.engine.twin import twin
 from potentia.errors import TuningError
 from potentia.timing import spending
