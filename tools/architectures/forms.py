@@ -36,6 +36,7 @@ def try_forms(case: str) -> dict[str, Any]:
     row: dict[str, Any] = {}
     began = time.monotonic()
     for dtype, static in KINDS:
+        model: Any = None
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -46,10 +47,21 @@ def try_forms(case: str) -> dict[str, Any]:
         except PotentiaError as error:
             found = {"refused": error.message}
         except Exception as error:
-            found = {"crashed": f"{type(error).__name__}: {error}"[:300]}
+            told = f"{type(error).__name__}: {error}"[:300]
+            found = {"refused": f"its own code fails: {told}"} if _fails_itself(model) else {"crashed": told}
         row[f"{dtype} {'static' if static else 'plain'}"] = found
     row["seconds"] = round(time.monotonic() - began, 1)
     return row
+
+
+def _fails_itself(model: Any) -> bool:
+    import torch
+
+    try:
+        model(input_ids=torch.arange(8, 20)[None], use_cache=False)
+    except Exception:
+        return True
+    return False
 
 
 def _targets(case: str) -> tuple[str, ...] | None:

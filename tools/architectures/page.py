@@ -39,11 +39,12 @@ TRUST = """## Before you trust a new architecture
 Every run compares lanes with the model's own code before it trusts them: three lanes with random adapters on real rows,
 short ones beside the longest, against each row alone through the model's own forward, cross-entropy and autograd, with
 LoRA as PEFT computes it and torch's AdamW. Structure is judged in float32, on an upcast copy where the run has 16 bits;
-in 16 bits a form may be off by three times the model's own rounding. A form that is not right is not taken. From fast
-to slow: hand-written layers; long rows of the model's own layers; shared passes; one lane a pass; one row a pass. What
-was taken, how far it was off and why others were not is in the manifest of every cell (`training`, `engine`), and a
-fall-back is told with its cost. A model that no form computes is refused. Weights that are missing, unexpected or of
-another shape are refused by name.
+in 16 bits a lane's gradient may be 1.5 times as far from float32's as the model's own, one layer's three times. A form
+that is not right is not taken. From fast to slow: hand-written layers; long rows of the model's own layers; shared
+passes of them; one lane a pass; one row a pass, which is the judge itself. What was taken, how far it was off and why
+others were not is in the manifest of every cell (`training`, `engine`), and a fall-back is told with its cost. Updates
+that are not AdamW's are refused. rsLoRA and DoRA go through the same, and so does full tuning, with all its gradients.
+Weights that are missing, unexpected or of another shape are refused by name.
 
 To see it for a model of your own, beside plain transformers and PEFT:
 
@@ -56,9 +57,9 @@ It prints what was compared, how far off it is, what would be right, and the for
 where something is wrong. In 16 bits the yardstick is PEFT's own distance from float32, at most one and a half times.
 A layer that no adapter of yours should touch is left out with `--targets`.
 
-`make sabotage` breaks the engine in 55 ways, one at a time (parts, routing, scales, losses, gradients, the optimizer,
-masks, windows, positions, the tail, tokens, caches), and prints whether the check notices: 55 of 55 in float32 and 55
-of 55 in bfloat16, where 15 of them move an adapter by less than three times its own rounding.
+`make sabotage` breaks the engine in 58 ways, one at a time (parts, routing, scales, losses, gradients, the optimizer,
+masks, windows, positions, the tail, tokens, caches, DoRA), and prints whether the check notices: all do, in float32 and
+in bfloat16, where 16 of them move an adapter by less than three times its own rounding.
 """
 
 
