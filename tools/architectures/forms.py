@@ -42,7 +42,7 @@ def try_forms(case: str) -> dict[str, Any]:
                 warnings.simplefilter("ignore")
                 model = (ODD[case]() if case in ODD else build(case)).to(getattr(torch, dtype))
                 lora = LoraConfig(r=4, alpha=8, dropout=0.0, targets=_targets(case))
-                specs = lanes(lora, int(model.get_input_embeddings().weight.shape[0]), 96)  # type: ignore[operator]
+                specs = lanes(lora, int(model.get_input_embeddings().weight.shape[0]), 96)
                 found = check_lanes(model, lora, specs, static=static, limit=96).as_dict()
         except PotentiaError as error:
             found = {"refused": error.message}
