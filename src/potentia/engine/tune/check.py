@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -31,7 +31,7 @@ from potentia.engine.split import SplitModel
 from potentia.engine.spread import out_of_memory
 from potentia.engine.tune.adapters import AdapterBank
 from potentia.engine.tune.block import Blocks
-from potentia.engine.tune.judge import Gradients, own_gradients
+from potentia.engine.tune.judge import Gradients, own_gradients, own_loss
 from potentia.engine.tune.layout import lay
 from potentia.engine.tune.passes import (
     LANE,
@@ -331,12 +331,25 @@ def check_full(model: nn.Module, spec: LaneSpec, limit: int | None, forms: Seque
     """Find the first form of full tuning whose loss and gradients of all weights are those of each row alone."""
     began = time.monotonic()
     split, verdict, told = SplitModel(model), Verdict(), ""
+    device = next(model.parameters()).device
+
+    def own(rows: Sequence[Lesson]) -> Iterator[Tensor]:
+        for row in rows:
+            loss = own_loss(model, row, device)
+            torch.autograd.backward(loss)
+            yield loss.detach()
+
+    def in_passes(rows: Sequence[Lesson], form: str) -> Iterator[Tensor]:
+        plan = PassPlan(1, 1 << 40, 1 << 40, divides=verdict.divides)
+        for chosen, length in divided(rows, plan, form):
+            batch = assemble(chosen, length, device, dropout=False)
+            yield (backpropagate(split, batch, whole=form != SHARED) * batch.weights).sum()
 
     def off(rows: Sequence[Lesson], form: str) -> Distance:
-        plan = PassPlan(1, 1 << 40, 1 << 40, divides=verdict.divides)
-        truth = _full_gradients(model, lambda: sum(_own_loss(model, row) for row in rows))
-        ours = _full_gradients(model, lambda: _loss_in_passes(split, divided(rows, plan, form), whole=form != SHARED))
-        return _full_distance(ours, truth)
+        loss, slope = _full_gradients(model, own(rows))
+        ours, found = _full_gradients(model, in_passes(rows, form))
+        gap = float(torch.linalg.vector_norm(found - slope) / torch.linalg.vector_norm(slope))
+        return Distance(float((ours - loss).abs() / loss.abs()), gap, gap)
 
     for form in forms:
         for draw in range(DRAWS):
@@ -354,44 +367,21 @@ def check_full(model: nn.Module, spec: LaneSpec, limit: int | None, forms: Seque
     raise TuningError(f"{type(model).__name__} cannot be tuned here: {told}", hint="potentia models check MODEL")
 
 
-def _own_loss(model: nn.Module, row: Lesson) -> float:
-    """Go back through the model's own forward and cross-entropy of one row alone; returns its loss."""
-    ids = torch.from_numpy(row.ids).to(next(model.parameters()).device)
-    logits = model(input_ids=ids[None], use_cache=False).logits[0, row.first_target - 1 : -1]
-    loss = nn.functional.cross_entropy(logits.float(), ids[row.first_target :], reduction="sum") * row.weight
-    torch.autograd.backward(loss)
-    return float(loss.detach())
-
-
-def _loss_in_passes(split: SplitModel, passes: Sequence[tuple[list[Lesson], int]], *, whole: bool) -> float:
-    total = 0.0
-    for rows, length in passes:
-        batch = assemble(rows, length, next(split.model.parameters()).device, dropout=False)
-        total += float((backpropagate(split, batch, whole=whole) * batch.weights).sum())
-    return total
-
-
-def _full_gradients(model: nn.Module, run: Callable[[], float]) -> Gradients:
-    """Return the loss that ``run`` tells, and the gradient of all weights that it leaves, as one row."""
+def _full_gradients(model: nn.Module, losses: Iterator[Tensor]) -> Gradients:
+    """Return the sum of losses, and the gradient of all weights that computing them leaves, as one row."""
     parameters = list(model.parameters())
     asked = [parameter.requires_grad for parameter in parameters]
     try:
         for parameter in parameters:
             parameter.requires_grad_(True)
             parameter.grad = None
-        loss = torch.tensor(run())
+        loss = torch.stack(list(losses)).sum()
         slopes = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         return loss, torch.cat([slope.float().flatten() for slope in slopes])
     finally:
         for parameter, flag in zip(parameters, asked, strict=True):
             parameter.grad = None
             parameter.requires_grad_(flag)
-
-
-def _full_distance(ours: Gradients, judge: Gradients) -> Distance:
-    loss = (ours[0] - judge[0]).abs() / judge[0].abs()
-    gap = torch.linalg.vector_norm(ours[1] - judge[1]) / torch.linalg.vector_norm(judge[1])
-    return Distance(float(loss), float(gap), float(gap))
 
 
 # ---- distances -------------------------------------------------------------------------------------------------------

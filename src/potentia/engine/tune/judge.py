@@ -32,16 +32,21 @@ def own_gradients(model: nn.Module, bank: AdapterBank, rows: Sequence[Lesson], *
     with bank.suspended(), torch.enable_grad():
         for row in rows:
             leaf = bank.weights[row.slot].detach().clone().requires_grad_()
-            ids = torch.from_numpy(np.concatenate([row.ids, np.zeros(padding, np.int64)])).to(bank.device)
             with _plain_adapters(bank, leaf, row):
-                logits = model(input_ids=ids[None], use_cache=False).logits[0, row.first_target - 1 : len(row.ids) - 1]
-            wanted = ids[row.first_target : len(row.ids)]
-            loss = nn.functional.cross_entropy(logits.float(), wanted, reduction="sum") * row.weight
+                loss = own_loss(model, row, bank.device, padding=padding)
             (slope,) = torch.autograd.grad(loss, leaf, allow_unused=True)
             if slope is not None:
                 grads[row.slot] += slope
             losses[row.slot] += loss.detach()
     return losses, grads
+
+
+def own_loss(model: nn.Module, row: Lesson, device: torch.device, *, padding: int = 0) -> Tensor:
+    """Return a row's share of its lane's loss by the model's own forward on the row alone."""
+    ids = torch.from_numpy(np.concatenate([row.ids, np.zeros(padding, np.int64)])).to(device)
+    logits = model(input_ids=ids[None], use_cache=False).logits[0, row.first_target - 1 : len(row.ids) - 1]
+    wanted = ids[row.first_target : len(row.ids)]
+    return nn.functional.cross_entropy(logits.float(), wanted, reduction="sum") * row.weight
 
 
 @contextmanager
