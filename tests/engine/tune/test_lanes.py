@@ -252,12 +252,12 @@ def test_saved_adapters_load_with_peft_and_give_the_same_logits(kind: str, tmp_p
         trainer.save_peft("mine", tmp_path / "adapter", epoch=1)
         slot = trainer.restore("mine", 1)
         assert trainer.slot("mine") == slot
-        trainer.router.route(torch.tensor([slot, -1, slot]))
+        trainer.route(torch.tensor([slot, -1, slot]))
         with torch.no_grad():
             routed = model(ids).logits
-            trainer.router.route(torch.tensor([slot] * 3))
+            trainer.route(torch.tensor([slot] * 3))
             single = model(ids).logits
-            trainer.router.route(None)
+            trainer.route(None)
             bare = model(ids).logits
     with torch.no_grad():
         assert torch.equal(model(ids).logits, bare)
@@ -326,7 +326,7 @@ def test_epochs_are_reported_together_and_decisions_are_heard() -> None:
         seen.append([(e.key, e.epoch) for e in epochs])
         for epoch in epochs:
             epoch.notes["score"] = 0.5
-            trainer.router.route(torch.tensor([trainer.slot(epoch.key)]))
+            trainer.route(torch.tensor([trainer.slot(epoch.key)]))
             assert torch.isfinite(model(torch.ones(1, 4, dtype=torch.long)).logits).all()
         return {"lane-1"}
 

@@ -83,7 +83,7 @@ def test_a_layer_keeps_its_own_forward(kind: type[nn.Linear]) -> None:
         bank.refresh()
         with torch.no_grad():
             for owners in ([0, 1], [0, 0]):
-                trainer.router.route(torch.tensor(owners))
+                trainer.route(torch.tensor(owners))
                 assert torch.allclose(model(ids).logits, before, atol=1e-5)
 
 

@@ -59,7 +59,6 @@ class LaneTrainer:
         on_gpu = next(self.model.parameters()).device.type == "cuda" and not is_spread(self.model)
         self.static = static if static is not None else on_gpu
         self.token_budget, self.workspace, self.recompute = token_budget, workspace, recompute
-        self.router = _Router(self)
         self.plan: PassPlan | None = None
         self.run_under_way: LaneRun | None = None
         self.limit: int = getattr(loaded, "max_length", None) or context_length(self.model.config, None)
@@ -202,9 +201,21 @@ class LaneTrainer:
         bank.peft_config().save_pretrained(str(folder))
         save_file(bank.state(row), str(folder / "adapter_model.safetensors"), metadata={"format": "pt"})
 
+    @property
+    def router(self) -> LaneTrainer:
+        """The scorer's way to choose adapters."""
+        return self
+
+    def route(self, row_owners: Tensor | None) -> None:
+        """Name the slot of every row of the next forward pass; −1 is the bare model, None switches adapters off."""
+        if self._bank is not None:
+            self._bank.route(row_owners)
+        elif row_owners is not None and bool((row_owners >= 0).any()):
+            raise TuningError("no adapters are installed", hint="train lanes, or restore one, before scoring with them")
+
     def bare(self) -> None:
         """Let the untuned model be scored, also by those who know nothing of adapters."""
-        self.router.route(None)
+        self.route(None)
 
     def restore(self, lane_key: str, epoch: int) -> int:
         """Put a lane's adapter of an epoch into a free slot for scoring; returns the slot."""
@@ -224,18 +235,3 @@ class LaneTrainer:
         bank.weights[slot].copy_(row)
         bank.refresh()
         return slot
-
-
-class _Router:
-    """The scorer's way to choose adapters: a slot per row of the next pass, or None for the bare model."""
-
-    def __init__(self, trainer: LaneTrainer) -> None:
-        self._trainer = trainer
-
-    def route(self, row_owners: Tensor | None) -> None:
-        """Name the slot of every row of the next forward pass; −1 is the bare model, None switches adapters off."""
-        bank = self._trainer._bank
-        if bank is not None:
-            bank.route(row_owners)
-        elif row_owners is not None and bool((row_owners >= 0).any()):
-            raise TuningError("no adapters are installed", hint="train lanes, or restore one, before scoring with them")
