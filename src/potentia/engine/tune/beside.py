@@ -54,12 +54,11 @@ class Comparison:
         return self.off <= self.most
 
 
-def beside_peft(loaded: LoadedModel, lora: LoraConfig | None = None, *, static: bool | None = None) -> list[Comparison]:
+def beside_peft(loaded: LoadedModel, lora: LoraConfig) -> list[Comparison]:
     """Compare a loaded model's scores, texts, gradients and updates with plain transformers' and PEFT's."""
-    lora = lora or LoraConfig(r=4, alpha=8, dropout=0.0)
     found = [_scores(loaded), _texts(loaded)]
     specs = lanes(lora, loaded)
-    with LaneTrainer(loaded, static=static) as trainer:
+    with LaneTrainer(loaded) as trainer:
         results = trainer.train(specs)
         failed = [result.reason for result in results.values() if result.status != "done"]
         if failed:
