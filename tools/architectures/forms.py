@@ -68,7 +68,7 @@ def _targets(case: str) -> tuple[str, ...] | None:
     return {"MLP in [s, b, h]": ("up_proj", "down_proj"), "a list of experts": ("experts.0", "experts.1")}.get(case)
 
 
-def write_forms(results: Results, left: Sequence[str]) -> str:
+def write_forms(results: Results, left: Sequence[str], versions: str) -> str:
     """Write the section of the page."""
     ratios = [r for row in results.values() for r in _ratios(row)]
     lines = [
@@ -78,7 +78,7 @@ def write_forms(results: Results, left: Sequence[str]) -> str:
         "distance of a lane's gradient, as a share of its size; in bfloat16 as a multiple of how far the model's own "
         "bfloat16 gradients are from float32's. Forms that are not right are not taken.",
         "",
-        f"{len(results)} cases. In bfloat16 the worst multiple is {max(ratios):.2f}, the median "
+        f"{len(results)} cases{f' with {versions}' if versions else ''}. In bfloat16 the worst multiple is {max(ratios):.2f}, the median "
         f"{sorted(ratios)[len(ratios) // 2]:.2f}; {sum(r > 1.5 for r in ratios)} of {len(ratios)} are above 1.5.",
         "",
         "| case | form | static form | float32 off by | bfloat16, × its own |",
@@ -113,13 +113,14 @@ def main() -> int:
     parser.add_argument("cases", nargs="*", metavar="CASE")
     options(parser)
     parser.add_argument("--page", type=Path, help="put the section into this page")
+    parser.add_argument("--versions", default="", help="what the results were made with, for the page")
     parser.add_argument("--write-only", action="store_true", help="run nothing")
     given = parser.parse_args()
     every, before = [*ODD, *cases()], kept(given.out)
     wanted = given.cases or [case for case in every if case not in before]
     results = before if given.write_only else run_all(try_forms, wanted, given, _told)
     if given.page is not None:
-        section = write_forms(results, [case for case in every if case not in results])
+        section = write_forms(results, [case for case in every if case not in results], given.versions)
         before = given.page.read_text().split(MARK)[0].rstrip()
         given.page.write_text(before + "\n\n" + section)
     entries = [(case, entry) for case, row in results.items() for entry in row.values() if isinstance(entry, dict)]

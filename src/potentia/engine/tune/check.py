@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 HAND, LONG = "hand-written layers", "long rows"
 COSTS = {
     LONG: "steps take about half as long again",
-    SHARED: "steps take about two to four times as long on a GPU",
+    SHARED: "steps take two to four times as long on a GPU, and of small models up to forty times",
     LANE: "a step takes as many passes as there are lanes",
     ROW: "a step takes a pass for every row",
 }
