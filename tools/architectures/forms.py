@@ -78,7 +78,8 @@ def write_forms(results: Results, left: Sequence[str], versions: str) -> str:
         "distance of a lane's gradient, as a share of its size; in bfloat16 as a multiple of how far the model's own "
         "bfloat16 gradients are from float32's. Forms that are not right are not taken.",
         "",
-        f"{len(results)} cases{f' with {versions}' if versions else ''}. In bfloat16 the worst multiple is {max(ratios):.2f}, the median "
+        f"{len(results)} cases{f' with {versions}' if versions else ''}. "
+        f"In bfloat16 the worst multiple is {max(ratios):.2f}, the median "
         f"{sorted(ratios)[len(ratios) // 2]:.2f}; {sum(r > 1.5 for r in ratios)} of {len(ratios)} are above 1.5.",
         "",
         "| case | form | static form | float32 off by | bfloat16, × its own |",
