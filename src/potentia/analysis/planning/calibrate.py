@@ -44,7 +44,7 @@ class Calibration:
     distances: Floats  # (levels,)
     checked: int  # known cells that were hidden and predicted
     wider: float  # by which the standard deviation of a row's sum has to be multiplied
-    unit: str  # what was hidden together: lineage, family, task, cell, or nothing
+    unit: str  # what was hidden together: lineage, family, cell, or nothing
 
     @property
     def rows_checked(self) -> bool:
@@ -134,7 +134,7 @@ def calibrate(
     if len(study) > MOST_ROWS:
         few = np.sort(rng.permutation(study)[:MOST_ROWS])
         problem, study = problem.take(few), np.arange(len(few))
-    return _by_tasks(problem, study, rng)
+    return _by_cells(problem, study, rng)
 
 
 def _met(families: npt.NDArray[np.str_], open_rows: npt.NDArray[np.intp], whole: npt.NDArray[np.intp]) -> float:
@@ -197,37 +197,8 @@ def _by_rows(
     return pooled(np.concatenate([np.zeros(0), *off]), unit, float(wider))
 
 
-def _by_tasks(problem: Problem, study: npt.NDArray[np.intp], rng: np.random.Generator) -> Calibration:
-    """Without whole rows: hide the cells of tasks that most models have, down to the models that an open task has.
-
-    So the check is of what the intervals are for: a task known from a few models, often the small ones, and asked of
-    the others.
-    """
-    known = problem.known
-    rich = np.flatnonzero(known[study].mean(axis=0) >= 0.6)
-    gaps = (~known[study]).sum(axis=0)
-    if len(rich) < 3 or not gaps.any():
-        return _by_cells(problem, study, rng)
-    like = rng.choice(known.shape[1], size=len(rich), p=gaps / gaps.sum())
-    order = rng.permutation(len(rich))
-    rows, tasks = np.arange(len(known)), np.arange(known.shape[1])
-    off = [np.zeros(0)]
-    for fold in range(min(FOLDS, len(rich))):
-        hidden = np.zeros_like(known)
-        for k in order[fold::FOLDS]:
-            hidden[:, rich[k]] = known[:, rich[k]] & ~known[:, like[k]]
-        if hidden.any():
-            less = problem.hide(hidden)
-            posterior = predict(less, solve(less, learn(less)), rows, tasks)
-            off.append(((problem.z - posterior.mean) / np.sqrt(np.maximum(posterior.variance, 1e-12)))[hidden])
-    checked = pooled(np.concatenate(off), "task")
-    # Tasks that most models have are the easy ones to predict: the check may widen intervals, not narrow them.
-    single = _by_cells(problem, study, rng)
-    return replace(checked, distances=np.maximum(checked.distances, single.distances), wider=single.wider)
-
-
 def _by_cells(problem: Problem, study: npt.NDArray[np.intp], rng: np.random.Generator) -> Calibration:
-    """Without whole rows or tasks: hide the known cells, a fold at a time; the check may widen, not narrow.
+    """Without whole rows: hide the known cells, a fold at a time; the check may widen, not narrow.
 
     Where single cells are off by more than they should, so are rows and the differences between them.
     """
