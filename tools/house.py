@@ -27,10 +27,8 @@ PACKAGE = SOURCE / "potentia"
 MOST_CHAIN, MOST_LAZY_CHAIN = 15, 20
 MOST_RUN = 32
 MOST_LINES = 450
-TODAY = {"chain": 15, "lazy chain": 21, "lines": 450, "all lines": 51_700, "modules": 280}
+TODAY = {"chain": 15, "lazy chain": 21, "lines": 450, "all lines": 50_950, "modules": 266}
 LONG = {  # modules over that, and what they may have until they are divided
-    "potentia.analysis.benchmark.verdict": 460,
-    "potentia.engine.tune.check": 470,
     "potentia.show.sections": 490,
 }
 # Rooms that may go past another's door, each for a reason.
