@@ -5,7 +5,9 @@
     python bench/study.py STUDY.yaml --read study-bench.db                 # what a store says of a run that ended early
 
 One command with default options in a process of its own, into an empty store beside the study; prints seconds by row
-and kind of work (``treat`` is the training that makes a copy) and writes them as JSON with ``--out``.
+and kind of work (``treat`` is the training that makes a copy) and writes them as JSON with ``--out``. Beside it the
+least time that the lanes' training could take: tokens × parameters × 4 operations (LoRA needs no gradients of weights),
+divided by the device's matmul rate (``--rate``, by default an H200's).
 """
 
 from __future__ import annotations
@@ -29,9 +31,10 @@ def main() -> int:
     parser.add_argument("--read", type=Path, metavar="STORE", help="run nothing, tell of what is in a store")
     parser.add_argument("--store", type=Path, default=Path("study-bench.db"))
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    parser.add_argument("--rate", type=float, default=790e12, help="operations a second of large matrix products")
     given, rest = parser.parse_known_args()
     if given.read:
-        tell(None, spent(given.read))
+        tell(None, spent(given.read), least(given.read, given.rate))
         return 0
     if given.store.exists():
         parser.error(f"{given.store} is there already: the time of a study that is half done says little")
@@ -41,9 +44,11 @@ def main() -> int:
     status = subprocess.run([*command, "--store", str(given.store), *rest], check=False).returncode
     wall = time.monotonic() - began
     rows = spent(given.store)
-    tell(wall, rows)
+    bound = least(given.store, given.rate)
+    tell(wall, rows, bound)
     if given.out:
-        given.out.write_text(json.dumps({"wall": wall, "exit": status, "rows": rows}, indent=1))
+        found = {"wall": wall, "exit": status, "rows": rows, "least_training_s": bound}
+        given.out.write_text(json.dumps(found, indent=1))
     return status
 
 
@@ -60,7 +65,20 @@ def spent(place: Path) -> list[dict[str, Any]]:
     return [dict(event.payload) for event in events if event.kind == "row"]
 
 
-def tell(wall: float | None, rows: list[dict[str, Any]]) -> None:
+def least(place: Path, rate: float) -> float:
+    """Return the seconds that the training of all lanes takes at the least."""
+    from potentia.store import Store
+    from potentia.study import make_study
+
+    with Store.open(str(place), readonly=True) as store:
+        (study,) = store.studies()
+        rows = make_study(dict(study.spec)).rows()
+        sizes = {row.name: float(row.parameters or 0.0) for row in rows}
+        lanes = store.lanes(study=study.key)
+    return sum(4 * sizes[lane.model] * (epoch.tokens or 0) for lane in lanes for epoch in lane.epochs) / rate
+
+
+def tell(wall: float | None, rows: list[dict[str, Any]], bound: float) -> None:
     """Print a line for each row that ended, and the shares of all."""
     kinds = [kind for kind in KINDS if any(row["tally"].get(kind) for row in rows)]
     kinds += sorted({kind for row in rows for kind in row["tally"]} - set(KINDS))
@@ -73,6 +91,7 @@ def tell(wall: float | None, rows: list[dict[str, Any]]) -> None:
     total = sum(row["seconds"] for row in rows) or 1.0
     shares = "".join(f"{sum(row['tally'].get(kind, 0.0) for row in rows) / total:10.0%}" for kind in kinds)
     print(f"{'share':40}{'':8}{shares}")
+    print(f"the training of the lanes takes {bound:.0f} s at the least")
 
 
 if __name__ == "__main__":

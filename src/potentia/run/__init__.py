@@ -7,7 +7,7 @@ What proposes cells and races lanes draws on the analyses, and so on scipy; it i
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from potentia.run.calibration import estimate_cost, measure_paces
+from potentia.run.calibration import estimate_cost
 from potentia.run.cost import StudyCost, parameters_of, price, read_budget, tell_time, work_of
 from potentia.run.execute import RunResult, default_workers, run_study
 from potentia.run.plan import CellPlan, RowPlan, StudyPlan, load_tasks, plan_study

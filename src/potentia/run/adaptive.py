@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from potentia.analysis.planning import Completion, Costs, Grid, NextCells, choose_cells, find_completion
 from potentia.errors import InputError
-from potentia.run.budget import costs_of, facts_of, grid_of, known_so_far
+from potentia.run.budget import costs_of, grid_of, known_so_far
 from potentia.run.calibration import estimate_cost
 from potentia.run.cost import read_budget
 from potentia.run.execute import RunResult, run_study
@@ -102,7 +102,9 @@ class AdaptiveRun:
     # --- choosing ------------------------------------------------------------------------------------------------
 
     def _complete(self, measured: npt.NDArray[np.bool_]) -> Completion:
-        facts = facts_of(self.plan.study)
+        from potentia.evidence import study_facts
+
+        facts = study_facts(self.plan.study)
         return find_completion(
             self.grid, known_so_far(self.plan), history=self.history, facts=facts, measured=measured.astype(np.float64)
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from potentia.values.protocol import ADJUST, TRAIN_BEFORE_TEST, Protocol, TaskNa
 if TYPE_CHECKING:
     from potentia.analysis.planning import Completion
     from potentia.evidence import Evidence
-    from potentia.facts import ModelTable
 
 SHARED_LOAD = 4.0  # cells among which a row's loading is shared out: it is loaded anew in every wave
 
@@ -95,19 +94,8 @@ def study_text(study: Study, first_line: str) -> str:
     return f"# {first_line}\n" + yaml.safe_dump(ordered, sort_keys=False, allow_unicode=True, width=120)
 
 
-def complete_study(
-    plan: StudyPlan,
-    *,
-    history: Evidence | None = None,
-    evidence: Callable[[StudyPlan], Evidence | None] = known_so_far,
-    **options: Any,
-) -> Completion:
+def complete_study(plan: StudyPlan, *, history: Evidence | None = None) -> Completion:
     """Complete the study's tuned cells from its store, history and facts."""
-    return find_completion(grid_of(plan), evidence(plan), history=history, facts=facts_of(plan.study), **options)
-
-
-def facts_of(study: Study) -> ModelTable:
-    """Return what is known of models, with what the study says of its own."""
     from potentia.evidence import study_facts
 
-    return study_facts(study)
+    return find_completion(grid_of(plan), known_so_far(plan), history=history, facts=study_facts(plan.study))

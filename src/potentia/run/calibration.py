@@ -19,16 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from potentia.run.cost import CellWork, Pace, StudyCost, paces_of_store, parameters_of, price, rows_left, work_of
+from potentia.run.cost import CellWork, Pace, StudyCost, paces_of_store, parameters_of, price, work_of
 from potentia.run.execute import run_study
-from potentia.run.plan import StudyPlan, plan_study
+from potentia.run.plan import RowPlan, StudyPlan, plan_study
 from potentia.run.progress import find_store, opened
 from potentia.study import Caps, Study, Tuning
 from potentia.values.protocol import DIRECT
 
 FIRST, GROWTH = 16, 3  # documents of the largest task in the first run, and how much larger the next is
 LEAST = 8  # of any task
-MODELS = 3
 SAME = 1.25  # paces of two runs that differ by less are one
 PATIENCE = {"cpu": 10.0, "cuda": 45.0}  # seconds of one model's runs after which what is known has to do
 
@@ -45,20 +44,19 @@ def estimate_cost(plan: StudyPlan, *, calibrate: bool = True, tell: Callable[[st
             paces = paces_of_store(plan, store, device)
     if any(pace.train is not None for pace in paces) or (paces and not calibrate):
         return price(plan, paces, f"{len(paces)} measured rows in the store", device)
-    left = rows_left(plan)
+    left = [row for row in plan.rows if row.pending and not row.problem]
     if not calibrate or not left:
         return price(plan, paces, "", device)
-    measured, start = measure_paces(plan, tell=tell)
+    measured, start = measure_paces(plan, left, device, tell)
     return price(plan, [*paces, *measured], f"a calibration on {len(measured)} of its models", device, start=start)
 
 
-def measure_paces(plan: StudyPlan, *, tell: Callable[[str], Any] = lambda _: None) -> tuple[list[Pace], float]:
+def measure_paces(
+    plan: StudyPlan, left: Sequence[RowPlan], device: str, tell: Callable[[str], Any]
+) -> tuple[list[Pace], float]:
     """Run the study in small on a few of its models; return their paces, and what the very first run took beyond."""
-    from potentia.engine import pick_device
-
-    rows = sorted(rows_left(plan), key=lambda row: np.nan_to_num(parameters_of(row.model), nan=np.inf))
-    picked = [rows[k] for k in sorted({0, len(rows) // 2, len(rows) - 1})][:MODELS]
-    device = str(pick_device(plan.study.device)).partition(":")[0]
+    rows = sorted(left, key=lambda row: np.nan_to_num(parameters_of(row.model), nan=np.inf))
+    picked = [rows[k] for k in sorted({0, len(rows) // 2, len(rows) - 1})]
     whole = max(len(task.documents("train")) for task in plan.tasks.benchmarks.values())
     paces, start = list[Pace](), 0.0
     with tempfile.TemporaryDirectory(prefix="potentia-pace-") as folder:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -211,26 +212,29 @@ def parameters_of(model: ModelSpec) -> float:
     facts = models().find(model.name) or models().find(model.source)
     if facts is not None and facts.parameters:
         return facts.parameters
+    return _file_bytes(model) / 2 or float("nan")
+
+
+def _file_bytes(model: ModelSpec) -> int:
+    """Return the size of the weight files of a folder; 0 where there are none."""
     folder = Path(model.source).expanduser()
-    files = [f for pattern in ("*.safetensors", "*.bin") for f in folder.glob(pattern)] if folder.is_dir() else []
-    return sum(f.stat().st_size for f in files) / 2 if files else float("nan")
+    return sum(f.stat().st_size for pattern in ("*.safetensors", "*.bin") for f in folder.glob(pattern))
 
 
 def weight_bytes(row: RowPlan) -> int | None:
     """Return the size of a model's weights in memory, by its files or its facts; None where nothing is known."""
     wide = 4 if row.study.dtype in ("float32", "auto") else 2
-    whole, few = _whole_bytes(row, wide), FEW_BYTES.get(row.model.quantise or "")
-    return whole if whole is None or few is None else int(whole / wide * few)
-
-
-def _whole_bytes(row: RowPlan, wide: int) -> int | None:
-    folder = Path(row.model.source).expanduser()
-    if folder.is_file():
-        return 4 * folder.stat().st_size  # a GGUF file is unpacked
-    files = [f for pattern in ("*.safetensors", "*.bin") for f in folder.glob(pattern)] if folder.is_dir() else []
-    if files:
-        return sum(f.stat().st_size for f in files) * (2 if wide == 4 else 1)
-    return int(row.model.parameters * wide) if row.model.parameters else None
+    file, inside = Path(row.model.source).expanduser(), _file_bytes(row.model)
+    if file.is_file():
+        whole = 4 * file.stat().st_size  # a GGUF file is unpacked
+    elif inside:
+        whole = inside * (2 if wide == 4 else 1)
+    elif row.model.parameters:
+        whole = int(row.model.parameters * wide)
+    else:
+        return None
+    few = FEW_BYTES.get(row.model.quantise or "")
+    return whole if few is None else int(whole / wide * few)
 
 
 # --- paces in between ---------------------------------------------------------------------------------------------
@@ -238,13 +242,18 @@ def _whole_bytes(row: RowPlan, wide: int) -> int | None:
 
 def _pace_at(paces: Sequence[Pace], size: float) -> Pace:
     """Return the pace of a size: between measured ones on log scales, beyond them in proportion."""
-    tasks = {task for pace in paces for task in pace.score}
-    pick: Callable[[Callable[[Pace], float | None]], float | None] = lambda read: _between(paces, size, read)  # noqa: E731
-    score = {t: v for t in tasks if (v := pick(lambda p, t=t: p.score.get(t))) is not None}  # type: ignore[misc]
-    load, train, begin, each = (pick(lambda p, n=n: getattr(p, n)) for n in ("load", "train", "begin", "each"))  # type: ignore[misc]
-    check = _between(paces, size, lambda p: p.check, alike=True)
-    places = {place for pace in paces for place in pace.shown}
-    shown = {at: v for at in places if (v := pick(lambda p, at=at: p.shown.get(at))) is not None}  # type: ignore[misc]
+
+    def pick(read: Callable[[Pace], float | None]) -> float | None:
+        return _between(paces, size, read)
+
+    def table(name: str) -> dict[Any, float]:
+        places = {place for pace in paces for place in getattr(pace, name)}
+        found = {at: pick(lambda pace: getattr(pace, name).get(at)) for at in places}  # noqa: B023 - read at once
+        return {at: value for at, value in found.items() if value is not None}
+
+    load, train, begin, each = (pick(attrgetter(name)) for name in ("load", "train", "begin", "each"))
+    check = _between(paces, size, attrgetter("check"), alike=True)
+    score, shown = table("score"), table("shown")
     return Pace(size, load, score, train, begin or 0.0, 1.0 if check is None else check, each or 0.0, shown)
 
 
@@ -287,11 +296,6 @@ def _loads(plan: StudyPlan, store: Store) -> dict[str, float]:
                 if event.kind == "row" and "load" in event.payload.get("tally", {}):
                     found[str(event.payload["row"])] = float(event.payload["tally"]["load"])
     return found
-
-
-def rows_left(plan: StudyPlan) -> tuple[RowPlan, ...]:
-    """The rows with cells to compute."""
-    return tuple(row for row in plan.rows if row.pending and not row.problem)
 
 
 UNITS = {
