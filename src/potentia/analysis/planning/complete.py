@@ -33,10 +33,10 @@ from potentia.values.scores import Floats, ScoreMatrix
 
 DRAWS = 1_000
 LEVEL = 0.95
-ROW_ERROR = 0.05  # of a row's mean z score where nothing is measured
+ROW_ERROR = 0.035  # of a row's mean z score where nothing is measured
 # Without whole rows to check the width on, it is drawn: Student's t about as wide as the posterior in its tails, and
 # narrower in the middle.
-COLD_SCALE, COLD_FREEDOM = 0.7, 4
+COLD_SCALE, COLD_FREEDOM = 0.8, 4
 TIE = 1e-9  # aggregates closer than this are equal but for rounding
 
 
