@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from potentia.analysis.base_models.consistency import measure_consistency
-from potentia.analysis.base_models.lineage import pair_models
+from potentia.analysis.base_models.find import pair_models
 from potentia.facts import models
 from score_files import read_scores
 

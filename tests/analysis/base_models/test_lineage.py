@@ -1,6 +1,6 @@
 import pytest
 
-from potentia.analysis.base_models.lineage import named_checkpoints, pair_models, read_checkpoints, read_pairs
+from potentia.analysis.base_models.find import named_checkpoints, pair_models, read_checkpoints, read_pairs
 from potentia.analysis.base_models.stability import Checkpoint
 from potentia.errors import DataError
 from potentia.facts import models

@@ -8,7 +8,8 @@ from potentia.analysis.base_models.find import (
     find_consistency,
     find_stability,
     find_training,
+    read_checkpoints,
+    read_pairs,
 )
-from potentia.analysis.base_models.lineage import read_checkpoints, read_pairs
 from potentia.analysis.base_models.stability import Checkpoint, Stability, measure_stability
 from potentia.analysis.base_models.training import Training

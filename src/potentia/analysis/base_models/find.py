@@ -1,22 +1,29 @@
-"""Base models in training, whole: stability over checkpoints, consistency with instruct versions, and the methods."""
+"""Base models in training, whole: stability over checkpoints, consistency with instruct versions, and the methods.
+
+A study names its checkpoints ``run@step``, and facts know the base of an instruct model, so both are usually found by
+name; a CSV file says it for models that Potentia does not know.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import csv
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from potentia.analysis.base_models.ablation import Ablation, compare_methods
 from potentia.analysis.base_models.consistency import Consistency, measure_consistency
-from potentia.analysis.base_models.lineage import known_pairs, named_checkpoints
 from potentia.analysis.base_models.stability import Checkpoint, Stability, measure_stability
 from potentia.analysis.base_models.training import Training, follow_training
-from potentia.errors import InputError
+from potentia.errors import DataError, InputError
 from potentia.values.findings import Finding
 from potentia.values.protocol import Protocol
 
 if TYPE_CHECKING:
     from potentia.evidence import Evidence
+    from potentia.facts import ModelTable
 
 
 @dataclass(frozen=True)
@@ -75,27 +82,104 @@ def find_consistency(
     *,
     instruct_by: str | None = None,
     baseline: str | None = None,
-    tolerance: float = 0.01,
 ) -> ConsistencyFindings:
     """Compare base models with their instruct versions: the pairs given, else those that studies or facts tell."""
     found = dict(pairs) if pairs is not None else known_pairs(evidence)
     scores = evidence.planned
     consistency = measure_consistency(scores, found, reference=instruct_by, baseline=baseline)
     try:
-        ablation = compare_methods(scores, models=list(found), tolerance=tolerance)
+        ablation = compare_methods(scores, models=list(found))
     except InputError:  # no task was scored by two methods
         ablation = None
     return ConsistencyFindings(consistency, ablation)
 
 
 def find_ablation(
-    evidence: Evidence,
-    models: Sequence[str] | None = None,
-    *,
-    methods: Sequence[str] | None = None,
-    tolerance: float = 0.01,
+    evidence: Evidence, models: Sequence[str] | None = None, *, methods: Sequence[str] | None = None
 ) -> Ablation:
     """Rank the methods (protocols and prompt forms) on the models given, else on all that are not known as instruct."""
     kinds = evidence.background.kinds
     base = [model for model in evidence.models if kinds.get(model) != "instruct"]
-    return compare_methods(evidence.planned, models=models or base, methods=methods, tolerance=tolerance)
+    return compare_methods(evidence.planned, models=models or base, methods=methods)
+
+
+# --- where models come from ------------------------------------------------------------------------------------------
+
+_NAMED = re.compile(r"(?P<series>.+)@(?:step)?(?P<step>\d+)")
+
+
+def named_checkpoints(models: Iterable[str]) -> dict[str, Checkpoint]:
+    """Find the models named ``run@step`` (or ``run@step1000``), as a study names the checkpoints of a series."""
+    found: dict[str, Checkpoint] = {}
+    for model in models:
+        match = _NAMED.fullmatch(model)
+        if match:
+            found[model] = Checkpoint(match["series"], float(match["step"]))
+    return found
+
+
+def read_checkpoints(path: Path, unit: str | None = None) -> tuple[dict[str, Checkpoint], str]:
+    """Read a CSV with the columns ``model``, ``series`` and ``step`` or ``tokens``; return checkpoints and unit.
+
+    ``unit`` is ``steps`` or ``tokens`` where the file has both; without a ``series`` column all belong to one series.
+    """
+    rows = list(_rows(path, {"model"}))
+    columns = set(rows[0][1]) if rows else set()
+    chosen = {"steps": "step", "tokens": "tokens"}.get(unit or "", "step" if "step" in columns else "tokens")
+    if chosen not in columns:
+        raise DataError(f"the column {chosen} is missing", where=str(path), hint="columns: model, series, step, tokens")
+    found: dict[str, Checkpoint] = {}
+    for place, row in rows:
+        try:
+            found[row["model"]] = Checkpoint(row.get("series") or "series", float(row[chosen]))
+        except ValueError:
+            raise DataError(f"{row[chosen]!r} is no number", where=f"{place}, column {chosen}") from None
+    return found, "steps" if chosen == "step" else "tokens"
+
+
+def known_pairs(evidence: Evidence) -> dict[str, str]:
+    """Pair base models with their instruct versions: base → instruct, by what studies and facts say."""
+    bases = {row.name: row.base_model for row in evidence.specs if row.base_model}
+    return pair_models(evidence.models, evidence.facts, bases)
+
+
+def pair_models(models: Sequence[str], table: ModelTable, bases: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Pair base models with their instruct versions among ``models``: base → instruct.
+
+    ``bases`` (instruct → base) is what a study says; facts say the rest. A base model with several instruct versions
+    goes with the first.
+    """
+    by_facts = {facts.name: model for model in reversed(models) if (facts := table.find(model))}
+    pairs: dict[str, str] = {}
+    for model in models:
+        base = (bases or {}).get(model)
+        facts = table.find(model)
+        if base is None and facts is not None and facts.kind == "instruct" and facts.base_model:
+            known = table.find(facts.base_model)
+            base = by_facts.get(known.name) if known else None
+        if base in models and base is not None and base != model:
+            pairs.setdefault(base, model)
+    return pairs
+
+
+def read_pairs(path: Path) -> dict[str, str]:
+    """Read a CSV with the columns ``base`` and ``instruct``."""
+    return {row["base"]: row["instruct"] for _, row in _rows(path, {"base", "instruct"})}
+
+
+def _rows(path: Path, needed: set[str]) -> Iterator[tuple[str, dict[str, str]]]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"it cannot be read: {error}", where=str(path)) from None
+    reader = csv.DictReader(text.splitlines())
+    reader.fieldnames = [name.strip().casefold() for name in reader.fieldnames or ()]
+    missing = sorted(needed - set(reader.fieldnames))
+    if missing:
+        raise DataError(f"the column {', '.join(missing)} is missing", where=str(path))
+    for row in reader:
+        place = f"{path}, line {reader.line_num}"
+        values = {key: (value or "").strip() for key, value in row.items() if isinstance(key, str)}
+        if any(not values[name] for name in needed):
+            raise DataError("a name is empty", where=place)
+        yield place, values

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from potentia.analysis.base_models.lineage import known_pairs
+from potentia.analysis.base_models.find import known_pairs
 from potentia.analysis.left_out import few, left_out
 from potentia.analysis.proxy.forecast import Forecast, join_pairs, make_forecast
 from potentia.analysis.proxy.proxies import (
