@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 from scipy.stats import norm
@@ -69,9 +70,14 @@ class Training(Finding):
         return dict(zip(series, short_names(series), strict=True))
 
     @property
-    def last(self) -> float:
-        """The step at which every run still has a checkpoint to compare: the end of the shortest."""
-        return min(float(run.steps[-1]) for run in self.runs)
+    def z(self) -> float:
+        """Half-widths of intervals in standard errors."""
+        return float(norm.ppf(0.5 + self.level / 2))
+
+    @property
+    def where(self) -> str:
+        """The tasks that scores are of."""
+        return f"over {len(self.tasks)} tasks" if len(self.tasks) > 1 else f"on {self.tasks[0]}"
 
     def settled(self, protocol: Protocol) -> float | None:
         """Return the step from which on the order of the runs is their final one; None where it is only at the end."""
@@ -81,29 +87,28 @@ class Training(Finding):
         found = None
         for step in reversed([s for s in steps if s >= start]):
             here = [run.at(protocol, step) for run in self.runs]
-            if any((a - b) * (c - d) <= 0 for (a, c), (b, d) in _pairs(list(zip(here, ends, strict=True)))):
+            if any((a - b) * (c - d) <= 0 for (a, c), (b, d) in combinations(zip(here, ends, strict=True), 2)):
                 break
             found = step
         return None if found == steps[-1] else found
 
     def headline(self) -> str:
         """Say which run ends best, or how far the one run came."""
-        where = f"over {len(self.tasks)} tasks" if len(self.tasks) > 1 else f"on {self.tasks[0]}"
         how = f"by {self.main.label}"
         best = self.runs[0]
         value, error = best.scores[self.main], best.errors[self.main]
         if len(self.runs) == 1:
             return (
                 f"{self.names[best.series]} comes from {value[0]:.3f} to {value[-1]:.3f} in {len(best.steps)} "
-                f"checkpoints {how}, {where}."
+                f"checkpoints {how}, {self.where}."
             )
         second = self.runs[1]
         ahead = value[-1] - second.scores[self.main][-1]
-        half = float(norm.ppf(0.5 + self.level / 2)) * float(np.hypot(error[-1], second.errors[self.main][-1]))
+        half = self.z * float(np.hypot(error[-1], second.errors[self.main][-1]))
         one, two = self.names[best.series], self.names[second.series]
         if not ahead > half:
-            return f"{one} and {two} end within test noise of each other {how}, {where}."
-        return f"{one} ends first of {len(self.runs)} runs {how}, {where}: {ahead:.3f} ± {half:.3f} before {two}."
+            return f"{one} and {two} end within test noise of each other {how}, {self.where}."
+        return f"{one} ends first of {len(self.runs)} runs {how}, {self.where}: {ahead:.3f} ± {half:.3f} before {two}."
 
     def sentences(self) -> list[str]:
         """Say when the order of the runs settles by each protocol, and whether each run still grows."""
@@ -124,32 +129,30 @@ class Training(Finding):
         best = int(np.argmax(value))
         taus = ", ".join(f"{run.tau(p):.2f} by {p.label}" for p in self.protocols)
         start = f"{self.names[run.series]}: Kendall's τ between scores and {self.unit} is {taus}; "
-        z = float(norm.ppf(0.5 + self.level / 2))
         if best == len(value) - 1:
             step = value[-1] - value[-2]
-            real = step > z * float(np.hypot(error[-1], error[-2]))
+            real = step > self.z * float(np.hypot(error[-1], error[-2]))
             still = "it still grows at its end" if real else "whether it still grows at its end test noise hides"
             return f"{start}{still} ({step:+.3f} since {_told(float(run.steps[-2]), self.unit)})."
         lost = value[best] - value[-1]
-        real = lost > z * float(np.hypot(error[best], error[-1]))
+        real = lost > self.z * float(np.hypot(error[best], error[-1]))
         cause = "beyond test noise" if real else "within test noise"
         return f"{start}its best is at {_told(float(run.steps[best]), self.unit)}, {lost:.3f} above its end, {cause}."
 
     def tables(self) -> Sequence[Table]:
         """Return one row per checkpoint, and one per run."""
-        z = float(norm.ppf(0.5 + self.level / 2))
         gain = len(self.protocols) > 1
         rows: list[tuple[Cell, ...]] = []
         for run in self.runs:
             for k, step in enumerate(run.steps.tolist()):
                 row: list[Cell] = [self.names[run.series], f"{step:,.0f}"]
                 for p in self.protocols:
-                    half = z * float(run.errors[p][k])
+                    half = self.z * float(run.errors[p][k])
                     row.append(f"{run.scores[p][k]:.3f}" + (f" ± {half:.3f}" if np.isfinite(half) else ""))
                 if gain:
                     row.append(f"{run.scores[self.main][k] - run.scores[self.protocols[0]][k]:+.3f}")
                 rows.append(tuple(row))
-        mean = f"Mean score over {len(self.tasks)} tasks" if len(self.tasks) > 1 else f"Score on {self.tasks[0]}"
+        mean = f"{'Mean score' if len(self.tasks) > 1 else 'Score'} {self.where}"
         labels = tuple(p.label for p in self.protocols)
         ends: tuple[tuple[Cell, ...], ...] = tuple(
             (self.names[run.series], len(run.steps), *(run.tau(p) for p in self.protocols)) for run in self.runs
@@ -171,19 +174,18 @@ class Training(Finding):
 
     def charts(self) -> Sequence[Chart]:
         """Return the scores against steps, a curve for each run and protocol."""
-        z = float(norm.ppf(0.5 + self.level / 2))
         curves = [(hue, run, p) for hue, run in enumerate(self.runs) for p in self.protocols]
         several = len(self.runs) > 1
         lines, points = [], []
         for hue, run, p in curves:
             x, y = tuple(run.steps.tolist()), tuple(run.scores[p].tolist())
             name = f"{self.names[run.series]}, {p.label}" if several else p.label
-            half = z * run.errors[p]
+            half = self.z * run.errors[p]
             known = bool(np.isfinite(half).all())
             low, high = (tuple((run.scores[p] + s * half).tolist()) if known else () for s in (-1, 1))
             lines.append(Line(name, x, y, low, high, dashed=p != self.main))
             points.append(Points(name, x, y, run.models, hue=hue if several else None))
-        mean = f"mean score over {len(self.tasks)} tasks" if len(self.tasks) > 1 else f"score on {self.tasks[0]}"
+        mean = f"{'mean score' if len(self.tasks) > 1 else 'score'} {self.where}"
         other = ", ".join(p.label for p in self.protocols if p != self.main)
         return [
             Plot(
@@ -260,10 +262,6 @@ def _run(
 def _whole(matrix: ScoreMatrix, models: Sequence[str], task: str) -> bool:
     part = matrix.select(models=models, tasks=[task])
     return bool(part.higher_is_better[0] and np.isfinite(part.values).all())
-
-
-def _pairs(values: Sequence[tuple[float, float]]) -> list[tuple[tuple[float, float], tuple[float, float]]]:
-    return [(one, two) for k, one in enumerate(values) for two in values[k + 1 :]]
 
 
 def _told(step: float, unit: str) -> str:
