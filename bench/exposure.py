@@ -51,6 +51,7 @@ WAYS = {
 }
 WAYS |= {f"{way} answers": f"{what}, loss on the answers" for way, what in WAYS.items()}
 EPOCHS = 3
+ALIKE = ("wic",)  # not shown, but answered "yes" or "no" as cola and mrpc are: related to what copies were shown
 
 
 @dataclass(frozen=True)
@@ -302,6 +303,9 @@ def main() -> int:
         print(f"made and probed in {time.monotonic() - began:,.0f} s")
     files = sorted(given.out.glob("probes-*.jsonl"))
     lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    for line in lines:
+        if given.models and line["copy"] and line["task"] in ALIKE:
+            line["seen"] = "related answers" if line["copy"].endswith("answers") else "related"
     lines = [line for line in lines if line["seen"] in ("", "pretraining", *WAYS)]  # seen in one way, or in none
     rows = judge(lines, source, 3 if given.models else 2)
     if given.calibrate:

@@ -7,15 +7,14 @@ name; a CSV file says it for models that Potentia does not know.
 from __future__ import annotations
 
 import csv
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from potentia.analysis.base_models.ablation import Ablation, compare_methods
 from potentia.analysis.base_models.consistency import Consistency, measure_consistency
-from potentia.analysis.base_models.stability import Checkpoint, Stability, measure_stability
+from potentia.analysis.base_models.stability import Checkpoint, Stability, measure_stability, named_checkpoints
 from potentia.analysis.base_models.training import Training, follow_training
 from potentia.errors import DataError, InputError
 from potentia.values.findings import Finding
@@ -104,18 +103,6 @@ def find_ablation(
 
 
 # --- where models come from ------------------------------------------------------------------------------------------
-
-_NAMED = re.compile(r"(?P<series>.+)@(?:step)?(?P<step>\d+)")
-
-
-def named_checkpoints(models: Iterable[str]) -> dict[str, Checkpoint]:
-    """Find the models named ``run@step`` (or ``run@step1000``), as a study names the checkpoints of a series."""
-    found: dict[str, Checkpoint] = {}
-    for model in models:
-        match = _NAMED.fullmatch(model)
-        if match:
-            found[model] = Checkpoint(match["series"], float(match["step"]))
-    return found
 
 
 def read_checkpoints(path: Path, unit: str | None = None) -> tuple[dict[str, Checkpoint], str]:

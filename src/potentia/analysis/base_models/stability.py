@@ -7,7 +7,8 @@ significantly and in the right direction; the smallest such gap says how often c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +31,7 @@ from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 
 _DRAWS = 2000
+_NAMED = re.compile(r"(?P<series>.+)@(?:step)?(?P<step>\d+)")
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,16 @@ class Checkpoint:
 
     series: str
     step: float
+
+
+def named_checkpoints(models: Iterable[str]) -> dict[str, Checkpoint]:
+    """Find the models named ``run@step`` (or ``run@step1000``), as a study names the checkpoints of a series."""
+    found: dict[str, Checkpoint] = {}
+    for model in models:
+        match = _NAMED.fullmatch(model)
+        if match:
+            found[model] = Checkpoint(match["series"], float(match["step"]))
+    return found
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from potentia.analysis.base_models.find import named_checkpoints
+from potentia.analysis.base_models.stability import named_checkpoints
 from potentia.errors import InputError
 from potentia.facts import ModelTable, benchmark, chance
 from potentia.values.protocol import TaskName

@@ -6,9 +6,12 @@ and that of its answer, on the documents it learns from (ρ) and on validation d
 those of a reference: the median of models of other families that are declared clean, else the upper quartile of the
 other families' models (with half of them exposed a median breaks, and the upper quartile holds). A model that was
 trained on whole texts has little left of both losses, one that was trained on answers of the answer's alone: each is
-measured by how clean ones spread, and the lower of the two counts. γ asks about documents: the t of the validation
-documents' loss less the training documents', before any update, each less the reference models' on that document. It is
-high for a model that saw these very documents; on the test documents, for one that saw the test.
+measured by how clean ones spread, and the lower of the two counts. (The answer's only where the reference learns half
+of it: labels are learned in a probe, the content of long answers is not.)
+
+γ asks about documents: the t of the validation documents' loss less the training documents', before any update, each
+less the reference models' on that document. It is high for a model that saw these very documents; on the test
+documents, for one that saw the test.
 
 How low is low was measured on copies exposed on purpose (``planted.csv``, made by ``bench/exposure.py``): a logistic
 curve gives the share of exposed copies among as many exposed and clean ones, and the clean ones count false alarms, for
@@ -43,7 +46,8 @@ LEAST_OTHERS = 3  # models of other families, to say anything at all
 FALSE_ALARMS = 0.05  # the most that a sentence may have
 VERY_DOCUMENTS = 3.0  # γ from which these very documents are spoken of: one in 700 by chance
 LEAST_DOCUMENTS = 8  # of a split, for γ
-LOWEST, HIGHEST = 0.01, 3.0  # ratios beyond are taken as these
+LEAST_SHARE = 0.5  # of its loss of answers that the reference must shed: long answers are not learned in a probe
+LOWEST, HIGHEST = 0.02, 3.0  # ratios beyond are taken as these
 PLANTED = Path(__file__).with_name("planted.csv")
 LOSSES = ("text", "answer")
 IN_FORM = ("same", "other", "test", "once")  # exposure in the test's own form: what P is the chance of
@@ -54,21 +58,24 @@ class Reading:
     """What a probe says of one model and task, by loss and split: falls, and every document's loss before; a byte."""
 
     falls: Mapping[tuple[str, str], float]
+    shares: Mapping[tuple[str, str], float]  # of the loss before, that the falls are
     documents: Mapping[tuple[str, str], Floats]
     data: str  # names the documents and the settings
 
     @classmethod
     def of(cls, probe: Mapping[str, Any]) -> Reading:
         """Read what ``Store.probes`` gives."""
-        falls, documents, learned = {}, {}, probe["learned"]
+        falls, shares, documents, learned = {}, {}, {}, probe["learned"]
         for split in (split for split in ("train", "validation", "test") if split in probe):
             for loss in LOSSES:
                 nats, size = np.array(probe[split][loss]), np.maximum(probe[split]["bytes"][loss], 1)
                 documents[loss, split] = nats / size
                 if split in probe["epoch_2"]:
-                    fall = nats[:learned].sum() - probe["epoch_2"][split][loss]
-                    falls[loss, split] = float(fall / size[:learned].sum())
-        return cls(falls, documents, f"{probe['version']} {probe['data']} {probe['learning_rate']:g}")
+                    before = float(nats[:learned].sum())
+                    fall = before - probe["epoch_2"][split][loss]
+                    falls[loss, split] = fall / float(size[:learned].sum())
+                    shares[loss, split] = fall / before if before > 0 else 0.0
+        return cls(falls, shares, documents, f"{probe['version']} {probe['data']} {probe['learning_rate']:g}")
 
 
 @dataclass(frozen=True)
@@ -186,11 +193,14 @@ def measure_signs(
 
 def _measures(reading: Reading, panel: Sequence[Reading], known: bool) -> Measures:
     def ratio(loss: str, split: str) -> float:
-        there = [p.falls[loss, split] for p in panel if (loss, split) in p.falls]
-        if (loss, split) not in reading.falls or not there:
+        place = loss, split
+        there = [p.falls[place] for p in panel if place in p.falls]
+        if place not in reading.falls or not there:
+            return math.nan
+        if loss == "answer" and np.median([p.shares[place] for p in panel if place in p.shares]) < LEAST_SHARE:
             return math.nan
         reference = float(np.median(there) if known else np.quantile(there, 0.75))
-        return reading.falls[loss, split] / reference if reference > 0 else math.nan
+        return reading.falls[place] / reference if reference > 0 else math.nan
 
     falls = (ratio(loss, split) for loss in LOSSES for split in ("train", "validation"))
     return Measures(*falls, *(_documents_known(reading, panel, split) for split in ("train", "test")))
