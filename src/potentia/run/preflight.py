@@ -35,6 +35,7 @@ QUANTISED: dict[str, tuple[tuple[str, ...], str]] = {
 }
 
 MOST_LAYERS = 10_000  # of a model, and modules that an adapter names
+WIDEST = 2**22  # of a width, a vocabulary, a number of heads, a rank: several times what any model has
 
 
 def check_machine(study: Study, executor: str) -> None:
@@ -100,8 +101,10 @@ def _check_sizes(config: Path, name: str) -> None:
     except (OSError, ValueError):
         return  # the loading says so
     for key, value in said.items() if isinstance(said, dict) else ():
-        if "layers" in key and isinstance(value, int) and value > MOST_LAYERS:
-            raise InputError(f"{name}: {key} is {value:,}, more than {MOST_LAYERS:,}", where=str(config))
+        wide = key.endswith(("_size", "heads")) or key in ("n_embd", "d_model", "n_inner")
+        most = MOST_LAYERS if "layers" in key else WIDEST if wide else None
+        if most is not None and isinstance(value, int) and value > most:
+            raise InputError(f"{name}: {key} is {value:,}, more than {most:,}", where=str(config))
 
 
 def _check_adapter(config: Path, name: str) -> None:
@@ -115,6 +118,8 @@ def _check_adapter(config: Path, name: str) -> None:
         return  # the loading says so
     if any(isinstance(some, (list, dict)) and len(some) > MOST_LAYERS for some in lists):
         raise InputError(f"{name}: its adapter lists more than {MOST_LAYERS:,} modules", where=str(config))
+    if isinstance(said.get("r"), int) and said["r"] > WIDEST:
+        raise InputError(f"{name}: the rank of its adapter is {said['r']:,}, more than {WIDEST:,}", where=str(config))
     for pattern in patterns[:100]:
         try:
             limited.find_all(str(pattern), "base_model.model.model.layers.10.self_attn.q_proj.weight_0")
