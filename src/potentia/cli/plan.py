@@ -12,7 +12,6 @@ from potentia.cli import options
 from potentia.cli.app import app
 from potentia.cli.output import errors, print_json, print_table, say
 from potentia.errors import InputError, StudyError, without_password
-from potentia.files import write_file
 
 if TYPE_CHECKING:
     from potentia.run import RunResult, StudyCost, StudyPlan
@@ -100,6 +99,8 @@ def _write(planned: Any, cells: Any, output: Path | None, as_json: bool) -> None
     study = proposed_study(planned.study, cells, name=f"{planned.study.name}-chosen")
     text = study_text(study, f"potentia run {shlex.quote(str(output))}")
     bare = without_password(text).replace(":***@", "@")  # PostgreSQL takes it from PGPASSWORD or ~/.pgpass
+    from potentia.files import write_file
+
     write_file(output, bare)
     if bare != text:
         say("The password of the store is not in the file: have it in PGPASSWORD or ~/.pgpass.", to=errors)

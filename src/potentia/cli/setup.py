@@ -18,7 +18,6 @@ from potentia.cli.app import app
 from potentia.cli.options import Json, Models, Protocols, Tasks
 from potentia.cli.output import answer
 from potentia.errors import InputError, without_password
-from potentia.files import write_file
 from potentia.values.findings import Table
 
 FEW = 1_000  # documents of one's own; a tenth of fewer is a small test
@@ -52,6 +51,8 @@ def init(
         data = [name for name in told if Path(name).exists()]
         tasks = [name for name in told if name not in data]
     text = study_text(output, models, tasks or [], data or [], protocols or ["direct", "train_before_test"], quick)
+    from potentia.files import write_file
+
     write_file(output, without_password(text))
     command = f"  potentia run {shlex.quote(str(output))}"
     written = f"{output} is written. See what it would do, then run it:"
