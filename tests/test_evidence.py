@@ -154,7 +154,7 @@ def test_another_metric_leaves_the_items_of_the_main_one_alone(store: Path) -> N
     assert evidence.outcomes["direct"] == {}
     assert not any(any(found.items) for found in find_rankings(evidence).significance.values())
     assert read(store, metric="acc").outcomes["direct"].keys() == set(TASKS)
-    found = find_test_task(evidence).tasks["mmlu"].adjustment
+    found = find_test_task(evidence).tasks["mmlu"]["adjustment"]
     assert found.before.fit.chance == 0.75  # of a guess among four, by the Brier score
     assert found.before.fit.slope.value < 0
     with pytest.raises(InputError, match="no direct cells with the metric 'f1'"):
@@ -192,7 +192,7 @@ def test_what_needs_no_division_survives_without_one(tmp_path: Path) -> None:
     facts.write_text("\n".join(["model,family,params_b,tokens_b", *rows]))
     found = find_test_task(read(tmp_path / "s.csv", facts=facts))
     assert set(found.tasks["mmlu"]) == {"gain", "ranks", "families", "emergence"}
-    assert [row[0] for row in found.tasks["mmlu"].gain.tables()[0].rows] == ["all models"]
+    assert [row[0] for row in found.tasks["mmlu"]["gain"].tables()[0].rows] == ["all models"]
     assert any("no training date" in problem for problem in found.problems)
 
 
