@@ -187,9 +187,9 @@ def test_two_runs_share_the_parts_of_one_row(world: Path, tmp_path: Path) -> Non
     ],
 )
 def test_a_worker_has_a_gpu_or_an_even_share_of_one(number: int, workers: int, gpus: int, place: Any) -> None:
-    assert execute.place_of("auto", number, workers, gpus) == place
-    assert execute.place_of("cpu", number, workers, gpus) == ("cpu", 1.0)
-    assert execute.place_of("cuda:5", number, workers, gpus) == ("cuda:5", 1.0)
+    assert local.place_of("auto", number, workers, gpus) == place
+    assert local.place_of("cpu", number, workers, gpus) == ("cpu", 1.0)
+    assert local.place_of("cuda:5", number, workers, gpus) == ("cuda:5", 1.0)
 
 
 def test_a_model_larger_than_a_gpu_asks_for_several_and_has_them_alone(
@@ -199,14 +199,14 @@ def test_a_model_larger_than_a_gpu_asks_for_several_and_has_them_alone(
 
     from potentia.run import on_ray
 
-    monkeypatch.setattr(execute, "weight_bytes", lambda row: 100 << 30)
+    monkeypatch.setattr(local, "weight_bytes", lambda row: 100 << 30)
     monkeypatch.setattr(on_ray, "weight_bytes", lambda row: 100 << 30)
     plan = plan_study(study(world, tmp_path / "s.db", device="cuda"))
-    assert execute.too_large(plan.rows) == []  # no GPU here
+    assert local.too_large(plan.rows) == []  # no GPU here
     assert on_ray.needs(plan.rows[0], 80 << 30).gpu == 2.0
     assert on_ray.needs(plan.rows[0], 160 << 30).gpu <= 1.0
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for size, large in ((80 << 30, list(plan.rows)), (120 << 30, [])):
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda k, s=size: type("P", (), {"total_memory": s}))
-        assert execute.too_large(plan.rows) == large
+        assert local.too_large(plan.rows) == large
