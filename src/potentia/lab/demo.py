@@ -20,7 +20,7 @@ from potentia.values.findings import Finding, Interval, Table
 from potentia.values.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol
 
 # Tiny models need larger steps than the paper's: these rates, the batch and the caps are fitted to them. The demo takes
-# one rate for all, so that it ends in two minutes: with two it took three, and the tasks agreed less.
+# one rate for all, so that it ends in two minutes. What that costs is in docs/zoo.md.
 LEARNING_RATES = (1e-3, 3e-3)
 SIZES = ("71k", "159k", "237k")
 QUICK_SIZES = ("71k", "159k")
