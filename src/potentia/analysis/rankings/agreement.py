@@ -370,6 +370,8 @@ def _resample(
             if items or np.isfinite(matrix.stderr).any():
                 noise = _with_noise(matrix, items, correlate, tau, how.resamples, rng)
             by_models, by_units = (correlate(values, weights=d) for d in (model_draws, unit_draws))
+        if models < FEW_MODELS:  # drawing so few again says nothing of others
+            by_models, by_units = np.full_like(by_models, np.nan), np.full_like(by_units, np.nan)
         found.append(_Resamples(tau, by_models, by_units, over, noise, task_draws))
     return found
 

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import linregress
 
+from potentia.analysis.rankings.decide import FEW_MODELS
 from potentia.analysis.stats.bootstrap import How, Sampling
 from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.errors import InputError
@@ -135,6 +136,8 @@ def find_components(
     ratios = singular**2 / total if total > 0 else np.full_like(singular, np.nan)
     sampling = Sampling(**how)
     spread = explained_variance(values, sampling.draws(whole.models))
+    if len(whole.models) < FEW_MODELS:  # drawing so few again says nothing of others
+        spread = np.full_like(spread, np.nan)
     return Components(
         protocol=matrix.protocol,
         group=group,

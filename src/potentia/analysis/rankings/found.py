@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from potentia.analysis.rankings.aggregate import Aggregate, RankIntervals
 from potentia.analysis.rankings.agreement import Agreement, AgreementChange
 from potentia.analysis.rankings.alignment import Alignment
@@ -125,7 +127,7 @@ def summarise(found: Rankings) -> Sequence[Table]:
                 ("", *(p.label for p in protocols)),
                 tuple(rows),
                 note=f"In brackets: 95 % intervals over {' or '.join(drawn)}. 1 is perfect agreement, 0 is none."
-                if drawn
+                if any("(" in str(cell) for row in rows for cell in row[1:])
                 else "",
             )
         )
@@ -145,7 +147,7 @@ def _span(interval: Interval | None, *, percent: bool = False) -> str | None:
     if interval is None:
         return None
     value, low, high = (f"{x:.0%}" if percent else f"{x:.2f}" for x in (interval.value, interval.low, interval.high))
-    return f"{value} ({low} to {high})"
+    return f"{value} ({low} to {high})" if np.isfinite(interval.low) else value
 
 
 def _share(part: int, whole: int) -> str | None:

@@ -16,6 +16,7 @@ from scipy.stats import kendalltau
 
 from potentia.analysis.rankings.aggregate import mean_z
 from potentia.analysis.rankings.agreement import shared
+from potentia.analysis.rankings.decide import FEW_MODELS
 from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.analysis.stats.correlation import nan_mean
 from potentia.analysis.stats.significance import count_pairs
@@ -152,7 +153,7 @@ def screen(
         floor = (chance or {}).get(task, 0.0)
         if up[k] and (share := _at_floor(final, k, floor)) > 0.5:
             found["floor"] = f"{share:.0%} of models are within two standard errors of chance ({floor:.2f})"
-        if resolved[k] < RESOLVED:
+        if resolved[k] < RESOLVED and len(values) >= FEW_MODELS:
             found["test split too small"] = (
                 f"{resolved[k]:.0%} of model pairs differ significantly, under {RESOLVED:.0%}"
             )

@@ -103,6 +103,8 @@ def lead_sentence(lead: Lead) -> str:
     one, two = short_names([lead.first, lead.second])
     where = f"these {lead.tasks} tasks" if lead.tasks > 1 else "this task"
     gap = lead.difference
+    if abs(gap.value) < 0.0005:
+        return f"On {where} {one} and {two} have the same score{_interval(gap)}."
     by = f"{abs(gap.value):.3f} {'more' if gap.value >= 0 else 'less'} than {two}"
     return f"On {where} {one} scores {by}{_interval(gap)}."
 

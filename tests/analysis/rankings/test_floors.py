@@ -1,0 +1,51 @@
+"""Below five models nothing is said of other models, and one pair that is not told apart is no fault of a task."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from potentia.analysis.rankings import find_rankings
+from potentia.analysis.rankings.found import summarise
+from potentia.evidence import read
+
+
+def findings(folder, models: int, tasks: int = 2, step: float = 0.05):
+    rows = ["model,task,score,stderr"]
+    rows += [f"m{k},t{j},{0.5 + step * k + 0.01 * j},0.01" for k in range(models) for j in range(tasks)]
+    (folder / "s.csv").write_text("\n".join(rows) + "\n")
+    return find_rankings(read(folder / "s.csv"))
+
+
+@pytest.mark.parametrize("models", [2, 3, 4])
+def test_few_models_have_no_interval_over_models(tmp_path, models):
+    """Two models once agreed "1.00 (1.00 to 1.00)" over other models."""
+    found = findings(tmp_path, models)
+    for agreement in found.agreement.values():
+        assert agreement.mean == 1.0
+        assert np.isnan([agreement.interval.low, agreement.interval.high]).all()
+        assert all(np.isnan(task.low) for task in agreement.per_task)
+    assert all(np.isnan(part.low) for c in found.components.values() for part in c.explained)
+    table = summarise(found)[0]
+    assert "1.00" in str(table)
+    assert " to " not in str(table.rows[0][1:])
+    assert "brackets" not in table.note
+
+
+def test_five_models_have_one(tmp_path):
+    found = findings(tmp_path, 5)
+    assert all(np.isfinite(a.interval.low) for a in found.agreement.values())
+    assert "brackets" in summarise(found)[0].note
+
+
+@pytest.mark.parametrize(("models", "flagged"), [(2, False), (4, False), (6, True)])
+def test_one_pair_that_is_alike_does_not_make_a_test_too_small(tmp_path, models, flagged):
+    found = findings(tmp_path, models, tasks=1, step=0.0)
+    assert any(flag.reason == "test split too small" for flag in found.screening.flags) is flagged
+
+
+def test_models_that_score_alike_are_not_told_to_differ(tmp_path):
+    """ "B scores 0.000 more than A" was said of a tie."""
+    said = " ".join(findings(tmp_path, 2, tasks=1, step=0.0).scoreboard.certainty())
+    assert "have the same score" in said
+    assert "0.000 more" not in said
