@@ -30,7 +30,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -351,7 +351,14 @@ def generation(bench: Bench) -> None:
         )  # fmt: skip
 
 
-def scoring(bench: Bench) -> None:
+def scoring_8b(bench: Bench) -> None:
+    """The same with 8 B parameters, a quarter of the questions and the batches that fit."""
+    scoring(bench, "8b", 500, [16, 64, 128])
+
+
+def scoring(
+    bench: Bench, name: str = "410m", documents: int = 2000, sizes: Sequence[int] = (64, 128, 256, 512)
+) -> None:
     """Score arc_easy beside HFLM with several batch sizes."""
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
@@ -360,8 +367,8 @@ def scoring(bench: Bench) -> None:
     from potentia.values.requests import Continuation
     from scoring import answers, questions
 
-    loaded = make_loaded(bench, "410m")
-    items = questions(bench.carry / "arc_easy.json", 40 if bench.tiny else 2000)
+    loaded = make_loaded(bench, name)
+    items = questions(bench.carry / "arc_easy.json", 40 if bench.tiny else documents)
     requests = [Continuation(prompt, choice) for prompt, choices in items for choice in choices]
     Scorer(loaded).loglikelihood(requests[:64])
     times = []
@@ -371,9 +378,9 @@ def scoring(bench: Bench) -> None:
         seconds, ours = clock(bench.device, lambda s=scorer: s.loglikelihood(requests))
         times.append(seconds)
     notes = {name: value for name, value in scorer.notes.items() if name != "prompt_samples"}
-    bench.tell(what="scoring ours", seconds=min(times), all_s=times, documents=len(items), notes=notes)
+    bench.tell(what="scoring ours", model=name, seconds=min(times), all_s=times, documents=len(items), notes=notes)
     mine = answers(items, [entry.logprob for entry in ours])
-    for size in [8] if bench.tiny else [128, 256] if bench.quick else [64, 128, 256, 512]:
+    for size in [8] if bench.tiny else sizes[1:3] if bench.quick else sizes:
         harness = HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=size)
         calls = [Instance("loglikelihood", {}, (r.context, r.continuation), i) for i, r in enumerate(requests)]
         harness.loglikelihood(calls[:64], disable_tqdm=True)
@@ -381,8 +388,9 @@ def scoring(bench: Bench) -> None:
         apart = max(abs(a.logprob - b[0]) for a, b in zip(ours, theirs, strict=True))
         differ = sum(a != b for a, b in zip(mine, answers(items, [v for v, _ in theirs]), strict=True))
         bench.tell(
-            what="scoring HFLM", batch=size, seconds=seconds, ratio=seconds / min(times), apart=apart, differ=differ
-        )
+            what="scoring HFLM", model=name, batch=size, seconds=seconds, ratio=seconds / min(times), apart=apart,
+            differ=differ,
+        )  # fmt: skip
 
 
 # ---- stages ---------------------------------------------------------------------------------------------------------
@@ -444,6 +452,7 @@ STAGES: dict[str, tuple[Callable[[Bench], None], int]] = {  # and each one's lim
     "lanes-8b": (lanes_8b, 110),
     "generation": (generation, 200),
     "scoring": (scoring, 120),
+    "scoring-8b": (scoring_8b, 120),
     "sharing": (sharing, 110),
     "peers": (peers, 260),
     "tests": (tests, 150),
@@ -561,10 +570,10 @@ def table(lines: list[dict[str, Any]]) -> None:
             print(f"  six rows side by side: {line['ratio']:.2f}× six rows in turns")
     for kind in ("generation", "scoring"):
         for line in some(what=f"{kind} ours"):
-            found = [other for other in some(what=f"{kind} HFLM") if other.get("form") == line.get("form")]
+            found = some(what=f"{kind} HFLM", form=line.get("form"), model=line.get("model"))
             best = min((other["seconds"] for other in found if "seconds" in other), default=None)
             ratio = f", {best / line['seconds']:.1f}× HFLM's best ({best:.1f} s)" if best else ""
-            print(f"  {kind} {line.get('form', '')}: {line['seconds']:.2f} s{ratio}")
+            print(f"  {kind} {line.get('form') or line.get('model')}: {line['seconds']:.2f} s{ratio}")
 
 
 def main() -> None:

@@ -3,15 +3,18 @@
 A savvy user trains several adapters at a time, each in a process of its own, in bf16, without a Trainer's overhead. All
 processes start once; then windows of some seconds are measured in which the first k of them train, each step on the
 task that comes next in its row, and the steps of all are counted. Further windows let the best number lay their rows
-end to end instead of padding them, and use Liger's kernels where they are installed. Where NVIDIA's multi-process
-service starts, the same is measured under it. Beside them, one Trainer.
+end to end instead of padding them, and use Liger's kernels where they are installed; processes of their own use Unsloth
+where that is installed. Where NVIDIA's multi-process service starts, the same is measured under it. Beside them, one
+Trainer.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import multiprocessing
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -46,7 +49,8 @@ def peers(bench: Bench) -> None:
             bench.tell(what="note", note="no peers under the multi-process service", reason=str(error)[-600:])
         finally:
             service.end()
-    bench.tell(what="note", note="Liger is " + ("installed" if liger() else "not installed"))
+    for name in ("liger_kernel", "unsloth"):
+        bench.tell(what="note", note=f"{name} is " + ("installed" if installed(name) else "not installed"))
     for shape in shapes if cuda and not bench.quick else []:
         one_trainer(bench, shape)
 
@@ -56,7 +60,7 @@ def sweep(bench: Bench, shapes: list[str], counts: list[int], service: bool) -> 
     window = 1.0 if bench.tiny else 3.0 if bench.quick else 4.0
     pipes, processes = _start(bench, shapes, counts[-1])
     try:
-        ways = ["end to end", *(["liger"] if liger() else [])]
+        ways = ["end to end", *(["liger"] if installed("liger_kernel") else [])]
         for shape in shapes:
             best, most = 0.0, 1
             for count in counts:
@@ -71,6 +75,33 @@ def sweep(bench: Bench, shapes: list[str], counts: list[int], service: bool) -> 
                 _tell(bench, shape, most, way, _window(pipes[:most], shape, way, window), service)
     finally:
         _end(pipes, processes)
+    if installed("unsloth") and bench.device == "cuda":
+        try:
+            sweep_unsloth(bench, shapes, counts, service)
+        except (RuntimeError, OSError) as error:
+            bench.tell(what="note", note="no peers with Unsloth", reason=str(error)[-900:])
+
+
+def sweep_unsloth(bench: Bench, shapes: list[str], counts: list[int], service: bool) -> None:
+    """The same with Unsloth's model and kernels, in fresh processes: importing it changes transformers for good."""
+    import torch
+    from transformers import AutoTokenizer
+
+    import lanes
+
+    words = AutoTokenizer.from_pretrained(str(bench.carry / "tokenizer"))
+    with tempfile.TemporaryDirectory() as folder:
+        for shape in shapes:
+            lanes.build(shape, torch.device("cpu"), torch.bfloat16).save_pretrained(f"{folder}/{shape}")
+            words.save_pretrained(f"{folder}/{shape}")
+        pipes, processes = _start(bench, shapes, counts[-1], functools.partial(_serve, folder=folder), ("spawn",))
+        try:
+            for shape in shapes:
+                for count in counts[-2:]:
+                    rate = _window(pipes[:count], shape, "unsloth", 3.0 if bench.quick else 4.0)
+                    _tell(bench, shape, count, "unsloth", rate, service)
+        finally:
+            _end(pipes, processes)
 
 
 def sharing(bench: Bench) -> None:
@@ -144,11 +175,15 @@ def _serve_rows(pipe: Any, number: int, shapes: list[str], device: str) -> None:
 
 
 def _start(
-    bench: Bench, shapes: list[str], count: int, serve: Callable[..., None] | None = None
+    bench: Bench,
+    shapes: list[str],
+    count: int,
+    serve: Callable[..., None] | None = None,
+    methods: tuple[str, ...] = ("fork", "spawn"),
 ) -> tuple[list[Any], list[Any]]:
     """Start processes as copies of this one, which has not touched the GPU; as fresh ones where that fails."""
     said = ""
-    for method in ("fork", "spawn"):
+    for method in methods:
         context: Any = multiprocessing.get_context(method)
         pipes, processes = [], []
         began = time.monotonic()
@@ -196,10 +231,10 @@ def _window(pipes: list[Any], shape: str, way: str, seconds: float) -> float:
     return float(sum(steps / took for steps, took in answers))
 
 
-def _serve(pipe: Any, number: int, shapes: list[str], device: str) -> None:
-    """Be one of the processes: make the models, then train for as long as asked each time."""
+def _serve(pipe: Any, number: int, shapes: list[str], device: str, folder: str = "") -> None:
+    """Be one of the processes: make the models (Unsloth's from a folder), then train for as long as asked each time."""
     try:
-        peers_own = {shape: _Peer(shape, device, number) for shape in shapes}
+        peers_own = {shape: _Peer(shape, device, number, folder) for shape in shapes}
         pipe.send("ready")
         while (asked := pipe.recv()) is not None:
             shape, way, seconds = asked
@@ -213,7 +248,9 @@ def _serve(pipe: Any, number: int, shapes: list[str], device: str) -> None:
 class _Peer:
     """One adapter in training, its batches made ahead."""
 
-    def __init__(self, shape: str, device: str, number: int) -> None:
+    def __init__(self, shape: str, device: str, number: int, folder: str = "") -> None:
+        if folder:
+            import unsloth  # noqa: F401  before transformers, which it changes
         import torch
 
         import lanes
@@ -231,8 +268,8 @@ class _Peer:
             rows = lanes.texts(shape, task, 4 * lanes.BATCH)
             self.batches.append([rows[i : i + lanes.BATCH] for i in range(0, len(rows), lanes.BATCH)])
         self.model: Any = None
-        self.way = ""
-        self._make("padded")
+        self.way, self.folder = "", folder
+        self._make("unsloth" if folder else "padded")
 
     def _make(self, way: str) -> None:
         from peft import LoraConfig, get_peft_model
@@ -242,12 +279,24 @@ class _Peer:
         if (way == "liger") == (self.way == "liger") and self.model is not None:
             self.way = way
             return
-        model = lanes.build(self.shape, self.device, self.dtype)
-        if way == "liger":
-            from liger_kernel.transformers import _apply_liger_kernel_to_instance
+        if way == "unsloth":
+            from unsloth import FastLanguageModel
 
-            _apply_liger_kernel_to_instance(model=model)
-        self.model = get_peft_model(model, LoraConfig(r=8, lora_alpha=32, lora_dropout=0.1, task_type="CAUSAL_LM"))
+            model, _ = FastLanguageModel.from_pretrained(
+                f"{self.folder}/{self.shape}", max_seq_length=2048, dtype=self.dtype, load_in_4bit=False
+            )
+            self.model = FastLanguageModel.get_peft_model(
+                model, r=8, lora_alpha=32, lora_dropout=0.0, target_modules=["q_proj", "v_proj"],
+                use_gradient_checkpointing=False,
+            )  # without dropout, so that its own kernels are used  # fmt: skip
+        else:
+            model = lanes.build(self.shape, self.device, self.dtype)
+            if way == "liger":
+                from liger_kernel.transformers import _apply_liger_kernel_to_instance
+
+                _apply_liger_kernel_to_instance(model=model)
+            config = LoraConfig(r=8, lora_alpha=32, lora_dropout=0.1, task_type="CAUSAL_LM")
+            self.model = get_peft_model(model, config)
         self.model.train()
         self.weights = [p for p in self.model.parameters() if p.requires_grad]
         fused = self.device.type == "cuda"
@@ -311,6 +360,6 @@ def one_trainer(bench: Bench, shape: str) -> None:
     bench.tell(what="peer", model=shape, processes=1, way="Trainer", service=False, rate=len(times) / sum(times))
 
 
-def liger() -> bool:
-    """Say whether Liger's kernels are installed."""
-    return importlib.util.find_spec("liger_kernel") is not None
+def installed(name: str) -> bool:
+    """Say whether a peer's package is here, without importing it."""
+    return importlib.util.find_spec(name) is not None
