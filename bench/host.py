@@ -1,0 +1,218 @@
+"""Where time goes around the device's work: the checks of one row, and scoring, function by function.
+
+    python bench/host.py --carry CARRY --out host.txt                      # on a GPU, in a minute
+    python bench/host.py --carry CARRY --model FOLDER --device cpu         # real weights
+    python bench/host.py --carry CARRY --tiny --device cpu                 # tries the script itself
+
+``--carry`` is the folder of ``bench/gpu.py``. Told as it goes: seconds and forward passes of every check of a row (bare
+scoring, lanes, tuned scoring), twice, the second time with kernels ready; how long 2,000 questions take, what the host
+does meanwhile, and how much of the time the device computes; and steps of one lane whose texts are of several tasks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import io
+import pstats
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
+
+
+class Told:
+    """Prints, and writes the same into a file at once."""
+
+    def __init__(self, out: Path | None, seconds: float) -> None:
+        self.out, self.end = out, time.monotonic() + seconds
+        if out is not None:
+            out.write_text("")
+
+    def __call__(self, text: str) -> None:
+        """Tell one thing."""
+        print(text, flush=True)
+        if self.out is not None:
+            with self.out.open("a") as lines:
+                lines.write(text + "\n")
+
+    @property
+    def late(self) -> bool:
+        """Whether the time is over."""
+        return time.monotonic() > self.end
+
+
+def profiled(tell: Told, name: str, work: Callable[[], Any], device: str, top: int = 22) -> Any:
+    """Run a piece of work with the profiler, to the device's end of it."""
+    import torch
+
+    import lanes
+
+    profile = cProfile.Profile()
+    began = time.perf_counter()
+    found = profile.runcall(work)
+    queued = time.perf_counter() - began
+    lanes.wait(torch.device(device))
+    tell(f"== {name}: {time.perf_counter() - began:.3f} s, queued after {queued:.3f} s (profiled)")
+    for order, count in (("tottime", top), ("cumulative", top)):
+        text = io.StringIO()
+        pstats.Stats(profile, stream=text).sort_stats(order).print_stats(count)
+        tell("\n".join(line for line in text.getvalue().splitlines()[6:] if line.strip()))
+    return found
+
+
+def checks(tell: Told, loaded: Any, requests: list[Any], device: str) -> None:
+    """Tell what each check of a row costs."""
+    import torch
+    from torch import nn
+
+    import lanes
+    from potentia.engine.score import Scorer
+    from potentia.engine.tune import LaneTrainer, LoraConfig
+    from potentia.timing import Tally
+
+    passes = 0
+    own = nn.Module.__call__
+
+    def counted(module: nn.Module, *given: Any, **named: Any) -> Any:
+        nonlocal passes
+        passes += type(module).__name__.endswith("Model")
+        return own(module, *given, **named)
+
+    def timed(name: str, work: Callable[[], Any]) -> Any:
+        nonlocal passes
+        passes, tally = 0, Tally()
+        with tally.kept():
+            found = work()
+            lanes.wait(torch.device(device))
+        kinds = {kind: round(spent, 2) for kind, spent in tally.seconds.items()}
+        tell(f"{name}: check {kinds.get('check', 0.0)} s; {passes} passes of a body or model; all {kinds}")
+        return found
+
+    nn.Module.__call__ = counted  # type: ignore[method-assign]
+    try:
+        for turn in ("first", "second"):
+            if tell.late:
+                return
+            fresh = replace(loaded, checked={}, record={})
+            timed(f"{turn}: bare scoring", lambda m=fresh: Scorer(m).loglikelihood(requests))
+            lora = LoraConfig(targets=("all-linear",))
+            specs = [replace(spec, lora=lora) for _, spec in lanes.row_of_lanes("135m", 12, 4)]
+            with LaneTrainer(fresh) as trainer:
+                timed(f"{turn}: lanes", lambda t=trainer, s=specs: t.train(s))
+                owners = [number % trainer.plan.slots for number in range(len(requests))]  # type: ignore[union-attr]
+                scorer = Scorer(fresh, router=trainer.router)
+                timed(f"{turn}: tuned scoring", lambda s=scorer, o=owners: s.loglikelihood(requests, owners=o))
+            tell(f"{turn}: {fresh.record}")
+        again = replace(loaded, checked={}, record={})
+        profiled(tell, "bare scoring's check", lambda: Scorer(again).loglikelihood(requests[:64]), device)
+        with LaneTrainer(again) as trainer:
+            profiled(tell, "lanes' check", lambda: trainer._check(specs[0].lora, specs), device)
+    finally:
+        nn.Module.__call__ = own  # type: ignore[method-assign]
+
+
+def scoring(tell: Told, loaded: Any, requests: list[Any], device: str) -> None:
+    """Tell where the time of scoring goes."""
+    import torch
+
+    import gpu
+    from potentia.engine.score import Scorer
+
+    Scorer(loaded).loglikelihood(requests[:64])
+
+    def work() -> Any:
+        loaded.__dict__.pop("encoder", None)  # tokenise anew
+        return Scorer(loaded).loglikelihood(requests)
+
+    times = [gpu.clock(device, work)[0] for _ in range(5)]
+    tell(f"scoring {len(requests)} requests: {' '.join(f'{t:.3f}' for t in times)} s")
+    encoder, tokenising = loaded.encoder, time.perf_counter()
+    encoder._pairs.clear()
+    encoder._texts.clear()
+    encoder.continuations([(r.context, r.continuation) for r in requests])
+    tell(f"tokenising alone {time.perf_counter() - tokenising:.3f} s")
+    known = [gpu.clock(device, lambda: Scorer(loaded).loglikelihood(requests))[0] for _ in range(3)]
+    tell(f"already tokenised: {' '.join(f'{t:.3f}' for t in known)} s")
+    profiled(tell, "scoring", work, device)
+    if device == "cuda":
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+            seconds = gpu.clock(device, work)[0]
+        kernels, busy = gpu.kernels_of(profiler, seconds)
+        tell(f"the device computes for {busy:.0%} of {seconds:.3f} s")
+        tell("\n".join(kernels))
+
+
+def one_lane(tell: Told, loaded: Any, device: str, steps: int) -> None:
+    """Time a lane of mixed tasks, as a treated copy is trained: its passes differ in size from step to step."""
+    import random
+
+    import torch
+
+    import lanes
+    from potentia.engine.tune import LaneSpec, LaneTrainer, LoraConfig, Schedule, TokenisedExamples
+
+    texts = [text for task in lanes.LENGTHS for text in lanes.texts("135m", task, lanes.BATCH * steps // 16 + 1)]
+    random.Random(0).shuffle(texts)
+    schedule = Schedule(epochs=1, batch=lanes.BATCH, learning_rate=1e-4)
+    spec = LaneSpec("mixed", TokenisedExamples.of(texts), schedule, LoraConfig(targets=("all-linear",)), seed=0)
+    marks: list[float] = []
+
+    def on_step(info: Any) -> None:
+        if info.step % 50 == 1:
+            lanes.wait(torch.device(device))
+        marks.append(time.perf_counter())
+
+    with LaneTrainer(loaded) as trainer:
+        trainer.train([spec], on_step=on_step, stop=lambda: tell.late)
+        lanes.wait(torch.device(device))
+        whole = time.perf_counter() - marks[0]
+        run = trainer.run_under_way
+        graphs = {name: getattr(run.steps, name, None) for name in ("captured", "replayed")}  # type: ignore[union-attr]
+    later = [1000 * (marks[min(at + 50, len(marks) - 1)] - marks[at]) / 50 for at in range(0, len(marks) - 50, 50)]
+    tell(f"one lane of mixed tasks: {1000 * whole / len(marks):.1f} ms a step over {len(marks)}, {graphs}")
+    tell("ms a step, fifty by fifty: " + " ".join(f"{ms:.1f}" for ms in later))
+
+
+def main() -> int:
+    """Tell where time goes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--carry", type=Path, required=True)
+    parser.add_argument("--model", help="real weights for the checks, instead of random ones of SmolLM2's shape")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--only", nargs="*", default=["scoring", "lane", "checks"])
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    tell = Told(given.out, given.seconds)
+
+    import gpu
+    from potentia.engine import load
+    from potentia.values.requests import Continuation
+    from scoring import questions
+
+    bench = gpu.Bench(given.device, given.tiny, False, given.carry, Path("/dev/null"))
+    items = questions(given.carry / "arc_easy.json", 100 if given.tiny else 2000)
+    requests = [Continuation(prompt, choice) for prompt, choices in items for choice in choices]
+    if "scoring" in given.only:
+        scoring(tell, gpu.make_loaded(bench, "410m"), requests, given.device)
+    if given.model:
+        loaded = load(given.model, device=given.device, dtype=given.dtype)
+    else:
+        loaded = gpu.make_loaded(bench, "135m", None if given.dtype == "auto" else given.dtype)
+    if "lane" in given.only and not tell.late:
+        one_lane(tell, loaded, given.device, 20 if given.tiny else 300)
+    if "checks" in given.only and not tell.late:
+        checks(tell, loaded, requests[: 120 if given.device == "cpu" else None], given.device)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
