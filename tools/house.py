@@ -27,7 +27,7 @@ PACKAGE = SOURCE / "potentia"
 MOST_CHAIN, MOST_LAZY_CHAIN = 15, 20
 MOST_RUN = 32
 MOST_LINES = 450
-TODAY = {"chain": 15, "lazy chain": 21, "lines": 450, "all lines": 50_950, "modules": 266}
+TODAY = {"chain": 15, "lazy chain": 20, "lines": 450, "all lines": 50_950, "modules": 266}
 LONG = {  # modules over that, and what they may have until they are divided
     "potentia.show.sections": 490,
 }

@@ -21,7 +21,7 @@ from made_store import DOCUMENT, EVIL, MODELS, STUDY, make_store
 from potentia.evidence import read
 from potentia.show import ReportOptions, read_report
 from potentia.show.board.app import create_app
-from potentia.show.board.live import Watch
+from potentia.show.board.board_state import Watch
 from potentia.show.board.snapshot import Snapshots, Worker
 from potentia.store import Store
 

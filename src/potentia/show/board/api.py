@@ -8,18 +8,18 @@ from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, HTTPException, Path, Query
-from fastapi.responses import StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel
 
 from potentia.run import is_running
 from potentia.show import cell_payload, find_items, item_payload, lane_payload
-from potentia.show.board.board_state import Desk, json_text
+from potentia.show.board.board_state import Desk, there
 from potentia.values.findings import jsonable
 
 Name = Annotated[str, Path(min_length=1, max_length=300)]
 Page = Annotated[int, Query(ge=0, le=1_000_000, description="counted from 0")]
 Size = Annotated[int, Query(ge=1, le=200, description="entries on a page")]
-Wanted = Annotated[str | None, Query(max_length=300)]
+Wanted = Annotated[str | None, Query(max_length=300, pattern="^[^\0]*$")]
 Sample = tuple[Mapping[str, str], float]
 COUNTS = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -69,11 +69,9 @@ def make_api(desk: Desk) -> APIRouter:
         """Return what runs now: rows, lanes of running rows, counts, recent events."""
         return desk.watch(study).look()
 
-    @api.get(
-        "/studies/{study}/stream",
-        response_class=StreamingResponse,
-        responses={200: {"content": {"text/event-stream": {}}}},
-    )
+    events_only: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
+
+    @api.get("/studies/{study}/stream", response_class=StreamingResponse, responses=events_only)
     async def stream(study: Name) -> StreamingResponse:
         """Follow a study: server-sent events named ``state``, one whenever something changes."""
         watch = desk.watch(study)
@@ -87,7 +85,7 @@ def make_api(desk: Desk) -> APIRouter:
     @api.get("/studies/{study}/outlook", response_model=dict[str, Any])
     async def outlook(study: Name) -> Any:
         """Return what is predicted of cells not measured yet: P(best), ranks with intervals; 404 once all is there."""
-        return json_text((await desk.snapshot(desk.study(study).key)).findings.get("completion"))
+        return _json((await desk.snapshot(desk.study(study).key)).findings.get("completion"))
 
     @api.get("/studies/{study}/findings")
     async def findings(study: Name) -> Names:
@@ -98,26 +96,19 @@ def make_api(desk: Desk) -> APIRouter:
     @api.get("/studies/{study}/findings/{name}", response_model=dict[str, Any])
     async def finding(study: Name, name: Name) -> Any:
         """Return one finding, as ``potentia analyze rankings --json`` prints it."""
-        return json_text((await desk.snapshot(desk.study(study).key)).findings.get(name))
+        return _json((await desk.snapshot(desk.study(study).key)).findings.get(name))
 
     @api.get("/studies/{study}/scores/{protocol}", response_model=dict[str, Any])
     async def scores(study: Name, protocol: Name) -> Any:
         """Return the score matrix of one protocol; missing scores are null."""
-        return json_text((await desk.snapshot(desk.study(study).key)).scores.get(protocol))
+        return _json((await desk.snapshot(desk.study(study).key)).scores.get(protocol))
 
     @api.get("/studies/{study}/cells")
     def cells(
-        study: Name,
-        protocol: Wanted = None,
-        model: Wanted = None,
-        task: Wanted = None,
-        page: Page = 0,
-        size: Size = 50,
+        study: Name, protocol: Wanted = None, model: Wanted = None, task: Wanted = None, page: Page = 0, size: Size = 50
     ) -> Listing:
         """Return committed cells in the order of their making."""
         only = {"study": desk.study(study).key, "protocol": protocol, "model": model, "task": task}
-        if any("\0" in (value or "") for value in only.values()):
-            return Listing(total=0, page=page, size=size, entries=[])
         found = desk.store.cells(**only, limit=size, offset=page * size)
         wanted = ("key", "model", "task", "protocol", "metric", "value", "stderr", "n", "seconds", "created", "gain")
         entries = [{name: value for name, value in cell_payload(cell, ()).items() if name in wanted} for cell in found]
@@ -126,8 +117,6 @@ def make_api(desk: Desk) -> APIRouter:
     @api.get("/studies/{study}/lanes")
     def lanes(study: Name, model: Wanted = None, page: Page = 0, size: Size = 50) -> Listing:
         """Return lanes with their curves."""
-        if "\0" in (model or ""):
-            return Listing(total=0, page=page, size=size, entries=[])
         key = desk.study(study).key
         shown = desk.store.lanes(study=key, model=model, limit=size, offset=page * size)
         entries = [{"model": lane.model, "cell": lane.cell, **lane_payload(lane)} for lane in shown]
@@ -149,8 +138,7 @@ def make_api(desk: Desk) -> APIRouter:
     ) -> list[dict[str, Any]]:
         """Return the log after an entry, oldest first."""
         found = desk.store.events(desk.study(study).key, after_id=after, limit=limit)
-        plain: list[dict[str, Any]] = jsonable([asdict(event) for event in found])
-        return plain
+        return [jsonable(asdict(event)) for event in found]
 
     @api.get("/cells/{key}")
     def cell(key: Name) -> dict[str, Any]:
@@ -177,6 +165,11 @@ def make_api(desk: Desk) -> APIRouter:
         raise HTTPException(404, "there is nothing of that name")
 
     return api
+
+
+def _json(text: str | None) -> Response:
+    """Answer with JSON made earlier, or 404."""
+    return Response(there(text), media_type="application/json")
 
 
 # --- counts, in Prometheus' text format 0.0.4 ------------------------------------------------------------------------

@@ -1,32 +1,43 @@
-"""The application: API, pages and the guard around them; served on loopback, or on any other address with a token."""
+"""The application: the pages, made of the report's sections and the live state; the API beside them, the guard before.
+
+It is served on loopback, or on any other address with a token.
+"""
 
 from __future__ import annotations
 
 import errno
+import gzip
+import hashlib
 import logging
 import secrets
 import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache, partial
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from potentia.errors import InputError, PotentiaError
-from potentia.show.board.api import COUNTS, make_api, metrics
-from potentia.show.board.board_state import Desk
-from potentia.show.board.pages import error_page, make_pages
+from potentia.show import SCRIPTS, STYLES, asset, cell_payload, environment
+from potentia.show.board.api import COUNTS, Name, make_api, metrics
+from potentia.show.board.board_state import Desk, there
 from potentia.show.board.security import Guard, is_loopback
+from potentia.show.board.snapshot import Snapshot, Snapshots, Worker, make_snapshot
+from potentia.store import Store
+from potentia.values.findings import clock
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
 MOST_LINES, EACH_SECONDS = 10, 60.0  # of the server's own log
+Wanted = Annotated[str, Query(pattern="^[^\0]*$")]
 
 
 def create_app(
@@ -37,7 +48,8 @@ def create_app(
     ``executor`` runs the analyses; by default one niced process of its own. ``history`` are stores or score files of
     other models, to predict cells that are not measured yet.
     """
-    desk = Desk(store_url, executor=executor, history=history)
+    snapshots = Snapshots(store_url, Worker(executor), partial(make_snapshot, history=history))
+    desk = Desk(Store.open(store_url, readonly=True), snapshots)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -62,24 +74,23 @@ def create_app(
     def counts() -> Response:
         return Response(metrics(desk), headers={"content-type": COUNTS})
 
+    def told(request: Request, status: int, detail: Any, page: str, headers: Any = None) -> Response:
+        if not request.url.path.startswith("/api/") and "text/html" in request.headers.get("accept", ""):
+            return _page("error.html", status=404 if status == 422 else status, title="not here", detail=page)
+        return JSONResponse({"detail": detail}, status, headers=headers)
+
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
-        if _wants_page(request):
-            return error_page(error.status_code, str(error.detail))
-        return JSONResponse({"detail": error.detail}, error.status_code, headers=error.headers)
+        return told(request, error.status_code, error.detail, str(error.detail), error.headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        if _wants_page(request):
-            return error_page(404, "there is no such page")
         problems = [{"loc": list(e["loc"]), "msg": e["msg"], "type": e["type"]} for e in error.errors()]
-        return JSONResponse({"detail": problems}, 422)
+        return told(request, 422, problems, "there is no such page")
 
     @app.exception_handler(PotentiaError)
     async def broken(request: Request, error: PotentiaError) -> Response:
-        if _wants_page(request):
-            return error_page(503, error.message)
-        return JSONResponse({"detail": error.message}, 503)
+        return told(request, 503, error.message, error.message)
 
     @app.exception_handler(OSError)
     async def away(request: Request, error: OSError) -> Response:  # no descriptors are left, and no page can be read
@@ -88,8 +99,102 @@ def create_app(
     return app
 
 
-def _wants_page(request: Request) -> bool:
-    return not request.url.path.startswith("/api/") and "text/html" in request.headers.get("accept", "")
+# --- pages -----------------------------------------------------------------------------------------------------------
+
+
+def make_pages(desk: Desk) -> APIRouter:
+    """Make the routes of the pages on one desk."""
+    pages = APIRouter(default_response_class=HTMLResponse, include_in_schema=False)
+
+    @pages.get("/assets/{name}")
+    def assets(name: str, request: Request) -> Response:
+        if name not in (*SCRIPTS, *STYLES):
+            raise HTTPException(404, "there is no such asset")
+        body, packed = _bytes(name)
+        headers = {"cache-control": "public, max-age=31536000, immutable", "vary": "accept-encoding"}
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            body, headers = packed, {**headers, "content-encoding": "gzip"}
+        kind = "text/css" if name.endswith(".css") else "text/javascript"
+        return Response(body, media_type=f"{kind}; charset=utf-8", headers=headers)
+
+    @pages.get("/")
+    async def home() -> HTMLResponse:
+        return _page("home.html", title="studies", studies=await desk.overview())
+
+    @pages.get("/studies/{study}")
+    async def board(study: Name) -> HTMLResponse:
+        record = await run_in_threadpool(desk.study, study)
+        state = await run_in_threadpool(desk.watch(record.key).look)
+        made = await desk.peek(record.key)  # the board itself never waits for findings
+        known = made or Snapshot(record.key, (0, 0), 0.0, 0.0)
+        return _page("board.html", title=record.name, state=state, answer=known.section("answer") or "",
+                     problem=known.problem, cells=known.stamp[0], made=known.made, pending=made is None,
+                     key=record.key, sections=known.sections, here="live")  # fmt: skip
+
+    @pages.get("/studies/{study}/cell")
+    async def cell_of(study: Name, model: Wanted, task: Wanted, protocol: Wanted) -> HTMLResponse:
+        record = await run_in_threadpool(desk.study, study)
+        wanted = partial(desk.store.cells, study=record.key, model=model, task=task, protocol=protocol, limit=1)
+        found = await run_in_threadpool(wanted)
+        return await cell(study, there(next(iter(found), None), "there is no such cell").key)
+
+    @pages.get("/studies/{study}/{section}")
+    async def section(study: Name, section: Name) -> HTMLResponse:
+        record = await run_in_threadpool(desk.study, study)
+        made = await desk.snapshot(record.key)
+        html = there(made.section(section), "this study has nothing to show here, or not yet")
+        behind = (await run_in_threadpool(desk.stamp, record.key))[0] - made.stamp[0]
+        return _page("section.html", title=record.name, section=html, behind=behind, made=made.made, key=record.key,
+                     sections=made.sections, here=section)  # fmt: skip
+
+    @pages.get("/studies/{study}/data/{name}")
+    async def data(study: Name, name: Name) -> Response:
+        record = await run_in_threadpool(desk.study, study)
+        packed = there((await desk.snapshot(record.key)).parts.get(name))
+        return Response(packed, media_type="application/json", headers={"content-encoding": "gzip"})
+
+    @pages.get("/studies/{study}/cells/{cell}")
+    async def cell(study: Name, cell: Name) -> HTMLResponse:
+        record = await run_in_threadpool(desk.study, study)
+        found = await run_in_threadpool(desk.cell, cell)
+        lanes = await run_in_threadpool(lambda: desk.store.lanes(cell=cell))
+        made = await desk.snapshot(record.key)
+        return _page("cell.html", title=record.name, cell=cell_payload(found, lanes), key=record.key,
+                     manifest=found.manifest, sections=made.sections, here="cells")  # fmt: skip
+
+    return pages
+
+
+def _page(template: str, *, status: int = 200, **context: Any) -> HTMLResponse:
+    known = {"http_status": status, "key": "", "sections": (), "here": "", **context}
+    return HTMLResponse(_templates().get_template(template).render(**known), status_code=status)
+
+
+@cache
+def _templates() -> Any:
+    """Return the report's templates with the board's own before them."""
+    from jinja2 import ChoiceLoader, PackageLoader
+
+    base = environment()
+    made = base.overlay(loader=ChoiceLoader([PackageLoader("potentia.show.board", "templates"), base.loader]))
+    made.filters.update(age=lambda when: f"{clock(max(0.0, time.time() - when))} ago")
+    made.globals.update(asset_url=_asset_url, scripts=SCRIPTS, styles=STYLES)
+    return made
+
+
+@cache
+def _asset_url(name: str) -> str:
+    """Return an asset's address with the hash of its content, so that browsers keep it until it changes."""
+    return f"/assets/{name}?v={hashlib.sha256(asset(name).encode()).hexdigest()[:12]}"
+
+
+@cache
+def _bytes(name: str) -> tuple[bytes, bytes]:
+    body = asset(name).encode()
+    return body, gzip.compress(body, mtime=0)
+
+
+# --- serving ---------------------------------------------------------------------------------------------------------
 
 
 def choose_token(host: str, token: str | None) -> str | None:
@@ -102,13 +207,13 @@ def choose_token(host: str, token: str | None) -> str | None:
 def bind(host: str, port: int) -> socket.socket:
     """Take the address, or say why not."""
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        made = socket.socket(family, socket.SOCK_STREAM)
+        made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind((host.strip("[]"), port))
         made.listen(128)  # early readers wait instead of being refused
     except OSError as error:
-        hint = "another program has it: give another --port" if error.errno in (98, 48) else "check --host and --port"
+        taken = error.errno == errno.EADDRINUSE
+        hint = "another program has it: give another --port" if taken else "check --host and --port"
         raise InputError(f"{host}:{port} cannot be used: {error.strerror or error}", hint=hint) from error
     return made
 
@@ -140,7 +245,7 @@ class Sparing(logging.Filter):
         return self.told <= MOST_LINES
 
 
-def descriptors() -> int:
+def _descriptors() -> int:
     """Take all the descriptors that this process may have, and return their number."""
     import resource
 
@@ -169,7 +274,7 @@ def serve(store_url: str, listener: socket.socket, *, token: str | None = None, 
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=3,
-        limit_concurrency=descriptors() // 2,  # the rest is for files; who comes too late gets a 503
+        limit_concurrency=_descriptors() // 2,  # the rest is for files; who comes too late gets a 503
     )
     for name in ("asyncio", "uvicorn.error"):
         logging.getLogger(name).addFilter(Sparing())

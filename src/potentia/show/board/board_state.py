@@ -1,26 +1,39 @@
-"""The board's desk: the store it reads, the snapshots it keeps, the studies it watches."""
+"""What the board knows: the store it reads, the latest findings of each study, and what runs now."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import threading
 import time
-from collections.abc import Callable
-from functools import lru_cache, partial
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict
+from datetime import datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from fastapi import HTTPException, Response
+from fastapi import HTTPException
 from starlette.concurrency import run_in_threadpool
 
 from potentia.errors import StoreError
-from potentia.show.board.live import Watch, study_summary
-from potentia.show.board.snapshot import Snapshot, Snapshots, Worker, make_snapshot
+from potentia.run import asked_cells, is_running
+from potentia.show import lane_payload
 from potentia.store import CellRecord, Store, StudyRecord
+from potentia.values.findings import jsonable
 from potentia.values.scores import ItemOutcome
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
+    from potentia.show.board.snapshot import Snapshot, Snapshots
 
 LED = 6  # studies of the home page whose leader is told: each costs its findings
-FRESH = 1.0  # seconds for which a count is believed
+EVERY = 1.0  # seconds between two looks at the store, however many ask
+BEAT = 15.0  # seconds after which a silent stream says that it is there
+RECENT = 40  # events told to a new listener
+MOST_ROWS = 60  # rows told in full
+MOST_LANES = 24  # lanes of a running row whose curves are told
+ROW = ("phase", "done", "total", "unit", "rate", "left", "tokens_per_second", "validation", "best", "began", "ended",
+       "at", "lanes_active", "lanes_waiting")  # fmt: skip
 
 T = TypeVar("T")
 
@@ -28,11 +41,8 @@ T = TypeVar("T")
 class Desk:
     """Everything that pages and API share. Reads the store, never writes it."""
 
-    def __init__(self, where: str, *, executor: Executor | None = None, history: tuple[str, ...] = ()) -> None:
-        self.where = where
-        self.store = Store.open(where, readonly=True)
-        self.worker = Worker(executor)
-        self.snapshots = Snapshots(where, self.worker, partial(make_snapshot, history=history))
+    def __init__(self, store: Store, snapshots: Snapshots) -> None:
+        self.store, self.snapshots = store, snapshots
         self._watches: dict[str, Watch] = {}
         self._read: dict[str, tuple[float, Any]] = {}  # name → when, and what was read
         self.items = lru_cache(maxsize=4)(self._items)
@@ -45,13 +55,13 @@ class Desk:
 
     def close(self) -> None:
         """Let the store and the worker go."""
-        self.worker.close()
+        self.snapshots.worker.close()
         self.store.close()
 
     def _fresh(self, name: str, read: Callable[[], T]) -> T:
         """Return what is read, as of a second ago at most."""
-        at, known = self._read.get(name, (-FRESH, None))
-        if time.monotonic() - at > FRESH:
+        at, known = self._read.get(name, (-EVERY, None))
+        if time.monotonic() - at > EVERY:
             known = read()
             self._read[name] = (time.monotonic(), known)
         return cast(T, known)
@@ -62,15 +72,11 @@ class Desk:
 
     def summaries(self) -> list[dict[str, Any]]:
         """Return every study with its counts."""
-        return self._fresh("summaries", lambda: [study_summary(self.store, record) for record in self.studies()])
+        return self._fresh("summaries", lambda: [self.watch(record.key).counts() for record in self.studies()])
 
     def stamp(self, key: str) -> tuple[int, int]:
         """Return how many cells and failures a study has."""
-
-        def counts() -> tuple[int, int]:
-            return self.store.count(study=key), len(self.store.failures(study=key))
-
-        return self._fresh(f"stamp {key}", counts)
+        return self._fresh(f"stamp {key}", lambda: (self.store.count(study=key), len(self.store.failures(study=key))))
 
     async def overview(self) -> list[dict[str, Any]]:
         """Return the summaries with the time left of what runs, and who leads in the studies opened last."""
@@ -91,14 +97,14 @@ class Desk:
         """Return the study with this key or name, or answer 404."""
         records = self.studies()
         found = next((r for r in records if r.key == name), None) or next((r for r in records if r.name == name), None)
-        if found is None:
-            raise HTTPException(404, "there is no such study")
-        return found
+        return there(found, "there is no such study")
 
     def watch(self, name: str) -> Watch:
         """Return the watch of a study; all its listeners share one."""
         record = self.study(name)
-        return self._watches.setdefault(record.key, Watch(self.store, record))
+        if record.key not in self._watches:
+            self._watches[record.key] = Watch(self.store, record)
+        return self._watches[record.key]
 
     async def snapshot(self, key: str) -> Snapshot:
         """Return the study's latest snapshot."""
@@ -110,24 +116,12 @@ class Desk:
 
     async def warm(self) -> None:
         """Begin the first snapshot of the study opened last, before anyone asks."""
-        records = await run_in_threadpool(self.studies)
-        if records:
+        if records := await run_in_threadpool(self.studies):
             await self.peek(records[0].key)
 
     def cell(self, key: str) -> CellRecord:
         """Return one cell, or answer 404."""
-        found = None if "\0" in key else self.store.cell(key)
-        if found is None:
-            raise HTTPException(404, "there is no such cell")
-        return found
-
-    def cell_of(self, study: str, model: str, task: str, protocol: str) -> CellRecord:
-        """Return the cell of a model, a task and a protocol, or answer 404."""
-        known = not any("\0" in part for part in (model, task, protocol))
-        found = self.store.cells(study=study, model=model, task=task, protocol=protocol, limit=1) if known else []
-        if not found:
-            raise HTTPException(404, "there is no such cell")
-        return found[0]
+        return there(None if "\0" in key else self.store.cell(key), "there is no such cell")
 
     def _items(self, key: str) -> list[ItemOutcome]:
         try:
@@ -136,8 +130,136 @@ class Desk:
             raise HTTPException(404, error.message) from error
 
 
-def json_text(text: str | None) -> Any:
-    """Answer with JSON made earlier, or 404."""
-    if text is None:
-        raise HTTPException(404, "there is nothing of that name")
-    return Response(text, media_type="application/json")
+def there(found: T | None, otherwise: str = "there is nothing of that name") -> T:
+    """Return what was found, or answer 404."""
+    if found is None:
+        raise HTTPException(404, otherwise)
+    return found
+
+
+class Watch:
+    """The state of one study, read once a second and told to any number of listeners."""
+
+    def __init__(self, store: Store, record: StudyRecord) -> None:
+        self.store, self.record = store, record
+        self.stopped = False
+        self._events: deque[dict[str, Any]] = deque(maxlen=RECENT)
+        self._last_event = store.last_event(record.key, before=RECENT)
+        self._listeners: set[asyncio.Queue[str]] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._state = ""
+        self._asked: tuple[int, int | None] = (-1, None)  # as of so many cells
+        self._lock = threading.Lock()
+        self._seen: tuple[float, dict[str, Any]] = (-EVERY, {})
+
+    def counts(self) -> dict[str, Any]:
+        """Return how far the study is, from a few short queries."""
+        key = self.record.key
+        done = self.store.count(study=key)
+        if done != self._asked[0]:
+            self._asked = done, asked_cells(self.store, self.record)
+        return {
+            "key": key,
+            "name": self.record.name,
+            "created": self.record.created,
+            "asked": self._asked[1],
+            "done": done,
+            "failed": len(self.store.failures(study=key)),
+            "running": sum(map(is_running, self.store.get_progress(key).values())),
+            "seconds": self.store.seconds(study=key),
+        }
+
+    def look(self) -> dict[str, Any]:
+        """Return the state, read from the store no more than once a second however many ask."""
+        with self._lock:
+            at, seen = self._seen
+            if time.monotonic() - at >= 0.9 * EVERY:
+                seen = self._read()
+                self._seen = (time.monotonic(), seen)
+            return seen
+
+    def _read(self) -> dict[str, Any]:
+        """Read rows, lanes of running rows, counts and recent events from the store."""
+        key = self.record.key
+        while news := self.store.events(key, after_id=self._last_event):
+            self._last_event = news[-1].id
+            self._events.extend(_brief(asdict(event)) for event in news[-RECENT:])
+        progress = self.store.get_progress(key)
+        rows: list[dict[str, Any]] = [
+            {"name": name, "running": is_running(state), **{k: state.get(k) for k in ROW}}
+            for name, state in progress.items()
+        ]
+        rows.sort(key=lambda row: (not row["running"], -(row["at"] or 0)))
+        running = [row["name"] for row in rows if row["running"]]
+        counts = self.counts()
+        told: dict[str, Any] = {
+            **counts,
+            "study": key,
+            "running": len(running),
+            "rows_total": len(rows),
+            "left": self._left([progress[name] for name in running], counts),
+            "rows": rows[:MOST_ROWS],
+            "lanes": {name: self._lanes(progress[name].get("model", name)) for name in running[:8]},
+            "events": list(self._events)[::-1],
+        }
+        return cast(dict[str, Any], jsonable(told))
+
+    def _lanes(self, model: str) -> list[dict[str, Any]]:
+        lanes = self.store.lanes(study=self.record.key, model=model)
+        lanes.sort(key=lambda lane: (lane.status != "training", lane.task, lane.learning_rate))
+        return [lane_payload(lane) for lane in lanes[:MOST_LANES]]
+
+    def _left(self, running: list[dict[str, Any]], counts: dict[str, Any]) -> float | None:
+        """Estimate the seconds left from the pace of the cells that the rows running now have finished."""
+        began = min((float(state["began"]) for state in running if state.get("began")), default=None)
+        if began is None or counts["asked"] is None:
+            return None
+        times = sorted(event["at"] for event in self._events if event["at"] >= began)
+        todo = counts["asked"] - counts["done"] - counts["failed"]
+        if not times or todo <= 0:
+            return None
+        since = times[0] if len(times) == RECENT else began  # only the last events are kept
+        return float((time.time() - since) / len(times) * todo)
+
+    async def stream(self) -> AsyncIterator[str]:
+        """Yield server-sent events: the state at once, then whenever it changes."""
+        queue: asyncio.Queue[str] = asyncio.Queue(maxsize=1)
+        self._listeners.add(queue)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._follow())
+        if self._state:
+            queue.put_nowait(self._state)
+        told = time.monotonic()
+        try:
+            while not self.stopped:
+                try:
+                    yield f"event: state\ndata: {await asyncio.wait_for(queue.get(), EVERY)}\n\n"
+                    told = time.monotonic()
+                except TimeoutError:
+                    if time.monotonic() - told > BEAT:
+                        told = time.monotonic()
+                        yield ": still here\n\n"
+        finally:
+            self._listeners.discard(queue)
+
+    async def _follow(self) -> None:
+        while self._listeners:
+            try:
+                state = json.dumps(await asyncio.to_thread(self.look))
+            except Exception:  # the store is busy or gone for a moment: look again
+                await asyncio.sleep(5 * EVERY)
+                continue
+            if state != self._state:
+                self._state = state
+                for queue in list(self._listeners):
+                    if queue.full():
+                        queue.get_nowait()  # a slow reader gets the newest state, not a backlog
+                    queue.put_nowait(state)
+            await asyncio.sleep(EVERY)
+        self._task = None
+
+
+def _brief(event: dict[str, Any]) -> dict[str, Any]:
+    payload = {k: v for k, v in event["payload"].items() if k != "traceback"}
+    when = datetime.fromisoformat(event["created"]).timestamp()
+    return {"id": event["id"], "kind": event["kind"], "at": when, **payload}

@@ -9,13 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from typing import Any
 
 from potentia.errors import PotentiaError, StoreError
+from potentia.evidence import read
+from potentia.processes import leave_with_parent
+from potentia.show import Parts, ReportOptions, answer, build_sections, read_report
+from potentia.values.findings import jsonable
 
 LEAST_SECONDS = 5.0  # between two snapshots of a study
 SHARE = 20  # and this many times as long as the last one took, where little is new
@@ -38,13 +45,13 @@ class Snapshot:
     findings: dict[str, str] = field(default_factory=dict)  # name → JSON
     scores: dict[str, str] = field(default_factory=dict)  # protocol → JSON
 
+    def section(self, name: str) -> str | None:
+        """Return the HTML of a section."""
+        return next((html for id, _, html in self.sections if id == name), None)
+
 
 def make_snapshot(where: str, study: str, stamp: tuple[int, int], history: tuple[str, ...] = ()) -> Snapshot:
     """Read a study and compute everything; runs in the worker."""
-    from potentia.evidence import read
-    from potentia.show import Parts, ReportOptions, answer, build_sections, read_report
-    from potentia.values.findings import jsonable
-
     began = time.monotonic()
     try:
         options = ReportOptions(history=read(*history)) if history else None
@@ -67,11 +74,6 @@ def make_snapshot(where: str, study: str, stamp: tuple[int, int], history: tuple
 
 
 def _settle() -> None:
-    import os
-    import signal
-
-    from potentia.processes import leave_with_parent
-
     os.nice(10)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server stops its worker itself
     leave_with_parent()
@@ -81,42 +83,31 @@ class Worker:
     """One niced process for all that is computed; a new one where it was killed."""
 
     def __init__(self, executor: Executor | None = None) -> None:
-        self._executor = executor
+        self.executor = executor
 
     def get(self) -> Executor:
         """Return the executor, started when first asked for."""
-        if self._executor is None:
-            from multiprocessing import get_context
-
-            self._executor = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_settle)
-        return self._executor
-
-    def drop(self) -> None:
-        """Forget a process that was killed."""
-        self._executor = None
+        if self.executor is None:
+            self.executor = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_settle)
+        return self.executor
 
     def close(self) -> None:
         """Stop it."""
-        if self._executor is not None:
-            self._executor.shutdown(wait=False, cancel_futures=True)
+        if self.executor is not None:
+            self.executor.shutdown(wait=False, cancel_futures=True)
 
 
 class Snapshots:
     """The latest snapshot of each study; a newer one is made in the background."""
 
     def __init__(
-        self,
-        where: str,
-        worker: Worker,
-        make: Callable[[str, str, tuple[int, int]], Snapshot] = make_snapshot,
+        self, where: str, worker: Worker, make: Callable[[str, str, tuple[int, int]], Snapshot] = make_snapshot
     ) -> None:
-        self.where = where
-        self._worker = worker
+        self.where, self.worker, self.stopped = where, worker, False
         self._make = make
         self._latest: dict[str, Snapshot] = {}
         self._making: dict[str, asyncio.Future[Snapshot]] = {}
         self._not_before: dict[str, float] = {}
-        self.stopped = False
 
     async def get(self, study: str, stamp: tuple[int, int]) -> Snapshot:
         """Return the latest snapshot, at once where there is one; the first is waited for."""
@@ -139,7 +130,7 @@ class Snapshots:
         if known is not None and (known.stamp == stamp or not self._due(study, known, stamp)):
             return known
         if study not in self._making:
-            task = asyncio.get_running_loop().run_in_executor(self._worker.get(), self._make, self.where, study, stamp)
+            task = asyncio.get_running_loop().run_in_executor(self.worker.get(), self._make, self.where, study, stamp)
             self._making[study] = task
             task.add_done_callback(lambda done: self._keep(study, done))
         return known
@@ -154,10 +145,10 @@ class Snapshots:
 
     def _keep(self, study: str, done: asyncio.Future[Snapshot]) -> None:
         self._making.pop(study, None)
-        if done.cancelled() or done.exception() is not None:
-            if not done.cancelled() and isinstance(done.exception(), BrokenExecutor):
-                self._worker.drop()  # the next snapshot gets another
-            self._not_before[study] = time.monotonic() + LEAST_SECONDS
-            return
-        self._latest[study] = done.result()
         self._not_before[study] = time.monotonic() + LEAST_SECONDS
+        if done.cancelled():
+            return
+        if (error := done.exception()) is None:
+            self._latest[study] = done.result()
+        elif isinstance(error, BrokenExecutor):
+            self.worker.executor = None  # killed: the next snapshot gets another
