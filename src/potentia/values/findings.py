@@ -94,6 +94,27 @@ class Finding:
         return "".join(table._repr_html_() for table in self.tables())
 
 
+@dataclass(frozen=True)
+class Findings(Finding):
+    """Several findings as one, each under a name of its own."""
+
+    def named(self) -> dict[str, Finding]:
+        """Return every finding by its name, in reading order."""
+        return {}
+
+    def tables(self) -> Sequence[Table]:
+        """Return the tables of all findings."""
+        return [table for finding in self.named().values() for table in finding.tables()]
+
+    def charts(self) -> Sequence[Chart]:
+        """Return the charts of all findings."""
+        return [chart for finding in self.named().values() for chart in finding.charts()]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every finding by its name."""
+        return {name: finding.to_dict() for name, finding in self.named().items()}
+
+
 def telling(table: Table) -> Table | None:
     """Return the table without the columns that say nothing; None where nothing but names is left."""
     kept = [k for k in range(len(table.columns)) if any(_says(row[k]) for row in table.rows)]

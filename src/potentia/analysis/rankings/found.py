@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from potentia.analysis.rankings.scoreboard import Scoreboard
 from potentia.analysis.rankings.screening import Screening
 from potentia.analysis.rankings.tuning import SameForAll
 from potentia.analysis.stats.significance import Significance
-from potentia.values.findings import Cell, Chart, Finding, Interval, Table
+from potentia.values.findings import Cell, Finding, Findings, Interval, Table
 from potentia.values.protocol import Protocol
 
 LABELS = {  # what each finding of a protocol is called, in reading order
@@ -47,7 +46,7 @@ LABELS = {  # what each finding of a protocol is called, in reading order
 
 
 @dataclass(frozen=True)
-class Rankings(Finding):
+class Rankings(Findings):
     """Every ranking finding, by what it is about; what the scores have no evidence for is absent."""
 
     scoreboard: Scoreboard
@@ -82,18 +81,6 @@ class Rankings(Finding):
                 parts = {_key(key): one} if isinstance(one, Finding) else {f"{key} {k}": v for k, v in one.items()}
                 found |= {f"{label} {name}": finding for name, finding in parts.items()}
         return found
-
-    def tables(self) -> Sequence[Table]:
-        """Return the tables of all findings."""
-        return [table for finding in self.named().values() for table in finding.tables()]
-
-    def charts(self) -> Sequence[Chart]:
-        """Return the charts of all findings."""
-        return [chart for finding in self.named().values() for chart in finding.charts()]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return every finding by its name."""
-        return {name: finding.to_dict() for name, finding in self.named().items()}
 
 
 def _key(key: str | tuple[str, ...]) -> str:

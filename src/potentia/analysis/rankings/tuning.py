@@ -102,7 +102,7 @@ class SameForAll(Finding):
         if self.kept:
             said.append(
                 "A model that saw a test's form before the study keeps its advantage where it kept the untuned state; "
-                "the last column ranks the best tuned state of every cell, as under `selection: tuned`."
+                "the last column ranks the models by their best tuned states."
             )
         return said
 

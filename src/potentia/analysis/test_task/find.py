@@ -30,7 +30,7 @@ from potentia.analysis.test_task.frontier import frontier_shift
 from potentia.errors import InputError
 from potentia.facts import chance
 from potentia.study import adjust_tuning
-from potentia.values.findings import Chart, Finding, Table, slug
+from potentia.values.findings import Finding, Findings, slug
 from potentia.values.protocol import Protocol
 from potentia.values.scores import ScoreMatrix
 
@@ -76,7 +76,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class TestTask(Finding):
+class TestTask(Findings):
     """Every finding about training on the test task, by task, and why some are missing."""
 
     __test__ = False  # no test of ours
@@ -96,18 +96,6 @@ class TestTask(Finding):
         return found | {
             f"{slug(task)}-{name}": finding for task, by in self.tasks.items() for name, finding in by.items()
         }
-
-    def tables(self) -> Sequence[Table]:
-        """Return the tables of all findings."""
-        return [table for finding in self.named().values() for table in finding.tables()]
-
-    def charts(self) -> Sequence[Chart]:
-        """Return the charts of all findings."""
-        return [chart for finding in self.named().values() for chart in finding.charts()]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return every finding by its name."""
-        return {name: finding.to_dict() for name, finding in self.named().items()}
 
 
 def find_test_task(evidence: Evidence, options: Options | None = None) -> TestTask:
