@@ -428,6 +428,13 @@ def sharing(bench: Bench) -> None:
     gpu_peers.sharing(bench)
 
 
+def treated(bench: Bench) -> None:
+    """One lane of mixed tasks, alone and beside rows of lanes."""
+    import gpu_peers
+
+    gpu_peers.treated(bench)
+
+
 def tests(bench: Bench) -> None:
     """Run the repository's own tests of these parts on this device."""
     files = ["tune/test_kernels.py", "tune/test_lanes_cuda.py", "tune/test_static.py"]
@@ -454,10 +461,11 @@ STAGES: dict[str, tuple[Callable[[Bench], None], int]] = {  # and each one's lim
     "scoring": (scoring, 120),
     "scoring-8b": (scoring_8b, 120),
     "sharing": (sharing, 110),
+    "treated": (treated, 90),
     "peers": (peers, 260),
     "tests": (tests, 150),
 }
-UNTOUCHED = {"sharing", "peers", "tests"}  # stages that leave the GPU to processes of their own
+UNTOUCHED = {"sharing", "treated", "peers", "tests"}  # stages that leave the GPU to processes of their own
 QUICK = ["captures", "kernels", "passes", "lanes-135m", "peft", "seats"]
 
 

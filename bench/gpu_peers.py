@@ -174,6 +174,68 @@ def _serve_rows(pipe: Any, number: int, shapes: list[str], device: str) -> None:
         pipe.send(traceback.format_exc()[-1500:])
 
 
+def treated(bench: Bench) -> None:
+    """Train one lane on four tasks mixed, as a treated copy is made: alone, then beside rows of lanes."""
+    from potentia.run.mps import Sharing
+
+    for beside in (0, 1) if bench.tiny else (0, 4):
+        service = Sharing()
+        if beside and bench.device == "cuda":
+            service.start(beside + 1)
+        pipes, processes = _start(bench, [bench.shape("135m")], 1 + beside, _serve_treated)
+        try:
+            for pipe in pipes[1:]:
+                pipe.send((0.0, float("inf")))  # until they are ended
+            pipes[0].send(4 if bench.tiny else 300)
+            found = pipes[0].recv() if pipes[0].poll(60) else "no answer"
+            if isinstance(found, str):
+                raise RuntimeError(found)
+            bench.tell(what="treated", beside=beside, service=service.on, **found)
+        finally:
+            for process in processes[1:]:
+                process.kill()
+            _end(pipes, processes)
+            service.end()
+
+
+def _serve_treated(pipe: Any, number: int, shapes: list[str], device: str) -> None:
+    """Be the copy (number 0), whose steps are timed one by one, or a row of lanes beside it."""
+    if number:
+        return _serve_rows(pipe, number, shapes, device)
+    import torch
+
+    import lanes
+    from potentia.engine.tune import LaneSpec, LaneTrainer, LoraConfig, Schedule, TokenisedExamples
+
+    try:
+        torch.set_num_threads(1)
+        place = torch.device(device)
+        model = lanes.build(shapes[0], place, torch.bfloat16 if place.type == "cuda" else torch.float32)
+        pipe.send("ready")
+        steps = pipe.recv()
+        names = ("commonsense_qa", "social_iqa", "boolq", "cola")
+        ids = [text for name in names for text in lanes.texts(shapes[0], name, 16 * steps // 4)]
+        lora = LoraConfig(dropout=0.0, targets=("all-linear",))
+        data = TokenisedExamples.of(ids, [len(text) - 3 for text in ids])
+        spec = LaneSpec("copy", data, Schedule(epochs=1, batch=16, learning_rate=3e-4, loss="completion"), lora, 0)
+        marks = [time.perf_counter()]
+        with LaneTrainer(model) as trainer:
+            trainer.train([spec], on_step=lambda _: marks.append(time.perf_counter()))
+            lanes.wait(place)
+            taken = trainer.run_under_way.steps if trainer.run_under_way else None
+        gaps = [1000 * (b - a) for a, b in zip(marks[1:], marks[2:], strict=False)]
+        facts = {name: getattr(taken, name, None) for name in ("captured", "replayed", "capturing")}
+        pipe.send(
+            facts
+            | {"form": type(taken).__name__, "check_s": marks[1] - marks[0], "all_s": time.perf_counter() - marks[0]}
+            | {"ms": [round(gap, 1) for gap in gaps], "median_ms": sorted(gaps)[len(gaps) // 2]}
+        )
+    except EOFError:
+        return
+    except Exception:
+        pipe.send(traceback.format_exc()[-1500:])
+
+
 def _start(
     bench: Bench,
     shapes: list[str],
