@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import itertools
 import multiprocessing
 import tempfile
 import time
@@ -223,7 +224,7 @@ def _serve_treated(pipe: Any, number: int, shapes: list[str], device: str) -> No
             trainer.train([spec], on_step=lambda _: marks.append(time.perf_counter()))
             lanes.wait(place)
             taken = trainer.run_under_way.steps if trainer.run_under_way else None
-        gaps = [1000 * (b - a) for a, b in zip(marks[1:], marks[2:], strict=False)]
+        gaps = [1000 * (b - a) for a, b in itertools.pairwise(marks[1:])]
         facts = {name: getattr(taken, name, None) for name in ("captured", "replayed", "capturing")}
         pipe.send(
             facts

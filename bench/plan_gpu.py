@@ -6,14 +6,15 @@
 
 One model of 135M parameters with random weights and real questions (``arc_easy.json`` and ``gsm8k.json`` of
 ``--carry``, as bench/gpu.py packs them, with ``tokenizer/``): a row that chooses, one that writes, one that does both.
-A row is planned by a calibration and run in a process of its own, as ``potentia run`` would: predicted over
-measured, and where the time went. What is found is written to ``--out`` row by row; no row is begun that would end
-after ``--seconds``. Exits with 1 where a ratio leaves ± 30 %.
+A row is calibrated and run in processes of their own, as ``potentia plan`` and ``potentia run`` would: predicted over
+measured, and where the time went. All kinds are run once before any is run again. What is found is written to ``--out``
+row by row; no row is begun that would end after ``--seconds``. Exits with 1 where a ratio leaves ± 30 %.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -48,69 +49,80 @@ def main() -> int:
     parser.add_argument("--pack", type=Path, metavar="CARRY", help="fetch packages into CARRY/site, and end")
     parser.add_argument("--python", default="3.12", help="with --pack: the machine's Python")
     parser.add_argument("--model", type=Path, help="a folder with weights, in place of random ones")
-    parser.add_argument("--train", type=int, default=800)
+    parser.add_argument("--train", type=int, default=400)
     parser.add_argument("--seconds", type=float, default=600.0, help="begin nothing that would not end by then")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")) / "plan_gpu.json")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--row", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--plan", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.pack:
         return pack(given.pack, given.python)
     sys.path.append(str(given.carry.resolve() / "site"))  # what the machine has itself comes first
-    if given.row:
-        print(json.dumps(run_row(json.loads(given.row.read_text()))))
+    if file := given.row or given.plan:
+        body = json.loads(file.read_text())
+        print(json.dumps(run_row(body) if given.row else plan_row(body)))
         return 0
     with tempfile.TemporaryDirectory(prefix="potentia-plan-") as folder:
         return judge(given, Path(folder))
 
 
 def judge(given: argparse.Namespace, folder: Path) -> int:
-    """Print predicted and measured, kind by kind."""
+    """Print predicted and measured, kind by kind, then once more."""
+    until = time.monotonic() + given.seconds
+    model = given.model or make_model(given, folder / "model")
+    bodies = {kind: make_body(given, folder / kind, model, names) for kind, names in KINDS.items()}
+    planned: dict[str, dict[str, Any]] = {}
+    found: list[dict[str, Any]] = []
+    for turn, kind in itertools.product(range(2), KINDS):
+        if time.monotonic() + (1.5 * planned[kind]["predicted_s"] if kind in planned else 20) + 15 > until:
+            print(f"{kind}: no time left")
+            continue
+        if kind not in planned:
+            planned[kind] = apart(given, "--plan", folder / kind / "plan.json", bodies[kind])
+            print("{}: calibration {calibration_s:.1f} s, predicted {predicted_s:.1f} s".format(kind, **planned[kind]))
+        body = {**bodies[kind], "store": str(folder / kind / f"{turn}.db")}
+        took = apart(given, "--row", folder / kind / f"row{turn}.json", body)
+        ratio = planned[kind]["predicted_s"] / took["seconds"]
+        found.append({"kind": kind, "turn": turn, "device": given.device, "ratio": ratio, **planned[kind], **took})
+        given.out.write_text(json.dumps(found, indent=1))
+        tally = ", ".join(f"{part} {seconds:.1f}" for part, seconds in took["tally"].items())
+        print(f"{kind}: took {took['seconds']:.1f} s, predicted / measured {ratio:.2f} ({tally})", flush=True)
+    return int(not found or any(abs(one["ratio"] - 1.0) > WITHIN for one in found))
+
+
+def apart(given: argparse.Namespace, what: str, file: Path, body: dict[str, Any]) -> dict[str, Any]:
+    """Plan or run a study in a process of its own."""
+    file.write_text(json.dumps(body))
+    command = [sys.executable, __file__, "--carry", str(given.carry), what, str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{file.parent.name}: failed\n{done.stderr[-3000:]}")
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def plan_row(body: dict[str, Any]) -> dict[str, Any]:
+    """Calibrate, and tell the seconds that the study is said to take."""
     from potentia.run import estimate_cost, plan_study
     from potentia.study import make_study
 
-    until = time.monotonic() + given.seconds
-    model = given.model or make_model(given, folder / "model")
-    found: list[dict[str, Any]] = []
-    for kind, names in KINDS.items():
-        if time.monotonic() > until - 30:
-            print(f"{kind}: no time left")
-            break
-        body = make_body(given, folder / kind, model, names)
-        began = time.monotonic()
-        cost = estimate_cost(plan_study(make_study(body)))
-        predicted, calibration = cost.seconds(anew=True), time.monotonic() - began
-        print(f"{kind}: calibration {calibration:.1f} s ({cost.source}), predicted {predicted:.1f} s", flush=True)
-        for turn in range(2):
-            if time.monotonic() + 1.5 * predicted + 15 > until:
-                break
-            row = folder / kind / f"row{turn}.json"
-            row.write_text(json.dumps({**body, "store": str(folder / kind / f"{turn}.db")}))
-            command = [sys.executable, __file__, "--carry", str(given.carry), "--row", str(row)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                print(f"{kind}: failed\n{done.stderr[-3000:]}")
-                return 1
-            took = json.loads(done.stdout.splitlines()[-1])
-            ratio = predicted / took["seconds"]
-            facts = {"kind": kind, "turn": turn, "device": given.device, "calibration_s": calibration}
-            facts |= {"predicted_s": predicted, "ratio": ratio, "start_s": cost.start, "loads": dict(cost.loads)}
-            cells = [[cell.task, str(cell.protocol), cell.seconds] for cell in cost.cells]
-            found.append(facts | {"predicted_cells": cells} | took)
-            given.out.write_text(json.dumps(found, indent=1))
-            tally = ", ".join(f"{part} {seconds:.1f}" for part, seconds in took["tally"].items())
-            print(f"{kind}: took {took['seconds']:.1f} s, predicted / measured {ratio:.2f} ({tally})", flush=True)
-    return int(not found or any(abs(one["ratio"] - 1.0) > WITHIN for one in found))
+    plan = plan_study(make_study(body))
+    began = time.monotonic()
+    cost = estimate_cost(plan)
+    cells = [[cell.task, str(cell.protocol), cell.seconds] for cell in cost.cells]
+    facts = {"loads": dict(cost.loads), "start_s": cost.start, "predicted_cells": cells}
+    return {"calibration_s": time.monotonic() - began, "predicted_s": cost.seconds(anew=True), **facts}
 
 
 def run_row(body: dict[str, Any]) -> dict[str, Any]:
     """Run the study; its seconds in all, by cell, and by kind of work."""
-    from potentia.run import run_study
+    from potentia.run import plan_study, run_study
     from potentia.store import Store
     from potentia.study import make_study
 
+    plan = plan_study(make_study(body))
     began = time.monotonic()
-    result = run_study(make_study(body))
+    result = run_study(plan)
     seconds = time.monotonic() - began
     if result.failed:
         raise SystemExit(f"a cell failed: {result.reasons}")

@@ -28,9 +28,9 @@ UNLIMITED = 10**9  # tokenizers without a limit report 1e30
 class LoadedModel:
     """A causal language model ready for use, with everything about it that can change a score.
 
-    ``fingerprint`` names their content (see ``identity``). ``checked`` remembers which scoring paths agreed with
-    the reference path on this model, so that the check is made once. ``record`` says how it was loaded, tuned and
-    checked, in plain values, for manifests.
+    ``fingerprint`` names their content (see ``identity``). ``checked`` remembers which scoring paths agreed with the
+    reference path on this model, and ``lanes`` which form of training, so that checks are made once. ``record`` says
+    how it was loaded, tuned and checked, in plain values, for manifests.
     """
 
     model: Any
@@ -42,6 +42,7 @@ class LoadedModel:
     fingerprint: str
     target_architecture: str
     checked: dict[str, str] = field(default_factory=dict)
+    lanes: dict[Any, Any] = field(default_factory=dict)
     record: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -78,6 +79,7 @@ class LoadedModel:
 
         self.model = None
         self.checked.clear()
+        self.lanes.clear()
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

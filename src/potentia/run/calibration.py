@@ -1,10 +1,10 @@
 """A short calibration of the real engine: the study itself, made small, on a few of its models.
 
 The smallest, the middle and the largest model run every task with the study's own lanes and one epoch, on a few
-documents and then on three times as many, until what the last run took beyond the one before is a pace that holds (a
-GPU goes its pace only after its first passes). What is left are the beginnings: loading, first passes, the fixed part
-of a validation. Tasks keep their proportions, so that lanes end at different times as they will. So padding, shared
-passes, generation and the device are in the figures as they will be in the run.
+documents, once more, and on several times as many; on a GPU then for more epochs. The model stays loaded meanwhile.
+What a run takes beyond the one before is the pace; what the very first takes beyond its pace are the beginnings:
+loading, checks, first passes. Tasks keep their proportions, so that lanes end at different times as they will. So
+padding, shared passes, generation and the device are in the figures as they will be in the run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,16 @@ import numpy as np
 
 from potentia.run.cost import CellWork, Pace, StudyCost, paces_of_store, parameters_of, price, work_of
 from potentia.run.execute import run_study
+from potentia.run.local import Stay
 from potentia.run.plan import RowPlan, StudyPlan, plan_study
 from potentia.run.progress import find_store, opened
 from potentia.study import Caps, Study, Tuning
 from potentia.values.protocol import DIRECT
 
-FIRST, GROWTH = 16, 3  # documents of the largest task in the first run, and how much larger the next is
-LEAST = 8  # of any task
-SAME = 1.25  # paces of two runs that differ by less are one
-PATIENCE = {"cpu": 10.0, "cuda": 45.0}  # seconds of one model's runs after which what is known has to do
+FIRST, LEAST = 16, 8  # documents of the largest task in the first run, and of any task at least
+GROWTH = {"cpu": 3, "cuda": 9}  # how much larger the next run is
+LONGER = 4  # epochs of the last run on a GPU, where small runs are all beginnings
+PATIENCE = 10.0  # seconds: a first run that takes longer is not made again
 
 
 def estimate_cost(plan: StudyPlan, *, calibrate: bool = True, tell: Callable[[str], Any] = lambda _: None) -> StudyCost:
@@ -54,53 +55,31 @@ def estimate_cost(plan: StudyPlan, *, calibrate: bool = True, tell: Callable[[st
 def measure_paces(
     plan: StudyPlan, left: Sequence[RowPlan], device: str, tell: Callable[[str], Any]
 ) -> tuple[list[Pace], float]:
-    """Run the study in small on a few of its models; return their paces, and what the very first run took beyond."""
+    """Run the study in small on a few of its models; return their paces, and what a new process takes to begin."""
     rows = sorted(left, key=lambda row: np.nan_to_num(parameters_of(row.model), nan=np.inf))
     picked = [rows[k] for k in sorted({0, len(rows) // 2, len(rows) - 1})]
     whole = max(len(task.documents("train")) for task in plan.tasks.benchmarks.values())
-    paces, start = list[Pace](), 0.0
-    with tempfile.TemporaryDirectory(prefix="potentia-pace-") as folder:
-        for number, row in enumerate(picked):
+    paces: list[Pace] = []
+    growth = GROWTH.get(device, GROWTH["cpu"])
+    with tempfile.TemporaryDirectory(prefix="potentia-pace-") as folder, Stay() as stay:
+        for row in picked:
             tell(f"calibrating on {row.model.name}")
-            runs: list[Timed] = []
-            documents, began = FIRST, time.monotonic()
-            while True:
-                # The very first run also imports libraries and warms the device, as every new process does: counted
-                # apart. A GPU also compiles something for every new size: there the second run of a size tells.
-                twice = device != "cpu" or (number == 0 and not runs)
-                name = f"{number}-{len(runs)}"
-                once = _timed_run(_small(plan, row.model.name, documents, str(Path(folder) / f"{name}.db")))
-                if twice:
-                    again = _timed_run(_small(plan, row.model.name, documents, str(Path(folder) / f"{name}-again.db")))
-                    if number == 0 and not runs:
-                        start, began = max(once.whole - again.whole, 0.0), time.monotonic()
-                    once = again
-                runs.append(once)
-                late = time.monotonic() - began > PATIENCE.get(device, PATIENCE["cpu"])
-                if len(runs) > 1 and (_holds(runs, device) or late or documents >= whole):
-                    break
-                documents *= GROWTH
-            longer = None
-            if device != "cpu" and runs[-1].trained:  # what every validation costs there, and what only the first does
-                last = _small(plan, row.model.name, documents, str(Path(folder) / f"{number}-longer.db"), epochs=2)
-                longer = _timed_run(last)
-            pace = _slope(parameters_of(row.model), runs[-2], runs[-1], longer)
+
+            def timed(documents: int, epochs: int = 1, *, name: str = row.model.name) -> Timed:
+                store = str(Path(folder) / f"{len(list(Path(folder).glob('*.db')))}.db")
+                return _timed_run(_small(plan, name, min(documents, whole), store, epochs=epochs), stay)
+
+            cold = timed(FIRST)
+            few = timed(FIRST) if cold.whole < PATIENCE or device != "cpu" else cold
+            more = timed(FIRST * growth)
+            longer = timed(FIRST * growth, LONGER) if device != "cpu" and more.trained else None
+            pace = _slope(parameters_of(row.model), cold, few, more, longer)
             if pace is not None:
                 paces.append(pace)
-    return paces, start
-
-
-def _holds(runs: Sequence[Timed], device: str) -> bool:
-    """Say whether the last run went at the pace of the one before; on a CPU the first passes are like the others."""
-    if device == "cpu":
-        return True
-    if len(runs) < 3:
-        return False
-    steps = [
-        (b.tally.get("train", 0.0) - a.tally.get("train", 0.0)) / max(b.trained - a.trained, 1.0)
-        for a, b in zip(runs[-3:-1], runs[-2:], strict=True)
-    ]
-    return min(steps) > 0 and max(steps) / min(steps) < SAME
+    if len(paces) < 2:
+        return paces, 0.0
+    start = max((paces[0].load or 0.0) - (paces[1].load or 0.0), 0.0)  # the first has imported libraries too
+    return [replace(paces[0], load=(paces[0].load or 0.0) - start), *paces[1:]], start
 
 
 def _small(plan: StudyPlan, model: str, documents: int, store: str, *, epochs: int = 1) -> Study:
@@ -159,15 +138,20 @@ class Timed:
         return sum(work.train_tokens for work, _ in self.cells)
 
     @property
+    def beside_checks(self) -> float:
+        """Seconds without checks and loading, which are made once."""
+        return self.whole - self.tally.get("check", 0.0) - self.tally.get("load", 0.0)
+
+    @property
     def plain(self) -> dict[str, tuple[CellWork, float]]:
         """The direct cells, by task."""
         return {work.task: (work, seconds) for work, seconds in self.cells if work.protocol == DIRECT}
 
 
-def _timed_run(small: Study) -> Timed:
+def _timed_run(small: Study, stay: Stay) -> Timed:
     plan = plan_study(small)
     began = time.monotonic()
-    result = run_study(plan)
+    result = run_study(plan, stay=stay)
     whole = time.monotonic() - began
     with opened(small.store, readonly=True) as store:
         seconds = {(c.task, str(c.protocol)): c.seconds for c in store.cells()}
@@ -180,26 +164,25 @@ def _timed_run(small: Study) -> Timed:
     return Timed(cells, dict(rows[-1]["tally"]) if rows else {}, whole)
 
 
-def _slope(parameters: float, few: Timed, more: Timed, longer: Timed | None = None) -> Pace | None:
-    """Return the pace between two runs; a share of the plain ratio at least, for clocks are noisy.
+def _slope(parameters: float, cold: Timed, few: Timed, more: Timed, longer: Timed | None) -> Pace | None:
+    """Return the pace between runs; a share of the plain ratio at least, for clocks are noisy.
 
-    ``longer`` is the second run with one epoch more, where the first validation of a row costs more than the others.
+    ``longer`` is ``more`` with further epochs: on a GPU the difference of these two alone is free of beginnings. What
+    the very first run took beyond its pace is what loading and beginning a row take.
     """
+    last = (longer or more).plain
     score = {
         task: _rate(b.score_tokens - few.plain[task][0].score_tokens, s - few.plain[task][1], b.score_tokens, s)
-        for task, (b, s) in more.plain.items()
+        for task, (b, s) in last.items()
         if task in few.plain
     }
     if not score:
         return None
-    load = more.tally.get("load", 0.0)
     shown = {
         (work.task, str(work.protocol)): seconds / max(work.score_tokens, 1e-9)
         for work, seconds in more.cells
         if work.protocol.kind == "few_shot"
     }
-    if not more.trained:
-        return Pace(parameters, more.whole - sum(s for _, s in more.cells), score, None, shown=shown)
 
     def asked(run: Timed) -> float:
         """Seconds that the scoring of the tuned cells would take if it went like the direct cells'."""
@@ -210,17 +193,21 @@ def _slope(parameters: float, few: Timed, more: Timed, longer: Timed | None = No
         plain = sum(seconds for work, seconds in run.cells if not work.protocol.tuned)
         return max(run.tally.get("validate", 0.0) + run.tally.get("test", 0.0) - plain, 0.0)
 
-    spent = [run.tally.get("train", 0.0) for run in (few, more)]
-    train = _rate(more.trained - few.trained, spent[1] - spent[0], more.trained, spent[1])
-    check = _rate(asked(more) - asked(few), scored(more) - scored(few), asked(more), scored(more))
-    each = max(scored(more) - check * asked(more), 0.0)  # of it, the fixed part of one validation of all lanes
-    if longer is not None:
-        another = scored(longer) - scored(more) - check * (asked(longer) - asked(more))
-        each = min(each, max(another, 0.0))
-    known = load + train * more.trained + check * asked(more) + each + sum(
-        seconds for work, seconds in more.cells if not work.protocol.tuned
-    )  # fmt: skip
-    return Pace(parameters, load, score, train, begin=max(more.whole - known, 0.0), check=check, each=each, shown=shown)
+    train, check, each = None, 1.0, 0.0
+    if more.trained:
+        a, b = (more, longer) if longer is not None else (few, more)
+        spent = [run.tally.get("train", 0.0) for run in (a, b)]
+        train = _rate(b.trained - a.trained, spent[1] - spent[0], b.trained, spent[1])
+        check = _rate(asked(more) - asked(few), scored(more) - scored(few), asked(more), scored(more))
+        each = max(scored(more) - check * asked(more), 0.0)  # of it, the fixed part of one validation of all lanes
+        if longer is not None:
+            beside = longer.beside_checks - more.beside_checks
+            beside -= train * (longer.trained - more.trained) + check * (asked(longer) - asked(more))
+            each = max(beside, 0.0) / (LONGER - 1)  # saving among it
+    work = sum(w.score_tokens * score.get(w.task, 0.0) for w, _ in cold.cells if w.protocol == DIRECT)
+    work += sum(w.score_tokens * shown.get((w.task, str(w.protocol)), 0.0) for w, _ in cold.cells)
+    work += (train or 0.0) * cold.trained + check * asked(cold) + each
+    return Pace(parameters, max(cold.whole - work, 0.0), score, train, check=check, each=each, shown=shown)
 
 
 def _rate(tokens: float, seconds: float, all_tokens: float, all_seconds: float) -> float:

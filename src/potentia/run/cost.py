@@ -2,7 +2,7 @@
 
 A pace is how fast a model of some size went on a device: seconds to load, seconds per token scored (by task: texts that
 are written cost more than texts that are read) and per token trained. Paces come from the rows that the store holds,
-else from a short calibration (``pace``). A model between two measured sizes has a pace between theirs, one beyond them
+else from a short ``calibration``. A model between two measured sizes has a pace between theirs, one beyond them
 pays in proportion to its size.
 """
 
@@ -53,12 +53,11 @@ class Pace:
     """Seconds that a model of this size took; None where that was not measured."""
 
     parameters: float
-    load: float | None
+    load: float | None  # and all else that is done once a row
     score: Mapping[str, float]  # by task, per token
     train: float | None  # per token
-    begin: float = 0.0  # before and after the steps of a row's tuning
     check: float = 1.0  # how much slower tuned models are asked than untuned ones
-    each: float = 0.0  # the fixed part of validating all lanes once
+    each: float = 0.0  # the fixed part of an epoch's end of all lanes
     shown: Mapping[tuple[str, str], float] = field(default_factory=dict)  # per token of a question after examples
 
 
@@ -136,7 +135,7 @@ def price(plan: StudyPlan, paces: Sequence[Pace], source: str, device: str, *, s
         seconds = cell.score_tokens * score * (pace.check if cell.train_tokens else 1.0)
         if cell.train_tokens:
             seconds += cell.train_tokens * (np.nan if pace.train is None else pace.train)
-            seconds += (pace.begin + pace.each * looks) / max(tuned[cell.model], 1)
+            seconds += pace.each * looks / max(tuned[cell.model], 1)
         cells.append(replace(cell, seconds=float(seconds)))
     shown = sum(count_tokens(task, "train") for task in plan.tasks.shown.values())
     if plan.study.treat is not None:
@@ -251,10 +250,10 @@ def _pace_at(paces: Sequence[Pace], size: float) -> Pace:
         found = {at: pick(lambda pace: getattr(pace, name).get(at)) for at in places}  # noqa: B023 - read at once
         return {at: value for at, value in found.items() if value is not None}
 
-    load, train, begin, each = (pick(attrgetter(name)) for name in ("load", "train", "begin", "each"))
+    load, train, each = (pick(attrgetter(name)) for name in ("load", "train", "each"))
     check = _between(paces, size, attrgetter("check"), alike=True)
     score, shown = table("score"), table("shown")
-    return Pace(size, load, score, train, begin or 0.0, 1.0 if check is None else check, each or 0.0, shown)
+    return Pace(size, load, score, train, 1.0 if check is None else check, each or 0.0, shown)
 
 
 def _between(

@@ -64,7 +64,7 @@ class LaneTrainer:
         self.limit: int = getattr(loaded, "max_length", None) or context_length(self.model.config, None)
         self.fingerprint: str = getattr(loaded, "fingerprint", "")
         self.record: dict[str, Any] = getattr(loaded, "record", {})  # how lanes were checked and run, for manifests
-        self._verdicts: dict[LoraConfig, Verdict] = {}
+        self._verdicts: dict[tuple[LoraConfig, bool, bool], Verdict] = getattr(loaded, "lanes", {})
         self._bank: AdapterBank | None = None
         self._specs: dict[str, LaneSpec] = {}
         self._results: dict[str, LaneResult] = {}
@@ -127,10 +127,11 @@ class LaneTrainer:
         return self._bank.width if self._bank is not None else 0
 
     def _check(self, lora: LoraConfig, specs: Sequence[LaneSpec]) -> None:
-        """Compare lanes with the model's own code, once for a shape of adapters and the longest rows so far."""
+        """Compare lanes with the model's own code, once a model for a shape of adapters and the longest rows so far."""
         longest = min(self.limit, max(spec.longest for spec in specs))
-        known = self._verdicts.get(lora)
+        known = self._verdicts.get(self._way(lora))
         if known is not None and longest <= known.longest:
+            self.record["training"] = known.as_dict()
             return
         if self._bank is not None:
             self._bank.close()
@@ -140,12 +141,15 @@ class LaneTrainer:
             verdict = check_lanes(
                 self.model, lora, specs, static=self.static, limit=self.limit, recompute=bool(self.recompute)
             )
-        self._verdicts[lora] = replace(verdict, longest=longest)
+        self._verdicts[self._way(lora)] = replace(verdict, longest=longest)
         self.record["training"] = verdict.as_dict()
 
     def verdict(self, lora: LoraConfig) -> Verdict:
         """Return what the check found for a shape of adapters."""
-        return self._verdicts[lora]
+        return self._verdicts[self._way(lora)]
+
+    def _way(self, lora: LoraConfig) -> tuple[LoraConfig, bool, bool]:
+        return lora, self.static, bool(self.recompute)
 
     def occupy(self, slots: dict[str, int]) -> None:
         """Note which lanes train in which slots; what a slot held before is gone."""
