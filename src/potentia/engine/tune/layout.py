@@ -97,12 +97,16 @@ class Bucket:
     slots: int
 
     @classmethod
-    def holding(cls, tokens: int, targets: int, slots: int, *, few: bool) -> Bucket:
+    def holding(cls, tokens: int, targets: int, slots: int, *, few: bool, grain: int = GRAIN) -> Bucket:
         """Return the least bucket; with ``few``, of a ladder with eight steps between a size and its double.
 
-        One token and one target more than asked for are always there, for the filling to point at.
+        Sizes are multiples of ``grain`` then, and targets come in few sizes too: their number goes with the tokens. One
+        token and one target more than asked for are always there, for the filling to point at.
         """
-        return cls(_least(tokens + 1, GRAIN, few), _least(targets + 1, 64, few), slots)
+        if not few:
+            return cls(_least(tokens + 1, GRAIN), _least(targets + 1, 64), slots)
+        size = _least(tokens + 1, max(grain, _eighth(tokens + 1)))
+        return cls(size, _least(targets + 1, max(_eighth(targets + 1), min(512, _least(size // 16, 64)))), slots)
 
     @property
     def fields(self) -> dict[str, int]:
@@ -129,10 +133,13 @@ class Bucket:
         return sum(self.fields.values())
 
 
-def _least(count: int, grain: int, few: bool) -> int:
-    if few:
-        grain = max(grain, 1 << max(0, count.bit_length() - 4))
+def _least(count: int, grain: int) -> int:
     return -(-count // grain) * grain
+
+
+def _eighth(count: int) -> int:
+    """Return an eighth of the power of two below a count."""
+    return 1 << max(0, count.bit_length() - 4)
 
 
 @dataclass(frozen=True)

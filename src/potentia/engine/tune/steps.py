@@ -22,7 +22,7 @@ from potentia.engine.operations import operations
 from potentia.engine.split import SplitModel
 from potentia.engine.spread import out_of_memory
 from potentia.engine.tune.adapters import AdapterBank
-from potentia.engine.tune.layout import Bucket, Ints32, StaticInputs, lay
+from potentia.engine.tune.layout import GRAIN, Bucket, Ints32, StaticInputs, lay
 from potentia.engine.tune.passes import SHARED, PassPlan, cut_end_to_end, run_step, to_device
 from potentia.engine.tune.schedule import Lesson, Schedule
 from potentia.engine.tune.static import StaticPass
@@ -109,8 +109,10 @@ class PlainSteps:
 
 log = logging.getLogger(__name__)
 
-MOST_GRAPHS = 12
+MOST_GRAPHS = 16
 LAUNCH_BOUND = 2e13  # parameters × tokens under which launches can outlast the arithmetic
+FILLED_FREE = 3e11  # parameters × tokens: what a millisecond or two fill up is cheaper than one more graph
+MOST_FILLED = 1024  # tokens
 
 
 class Post:
@@ -165,6 +167,7 @@ class StaticSteps:
         self.bank = static.bank
         self.device = self.bank.device
         self.parameters = sum(p.numel() for p in static.split.model.parameters())
+        self.grain = 1 << int(np.log2(np.clip(FILLED_FREE / self.parameters, GRAIN, MOST_FILLED)))
         self.capturing = self.device.type == "cuda"
         self.captured = self.replayed = 0
         self._post, self._settings_post = Post(self.device), Post(self.device)
@@ -181,7 +184,7 @@ class StaticSteps:
         for chosen in cut_end_to_end(rows, plan):
             row = lay(chosen)
             worth = self.capturing and not plan.checkpointing and len(row.ids) * self.parameters < LAUNCH_BOUND
-            bucket = Bucket.holding(len(row.ids), len(row.targets), self.bank.slots, few=worth)
+            bucket = Bucket.holding(len(row.ids), len(row.targets), self.bank.slots, few=worth, grain=self.grain)
             shelf = self._shelf(bucket) if worth else _Shelf(StaticInputs.on(self.device, bucket))
 
             def fill(array: Ints32, row: Any = row, bucket: Bucket = bucket) -> None:
