@@ -393,6 +393,49 @@ def scoring(
         )  # fmt: skip
 
 
+def vllm_peer(bench: Bench) -> None:
+    """Score the same questions by lm-eval with vLLM; run this stage alone, where vLLM's own packages come first."""
+    import importlib.util
+    import tempfile
+
+    if importlib.util.find_spec("vllm") is None:
+        bench.tell(what="note", note="vLLM is not installed")
+        return
+
+    import torch
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.vllm_causallms import VLLM
+
+    from scoring import questions
+
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    items = questions(bench.carry / "arc_easy.json", 40 if bench.tiny else 2000)
+    with tempfile.TemporaryDirectory() as folder:
+        loaded = make_loaded(bench, "410m")
+        loaded.model.save_pretrained(folder)
+        loaded.tokenizer.save_pretrained(folder)
+        del loaded
+        gc.collect()
+        torch.cuda.empty_cache()
+        for cached in (False, True):
+            harness = VLLM(
+                pretrained=folder, dtype="bfloat16", batch_size="auto", max_model_len=1024, gpu_memory_utilization=0.6,
+                enable_prefix_caching=cached,
+            )  # fmt: skip
+            calls = [
+                Instance("loglikelihood", {}, (prompt, choice), i)
+                for i, (prompt, choice) in enumerate((p, c) for p, choices in items for c in choices)
+            ]
+            harness.loglikelihood(calls[:64], disable_tqdm=True)
+            seconds, _ = clock(bench.device, lambda h=harness, c=calls: h.loglikelihood(c, disable_tqdm=True))
+            bench.tell(what="scoring vLLM", model="410m", prefix_caching=cached, seconds=seconds, documents=len(items))
+            if bench.quick:
+                break
+            del harness
+            gc.collect()
+            torch.cuda.empty_cache()
+
+
 # ---- stages ---------------------------------------------------------------------------------------------------------
 
 
@@ -460,6 +503,7 @@ STAGES: dict[str, tuple[Callable[[Bench], None], int]] = {  # and each one's lim
     "generation": (generation, 200),
     "scoring": (scoring, 120),
     "scoring-8b": (scoring_8b, 120),
+    "vllm": (vllm_peer, 150),
     "sharing": (sharing, 110),
     "treated": (treated, 90),
     "peers": (peers, 260),
