@@ -99,9 +99,9 @@ def reference(benchmarks: Path) -> Callable[[str], Any]:
         from lm_eval.api.task import ConfigurableTask
         from lm_eval.tasks._yaml_loader import load_yaml
 
-        from potentia.tasks.index import index, tasks_folder
+        from potentia.tasks.definitions import task_index, tasks_folder
 
-        config = load_yaml(tasks_folder() / index()[name].path)
+        config = load_yaml(tasks_folder() / task_index()[name].path)
         folder = benchmarks / config["dataset_path"].replace("/", "--") / (config.get("dataset_name") or "default")
         files = {file.stem: str(file) for file in folder.glob("*.parquet")}
         config.pop("tag", None)

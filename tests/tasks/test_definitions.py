@@ -16,9 +16,7 @@ from potentia import limited, processes
 from potentia.errors import TaskError
 from potentia.tasks import load
 from potentia.tasks.data import load_splits
-from potentia.tasks.definitions import Named, admitted, read_definition
-from potentia.tasks.harness import user_leaves
-from potentia.tasks.index import tasks_folder
+from potentia.tasks.definitions import Named, admitted, read_definition, tasks_folder, user_leaves
 
 BODY = """
 task: own

@@ -9,7 +9,7 @@ import pytest
 
 from potentia import tasks
 from potentia.errors import TaskError
-from potentia.tasks.harness import leaf_configs
+from potentia.tasks import leaf_configs
 
 from .conftest import answers, fake_lm
 

@@ -10,16 +10,16 @@ import pytest
 from potentia import tasks
 from potentia.errors import TaskError
 from potentia.facts import CATEGORIES, benchmarks
-from potentia.tasks import index as module
-from potentia.tasks.index import build, index, tasks_folder
+from potentia.tasks import definitions as module
+from potentia.tasks.definitions import build_index, task_index, tasks_folder
 
 
 def test_every_kind_of_name_is_found() -> None:
-    found = build(tasks_folder() / "mmlu" / "default")
+    found = build_index(tasks_folder() / "mmlu" / "default")
     assert found["mmlu"] == module.Entry("group", "_mmlu.yaml")
     assert found["mmlu_anatomy"] == module.Entry("task", "mmlu_anatomy.yaml")
     assert "mmlu_anatomy" in found["mmlu_stem_tasks"].members
-    assert build(tasks_folder() / "squadv2")["squadv2"].kind == "class"
+    assert build_index(tasks_folder() / "squadv2")["squadv2"].kind == "class"
 
 
 def test_the_index_is_kept_and_trusted_only_for_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,24 +30,24 @@ def test_the_index_is_kept_and_trusted_only_for_its_version(tmp_path: Path, monk
         return {"arc_easy": module.Entry("task", "arc/arc_easy.yaml")}
 
     monkeypatch.setenv("POTENTIA_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(module, "build", small)
+    monkeypatch.setattr(module, "build_index", small)
     for _ in range(2):
-        index.cache_clear()
-        assert list(index()) == ["arc_easy"]
+        task_index.cache_clear()
+        assert list(task_index()) == ["arc_easy"]
     assert len(built) == 1
     (file,) = (tmp_path / "cache").iterdir()
     kept = json.loads(file.read_text())
     for spoiled in ("{", json.dumps({**kept, "stamp": {"lm_eval": "0.0"}}), "[]", json.dumps({"stamp": kept["stamp"]})):
         file.write_text(spoiled)
-        index.cache_clear()
-        assert list(index()) == ["arc_easy"]
+        task_index.cache_clear()
+        assert list(task_index()) == ["arc_easy"]
     assert len(built) == 5
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("POTENTIA_CACHE", str(tmp_path / "file" / "below"))
-    index.cache_clear()
-    assert list(index()) == ["arc_easy"]
+    task_index.cache_clear()
+    assert list(task_index()) == ["arc_easy"]
     monkeypatch.undo()
-    index.cache_clear()
+    task_index.cache_clear()
 
 
 def test_facts_name_tasks_of_the_harness() -> None:
@@ -58,7 +58,7 @@ def test_facts_name_tasks_of_the_harness() -> None:
         1,
         5,
     ]
-    assert all(b.task in index() for b in known)
+    assert all(b.task in task_index() for b in known)
     assert all(b.reason for b in known if b.status == "excluded")
     paper = [b for b in known if b.status == "paper"]
     assert {b.category for b in paper} == set(CATEGORIES)

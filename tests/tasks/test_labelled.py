@@ -11,8 +11,8 @@ from sklearn.metrics import balanced_accuracy_score, f1_score
 
 from potentia import tasks
 from potentia.errors import TaskError
-from potentia.tasks import metrics
-from potentia.tasks.baselines import MAJORITY, TFIDF, baselines
+from potentia.tasks import grading
+from potentia.tasks.checks import MAJORITY, TFIDF, baselines
 
 WORDS = {
     "billing_issue": ["invoice", "charged", "refund"],
@@ -126,10 +126,10 @@ def test_duplicates_across_splits_are_dropped_and_counted(tmp_path: Path) -> Non
 def test_scores_of_classes_are_scikit_learns() -> None:
     pairs = [[i % 3, (i * i + i // 4) % 4] for i in range(50)]
     gold, predicted = zip(*pairs, strict=True)
-    value, error = metrics.aggregate(metrics.macro_f1, pairs)
+    value, error = grading.aggregate(grading.macro_f1, pairs)
     assert value == pytest.approx(f1_score(gold, predicted, average="macro", zero_division=0))
     assert 0 < error < 0.2
-    assert metrics.balanced_accuracy([[a, b % 3] for a, b in pairs]) == pytest.approx(
+    assert grading.balanced_accuracy([[a, b % 3] for a, b in pairs]) == pytest.approx(
         balanced_accuracy_score(gold, [b % 3 for b in predicted])
     )
 

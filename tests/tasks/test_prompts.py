@@ -35,7 +35,7 @@ def test_prompts_equal_the_harness(
     ):
         row = theirs.eval_docs[document.id]
         examples = task._leaves[0]
-        examples.lend(task._pool(0), document.data, seed=7, doc_id=document.id)
+        examples.draw(task._pool(0), document, shots=shots, seed=7)
         theirs.sampler = examples.task.sampler  # the same examples, everything else lm-eval's
         context = theirs.fewshot_context(row, num_fewshot=shots, apply_chat_template=bool(chat), chat_template=chat)
         made = theirs.construct_requests(

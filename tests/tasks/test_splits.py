@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from potentia.errors import TaskError
 from potentia.tasks import Caps
-from potentia.tasks.splits import SPLITS, Rows, cap, divide
+from potentia.tasks.task import SPLITS, Rows, cap, divide
 
 sizes = st.fixed_dictionaries({split: st.integers(0, 400) for split in SPLITS}).filter(
     lambda s: s["train"] >= 3 or s["validation"] or s["test"]

@@ -47,6 +47,14 @@ def test_an_answer_is_a_text_a_number_or_a_letter(tmp_path: Path, answer: Any) -
     assert task.prompts(task.documents("test"))[0].gold == "yes"
 
 
+@pytest.mark.parametrize("mark", [";", "\t"])
+def test_csv_as_excel_writes_it_in_many_countries(mark: str, tmp_path: Path) -> None:
+    lines = [f"text{mark}label", *(f"a text, number {i}{mark}{'yes' if i % 2 else 'no'}" for i in range(20))]
+    (tmp_path / "own.csv").write_text("\ufeff" + "\r\n".join(lines), "utf-8")
+    task = tasks.load(str(tmp_path / "own.csv"))
+    assert (list(task.labels), task.documents("test")[0]["text"][:6]) == (["no", "yes"], "a text")
+
+
 def test_csv_and_parquet_are_the_same_benchmark(tmp_path: Path) -> None:
     import pandas as pd
 

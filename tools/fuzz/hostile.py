@@ -475,7 +475,7 @@ def main() -> int:
     import potentia.engine
     import potentia.evidence
     import potentia.run
-    import potentia.tasks.loading
+    import potentia.tasks
 
     assert all((peft, pyarrow, potentia))
     counts: Counter[str] = Counter()

@@ -1,10 +1,15 @@
-"""The documents of a benchmark: from a local folder, or from the hub, as lm-eval's own loader would give them."""
+"""Documents: a user's files row by row, and the public splits of a benchmark from a folder or from the hub."""
 
 from __future__ import annotations
 
+import csv
+import hashlib
+import io
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,124 +17,23 @@ from potentia import limited
 from potentia.errors import TaskError
 from potentia.files import plain_file
 from potentia.processes import CODE, allowed
-from potentia.tasks.definitions import LIMITED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from datasets import Dataset
 
+LIMITED = "limited"  # the key of a definition from a user's file: its templates are rendered in a process of its own
 SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
 LARGEST = 2**30  # bytes of a file of documents
 MOST = 2**24  # values in it: lists and objects take far more memory than text
 _PACKED = (b"\x1f\x8b", b"PK", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18", b"7z", b"Rar!")
+# Usual names of splits, and the split each means.
+SPLIT_NAMES = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
+    **dict.fromkeys(("test", "eval"), "test"),
+}
 
-
-def local_folder(config: Mapping[str, Any], data_dir: Path) -> Path:
-    """Return where a task's data lies below a data folder: ``<dataset_path with / as -->/<config or default>``."""
-    name = str(config.get("dataset_path") or "").replace("/", "--")
-    return data_dir / name / str(config.get("dataset_name") or "default")
-
-
-def find_splits(folder: Path) -> dict[str, Path]:
-    """Return the split files of a folder by name; the first known suffix counts."""
-    found: dict[str, Path] = {}
-    try:
-        for suffix in SUFFIXES:
-            for file in sorted(folder.glob(f"*{suffix}")):
-                found.setdefault(file.stem, file)
-    except OSError as error:
-        raise TaskError(f"cannot look for data: {error.strerror}", where=str(folder)[:200]) from error
-    return found
-
-
-def load_splits(config: Mapping[str, Any], data_dir: Path | None) -> dict[str, Dataset]:
-    """Load a task's public splits: from ``data_dir`` where they lie there, otherwise from the hub."""
-    if data_dir is not None:
-        if not data_dir.is_dir():
-            raise TaskError(f"there is no folder {data_dir}", hint="give --data-dir the folder that holds the datasets")
-        folder = local_folder(config, data_dir)
-        if files := find_splits(folder):
-            return {split: read_dataset(file) for split, file in files.items()}
-    return _from_hub(config, data_dir)
-
-
-def _from_hub(config: Mapping[str, Any], data_dir: Path | None) -> dict[str, Dataset]:
-    import datasets
-
-    task = str(config.get("task") or "task")
-    options = dict(config.get("dataset_kwargs") or {})
-    options.pop("trust_remote_code", None)
-    _refuse_pickles(config.get("dataset_path"))
-    if config.get(LIMITED) and (own := _named_files(config, options)):
-        return own
-    try:
-        with quiet(), _no_waiting():
-            if callable(custom := config.get("custom_dataset")):
-                return dict(custom(**(config.get("metadata") or {}), **options))
-            return dict(datasets.load_dataset(config.get("dataset_path"), config.get("dataset_name"), **options))
-    except Exception as error:  # the hub's and datasets' errors have no common base
-        looked = f" and not in {local_folder(config, data_dir)}" if data_dir else ""
-        place = f"{config.get('dataset_path')}" + (f" ({n})" if (n := config.get("dataset_name")) else "")
-        raise TaskError(
-            f"the data of {task} cannot be had from the hub{looked}: {place}: {_first_line(error)}",
-            hint="check the connection, or give --data-dir a folder laid out as <dataset>/<config>/<split>.parquet",
-        ) from error
-
-
-def _named_files(config: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Dataset]:
-    """Check the local files that a user's definition names, and read them where they are Parquet."""
-    from glob import glob
-
-    import datasets
-
-    named = options.get("data_files") or {}
-    splits = named if isinstance(named, Mapping) else {"train": named}
-    read: dict[str, Dataset] = {}
-    for split, patterns in splits.items():
-        listed = [str(one) for one in (patterns if isinstance(patterns, list) else [patterns])]
-        files = [Path(file) for one in listed if "://" not in one for file in sorted(glob(one, recursive=True))]  # noqa: PTH207
-        for file in files:
-            with plain_file(file, LARGEST, TaskError).open("rb") as stream:
-                if stream.read(8).startswith(_PACKED):
-                    raise TaskError("a packed file could unpack to anything", where=str(file), hint="unpack it")
-        if config.get("dataset_path") == "parquet" and files:
-            read[str(split)] = datasets.concatenate_datasets([read_dataset(file, "parquet") for file in files])
-    return read
-
-
-def read_dataset(file: Path, kind: str | None = None) -> Dataset:
-    """Read one split file as a dataset in memory; no cache is written."""
-    from datasets import Dataset
-    from datasets.table import InMemoryTable
-
-    if (kind or file.suffix[1:]) == "parquet":
-        try:
-            table = limited.read_parquet(str(plain_file(file, LARGEST, TaskError).resolve()))
-        except limited.LimitError as error:
-            raise TaskError(f"not a readable parquet file: {_first_line(error)}", where=str(file)) from error
-        return Dataset(InMemoryTable(table), fingerprint=_label(file))
-    return from_records(read_records(file), where=str(file))
-
-
-def from_records(records: Sequence[Mapping[str, Any]], *, where: str) -> Dataset:
-    """Make a dataset of plain records; the columns are the union of all keys."""
-    import pyarrow as pa
-    from datasets import Dataset
-    from datasets.table import InMemoryTable
-
-    if not records:
-        raise TaskError("the file holds no document", where=where)
-    columns: dict[str, None] = {}
-    for record in records:
-        columns.update(dict.fromkeys(record))
-    try:
-        table = pa.table({name: [record.get(name) for record in records] for name in columns})
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise TaskError(
-            f"the columns mix types: {_first_line(error)}", where=where, hint="give each column one type in all rows"
-        ) from error
-    return Dataset(InMemoryTable(table), fingerprint=_label(Path(where)))
+# --- a user's files --------------------------------------------------------------------------------------------------
 
 
 class Record(dict[str, Any]):
@@ -146,24 +50,144 @@ class Record(dict[str, Any]):
 
 
 Bad = list[TaskError]  # rows that cannot be used: each says where it is and why
+Records = list[Record]
 
 
-def read_records(file: Path, bad: Bad | None = None) -> list[Record]:
-    """Read jsonl, json (a list of objects), csv or parquet as records; a bad row is raised, or added to ``bad``."""
+@dataclass(frozen=True)
+class OwnData:
+    """Where a user's documents are, which of their columns is what, and how a question is put.
+
+    ``columns`` names the user's column of a field (``{"answer": "label"}``); ``choices`` may have several, one each.
+    ``prompt`` is a template over the columns that takes the place of the usual question, ``labels`` the words for the
+    labels of a classification.
+    """
+
+    files: tuple[str, ...] = ()
+    dataset: str | None = None
+    subset: str | None = None
+    columns: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
+    prompt: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    drop_bad_rows: bool = False
+
+    @property
+    def label(self) -> str:
+        """What the benchmark is called where nobody names it."""
+        if self.dataset is not None:
+            return self.dataset.rpartition("/")[2]
+        path = Path(self.files[0])
+        return path.stem if path.is_file() else path.name
+
+    @property
+    def where(self) -> str:
+        """Where its documents are, for an error."""
+        return self.dataset or ", ".join(self.files)
+
+    def column(self, name: str) -> str:
+        """Return the user's column of a field."""
+        column = self.columns.get(name, name)
+        return column if isinstance(column, str) else name
+
+    def documents_in_one_split(self) -> int | None:
+        """Count the documents of files that all are one split, which is then divided; None where there are more."""
+        splits = {} if self.dataset is not None else self.read(None, [])
+        return sum(map(len, splits.values())) if len(splits) == 1 else None
+
+    def read(self, data_dir: Path | None, bad: Bad) -> dict[str, Records]:
+        """Read the records of every split, from files or from the hub (or the folder of datasets)."""
+        if self.dataset is None:
+            return read_files([Path(file).expanduser() for file in self.files], bad)
+        config = {"task": self.label, "dataset_path": self.dataset, "dataset_name": self.subset}
+        loaded = load_splits(config, data_dir)
+        found: dict[str, Records] = {}
+        for name, data in loaded.items():
+            if (split := SPLIT_NAMES.get(str(name).lower())) is not None:
+                rows = enumerate(_with_names(data), start=1)
+                found.setdefault(split, [Record.at(f"{self.dataset} ({name}), row {n}", row) for n, row in rows])
+        if not found:
+            told = f"the dataset has no split of a usual name; it has: {', '.join(map(str, loaded))}"
+            raise TaskError(told, where=self.dataset)
+        return found
+
+
+def _with_names(data: Any) -> Iterator[dict[str, Any]]:
+    """Give the rows of a dataset, with the names of its classes where it has them."""
+    names = {column: feature.names for column, feature in data.features.items() if hasattr(feature, "names")}
+    for row in data.to_list():
+        named = {c: known[row[c]] for c, known in names.items() if isinstance(row[c], int) and 0 <= row[c] < len(known)}
+        yield {**row, **named}
+
+
+def read_files(paths: Sequence[Path], bad: Bad) -> dict[str, Records]:
+    """Read one file or folder, or several files: the splits that they are named after, or all of them as one."""
+    for path in paths:
+        if not path.exists():
+            raise TaskError(f"there is no file or folder {path}", hint="check the path")
+    if len(paths) == 1 and paths[0].is_dir():
+        return _read_folder(paths[0], bad)
+    if folders := [path for path in paths if path.is_dir()]:
+        raise TaskError("give one folder, or several files", where=str(folders[0]))
+    splits = [SPLIT_NAMES.get(path.stem.lower()) for path in paths]
+    if len(paths) > 1 and None not in splits and len(set(splits)) == len(splits):
+        return {str(split): file_records(path, bad) for split, path in zip(splits, paths, strict=True)}
+    return {"train": [record for path in paths for record in file_records(path, bad)]}
+
+
+def _read_folder(folder: Path, bad: Bad) -> dict[str, Records]:
+    texts = sorted(folder.glob("*.txt"))
+    found: dict[str, Path] = {}
+    for name, file in {**{text.stem: text for text in texts}, **find_splits(folder)}.items():
+        if (split := SPLIT_NAMES.get(name.lower())) is None:
+            continue
+        if split in found:
+            told = f"two files for the split {split}: {found[split].name} and {file.name}"
+            raise TaskError(told, where=str(folder))
+        found[split] = file
+    if found:
+        return {split: file_records(file, bad) for split, file in found.items()}
+    if texts:  # each file is one document
+        return {"train": [Record.at(str(file), {"text": _text(file)}) for file in texts]}
+    if several := sorted(find_splits(folder).values()):  # files of documents under other names: all of them as one
+        return {"train": [record for file in several for record in file_records(file, bad)]}
+    raise TaskError(
+        "no file of documents in this folder",
+        where=str(folder),
+        hint=f"name them train, validation, test with one of the suffixes {', '.join(SUFFIXES)}, .txt",
+    )
+
+
+def file_records(file: Path, bad: Bad | None = None) -> Records:
+    """Read the rows of one file; a bad row is raised, or added to ``bad``."""
     try:
-        if file.suffix == ".parquet":
-            rows = read_dataset(file).to_list()
-            return [Record.at(f"{file}, row {n}", row) for n, row in enumerate(rows, start=1)]
-        if file.suffix == ".csv":
-            return list(_csv_records(read_text(file), file, bad))
-        text = read_text(file)
+        records = list(_rows(file, bad))
     except OSError as error:
         raise TaskError(f"cannot be read: {error.strerror or error}", where=str(file)) from error
+    if not records and not bad:
+        raise TaskError("the file holds no document", where=str(file))
+    return records
+
+
+def _rows(file: Path, bad: Bad | None) -> Iterator[Record]:
+    if file.suffix == ".parquet":
+        rows = read_dataset(file).to_list()
+        return (Record.at(f"{file}, row {n}", row) for n, row in enumerate(rows, start=1))
+    if file.suffix not in (*SUFFIXES, ".txt"):
+        raise TaskError(
+            f"unknown kind of file {file.suffix or file.name!r}",
+            where=str(file),
+            hint=f"one of {', '.join((*SUFFIXES, '.txt', '.yaml'))}",
+        )
+    text = _text(file)
+    if file.suffix == ".txt":
+        parts = [part.strip("\n") for part in re.split(r"\n[ \t]*\n", text) if part.strip()]
+        return (Record.at(f"{file}, paragraph {n}", {"text": part}) for n, part in enumerate(parts, start=1))
+    if file.suffix == ".csv":
+        return _csv_rows(text, file, bad)
     listed = file.suffix == ".json" and text.lstrip().startswith("[")
-    return list(_json_records(_json_list(text, file) if listed else _json_lines(text, file, bad), bad))
+    return _json_rows(_json_list(text, file) if listed else _json_lines(text, file, bad), bad)
 
 
-def _json_records(values: Iterator[tuple[str, Any]], bad: Bad | None) -> Iterator[Record]:
+def _json_rows(values: Iterator[tuple[str, Any]], bad: Bad | None) -> Iterator[Record]:
     for where, value in values:
         if isinstance(value, dict):
             yield Record.at(where, value)
@@ -191,22 +215,9 @@ def _json_list(text: str, file: Path) -> Iterator[tuple[str, Any]]:
     yield from ((f"{file}, element {place}", value) for place, value in enumerate(values))
 
 
-def read_text(file: Path) -> str:
-    """Return the text of a file of documents, of a size that documents can have."""
-    try:
-        text = plain_file(file, LARGEST, TaskError).read_text("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise TaskError(f"not UTF-8 text: {error.reason} at byte {error.start}", where=str(file)) from error
-    if file.suffix != ".txt" and (values := sum(map(text.count, ",[{\n"))) > MOST:
-        raise TaskError(f"about {values:,} values, more than {MOST:,}", where=str(file), hint="divide the file")
-    return text
-
-
-def _csv_records(text: str, file: Path, bad: Bad | None) -> Iterator[Record]:
-    import csv
-    import io
-
-    reader = csv.DictReader(io.StringIO(text, newline=""))
+def _csv_rows(text: str, file: Path, bad: Bad | None) -> Iterator[Record]:
+    header = text[: text.find("\n")]
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=header.count))
     try:
         for record in reader:
             inside = sum(str(value).count("\n") for value in record.values())  # a quoted value may span lines
@@ -224,6 +235,127 @@ def _refuse(error: TaskError, bad: Bad | None) -> None:
     if bad is None:
         raise error
     bad.append(error)
+
+
+def _text(file: Path) -> str:
+    """Return the text of a file of documents, of a size that documents can have."""
+    try:
+        text = plain_file(file, LARGEST, TaskError).read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise TaskError(f"not UTF-8 text: {error.reason} at byte {error.start}", where=str(file)) from error
+    if file.suffix != ".txt" and (values := sum(map(text.count, ",[{\n"))) > MOST:
+        raise TaskError(f"about {values:,} values, more than {MOST:,}", where=str(file), hint="divide the file")
+    return text
+
+
+# --- datasets --------------------------------------------------------------------------------------------------------
+
+
+def read_dataset(file: Path, kind: str | None = None) -> Dataset:
+    """Read one split file as a dataset in memory; no cache is written."""
+    if (kind or file.suffix[1:]) != "parquet":
+        return from_records(file_records(file), where=str(file))
+    try:
+        return _dataset(limited.read_parquet(str(plain_file(file, LARGEST, TaskError).resolve())), str(file))
+    except limited.LimitError as error:
+        raise TaskError(f"not a readable parquet file: {_first_line(error)}", where=str(file)) from error
+
+
+def from_records(records: Sequence[Mapping[str, Any]], *, where: str) -> Dataset:
+    """Make a dataset of plain records; the columns are the union of all keys."""
+    import pyarrow as pa
+
+    if not records:
+        raise TaskError("the file holds no document", where=where)
+    columns = dict.fromkeys(name for record in records for name in record)
+    try:
+        table = pa.table({name: [record.get(name) for record in records] for name in columns})
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise TaskError(
+            f"the columns mix types: {_first_line(error)}", where=where, hint="give each column one type in all rows"
+        ) from error
+    return _dataset(table, where)
+
+
+def _dataset(table: Any, where: str) -> Dataset:
+    """Make a dataset in memory, named without hashing its content (datasets would pickle the whole table)."""
+    from datasets import Dataset
+    from datasets.table import InMemoryTable
+
+    return Dataset(InMemoryTable(table), fingerprint=hashlib.sha256(where.encode()).hexdigest()[:16])
+
+
+def find_splits(folder: Path) -> dict[str, Path]:
+    """Return the split files of a folder by name; the first known suffix counts."""
+    found: dict[str, Path] = {}
+    try:
+        for suffix in SUFFIXES:
+            for file in sorted(folder.glob(f"*{suffix}")):
+                found.setdefault(file.stem, file)
+    except OSError as error:
+        raise TaskError(f"cannot look for data: {error.strerror}", where=str(folder)[:200]) from error
+    return found
+
+
+def load_splits(config: Mapping[str, Any], data_dir: Path | None) -> dict[str, Dataset]:
+    """Load a task's public splits as lm-eval would have them.
+
+    They lie in ``data_dir``, below ``<dataset_path with / as -->/<config or default>``, or come from the hub.
+    """
+    looked = ""
+    if data_dir is not None:
+        if not data_dir.is_dir():
+            raise TaskError(f"there is no folder {data_dir}", hint="give --data-dir the folder that holds the datasets")
+        name = str(config.get("dataset_path") or "").replace("/", "--")
+        folder = data_dir / name / str(config.get("dataset_name") or "default")
+        if files := find_splits(folder):
+            return {split: read_dataset(file) for split, file in files.items()}
+        looked = f" and not in {folder}"
+    options = dict(config.get("dataset_kwargs") or {})
+    options.pop("trust_remote_code", None)
+    _refuse_pickles(config.get("dataset_path"))
+    if config.get(LIMITED) and (own := _named_files(config, options)):
+        return own
+    return _from_hub(config, options, looked)
+
+
+def _from_hub(config: Mapping[str, Any], options: Mapping[str, Any], looked: str) -> dict[str, Dataset]:
+    import datasets
+
+    path, name = config.get("dataset_path"), config.get("dataset_name")
+    try:
+        with quiet(), _no_waiting():
+            if callable(custom := config.get("custom_dataset")):
+                return dict(custom(**(config.get("metadata") or {}), **options))
+            return dict(datasets.load_dataset(path, name, **options))
+    except Exception as error:  # the hub's and datasets' errors have no common base
+        place = f"{path} ({name})" if name else f"{path}"
+        raise TaskError(
+            f"the data of {config.get('task') or 'task'} cannot be had from the hub{looked}: {place}: "
+            + _first_line(error),
+            hint="check the connection, or give --data-dir a folder laid out as <dataset>/<config>/<split>.parquet",
+        ) from error
+
+
+def _named_files(config: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Dataset]:
+    """Check the local files that a user's definition names, and read them where they are Parquet."""
+    from glob import glob
+
+    import datasets
+
+    named = options.get("data_files") or {}
+    splits = named if isinstance(named, Mapping) else {"train": named}
+    read: dict[str, Dataset] = {}
+    for split, patterns in splits.items():
+        listed = [str(one) for one in (patterns if isinstance(patterns, list) else [patterns])]
+        files = [Path(file) for one in listed if "://" not in one for file in sorted(glob(one, recursive=True))]  # noqa: PTH207
+        for file in files:
+            with plain_file(file, LARGEST, TaskError).open("rb") as stream:
+                if stream.read(8).startswith(_PACKED):
+                    raise TaskError("a packed file could unpack to anything", where=str(file), hint="unpack it")
+        if config.get("dataset_path") == "parquet" and files:
+            read[str(split)] = datasets.concatenate_datasets([read_dataset(file, "parquet") for file in files])
+    return read
 
 
 # Readers of `datasets` that hold data alone; others unpickle, or ask a database.
@@ -266,11 +398,9 @@ def _no_waiting() -> Iterator[None]:
     import datasets
     from huggingface_hub import constants
 
-    if not _unreachable(constants.ENDPOINT):
-        yield
-        return
     before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    if _unreachable(constants.ENDPOINT):
+        constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
     try:
         yield
     finally:
@@ -282,20 +412,10 @@ def _unreachable(endpoint: str) -> bool:
     from urllib.parse import urlsplit
     from urllib.request import getproxies
 
-    if getproxies():
-        return False
     try:
-        socket.getaddrinfo(urlsplit(endpoint).hostname, None)
+        return not getproxies() and not socket.getaddrinfo(urlsplit(endpoint).hostname, None)
     except OSError:
         return True
-    return False
-
-
-def _label(file: Path) -> str:
-    """Name an in-memory dataset without hashing its content (datasets would pickle the whole table)."""
-    import hashlib
-
-    return hashlib.sha256(str(file).encode()).hexdigest()[:16]
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,33 +1,165 @@
-"""Task definitions: lm-eval's own are read as lm-eval reads them, anyone else's as data that run no code.
+"""Task definitions: what a name of the harness or a user's file stands for.
 
-A definition can name functions (``!function``), data that a function makes, metrics that are fetched and run, and
-pickled data. From a file of one's own these count only where code is allowed (``--allow-code``, or
-``POTENTIA_ALLOW_CODE=1``). Being part of lm-eval makes no function safe: some evaluate what they are given. So a file
-may keep the functions of one stock task that it includes or names, on that task's own data, and no others. What counts
-is a definition as it is used, after all files and groups are merged.
+lm-eval's own definitions are read as lm-eval reads them, anyone else's as data that run no code. A definition can name
+functions (``!function``), data that a function makes, metrics that are fetched and run, and pickled data. From a file
+of one's own these count only where code is allowed (``--allow-code``, or ``POTENTIA_ALLOW_CODE=1``). Being part of
+lm-eval makes no function safe: some evaluate what they are given. So a file may keep the functions of one stock task
+that it includes or names, on that task's own data, and no others. What counts is a definition as it is used, after all
+files and groups are merged.
 """
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
 from potentia.errors import PotentiaError, TaskError
-from potentia.files import read_yaml
+from potentia.files import read_yaml, write_file
 from potentia.processes import CODE, allowed
-from potentia.tasks.index import tasks_folder
+from potentia.tasks.data import LIMITED, quiet
 
-LIMITED = "limited"  # the key of a definition from a user's file: its templates are rendered in a process of its own
-REPEATS = 1_000
-# Where documents come from: a stock function is kept for these as the stock task has them.
-_DATA = ("dataset_path", "dataset_name", "dataset_kwargs", "custom_dataset", "metadata", "fewshot_config.samples")
-_OPTIONS = frozenset({"data_files", "revision", "field", "split", "sep", "delimiter", "encoding", "trust_remote_code"})
-_HINT = "read it, then allow it: --allow-code, or POTENTIA_ALLOW_CODE=1 in the environment"
+Config = dict[str, Any]
+Leaves = list[tuple[Config, Config | None]]  # definitions, each with the stock definition that it is made of
+
+# --- the names of the harness ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One name of the harness: a task, a group of tasks, a tag, or a task written as a Python class."""
+
+    kind: Literal["task", "group", "tag", "class"]
+    path: str  # relative to lm_eval/tasks; empty for a tag
+    members: tuple[str, ...] = ()  # a tag's tasks
+
+
+def tasks_folder() -> Path:
+    """Return the folder of task definitions, without importing lm-eval."""
+    found = find_spec("lm_eval")
+    if found is None or not found.submodule_search_locations:
+        raise TaskError("lm-eval is not installed", hint="pip install 'lm-eval>=0.4.13'")
+    return Path(next(iter(found.submodule_search_locations))) / "tasks"
+
+
+@cache
+def task_index() -> dict[str, Entry]:
+    """Return every name of the installed harness; a quarter of a minute on the first call ever, then milliseconds.
+
+    The user's cache folder keeps it (``POTENTIA_CACHE`` moves that).
+    """
+    folder = tasks_folder()
+    stamp = {"format": 1, "lm_eval": version("lm_eval"), "folder": str(folder)}
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "potentia"
+    file = Path(os.environ.get("POTENTIA_CACHE") or caches) / f"tasks-lm_eval-{stamp['lm_eval']}.json"
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        stored = json.loads(file.read_text("utf-8"))
+        if stored["stamp"] == stamp:
+            return {name: Entry(e["kind"], e["path"], tuple(e["members"])) for name, e in stored["names"].items()}
+    names = build_index(folder)
+    with suppress(OSError):  # a folder that cannot be written only costs time
+        write_file(file, json.dumps({"stamp": stamp, "names": {name: asdict(entry) for name, entry in names.items()}}))
+    return names
+
+
+def build_index(folder: Path) -> dict[str, Entry]:
+    """Read the names under one folder of task definitions, in lm-eval's order: the first of two equal names counts."""
+    from lm_eval.tasks._index import TaskIndex
+
+    kinds: dict[str, Any] = {"TASK": "task", "GROUP": "group", "TAG": "tag", "PY_TASK": "class"}
+    with quiet():
+        found = TaskIndex.build([folder])
+    names = {}
+    for name, entry in found.items():
+        kind = kinds[entry.kind.name]
+        path = entry.yaml_path.relative_to(folder).as_posix() if entry.yaml_path is not None else ""
+        names[name] = Entry(kind, path, tuple(sorted(entry.tags)) if kind == "tag" else ())
+    return names
+
+
+# --- tasks and groups ------------------------------------------------------------------------------------------------
+
+
+def leaf_configs(name: str) -> tuple[list[Config], dict[str, bool]]:
+    """Return the definitions behind a name of the harness: one for a task, all leaves for a group or tag.
+
+    With a group comes, per metric, whether lm-eval weights its subtasks by size (no entry: it does).
+    """
+    entry = task_index()[name]
+    if entry.kind == "tag":
+        return [leaf for member in entry.members for leaf in leaf_configs(member)[0]], {}
+    if entry.kind == "class":
+        raise TaskError(
+            f"{name} is written as a Python class, which cannot be given other data",
+            hint="use a task that is defined by a YAML file",
+        )
+    config = _stock(entry)
+    if entry.kind == "task":
+        return [config], {}
+    return [leaf for leaf, _ in _group_leaves(name, config, {})], _weights(config)
+
+
+def user_leaves(path: Path) -> tuple[str, list[Config], dict[str, bool]]:
+    """Return name, leaves and weights (as ``leaf_configs`` does) of a task or group that a user's own file defines."""
+    config, stock = read_definition(path)
+    if "group" in config:
+        leaves = _group_leaves(str(config["group"]), config, {})
+    else:
+        name = config.get("task")
+        entry = task_index().get(name) if isinstance(name, str) else None
+        leaves = [(config, _stock(entry) if entry is not None and entry.kind == "task" else None)]
+    made = [admitted(leaf, [*stock, *([own] if own else [])], str(path)) for leaf, own in leaves]
+    return str(config.get("group") or config.get("task") or path.stem), made, _weights(config)
+
+
+def _stock(entry: Entry) -> Config:
+    return read_definition(tasks_folder() / entry.path)[0]
+
+
+def _weights(config: Mapping[str, Any]) -> dict[str, bool]:
+    listed = config.get("aggregate_metric_list") or []
+    listed = listed if isinstance(listed, list) else [listed]
+    if not all(isinstance(item, Mapping) and "metric" in item for item in listed):
+        raise TaskError("aggregate_metric_list: each entry names a `metric`")
+    return {str(item["metric"]): bool(item.get("weight_by_size", True)) for item in listed}
+
+
+# A group's own keys (lm_eval.config.group.GroupConfig); its other keys are overrides for the tasks in it.
+_GROUP_KEYS = {"group", "group_alias", "task", "aggregate_metric_list", "metadata"}
+
+
+def _group_leaves(name: str, config: Mapping[str, Any], overrides: Mapping[str, Any]) -> Leaves:
+    below = {key: value for key, value in config.items() if key not in _GROUP_KEYS} | dict(overrides)
+    leaves: Leaves = []
+    for item in config.get("task") or []:
+        own = {} if isinstance(item, str) else dict(item)
+        member = item if isinstance(item, str) else own.get("group") or own.get("task")
+        if not isinstance(member, str):
+            raise TaskError(f"the group {name} has a member without a name: {item!r}")
+        entry = task_index().get(member)
+        if entry is None and "group" in own:
+            leaves += _group_leaves(f"{name}::{member}", own, below)
+            continue
+        own.pop("group", None)
+        if entry is None:
+            leaves.append(({**below, **own, "task": f"{name}::{member}"}, None))
+        elif entry.kind == "group":
+            leaves += _group_leaves(member, _stock(entry), {**below, **own})
+        else:
+            leaves += [({**leaf, **below, **own, "task": leaf["task"]}, leaf) for leaf in leaf_configs(member)[0]]
+    return leaves
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -38,23 +170,18 @@ class Named:
     folder: Path
 
 
-def is_stock(path: Path) -> bool:
-    """Tell whether a file is one of lm-eval's own definitions."""
-    return tasks_folder().resolve() in path.expanduser().resolve().parents
-
-
-def read_definition(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def read_definition(path: Path) -> tuple[Config, list[Config]]:
     """Read a task definition with its includes; with a user's come the stock definitions that it includes."""
-    stock: list[dict[str, Any]] = []
+    stock: list[Config] = []
     return _read(path, (), stock), stock
 
 
-def _read(path: Path, above: tuple[Path, ...], stock: list[dict[str, Any]]) -> dict[str, Any]:
+def _read(path: Path, above: tuple[Path, ...], stock: list[Config]) -> Config:
     from lm_eval.tasks._yaml_loader import load_yaml
 
     path = path.expanduser().resolve()
     try:
-        if is_stock(path):
+        if tasks_folder().resolve() in path.parents:  # one of lm-eval's own
             stock.append(load_yaml(path))
             return dict(stock[-1])
         if path in above:
@@ -62,7 +189,7 @@ def _read(path: Path, above: tuple[Path, ...], stock: list[dict[str, Any]]) -> d
         config, _ = read_yaml(path, what="the task definition", error=TaskError, loader=_loader(path.parent))
         if not isinstance(config, dict) or not all(isinstance(key, str) for key in config):
             raise TaskError("a task definition holds `task:`, `doc_to_text:` and so on at its top level")
-        merged: dict[str, Any] = {}
+        merged: Config = {}
         includes = config.pop("include", None) or []
         for include in includes if isinstance(includes, list) else [includes]:
             if not isinstance(include, str):
@@ -87,14 +214,29 @@ def _loader(folder: Path) -> type[yaml.SafeLoader]:
     return Loader
 
 
-def admitted(leaf: Mapping[str, Any], stock: list[dict[str, Any]], where: str) -> dict[str, Any]:
+# --- what a user's file may do ---------------------------------------------------------------------------------------
+
+REPEATS = 1_000
+# Where documents come from: a stock function is kept for these as the stock task has them.
+_DATA = ("dataset_path", "dataset_name", "dataset_kwargs", "custom_dataset", "metadata", "fewshot_config.samples")
+_OPTIONS = frozenset({"data_files", "revision", "field", "split", "sep", "delimiter", "encoding", "trust_remote_code"})
+_CODE_KEYS = {
+    "unsafe_code": "runs what models write",
+    "custom_dataset": "has data that a function makes",
+    "use_prompt": "takes its prompt from another file",
+    "class": "is a Python class",
+}
+_HINT = "read it, then allow it: --allow-code, or POTENTIA_ALLOW_CODE=1 in the environment"
+
+
+def admitted(leaf: Mapping[str, Any], stock: list[Config], where: str) -> Config:
     """Return the definition of one task from a user's file, after merging, with its functions; or refuse it.
 
     ``stock`` are the definitions of lm-eval that it was made of.
     """
     try:
         if allowed(CODE):
-            found: dict[str, Any] = _replaced(leaf, lambda _, function: _import(function))
+            found: Config = _replaced(leaf, lambda _, function: _import(function))
         else:
             _refuse_code(leaf)
             found = _with_stock_functions(leaf, stock)
@@ -125,19 +267,13 @@ def _refuse_code(leaf: Mapping[str, Any]) -> None:
     from lm_eval.api.registry import metric_registry
 
     listed = leaf.get("metric_list") or []
+    judged = leaf.get("process_results") is not None  # then metrics are names alone
     for entry in listed if isinstance(listed, list) else [listed]:
         metric = entry.get("metric") if isinstance(entry, Mapping) else entry
         outside = isinstance(entry, Mapping) and entry.get("hf_evaluate")
-        judged = leaf.get("process_results") is not None  # then metrics are names alone
-        named = isinstance(metric, Named) or callable(metric)
-        if not judged and not named and (outside or str(metric) not in metric_registry):
+        if not judged and not _is_function(metric) and (outside or str(metric) not in metric_registry):
             raise TaskError(f"the metric {metric!r} is none of lm-eval's, and would be fetched and run", hint=_HINT)
-    for key, does in (
-        ("unsafe_code", "runs what models write"),
-        ("custom_dataset", "has data that a function makes"),
-        ("use_prompt", "takes its prompt from another file"),
-        ("class", "is a Python class"),
-    ):
+    for key, does in _CODE_KEYS.items():
         if leaf.get(key):
             raise TaskError(f"it {does}: {key}", hint=_HINT)
     options = leaf.get("dataset_kwargs") or {}
@@ -146,7 +282,7 @@ def _refuse_code(leaf: Mapping[str, Any]) -> None:
         raise TaskError(f"dataset_kwargs: {', '.join(more)[:200]} could write or run something", hint=_HINT)
 
 
-def _with_stock_functions(leaf: Mapping[str, Any], stock: list[dict[str, Any]]) -> dict[str, Any]:
+def _with_stock_functions(leaf: Mapping[str, Any], stock: list[Config]) -> Config:
     """Return a definition whose functions are all those of one stock task, at the same keys and on the same data."""
     wanted = list(_functions(leaf))
     if not wanted:
@@ -163,9 +299,13 @@ def _with_stock_functions(leaf: Mapping[str, Any], stock: list[dict[str, Any]]) 
 Keys = tuple[str, ...]
 
 
+def _is_function(value: Any) -> bool:
+    return isinstance(value, Named) or callable(value)
+
+
 def _functions(value: Any, path: Keys = ()) -> Iterator[tuple[Keys, str, Any]]:
     """Go through all that a definition could call: (keys that lead there, full name, function)."""
-    if isinstance(value, Named) or callable(value):
+    if _is_function(value):
         yield path, _full_name(value), value
     elif isinstance(value, Mapping):
         for key, inner in value.items():
@@ -183,7 +323,7 @@ def _full_name(function: Any) -> str:
 
 def _replaced(value: Any, give: Callable[[Keys, Any], Any], path: Keys = ()) -> Any:
     """Return a definition with what is given for each of its functions."""
-    if isinstance(value, Named) or callable(value):
+    if _is_function(value):
         return give(path, value)
     if isinstance(value, Mapping):
         return {key: _replaced(inner, give, (*path, str(key))) for key, inner in value.items()}
@@ -194,16 +334,3 @@ def _at(config: Any, key: str) -> Any:
     for part in key.split("."):
         config = config.get(part) if isinstance(config, Mapping) else None
     return config
-
-
-@cache
-def sandbox() -> Any:
-    """Return lm-eval's environment of templates as a sandbox: a template reads its document and nothing else."""
-    from jinja2.sandbox import SandboxedEnvironment
-    from lm_eval import utils
-
-    theirs = utils.env
-    made = SandboxedEnvironment(undefined=theirs.undefined, keep_trailing_newline=theirs.keep_trailing_newline)
-    made.filters.update(theirs.filters)
-    utils.env = made  # what lm-eval renders by itself (prefixes, images) is rendered here too
-    return made

@@ -7,100 +7,21 @@ import hashlib
 import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potentia import limited
 from potentia.errors import TaskError
 from potentia.processes import CODE, allowed
-from potentia.tasks.data import quiet
-from potentia.tasks.definitions import LIMITED, admitted, read_definition, sandbox
+from potentia.tasks.data import LIMITED, quiet
 from potentia.tasks.forms import OWN_KEYS
-from potentia.tasks.index import Entry, index, tasks_folder
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 # The public split behind each of ours, as the keys of a task's config.
 SPLIT_KEYS = {"train": "training_split", "validation": "validation_split", "test": "test_split"}
-
-
-def leaf_configs(name: str, entry: Entry | None = None) -> tuple[list[dict[str, Any]], dict[str, bool]]:
-    """Return the definitions behind a name: one for a task, all leaves for a group or tag.
-
-    With a group comes, per metric, whether lm-eval weights its subtasks by size (no entry: it does).
-    """
-    entry = entry or index()[name]
-    if entry.kind == "tag":
-        return [leaf for member in entry.members for leaf in leaf_configs(member)[0]], {}
-    if entry.kind == "class":
-        raise TaskError(
-            f"{name} is written as a Python class, which cannot be given other data",
-            hint="use a task that is defined by a YAML file",
-        )
-    config = _stock(entry)
-    if entry.kind != "group":
-        return [config], {}
-    return [leaf for leaf, _ in _group_leaves(name, config, {})], _weights(config)
-
-
-def user_leaves(path: Path) -> tuple[str, list[dict[str, Any]], dict[str, bool]]:
-    """Return name, leaves and weights (as ``leaf_configs`` does) of a task or group that a user's own file defines."""
-    config, stock = read_definition(path)
-    if "group" not in config:
-        leaves: list[tuple[dict[str, Any], dict[str, Any] | None]] = [(config, _of_that_name(config.get("task")))]
-    else:
-        leaves = _group_leaves(str(config["group"]), config, {})
-    made = [admitted(leaf, [*stock, *([own] if own else [])], str(path)) for leaf, own in leaves]
-    return str(config.get("group") or config.get("task") or path.stem), made, _weights(config)
-
-
-def _stock(entry: Entry) -> dict[str, Any]:
-    return read_definition(tasks_folder() / entry.path)[0]
-
-
-def _of_that_name(name: Any) -> dict[str, Any] | None:
-    entry = index().get(name) if isinstance(name, str) else None
-    return _stock(entry) if entry is not None and entry.kind == "task" else None
-
-
-def _weights(config: Mapping[str, Any]) -> dict[str, bool]:
-    listed = config.get("aggregate_metric_list") or []
-    listed = listed if isinstance(listed, list) else [listed]
-    if not all(isinstance(item, Mapping) and "metric" in item for item in listed):
-        raise TaskError("aggregate_metric_list: each entry names a `metric`")
-    return {str(item["metric"]): bool(item.get("weight_by_size", True)) for item in listed}
-
-
-# A group's own keys (lm_eval.config.group.GroupConfig); its other keys are overrides for the tasks in it.
-_GROUP_KEYS = {"group", "group_alias", "task", "aggregate_metric_list", "metadata"}
-
-
-def _group_leaves(
-    name: str, config: Mapping[str, Any], overrides: Mapping[str, Any]
-) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
-    """Return the leaves of a group, each with the stock definition that it is made of."""
-    below = {key: value for key, value in config.items() if key not in _GROUP_KEYS} | dict(overrides)
-    leaves: list[tuple[dict[str, Any], dict[str, Any] | None]] = []
-    for item in config.get("task") or []:
-        own = {} if isinstance(item, str) else dict(item)
-        member = item if isinstance(item, str) else own.get("group") or own.get("task")
-        if not isinstance(member, str):
-            raise TaskError(f"the group {name} has a member without a name: {item!r}")
-        entry = index().get(member)
-        if entry is None and "group" in own:
-            leaves += _group_leaves(f"{name}::{member}", own, below)
-            continue
-        own.pop("group", None)
-        if entry is None:
-            leaves.append(({**below, **own, "task": f"{name}::{member}"}, None))
-        elif entry.kind == "group":
-            leaves += _group_leaves(member, _stock(entry), {**below, **own})
-        else:
-            found = leaf_configs(member, entry)[0]
-            leaves += [({**leaf, **below, **own, "task": leaf["task"]}, leaf) for leaf in found]
-    return leaves
 
 
 def build(config: Mapping[str, Any], data: Mapping[str, Dataset]) -> Any:
@@ -110,7 +31,7 @@ def build(config: Mapping[str, Any], data: Mapping[str, Dataset]) -> Any:
     sees a handful of the training rows; ours come later, from the split plan.
     """
     limits = bool(config.get(LIMITED))
-    config = present(config, data)
+    config = _present(config, data)
     evaluated = config.get("test_split") or config.get("validation_split")
     only_train = evaluated is None
     if only_train:
@@ -138,18 +59,18 @@ def build(config: Mapping[str, Any], data: Mapping[str, Dataset]) -> Any:
     return task
 
 
-def present(config: Mapping[str, Any], data: Mapping[str, Dataset]) -> dict[str, Any]:
+def _present(config: Mapping[str, Any], data: Mapping[str, Dataset]) -> dict[str, Any]:
     """Return the definition without the splits that the data lack and without the keys that only an index needs."""
-    kept = {key: value for key, value in config.items() if key not in {"tag", "group", "task_list", LIMITED, *OWN_KEYS}}
-    for key in (*SPLIT_KEYS.values(), "fewshot_split"):
-        if kept.get(key) is not None and str(kept[key]) not in data:
-            kept[key] = None
-    shots = kept.get("fewshot_config")
-    if isinstance(shots, dict):
-        shots = dict(shots)
-        if shots.get("split") is not None and str(shots["split"]) not in data:
-            shots["split"] = None
-        kept["fewshot_config"] = shots
+
+    def there(settings: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+        absent = {key: None for key in keys if settings.get(key) is not None and str(settings[key]) not in data}
+        return {**settings, **absent}
+
+    kept = there(config, *SPLIT_KEYS.values(), "fewshot_split")
+    for key in ("tag", "group", "task_list", LIMITED, *OWN_KEYS):
+        kept.pop(key, None)
+    if isinstance(shots := kept.get("fewshot_config"), dict):
+        kept["fewshot_config"] = there(shots, "split")
     metadata = kept.get("metadata")
     kept["metadata"] = dict(metadata) if isinstance(metadata, dict) else {"_metadata": metadata}
     return kept
@@ -158,13 +79,26 @@ def present(config: Mapping[str, Any], data: Mapping[str, Dataset]) -> dict[str,
 REMEMBERED = 5_000  # documents of a task whose texts are kept
 
 
+@cache
+def sandbox() -> Any:
+    """Return lm-eval's environment of templates as a sandbox: a template reads its document and nothing else."""
+    from jinja2.sandbox import SandboxedEnvironment
+    from lm_eval import utils
+
+    theirs = utils.env
+    made = SandboxedEnvironment(undefined=theirs.undefined, keep_trailing_newline=theirs.keep_trailing_newline)
+    made.filters.update(theirs.filters)
+    utils.env = made  # what lm-eval renders by itself (prefixes, images) is rendered here too
+    return made
+
+
 @lru_cache(maxsize=512)
 def _template(source: str) -> Any:
     """Compile a prompt template once; lm-eval compiles it again for every document."""
     return sandbox().from_string(source)
 
 
-@lru_cache(maxsize=1)
+@cache
 def _bridged() -> Any:
     """Derive a task class that takes its data from us and renders templates from their compiled form."""
     from lm_eval.api.task import ConfigurableTask

@@ -10,45 +10,80 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from potentia.errors import TaskError
-from potentia.tasks.data import Bad, Record
+from potentia.tasks.data import Bad, OwnData, Record, Records
+from potentia.values.metric import Metric
 
-if TYPE_CHECKING:
-    from potentia.tasks.userfiles import OwnData
-
-Splits = Mapping[str, Sequence[Record]]
-Made = tuple[dict[str, Any], dict[str, list[Record]]]  # the definition, rows by split
-Make = Callable[["OwnData", Splits, Bad], Made]
+Config = dict[str, Any]
+Splits = Mapping[str, Records]
+Made = tuple[Config, dict[str, Records]]  # the definition, rows by split
+Make = Callable[[OwnData, Splits, Bad], Made]
 ENOUGH = 5  # documents, to tell answers that count from 1 from a slip
 MOST_LABELS = 200  # a column with more distinct values holds no labels
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-def _rows(own: OwnData, splits: Splits, bad: Bad, row: Callable[[Record], dict[str, Any]]) -> dict[str, list[Record]]:
-    """Make the rows of all splits; those that cannot be used go to ``bad``."""
-    made: dict[str, list[Record]] = {}
-    for split, records in splits.items():
-        made[split] = []
-        for record in records:
-            try:
-                new = row(record)
-            except TaskError as error:
-                error.where = record.place
-                bad.append(error)
-                continue
-            texts = _texts(record) if own.prompt is not None else {}
-            made[split].append(Record.at(record.place, {**texts, **new}))
-    return made
+def _rows(own: OwnData, splits: Splits, bad: Bad, make: Callable[[Record], Config]) -> dict[str, Records]:
+    """Make the rows of all splits; those that cannot be used go to ``bad``. A prompt may name the user's columns."""
+
+    def made(record: Record) -> Config:
+        return {**(_texts(record) if own.prompt is not None else {}), **make(record)}
+
+    return {
+        split: [Record.at(r.place, row) for r in records if (row := _made(made, r, bad)) is not None]
+        for split, records in splits.items()
+    }
+
+
+def _made(make: Callable[[Record], Config], record: Record, bad: Bad) -> Config | None:
+    try:
+        return make(record)
+    except TaskError as error:
+        error.where = record.place
+        bad.append(error)
+        return None
 
 
 def _texts(record: Record) -> dict[str, str]:
-    """Return the user's own columns, which a prompt may name, as text."""
     return {k: "" if v is None else str(v) for k, v in record.items() if not isinstance(v, (list, dict))}
 
 
-# --- multiple choice -------------------------------------------------------------------------------------------------
+def unanswered(config: Mapping[str, Any], records: Records, bad: Bad) -> list[Config | None]:
+    """Make the documents of rows whose answer may not be known, for a definition made here; None where a row is bad."""
+    labels = list(config.get("labels") or {})
+    fields = [name for name in ("text", "text_pair") if labels and "{{" + name + "}}" in str(config["doc_to_text"])]
+
+    def made(record: Record) -> Config:
+        texts: Config = _texts(record)
+        if config["output_type"] == "generate_until":
+            return {**texts, "prompt": _string(record, "prompt"), "completion": str(record.get("completion") or "")}
+        if not labels:
+            return {**texts, **_choice_row(record), "answer": 0}
+        gold = str(record.get("label", "")).strip()
+        texts |= {name: _string(record, name).strip() for name in fields}
+        return {**texts, "label": labels.index(gold) if gold in labels else 0}
+
+    return [_made(made, record, bad) for record in records]
+
+
+def _string(record: Mapping[str, Any], key: str) -> str:
+    value = record.get(key)
+    if not isinstance(value, (str, int, float)) or (isinstance(value, bool) and key != "label"):
+        raise TaskError(f"{key} is {'missing' if value is None else repr(value)}, not text")
+    text = str(value)
+    if not text.strip():
+        raise TaskError(f"{key} is empty")
+    return text
+
+
+def _listed(*metrics: str, aggregation: str = "mean") -> list[Config]:
+    """List metrics as a definition does, with the direction that the registry knows."""
+    return [
+        {"metric": name, "aggregation": aggregation, "higher_is_better": Metric.of(name).higher_is_better}
+        for name in metrics
+    ]
 
 
 def choice(own: OwnData, splits: Splits, bad: Bad) -> Made:
@@ -61,24 +96,26 @@ def choice(own: OwnData, splits: Splits, bad: Bad) -> Made:
         "doc_to_text": "Question: {{question}}\nAnswer:",
         "doc_to_choice": "choices",
         "doc_to_target": "answer",
-        "metric_list": [_mean("acc"), _mean("acc_norm")],
+        "metric_list": _listed("acc", "acc_norm"),
     }
     return config, rows
 
 
-def _readings(rows: Sequence[Mapping[str, Any]]) -> Sequence[Callable[..., int | None]]:
-    """Choose one reading of the answers for the whole file: with choices 1, 2, 3 the answer "1" may be text or number.
-
-    A few bad rows do not change it: the file is meant as what fits nine rows of ten, and more than other readings.
-    """
-    some = _READINGS if len(rows) >= ENOUGH else _READINGS[:3]
-    fits = {how: sum(how(row["answer"], row["choices"]) is not None for row in rows) for how in some}
-    most = max(fits.values(), default=0)
-    return [how for how in some if fits[how] == most] if most >= 0.9 * len(rows) else _READINGS[:3]
-
-
-def _choice_row(record: Mapping[str, Any]) -> dict[str, Any]:
-    question, choices = _string(record, "question"), _listed(record.get("choices"))
+def _choice_row(record: Mapping[str, Any]) -> Config:
+    question, choices = _string(record, "question"), record.get("choices")
+    if isinstance(choices, str):  # a cell of a csv
+        for parse in (json.loads, ast.literal_eval):
+            try:
+                choices = parse(choices)
+                break
+            except (ValueError, SyntaxError, RecursionError, MemoryError):
+                continue
+        if isinstance(choices, str) and "|" in choices:
+            choices = [part.strip() for part in choices.split("|")]
+    if not isinstance(choices, (list, tuple)):
+        hint = 'write ["first", "second"], in a csv also first|second'
+        raise TaskError(f"choices is {choices!r}, not a list", hint=hint)
+    choices = [str(choice) for choice in choices]
     if len(choices) < 2:
         raise TaskError(f"{len(choices)} choice(s); a question needs two or more")
     if blank := [place for place, choice in enumerate(choices) if not choice.strip()]:
@@ -86,18 +123,29 @@ def _choice_row(record: Mapping[str, Any]) -> dict[str, Any]:
     return {"question": question, "choices": choices, "answer": record.get("answer")}
 
 
+Read = Callable[[Any, Sequence[str]], int | None]  # the place of the right choice, where an answer can be read so
+
+
 def _as_text(answer: Any, choices: Sequence[str]) -> int | None:
     return choices.index(answer) if isinstance(answer, str) and answer in choices else None
 
 
-def _as_number(answer: Any, choices: Sequence[str]) -> int | None:
+def _as_number(answer: Any, choices: Sequence[str], first: int = 0) -> int | None:
     number = _whole(answer)
-    return number if number is not None and 0 <= number < len(choices) else None
+    return number - first if number is not None and 0 <= number - first < len(choices) else None
 
 
 def _as_letter(answer: Any, choices: Sequence[str]) -> int | None:
     letter = answer.strip().upper() if isinstance(answer, str) else ""
     return _LETTERS.index(letter) if letter and letter in set(_LETTERS[: len(choices)]) else None
+
+
+def _as_ordinal(answer: Any, choices: Sequence[str]) -> int | None:
+    return _as_number(answer, choices, first=1)
+
+
+# Numbers count from 1 where counting from 0 does not fit all.
+_READINGS: tuple[Read, ...] = (_as_text, _as_number, _as_letter, _as_ordinal)
 
 
 def _whole(answer: Any) -> int | None:
@@ -108,58 +156,35 @@ def _whole(answer: Any) -> int | None:
     return int(answer) if isinstance(answer, (int, float)) and answer == answer // 1 and abs(answer) < 1e9 else None
 
 
-def _as_ordinal(answer: Any, choices: Sequence[str]) -> int | None:
-    number = _whole(answer)
-    return number - 1 if number is not None and 1 <= number <= len(choices) else None
+def _readings(rows: Sequence[Mapping[str, Any]]) -> Sequence[Read]:
+    """Choose one reading of the answers for the whole file: with choices 1, 2, 3 the answer "1" may be text or number.
+
+    A few bad rows do not change it: the file is meant as what fits nine rows of ten, and more than other readings.
+    """
+    some = _READINGS if len(rows) >= ENOUGH else _READINGS[:3]
+    fits = {read: sum(read(row["answer"], row["choices"]) is not None for row in rows) for read in some}
+    most = max(fits.values(), default=0)
+    return [read for read in some if fits[read] == most] if most >= 0.9 * len(rows) else _READINGS[:3]
 
 
-# Numbers count from 1 where counting from 0 does not fit all.
-_READINGS = (_as_text, _as_number, _as_letter, _as_ordinal)
-
-
-def _answered(row: Mapping[str, Any], readings: Sequence[Callable[..., int | None]]) -> dict[str, Any]:
+def _answered(row: Mapping[str, Any], readings: Sequence[Read]) -> Config:
     """Put the place of the right choice in the row, by the first reading of the answer that fits."""
     answer, choices = row["answer"], row["choices"]
-    for reading in readings:
-        place = reading(answer, choices)
-        if place is not None:
+    for read in readings:
+        if (place := read(answer, choices)) is not None:
             return {**row, "answer": place}
-    number = _whole(answer)
-    if number is not None:
+    if (number := _whole(answer)) is not None:
         told = f"the answer {number} is out of range: there are {len(choices)} choices"
         raise TaskError(told, hint=f"answers count from 0 to {len(choices) - 1}")
     told = f"the answer {answer!r} is none of the choices"
     raise TaskError(told, hint="give the choice's text, its number from 0, or its letter")
 
 
-def _listed(value: Any) -> list[str]:
-    if isinstance(value, str):  # a cell of a csv
-        for parse in (json.loads, ast.literal_eval):
-            try:
-                value = parse(value)
-                break
-            except (ValueError, SyntaxError, RecursionError, MemoryError):
-                continue
-        if isinstance(value, str) and "|" in value:
-            value = [part.strip() for part in value.split("|")]
-    if not isinstance(value, (list, tuple)):
-        hint = 'write ["first", "second"], in a csv also first|second'
-        raise TaskError(f"choices is {value!r}, not a list", hint=hint)
-    return [str(choice) for choice in value]
-
-
-# --- labelled texts --------------------------------------------------------------------------------------------------
-
-
 def labelled(own: OwnData, splits: Splits, bad: Bad) -> Made:
     """Make a classification benchmark of ``text, label`` (or two texts): every label, in words, is a choice."""
     pair = any("text_pair" in record for records in splits.values() for record in records)
     fields = ("text", "text_pair") if pair else ("text",)
-
-    def read(record: Record) -> dict[str, Any]:
-        return {**{name: _string(record, name).strip() for name in fields}, "label": _string(record, "label").strip()}
-
-    rows = _rows(own, splits, bad, read)
+    rows = _rows(own, splits, bad, lambda record: {name: _string(record, name).strip() for name in (*fields, "label")})
     counts = Counter(row["label"] for records in rows.values() for row in records)
     column = own.column("label")
     if len(counts) < 2:
@@ -170,7 +195,7 @@ def labelled(own: OwnData, splits: Splits, bad: Bad) -> Made:
             f"the column {column} has {len(counts)} distinct values: too many for labels",
             hint="for a corpus say so in the task's entry: columns: {text: COLUMN}",
         )
-    labels = verbalise(sorted(counts, key=_by_number), own.labels)
+    labels = _verbalised(sorted(counts, key=_by_number), own.labels)
     places = {label: place for place, label in enumerate(labels)}
     for records in rows.values():
         for row in records:
@@ -181,13 +206,13 @@ def labelled(own: OwnData, splits: Splits, bad: Bad) -> Made:
         "doc_to_text": "\n".join([*titles, f"{_title(column)}:"]),
         "doc_to_choice": list(labels.values()),
         "doc_to_target": "label",
-        "metric_list": [_mean("acc")],
+        "metric_list": _listed("acc"),
         "labels": labels,
     }
     return config, rows
 
 
-def verbalise(labels: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
+def _verbalised(labels: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
     """Say labels as words: as given, else ``billing_issue`` as "billing issue".
 
     A label that another begins with could never lose against it, so all of them then end with a full stop.
@@ -204,42 +229,6 @@ def verbalise(labels: Sequence[str], given: Mapping[str, str]) -> dict[str, str]
     return {label: f"{said}." for label, said in words.items()} if inside else words
 
 
-def unanswered(config: Mapping[str, Any], records: Sequence[Record], bad: Bad) -> list[dict[str, Any] | None]:
-    """Make the documents of rows whose answer may not be known, for a definition made here; None where a row is bad."""
-    labels = list(config.get("labels") or {})
-    fields = [name for name in ("text", "text_pair") if labels and "{{" + name + "}}" in str(config["doc_to_text"])]
-
-    def made(record: Record) -> dict[str, Any]:
-        if config["output_type"] == "generate_until":
-            return {"prompt": _string(record, "prompt"), "completion": str(record.get("completion") or "")}
-        if not labels:
-            return {**_choice_row(record), "answer": 0}
-        gold = str(record.get("label", "")).strip()
-        texts = {name: _string(record, name).strip() for name in fields}
-        return {**texts, "label": labels.index(gold) if gold in labels else 0}
-
-    documents: list[dict[str, Any] | None] = []
-    for record in records:
-        try:
-            documents.append({**_texts(record), **made(record)})
-        except TaskError as error:
-            error.where = record.place
-            bad.append(error)
-            documents.append(None)
-    return documents
-
-
-def few_values(records: Sequence[Record], but: str) -> str | None:
-    """Return a column that looks like a label: few distinct short values, each of several rows."""
-    columns = dict.fromkeys(key for record in records for key in record if key != but)
-    for column in columns:
-        values = Counter(str(v) for r in records if (v := r.get(column)) not in (None, "") and not isinstance(v, list))
-        total = sum(values.values())
-        if 2 <= len(values) <= 50 and total >= 4 * len(values) and max(map(len, values)) <= 60:
-            return column
-    return None
-
-
 def _by_number(label: str) -> tuple[float, str]:
     return (float(label), label) if re.fullmatch(r"-?\d+(\.\d+)?", label) else (float("inf"), label)
 
@@ -250,28 +239,25 @@ def _title(column: str) -> str:
     return words[:1].upper() + words[1:] if words else "Text"
 
 
-# --- generation and corpora ------------------------------------------------------------------------------------------
-
-
 def generation(own: OwnData, splits: Splits, bad: Bad) -> Made:
     """Make a generation benchmark of ``prompt, completion``."""
     rows = _rows(own, splits, bad, lambda record: {key: _string(record, key) for key in ("prompt", "completion")})
     pairs = [row for records in rows.values() for row in records]
     spaced = any(row["prompt"][-1:].isspace() or row["completion"][:1].isspace() for row in pairs)
-    stops = ["\n", "\n\n"]
     longest = max((len(row["completion"].encode()) for row in pairs), default=0)
+    stops = (stop for stop in ("\n", "\n\n") if not any(stop in row["completion"].strip() for row in pairs))
     config = {
         "output_type": "generate_until",
         "doc_to_text": "prompt",
         "doc_to_target": "completion",
         "target_delimiter": "" if spaced else " ",
         "generation_kwargs": {
-            "until": next(([s] for s in stops if not any(s in row["completion"].strip() for row in pairs)), []),
+            "until": [stop] if (stop := next(stops, None)) else [],
             "max_gen_toks": min(1024, max(256, longest)),
             "do_sample": False,
         },
         "process_results": same_text,
-        "metric_list": [_mean("exact_match")],
+        "metric_list": _listed("exact_match"),
     }
     return config, rows
 
@@ -281,35 +267,14 @@ def same_text(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float
     return {"exact_match": float(results[0].strip() == doc["completion"].strip())}
 
 
+# What the fingerprint of a task knows of this judge, instead of the text of this whole file.
+same_text.fingerprint_parts = "same text, but for white space around it"  # type: ignore[attr-defined]
+
+
 def corpus(own: OwnData, splits: Splits, bad: Bad) -> Made:
     """Make a corpus of ``text``."""
     rows = _rows(own, splits, bad, lambda record: {"text": _string(record, "text")})
-    names = ("bits_per_byte", "byte_perplexity", "word_perplexity")
-    config = {
-        "output_type": "loglikelihood_rolling",
-        "doc_to_text": "",
-        "doc_to_target": "text",
-        "metric_list": [
-            {
-                "metric": name,
-                "aggregation": "bits_per_byte" if name == "bits_per_byte" else "weighted_perplexity",
-                "higher_is_better": False,
-            }
-            for name in names
-        ],
-    }
-    return config, rows
-
-
-def _mean(metric: str) -> dict[str, Any]:
-    return {"metric": metric, "aggregation": "mean", "higher_is_better": True}
-
-
-def _string(record: Mapping[str, Any], key: str) -> str:
-    value = record.get(key)
-    if not isinstance(value, (str, int, float)) or (isinstance(value, bool) and key != "label"):
-        raise TaskError(f"{key} is {'missing' if value is None else repr(value)}, not text")
-    text = str(value)
-    if not text.strip():
-        raise TaskError(f"{key} is empty")
-    return text
+    metrics = _listed("bits_per_byte", aggregation="bits_per_byte")
+    metrics += _listed("byte_perplexity", "word_perplexity", aggregation="weighted_perplexity")
+    config = {"output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "text"}
+    return {**config, "metric_list": metrics}, rows

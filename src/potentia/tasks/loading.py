@@ -1,33 +1,48 @@
-"""``load``: a benchmark by name, by file or by folder."""
+"""``load``: a benchmark by name, by file or by folder; a user's own data need no task definition.
+
+Those are told apart by their columns: ``question, choices, answer`` is a multiple-choice benchmark, ``text, label`` (or
+two texts) a classification, ``prompt, completion`` a generation benchmark, ``text`` alone a corpus.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+import re
+import string
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from potentia.errors import TaskError
 from potentia.facts import benchmark
 from potentia.study import Caps
-from potentia.tasks import forms
-from potentia.tasks.contamination import duplicates, overlap
-from potentia.tasks.data import load_splits
-from potentia.tasks.definitions import LIMITED
-from potentia.tasks.harness import leaf_configs, user_leaves
-from potentia.tasks.index import index
+from potentia.tasks import forms, kinds
+from potentia.tasks.data import LIMITED, SUFFIXES, Bad, OwnData, Record, Records, from_records, load_splits
+from potentia.tasks.definitions import leaf_configs, task_index, user_leaves
 from potentia.tasks.leaf import Leaf
-from potentia.tasks.splits import Division, Split
-from potentia.tasks.task import Task
-from potentia.tasks.userfiles import OwnData, OwnTask, read
+from potentia.tasks.task import Division, Split, Task
 from potentia.values.protocol import TaskName
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 Mean = Literal["items", "subtasks"]
+_MARKS = str.maketrans(dict.fromkeys(string.punctuation, " "))
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens")  # names of one setting
+SHOWN = 20  # bad rows that an error lists
+
+
+@dataclass(frozen=True)
+class OwnTask:
+    """What a user's data became: a definition, its documents by split, and what was inferred or left out."""
+
+    config: kinds.Config
+    data: dict[str, Dataset]
+    columns: dict[str, str | Sequence[str]] = field(default_factory=dict)  # the user's column of each field
+    notes: tuple[str, ...] = ()
 
 
 def load(
@@ -66,7 +81,8 @@ def load(
     leaves, weights, label, metric, mine = found
     form = TaskName(name).form
     if mean is not None:
-        weights = dict.fromkeys((*leaves[0].plain_metrics, "acc", "acc_norm", "brier_score"), mean == "items")
+        named = (name.split("|")[0] for name in leaves[0].metric_names)
+        weights = dict.fromkeys((*named, "acc", "acc_norm", "brier_score"), mean == "items")
     task = Task(
         f"{label}:{form}" if form else label,
         leaves,
@@ -84,6 +100,8 @@ def load(
         if drop_overlap is None and hold_out is None:
             _drop_duplicates(task)
     if drop_overlap:
+        from potentia.tasks.checks import overlap
+
         dropped = task.without(overlap(task).train_ids)
         task.notes += [f"{dropped} training documents overlap the test and are dropped."] if dropped else []
     return task
@@ -110,45 +128,61 @@ def _read(
     """Read what a name means: its definitions with their data, weights in a group, label, metric, own data."""
     base, form = TaskName(name).base, TaskName(name).form
     path = None if own is not None else _own_path(base)
-    leaves: list[Leaf]
     mine: OwnTask | None = None
     weights: Mapping[str, bool] = {}
-    if path is not None and path.suffix in {".yaml", ".yml"}:
-        label, configs, weights = user_leaves(path)
-        leaves = [_leaf(c, data_dir, form, answer_tokens) for c in configs]
-    elif own is not None or path is not None:
-        mine = read(own or OwnData(files=(str(path),), drop_bad_rows=drop_bad_rows), data_dir)
-        leaves = [_formed({**mine.config, LIMITED: bool(own and own.prompt)}, mine.data, form, answer_tokens)]
+    metric = None
+    if own is not None or (path is not None and path.suffix not in (".yaml", ".yml")):
+        mine = read_own(own or OwnData(files=(str(path),), drop_bad_rows=drop_bad_rows), data_dir)
         label = str(mine.config["task"])
+        sources = [({**mine.config, LIMITED: bool(own and own.prompt)}, mine.data)]
     else:
-        if base not in index():
-            raise _unknown(base)
-        configs, weights = leaf_configs(base)
-        if not configs:
-            raise TaskError(f"the group {base} has no tasks")
-        leaves = [_leaf(c, data_dir, form, answer_tokens) for c in configs]
-        label = base
-    facts = benchmark(base) if own is None and path is None else None
-    return leaves, weights, label, facts.metric if facts else next(iter(weights), None), mine
+        if path is not None:
+            label, configs, weights = user_leaves(path)
+        else:
+            label, (configs, weights) = base, _stock_leaves(base)
+            metric = known.metric if (known := benchmark(base)) else None
+        sources = [(config, load_splits(config, data_dir)) for config in configs]
+    leaves = [_formed(config, data, form, answer_tokens) for config, data in sources]
+    return leaves, weights, label, metric or next(iter(weights), None), mine
+
+
+def _stock_leaves(name: str) -> tuple[list[kinds.Config], dict[str, bool]]:
+    if name not in task_index():
+        near = difflib.get_close_matches(name, task_index(), n=3, cutoff=0.6)
+        hint = f"did you mean {', '.join(near)}?" if near else "potentia tasks --all lists every name"
+        raise TaskError(f"no task {name!r} in the harness, and no such file", hint=hint)
+    configs, weights = leaf_configs(name)
+    if not configs:
+        raise TaskError(f"the group {name} has no tasks")
+    return configs, weights
 
 
 def _drop_duplicates(task: Task) -> None:
-    wholly: dict[Split, str] = {
-        "train": "validation and test repeat every training document",
-        "validation": "the test repeats every validation document",
-    }
-    dropped = {split: task.without(ids, split) for split, ids in duplicates(task).items()}
-    if not any(dropped.values()):
-        return
-    for split, what in wholly.items():
-        if dropped[split] and not task.documents(split):
-            raise TaskError(what, hint="drop_overlap: false keeps them")
-    told = " and ".join(f"{n} of {split}" for split, n in dropped.items() if n)
-    task.notes.append(f"Duplicates across splits are dropped: {told} (drop_overlap: false keeps them).")
+    """Drop training documents that validation or test repeat, and validation documents that the test repeats.
+
+    The same question with the same choices counts as the same, without case and punctuation.
+    """
+    seen: set[str] = set()
+    dropped: dict[Split, int] = {}
+    for split in ("test", "validation", "train"):
+        docs = task.documents(split)
+        keys = [same_words("\n".join(texts)) for texts in task.identifying(docs)]
+        if split != "test":
+            repeated = frozenset(doc.id for doc, key in zip(docs, keys, strict=True) if key in seen)
+            dropped[split] = task.without(repeated, split)
+        seen |= set(keys) - {""}
+    if dropped["train"] and not task.documents("train"):
+        raise TaskError("validation and test repeat every training document", hint="drop_overlap: false keeps them")
+    if dropped["validation"] and not task.documents("validation"):
+        raise TaskError("the test repeats every validation document", hint="drop_overlap: false keeps them")
+    if any(dropped.values()):
+        told = " and ".join(f"{dropped[split]} of {split}" for split in ("train", "validation") if dropped[split])
+        task.notes.append(f"Duplicates across splits are dropped: {told} (drop_overlap: false keeps them).")
 
 
-def _leaf(config: Mapping[str, Any], data_dir: Path | None, form: str, answer_tokens: int | None) -> Leaf:
-    return _formed(config, load_splits(config, data_dir), form, answer_tokens)
+def same_words(text: str) -> str:
+    """Return a text without case and punctuation."""
+    return " ".join(text.lower().translate(_MARKS).split())
 
 
 def _formed(config: Mapping[str, Any], data: Mapping[str, Dataset], form: str, answer_tokens: int | None) -> Leaf:
@@ -164,15 +198,179 @@ def _formed(config: Mapping[str, Any], data: Mapping[str, Dataset], form: str, a
 def _own_path(name: str) -> Path | None:
     """Return the path that a name means: anything that looks like a path, or exists and is no harness task."""
     path = Path(name).expanduser()
-    looks = (
-        "/" in name or "\\" in name or path.suffix in {".jsonl", ".json", ".csv", ".parquet", ".txt", ".yaml", ".yml"}
-    )
+    looks = "/" in name or "\\" in name or path.suffix in (*SUFFIXES, ".txt", ".yaml", ".yml")
     if looks and not path.exists():
         raise TaskError(f"there is no file or folder {name}", hint="check the path, or name a task of the harness")
-    return path if looks or (path.exists() and name not in index()) else None
+    return path if looks or (path.exists() and name not in task_index()) else None
 
 
-def _unknown(name: str) -> TaskError:
-    near = difflib.get_close_matches(name, index(), n=3, cutoff=0.6)
-    hint = f"did you mean {', '.join(near)}?" if near else "potentia tasks --all lists every name"
-    return TaskError(f"no task {name!r} in the harness, and no such file", hint=hint)
+# --- a user's own data -----------------------------------------------------------------------------------------------
+
+
+def read_own(own: OwnData, data_dir: Path | None = None) -> OwnTask:
+    """Read a user's files or dataset. Rows that cannot be used are told all at once, or dropped if asked for."""
+    bad: Bad = []
+    splits = own.read(data_dir, bad)
+    if bad and not any(splits.values()):
+        raise bad_rows(bad, len(bad))
+    own, make = _reading(own, splits)
+    splits = {split: map_columns(records, own.columns) for split, records in splits.items()}
+    if own.prompt is not None and make is kinds.corpus:
+        raise TaskError("a text to predict has no prompt", hint="leave out `prompt`")
+    config, rows = make(own, splits, bad)
+    total = sum(map(len, rows.values())) + len(bad)
+    if bad and not (own.drop_bad_rows and any(rows.values())):
+        raise bad_rows(bad, total)
+    rows = {split: records for split, records in rows.items() if records}
+    config = {"task": own.label, **config, **({} if own.prompt is None else {"doc_to_text": own.prompt})}
+    for split, key in (("train", "training_split"), ("validation", "validation_split"), ("test", "test_split")):
+        config[key] = split if split in rows else None
+    data = {split: from_records(records, where=own.label) for split, records in rows.items()}
+    return OwnTask(config, data, dict(own.columns), tuple(_notes(own, config, bad, total)))
+
+
+def bad_rows(bad: Bad, total: int) -> TaskError:
+    """Say which rows cannot be used, all in one error."""
+    if len(bad) == 1:
+        return bad[0]
+    lines = [f"  {error.where}: {error.message}" for error in bad[:SHOWN]]
+    lines += [f"  … and {len(bad) - SHOWN} more"] if len(bad) > SHOWN else []
+    hint = "mend them, or leave them out: --drop-bad-rows (in a study file: drop_bad_rows: true)"
+    return TaskError(f"{len(bad)} of {total} rows cannot be used\n" + "\n".join(lines), hint=hint)
+
+
+def _notes(own: OwnData, config: kinds.Config, bad: Bad, total: int) -> Iterator[str]:
+    if bad:
+        places = ", ".join((error.where or "").rpartition(", ")[2] for error in bad[:5]) + (" …" if bad[5:] else "")
+        yield f"{len(bad)} of {total} rows cannot be used and are left out ({places}; first: {bad[0].message})."
+    if labels := config.get("labels"):
+        said = ", ".join(raw if raw == words else f'{raw} → "{words}"' for raw, words in list(labels.items())[:12])
+        more = " …" if len(labels) > 12 else ""
+        yield f"Classification into {len(labels)} labels of the column {own.column('label')}: {said}{more}."
+        if all(re.fullmatch(r"-?\d+(\.0)?", words.rstrip(".")) for words in labels.values()):
+            yield "The labels are numbers, which tell a model little: give words under `labels: {0: …, 1: …}`."
+
+
+# --- columns ---------------------------------------------------------------------------------------------------------
+
+# Names that columns often have, by the field they stand for.
+_USUAL = {
+    "question": ("question", "query", "q", "stem", "problem", "instruction"),
+    "choices": ("choices", "options", "candidates", "answers"),
+    "answer": ("answer", "label", "gold", "correct", "target", "answerkey", "answer_index", "correct_answer"),
+    "prompt": ("prompt", "input", "source", "question", "instruction", "query"),
+    "completion": ("completion", "output", "response", "target", "answer", "reference"),
+    "text": ("text", "content", "document", "body", "sentence", "message", "ticket", "review", "comment", "utterance"),
+    "label": ("label", "category", "class", "intent", "topic", "sentiment", "tag", "target", "labels"),
+}
+_KINDS: tuple[tuple[tuple[str, ...], kinds.Make], ...] = (
+    (("question", "choices", "answer"), kinds.choice),
+    (("prompt", "completion"), kinds.generation),
+    (("text", "label"), kinds.labelled),
+    (("text",), kinds.corpus),
+)
+_PAIRS = (
+    ("premise", "hypothesis"), ("sentence1", "sentence2"), ("text1", "text2"), ("question1", "question2"),
+    ("sentence_a", "sentence_b"), ("text_a", "text_b"), ("text", "text_pair"),
+)  # fmt: skip
+
+
+_FIELDS = (*_USUAL, "text_pair")
+
+
+def guess_columns(own: OwnData, data_dir: Path | None = None) -> dict[str, str]:
+    """Guess which columns stand for which fields, by the names that people give them; empty where they fit as they are.
+
+    Raises where no kind of benchmark can be made of them.
+    """
+    splits = own.read(data_dir, [])
+    columns = set().union(*(record.keys() for records in splits.values() for record in records))
+    for fields, make in _KINDS:
+        if set(fields) <= columns and make is not kinds.corpus:
+            return {}
+        found = _pair(columns) if make is kinds.labelled else {}
+        found |= _named(columns, [name for name in fields if name not in found], taken=found.values())
+        if set(fields) <= set(found):
+            return {name: column for name, column in found.items() if name != column}
+    _reading(own, splits)
+    return {}
+
+
+def _named(columns: set[str], fields: Sequence[str], taken: Iterable[str]) -> dict[str, str]:
+    """Return the columns of usual names for these fields."""
+    lower = {name.lower(): name for name in sorted(columns)}
+    taken, found = set(taken), dict[str, str]()
+    for name in fields:
+        usual = (lower[u] for u in _USUAL[name] if u in lower and lower[u] not in taken)
+        if (column := next(usual, None)) is not None:
+            found[name] = column
+            taken.add(column)
+    return found
+
+
+def _pair(columns: set[str]) -> dict[str, str]:
+    lower = {name.lower(): name for name in columns}
+    both = next(((a, b) for a, b in _PAIRS if a in lower and b in lower), None)
+    return {"text": lower[both[0]], "text_pair": lower[both[1]]} if both else {}
+
+
+def _reading(own: OwnData, splits: kinds.Splits) -> tuple[OwnData, kinds.Make]:
+    """Decide what the columns make: a kind of benchmark, and for labelled texts which column is the label."""
+    if odd := next((name for name in own.columns if name not in _FIELDS), None):
+        raise TaskError(f"no field {odd!r} to map a column to", hint=f"fields: {', '.join(_FIELDS)}")
+    columns = set.intersection(*(set().union(*(r.keys() for r in records)) for records in splits.values() if records))
+    there = columns | set(own.columns)
+    for fields, make in _KINDS[:2]:
+        if set(fields) <= there:
+            return own, make
+    if "label" in own.columns or "text" not in own.columns:
+        found = {**_pair(columns), **own.columns}
+        found |= _named(columns, [f for f in ("text", "label") if f not in found], taken=map(str, found.values()))
+        if {"text", "label"} <= set(found):
+            return replace(own, columns=found), kinds.labelled
+    if "text" in there:
+        everything = [record for records in splits.values() for record in records]
+        if "text" not in own.columns and (column := _few_values(everything, "text")):
+            raise TaskError(
+                f"is the column {column} a label? It has few distinct values, so this may be no corpus",
+                where=own.where,
+                hint=f"say so in the task's entry: columns: {{text: text, label: {column}}} (--map label={column});"
+                " for a corpus columns: {text: text} (--map text=text)",
+            )
+        return own, kinds.corpus
+    missing = ""
+    for wanted in ({"prompt", "completion"}, {"question", "choices", "answer"}):
+        missing = f": missing {', '.join(sorted(wanted - columns))}" if columns & wanted else missing
+    raise TaskError(
+        f"the columns {', '.join(sorted(columns)) or 'none'} make no benchmark{missing}",
+        where=own.where,
+        hint="one of: question, choices, answer | text, label | prompt, completion | text; "
+        "say which column is what in the task's entry: columns: {question: COLUMN, …}",
+    )
+
+
+def _few_values(records: Records, but: str) -> str | None:
+    """Return a column that looks like a label: few distinct short values, each of several rows."""
+    for column in dict.fromkeys(key for record in records for key in record if key != but):
+        values = Counter(str(v) for r in records if (v := r.get(column)) not in (None, "") and not isinstance(v, list))
+        if 2 <= len(values) <= 50 and values.total() >= 4 * len(values) and max(map(len, values)) <= 60:
+            return column
+    return None
+
+
+def map_columns(records: Records, columns: Mapping[str, str | Sequence[str]]) -> Records:
+    """Give every record the fields that the user's columns stand for."""
+    known = set().union(*(record.keys() for record in records))
+    for name, column in columns.items():
+        for one in [column] if isinstance(column, str) else column:
+            if one not in known:
+                there = ", ".join(sorted(known))
+                place = records[0].place.rpartition(", ")[0] if records else ""
+                raise TaskError(f"no column {one!r} for {name}", where=place, hint=f"there are: {there}")
+
+    def taken(record: Record, column: str | Sequence[str]) -> Any:
+        if isinstance(column, str):
+            return record.get(column)
+        return [str(record[one]) for one in column if record.get(one) not in (None, "")]
+
+    return [Record.at(r.place, {**r, **{name: taken(r, c) for name, c in columns.items()}}) for r in records]

@@ -1,67 +1,193 @@
-"""A task: one benchmark, ready to ask. Prompts, grades and scores are the harness's; the splits are one seeded plan."""
+"""A task: one benchmark, ready to ask. Prompts, grades and scores are the harness's; the splits are one seeded plan.
+
+The plan says which documents a model trains on, is selected on, and is tested on: the same for every model.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from potentia.errors import TaskError
 from potentia.study import Caps
-from potentia.tasks import metrics
-from potentia.tasks.forms.reading import bare
+from potentia.tasks import grading
 from potentia.tasks.harness import fingerprint
-from potentia.tasks.leaf import PER_TOKEN, Answer, ChatTemplate, Leaf, per_token
-from potentia.tasks.splits import SPLITS, Division, Part, Rows, Split, SplitPlan, cap, divide, undivided
+from potentia.tasks.leaf import Answer, ChatTemplate, Doc, Leaf, Prompt
 from potentia.values.metric import Metric
-from potentia.values.requests import Document, Example, Request
+from potentia.values.requests import Example
 from potentia.values.scores import ItemOutcome, Score
 
 if TYPE_CHECKING:
-    from potentia.tasks.userfiles import OwnTask
+    from potentia.tasks.loading import OwnTask
 
-Kind = Literal["choice", "generation", "corpus"]
+Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, Split, Split] = ("train", "validation", "test")
 GUESSED = 1_000  # documents whose options are counted
+_CARVE, _CAP = 1, 2  # separate streams of one seed, so that a change of one cap does not move the others
+
+# --- splits ----------------------------------------------------------------------------------------------------------
 
 
-class Doc(Mapping[str, Any]):
-    """One document: a mapping of its columns, with an id that is its place in the public split it came from.
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One split: the public split (or the rule) it came from, its size before and after the cap."""
 
-    In a group, ids run on from one subtask to the next, so that they are unique within a split.
+    origin: str
+    available: int
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPlan:
+    """Where each split came from, how large it was and is, and the seed and fraction behind it; goes into manifests."""
+
+    train: Part
+    validation: Part
+    test: Part
+    caps: Caps
+    seed: int
+    carve: float
+    dropped_overlap: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as plain JSON values."""
+        return asdict(self) | {"caps": self.caps.model_dump()}
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of one split of one source: (source number, name of its public split, row numbers in it)."""
+
+    source: int
+    public: str
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """How a benchmark with one public split is divided: by shares of train, validation and test, or into folds.
+
+    Of K folds, fold k is the test, and validation is carved out of the others; every document is tested once in all.
     """
 
-    __slots__ = ("data", "id", "leaf")
-
-    def __init__(self, id: int, data: dict[str, Any], leaf: int = 0) -> None:
-        self.id, self.data, self.leaf = id, data, leaf
-
-    def __getitem__(self, key: str) -> Any:
-        return self.data[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.data)
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __repr__(self) -> str:
-        return f"Doc({self.id}, {self.data!r})"
+    ratios: tuple[float, float, float] | None = None  # 8:1:1 where neither is given
+    fold: tuple[int, int] | None = None  # (k from 1, K)
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """What one document asks of a model: its requests, and what a person needs to read the answers."""
+def divide(
+    sizes: Mapping[str, int], *, seed: int, carve: float, source: int = 0, division: Division | None = None
+) -> tuple[dict[Split, Rows], dict[Split, str]]:
+    """Decide the splits of one benchmark from the public splits it has, before any cap: rows, and where they are from.
 
-    doc_id: int
-    requests: tuple[Request, ...]
-    gold: str
-    text: str
-    choices: tuple[str, ...] = ()
-    doc: Doc = field(repr=False, compare=False, default_factory=lambda: Doc(-1, {}))
+    A benchmark with both validation and labelled test uses them. One without a labelled test is tested on its public
+    validation split. In every other case validation is carved out of train (20 % in the paper). A benchmark that has
+    one public split only is divided as its ``division`` says.
+    """
+    division = division or Division()
+    train, validation, test = (sizes.get(split) or 0 for split in SPLITS)
+    if not 0 < carve < 1:
+        raise TaskError(f"the fraction of train carved out as validation is {carve}; it must lie between 0 and 1")
+    if not train + validation + test:
+        raise TaskError("no split has any document")
+    order = np.random.default_rng([seed, _CARVE]).permutation(train)
+    if train and not validation and not test:
+        parts, how = _folded(order, division.fold, carve) if division.fold else _shared(order, division.ratios)
+        rows = {split: _ordered(source, "train", part) for split, part in zip(SPLITS, parts, strict=True)}
+        return rows, dict.fromkeys(SPLITS, f"{how} of the one split")
+    if division.fold is not None or division.ratios is not None:
+        raise TaskError(
+            "ratios and folds are for data in one split; this has its own", hint="leave them out, or give one file"
+        )
+    tested = "test" if test else "validation"
+    held = _held(train, carve) if train >= 2 and not (validation and test) else 0
+    chosen: dict[Split, Rows] = {
+        "train": _ordered(source, "train", order[held:]),
+        "validation": _ordered(source, "train", order[:held]),
+        "test": Rows(source, tested, tuple(range(test or validation))),
+    }
+    origins: dict[Split, str] = {
+        "train": "train" if train else "none",
+        "validation": f"{carve:.0%} of train" if held else "none",
+        "test": tested,
+    }
+    if validation and test:
+        chosen["validation"] = Rows(source, "validation", tuple(range(validation)))
+        origins["validation"] = "validation"
+    return chosen, origins
+
+
+Order = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def _shared(order: Order, ratios: tuple[float, float, float] | None) -> tuple[list[Order], str]:
+    """Divide documents by shares; every split gets at least one."""
+    ratios = ratios or (8.0, 1.0, 1.0)
+    if len(order) < 3:
+        raise TaskError(f"only {len(order)} document(s), too few to divide into train, validation and test")
+    test, validation = (max(1, round(len(order) * ratios[k] / sum(ratios))) for k in (2, 1))
+    if test + validation >= len(order):
+        raise TaskError(f"the shares {ratios} leave nothing to train on of {len(order)} documents")
+    tested, selected, trained = np.split(order, [test, test + validation])
+    return [trained, selected, tested], ":".join(f"{ratio:g}" for ratio in ratios)
+
+
+def _folded(order: Order, fold: tuple[int, int], carve: float) -> tuple[list[Order], str]:
+    """Take fold k of K as the test, and carve validation out of the others."""
+    k, folds = fold
+    if len(order) < 2 * folds:
+        raise TaskError(f"only {len(order)} document(s), too few for {folds} folds")
+    pieces = np.array_split(order, folds)
+    rest = np.concatenate([piece for n, piece in enumerate(pieces, 1) if n != k])
+    held = _held(len(rest), carve)
+    return [rest[held:], rest[:held], pieces[k - 1]], f"fold {k} of {folds}"
+
+
+def _held(count: int, carve: float) -> int:
+    return min(count - 1, max(1, round(count * carve)))
+
+
+def undivided(
+    sizes: Sequence[Mapping[str, int]], *, hold_out: int, seed: int
+) -> tuple[dict[Split, list[Rows]], dict[Split, str]]:
+    """Leave auxiliary data whole: all of train is trained on, but for ``hold_out`` documents kept to choose by."""
+    every = [Rows(i, "train", tuple(range(size.get("train") or 0))) for i, size in enumerate(sizes)]
+    total = sum(len(part.rows) for part in every)
+    if hold_out and hold_out >= total:
+        raise TaskError(f"{hold_out} documents to hold out of {total} leave none to train on")
+    held = cap(every, hold_out, seed=seed)
+    left = [tuple(sorted(set(whole.rows) - set(out.rows))) for whole, out in zip(every, held, strict=True)]
+    rows: dict[Split, list[Rows]] = {
+        "train": [replace(part, rows=rest) for part, rest in zip(every, left, strict=True)],
+        "validation": held,
+        "test": [Rows(i, "test", ()) for i in range(len(every))],
+    }
+    return rows, {"train": "train", "validation": "held out of train" if hold_out else "none", "test": "none"}
+
+
+def cap(parts: Sequence[Rows], limit: int | None, *, seed: int) -> list[Rows]:
+    """Keep at most ``limit`` rows of a split that may span several sources: a seeded sample, in the public order."""
+    total = sum(len(part.rows) for part in parts)
+    if limit is None or total <= limit:
+        return list(parts)
+    keep = np.zeros(total, dtype=bool)
+    keep[np.random.default_rng([seed, _CAP]).permutation(total)[:limit]] = True
+    kept, start = [], 0
+    for part in parts:
+        mine = keep[start : start + len(part.rows)]
+        start += len(part.rows)
+        kept.append(replace(part, rows=tuple(row for row, wanted in zip(part.rows, mine, strict=True) if wanted)))
+    return kept
+
+
+def _ordered(source: int, public: str, rows: Order) -> Rows:
+    return Rows(source, public, tuple(np.sort(rows).tolist()))
+
+
+# --- the task --------------------------------------------------------------------------------------------------------
 
 
 class Task:
@@ -83,15 +209,18 @@ class Task:
         kinds = {leaf.kind for leaf in leaves}
         if len(kinds) != 1:
             raise TaskError(f"{name} mixes {' and '.join(sorted(kinds))} tasks; name its subtasks one by one")
-        self.name = name
-        self.kind: Kind = cast(Kind, leaves[0].kind)
-        self._leaves = tuple(leaves)
-        self._weights = dict(weights or {})
-        self.metric = self._main(leaves[0].config.get("main_metric") or metric)
-        self.shots = int(leaves[0].config.get("shots") or 0)
-        self.higher_is_better = leaves[0].higher_is_better(self.metric)
+        first = leaves[0]
+        self.name, self.kind, self._leaves = name, first.kind, tuple(leaves)
+        self.subtasks = tuple(leaf.name for leaf in leaves)
+        self.labels: dict[str, str] = dict(first.config.get("labels") or {})  # of a classification: its words by label
+        self.options = first.has_options  # whether its documents have options to choose from
+        self.metrics = first.metric_names  # that the definition asks for
+        self.metric = self._main(first.config.get("main_metric") or metric)
+        self.shots = int(first.config.get("shots") or 0)
+        self.higher_is_better = first.higher_is_better(self.metric)
         self.own: OwnTask | None = None  # where the user's own data made it
         self.notes: list[str] = []  # what was inferred, dropped or is to be known of its data
+        self._weights = dict(weights or {})
         self._documents: dict[Split, list[Doc]] = {}
         self._pools: dict[int, Sequence[Mapping[str, Any]]] = {}
         self.plan, self._rows = self._split(caps or Caps(), seed, carve, division, hold_out)
@@ -100,57 +229,27 @@ class Task:
         used = ", ".join(f"{getattr(self.plan, split).used} {split}" for split in SPLITS)
         return f"Task({self.name!r}, {self.kind}, {self.metric}, {used})"
 
-    @property
-    def subtasks(self) -> tuple[str, ...]:
-        """The names of the harness tasks that make up this one."""
-        return tuple(leaf.name for leaf in self._leaves)
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """The labels of a classification and the words that a model answers with; empty for other tasks."""
-        return dict(self._leaves[0].config.get("labels") or {})
-
-    @property
-    def options(self) -> bool:
-        """Whether its documents have options to choose from."""
-        return self._leaves[0].output_type == "multiple_choice"
+    def _main(self, wanted: str | None) -> str:
+        added: tuple[str, ...] = ("acc", "acc_norm", "brier_score", grading.PER_TOKEN) if self.options else ()
+        added += tuple(grading.OF_LABELS) if self.labels else ()
+        if wanted in (*self.metrics, *added):
+            return str(wanted)
+        if not self.metrics:
+            raise TaskError(f"{self.name} names no metric")
+        return next((usual for usual in ("acc_norm", "bits_per_byte") if usual in self.metrics), self.metrics[0])
 
     @cached_property
     def chance(self) -> float | None:
         """The accuracy of a uniform guess on the test split: the mean of 1/k over k options; None without options."""
-        if not self.options:
-            return None
-        docs = self.documents("test")
+        docs = self.documents("test") if self.options else ()
         docs = docs[:: max(1, len(docs) // GUESSED)]  # what a task's questions offer differs little from part to part
         counts = [len(self._leaves[doc.leaf].choices(doc.data)) for doc in docs]
         return sum(1 / count for count in counts if count) / len(counts) if counts else None
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """The names of the metrics that the definition asks for."""
-        return self._leaves[0].metric_names
-
-    def _main(self, wanted: str | None) -> str:
-        names = self._leaves[0].metric_names
-        added: tuple[str, ...] = ("acc", "acc_norm", "brier_score", PER_TOKEN) if self.options else ()
-        added += tuple(metrics.OF_LABELS) if self.labels else ()
-        if wanted in (*names, *added):
-            return str(wanted)
-        for usual in ("acc_norm", "bits_per_byte"):
-            if usual in names:
-                return usual
-        if not names:
-            raise TaskError(f"{self.name} names no metric")
-        return names[0]
-
-    # Splits
 
     def _split(
         self, caps: Caps, seed: int, carve: float, division: Division | None, hold_out: int | None
     ) -> tuple[SplitPlan, dict[Split, list[Rows]]]:
         sizes = [leaf.sizes() for leaf in self._leaves]
-        rows: dict[Split, list[Rows]] = {}
-        parts: dict[Split, Part] = {}
         if hold_out is None:
             divided = [
                 divide(size, seed=seed, carve=carve, source=i, division=division) for i, size in enumerate(sizes)
@@ -159,10 +258,11 @@ class Task:
             origins = {split: ", ".join(dict.fromkeys(origin[split] for _, origin in divided)) for split in SPLITS}
         else:
             whole, origins = undivided(sizes, hold_out=hold_out, seed=seed)
-        for split, before in whole.items():
-            rows[split] = cap(before, getattr(caps, split), seed=seed)
-            used = sum(len(r.rows) for r in rows[split])
-            parts[split] = Part(origins[split], sum(len(r.rows) for r in before), used)
+        rows = {split: cap(parts, getattr(caps, split), seed=seed) for split, parts in whole.items()}
+        parts = {
+            split: Part(origins[split], *(sum(len(r.rows) for r in which[split]) for which in (whole, rows)))
+            for split in SPLITS
+        }
         return SplitPlan(parts["train"], parts["validation"], parts["test"], caps=caps, seed=seed, carve=carve), rows
 
     def documents(self, split: Split) -> Sequence[Doc]:
@@ -203,13 +303,11 @@ class Task:
         }
         pools = (
             ("few-shot", number, doc)
-            for leaf in self._leaves
-            for number, doc in enumerate(leaf.own_pool(self._tested(leaf)) or ())
+            for place in range(len(self._leaves))
+            for number, doc in enumerate(self._own_pool(place) or ())
         )
         docs = ((split, doc.id, doc.data) for split in SPLITS for doc in self.documents(split))
         return fingerprint(config, (*pools, *docs))
-
-    # Prompts
 
     def prompts(
         self, docs: Sequence[Doc], *, shots: int = 0, chat: ChatTemplate | None = None, seed: int = 0
@@ -230,19 +328,28 @@ class Task:
         for doc in docs:
             leaf = self._leaves[doc.leaf]
             if shots:
-                leaf.lend(self._pool(doc.leaf), doc.data, seed=seed, doc_id=doc.id)
-            requests = leaf.requests(doc.data, shots=shots, chat=chat)
-            made.append(
-                Prompt(
-                    doc_id=doc.id,
-                    requests=requests,
-                    gold=leaf.gold(doc.data),
-                    text=_display(requests),
-                    choices=tuple(leaf.choices(doc.data)),
-                    doc=doc,
-                )
-            )
+                leaf.draw(self._pool(doc.leaf), doc, shots=shots, seed=seed)
+            made.append(leaf.prompt(doc, shots=shots, chat=chat))
         return made
+
+    def _own_pool(self, place: int) -> Sequence[Mapping[str, Any]] | None:
+        tested = next(part.public for part in self._rows["test"] if part.source == place)
+        return self._leaves[place].own_pool(tested)
+
+    def _pool(self, place: int) -> Sequence[Mapping[str, Any]]:
+        """Return the documents that lend few-shot examples to one subtask: its own, train, validation, or test."""
+        if place not in self._pools:
+            pool = self._own_pool(place)
+            for split in SPLITS:
+                pool = pool or [doc.data for doc in self.documents(split) if doc.leaf == place]
+            self._pools[place] = pool or []
+        return self._pools[place]
+
+    def examples(
+        self, docs: Sequence[Doc], *, chat: ChatTemplate | None = None, every_answer: bool = False
+    ) -> list[Example]:
+        """Return training texts: the prompt and the right answer, divided where scoring divides them."""
+        return [self._leaves[doc.leaf].example(doc.data, chat=chat, every_answer=every_answer) for doc in docs]
 
     def asked(self, docs: Sequence[Doc]) -> list[str]:
         """Return what each document asks, without examples or description: the texts that overlap compares."""
@@ -257,10 +364,10 @@ class Task:
 
     def described(self) -> dict[str, Any]:
         """Say what a reader of its scores must know: the level of a guess, labels, baselines, how to ask it again."""
-        from potentia.tasks.baselines import baselines
-
         told: dict[str, Any] = {} if self.chance is None else {"chance": self.chance}
         if self.labels:
+            from potentia.tasks.checks import baselines
+
             told |= {"labels": self.labels, "baselines": baselines(self)}
         if self.own is not None:
             plain = (str, int, float, bool, list, dict)
@@ -268,78 +375,19 @@ class Task:
             told |= {"config": config, "columns": self.own.columns}
         return told
 
-    def _tested(self, leaf: Leaf) -> str:
-        return next(part.public for part in self._rows["test"] if self._leaves[part.source] is leaf)
-
-    def _pool(self, place: int) -> Sequence[Mapping[str, Any]]:
-        """Return the documents that lend few-shot examples to one subtask: its own, train, validation, or test."""
-        if place not in self._pools:
-            leaf = self._leaves[place]
-            pool: Sequence[Mapping[str, Any]] | None = leaf.own_pool(self._tested(leaf))
-            for split in SPLITS:
-                pool = pool or [doc.data for doc in self.documents(split) if doc.leaf == place]
-            self._pools[place] = pool or []
-        return self._pools[place]
-
-    def examples(
-        self, docs: Sequence[Doc], *, chat: ChatTemplate | None = None, every_answer: bool = False
-    ) -> list[Example]:
-        """Return training texts: the prompt and the right answer, divided where scoring divides them."""
-        return [self._leaves[doc.leaf].example(doc.data, chat=chat, every_answer=every_answer) for doc in docs]
-
-    # Grades and scores
-
     def grade(self, prompts: Sequence[Prompt], responses: Sequence[Sequence[Answer]]) -> list[ItemOutcome]:
         """Judge the answers with lm-eval's filters and metrics; ``responses`` are parallel to prompts and requests."""
         if len(prompts) != len(responses):
             raise TaskError(f"{len(prompts)} prompts, but {len(responses)} responses")
-        outcomes: list[ItemOutcome | None] = [None] * len(prompts)
+        outcomes: dict[int, ItemOutcome] = {}
         for place, leaf in enumerate(self._leaves):
             mine = [i for i, prompt in enumerate(prompts) if prompt.doc.leaf == place]
-            for i in mine:
-                if len(responses[i]) != len(prompts[i].requests):
-                    raise TaskError(
-                        f"document {prompts[i].doc_id} of {self.name} has {len(prompts[i].requests)} requests, "
-                        f"but {len(responses[i])} answers"
-                    )
-            graded = leaf.raw([prompts[i].doc.data for i in mine], [responses[i] for i in mine])
-            for i, result in zip(mine, graded, strict=True):
-                outcomes[i] = self._outcome(prompts[i], responses[i], result, leaf)
-        return [outcome for outcome in outcomes if outcome is not None]
-
-    def _outcome(self, prompt: Prompt, given: Sequence[Any], result: dict[str, Any], leaf: Leaf) -> ItemOutcome:
-        values = result["metrics"]
-        detail: dict[str, Any] = {"prompt": prompt.text, "metrics": values}
-        if len(self._leaves) > 1:
-            detail["subtask"] = leaf.name
-        prediction = ""
-        if self.kind == "generation":
-            detail["generated"] = given[0]
-            detail["question"] = bare(leaf.asked(prompt.doc.data))  # without examples: what a judge is shown
-            shown = result["filtered"]
-            _, _, filter_name = self.metric.partition("|")
-            chosen = shown.get(filter_name, next(iter(shown.values()), given[0]))
-            prediction = chosen if isinstance(chosen, str) else str(chosen)
-        elif self.kind == "choice":
-            detail["logprobs"] = [float(answer[0]) for answer in given]
-            if prompt.choices:
-                detail["choices"] = list(prompt.choices)
-                prediction = prompt.choices[self._best(prompt.choices, given)]
-            else:
-                prediction = prompt.gold if given[0][1] else ""
-        else:
-            detail["logprobs"] = [float(given[0])]
-        value = metrics.item_value(self.metric, values.get(self.metric, math.nan))
-        return ItemOutcome(prompt.doc_id, value, prediction, prompt.gold, detail)
-
-    def _best(self, choices: Sequence[str], given: Sequence[Any]) -> int:
-        answers = given[: len(choices)]
-        scores = np.array([answer[0] for answer in answers], dtype=np.float64)
-        if self.metric == PER_TOKEN:
-            scores = per_token(answers)
-        if self.metric == "acc_norm":
-            scores = scores / np.array([float(len(choice)) for choice in choices])
-        return int(np.argmax(scores))
+            graded = leaf.grade([prompts[i] for i in mine], [responses[i] for i in mine], self.metric)
+            outcomes |= zip(mine, graded, strict=True)
+            if len(self._leaves) > 1:
+                for outcome in graded:
+                    outcome.detail["subtask"] = leaf.name
+        return [outcomes[i] for i in range(len(prompts))]
 
     def score(self, outcomes: Sequence[ItemOutcome]) -> dict[str, Score]:
         """Aggregate graded items into all metrics; ``self.metric`` names the main one.
@@ -349,49 +397,20 @@ class Task:
         """
         if not outcomes:
             raise TaskError(f"{self.name}: no graded document to score")
-        if len(self._leaves) == 1:
-            return self._leaf_scores(self._leaves[0], outcomes)
         members: list[dict[str, Score]] = []
         for leaf in self._leaves:
-            mine = [outcome for outcome in outcomes if outcome.detail.get("subtask") == leaf.name]
+            mine = [o for o in outcomes if len(self._leaves) == 1 or o.detail.get("subtask") == leaf.name]
             if mine:
-                members.append(self._leaf_scores(leaf, mine))
-        names = dict.fromkeys(name for scores in members for name in scores)
-        return {name: self._pooled(name, [scores[name] for scores in members if name in scores]) for name in names}
+                members.append(grading.scores(mine, leaf.task.aggregation(), partial(self.metric_of, leaf=leaf)))
+        if len(self._leaves) == 1:
+            return members[0]
+        made = {}
+        for name in dict.fromkeys(name for scores in members for name in scores):
+            by_size = self._weights.get(name.split("|")[0], True)
+            made[name] = grading.pooled([scores[name] for scores in members if name in scores], by_size=by_size)
+        return made
 
     def metric_of(self, name: str, leaf: Leaf | None = None) -> Metric:
         """Return what one of its metrics is: of a text where texts are predicted, whichever way is better."""
-        kind: Literal["task", "text"] = "text" if self.kind == "corpus" else "task"
-        return Metric.of(name, (leaf or self._leaves[0]).higher_is_better(name), kind=kind, chance=self.chance)
-
-    def _leaf_scores(self, leaf: Leaf, outcomes: Sequence[ItemOutcome]) -> dict[str, Score]:
-        values: dict[str, list[Any]] = {}
-        for outcome in outcomes:
-            for name, value in outcome.detail["metrics"].items():
-                values.setdefault(name, []).append(value)
-        scores = {}
-        for name, items in values.items():
-            value, error = metrics.aggregate(leaf.aggregation(name), items)
-            scores[name] = Score(value, error, len(items), self.metric_of(name, leaf))
-        return scores
-
-    def _pooled(self, name: str, scores: Sequence[Score]) -> Score:
-        from lm_eval.api.metrics import aggregate_subtask_metrics, pooled_sample_stderr, unweighted_mean_stderr
-
-        sizes = [score.n for score in scores]
-        by_size = self._weights.get(name.split("|")[0], True)
-        value = float(aggregate_subtask_metrics([score.value for score in scores], sizes, by_size))
-        errors = [score.stderr for score in scores]
-        if any(math.isnan(error) for error in errors):
-            error = math.nan
-        elif by_size:
-            error = float(pooled_sample_stderr(errors, sizes))
-        else:
-            error = float(unweighted_mean_stderr(errors))
-        return Score(value, error, sum(sizes), scores[0].metric)
-
-
-def _display(requests: Sequence[Request]) -> str:
-    """Return what a person reads: the context, or each context where they differ."""
-    contexts = list(dict.fromkeys(r.text if isinstance(r, Document) else r.context for r in requests))
-    return "\n".join(contexts)
+        up = (leaf or self._leaves[0]).higher_is_better(name)
+        return Metric.of(name, up, kind="text" if self.kind == "corpus" else "task", chance=self.chance)

@@ -1,18 +1,25 @@
-"""From per-item values to scores: lm-eval's aggregations to the last digit, with fast standard errors."""
+"""From answers to scores: what an item is worth, and lm-eval's aggregations to the last digit with fast errors."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from potentia.errors import TaskError
+from potentia.values.metric import Metric
+from potentia.values.scores import ItemOutcome, Score
+
 Floats = npt.NDArray[np.float64]
+PER_TOKEN = "acc_token"  # accuracy where the answer of the lowest perplexity per token is chosen
 RESAMPLES = 500  # lm-eval takes 100,000; a standard error needs two digits
 _SEED = 1234
+
+# --- one item --------------------------------------------------------------------------------------------------------
 
 
 def key(metric: str, filter_name: str, filters: int) -> str:
@@ -49,19 +56,78 @@ def item_value(metric: str, value: Any) -> float:
     return math.nan
 
 
-def brier(logprobs: Sequence[float], gold: int) -> float:
-    """Return the Brier score of one item: squared distance of the normalised choice probabilities from the answer."""
-    array = np.asarray(logprobs, dtype=np.float64)
-    weights = np.exp(array - array.max())
-    hot = np.zeros(len(array))
-    hot[gold] = 1.0
-    return float(np.sum((weights / weights.sum() - hot) ** 2))
+def best(metric: str, choices: Sequence[str], given: Sequence[Any]) -> int:
+    """Return the place of the answer that a metric takes: the likeliest, by length or tokens where it divides by them.
+
+    ``given`` are (log-likelihood, greedy?) pairs that may know how many tokens they have.
+    """
+    logprobs = np.array([answer[0] for answer in given], dtype=np.float64)
+    if metric == "acc_norm":
+        logprobs = logprobs / [float(len(choice)) for choice in choices]
+    if metric == PER_TOKEN:
+        counts = [getattr(answer, "tokens", 0) for answer in given]
+        if not all(counts):
+            raise TaskError("these answers do not say how many tokens they have", hint="ask for blank_ppl:character")
+        logprobs = logprobs / counts
+    return int(np.argmax(logprobs))
 
 
-def aggregate(function: Callable[[Sequence[Any]], Any] | None, items: Sequence[Any]) -> tuple[float, float]:
-    """Return value and standard error of one metric over the items; ``None`` is the mean as numpy takes it."""
-    if function is None:
-        return float(np.mean(items)), _mean_stderr(items)
+def of_choices(
+    choices: Sequence[str], given: Sequence[Any], gold: Sequence[int], have: Mapping[str, Any], more: Collection[Any]
+) -> dict[str, Any]:
+    """Return what any multiple-choice item has beside the metrics it names: accuracies, the Brier score.
+
+    ``more`` may ask for accuracy per token and for the metrics of labelled texts.
+    """
+    named = {"acc", "acc_norm"} if all(choices) else {"acc"}
+    wanted = [m for m in ("acc", "acc_norm") if m in named - have.keys()] + [PER_TOKEN] * (PER_TOKEN in more)
+    values: dict[str, Any] = {metric: float(best(metric, choices, given) in gold) for metric in wanted}
+    if len(gold) == 1:
+        logprobs = np.array([answer[0] for answer in given], dtype=np.float64)
+        shares = np.exp(logprobs - logprobs.max())
+        shares /= shares.sum()
+        shares[gold[0]] -= 1.0
+        values["brier_score"] = float(np.sum(shares**2))
+        values |= {name: [gold[0], int(np.argmax(logprobs))] for name in OF_LABELS if name in more}
+    return values
+
+
+# --- all items -------------------------------------------------------------------------------------------------------
+
+
+def scores(
+    outcomes: Sequence[ItemOutcome], aggregations: Mapping[str, Any], metric_of: Callable[[str], Metric]
+) -> dict[str, Score]:
+    """Aggregate graded items into all metrics that they have, by the functions that lm-eval names for them."""
+    from lm_eval.api.metrics import mean
+
+    values: dict[str, list[Any]] = {}
+    for outcome in outcomes:
+        for name, value in outcome.detail["metrics"].items():
+            values.setdefault(name, []).append(value)
+    functions = {**aggregations, **OF_LABELS, "brier_score": np.mean}
+    made = {}
+    for name, items in values.items():
+        function = functions.get(name.split("|")[0], mean)
+        made[name] = Score(*aggregate(function, items), len(items), metric_of(name))
+    return made
+
+
+def pooled(scores: Sequence[Score], *, by_size: bool) -> Score:
+    """Return a group's score as lm-eval takes it, with the pooled standard error."""
+    from lm_eval.api.metrics import aggregate_subtask_metrics, pooled_sample_stderr, unweighted_mean_stderr
+
+    sizes, errors = [score.n for score in scores], [score.stderr for score in scores]
+    value = float(aggregate_subtask_metrics([score.value for score in scores], sizes, by_size))
+    if any(math.isnan(error) for error in errors):
+        error = math.nan
+    else:
+        error = float(pooled_sample_stderr(errors, sizes) if by_size else unweighted_mean_stderr(errors))
+    return Score(value, error, sum(sizes), scores[0].metric)
+
+
+def aggregate(function: Callable[[Sequence[Any]], Any], items: Sequence[Any]) -> tuple[float, float]:
+    """Return value and standard error of one metric over the items."""
     return float(function(items)), stderr(function, items)
 
 
@@ -73,18 +139,20 @@ def stderr(function: Callable[[Sequence[Any]], Any], items: Sequence[Any]) -> fl
     """
     from lm_eval.api import metrics
 
+    of_pairs = {
+        metrics.matthews_corrcoef: _mcc,
+        metrics.f1_score: _f1,
+        macro_f1: _macro_f1,
+        balanced_accuracy: _balanced,
+    }
     if len(items) < 2:
         return math.nan
-    if function is metrics.mean:
-        return _mean_stderr(items)
+    if function in (np.mean, metrics.mean):
+        return float(metrics.mean_stderr(items))
     if function is metrics.acc_all:
         return float(metrics.acc_all_stderr(items))
-    if function is metrics.matthews_corrcoef:
-        return _pairs_stderr(items, _mcc)
-    if function is metrics.f1_score:
-        return _pairs_stderr(items, _f1)
-    if function in (macro_f1, balanced_accuracy):
-        return _pairs_stderr(items, _macro_f1 if function is macro_f1 else _balanced)
+    if function in of_pairs:
+        return _pairs_stderr(items, of_pairs[function])
     if function in (metrics.bits_per_byte, metrics.weighted_perplexity):
         return _ratio_stderr(items, exponent=function is metrics.weighted_perplexity)
     if function in (metrics.perplexity, metrics.median, metrics.nanmean):
@@ -92,14 +160,6 @@ def stderr(function: Callable[[Sequence[Any]], Any], items: Sequence[Any]) -> fl
     if function in (metrics.bleu, metrics.chrf, metrics.chrfpp, metrics.ter):
         return _resampled_stderr(function, items, 100)
     return math.nan
-
-
-def _mean_stderr(items: Sequence[Any]) -> float:
-    if len(items) < 2:
-        return math.nan
-    from lm_eval.api.metrics import mean_stderr
-
-    return float(mean_stderr(items))
 
 
 def _pairs_stderr(items: Sequence[Any], statistic: Callable[[Floats, list[Any]], Floats]) -> float:
