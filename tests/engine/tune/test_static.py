@@ -102,7 +102,7 @@ def test_one_lane_of_mixed_tasks_meets_few_buckets() -> None:
     lengths = np.random.default_rng(0).choice([20, 30, 40, 140], size=(1000, 16)) + 10  # a thousand steps of a copy
     steps = [(int(row.sum()), int(40 + row.sum() % 30)) for row in lengths]
     assert len({Bucket.holding(n, targets, 1, few=True, grain=1024) for n, targets in steps}) <= 3
-    assert len({Bucket.holding(n, targets, 1, few=True) for n, targets in steps}) > 10  # what a graph each cost before
+    assert len({Bucket.holding(n, targets, 1, few=True) for n, targets in steps}) >= 10  # a graph each
 
 
 @pytest.mark.parametrize("targets", [None, ("all-linear",)])
