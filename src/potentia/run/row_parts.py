@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from potentia.run.cost import parameters_of, work_of
+from potentia.run.cost import count_tokens, parameters_of, work_of
 from potentia.run.plan import CellPlan, RowPlan, StudyPlan, lanes_name
 from potentia.values.protocol import TRAIN_BEFORE_TEST
 
@@ -28,6 +28,8 @@ FLOPS = {"cuda": 2e14, "cpu": 5e10}  # in a second, of lanes on an H200 and on a
 LOAD_SECONDS, LOAD_RATE = 25.0, 1.5e9  # to start, and bytes of weights read in a second
 CUTS = 40  # lengths of the longest part that are tried, each four fifths of the one before
 WORTH = 0.98  # of the time that the study would take otherwise
+
+MAKING = ""  # stands for a task where a copy's treatment is priced
 
 Tasks = tuple[str, ...]
 Prices = Mapping[str, float]  # seconds by task
@@ -163,6 +165,11 @@ def _prices(plan: StudyPlan, rows: Sequence[RowPlan], device: str) -> dict[str, 
             flops = sizes[work.model] * (4 * work.train_tokens + 2 * work.score_tokens)
             tasks = found[work.model]
             tasks[work.task] = tasks.get(work.task, 0.0) + flops / rate
+    shown = sum(count_tokens(task, "train") for task in plan.tasks.shown.values())
+    for row in rows:
+        if row.model.copy_of is not None and plan.study.treat is not None:  # it is made first
+            epochs = plan.study.treat.recipe(plan.study.tuning).epochs
+            found[row.model.name][MAKING] = 4 * sizes[row.model.name] * shown * epochs / rate
     return found
 
 

@@ -96,6 +96,18 @@ def test_finished_lanes_are_not_trained_again_and_keep_their_notes(tmp_path: Pat
     assert [epoch.notes["accuracy"] for epoch in results["lane-0"].epochs] == [0.25, 0.5, 0.75]
 
 
+def test_what_is_over_leaves_no_optimizer_state_on_disk(tmp_path: Path) -> None:
+    finish(tiny("llama"), tmp_path)
+    (file,) = tmp_path.glob("*/snapshot-*.sealed")  # one, at the end: a run of a second is not saved on the way
+    tensors, _ = read_sealed(file)
+    assert {len(part) for part in tensors.values()} == {0}
+    finish(tiny("llama"), tmp_path / "stopped", stop=stopping_after(5))
+    (file,) = (tmp_path / "stopped").glob("*/snapshot-*.sealed")
+    tensors, facts = read_sealed(file)
+    assert {len(part) for part in tensors.values()} == {len(facts["slots"])}
+    assert facts["slots"]
+
+
 def damage(path: Path, how: str) -> None:
     raw = bytearray(path.read_bytes())
     if how == "cut":

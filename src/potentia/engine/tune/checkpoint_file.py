@@ -1,7 +1,8 @@
-"""Files that are whole or not there: tensors and facts in one sealed file, written aside, synced, then renamed.
+"""Files that are whole or not there: tensors and facts in one sealed file, written aside, then renamed.
 
 A sealed file is a line with the SHA-256 of what follows, then a safetensors payload whose metadata holds the facts. A
-file cut short, flipped or half written fails its checksum and reads as absent.
+file cut short, flipped or half written fails its checksum and reads as absent. Snapshots wait for the disk; the states
+of lanes after their epochs, which are many, do not: what a power cut takes is found broken and computed again.
 """
 
 from __future__ import annotations
@@ -21,18 +22,14 @@ from potentia.timing import spending
 _MARK = b"potentia-sealed sha256 "
 
 
-def write_sealed(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+@spending("save")
+def write_sealed(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any], *, synced: bool = True) -> None:
     """Write tensors and facts to ``path`` in one atomic step; a full disk is an error and leaves the old file."""
-    with spending("save"):
-        _write(path, tensors, facts)
-
-
-def _write(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
     from safetensors.torch import save
 
     payload = save({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, {"facts": json.dumps(facts)})
     try:
-        write_file(path, _MARK + hashlib.sha256(payload).hexdigest().encode() + b"\n", payload, synced=True)
+        write_file(path, _MARK + hashlib.sha256(payload).hexdigest().encode() + b"\n", payload, synced=synced)
     except OSError as error:
         raise TuningError(
             f"cannot save a checkpoint: {error.strerror or error}",
@@ -81,7 +78,7 @@ class Shelf:
         if self.folder is None:
             self._memory[key, epoch] = {name: part.detach().cpu().clone() for name, part in tensors.items()}
         else:
-            write_sealed(self.path(key, epoch), tensors, {"key": key, "epoch": epoch})
+            write_sealed(self.path(key, epoch), tensors, {"key": key, "epoch": epoch}, synced=False)
 
     def get(self, key: str, epoch: int) -> dict[str, Tensor] | None:
         """Return what was kept, or None where it is absent or broken."""

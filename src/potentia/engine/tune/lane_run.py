@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from potentia.engine.tune.lanes import LaneTrainer
 
 LOOK_EVERY = 25  # steps between two looks at the lanes' health: each look waits for the device
-SNAPSHOT_SECONDS = 5.0
-SNAPSHOT_FORM = "3"  # snapshots of another form are not taken up
+SNAPSHOT_SECONDS = 60.0  # that a kill may cost
+SNAPSHOT_FORM = "4"  # snapshots of another form are not taken up
 
 
 class LaneRun:
@@ -230,28 +230,31 @@ class LaneRun:
     # ---- snapshots ------------------------------------------------------------------------------------------------
 
     def _snapshot(self, now: bool = False) -> None:
-        """Save the whole state; unless asked to at once, not more often than pays."""
+        """Save the state of all lanes under way; unless asked to at once, not more often than pays."""
         if self.snapshots is None:
             return
         began = time.monotonic()
         if not now and began - self._saved_at < max(SNAPSHOT_SECONDS, 20 * self._save_took):
             return
-        n = self.plan.slots
-        tensors = {"weights": self.bank.weights[:n], **self.states.tensors()}
+        at = [lane.slot for lane in self._active()]
+        tensors = {name: part[at] for name, part in self._state().items()}
         lanes = {key: lane.record() for key, lane in self.lanes.items()}
-        self.snapshots.save(tensors, {"plan": asdict(self.plan), "step": self.step, "lanes": lanes})
+        self.snapshots.save(tensors, {"plan": asdict(self.plan), "step": self.step, "lanes": lanes, "slots": at})
         self._saved_at = time.monotonic()
         self._save_took = self._saved_at - began
+
+    def _state(self) -> dict[str, Tensor]:
+        """Return what a step changes, by slot."""
+        return {"weights": self.bank.weights, **self.states.tensors()}
 
     def _take_up(self, tensors: dict[str, Tensor], facts: dict[str, object]) -> None:
         records = facts["lanes"]
         assert isinstance(records, dict)
         if any(self.shelf.get(key, e["epoch"]) is None for key in self.lanes for e in records[key]["epochs"]):
             return  # a broken adapter file: all start over, for the last bits of a lane follow from those beside it
-        n = self.plan.slots
-        self.bank.weights[:n].copy_(tensors["weights"])
-        for name, part in self.states.tensors().items():
-            part.copy_(tensors[name])
+        at = torch.tensor(facts["slots"], dtype=torch.long, device=self.bank.device)
+        for name, part in self._state().items():
+            part.index_copy_(0, at, tensors[name].to(self.bank.device))
         self.step = int(facts["step"])  # type: ignore[call-overload]
         for key, lane in self.lanes.items():
             lane.recall(records[key])
