@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench faults large docs blocks fuzz hostile scale audit architectures sabotage weights clean
+.PHONY: help setup demo test long lint bench faults large docs blocks fuzz hostile scale audit architectures sabotage weights clean
 
 help: ## say what each target does
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -27,9 +27,15 @@ lint: $(STAMP) ## style, types and import contracts
 	@echo "== mypy" && $(BIN)/mypy
 	@echo "== import contracts" && $(BIN)/lint-imports && $(BIN)/python tools/house.py --check
 
-test: lint ## lint, then all tests
+PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n auto
+
+test: lint ## lint, then all tests but those of `make long`
 	@echo "== tests"
-	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(PYTEST) --dist loadfile --no-loadscope-reorder -m "not long" $(ARGS)
+
+long: $(STAMP) ## the tests that take minutes each and seldom break
+	@echo "== long tests"
+	@$(PYTEST) -m long $(ARGS)
 
 bench: $(STAMP) ## side-by-side measurements on this CPU, each printing a ratio; MODEL=FOLDER ITEMS=arc_easy.parquet adds scoring
 	@echo "== store" && $(BIN)/python bench/store.py

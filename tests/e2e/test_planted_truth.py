@@ -16,7 +16,7 @@ MODELS = ("aster-237k", "birch-237k", "cedar-237k", "dahlia-237k")  # the first 
 TASKS = ("ask", "record", "beside")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_exposure_shows_before_adjustment_and_not_after(tmp_path: Path):
     invoke = CliRunner().invoke
     folder = tmp_path / "lab"

@@ -69,7 +69,7 @@ def undisturbed(study: Path) -> tuple[dict[tuple[str, str, str], tuple[float, fl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(RUNS))
+@pytest.mark.parametrize("number", [0, *(pytest.param(k, marks=pytest.mark.long) for k in range(1, RUNS))])
 def test_killed_runs_end_with_the_same_scores(study: Path, undisturbed, number: int):
     expected, seconds = undisturbed
     store = study.with_name(f"killed-{number}.db")
