@@ -31,5 +31,6 @@ def test_report_and_board(store_url: str, tmp_path: Path):
         for odd in ("%00", "a%00b", "%F0%9F%99%82", "'--"):
             assert client.get(f"/api/studies/{odd}/cells").status_code == 404
             assert client.get(f"/api/cells/{odd}").status_code == 404
-            assert client.get(f"/api/studies/{STUDY}/cells?model={odd}").status_code == 200
-            assert client.get(f"/api/studies/{STUDY}/lanes?model={odd}").status_code == 200
+            asked = 422 if "%00" in odd else 200  # no name holds that character
+            assert client.get(f"/api/studies/{STUDY}/cells?model={odd}").status_code == asked
+            assert client.get(f"/api/studies/{STUDY}/lanes?model={odd}").status_code == asked
