@@ -24,7 +24,15 @@ from potentia.errors import InputError
 from potentia.evidence import Evidence
 from potentia.evidence import read as open_evidence
 from potentia.formats import write_scores
-from potentia.show import ReportData, make_report, read_report, report_page, save_report, write_report
+from potentia.show import (
+    ReportData,
+    build_sections,
+    make_report,
+    read_report,
+    report_page,
+    save_report,
+    write_report,
+)
 from potentia.show.page import embed
 from potentia.store import Store
 from potentia.values.scores import ScoreMatrix
@@ -389,3 +397,29 @@ def test_a_page_of_very_many_models_shows_the_best_and_says_where_the_rest_is(mo
     assert (models[0], "t0") not in table
     assert "The first 24 of 40 models, by rank" in page
     assert "The first 10 of 40 models." in page
+
+
+def test_a_page_of_three_models_without_errors_claims_no_more_than_it_knows(tmp_path: Path):
+    """No interval in words where there is none, no agreement in view, and how the table was read is in view."""
+    table = tmp_path / "wide.csv"
+    table.write_text("Model,arc_easy,boolq,perplexity\na,45.2,60.1,12.3\nb,50.2,62.1,10.3\nc,55.1,64.2,9.1\n")
+    sections = {section.id: section.html for section in build_sections(read_report(table))}
+    assert "95 % interval" not in sections["answer"]
+    assert "agreement between tasks" not in sections["answer"]
+    for name in ("agreement", "structure", "perplexity"):
+        before = sections[name].partition('<details class="more">')[0]
+        assert "<figure" not in before, name
+        assert "<figure" in sections[name], name
+    assert sections["reading"].index("lower") < sections["reading"].index("</table>")
+    assert '<details class="tables">' not in sections["reading"]
+    assert "<code>--kind</code>" in sections["reading"]
+    assert "by each way of taking tasks together" in sections["ranks"]
+
+
+def test_one_task_has_no_ways_of_taking_tasks_together(tmp_path: Path):
+    table = tmp_path / "one.csv"
+    table.write_text(
+        "model,benchmark,score,stderr,n\n" + "".join(f"m{k},boolq,0.{40 + 4 * k},0.01,900\n" for k in range(6))
+    )
+    sections = {section.id: section.html for section in build_sections(read_report(table))}
+    assert "Rank by each way of aggregating" not in sections.get("ranks", "")

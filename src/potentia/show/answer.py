@@ -7,16 +7,21 @@ measured has a block of its own, marked as predicted: who may be best once all i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from potentia.analysis.planning import Completion
-from potentia.analysis.rankings import NAMES, Scoreboard, Standing, agreement_sentence, resolution_sentence
+from potentia.analysis.rankings import (
+    NAMES,
+    Scoreboard,
+    Standing,
+    agreement_sentence,
+    resolution_sentence,
+)
 from potentia.show.page import chance, count, percent, unbroken
-from potentia.show.svg import make_scale
+from potentia.show.svg import Scale, make_scale
 from potentia.values.findings import Interval, short_names
 
 if TYPE_CHECKING:
@@ -24,6 +29,7 @@ if TYPE_CHECKING:
 
 TICKS = 5  # at most, on an axis
 TOP = 3  # places that the chance to be among the first is told for
+MOST_RUNGS = 200  # models of the ladder
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,8 @@ def answer(data: ReportData) -> Answer:
         return Answer(f"No ranking yet: {reason}.", (), _tiles(data))
     headline, sentences = (board.headline(), board.certainty()) if runs is None else (runs.headline(), runs.sentences())
     if found is not None:
-        agreed = agreement_sentence(found.changes.get((data.first, data.main)), found.agreement.get(data.main))
+        alone = None if data.few else found.agreement.get(data.main)
+        agreed = agreement_sentence(found.changes.get((data.first, data.main)), alone)
         sentences += [s for s in (agreed, resolution_sentence(found.significance.get(data.main))) if s is not None]
     return Answer(headline, tuple(map(unbroken, sentences)), _tiles(data), board)
 
@@ -85,7 +92,9 @@ def _tiles(data: ReportData) -> tuple[Tile, ...]:
         first = Tile(chance(float(ranking.p_first.max())), "P(first)", f"by the {NAMES[ranking.method]}")
         tiles.insert(1, first)
     change, alone = found.changes.get((data.first, data.main)), found.agreement.get(data.main)
-    if change is not None and np.isfinite([change.mean_before, change.mean_after]).all():
+    if data.few:
+        pass  # a τ of so few models takes few values
+    elif change is not None and np.isfinite([change.mean_before, change.mean_after]).all():
         taus = f"{change.mean_before:.2f} → {change.mean_after:.2f}"
         note = f"mean Kendall's τ, {change.before.label} → {change.after.label}"
         tiles.append(Tile(taus, "agreement between tasks", note))
@@ -100,39 +109,47 @@ def _tiles(data: ReportData) -> tuple[Tile, ...]:
 # --- the ladder ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Axis:
-    """From where to where it goes, and its marks: place in per cent, and label."""
-
-    low: float
-    high: float
-    marks: tuple[tuple[float, str], ...]
-
-    def at(self, value: float) -> float:
-        """Return a value's place in per cent; of one that is not known, the beginning."""
-        share = (value - self.low) / (self.high - self.low) if math.isfinite(value) else 0.0
-        return round(100 * min(1.0, max(0.0, share)), 2)
-
-    def mark(self, score: Interval | None) -> dict[str, float] | None:
-        """Return the places of a value and its ends; both are the value's where they are not known."""
-        if score is None:
-            return None
-        low, high = (score.low, score.high) if math.isfinite(score.low) else (score.value, score.value)
-        return {"at": self.at(score.value), "low": self.at(low), "high": self.at(high)}
-
-    @property
-    def step(self) -> float:
-        """The distance of two marks, in per cent."""
-        return round(self.marks[1][0] - self.marks[0][0], 4) if len(self.marks) > 1 else 100.0
+def answer_context(data: ReportData) -> dict[str, Any]:
+    """Return what the template of the answer needs."""
+    told = answer(data)
+    board = told.board
+    return {
+        "training": data.runs is not None,
+        "answer": told,
+        "most": MOST_RUNGS,
+        "board": board,
+        "ladder": None if board is None else _ladder(board),
+        "method": "" if board is None else NAMES[told.method] if len(board.ranked_on) > 1 else "score",
+        "names": () if board is None else tuple(board.names.values()),
+        "outlook": None if data.completion is None else _outlook(data.completion),
+    }
 
 
-def make_ladder(board: Scoreboard) -> dict[str, Any]:
+def _axis(scale: Scale) -> dict[str, Any]:
+    """Return the marks of a scale over 100 per cent, each with its place, and the distance of two."""
+    marks = [(round(scale(value), 4), text) for value, text in scale.marks]
+    return {"marks": marks, "step": round(marks[1][0] - marks[0][0], 4) if len(marks) > 1 else 100.0}
+
+
+def _mark(scale: Scale, score: Interval | None) -> dict[str, float] | None:
+    """Return the places of a value and its ends; both are the value's where they are not known."""
+    if score is None:
+        return None
+    low, high = (score.low, score.high) if math.isfinite(score.low) else (score.value, score.value)
+    return {name: _place(scale, value) for name, value in (("at", score.value), ("low", low), ("high", high))}
+
+
+def _place(scale: Scale, value: float) -> float:
+    return round(scale.inside(value), 2) if math.isfinite(value) else 0.0
+
+
+def _ladder(board: Scoreboard) -> dict[str, Any]:
     """Lay the scoreboard out: ranks, and the scores by the first protocol and by the one that ranks."""
     ends = [k for k, p in enumerate(board.protocols) if p in (board.before, board.protocol)] or [-1]
-    ranks, names = rank_axis(len(board.standings)), board.names
+    ranks, names = _rank_scale(len(board.standings)), board.names
     known = [score for s in board.standings for score in (s.scores[k] for k in ends) if score is not None]
     reach = [x for score in known for x in (score.value, score.low, score.high) if math.isfinite(x)]
-    scores = score_axis(reach) if board.tasks and known else None
+    scores = make_scale(reach, 0.0, 100.0, most=TICKS) if board.tasks and known else None
     rungs = []
     for s in board.standings:
         before, after = (None if len(ends) == 1 else s.scores[ends[0]]), s.scores[ends[-1]]
@@ -141,30 +158,25 @@ def make_ladder(board: Scoreboard) -> dict[str, Any]:
                 "model": s.model,
                 "name": names[s.model],
                 "standing": s,
-                "rank": ranks.mark(Interval(s.rank, *s.reach)),
-                "before_rank": None if s.before is None else ranks.at(s.before),
-                "score": scores and scores.mark(after),
-                "before": scores and scores.mark(before),
+                "rank": _mark(ranks, Interval(s.rank, *s.reach)),
+                "before_rank": None if s.before is None else _place(ranks, s.before),
+                "score": scores and _mark(scores, after),
+                "before": scores and _mark(scores, before),
                 "numbers": _numbers(before, after, s.gain),
             }
         )
-    return {"ranks": ranks, "scores": scores, "rungs": rungs}
+    told = {"intervals": board.ranking.known, "errors": any(math.isfinite(score.low) for score in known)}
+    return {"ranks": _axis(ranks), "scores": scores and _axis(scores), "rungs": rungs, **told}
 
 
-def rank_axis(models: int) -> Axis:
-    """Return an axis from 1 to the last rank, marked at 1 and in even steps."""
+def _rank_scale(models: int) -> Scale:
+    """Return a scale from 1 to the last rank, marked at 1 and in even steps."""
     last = max(2, models)
     step = max(1, math.ceil((last - 1) / (TICKS - 1)))
-    marks = [1 + k * step for k in range((last - 1) // step + 1)]
+    marks = [*range(1, last + 1, step)]
     if last - marks[-1] > step / 2:
         marks.append(last)
-    return Axis(1, last, tuple((100 * (m - 1) / (last - 1), str(m)) for m in marks))
-
-
-def score_axis(values: Iterable[float]) -> Axis:
-    """Return an axis over the values that begins and ends at a round mark."""
-    scale = make_scale(values, 0.0, 100.0, most=TICKS)
-    return Axis(scale.low, scale.high, tuple((round(scale(value), 4), text) for value, text in scale.marks))
+    return Scale(1, last, 0.0, 100.0, marks=tuple((mark, str(mark)) for mark in marks))
 
 
 def _numbers(before: Interval | None, after: Interval | None, gain: Interval | None) -> tuple[str, str]:
@@ -182,9 +194,9 @@ def _numbers(before: Interval | None, after: Interval | None, gain: Interval | N
 # --- what is not measured yet ----------------------------------------------------------------------------------------
 
 
-def make_outlook(done: Completion) -> dict[str, Any]:
+def _outlook(done: Completion) -> dict[str, Any]:
     """Lay the expected final ranking out, best first."""
-    axis, top = rank_axis(len(done.models)), min(TOP, len(done.models))
+    scale, top = _rank_scale(len(done.models)), min(TOP, len(done.models))
     order = [int(i) for i in np.argsort(done.rank, kind="stable")]
     names = short_names([done.models[i] for i in order])
     in_top, cells = done.p_top(top), done.measured.sum(axis=1)
@@ -192,9 +204,9 @@ def make_outlook(done: Completion) -> dict[str, Any]:
     for i, name in zip(order, names, strict=True):
         rank = Interval(float(done.rank[i]), float(done.rank_low[i]), float(done.rank_high[i]))
         odds = {"best": float(done.p_best[i]), "top": float(in_top[i]), "cells": int(cells[i])}
-        chances.append({"model": done.models[i], "name": name, "rank": rank, "place": axis.mark(rank), **odds})
+        chances.append({"model": done.models[i], "name": name, "rank": rank, "place": _mark(scale, rank), **odds})
     words = {"headline": _headline(chances), "basis": _basis(done)}
-    return {"ranks": axis, "chances": chances, "top": top, "tasks": len(done.tasks), **words}
+    return {"ranks": _axis(scale), "chances": chances, "top": top, "tasks": len(done.tasks), **words}
 
 
 def _headline(chances: list[dict[str, Any]]) -> str:

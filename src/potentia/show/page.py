@@ -11,14 +11,17 @@ import gzip
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from html import escape
 from importlib import resources
 from typing import Any
 
+from markupsafe import Markup
+
 from potentia.show.draw import inline_svg
-from potentia.values.findings import Cell, Chart, Table, clock, jsonable, on_one_scale, slug, written
+from potentia.values.findings import Cell, Chart, Finding, Table, clock, jsonable, on_one_scale, slug, telling, written
 from potentia.values.protocol import Protocol
 
 SCRIPTS = ("theme.js", "tables.js", "charts.js", "evidence.js", "cells.js", "live.js")
@@ -27,6 +30,64 @@ WIDE = 580  # pixels; a wider drawing has a row of its own
 MOST_ROWS = 300  # of a table in the page
 TAIL = 9  # letters at the end of a name that are never cut
 LARGE = 6_000  # characters of JSON, from which on a value is packed
+
+
+@dataclass(frozen=True)
+class Section:
+    """What a section says, as values: a lead, charts, tables; with a ``template`` of its own where it needs one."""
+
+    id: str
+    title: str  # in the navigation
+    lead: str = ""
+    charts: Sequence[Chart] = ()
+    more: Sequence[Chart] = ()  # folded away
+    more_title: str = "More figures"
+    tables: Sequence[Table] = ()  # folded away
+    table: Table | None = None  # in view
+    problems: tuple[str, ...] = ()  # what could not be analysed, and why
+    template: str = "findings.html"
+    context: Mapping[str, Any] = field(default_factory=dict)  # of the template
+    heading: str = ""  # else the title
+
+    def html(self, parts: Parts) -> str:
+        """Write the section; ``parts`` takes its data."""
+        return render(
+            self.template,
+            section=self,
+            figures=figures(self.charts),
+            more=figures(self.more),
+            tables=[table for table in map(telling, self.tables) if table is not None],
+            parts=parts,
+            **self.context,
+        )
+
+
+def of_findings(
+    id: str,
+    title: str,
+    lead: str,
+    found: Iterable[Finding | None],
+    problems: tuple[str, ...] = (),
+    *,
+    most: int = 99,
+    heading: str = "",
+) -> Section | None:
+    """Show findings one after the other; of more charts than ``most`` the rest are folded away."""
+    known = [finding for finding in found if finding is not None]
+    if not known and not problems:
+        return None
+    charts, tables = charts_of(known), tables_of(known)
+    return Section(id, title, lead, charts[:most], charts[most:], tables=tables, problems=problems, heading=heading)
+
+
+def charts_of(found: Iterable[Finding]) -> list[Chart]:
+    """Return the charts of findings, one after the other."""
+    return [chart for finding in found for chart in finding.charts()]
+
+
+def tables_of(found: Iterable[Finding]) -> list[Table]:
+    """Return the tables of findings, one after the other."""
+    return [table for finding in found for table in finding.tables()]
 
 
 @cache
@@ -41,24 +102,16 @@ def environment() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(
-        clock=clock,
-        protocol=lambda name: Protocol(name).label,
-        embed=embed,
-        setting=setting,
-        whole=whole,
-        named=named,
-        sentences=lambda text: re.split(r"(?<=[\w)]\.) ", text, maxsplit=1),
-        table=html_table,
-    )
+    made.filters.update(clock=clock, embed=embed, setting=setting, whole=whole, named=named, prose=prose)
+    made.filters.update(protocol=lambda name: Protocol(name).label, table=html_table)
+    made.filters.update(sentences=lambda text: re.split(r"(?<=[\w)]\.) ", text, maxsplit=1))
     made.globals.update(count=count)
     return made
 
 
 def render(template: str, **context: Any) -> str:
     """Fill a template."""
-    text: str = environment().get_template(template).render(**context)
-    return text
+    return str(environment().get_template(template).render(**context))
 
 
 @cache
@@ -68,13 +121,6 @@ def asset(name: str) -> str:
 
 
 # --- words and numbers -----------------------------------------------------------------------------------------------
-
-
-def number(value: Cell, digits: int = 3) -> str:
-    """Write one cell of a table as the command line does, thousands apart."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "–"
-    return f"{value:,}" if type(value) is int else written(value, digits)
 
 
 def unbroken(sentence: str) -> str:
@@ -96,11 +142,9 @@ def setting(value: object) -> str:
     """Write one field of a recipe: yes or no, 32 instead of 32.0, lists in a row, and default where nothing was set."""
     if value is None:
         return "default"
-    if isinstance(value, float):
-        return f"{value:g}"
     if isinstance(value, (list, tuple)):
         return ", ".join(map(setting, value))
-    return written(value) if isinstance(value, bool) else str(value)
+    return f"{value:g}" if isinstance(value, float) else written(value) if isinstance(value, bool) else str(value)
 
 
 def count(n: int, singular: str, plural: str | None = None) -> str:
@@ -108,23 +152,26 @@ def count(n: int, singular: str, plural: str | None = None) -> str:
     return f"{n:,} {singular if n == 1 else plural or singular + 's'}"
 
 
-def whole(text: str, names: Iterable[str]) -> Any:
+def _tagged(parts: Sequence[str], tag: str) -> Markup:
+    """Join texts, every second one inside a tag."""
+    marked = (f"<{tag}>{escape(p)}</{tag.split()[0]}>" if k % 2 else escape(p) for k, p in enumerate(parts))
+    return Markup("".join(marked))
+
+
+def whole(text: str, names: Iterable[str]) -> Markup:
     """Write a sentence so that no model's name is broken between two lines."""
-    from markupsafe import Markup, escape
-
-    known = sorted(set(names), key=len, reverse=True)
-    if not known:
-        return escape(text)
-    parts = re.split(r"(?<!\w)(" + "|".join(map(re.escape, known)) + r")(?!\w)", text)  # a model may be called "a"
-    return Markup("").join(
-        Markup('<span class="whole">{}</span>').format(part) if k % 2 else escape(part) for k, part in enumerate(parts)
-    )
+    known = "|".join(map(re.escape, sorted(set(names), key=len, reverse=True)))
+    parts = re.split(rf"(?<!\w)({known})(?!\w)", text) if known else [text]  # a model may be called "a"
+    return _tagged(parts, 'span class="whole"')
 
 
-def named(name: str) -> Any:
+def prose(text: str) -> Markup:
+    """Write a sentence in which `this` is code."""
+    return _tagged(text.split("`"), "code")
+
+
+def named(name: str) -> Markup:
     """Write a name that is cut in its middle where there is no room: its end tells it from its sisters."""
-    from markupsafe import Markup
-
     return Markup('<span class="cut"><span>{}</span><span>{}</span></span>').format(name[:-TAIL], name[-TAIL:])
 
 
@@ -133,8 +180,6 @@ def named(name: str) -> Any:
 
 def figures(charts: Iterable[Chart]) -> list[dict[str, Any]]:
     """Return what the figure template needs of every chart that has something to see: words, and the drawing."""
-    from markupsafe import Markup
-
     groups: dict[object, list[Chart]] = {}  # what is compared stands side by side
     for k, chart in enumerate(on_one_scale(chart for chart in charts if chart.tells)):
         groups.setdefault((type(chart), chart.group) if chart.group else k, []).append(chart)
@@ -143,36 +188,32 @@ def figures(charts: Iterable[Chart]) -> list[dict[str, Any]]:
         for k, chart in enumerate(group):
             svg, width = inline_svg(chart)
             place = "wide" if width > WIDE else "left" if chart.group and k % 2 == 0 else ""
-            words = {"id": chart.name, "title": chart.title, "caption": chart.caption}
-            made.append({**words, "svg": Markup(svg), "place": place})
+            made.append({"chart": chart, "svg": Markup(svg), "place": place})
     return made
 
 
-def html_table(table: Table) -> Any:
+def html_table(table: Table) -> Markup:
     """Return a table as HTML; a number that is shown in fewer digits carries six, for sorting and for the CSV."""
-    from markupsafe import Markup
-
     numeric = [any(isinstance(row[k], (int, float)) for row in table.rows) for k in range(len(table.columns))]
-    head = "".join(
-        f"<th scope=col{' class=num' if right else ''}>{escape(name)}</th>"
-        for name, right in zip(table.columns, numeric, strict=True)
-    )
+    marks = [" class=num" if right else "" for right in numeric]
+    head = "".join(f"<th scope=col{mark}>{escape(name)}</th>" for name, mark in zip(table.columns, marks, strict=True))
     rows = "".join(
-        f"<tr>{''.join(_cell(cell, table.digits, right) for cell, right in zip(row, numeric, strict=True))}</tr>"
+        f"<tr>{''.join(_cell(cell, table.digits, mark) for cell, mark in zip(row, marks, strict=True))}</tr>"
         for row in table.rows[:MOST_ROWS]
     )
     rest, note = len(table.rows) - MOST_ROWS, table.note
     if rest > 0:
-        note = f"{rest:,} more rows: potentia analyze … --figures tables --format csv. {note}"
-    below = f"<p class=caption>{escape(note)}</p>" if note else ""
+        note = f"{rest:,} more rows: `potentia analyze … --figures tables --format csv`. {note}"
+    below = f"<p class=caption>{prose(note)}</p>" if note else ""
     return Markup(f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{below}")
 
 
-def _cell(cell: Cell, digits: int, right: bool) -> str:
-    text = number(cell, digits)
-    full = f"{cell:.6g}" if isinstance(cell, float) and text != "–" else ""
-    kept = f' data-v="{full}"' if full and full != text else ""
-    return f"<td{' class=num' if right else ''}{kept}>{escape(text)}</td>"
+def _cell(cell: Cell, digits: int, mark: str) -> str:
+    """Write one cell as the command line does, thousands apart."""
+    known = not isinstance(cell, float) or math.isfinite(cell)
+    text = f"{cell:,}" if type(cell) is int else written(cell, digits) if known else "–"
+    full = f"{cell:.6g}" if isinstance(cell, float) and known else text
+    return f"<td{mark}" + (f' data-v="{full}"' if full != text else "") + f">{escape(text)}</td>"
 
 
 # --- data ------------------------------------------------------------------------------------------------------------
@@ -185,25 +226,23 @@ class Parts:
         self.live = live
         self.kept: dict[str, bytes] = {}  # name → packed JSON, for the board to serve
 
-    def script(self, value: Any, name: str, *, kind: str = "", label: str = "") -> Any:
+    def script(self, value: Any, name: str, *, kind: str = "", label: str = "") -> Markup:
         """Return the element with this id (or class, where ``kind`` is given) that carries the value."""
-        from markupsafe import Markup
-
         text = to_json(value)
-        mark = Markup('class="{}"').format(kind) if kind else Markup('id="{}"').format(name)
-        mark += Markup(' data-label="{}"').format(label) if label else Markup("")
+        mark = f'class="{escape(kind)}"' if kind else f'id="{escape(name)}"'
+        mark += f' data-label="{escape(label)}"' if label else ""
         if len(text) < LARGE:
-            return Markup('<script type="application/json" {}>{}</script>').format(mark, embed(value))
+            return Markup(f'<script type="application/json" {mark}>{embed(value)}</script>')
         packed = gzip.compress(text.encode("utf-8"), compresslevel=6, mtime=0)
         if self.live:
             key = slug(name)
             taken = sum(known == key or known.startswith(f"{key}.") for known in self.kept)
             key = f"{key}.{taken + 1}" if taken else key
             self.kept[key] = packed
-            where = f"{self.live}/data/{key}"
-            return Markup('<script type="application/json" {} data-from="{}"></script>').format(mark, where)
+            where = escape(f"{self.live}/data/{key}")
+            return Markup(f'<script type="application/json" {mark} data-from="{where}"></script>')
         base = base64.b64encode(packed).decode("ascii")
-        return Markup('<script type="text/plain" {} data-packed>{}</script>').format(mark, base)
+        return Markup(f'<script type="text/plain" {mark} data-packed>{base}</script>')
 
 
 def to_json(value: Any) -> str:
@@ -214,10 +253,8 @@ def to_json(value: Any) -> str:
         return json.dumps(jsonable(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
-def embed(value: Any) -> Any:
+def embed(value: Any) -> Markup:
     """Write a value as JSON that is safe inside a ``script`` element: no ``<`` survives, so no tag can end it."""
-    from markupsafe import Markup
-
     text = to_json(value)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,39 +17,30 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from potentia.analysis.benchmark import benchmark_table
-from potentia.analysis.rankings import NAMES, find_scoreboard
+from potentia.analysis.rankings import FEW_MODELS, find_scoreboard
 from potentia.errors import InputError
 from potentia.files import write_file
-from potentia.show.answer import answer, make_ladder, make_outlook
+from potentia.show.answer import answer, answer_context
 from potentia.show.cell_details import cell_payload
 from potentia.show.how import how_context
 from potentia.show.matrix import cell_index, completed_view, has_details, names_of, score_views, shown_models
 from potentia.show.model_charts import evidence_chart, evidence_maps, evidence_payload, rank_charts
-from potentia.show.page import SCRIPTS, STYLES, Parts, asset, figures, html_table, render
+from potentia.show.page import (
+    SCRIPTS,
+    STYLES,
+    Parts,
+    Section,
+    asset,
+    charts_of,
+    of_findings,
+    render,
+    tables_of,
+)
 from potentia.show.source import ReportData, ReportOptions, read_report
-from potentia.values.findings import Chart, Finding, Heatmap, Table, telling
+from potentia.values.findings import Finding, Heatmap, Table
 from potentia.values.protocol import Protocol
 
-MOST_RUNGS = 200  # models of the ladder
 MOST_FIGURES = 6  # in view, of sections that have some for every task
-
-
-@dataclass(frozen=True)
-class Section:
-    """What a section says, as values: a lead, charts, tables; with a ``template`` of its own where it needs one."""
-
-    id: str
-    title: str  # in the navigation
-    lead: str = ""
-    charts: Sequence[Chart] = ()
-    more: Sequence[Chart] = ()  # folded away
-    more_title: str = "More figures"
-    tables: Sequence[Table] = ()  # folded away
-    table: Table | None = None  # in view
-    problems: tuple[str, ...] = ()  # what could not be analysed, and why
-    template: str = "findings.html"
-    context: Mapping[str, Any] = field(default_factory=dict)  # of the template
-    heading: str = ""  # else the title
 
 
 class Rendered(NamedTuple):
@@ -109,43 +100,29 @@ def report_page(data: ReportData) -> str:
 def build_sections(data: ReportData, parts: Parts | None = None) -> list[Rendered]:
     """Render every section that the data has something for; ``parts`` takes their data, for a file or for the board."""
     parts = parts or Parts()
-    return [_rendered(section, parts) for make in SECTIONS if (section := make(data)) is not None]
+    found = (section for make in SECTIONS if (section := make(data)) is not None)
+    return [Rendered(section.id, section.title, section.html(parts)) for section in found]
 
 
-def _rendered(section: Section, parts: Parts) -> Rendered:
-    html = render(
-        section.template,
-        id=section.id,
-        title=section.heading or section.title,
-        lead=section.lead,
-        table=section.table,
-        figures=figures(section.charts),
-        more=figures(section.more),
-        more_title=section.more_title,
-        tables=[(table.title, html_table(table)) for table in map(telling, section.tables) if table is not None],
-        problems=section.problems,
-        parts=parts,
-        **section.context,
-    )
-    return Rendered(section.id, section.title, html)
+def _said(found: Iterable[Any]) -> str:
+    return " ".join(sentence for finding in found for sentence in finding.sentences())
 
 
-def of_findings(
-    id: str,
-    title: str,
-    lead: str,
-    found: Iterable[Finding | None],
-    problems: tuple[str, ...] = (),
-    *,
-    most: int = 99,
-    heading: str = "",
-) -> Section | None:
-    """Show findings one after the other; of more charts than ``most`` the rest are folded away."""
-    known = [finding for finding in found if finding is not None]
-    if not known and not problems:
-        return None
-    charts, tables = _charts(known), _tables(known)
-    return Section(id, title, lead, charts[:most], charts[most:], tables=tables, problems=problems, heading=heading)
+def _split(found: Mapping[Protocol, Finding], data: ReportData) -> tuple[list[Finding], list[Finding]]:
+    """Part the findings to compare (of the least prepared protocol, and of the one that ranks) from the rest."""
+    compared = (data.first, data.main)
+    return [f for p, f in found.items() if p in compared], [f for p, f in found.items() if p not in compared]
+
+
+def _of_few(section: Section, data: ReportData) -> Section:
+    """Fold the figures of a few models away: they say nothing of other models."""
+    if not data.few:
+        return section
+    lead = f"{section.lead} It takes {FEW_MODELS} models or more to say something of others: the figures are folded."
+    return replace(section, lead=lead, charts=(), more=[*section.charts, *section.more], more_title="Figures")
+
+
+# --- the answer, and what it is made of ------------------------------------------------------------------------------
 
 
 def apart_section(data: ReportData) -> Section | None:
@@ -158,30 +135,23 @@ def apart_section(data: ReportData) -> Section | None:
         for number, group in enumerate(groups, start=1)
         for table in find_scoreboard(group).tables()[:1]
     ]
-    return Section("apart", "Groups", APART, tables=tables, heading="Scores that cannot be compared")
+    lead = "Each group is ranked by itself. The rest of this report is about the first group alone."
+    return Section("apart", "Groups", lead, tables=tables, heading="Scores that cannot be compared")
 
 
 def answer_section(data: ReportData) -> Section:
     """The answer first."""
-    told, runs = answer(data), [] if data.runs is None else [data.runs]
-    board = told.board
-    context = {
-        "training": bool(runs),
-        "answer": told,
-        "most": MOST_RUNGS,
-        "board": board,
-        "ladder": None if board is None else make_ladder(board),
-        "method": "" if board is None else NAMES[told.method] if len(board.ranked_on) > 1 else "score",
-        "names": () if board is None else tuple(board.names.values()),
-        "outlook": None if data.completion is None else make_outlook(data.completion),
-    }
-    charts, tables = _charts(runs), _tables(runs)
+    runs = [] if data.runs is None else [data.runs]
+    charts, tables, context = charts_of(runs), tables_of(runs), answer_context(data)
     return Section("answer", "Answer", charts=charts, tables=tables, template="answer.html", context=context)
 
 
 def reading_section(data: ReportData) -> Section | None:
     """Say how a foreign table was read: metric, direction, scale and kind of each column, and why."""
-    return of_findings("reading", "How it was read", READING, [data.evidence.reading])
+    if data.evidence.reading is None:
+        return None
+    lead = "What each column was taken for, and why. If one is wrong, say so with `--lower`, `--scale` or `--kind`."
+    return Section("reading", "How it was read", lead, table=data.evidence.reading.tables()[0])
 
 
 def scores_section(data: ReportData) -> Section:
@@ -189,7 +159,10 @@ def scores_section(data: ReportData) -> Section:
     models, tasks = names_of(data)
     told, known = answer(data), data.evidence.background
     scored = {p.label: int(np.isfinite(matrix.values).sum()) for p, matrix in data.evidence.scores.items()}
-    screening = [] if data.rankings is None or not data.rankings.screening.flags else [data.rankings.screening]
+    flagged = [] if data.rankings is None or not data.rankings.screening.flags else [data.rankings.screening]
+    failed = tuple(
+        (f.model, f.task, Protocol(f.protocol).label, f"{f.reason} {f.hint or ''}".strip()) for f in data.failures
+    )
     context = {
         "views": partial(score_views, data, told),
         "shown": len(shown_models(data, told)),
@@ -199,34 +172,16 @@ def scores_section(data: ReportData) -> Section:
         "families": sorted({f for m, f in known.families.items() if m in models}, key=str.casefold),
         "kinds": len({known.kinds.get(m) for m in models} - {None}) > 1,
         "gaps": {name: len(models) * len(tasks) - n for name, n in scored.items() if n < len(models) * len(tasks)},
-        "failures": data.failures,
-        "flags": screening[0].flags if screening else (),
+        "failures": Table("Failed cells", ("model", "task", "protocol", "reason"), tuple(failed)),
+        "flags": flagged[0].tables()[0] if flagged else None,
     }
-    return Section("scores", "Scores", tables=_tables(screening), template="scores.html", context=context)
+    return Section("scores", "Scores", tables=tables_of(flagged)[1:], template="scores.html", context=context)
 
 
 def classes_section(data: ReportData) -> Section | None:
     """Show tests on labelled texts: models beside baselines, classes, confusion."""
-    said = " ".join(sentence for found in data.labelled for sentence in found.sentences())
-    return of_findings("classes", "Classes", said, data.labelled, heading="Labelled texts, class by class")
-
-
-def benchmarks_section(data: ReportData) -> Section | None:
-    """Say of every benchmark whether to keep, fix or drop it; its own page is folded away."""
-    if not data.benchmarks:
-        return None
-    lists = {v: ", ".join(b.task for b in data.benchmarks if b.verdict == v) for v in ("drop", "fix")}
-    said = " ".join(f"{verdict.capitalize()}: {tasks}." for verdict, tasks in lists.items() if tasks)
-    return Section(
-        "benchmarks",
-        "Benchmarks",
-        f"{BENCHMARKS} {said or 'All may stay.'}",
-        more=_charts(data.benchmarks),
-        more_title="Agreement of each benchmark with the others",
-        tables=_tables(data.benchmarks),
-        table=benchmark_table(data.benchmarks),
-        heading="Which benchmarks are worth keeping",
-    )
+    lead = _said(data.labelled)
+    return of_findings("classes", "Classes", lead, data.labelled, heading="Labelled texts, class by class")
 
 
 def predicted_section(data: ReportData) -> Section | None:
@@ -241,7 +196,10 @@ def predicted_section(data: ReportData) -> Section | None:
         "count_predicted": int((~done.measured).sum()),
         "failed": any(f.protocol == done.protocol for f in data.failures),
     }
-    return Section("predicted", "Predicted", tables=_tables([done]), template="predicted.html", context=context)
+    return Section("predicted", "Predicted", tables=tables_of([done]), template="predicted.html", context=context)
+
+
+# --- what the scores say of the ranking ------------------------------------------------------------------------------
 
 
 def ranks_section(data: ReportData) -> Section | None:
@@ -249,15 +207,21 @@ def ranks_section(data: ReportData) -> Section | None:
     if data.rankings is None or data.runs is not None:  # steps are no rivals
         return None
     found, bumps = data.rankings.aggregate, rank_charts(data)
-    both, rest = ([c for c in _charts(part) if isinstance(c, Heatmap)] for part in _split(found, data))
-    tables = _tables([*data.rankings.overall.values(), *found.values()])
-    return Section("ranks", "Ranks", RANKS, [*bumps[:1], *both], [*bumps[1:], *rest], "More rank charts", tables)
+    several = {p: f for p, f in found.items() if len(data.evidence.planned[p].benchmarks().tasks) > 1}
+    both, rest = ([c for c in charts_of(part) if isinstance(c, Heatmap)] for part in _split(several, data))
+    tables = tables_of([*data.rankings.overall.values(), *found.values()])
+    lead = (
+        "How the order of the models changes from one protocol to the next. Over all tasks ranks are shown as they "
+        "are; on a single task, crossings that test noise alone could explain are undone as far as possible."
+    )
+    lead = lead if bumps else "The order of the models over all tasks, by each way of taking tasks together."
+    return Section("ranks", "Ranks", lead, [*bumps[:1], *both], [*bumps[1:], *rest], "More rank charts", tables)
 
 
 def tuning_section(data: ReportData) -> Section | None:
     """Whether the fine-tuning was the same for all, and which cells may have more in them."""
     found = list(data.rankings.same.values()) if data.rankings is not None else []
-    said = " ".join(sentence for one in found for sentence in one.sentences())
+    said = _said(found)
     section = of_findings("tuning", "Tuning", said, found, heading="Was it the same for all?")
     if section is None:
         return None
@@ -271,18 +235,17 @@ def agreement_section(data: ReportData) -> Section | None:
         return None
     found = data.rankings
     both, others = _split(found.agreement, data)
-    main = {pair: change for pair, change in found.changes.items() if pair == (data.first, data.main)}
+    main = [change for pair, change in found.changes.items() if pair == (data.first, data.main)]
+    aside = [change for pair, change in found.changes.items() if pair != (data.first, data.main)]
     measures = [] if found.measures is None else [found.measures]
     rest = [*found.fewer.values(), *found.groups.values()]
-    return Section(
-        "agreement",
-        "Agreement",
-        AGREEMENT,
-        _charts([*main.values(), *both, *rest]),
-        _charts([*(change for pair, change in found.changes.items() if pair not in main), *others]),
-        "The other protocols",
-        _tables([*found.agreement.values(), *measures, *found.changes.values(), *rest]),
+    lead = (
+        "Agreement says whether the order of the models on one task holds on another: Kendall's τ of every two tasks, "
+        "1 where they rank alike, 0 where they have nothing to do with each other."
     )
+    charts, more = charts_of([*main, *both, *rest]), charts_of([*aside, *others])
+    tables = tables_of([*found.agreement.values(), *measures, *found.changes.values(), *rest])
+    return _of_few(Section("agreement", "Agreement", lead, charts, more, "The other protocols", tables), data)
 
 
 def evidence_section(data: ReportData) -> Section | None:
@@ -294,17 +257,12 @@ def evidence_section(data: ReportData) -> Section | None:
     maps = [evidence_chart(e, len(data.evidence.planned[p].models)) for p, e in weighed.items()]
     kinds: tuple[Mapping[Protocol, Finding], ...] = (found.significance, found.tau_b, found.ranks)
     both, rest = ([f for by in kinds for f in _split(by, data)[k]] for k in (0, 1))
-    return Section(
-        "evidence",
-        "Evidence",
-        EVIDENCE,
-        [maps[0], *_charts(both)],
-        [*maps[1:], *_charts(rest)],
-        "The other protocols",
-        _tables([*(f for by in kinds for f in by.values()), *found.tau_b_changes.values()]),
-        template="evidence.html",
-        context={"evidence": [evidence_payload(e) for e in weighed.values()]},
-    )
+    lead = "Every model against every other. Colour is evidence, not the size of a difference."
+    tables = tables_of([*(f for by in kinds for f in by.values()), *found.tau_b_changes.values()])
+    charts, more = [maps[0], *charts_of(both)], [*maps[1:], *charts_of(rest)]
+    context = {"evidence": [evidence_payload(e) for e in weighed.values()]}
+    return Section("evidence", "Evidence", lead, charts, more, "The other protocols", tables,
+                   template="evidence.html", context=context)  # fmt: skip
 
 
 def structure_section(data: ReportData) -> Section | None:
@@ -312,27 +270,63 @@ def structure_section(data: ReportData) -> Section | None:
     if data.rankings is None or not data.rankings.components:
         return None
     found = data.rankings
-    own = [c.charts() for c in found.components.values()]
-    charts = [*(c[0] for c in own), *_charts(found.compute.values()), *(x for c in own for x in c[1:])]
+    shown, folded = zip(_split(found.components, data), _split(found.compute, data), strict=True)
     families = [c for by in found.family_components.values() for c in by.values()]
-    tables = _tables([*found.components.values(), *found.compute.values(), *families])
-    return Section("structure", "Structure", STRUCTURE, charts, _charts(families), "Each family by itself", tables)
+    lead = (
+        "How many abilities do the scores show? If one component explains most of the variance, the tasks measure much "
+        "the same thing, and the first component (PC1) is a fair summary of a model."
+    )
+    tables = tables_of([*found.components.values(), *found.compute.values(), *families])
+    charts, more = ([*charts_of(components), *charts_of(compute)] for components, compute in (shown, folded))
+    more += charts_of(families)
+    title = "The other protocols, and each family by itself" if families else "The other protocols"
+    return _of_few(Section("structure", "Structure", lead, charts, more, title, tables), data)
+
+
+def benchmarks_section(data: ReportData) -> Section | None:
+    """Say of every benchmark whether to keep, fix or drop it; its own page is folded away."""
+    if not data.benchmarks:
+        return None
+    lists = {v: ", ".join(b.task for b in data.benchmarks if b.verdict == v) for v in ("drop", "fix")}
+    said = " ".join(f"{verdict.capitalize()}: {tasks}." for verdict, tasks in lists.items() if tasks)
+    asked = "Each benchmark among the others: does it tell these models apart, and does its ranking mean anything?"
+    return Section(
+        "benchmarks",
+        "Benchmarks",
+        f"{asked} {said or 'All may stay.'}",
+        more=charts_of(data.benchmarks),
+        more_title="Agreement of each benchmark with the others",
+        tables=tables_of(data.benchmarks),
+        table=benchmark_table(data.benchmarks),
+        heading="Which benchmarks are worth keeping",
+    )
 
 
 def perplexity_section(data: ReportData) -> Section | None:
     """Perplexity against tasks."""
     ranked = data.rankings
     found = [] if ranked is None else [*ranked.perplexity.values(), *ranked.perplexity_by_kind.values()]
-    return of_findings("perplexity", "Perplexity", PERPLEXITY, found)
+    lead = "Whether bits per byte on plain text rank the models as the tasks do; signed so that 1 means alike."
+    section = of_findings("perplexity", "Perplexity", lead, found)
+    return None if section is None else _of_few(section, data)
+
+
+# --- the documents' methods ------------------------------------------------------------------------------------------
 
 
 def test_task_section(data: ReportData) -> Section | None:
     """Training on the test task."""
     if data.test_task is None:
         return None
-    found, heading = data.test_task.named().values(), "Training on the test task"
-    problems = data.test_task.problems
-    return of_findings("test-task", "Test task", TEST_TASK, found, problems, most=MOST_FIGURES, heading=heading)
+    lead = (
+        "What a group of models (the newer ones, where no other was asked for) has more at equal pretraining compute "
+        "(θ), before and after every model was tuned on the same task data: an advantage that vanishes was one of "
+        "preparation. Emergence is the compute c_e from which scores rise above guessing; it falls as models train on "
+        "the task."
+    )
+    found, problems = data.test_task.named().values(), data.test_task.problems
+    heading = "Training on the test task"
+    return of_findings("test-task", "Test task", lead, found, problems, most=MOST_FIGURES, heading=heading)
 
 
 def exposure_section(data: ReportData) -> Section | None:
@@ -340,34 +334,58 @@ def exposure_section(data: ReportData) -> Section | None:
     found = data.exposure
     if found is None:
         return None
-    said = " ".join([EXPOSURE, *found.sentences()])
+    lead = (
+        "How much a model has left to learn of a task, beside models of other families: little is left where it "
+        "trained on such text before. Evidence, not proof; and a high value is no evidence of innocence."
+    )
+    said = f"{lead} {_said([found])}".strip()
     return of_findings("exposure", "Exposure", said, [found], found.left_out, heading="Signs of exposure")
 
 
 def stability_section(data: ReportData) -> Section | None:
     """Whether scores grow over the checkpoints of a run."""
     found = [data.training if data.runs is None else None, data.stability]  # the answer begins with runs
-    return of_findings("stability", "Stability", STABILITY, found, most=MOST_FIGURES)
+    lead = (
+        "Whether a benchmark's score grows with pretraining: Kendall's τ between scores and steps, 1 where every later "
+        "checkpoint scores higher, 0 where scores jump about; and the smallest gap that the benchmark tells apart."
+    )
+    return of_findings("stability", "Stability", lead, found, most=MOST_FIGURES)
 
 
 def consistency_section(data: ReportData) -> Section | None:
     """Base models against their instruct versions."""
     found = [] if data.consistency is None else [data.consistency.consistency]
-    return of_findings("consistency", "Consistency", CONSISTENCY, found, most=MOST_FIGURES)
+    lead = (
+        "Whether the base model that scores better becomes the better instruct model: Kendall's τ over pairs, 1 where "
+        "both are in the same order. Choose base models by the method with the higher τ."
+    )
+    return of_findings("consistency", "Consistency", lead, found, most=MOST_FIGURES)
 
 
 def ablation_section(data: ReportData) -> Section | None:
     """Every model by every method, and which method ranks best."""
     paired = data.consistency.ablation if data.consistency is not None else None
-    return of_findings("ablation", "Methods", ABLATION, [paired, data.ablation])
+    lead = (
+        "The same models and benchmarks by every method (protocol and prompt form), and the mean rank of each method "
+        "over these cells: 1 would be best everywhere."
+    )
+    return of_findings("ablation", "Methods", lead, [paired, data.ablation])
 
 
 def proxies_section(data: ReportData) -> Section | None:
     """Tasks that stand in for one which early models cannot do yet."""
     if data.proxies is None:
         return None
+    lead = (
+        "Tasks that early models can already do and that tell who will be good at the target: their relevance, "
+        "robustness and weight. Trust them as far as they predict models that had no part in the choice, beside "
+        "perplexity."
+    )
     found = data.proxies.named().values()
-    return of_findings("proxies", "Proxies", PROXIES, found, data.proxies.problems, heading="Proxy tasks")
+    return of_findings("proxies", "Proxies", lead, found, data.proxies.problems, heading="Proxy tasks")
+
+
+# --- single cells, and how all was made ------------------------------------------------------------------------------
 
 
 def cells_section(data: ReportData) -> Section | None:
@@ -398,51 +416,6 @@ def how_section(data: ReportData) -> Section:
     return Section("how", "How", template="how.html", context={"how": how_context(data)})
 
 
-APART = "Each group is ranked by itself. The rest of this report is about the first group alone."
-READING = "What each column was taken for, and why. If one is wrong, say so with --lower, --scale or --kind."
-BENCHMARKS = "Each benchmark among the others: does it tell these models apart, and does its ranking mean anything?"
-RANKS = (
-    "How the order of the models changes from one protocol to the next. Over all tasks ranks are shown as they are; "
-    "on a single task, crossings that test noise alone could explain are undone as far as possible."
-)
-EVIDENCE = "Every model against every other. Colour is evidence, not the size of a difference."
-AGREEMENT = (
-    "Agreement says whether the order of the models on one task holds on another: Kendall's τ of every two tasks, "
-    "1 where they rank alike, 0 where they have nothing to do with each other."
-)
-STRUCTURE = (
-    "How many abilities do the scores show? If one component explains most of the variance, the tasks measure much the "
-    "same thing, and the first component (PC1) is a fair summary of a model."
-)
-PERPLEXITY = (
-    "Whether bits per byte on plain text rank the models as the tasks do; agreement is signed so that 1 means alike."
-)
-TEST_TASK = (
-    "What a group of models (the newer ones, where no other was asked for) has more at equal pretraining compute (θ), "
-    "before and after every model was tuned on the same task data: an advantage that vanishes was one of preparation. "
-    "Emergence is the compute c_e from which scores rise above guessing; it falls as models train on the task."
-)
-EXPOSURE = (
-    "How much a model has left to learn of a task, beside models of other families: little is left where it trained on "
-    "such text before. Evidence, not proof; and a high value is no evidence of innocence."
-)
-STABILITY = (
-    "Whether a benchmark's score grows with pretraining: Kendall's τ between scores and steps, 1 where every later "
-    "checkpoint scores higher, 0 where scores jump about; and the smallest gap that the benchmark tells apart."
-)
-CONSISTENCY = (
-    "Whether the base model that scores better becomes the better instruct model: Kendall's τ over pairs, 1 where both "
-    "are in the same order. Choose base models by the method with the higher τ."
-)
-ABLATION = (
-    "The same models and benchmarks by every method (protocol and prompt form), and the mean rank of each method over "
-    "these cells: 1 would be best everywhere."
-)
-PROXIES = (
-    "Tasks that early models can already do and that tell who will be good at the target: their relevance, robustness "
-    "and weight. Trust them as far as they predict models that had no part in the choice, beside perplexity."
-)
-
 SECTIONS: tuple[Callable[[ReportData], Section | None], ...] = (  # in reading order; the ids are addresses of the board
     apart_section,
     answer_section,
@@ -466,17 +439,3 @@ SECTIONS: tuple[Callable[[ReportData], Section | None], ...] = (  # in reading o
     cells_section,
     how_section,
 )
-
-
-def _split(found: Mapping[Protocol, Finding], data: ReportData) -> tuple[list[Finding], list[Finding]]:
-    """Part the findings to compare (of the least prepared protocol, and of the one that ranks) from the rest."""
-    compared = (data.first, data.main)
-    return [f for p, f in found.items() if p in compared], [f for p, f in found.items() if p not in compared]
-
-
-def _charts(found: Iterable[Finding]) -> list[Chart]:
-    return [chart for finding in found for chart in finding.charts()]
-
-
-def _tables(found: Iterable[Finding]) -> list[Table]:
-    return [table for finding in found for table in finding.tables()]

@@ -23,7 +23,7 @@ from potentia.analysis.benchmark import BenchmarkVerdict, Classification, find_b
 from potentia.analysis.planning import Completion, find_outlook
 from potentia.analysis.proxy import Options as ProxyOptions
 from potentia.analysis.proxy import Proxies, find_proxies
-from potentia.analysis.rankings import Rankings, Scoreboard, find_rankings, find_scoreboard
+from potentia.analysis.rankings import FEW_MODELS, Rankings, Scoreboard, find_rankings, find_scoreboard
 from potentia.analysis.test_task import Exposure, TestTask, find_exposure, find_test_task
 from potentia.analysis.test_task import Options as TestTaskOptions
 from potentia.errors import InputError, PotentiaError
@@ -92,6 +92,11 @@ class ReportData:
     def first(self) -> Protocol:
         """The protocol with the least preparation, which the main one is set against."""
         return next(iter(self.evidence.planned), Protocol(""))
+
+    @property
+    def few(self) -> bool:
+        """Whether there are too few models to say anything of others."""
+        return len(self.evidence.planned[self.main].benchmarks().models) < FEW_MODELS if self.main else True
 
     @property
     def runs(self) -> Training | None:
