@@ -84,6 +84,10 @@ def check_twins(folders: dict[str, Path], tasks: dict[str, Path], store: Path) -
         tuned = [cells[f"{name} {task} train_before_test"].selection for name in folders]
         assert len({(one["trainable"], one["updates"], one["tokens"], one["learning_rate"]) for one in tuned}) == 1
         assert {tuple(one["target_modules"]) for one in tuned} == {("all-linear",)}
+        training = [cells[f"{name} {task} train_before_test"].manifest["training"] for name in folders]
+        for one in training:  # and which layers that meant
+            assert one["layers"]["model.layers.*.self_attn.q_proj"] > 1
+            assert len(one["layers"]) == 7
     losses: dict[tuple[str, float], list[list[float]]] = {}
     for lane in lanes:
         losses.setdefault((lane.task, lane.learning_rate), []).append([p.train_loss for p in lane.epochs[1:]])

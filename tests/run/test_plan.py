@@ -54,6 +54,13 @@ def test_a_plan_leaves_nothing_behind(world: Path, tmp_path: Path):
         assert [record.name for record in store.studies()] == ["planned"], "a plan registers nothing"
 
 
+def test_planning_tells_how_far_it_is(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("potentia.run.plan.TOLD_SECONDS", 0.0)
+    said: list[str] = []
+    plan_study(study(world, tmp_path / "s.db"), tell=said.append)
+    assert said == ["reading models: 1 of 2", "reading models: 2 of 2"]
+
+
 def test_everything_is_read_once(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Tasks are loaded and rows planned by the plan alone; running its rows does neither again."""
     from potentia import engine, tasks

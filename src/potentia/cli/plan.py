@@ -53,7 +53,7 @@ def plan(
     folder = str(data_dir) if data_dir else None
     made = read_study(study, {"models": models, "tasks": tasks, "data_dir": folder, "store": store, "device": device})
     with errors.status("reading tasks and models …") as status:
-        planned = plan_study(made)
+        planned = plan_study(made, tell=lambda text: status.update(f"{text} …"))
         cost = estimate_cost(planned, calibrate=calibrate, tell=lambda text: status.update(f"{text} …"))
     chosen = None
     if budget is not None or confidence is not None:

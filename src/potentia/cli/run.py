@@ -121,8 +121,8 @@ def run(
     for what in (what for what, said in allowed.items() if said):
         processes.allow(what)
     made = read_study(study, flags)
-    with errors.status("reading tasks and models …"):
-        plan = plan_study(made)
+    with errors.status("reading tasks and models …") as status:
+        plan = plan_study(made, tell=lambda text: status.update(f"{text} …"))
     say(*_notes(plan), to=errors)
     if dry_run:
         _show_plan(plan, as_json=as_json)

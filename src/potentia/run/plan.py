@@ -10,10 +10,10 @@ import contextlib
 import shutil
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from potentia.errors import InputError, PotentiaError
 from potentia.facts import Kind, decide_kind, models
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from potentia.tasks import Task
 
 PART = " · part "
+TOLD_SECONDS = 1.0  # between two words of planning
 SMALL_TEST = 100  # documents; with fewer, few differences between models can be told
 
 
@@ -261,12 +262,13 @@ def remove_lanes(folder: Path) -> None:
 # --- planning --------------------------------------------------------------------------------------------------------
 
 
-def plan_study(study: Study) -> StudyPlan:
+def plan_study(study: Study, *, tell: Callable[[str], Any] = lambda _: None) -> StudyPlan:
     """Find every cell's key and whether the store has it. Model files are hashed, not loaded; nothing is written."""
     from potentia.engine import planned_dtype
     from potentia.tasks import quiet
 
-    for model in study.rows():
+    models = study.rows()
+    for model in models:
         check_source(model)
     with quiet():  # once for all tasks
         tasks = load_tasks(study)
@@ -274,7 +276,12 @@ def plan_study(study: Study) -> StudyPlan:
     key = study_key(study)
     dtype = planned_dtype(study.dtype, study.device)
     bare = study.model_copy(update={"dtype": dtype, "models": (), "only": None})
-    rows = [_plan_row(study, bare, key, tasks, model) for model in study.rows()]
+    rows, told = [], time.monotonic()
+    for model in models:
+        rows.append(_plan_row(study, bare, key, tasks, model))
+        if time.monotonic() - told > TOLD_SECONDS:
+            told = time.monotonic()
+            tell(f"reading models: {len(rows):,} of {len(models):,}")
     store = find_store(study.store)
     if store is None:
         return StudyPlan(study, key, tuple(rows), tasks)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from typing import Annotated, Any, Literal
+from collections import Counter
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -13,6 +15,8 @@ from potentia.study.tuning import Adjust, Positive, Probe, Selection, Strict, Tr
 from potentia.values.protocol import ADJUST, DIRECT, TRAIN_BEFORE_TEST, Protocol
 
 PositiveShare = Annotated[float, Field(gt=0)]
+Given = TypeVar("Given")
+Found = TypeVar("Found")
 
 
 class CheckpointSpec(Strict):
@@ -207,7 +211,7 @@ def _switched(value: Any) -> Any:
 
 
 def _once(kind: str, names: list[str]) -> None:
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted(name for name, times in Counter(names).items() if times > 1)
     if twice:
         raise ValueError(f"{kind} named twice: {', '.join(twice)}")
 
@@ -228,17 +232,28 @@ class Wanted(Strict):
     tasks: tuple[str, ...] = Field(description="the tasks it is tuned for")
 
 
-_latest: tuple[tuple[TaskSpec, ...], dict[str, TaskSpec]] = ((), {})
+def _remembered(make: Callable[[Given], Found]) -> Callable[[Given], Found]:
+    """Keep the latest answer, by the identity of what was given: every cell of a study asks."""
+    latest: list[Any] = [None, None]
+
+    def ask(given: Given) -> Found:
+        if latest[0] is not given:
+            latest[:] = given, make(given)
+        return latest[1]  # type: ignore[no-any-return]
+
+    return ask
 
 
+@_remembered
 def _expanded(tasks: tuple[TaskSpec, ...]) -> dict[str, TaskSpec]:
-    """Return tasks by name, folds expanded; every cell asks, so the latest answer is kept."""
-    global _latest
-    asked, known = _latest
-    if asked is not tasks:
-        known = {one.name: one for task in tasks for one in task.expand()}
-        _latest = (tasks, known)
-    return known
+    """Return tasks by name, folds expanded."""
+    return {one.name: one for task in tasks for one in task.expand()}
+
+
+@_remembered
+def _tuned(only: tuple[Wanted, ...]) -> dict[str, frozenset[str]]:
+    """Return the tasks that each model is tuned for."""
+    return {wanted.model: frozenset(wanted.tasks) for wanted in only}
 
 
 class Study(Strict):
@@ -363,7 +378,7 @@ class Study(Strict):
         """Say whether a cell is part of the study; ``only`` leaves out tuned cells."""
         if self.only is None or not Protocol(protocol).tuned:
             return True
-        return any(wanted.model == model and task in wanted.tasks for wanted in self.only)
+        return task in _tuned(self.only).get(model, ())
 
     def benchmarks(self) -> tuple[TaskSpec, ...]:
         """Return every task of the study, folds expanded."""

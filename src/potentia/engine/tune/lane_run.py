@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -74,7 +76,8 @@ class LaneRun:
         self.states = LaneStates(self.plan.slots, self.bank.width, self.bank.device)
         self.bank.grads.zero_()
         self.steps = self._steps()
-        self.trainer.record["training"]["targets"] = list(self.bank.targets)
+        layers = Counter(re.sub(r"\b\d+\b", "*", site.name) for site in self.bank.sites)  # blocks differ in a number
+        self.trainer.record["training"] |= {"targets": list(self.bank.targets), "layers": dict(layers)}
         if found:
             self._take_up(*found)
             if self.on_recall is not None:
