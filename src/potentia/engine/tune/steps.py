@@ -113,6 +113,9 @@ MOST_GRAPHS = 16
 LAUNCH_BOUND = 2e13  # parameters × tokens under which launches can outlast the arithmetic
 FILLED_FREE = 3e11  # parameters × tokens: what a millisecond or two fill up is cheaper than one more graph
 MOST_FILLED = 1024  # tokens
+# parameters × tokens under which a pass is a chain of short kernels: where processes share the GPU each would wait
+# behind the long ones of others (one lane of 135M: 10 ms a step alone, 91 beside five rows), so these go first
+HURRIED = 2e12
 
 
 class Post:
@@ -206,7 +209,8 @@ class StaticSteps:
 
     def _run(self, shelf: _Shelf) -> None:
         if shelf.graph is None and shelf.uses > 0 and self.capturing:
-            shelf.graph = self._capture(lambda: self.static(shelf.inputs))
+            hurried = shelf.inputs.bucket.tokens * self.parameters < HURRIED
+            shelf.graph = self._capture(lambda: self.static(shelf.inputs), hurried=hurried)
         shelf.uses += 1
         if shelf.graph is None:
             self.static(shelf.inputs)
@@ -214,13 +218,14 @@ class StaticSteps:
             self.replayed += 1
             shelf.graph.replay()
 
-    def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
-        """Capture what ``work`` queues, or say once why that cannot be done."""
+    def _capture(self, work: Callable[[], None], *, hurried: bool = False) -> torch.cuda.CUDAGraph | None:
+        """Capture what ``work`` queues, or say once why that cannot be done; kernels keep their stream's priority."""
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()  # what passes kept for themselves is the pool's now
         graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream(self.device, priority=-1) if hurried else None  # type: ignore[no-untyped-call]
         try:
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
                 work()
         except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
             log.debug("what could not be captured", exc_info=error)
