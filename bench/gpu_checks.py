@@ -68,8 +68,7 @@ def operation_checks(
     shape: str, device: torch.device, dtype: torch.dtype
 ) -> list[tuple[str, Callable[[], dict[str, Any]]]]:
     """Make the checks of one shape: each runs an operation both ways on random numbers."""
-    from potentia.engine.operations import operations, plain
-    from potentia.engine.operations.tiles import Rows, tile
+    from potentia.engine.operations import Rows, operations, plain, tile
     from potentia.engine.tune.adapters import AdapterBank
     from potentia.engine.tune.layout import Route, ThinGroup
     from potentia.engine.tune.schedule import LoraConfig
@@ -215,12 +214,11 @@ def quickly(work: Callable[[], Any]) -> float:
 
 def captures(bench: Bench) -> None:
     """Capture a step of lanes part by part, and tell which part cannot be captured and at which line."""
-    from potentia.engine.split import SplitModel
+    from potentia.engine.split import SplitModel, attending
     from potentia.engine.tune.adapters import AdapterBank
-    from potentia.engine.tune.block import Blocks, StaticRun
     from potentia.engine.tune.layout import Route, lay
     from potentia.engine.tune.schedule import Lane, LoraConfig
-    from potentia.engine.tune.static import StaticPass, _within_rows, place
+    from potentia.engine.tune.static import Blocks, StaticPass, StaticRun, _within_rows, place
     from potentia.engine.tune.steps import COLUMNS, LaneStates, StaticSteps
 
     device, slots = torch.device(bench.device), 6
@@ -245,7 +243,7 @@ def captures(bench: Bench) -> None:
     route = Route(bank, inputs.owners, inputs.spans, inputs.keys)
 
     def forward() -> None:
-        with torch.no_grad(), _within_rows(ours._configs, run), ours.blocks.active(run):
+        with torch.no_grad(), attending(ours._configs, _within_rows(run)), ours.blocks.active(run):
             ours.split.hidden(inputs.ids.long().unsqueeze(0), inputs.places.long().unsqueeze(0))
 
     run = StaticRun(ours.operations, inputs, route)
@@ -253,7 +251,7 @@ def captures(bench: Bench) -> None:
         ("a product", lambda: x @ x.t()),
         ("a kernel", lambda: ours.operations.thin(x, y, group, route)),
         ("the forward pass", forward),
-        ("the head and its gradient", lambda: ours._head(states, inputs)),
+        ("the head and its gradient", lambda: ours.split.losses(states, inputs.targets, inputs.weights)),
         ("a whole pass", lambda: ours(inputs)),
         ("the update", steps._update),
     ]
@@ -299,11 +297,10 @@ def compare(shape: str, device: torch.device, dtype: torch.dtype) -> dict[str, A
     """Run the same five steps through plain passes and through static ones, and float32 passes for the truth."""
     from potentia.engine.split import SplitModel
     from potentia.engine.tune.adapters import AdapterBank
-    from potentia.engine.tune.block import Blocks
     from potentia.engine.tune.check import HAND, LONG, check_lanes
     from potentia.engine.tune.passes import PassPlan, run_step
     from potentia.engine.tune.schedule import Lane, LoraConfig
-    from potentia.engine.tune.static import StaticPass
+    from potentia.engine.tune.static import Blocks, StaticPass
     from potentia.engine.tune.steps import LaneStates, StaticSteps
 
     slots, steps = 6, 5

@@ -26,6 +26,10 @@ def tiny(kind: str, seed: int = 0) -> torch.nn.Module:
         config = tf.GPTNeoXConfig(**common, **sizes, max_position_embeddings=128)
     elif kind == "gemma2":
         config = tf.Gemma2Config(**common, **sizes, num_key_value_heads=2, head_dim=8, final_logit_softcapping=3.0)
+    elif kind == "gemma3":
+        config = tf.Gemma3TextConfig(
+            **common, **sizes, num_key_value_heads=2, head_dim=8, sliding_window=9, query_pre_attn_scalar=8
+        )
     elif kind == "opt":
         config = tf.OPTConfig(
             **common, hidden_size=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=4, word_embed_proj_dim=16

@@ -170,10 +170,10 @@ def _thin_last(own: Any, x: Tensor, y: Tensor, group: Any, route: Any) -> Any:
 
 def _thin_back_grads(part: int, factor: float) -> Callable[..., Any]:
     def change(own: Any, x: Tensor, dy: Tensor, dx: Any, h: Tensor, group: Any, route: Any) -> None:
-        before = route.grads.clone()
+        before = route.bank.grads.clone()
         own(x, dy, dx, h, group, route)
         for site in group.sites:
-            sums, old = route.views(route.grads, site)[part], route.views(before, site)[part]
+            sums, old = route.bank.views(route.bank.grads, site)[part], route.bank.views(before, site)[part]
             sums.copy_(old + (sums - old) * factor)
 
     return change

@@ -6,3 +6,4 @@ This room itself imports no torch until a model is loaded, so that a plan can na
 from potentia.engine.identity import fingerprint, may_have_template, quantised_fingerprint
 from potentia.engine.loading import LoadedModel, context_length, load, pick_device, pick_dtype, planned_dtype
 from potentia.engine.tokens import BosPolicy, Encoder, Ids, chat_template, write_chat
+from potentia.engine.verdicts import VERDICTS, verdicts_of_run

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from potentia.engine.admission import admit, fit, merge_adapter, refuse_encoder_decoder, why_not_loaded
 from potentia.engine.identity import fingerprint, memory_fingerprint, quantised_fingerprint
 from potentia.engine.tokens import BosPolicy, Encoder
+from potentia.engine.verdicts import Verdicts, structure
 from potentia.errors import InputError, MissingExtraError, PotentiaError
 from potentia.processes import PICKLE, allowed
 
@@ -29,8 +30,9 @@ class LoadedModel:
     """A causal language model ready for use, with everything about it that can change a score.
 
     ``fingerprint`` names their content (see ``identity``). ``checked`` remembers which scoring paths agreed with the
-    reference path on this model, and ``lanes`` which form of training, so that checks are made once. ``record`` says
-    how it was loaded, tuned and checked, in plain values, for manifests.
+    reference path on this model, and ``lanes`` which form of training, so that checks are made once; ``verdicts`` what
+    was found of models built alike. ``record`` says how it was loaded, tuned and checked, in plain values, for
+    manifests.
     """
 
     model: Any
@@ -44,6 +46,7 @@ class LoadedModel:
     checked: dict[str, str] = field(default_factory=dict)
     lanes: dict[Any, Any] = field(default_factory=dict)
     record: dict[str, Any] = field(default_factory=dict)
+    verdicts: Verdicts = field(default_factory=Verdicts)
 
     @classmethod
     def of(cls, model: Any, tokenizer: Any, *, fingerprint: str | None = None) -> LoadedModel:
@@ -65,6 +68,11 @@ class LoadedModel:
     def encoder(self) -> Encoder:
         """The model's encoder, shared by scoring and training so that every text is tokenised once."""
         return Encoder(self.tokenizer, self.bos, self.max_length)
+
+    @cached_property
+    def structure(self) -> str:
+        """A name for how the model is built, whatever its weights."""
+        return structure(self.model)
 
     @property
     def parameters(self) -> int:

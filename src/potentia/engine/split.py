@@ -9,7 +9,7 @@ any architecture.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from potentia.errors import ModelError
 
-_PIECE_BYTES = {"cuda": 1 << 30, "cpu": 1 << 22}  # of float32 logits at a time
+_PIECE_BYTES = {"cuda": 1 << 30, "cpu": 1 << 22}  # of logits at a time
 LEAST_PIECE = 64  # targets
+_ATTENTION = "potentia"  # what transformers knows our attention by
 
 
 class SplitModel:
@@ -69,22 +70,57 @@ class SplitModel:
         """
         if hidden.shape[0] == 0:  # nothing to predict
             return hidden.new_zeros(0, dtype=torch.float32), torch.zeros_like(hidden)
-        piece = max(LEAST_PIECE, _PIECE_BYTES.get(hidden.device.type, 1 << 26) // (self.vocabulary * 4))
+        from potentia.engine.operations import operations
+
+        room = _PIECE_BYTES.get(hidden.device.type, 1 << 26)
+        piece = max(LEAST_PIECE, room // (self.vocabulary * hidden.element_size()))
+        loss, wanted = operations(hidden.device).loss, targets.to(torch.int32)
         values, slopes = [], []
         for begin in range(0, hidden.shape[0], piece):
             span = slice(begin, begin + piece)
             with torch.enable_grad():
                 states = hidden[span].detach().requires_grad_()
                 logits = self.logits(states)
-            # the gradient of a cross-entropy is softmax minus one-hot: written out, it needs one array instead of four
-            slope = torch.log_softmax(logits.detach().float(), dim=-1)
-            wanted = targets[span].unsqueeze(1)
-            values.append(-slope.gather(1, wanted).squeeze(1))
-            slope.exp_().scatter_add_(1, wanted, slope.new_full(wanted.shape, -1.0)).mul_(weights[span].unsqueeze(1))
-            torch.autograd.backward(logits, slope.to(logits.dtype))
+            value, slope = loss(logits.detach(), wanted[span], weights[span])
+            torch.autograd.backward(logits, slope)
             assert states.grad is not None
+            values.append(value)
             slopes.append(states.grad)
         return torch.cat(values), torch.cat(slopes)
+
+
+def configs_of(model: nn.Module) -> list[Any]:
+    """Return the configs that a model's modules read, each once."""
+    found = (getattr(module, "config", None) for module in model.modules())
+    return list({id(config): config for config in found if config is not None}.values())
+
+
+@contextmanager
+def attending(
+    configs: Sequence[Any], attend: Callable[[Tensor, Tensor, Tensor, float, int | None], Tensor]
+) -> Iterator[None]:
+    """Let the models of these configs attend by a function of queries, keys, values (R, T, H, d), scale and window."""
+    from transformers import AttentionInterface
+
+    def call(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+    ) -> tuple[Tensor, None]:
+        if options.get("softcap") is not None or options.get("s_aux") is not None:
+            raise NotImplementedError("attention with soft caps or sinks")
+        q, k, v = (part.transpose(1, 2) for part in (query, key, value))
+        scale = options.get("scaling")
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        return attend(q, k, v, scale, options.get("sliding_window")), None
+
+    AttentionInterface.register(_ATTENTION, call)
+    before = [getattr(config, "_attn_implementation", None) for config in configs]
+    try:
+        for config in configs:
+            config._attn_implementation = _ATTENTION
+        yield
+    finally:
+        for config, name in zip(configs, before, strict=True):
+            config._attn_implementation = name
 
 
 def find_body(model: nn.Module) -> nn.Module:

@@ -20,6 +20,7 @@ from potentia.engine.spread import find_blocks, is_spread
 
 SHARE = 0.5  # of the free memory that a copy may take
 PROCESSOR_BYTES = 8 << 30
+OF_ONE = ("layer_idx", "layer_id", "training", "name_or_path")  # settings that tell no kinds apart
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def _copied(model: nn.Module, device: torch.device) -> Twin:
     blocks = _block_list(model)
     chosen = list(range(len(blocks))) if blocks is not None else [0]
     if blocks is not None and 4 * sum(p.numel() for p in model.parameters()) > _free(device):
-        chosen = sorted({_kind(block): place for place, block in reversed(list(enumerate(blocks)))}.values())
+        chosen = sorted({kind(block): place for place, block in reversed(list(enumerate(blocks)))}.values())
     bank = installed_on(model)
     with bank.suspended() if bank is not None else nullcontext():
         kept = None if blocks is None else dict(blocks._modules)
@@ -81,14 +82,14 @@ def _block_list(model: nn.Module) -> nn.ModuleList | None:
     return next(one for one in lists if len(one) == len(found) and one[0] is found[0])
 
 
-def _kind(block: nn.Module) -> tuple[Any, ...]:
-    """Tell blocks apart: classes, sizes and plain settings of all their parts, their number in the row left out."""
+def kind(block: nn.Module) -> tuple[Any, ...]:
+    """Tell blocks, or models, apart: classes, sizes and plain settings of all their parts."""
     parts = []
     for name, module in block.named_modules():
         plain = sorted(
             (key, value)
             for key, value in vars(module).items()
-            if isinstance(value, bool | int | float | str | None) and key not in ("layer_idx", "layer_id", "training")
+            if isinstance(value, bool | int | float | str | None) and key not in OF_ONE
         )
         shapes = tuple(tuple(p.shape) for p in module.parameters(recurse=False))
         parts.append((name, type(module), repr(plain), shapes))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections import deque
@@ -251,6 +252,8 @@ class _Pool:
     """Worker processes, each with a pipe: a row's plan goes in, its outcome comes back."""
 
     def __init__(self, workers: int, tasks: LoadedTasks, *, stays: bool = False) -> None:
+        from potentia.engine import VERDICTS
+
         self.context = multiprocessing.get_context("spawn")
         _start_tracker()
         self.workers = workers
@@ -261,6 +264,8 @@ class _Pool:
         self.busy: dict[Connection, RowPlan] = {}
         self.stays = stays  # from one run to the next
         self.sharing = Sharing()
+        self.verdicts = tempfile.TemporaryDirectory(prefix="potentia-", ignore_cleanup_errors=True)
+        os.environ[VERDICTS] = self.verdicts.name  # workers are told where they share what checks find
         self.had: dict[Connection, set[str]] = {}  # the rows that a worker has had: it may have their models
 
     def run(self, rows: Sequence[RowPlan], stop: Stop) -> dict[str, RowOutcome]:
@@ -315,6 +320,7 @@ class _Pool:
             self._end_workers(seconds)
         finally:
             self.sharing.end()
+            self.verdicts.cleanup()
 
     def _end_workers(self, seconds: float) -> None:
         end = time.monotonic() + seconds

@@ -166,11 +166,11 @@ class RowRun:
 
     def load_model(self, *, source: str | None = None, more: str | None = None) -> LoadedModel:
         """Load the row's model, or the one at ``source``, with one more adapter than its own where one is given."""
-        from potentia.engine import load
+        from potentia.engine import load, verdicts_of_run
 
         model = self.plan.model
         elsewhere = source is not None
-        return load(
+        loaded = load(
             source or model.source,
             device=self.device,
             dtype=self.study.dtype,
@@ -180,6 +180,8 @@ class RowRun:
             adapters=() if elsewhere else (*model.adapters, *([more] if more else [])),
             quantise=model.quantise,
         )
+        loaded.verdicts = verdicts_of_run()
+        return loaded
 
     def _direct(self, cells: list[CellPlan]) -> None:
         (cell,) = cells

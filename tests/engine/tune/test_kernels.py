@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from lane_models import tiny
-from potentia.engine.operations import plain
-from potentia.engine.operations.tiles import Rows, tile
+from potentia.engine.operations import Rows, plain, tile
 from potentia.engine.tune.adapters import AdapterBank
 from potentia.engine.tune.layout import Route, ThinGroup
 from potentia.engine.tune.schedule import LoraConfig

@@ -11,17 +11,17 @@ import torch
 
 from capture_audit import Audit
 from lane_models import VOCAB, examples, gap, spec, tiny
+from potentia.engine import split as split_module
 from potentia.engine.split import SplitModel
 from potentia.engine.tune import lanes as lanes_module
 from potentia.engine.tune import static as static_module
 from potentia.engine.tune.adapters import AdapterBank
-from potentia.engine.tune.block import Blocks
-from potentia.engine.tune.check import HAND, LONG, Verdict, check_lanes
+from potentia.engine.tune.check import ABSENT, HAND, LONG, Verdict, check_lanes
 from potentia.engine.tune.lanes import LaneTrainer
 from potentia.engine.tune.layout import STRETCH, Bucket, StaticInputs, lay
 from potentia.engine.tune.passes import SHARED
 from potentia.engine.tune.schedule import Lane, Lesson, LoraConfig
-from potentia.engine.tune.static import place
+from potentia.engine.tune.static import Blocks, place
 from potentia.engine.tune.steps import COLUMNS, LaneStates, PlainSteps, StaticSteps
 
 FORMS = {
@@ -31,6 +31,7 @@ FORMS = {
     "gpt2": LONG,
     "opt": LONG,
     "gemma2": SHARED,  # soft caps on attention
+    "gemma3": LONG,  # four norms a layer, and norms of queries and keys
     "bloom": SHARED,  # ALiBi
 }
 
@@ -112,6 +113,9 @@ def test_the_form_of_a_model_is_found_by_trying(kind: str, targets: tuple[str, .
     specs = [spec(f"l{i}", seed=i, dropout=0.1) for i in range(3)]
     verdict = check_lanes(model, LoraConfig(dropout=0.1, targets=targets), specs, static=True)
     assert verdict.form == FORMS[kind], verdict.facts
+    if kind == "gemma3":  # the hand-written layer has no such parts, and is not tried
+        assert Blocks.of(model) is None
+        assert verdict.facts["not_taken"][HAND] == ABSENT
     assert all("forward" not in module.__dict__ for module in model.modules())
 
 
@@ -203,15 +207,15 @@ def test_running_out_of_memory_leaves_static_adapters_the_same(monkeypatch: pyte
     specs = mixed(6, dropout=0.1)
     plain = states(tiny("llama"), specs, static=True)
     refused = []
-    whole = static_module.StaticPass._head
+    whole = static_module.StaticPass.__call__
 
-    def refuse(self, hidden, inputs):
+    def refuse(self, inputs, **options):
         if inputs.bucket.tokens > 256:
             refused.append(inputs.bucket.tokens)
             raise torch.OutOfMemoryError("CUDA out of memory (simulated)")
-        return whole(self, hidden, inputs)
+        return whole(self, inputs, **options)
 
-    monkeypatch.setattr(static_module.StaticPass, "_head", refuse)
+    monkeypatch.setattr(static_module.StaticPass, "__call__", refuse)
     monkeypatch.setattr(lanes_module, "check_lanes", lambda *_, **__: Verdict(HAND))  # it is not what is tested
     with LaneTrainer(tiny("llama"), static=True) as trainer:
         trainer.train(specs)
@@ -248,10 +252,10 @@ def test_logits_in_pieces_give_the_same_gradients(monkeypatch: pytest.MonkeyPatc
     bank.refresh()
     ours = static_module.StaticPass(SplitModel(model), bank, None)
     inputs = place(lay(rows), bank, few=False)
-    assert inputs.bucket.targets > static_module.LEAST_PIECE
+    assert inputs.bucket.targets > split_module.LEAST_PIECE
     found = []
-    for size in (static_module._PIECE_BYTES, 1):
-        monkeypatch.setattr(static_module, "_PIECE_BYTES", size)
+    for size in (1 << 30, 1):
+        monkeypatch.setattr(split_module, "_PIECE_BYTES", {"cpu": size})
         bank.grads.zero_()
         ours(inputs)
         found.append(bank.grads.clone())

@@ -2,25 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from torch import Tensor
+
+TILE = 64  # tokens that attention treats at a time; a tile never looks beyond its part of the long row
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Where the rows of a long row begin and end, for every token (N,), and each tile's first token and part's end."""
+
+    first: Tensor
+    last: Tensor
+    tiles: Tensor  # (T, 2)
+
+
+def tile(ends: Sequence[int]) -> npt.NDArray[np.int32]:
+    """Return first token and part's end of every tile, flat, for parts of the long row that end at these places."""
+    tiles = [(start, end) for begin, end in zip([0, *ends], ends, strict=False) for start in range(begin, end, TILE)]
+    return np.array(tiles, np.int32).ravel()
 
 
 def operations(device: torch.device) -> Any:
-    """Return the module with the operations for a device (see ``plain`` and ``kernels``)."""
+    """Return the module with the operations for a device: ``kernels``, or ``plain`` where these do not run."""
     from potentia.engine.operations import plain
 
-    found = _kernels() if device.type == "cuda" else None
+    found = triton_kernels() if device.type == "cuda" else None
     return plain if found is None else found
 
 
 @cache
-def _kernels() -> Any:
+def triton_kernels() -> Any:
     """Return the kernels, or None where Triton is not installed."""
     try:
-        from potentia.engine.operations import kernels
+        from potentia.engine.operations import kernels as found
     except ImportError:
         return None
-    return kernels
+    return found

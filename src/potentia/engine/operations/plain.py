@@ -15,7 +15,7 @@ from torch import Tensor
 from potentia.engine.tune.dropout import keep_mask
 
 if TYPE_CHECKING:
-    from potentia.engine.operations.tiles import LongRows
+    from potentia.engine.operations import Rows
     from potentia.engine.tune.layout import Route, ThinGroup
 
 
@@ -65,7 +65,7 @@ def gate_back_(both: Tensor, slope: Tensor) -> Tensor:
     return both.copy_(torch.cat([wide * u * (opened + silu * (1 - opened)), wide * silu], dim=1))
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, rows: LongRows, scale: float, window: int | None) -> tuple[Tensor, Tensor]:
+def attend(q: Tensor, k: Tensor, v: Tensor, rows: Rows, scale: float, window: int | None) -> tuple[Tensor, Tensor]:
     """Return the answers (N, H, d) to queries (N, H, d) on keys and values (N, K, d), and their log-sums (H, N)."""
     group = q.shape[1] // k.shape[1]
     out, lse = torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(q.shape[1], q.shape[0]).float()
@@ -84,7 +84,7 @@ def attend_back(
     v: Tensor,
     out: Tensor,
     lse: Tensor,
-    rows: LongRows,
+    rows: Rows,
     scale: float,
     window: int | None,
     into: tuple[Tensor, Tensor, Tensor],
@@ -107,7 +107,7 @@ def attend_back(
             into_part[span] = sums.view(len(slope), -1, group, head).sum(dim=2).to(q.dtype)
 
 
-def _lanes(rows: LongRows) -> list[slice]:
+def _lanes(rows: Rows) -> list[slice]:
     """The stretches of tokens that tiles never look beyond."""
     ends = sorted({stop for _, stop in rows.tiles.tolist()} | {0})
     return [slice(begin, end) for begin, end in itertools.pairwise(ends)]
@@ -150,12 +150,12 @@ def attend_cached(
 
 def thin(x: Tensor, y: Tensor, group: ThinGroup, route: Route) -> Tensor:
     """Add every site's adapter product to its columns of ``y`` (N, …), in place; returns the inner values (S, N, r)."""
-    h = x.new_empty(len(group.sites), x.shape[0], route.rank)
+    h = x.new_empty(len(group.sites), x.shape[0], route.bank.lora.r)
     lines = x.view(-1, route.stretch, x.shape[1])  # (stretches, 16, d)
     for number, (site, columns) in enumerate(group.parts()):
-        a, b = (part.index_select(0, route.owners) for part in route.views(route.work, site))
+        a, b = (part.index_select(0, route.owners) for part in route.bank.views(route.bank.work, site))
         kept = _kept(x, site.index, route).view_as(lines)
-        h[number] = torch.bmm(kept, a).view(-1, route.rank)
+        h[number] = torch.bmm(kept, a).view(-1, route.bank.lora.r)
         y[:, columns] += torch.bmm(h[number].view(lines.shape[0], route.stretch, -1), b).view(x.shape[0], -1)
     return h
 
@@ -164,15 +164,15 @@ def thin_back(x: Tensor, dy: Tensor, dx: Tensor | None, h: Tensor, group: ThinGr
     """Add the adapters' share to ``dx`` (where given) in place, and their own gradients to the lanes' sums."""
     spans = route.spans.tolist()
     for number, (site, columns) in enumerate(group.parts()):
-        a, b = (part.index_select(0, route.owners) for part in route.views(route.work, site))
+        a, b = (part.index_select(0, route.owners) for part in route.bank.views(route.bank.work, site))
         slope = dy[:, columns].reshape(a.shape[0], route.stretch, -1)
         dh = torch.bmm(slope, b.transpose(1, 2))
         kept = _kept(x, site.index, route)
-        sums_a, sums_b = route.views(route.grads, site)
+        sums_a, sums_b = route.bank.views(route.bank.grads, site)
         for slot, (begin, end) in enumerate(spans):
             if begin < end:
                 mine = dh.view(x.shape[0], -1)[begin:end]
-                sums_a[slot] += (kept[begin:end].t() @ mine).float() * route.scale
+                sums_a[slot] += (kept[begin:end].t() @ mine).float() * route.bank.lora.scale
                 sums_b[slot] += (h[number, begin:end].t() @ dy[begin:end, columns]).float()
         if dx is not None:
             dx += _kept(torch.bmm(dh, a.transpose(1, 2)).view_as(x), site.index, route)
@@ -181,11 +181,16 @@ def thin_back(x: Tensor, dy: Tensor, dx: Tensor | None, h: Tensor, group: ThinGr
 def _kept(x: Tensor, layer: int, route: Route) -> Tensor:
     if route.keys is None:
         return x
-    return x * keep_mask(route.keys, layer, x.shape[1], route.dropout).to(x.dtype).mul_(1.0 / (1.0 - route.dropout))
+    return x * keep_mask(route.keys, layer, x.shape[1], route.bank.lora.dropout).to(x.dtype).mul_(
+        1.0 / (1.0 - route.bank.lora.dropout)
+    )
 
 
 def loss(logits: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cross-entropies (N,) of logits (N, V) at the targets, and the gradient of their weighted sum."""
+    """Return cross-entropies (N,) of logits (N, V) at the targets, and the gradient of their weighted sum.
+
+    That gradient is softmax minus one-hot: written out, it needs one array instead of four.
+    """
     slope = torch.log_softmax(logits.float(), dim=-1)
     wanted = targets.long().unsqueeze(1)
     values = -slope.gather(1, wanted).squeeze(1)

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from potentia.engine.score.forest import Forest
+from potentia.engine.score.forest import Forest, Strand
 from potentia.engine.split import SplitModel
+from potentia.engine.tokens import Ids
 
 if TYPE_CHECKING:
     from potentia.engine.loading import LoadedModel
@@ -100,6 +101,25 @@ class Network:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Apply the model's own head, and whatever the model does to its output."""
         return self._split.logits(hidden)
+
+    def own_logprobs(self, strand: Strand, *, copies: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the log-probability of each scored token, and whether it is the likeliest, by the model's own forward.
+
+        This is the reference of all faster paths: one sequence at a time.
+        """
+        ids = torch.tensor([strand.ids] * copies, device=self.device)
+        self.route([strand.owner] * copies)
+        logits = self.model(input_ids=ids[:, :-1], use_cache=False).logits[0, -strand.scored :]  # (scored, vocabulary)
+        wanted = ids[0, -strand.scored :]
+        return log_softmax(logits).gather(1, wanted[:, None])[:, 0], logits.argmax(dim=-1) == wanted
+
+    def own_tokens(self, prompt: Ids, room: int, owner: int) -> Ids:
+        """Return what the model's own ``generate`` writes after a prompt, greedily."""
+        self.route([owner])
+        ids = torch.tensor([prompt], device=self.device)
+        greedy = {"do_sample": False, "num_beams": 1, "repetition_penalty": 1.0, "pad_token_id": 0}
+        out = self.model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=room, **greedy)
+        return out[0, len(prompt) :].tolist()  # type: ignore[no-any-return]
 
     def score(self, rows: list[Forest]) -> Outcome:
         """Score one batch of rows, either all with branches or all without."""

@@ -9,23 +9,22 @@ model's layers call it: what a model calls its cache plays no part.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from potentia.engine.operations import operations
-from potentia.engine.operations.tiles import Rows, tile
+from potentia.engine.operations import Rows, operations, tile
 from potentia.engine.score.network import Network, log_softmax
+from potentia.engine.split import attending, configs_of
 from potentia.engine.spread import out_of_memory
 from potentia.engine.tokens import Ids
 
 log = logging.getLogger(__name__)
-
-_NAME = "potentia_seats"
 
 
 class Slots:
@@ -45,6 +44,7 @@ class Slots:
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._warm: set[int] = set()
         self._pool: Any = None
+        self._configs = configs_of(network.model)
 
     # ---- reading prompts ------------------------------------------------------------------------------------------
 
@@ -166,35 +166,9 @@ class Slots:
             keys.index_copy_(0, into, keys.index_select(0, rows))
             values.index_copy_(0, into, values.index_select(0, rows))
 
-    # ---- attention ------------------------------------------------------------------------------------------------
-
     @contextmanager
     def _attending(self, attend: Callable[..., Tensor]) -> Iterator[None]:
         """Let the model attend by this function inside the block; layers are known by the order of their calls."""
-        from transformers import AttentionInterface
-
-        calls = 0
-
-        def call(
-            module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
-        ) -> tuple[Tensor, None]:
-            nonlocal calls
-            if options.get("softcap") is not None or options.get("s_aux") is not None:
-                raise NotImplementedError("attention with soft caps or sinks")
-            q, k, v = (part.transpose(1, 2) for part in (query, key, value))  # (R, T, H, d)
-            scale = options.get("scaling")
-            out = attend(calls, q, k, v, q.shape[-1] ** -0.5 if scale is None else scale, options.get("sliding_window"))
-            calls += 1
-            return out, None
-
-        model = self.network.model
-        AttentionInterface.register(_NAME, call)
-        configs = {id(c): c for module in model.modules() if (c := getattr(module, "config", None)) is not None}
-        before = [(config, getattr(config, "_attn_implementation", None)) for config in configs.values()]
-        try:
-            for config, _ in before:
-                config._attn_implementation = _NAME
+        calls = itertools.count()
+        with attending(self._configs, lambda *given: attend(next(calls), *given)):
             yield
-        finally:
-            for config, name in before:
-                config._attn_implementation = name

@@ -5,16 +5,19 @@ with requests of several adapters where adapters are scored, in float32 (on an u
 ``twin``), where a wrong mask is a thousand times what rounding is. In 16 bits a path may then be three times as far
 from float32's numbers as the reference is. What holds for short rows need not hold beyond: a model may have a window
 that no config names. So a path is trusted up to a length: it is tried at the far end of the range that is asked for, on
-rows of every range below and on short rows alone; where that fails, range by range from the shortest.
+rows of every range below and on short rows alone; where that fails, range by range from the shortest. Padded rows are
+tried together with shared beginnings, on the same texts. Where a model of the same structure was found right in this
+run, a few rows in the model's own dtype are enough (see ``verdicts``).
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -24,7 +27,7 @@ import torch
 from potentia.engine.admission import admit
 from potentia.engine.score.forest import Forest, Strand, batches, plant
 from potentia.engine.score.generate import Draft
-from potentia.engine.score.network import Network, log_softmax
+from potentia.engine.score.network import Network
 from potentia.engine.spread import out_of_memory
 from potentia.engine.twin import twin
 from potentia.timing import spending
@@ -33,12 +36,15 @@ if TYPE_CHECKING:
     from potentia.engine.loading import LoadedModel
     from potentia.engine.tokens import Ids
 
+log = logging.getLogger(__name__)
+
 UNBOUNDED = 1 << 60
 RANGES = (64, 256, 1024, 4096, 16384, 65536)  # lengths up to which a path is tried, beside those that a config names
 MASK_CELLS = 1 << 24
 POOL = 64
 NEW_TOKENS = 5
-COMPARED = 16  # strands, each computed by itself
+COMPARED = 8  # strands of long rows, and of short ones, each computed by itself
+FEW = 4  # the same where a model of the same structure was right
 READ = 64  # last tokens of a long text that are compared: what lies before them is in them
 SLOTS = 3  # adapters that requests of a trial are shared out among, beside the bare model
 MULTIPLE, ROUNDED = 3.0, 0.02  # in 16 bits: of the reference's distance from float32, and what is rounding anyway
@@ -55,17 +61,26 @@ _WINDOWS = ("window", "chunk", "local", "original_max", "block", "topk", "stride
 
 Found = list[tuple[Strand, list[float]]]  # what a path says of strands' scored tokens
 Write = Callable[[Network, list[Draft]], list[list[float]]]
-Scored = tuple[Forest, Found]
-Trial = Callable[[int, int, "_Stage"], Found]  # of a range of lengths
-AGREES = "agrees"
+Judged = tuple[str | None, dict[str, Any]]  # what is wrong, or None, and how far it is off
+Tried = Callable[["_Stage"], dict[str, Found | str]]  # by path, or why it is refused
+AGREES, _REFUSED = "agrees", "the model refuses it ({}: {})"
 
 
 @dataclass(frozen=True)
 class _Stage:
-    """A network to try a path on, and whose requests."""
+    """A network to try a path on, and whose requests; ``few`` rows where a model of the same structure was right."""
 
     network: Network
     owners: list[int]
+    few: bool = False
+    known: dict[tuple[int, ...], list[float]] = field(default_factory=dict)
+
+    def reference(self, strand: Strand) -> list[float]:
+        """Return what the model itself says of a strand's scored tokens, computed once."""
+        key = (strand.owner, *strand.ids)
+        if key not in self.known:
+            self.known[key] = self.network.own_logprobs(strand)[0].tolist()
+        return self.known[key]
 
 
 class Trials:
@@ -86,25 +101,37 @@ class Trials:
             self.checked.setdefault("tree", self.network.tree_obstacle)
             return 0
         tokens = [token for strand in like for token in strand.ids]
-        return self._reach(path, longest, {strand.owner for strand in like}, partial(self._score, path, tokens))
+        paths = ("tree", "plain") if path == "tree" else (path,)
+        return self._reach(paths, longest, {strand.owner for strand in like}, partial(self._score, paths, tokens))
 
     def may_write(self, longest: int, like: Sequence[Draft], write: Write, way: str = "writing") -> bool:
         """Say whether a loop may write texts of ``longest`` tokens, prompt and answer together."""
         self._sound()
         tokens = [token for draft in like for token in draft.prompt]
-        trial = partial(self._write, write, tokens)
-        return self._reach(way, longest, {draft.owner for draft in like}, trial) == UNBOUNDED
+        trial = partial(self._write, way, write, tokens)
+        return self._reach((way,), longest, {draft.owner for draft in like}, trial) == UNBOUNDED
 
-    def _reach(self, path: str, longest: int, owners: set[int], trial: Trial) -> int:
-        """Return the length up to which a path is trusted: tried once, at the far end, where nothing is against it."""
+    def _reach(
+        self, paths: Sequence[str], longest: int, owners: set[int], trial: Callable[..., dict[str, Found | str]]
+    ) -> int:
+        """Return the length up to which the first path is trusted, tried once at the far end if nothing is against it.
+
+        The others are tried with it.
+        """
         asked = [(begin, end) for begin, end in self.ranges if begin < longest]
-        names = [_name(path, begin, owners) for begin, _ in asked]
-        unspoilt = all(self.checked.get(name, AGREES) == AGREES for name in names)
-        if unspoilt and self._agrees(names[-1], owners, partial(trial, *asked[-1])):
-            self.checked |= dict.fromkeys(names, AGREES)
-            return UNBOUNDED
-        for name, (begin, end) in zip(names, asked, strict=True):
-            if not self._agrees(name, owners, partial(trial, begin, end)):
+        names = {path: [_name(path, begin, owners) for begin, _ in asked] for path in paths}
+        wanted = names[paths[0]]
+        if all(self.checked.get(name, AGREES) == AGREES for name in wanted):
+            self._try({path: told[-1] for path, told in names.items()}, owners, partial(trial, *asked[-1]))
+            for told in names.values():
+                if self.checked.get(told[-1]) == AGREES:
+                    for name in told:
+                        self._note(name, AGREES)
+            if self.checked[wanted[-1]] == AGREES:
+                return UNBOUNDED
+        for place, (begin, end) in enumerate(asked):
+            self._try({path: told[place] for path, told in names.items()}, owners, partial(trial, begin, end))
+            if self.checked[wanted[place]] != AGREES:
                 return begin
         return UNBOUNDED
 
@@ -121,101 +148,135 @@ class Trials:
             admit(self.network.model, self.loaded.tokenizer)
             self.checked["predictions"] = AGREES
 
+    def _note(self, name: str, verdict: str) -> None:
+        if name not in self.checked:
+            self.checked[name] = verdict
+            self.loaded.verdicts.put({"verdict": verdict}, self.loaded.structure, "scoring", name)
+
     # ---- judging --------------------------------------------------------------------------------------------------
 
-    def _agrees(self, name: str, owners: set[int], trial: Callable[[_Stage], Found]) -> bool:
-        """Try a path for a range of lengths, once for the bare model and once for adapters."""
-        if name not in self.checked:
-            try:
-                with spending("check"):
-                    self.checked[name] = self._judge(name, owners, trial)
-            except Exception as error:  # a model may answer anything to inputs that it was not made for
-                if out_of_memory(error):
-                    raise
-                self.checked[name] = f"the model refuses it ({type(error).__name__}: {str(error).strip()[:200]})"
-        return self.checked[name] == AGREES
+    def _try(self, names: dict[str, str], owners: set[int], trial: Tried) -> None:
+        """Try paths for a range of lengths, once for the bare model and once for adapters."""
+        first = next(iter(names.values()))
+        if first in self.checked:
+            return
+        names = {path: name for path, name in names.items() if name not in self.checked}
+        alike = {path: self.loaded.verdicts.get(self.loaded.structure, "scoring", name) for path, name in names.items()}
+        try:
+            with spending("check"):
+                if all(told is not None and told["verdict"] == AGREES for told in alike.values()):
+                    self._judge_lightly(names, owners, trial)
+                if first not in self.checked:
+                    self._judge(names, owners, trial)
+        except Exception as error:  # a model may answer anything to inputs that it was not made for
+            if out_of_memory(error):
+                raise
+            self._note(first, _REFUSED.format(type(error).__name__, str(error).strip()[:200]))
 
-    def _judge(self, name: str, owners: set[int], trial: Callable[[_Stage], Found]) -> str:
+    def _judge(self, names: dict[str, str], owners: set[int], trial: Tried) -> None:
+        """Compare what paths say with the reference, in float32 and then in the model's own 16 bits."""
+        record = self.loaded.record.setdefault("scoring", {})
         with self._stages(owners) as (judge, own, whole):
-            exact: dict[tuple[int, ...], list[float]] = {}
-            worst = 0.0
-            for strand, ours in trial(judge):
-                wanted = exact[strand.owner, *strand.ids] = reference_logprobs(judge.network, strand)
-                worst = max(worst, *(abs(a - b) for a, b in zip(ours, wanted, strict=True)))
-                alike = close_enough(ours, wanted, judge.network.dtype)
-                if not alike and not _rounded(judge.network, strand, ours, wanted, copied=own is not None):
-                    return f"log-likelihood {sum(ours):.4f} where the reference path gives {sum(wanted):.4f}"
-            record = self.loaded.record.setdefault("scoring", {})
-            record[name] = {"off_by": float(f"{worst:.1e}"), "in": str(judge.network.dtype).removeprefix("torch.")}
-            if own is None:
-                return AGREES
-            # the same in 16 bits, beside float32's numbers where the copy is whole
-            gaps, rounding = [], []
-            for strand, ours in trial(own)[::2]:
-                reference = reference_logprobs(own.network, strand)
-                wanted = reference
-                if whole:  # texts that are written may differ
-                    known = exact.get((strand.owner, *strand.ids))
-                    wanted = reference_logprobs(judge.network, strand) if known is None else known
-                gaps += [a - b for a, b in zip(ours, wanted, strict=True)]
-                rounding += [a - b for a, b in zip(reference, wanted, strict=True)]
-            off, least = root_mean_square(gaps), root_mean_square(rounding)
-            record[name] |= {"off_by_in_16_bits": float(f"{off:.1e}"), "reference_off_by": float(f"{least:.1e}")}
-            if not off <= (MULTIPLE * least + ROUNDED if whole else 5 * ROUNDED):
-                return f"in 16 bits log-probabilities are off by {off:.3f}, where the reference's are by {least:.3f}"
-            return AGREES
+            found = trial(judge)
+            exactly = {path: _wrong(found[path], judge, copied=own is not None) for path in names if path in found}
+            right = any(wrong is None for wrong, _ in exactly.values())
+            in_few_bits = trial(own) if own is not None and right else {}
+            for path, (wrong, facts) in exactly.items():
+                if wrong is None and own is not None:
+                    wrong, more = _wrong_in_few_bits(in_few_bits[path], judge, own, whole=whole)
+                    facts |= more
+                if facts:
+                    record[names[path]] = facts
+                self._note(names[path], wrong or AGREES)
+
+    def _judge_lightly(self, names: dict[str, str], owners: set[int], trial: Tried) -> None:
+        """Compare a few rows in the model's own dtype: models of this structure are right, but weights differ."""
+        with self._own_stage(owners) as stage:
+            found = trial(stage)
+            for path, name in names.items():
+                wrong, facts = _wrong(found[path], stage, copied=False)
+                if wrong is not None:
+                    log.debug("%s: %s on a few rows, so it is tried in full", name, wrong)
+                    return
+                self.loaded.record.setdefault("scoring", {})[name] = facts | {"rows": "few: its structure is known"}
+                self._note(name, AGREES)
+
+    @contextmanager
+    def _own_stage(self, owners: set[int], *, few: bool = True) -> Iterator[_Stage]:
+        """Give the model itself, with adapters made up for a trial where adapters are asked for."""
+        from potentia.engine.tune.adapters import installed_on
+
+        bank = installed_on(self.network.model) if max(owners) >= 0 else None
+        if bank is None:
+            yield _Stage(self.network, sorted(owners)[:SLOTS], few)
+            return
+        with bank.trying(SLOTS) as count:
+            yield _Stage(self.network, [-1, *range(count)], few)
 
     @contextmanager
     def _stages(self, owners: set[int]) -> Iterator[tuple[_Stage, _Stage | None, bool]]:
         """Give the float32 stage, the model's own where that is another, and whether the first is the whole model."""
         from potentia.engine.tune.adapters import AdapterBank, installed_on
 
-        tuned = max(owners) >= 0
-        bank = installed_on(self.network.model) if tuned else None
-        whose = sorted(owners)[:SLOTS]
-        if bank is not None:
-            whose = [-1, *range(min(SLOTS, bank.slots))]
         with ExitStack() as stack:
             judge = stack.enter_context(twin(self.network.model))
-            if bank is not None:
-                stack.enter_context(bank.trying())
+            own = stack.enter_context(self._own_stage(owners, few=False))
             if not judge.copied:
-                yield _Stage(self.network, whose), None, True
+                yield own, None, True
                 return
+            bank = installed_on(self.network.model) if max(owners) >= 0 else None
             copied = None
             if bank is not None:
-                copied = AdapterBank(judge.model, bank.lora, min(SLOTS, bank.slots))
-                copied.randomise()
+                copied = AdapterBank(judge.model, bank.lora, len(own.owners) - 1)
                 stack.callback(copied.close)
+                copied.randomise()
             upcast = replace(self.loaded, model=judge.model, dtype=torch.float32, checked={}, record={})
-            network = Network(upcast, copied)
-            yield _Stage(network, whose if bank is not None else [-1]), _Stage(self.network, whose), judge.whole
+            yield _Stage(Network(upcast, copied), own.owners if bank is not None else [-1]), own, judge.whole
 
     # ---- rows -----------------------------------------------------------------------------------------------------
 
-    def _score(self, path: str, tokens: Sequence[int], begin: int, end: int, stage: _Stage) -> Found:
+    def _score(
+        self, paths: Sequence[str], tokens: Sequence[int], begin: int, end: int, stage: _Stage
+    ) -> dict[str, Found | str]:
+        """Score rows by the first path, and what is compared of them by the others too."""
         wide = self._wide(begin, end)
-        strands = self.made_up(path, begin, wide, tokens, stage.owners)
-        found = self._scored(path, strands, wide, max(end, wide), stage)
-        if path == "tree" and begin and max(len(row) for row, _ in found) <= begin:
-            raise ValueError(f"no row of the trial is longer than {begin} tokens")
-        if begin:  # short rows alone, as they come most often
-            short = self.made_up(path, 0, RANGES[0], tokens, stage.owners, first=len(strands))
-            found += self._scored(path, short, RANGES[0], RANGES[0], stage)
-        return [told for _, made in found for told in made]
+        rows = [(begin, wide, max(end, wide))]
+        if stage.few:
+            rows = [(0, min(wide, RANGES[1]), RANGES[1])]
+        elif begin:  # short rows alone, as they come most often
+            rows.append((0, RANGES[0], RANGES[0]))
+        found: dict[str, Found | str] = {}
+        made = 0
+        for low, width, most in rows:
+            strands = self.made_up(paths[0], low, width, tokens, stage.owners, first=made)
+            made += len(strands)
+            for path in paths:
+                before = found.get(path, [])
+                if isinstance(before, str):
+                    continue
+                try:
+                    told = self._scored(path, strands, low, width, most, stage)
+                except Exception as error:
+                    if out_of_memory(error):
+                        raise
+                    found[path] = _REFUSED.format(type(error).__name__, str(error).strip()[:200])
+                    continue
+                found[path] = before + told
+                strands = [strand for strand, _ in told]
+        return found
 
-    def _scored(self, path: str, strands: Sequence[Strand], wide: int, most: int, stage: _Stage) -> list[Scored]:
-        """Score rows of strands, short beside long; returns what is compared of each."""
+    def _scored(self, path: str, strands: Sequence[Strand], begin: int, wide: int, most: int, stage: _Stage) -> Found:
+        """Score rows of strands, short beside long; returns what is compared of them."""
         rows = plant(strands, wide, share=path == "tree", most=most)
+        if path == "tree" and begin and max(map(len, rows)) <= begin:
+            raise ValueError(f"no row of the trial is longer than {begin} tokens")
         budget = 1 if path == "single" else len(rows) * max(len(row) for row in rows)
         found: dict[int, list[float]] = {}
         for batch in batches(rows, budget, MASK_CELLS):
             outcome = stage.network.score(batch)
             for index, value in zip(outcome.strands.tolist(), outcome.logprobs.tolist(), strict=True):
                 found.setdefault(index, []).append(value)
-        few = COMPARED if wide <= RANGES[1] else COMPARED // 2
-        chosen = {strand.index for strand in _telling(rows, few)}
-        return [(row, [(s, found[s.index]) for s, _ in row.reads if s.index in chosen]) for row in rows]
+        return [(strand, found[strand.index]) for strand in _telling(rows, FEW if stage.few else COMPARED)]
 
     def _wide(self, begin: int, end: int) -> int:
         """Return the length of a trial's longest row: the far end of the range, or past the longest text."""
@@ -255,66 +316,67 @@ class Trials:
 
     # ---- writing --------------------------------------------------------------------------------------------------
 
-    def _write(self, write: Write, tokens: Sequence[int], begin: int, end: int, stage: _Stage) -> Found:
+    def _write(
+        self, way: str, write: Write, tokens: Sequence[int], begin: int, end: int, stage: _Stage
+    ) -> dict[str, Found | str]:
         """Let prompts of several lengths be continued together, one leaving early, and each by the model itself."""
+        begin, end = (0, RANGES[0]) if stage.few else (begin, end)
         strands = self.made_up("plain", begin, self._wide(begin, end), tokens, stage.owners)
+        strands = strands[:FEW] if stage.few else strands
+        most = max(1, self.max_length - NEW_TOKENS)
         drafts = [
-            Draft(place, strand.ids[: max(1, self.max_length - NEW_TOKENS)], (), NEW_TOKENS - 3 * (place % 2), owner, 0)
+            Draft(place, strand.ids[:most], (), NEW_TOKENS - 3 * (place % 2), strand.owner, 0)
             for place, strand in enumerate(strands)
-            for owner in [strand.owner]
         ]
         logprobs = write(stage.network, drafts)
         if stage.network.dtype in (torch.float32, torch.float64):  # others may decide a near tie otherwise
             for draft in drafts[-2:]:
-                own = own_tokens(stage.network, draft.prompt, draft.room, draft.owner)
+                own = stage.network.own_tokens(draft.prompt, draft.room, draft.owner)
                 if draft.written != own[: len(draft.written)]:
                     raise ValueError("the model itself continues a text otherwise")
-        return [
-            (
-                Strand(draft.index, [*draft.prompt, *draft.written], len(draft.written), draft.owner),
-                said[: len(draft.written)],
-            )
-            for draft, said in zip(drafts, logprobs, strict=True)
-            if draft.written
-        ]
+        found: Found = []
+        for draft, said in zip(drafts, logprobs, strict=True):
+            if count := len(draft.written):
+                whole = [*draft.prompt, *draft.written]
+                found.append((Strand(draft.index, whole, count, draft.owner), said[:count]))
+        return {way: found}
 
 
-# ---- the reference --------------------------------------------------------------------------------------------------
+# ---- judging --------------------------------------------------------------------------------------------------------
 
 
-def reference_likelihood(network: Network, strand: Strand) -> tuple[float, bool]:
-    """Return the log-likelihood of a strand's scored tokens and whether each was the most likely one."""
-    logprobs, hits = _reference(network, strand)
-    return float(logprobs.double().sum()), bool(hits.all())
+def _wrong(found: Found | str, stage: _Stage, *, copied: bool) -> Judged:
+    """Say what is wrong with what a path says, or None, and how far it is off; ``copied`` in float32 from 16 bits."""
+    if isinstance(found, str):
+        return found, {}
+    worst, dtype = 0.0, stage.network.dtype
+    exact = dtype in (torch.float32, torch.float64)
+    for strand, ours in found:
+        wanted = stage.reference(strand)
+        gaps = [a - b for a, b in zip(ours, wanted, strict=True)]
+        worst = max(worst, *map(abs, gaps))
+        alike = close_enough(ours, wanted, dtype) and (exact or root_mean_square(gaps) <= 5 * ROUNDED)
+        if not alike and not _rounded(stage.network, strand, ours, wanted, copied, ROUNDED if exact else math.inf):
+            return f"log-likelihood {sum(ours):.4f} where the reference path gives {sum(wanted):.4f}", {}
+    name = "off_by" if exact else "off_by_in_16_bits"
+    return None, {name: float(f"{worst:.1e}"), "in": str(dtype).removeprefix("torch.")}
 
 
-def reference_logprobs(network: Network, strand: Strand) -> list[float]:
-    """Return the log-probability of each of a strand's scored tokens."""
-    return _reference(network, strand)[0].tolist()
-
-
-def _reference(network: Network, strand: Strand, *, copies: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-    ids = torch.tensor([strand.ids] * copies, device=network.device)
-    network.route([strand.owner] * copies)
-    logits = network.model(input_ids=ids[:, :-1], use_cache=False).logits[0, -strand.scored :]  # (scored, vocabulary)
-    wanted = ids[0, -strand.scored :]
-    return log_softmax(logits).gather(1, wanted[:, None])[:, 0], logits.argmax(dim=-1) == wanted
-
-
-def own_tokens(network: Network, prompt: Ids, room: int, owner: int) -> Ids:
-    """Return what the model's own ``generate`` writes after a prompt, greedily."""
-    network.route([owner])
-    ids = torch.tensor([prompt], device=network.device)
-    out = network.model.generate(
-        input_ids=ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=room,
-        do_sample=False,
-        num_beams=1,
-        repetition_penalty=1.0,
-        pad_token_id=0,
-    )
-    return out[0, len(prompt) :].tolist()  # type: ignore[no-any-return]
+def _wrong_in_few_bits(found: Found | str, judge: _Stage, own: _Stage, *, whole: bool) -> Judged:
+    """Say the same in 16 bits, beside float32's numbers where the copy is ``whole``."""
+    if isinstance(found, str):
+        return found, {}
+    gaps, rounding = [], []
+    for strand, ours in sorted(found, key=lambda entry: entry[0].index)[::2]:  # the same half of every path
+        reference = own.reference(strand)
+        wanted = judge.reference(strand) if whole else reference
+        gaps += [a - b for a, b in zip(ours, wanted, strict=True)]
+        rounding += [a - b for a, b in zip(reference, wanted, strict=True)]
+    off, least = root_mean_square(gaps), root_mean_square(rounding)
+    facts = {"off_by_in_16_bits": float(f"{off:.1e}"), "reference_off_by": float(f"{least:.1e}")}
+    if off <= (MULTIPLE * least + ROUNDED if whole else 5 * ROUNDED):
+        return None, facts
+    return f"in 16 bits log-probabilities are off by {off:.3f}, where the reference's are by {least:.3f}", facts
 
 
 def close_enough(fast: Sequence[float], slow: Sequence[float], dtype: torch.dtype) -> bool:
@@ -326,16 +388,18 @@ def close_enough(fast: Sequence[float], slow: Sequence[float], dtype: torch.dtyp
     return within and sum(gaps) <= len(gaps) * mean + relative * sum(map(abs, slow))
 
 
-def _rounded(network: Network, strand: Strand, ours: Sequence[float], wanted: Sequence[float], *, copied: bool) -> bool:
+def _rounded(
+    network: Network, strand: Strand, ours: Sequence[float], wanted: Sequence[float], copied: bool, most: float
+) -> bool:
     """Say whether a difference is the model's own rounding: what it gives of the same text in a batch of three.
 
     Large logits and long texts round by more than a constant allows. In a model of 16 bits, of which this is a copy, a
     thirtieth of their rounding is nothing (two right paths were refused beyond 1,024 tokens: 0.006 off in a
     log-likelihood of 53,102, where the same sizes of passes had rounded alike).
     """
-    again = _reference(network, strand, copies=3)[0].tolist()
+    again = network.own_logprobs(strand, copies=3)[0].tolist()
     off, own = (root_mean_square([a - b for a, b in zip(said, wanted, strict=True)]) for said in (ours, again))
-    return off <= min(max(MULTIPLE * own, NOTHING if copied else 0.0), ROUNDED)
+    return off <= min(max(MULTIPLE * own, NOTHING if copied else 0.0), most)
 
 
 def root_mean_square(gaps: Sequence[float]) -> float:

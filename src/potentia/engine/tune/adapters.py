@@ -197,10 +197,10 @@ class AdapterBank:
         self.measure()
 
     @torch.no_grad()
-    def randomise(self) -> None:
-        """Give every slot an adapter of its own that changes what the model computes: trials are made with these."""
+    def randomise(self, slots: int | None = None) -> None:
+        """Give slots an adapter of their own that changes what the model computes: trials are made with these."""
         stream = torch.Generator().manual_seed(0)
-        for slot in range(self.slots):
+        for slot in range(self.slots if slots is None else slots):
             row = self.fresh(slot)
             for site in self.sites:
                 _, b = self.views(row[None], site)
@@ -221,14 +221,15 @@ class AdapterBank:
             self.lora = kept
 
     @contextmanager
-    def trying(self) -> Iterator[None]:
-        """Multiply with adapters made up for a trial inside the block; the real ones are kept."""
-        kept = self.weights.clone()
+    def trying(self, most: int) -> Iterator[int]:
+        """Multiply with adapters made up for a trial, in so many slots, inside the block; the real ones are kept."""
+        count = min(most, self.slots)
+        kept = self.weights[:count].clone()
         try:
-            self.randomise()
-            yield
+            self.randomise(count)
+            yield count
         finally:
-            self.weights.copy_(kept)
+            self.weights[:count].copy_(kept)
             self.refresh()
 
     def views(self, flat: Tensor, site: Site) -> tuple[Tensor, Tensor]:

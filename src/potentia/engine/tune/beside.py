@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from potentia.engine.score import Scorer
-from potentia.engine.score.trial import own_tokens
 from potentia.engine.tune.adapters import AdapterBank
 from potentia.engine.tune.lanes import LaneTrainer
 from potentia.engine.tune.schedule import LaneSpec, LoraConfig, Schedule, TokenisedExamples, data_order
@@ -158,7 +157,7 @@ def _texts(loaded: LoadedModel) -> Comparison:
     wrong = 0
     for request, text in zip(requests, ours, strict=True):
         prompt = loaded.encoder.prompt(request.context)
-        own = str(loaded.tokenizer.decode(own_tokens(scorer.network, prompt, 8, -1), skip_special_tokens=True))
+        own = str(loaded.tokenizer.decode(scorer.network.own_tokens(prompt, 8, -1), skip_special_tokens=True))
         end = loaded.tokenizer.eos_token
         wrong += text != (own.split(end)[0] if end else own)
     few = loaded.dtype not in (torch.float32, torch.float64)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -30,22 +30,11 @@ from torch import Tensor, nn
 from potentia.engine.split import SplitModel
 from potentia.engine.spread import out_of_memory
 from potentia.engine.tune.adapters import AdapterBank
-from potentia.engine.tune.block import Blocks
-from potentia.engine.tune.judge import Gradients, own_gradients, own_loss
+from potentia.engine.tune.judge import Gradients, own_gradients
 from potentia.engine.tune.layout import lay
-from potentia.engine.tune.passes import (
-    LANE,
-    ROW,
-    SHARED,
-    PassPlan,
-    assemble,
-    backpropagate,
-    divided,
-    find_divides,
-    run_step,
-)
+from potentia.engine.tune.passes import LANE, ROW, SHARED, PassPlan, find_divides, run_step
 from potentia.engine.tune.schedule import LaneSpec, Lesson, LoraConfig, Schedule
-from potentia.engine.tune.static import StaticPass, place
+from potentia.engine.tune.static import Blocks, StaticPass, place
 from potentia.engine.tune.steps import COLUMNS, LaneStates, apply_update, settings_row
 from potentia.engine.twin import twin
 from potentia.errors import TuningError
@@ -83,6 +72,10 @@ class Distance:
             max(factor * self.lane, least.lane),
             max(factor * self.layer, least.layer),
         )
+
+    def as_dict(self) -> dict[str, float]:
+        """Return plain values for a manifest."""
+        return {name: float(f"{value:.2e}") for name, value in asdict(self).items()}
 
     def __str__(self) -> str:
         return f"losses off by {self.loss:.1e}, gradients by {self.lane:.1e}, one layer's by {self.layer:.1e}"
@@ -162,13 +155,37 @@ def check_lanes(
 ABSENT = "its layers are of another kind"
 
 
+def recheck(
+    model: nn.Module, lora: LoraConfig, specs: Sequence[LaneSpec], verdict: Verdict, *, limit: int, recompute: bool
+) -> Verdict | None:
+    """Return what was found of a model built alike, where a row of each lane is right here too, by its own rounding."""
+    began = time.monotonic()
+    trial = _Trial(model, lora, specs, limit, recompute, rows_each=1)
+    trial.divides = verdict.divides
+    try:
+        told = trial.wrong(verdict.form)
+    finally:
+        trial.bank.close()
+    if told is not None:
+        log.debug("%s: %s on a few rows, so it is checked in full", type(model).__name__, told)
+        return None
+    facts = trial.facts | {"judged_in": str(trial.bank.dtype).removeprefix("torch."), "judged": "a row a lane"}
+    return replace(verdict, facts=facts | {"seconds": round(time.monotonic() - began, 3)})
+
+
 class _Trial:
     """Forms tried on one model: its adapters, its rows, and what the judge says of them."""
 
     def __init__(
-        self, model: nn.Module, lora: LoraConfig, specs: Sequence[LaneSpec], limit: int | None, recompute: bool
+        self,
+        model: nn.Module,
+        lora: LoraConfig,
+        specs: Sequence[LaneSpec],
+        limit: int | None,
+        recompute: bool,
+        rows_each: int = 2,
     ) -> None:
-        self.model, self.specs, self.limit, self.recompute = model, specs, limit, recompute
+        self.model, self.specs, self.limit, self.recompute, self.rows_each = model, specs, limit, recompute, rows_each
         self.divides: tuple[int, ...] = ()
         self.facts: dict[str, Any] = {}
         self.split = SplitModel(model)
@@ -186,7 +203,7 @@ class _Trial:
         """Return rows and what the judge says of them; shorter ones where memory does not hold the longest."""
         key = draw, self.bank.lora.dropout > 0
         while key not in self._judged:
-            rows = trial_rows(self.specs, self.most, draw)
+            rows = [row for row in trial_rows(self.specs, self.most, draw) if row.place < self.rows_each]
             try:
                 truth = own_gradients(self.model, self.bank, rows)
             except (torch.OutOfMemoryError, RuntimeError) as error:
@@ -245,7 +262,7 @@ class _Trial:
             return _refusal(error)
         if not update <= UPDATE:
             return f"its updates are off by {update:.1e} from AdamW's"
-        self.facts |= {"distance": _plain(distance), "update": update}
+        self.facts |= {"distance": distance.as_dict(), "update": update}
         return None
 
     def _rounding(self, rows: Sequence[Lesson], truth: Gradients) -> Distance:
@@ -283,7 +300,7 @@ def _wrong_in_few_bits(model: nn.Module, structure: _Trial, form: str, *, whole:
                 rows, truth = structure.rows(draw)
                 own = distance_of(trial.bank, own_gradients(model, trial.bank, rows), truth)
                 distance = distance_of(trial.bank, trial.gradients(form, rows), truth)
-                structure.facts |= {"distance_in_few_bits": _plain(distance), "own_rounding": _plain(own)}
+                structure.facts |= {"distance_in_few_bits": distance.as_dict(), "own_rounding": own.as_dict()}
                 most = own.times(MULTIPLE, FEW_BITS)
                 if distance.within(replace(most, lane=max(LANE_MULTIPLE * own.lane, FEW_BITS.lane))):
                     return None
@@ -322,66 +339,6 @@ def trial_rows(specs: Sequence[LaneSpec], limit: int | None, draw: int = 0) -> l
             for at, (ids, start) in enumerate(texts)
         ]
     return rows
-
-
-# ---- all weights ----------------------------------------------------------------------------------------------------
-
-
-def check_full(model: nn.Module, spec: LaneSpec, limit: int | None, forms: Sequence[str]) -> Verdict:
-    """Find the first form of full tuning whose loss and gradients of all weights are those of each row alone."""
-    began = time.monotonic()
-    split, verdict, told = SplitModel(model), Verdict(), ""
-    device = next(model.parameters()).device
-
-    def own(rows: Sequence[Lesson]) -> Iterator[Tensor]:
-        for row in rows:
-            loss = own_loss(model, row, device)
-            torch.autograd.backward(loss)
-            yield loss.detach()
-
-    def in_passes(rows: Sequence[Lesson], form: str) -> Iterator[Tensor]:
-        plan = PassPlan(1, 1 << 40, 1 << 40, divides=verdict.divides)
-        for chosen, length in divided(rows, plan, form):
-            batch = assemble(chosen, length, device, dropout=False)
-            yield (backpropagate(split, batch, whole=form != SHARED) * batch.weights).sum()
-
-    def off(rows: Sequence[Lesson], form: str) -> Distance:
-        loss, slope = _full_gradients(model, own(rows))
-        ours, found = _full_gradients(model, in_passes(rows, form))
-        gap = float(torch.linalg.vector_norm(found - slope) / torch.linalg.vector_norm(slope))
-        return Distance(float((ours - loss).abs() / loss.abs()), gap, gap)
-
-    for form in forms:
-        for draw in range(DRAWS):
-            rows = [replace(row, slot=0) for row in trial_rows([spec], limit, draw)]
-            distance = off(rows, form)
-            if not distance.within(WHOLE_BITS) and not verdict.divides:
-                verdict.divides = find_divides(split, max(len(row.ids) for row in rows))
-                distance = off(rows, form)
-            if distance.within(WHOLE_BITS):
-                verdict.form = form
-                verdict.facts |= {"distance": _plain(distance), "seconds": round(time.monotonic() - began, 3)}
-                return verdict
-            told = str(distance)
-        log.warning("%s: full tuning is not run as %s: %s", type(model).__name__, form, told)
-    raise TuningError(f"{type(model).__name__} cannot be tuned here: {told}", hint="potentia models check MODEL")
-
-
-def _full_gradients(model: nn.Module, losses: Iterator[Tensor]) -> Gradients:
-    """Return the sum of losses, and the gradient of all weights that computing them leaves, as one row."""
-    parameters = list(model.parameters())
-    asked = [parameter.requires_grad for parameter in parameters]
-    try:
-        for parameter in parameters:
-            parameter.requires_grad_(True)
-            parameter.grad = None
-        loss = torch.stack(list(losses)).sum()
-        slopes = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        return loss, torch.cat([slope.float().flatten() for slope in slopes])
-    finally:
-        for parameter, flag in zip(parameters, asked, strict=True):
-            parameter.grad = None
-            parameter.requires_grad_(flag)
 
 
 # ---- distances -------------------------------------------------------------------------------------------------------
@@ -440,10 +397,6 @@ def update_distance(bank: AdapterBank, grads: Tensor, schedule: Schedule) -> flo
         bank.grads.zero_()
         bank.weights.copy_(kept)
         bank.refresh()
-
-
-def _plain(distance: Distance) -> dict[str, float]:
-    return {name: float(f"{value:.2e}") for name, value in asdict(distance).items()}
 
 
 def _dtype(model: nn.Module) -> torch.dtype:

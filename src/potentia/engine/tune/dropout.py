@@ -8,12 +8,13 @@ operations do.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from potentia.engine.operations import triton_kernels
 
 _STEP = 0x9E3779B9
 
@@ -89,20 +90,10 @@ class Dropout:
         """Return ``x`` (R, T, D) with dropped elements zero and the others scaled by 1/(1 − p); plus ``add``."""
         # Triton starts its kernels on the device that is current
         near = x.is_cuda and x.device.index == torch.cuda.current_device()
-        kernel = _triton_drop() if near and x.shape[-1] % 2 == 0 else None
-        if kernel is not None:  # cheaper to draw again than to keep
-            return kernel(x, self.keys, self.layer, self.p, add)  # type: ignore[no-any-return]
+        found = triton_kernels() if near and x.shape[-1] % 2 == 0 else None
+        if found is not None:  # cheaper to draw again than to keep
+            return found.fused_drop(x, self.keys, self.layer, self.p, add)  # type: ignore[no-any-return]
         if self._factors is None:
             mask = keep_mask(self.keys, self.layer, x.shape[-1], self.p)
             self._factors = mask.to(x.dtype).mul_(1.0 / (1.0 - self.p)).view_as(x)
         return x * self._factors if add is None else torch.addcmul(add, x, self._factors)
-
-
-@cache
-def _triton_drop() -> Any:
-    """Return the fused kernel, or None where Triton is not installed."""
-    try:
-        from potentia.engine.tune.dropout_kernel import fused_drop
-    except ImportError:
-        return None
-    return fused_drop

@@ -14,9 +14,10 @@ not saved and starts over.
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,9 @@ from torch import Tensor, nn
 from potentia.engine.quantised import is_quantised
 from potentia.engine.split import SplitModel
 from potentia.engine.spread import out_of_memory, room_for_passes
-from potentia.engine.tune.check import check_full
+from potentia.engine.tune.check import DRAWS, WHOLE_BITS, Distance, Verdict, trial_rows
 from potentia.engine.tune.checkpoint_file import Snapshots
+from potentia.engine.tune.judge import Gradients, own_loss
 from potentia.engine.tune.passes import (
     LANE,
     ROW,
@@ -37,6 +39,7 @@ from potentia.engine.tune.passes import (
     assemble,
     backpropagate,
     divided,
+    find_divides,
     make_plan,
     recomputing,
     token_bytes,
@@ -45,6 +48,8 @@ from potentia.engine.tune.schedule import LaneSpec, Lesson, Schedule, TokenisedE
 from potentia.engine.twin import twin
 from potentia.errors import TuningError
 from potentia.timing import spending
+
+log = logging.getLogger(__name__)
 
 MOST_BYTES = 16 << 30
 SNAPSHOT_SECONDS = 30.0
@@ -303,6 +308,63 @@ class _Job:
 
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def check_full(model: nn.Module, spec: LaneSpec, limit: int | None, forms: Sequence[str]) -> Verdict:
+    """Find the first form of full tuning whose loss and gradients of all weights are those of each row alone."""
+    began = time.monotonic()
+    split, verdict, told = SplitModel(model), Verdict(), ""
+    device = next(model.parameters()).device
+
+    def own(rows: Sequence[Lesson]) -> Iterator[Tensor]:
+        for row in rows:
+            loss = own_loss(model, row, device)
+            torch.autograd.backward(loss)
+            yield loss.detach()
+
+    def in_passes(rows: Sequence[Lesson], form: str) -> Iterator[Tensor]:
+        plan = PassPlan(1, 1 << 40, 1 << 40, divides=verdict.divides)
+        for chosen, length in divided(rows, plan, form):
+            batch = assemble(chosen, length, device, dropout=False)
+            yield (backpropagate(split, batch, whole=form != SHARED) * batch.weights).sum()
+
+    def off(rows: Sequence[Lesson], form: str) -> Distance:
+        loss, slope = _full_gradients(model, own(rows))
+        ours, found = _full_gradients(model, in_passes(rows, form))
+        gap = float(torch.linalg.vector_norm(found - slope) / torch.linalg.vector_norm(slope))
+        return Distance(float((ours - loss).abs() / loss.abs()), gap, gap)
+
+    for form in forms:
+        for draw in range(DRAWS):
+            rows = [replace(row, slot=0) for row in trial_rows([spec], limit, draw)]
+            distance = off(rows, form)
+            if not distance.within(WHOLE_BITS) and not verdict.divides:
+                verdict.divides = find_divides(split, max(len(row.ids) for row in rows))
+                distance = off(rows, form)
+            if distance.within(WHOLE_BITS):
+                verdict.form = form
+                verdict.facts |= {"distance": distance.as_dict(), "seconds": round(time.monotonic() - began, 3)}
+                return verdict
+            told = str(distance)
+        log.warning("%s: full tuning is not run as %s: %s", type(model).__name__, form, told)
+    raise TuningError(f"{type(model).__name__} cannot be tuned here: {told}", hint="potentia models check MODEL")
+
+
+def _full_gradients(model: nn.Module, losses: Iterator[Tensor]) -> Gradients:
+    """Return the sum of losses, and the gradient of all weights that computing them leaves, as one row."""
+    parameters = list(model.parameters())
+    asked = [parameter.requires_grad for parameter in parameters]
+    try:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+            parameter.grad = None
+        loss = torch.stack(list(losses)).sum()
+        slopes = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        return loss, torch.cat([slope.float().flatten() for slope in slopes])
+    finally:
+        for parameter, flag in zip(parameters, asked, strict=True):
+            parameter.grad = None
+            parameter.requires_grad_(flag)
 
 
 def clipped_norm(parameters: list[Tensor], schedule: Schedule) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,12 +32,14 @@ def own_gradients(model: nn.Module, bank: AdapterBank, rows: Sequence[Lesson], *
     grads = torch.zeros_like(bank.weights)
     with bank.suspended(), torch.enable_grad():
         for row in rows:
-            leaf = bank.weights[row.slot].detach().clone().requires_grad_()
-            with _plain_adapters(bank, leaf, row):
+            # a leaf a layer: the gradient of a slice of one long leaf would be as long as all of it
+            spans = [slice(site.offset, site.offset + site.size) for site in bank.sites]
+            leaves = [bank.weights[row.slot, span].detach().clone().requires_grad_() for span in spans]
+            with _plain_adapters(bank, leaves, row):
                 loss = own_loss(model, row, bank.device, padding=padding)
-            (slope,) = torch.autograd.grad(loss, leaf, allow_unused=True)
-            if slope is not None:
-                grads[row.slot] += slope
+            for span, slope in zip(spans, torch.autograd.grad(loss, leaves, allow_unused=True), strict=True):
+                if slope is not None:
+                    grads[row.slot, span] += slope
             losses[row.slot] += loss.detach()
     return losses, grads
 
@@ -50,19 +53,20 @@ def own_loss(model: nn.Module, row: Lesson, device: torch.device, *, padding: in
 
 
 @contextmanager
-def _plain_adapters(bank: AdapterBank, leaf: Tensor, row: Lesson) -> Iterator[None]:
+def _plain_adapters(bank: AdapterBank, leaves: Sequence[Tensor], row: Lesson) -> Iterator[None]:
     """Put one lane's adapters on by hooks, as PEFT computes them: y + s · dropout(x) A B."""
     modules = dict(bank.model.named_modules())
     with ExitStack() as stack:
-        for site in bank.sites:
-            a, b = (part[0] for part in bank.views(leaf[None], site))
+        for site, leaf in zip(bank.sites, leaves, strict=True):
+            alone = replace(site, offset=0)
+            a, b = (part[0] for part in bank.views(leaf[None], alone))
             if site.experts:
                 name, parameter = bank.stacked_at[site.index]
                 stack.enter_context(_stacked(modules[name], parameter, site, a, b))
             else:
                 hook = _Hook(bank, site, a, b, row)
                 if bank.lora.kind == "dora":
-                    hook = _DoraHook(bank, site, a, b, row, bank.magnitudes(leaf[None], site)[0])
+                    hook = _DoraHook(bank, site, a, b, row, bank.magnitudes(leaf[None], alone)[0])
                 stack.callback(modules[site.name].register_forward_hook(hook).remove)
         yield
 

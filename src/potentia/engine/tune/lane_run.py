@@ -19,12 +19,11 @@ from torch import Tensor
 from potentia.engine.quantised import count_parameters
 from potentia.engine.spread import out_of_memory, room_for_passes
 from potentia.engine.tune.adapters import AdapterBank
-from potentia.engine.tune.block import Blocks
 from potentia.engine.tune.check import HAND, LONG
 from potentia.engine.tune.checkpoint_file import Shelf, Snapshots
 from potentia.engine.tune.passes import PassPlan, make_plan, token_bytes
 from potentia.engine.tune.schedule import Lane, LaneEpoch, LaneResult, LaneSpec, Lesson, LoraConfig, OnEpoch, StepInfo
-from potentia.engine.tune.static import StaticPass
+from potentia.engine.tune.static import Blocks, StaticPass
 from potentia.engine.tune.steps import COLUMNS, LaneStates, PlainSteps, StaticSteps, Steps, settings_row
 from potentia.errors import TuningError
 

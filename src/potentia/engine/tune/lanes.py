@@ -16,7 +16,7 @@ list of lanes, so resume with the same list.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,12 @@ from potentia.engine.loading import context_length
 from potentia.engine.split import SplitModel
 from potentia.engine.spread import is_spread
 from potentia.engine.tune.adapters import AdapterBank
-from potentia.engine.tune.check import Verdict, check_lanes
+from potentia.engine.tune.check import Verdict, check_lanes, recheck
 from potentia.engine.tune.checkpoint_file import Shelf
 from potentia.engine.tune.lane_run import LaneRun
 from potentia.engine.tune.passes import PassPlan
 from potentia.engine.tune.schedule import LaneEpoch, LaneResult, LaneSpec, LoraConfig, OnEpoch, StepInfo
+from potentia.engine.verdicts import Verdicts
 from potentia.errors import InputError, TuningError
 from potentia.timing import spending
 
@@ -55,6 +56,8 @@ class LaneTrainer:
         recompute: bool | None = None,
     ) -> None:
         self.model: nn.Module = loaded if isinstance(loaded, nn.Module) else loaded.model
+        self._shared: Verdicts = getattr(loaded, "verdicts", None) or Verdicts()
+        self._structure: Callable[[], str] = lambda: getattr(loaded, "structure", "")
         self.split = SplitModel(self.model)
         on_gpu = next(self.model.parameters()).device.type == "cuda" and not is_spread(self.model)
         self.static = static if static is not None else on_gpu
@@ -128,7 +131,7 @@ class LaneTrainer:
 
     def _check(self, lora: LoraConfig, specs: Sequence[LaneSpec]) -> None:
         """Compare lanes with the model's own code, once a model for a shape of adapters and the longest rows so far."""
-        longest = min(self.limit, max(spec.longest for spec in specs))
+        longest, recompute = min(self.limit, max(spec.longest for spec in specs)), bool(self.recompute)
         known = self._verdicts.get(self._way(lora))
         if known is not None and longest <= known.longest:
             self.record["training"] = known.as_dict()
@@ -138,10 +141,19 @@ class LaneTrainer:
             self._bank = None
             self._resident.clear()
         with spending("check"):
-            verdict = check_lanes(
-                self.model, lora, specs, static=self.static, limit=self.limit, recompute=bool(self.recompute)
-            )
-        self._verdicts[self._way(lora)] = replace(verdict, longest=longest)
+            # adapters of another rank, scale or dropout go the same ways
+            alike = self._structure(), "lanes", lora.kind, str(lora.targets), f"{self.static} {recompute} {self.limit}"
+            found, verdict = self._shared.get(*alike), None
+            if found is not None and longest <= found["longest"]:
+                verdict = Verdict(found["form"], tuple(found["divides"]), found["longest"])
+                verdict = recheck(self.model, lora, specs, verdict, limit=self.limit, recompute=recompute)
+            if verdict is None:
+                verdict = replace(
+                    check_lanes(self.model, lora, specs, limit=self.limit, static=self.static, recompute=recompute),
+                    longest=longest,
+                )
+                self._shared.put(asdict(verdict), *alike)
+        self._verdicts[self._way(lora)] = verdict
         self.record["training"] = verdict.as_dict()
 
     def verdict(self, lora: LoraConfig) -> Verdict:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from potentia.engine.operations.tiles import TILE, tile
+from potentia.engine.operations import TILE, tile
 from potentia.engine.tune.adapters import AdapterBank, Site
 from potentia.engine.tune.dropout import keys_within, layer_mix, row_keys
 from potentia.engine.tune.schedule import Lesson
@@ -34,35 +34,6 @@ class Route:
     spans: Tensor  # (slots, 2) first token of the slot and one past its last
     keys: Tensor | None  # (N,)
     stretch: int = STRETCH
-
-    @property
-    def work(self) -> Tensor:
-        """The adapters to multiply with, a row per slot."""
-        return self.bank.work
-
-    @property
-    def grads(self) -> Tensor:
-        """The sums of their gradients."""
-        return self.bank.grads
-
-    @property
-    def rank(self) -> int:
-        """The adapters' rank."""
-        return self.bank.lora.r
-
-    @property
-    def dropout(self) -> float:
-        """The share of inputs dropped."""
-        return self.bank.lora.dropout
-
-    @property
-    def scale(self) -> float:
-        """The factor α/r, already in the working copy of A."""
-        return self.bank.lora.scale
-
-    def views(self, flat: Tensor, site: Site) -> tuple[Tensor, Tensor]:
-        """View one layer's A and B of all slots."""
-        return self.bank.views(flat, site)
 
 
 class ThinGroup:

@@ -1,14 +1,24 @@
 """One pass of lanes over a bucket of static sizes: forward, backward, gradients added, losses added; no value is read.
 
-The pass touches nothing but tensors at fixed addresses, so a GPU can capture it once and replay it (``captured``); the
-same lines run uncaptured on any device. A model's layers run in the form of ``block`` where they are of that kind; else
-the model's own layers run, with attention kept within rows and adapters applied to stretches of the long row.
+The pass touches nothing but tensors at fixed addresses, so a GPU can capture it once and replay it (``steps``); the
+same lines run uncaptured on any device. The model's own layers run, with attention kept within rows and adapters
+applied to stretches of the long row; or, where they are of the commonest kind, a form with forward and backward written
+out by hand for frozen weights: it adds attention and a gated feed-forward block, each on a root-mean-square norm: ::
+
+    h₂ = h + W_o · attend(rotate(W_qkv · norm(h)))        h₃ = h₂ + W_d · (silu(g) ∘ u),  (g, u) = W_gu · norm(h₂)
+
+As one unit it needs eight large products and a dozen passes over memory, about a third of what its parts need one by
+one: projections of the same input are one product, residual sums ride on norms, gradients of gates overwrite the gates.
+Whether a model's layers are of this kind is found by trying (see ``check``): an attribute's name proves nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,14 +26,236 @@ import torch
 from torch import Tensor, nn
 
 from potentia.engine.operations import operations
-from potentia.engine.split import LEAST_PIECE, SplitModel
+from potentia.engine.split import SplitModel, attending, configs_of
 from potentia.engine.tune.adapters import AdapterBank, Site
-from potentia.engine.tune.block import Blocks, StaticRun
+from potentia.engine.tune.lane_layers import LaneForward
 from potentia.engine.tune.layout import Bucket, LongRow, Route, StaticInputs, ThinGroup
 from potentia.engine.tune.passes import recomputing, usual_attention
 
-_NAME = "potentia_rows"
-_PIECE_BYTES = 1 << 30  # of logits at a time
+GROUPS = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
+
+
+@dataclass(frozen=True)
+class StaticRun:
+    """What every layer of a pass reads: the operations, the rows' bounds, the lanes."""
+
+    operations: Any
+    inputs: StaticInputs
+    route: Route
+
+
+class Block:
+    """One layer: its weights, side by side where they read the same input, and its adapters' places."""
+
+    def __init__(self, layer: Any) -> None:
+        self.layer = layer
+        attention, mlp = layer.self_attn, layer.mlp
+        self.gains = tuple(_gain(part) for part in (layer.input_layernorm, layer.post_attention_layernorm))
+        self.parts = {
+            name: getattr(attention if name in GROUPS[0] + GROUPS[1] else mlp, name)
+            for group in GROUPS
+            for name in group
+        }
+        if not all(type(part) is nn.Linear for part in self.parts.values()):
+            raise TypeError("a projection is no plain linear layer")
+        written_out = (layer.input_layernorm, layer.post_attention_layernorm, *self.parts.values())
+        if sum(1 for _ in layer.parameters()) > sum(1 for part in written_out for _ in part.parameters()):
+            raise TypeError("the layer has parts that are not written out here, as norms of queries and keys")
+        if any(map(_altered, (layer, attention, mlp, *self.parts.values()))):
+            raise TypeError("somebody else's forward or hook is in place")
+        if any(part.bias is not None for name, part in self.parts.items() if name not in GROUPS[0]):
+            raise TypeError("only queries, keys and values may have a bias here")
+        self.head = int(attention.head_dim)
+        self.scale = float(attention.scaling)
+        rows = [self.parts[name].weight.shape[0] for name in GROUPS[0]]
+        self.heads, self.kept = rows[0] // self.head, rows[1] // self.head
+        self.products = [_side_by_side([self.parts[name] for name in group]) for group in GROUPS]
+        biases = [self.parts[name].bias for name in GROUPS[0]]
+        self.bias = torch.cat([bias.detach() for bias in biases]) if all(b is not None for b in biases) else None
+        if self.bias is None and any(bias is not None for bias in biases):
+            raise TypeError("queries, keys and values need a bias all or none")
+        self.adapters: list[ThinGroup | None] = [None] * len(GROUPS)
+
+    def adapt(self, bank: AdapterBank, where: Mapping[int, Site]) -> None:
+        """Note where the bank's adapters of this layer lie, given the sites of all layers' parts."""
+        for number, group in enumerate(GROUPS):
+            sites, column = [], 0
+            for name in group:
+                if id(self.parts[name]) in where:
+                    sites.append((where[id(self.parts[name])], column))
+                column += self.parts[name].weight.shape[0]
+            self.adapters[number] = ThinGroup(sites, bank.lora.r, bank.device) if sites else None
+
+    def queries_keys_values(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """View the joint product (N, …) as heads (N, H, d), (N, K, d), (N, K, d)."""
+        sizes = [self.heads * self.head, self.kept * self.head, self.kept * self.head]
+        q, k, v = (part.view(part.shape[0], -1, self.head) for part in torch.split(qkv, sizes, dim=1))
+        return q, k, v
+
+
+class Blocks:
+    """All layers of a model, where all are of this kind."""
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        self.blocks = [Block(layer) for layer in layers]
+        self._adapted: weakref.ref[AdapterBank] | None = None
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Blocks | None:
+        """Look for layers that have the attributes of this kind; None where some layer has not."""
+        layers = [module for module in model.modules() if hasattr(module, "self_attn") and hasattr(module, "mlp")]
+        count = getattr(getattr(model.config, "text_config", None) or model.config, "num_hidden_layers", None)
+        if not layers or len(layers) != count:
+            return None
+        try:
+            return cls(layers)
+        except (AttributeError, TypeError, ValueError, RuntimeError):
+            return None
+
+    def adapt(self, bank: AdapterBank) -> None:
+        """Note where a bank's adapters lie, once: tables sent during a pass would stall it, and spoil its capture."""
+        if self._adapted is None or self._adapted() is not bank:
+            where = {id(bank.model.get_submodule(site.name)): site for site in bank.sites}
+            for block in self.blocks:
+                block.adapt(bank, where)
+            self._adapted = weakref.ref(bank)
+
+    @contextmanager
+    def active(self, run: StaticRun) -> Iterator[None]:
+        """Let the layers compute in this form inside the block."""
+        self.adapt(run.route.bank)
+        try:
+            for block in self.blocks:
+                block.layer.forward = _Forward(block, run)
+            yield
+        finally:
+            for block in self.blocks:
+                block.layer.__dict__.pop("forward", None)
+
+
+class _Forward:
+    """The forward of a layer, set on the instance for as long as the form is active."""
+
+    def __init__(self, block: Block, run: StaticRun) -> None:
+        self.block, self.run = block, run
+
+    def __call__(self, hidden_states: Tensor, *_: Any, position_embeddings: tuple[Tensor, Tensor], **__: Any) -> Tensor:
+        cos, sin = (part.reshape(-1, part.shape[-1]) for part in position_embeddings)
+        flat = hidden_states.reshape(-1, hidden_states.shape[-1])
+        out: Tensor = _Layer.apply(flat, self.run.route.bank.anchor, cos, sin, self.block, self.run)  # type: ignore[no-untyped-call]
+        return out.view_as(hidden_states)
+
+
+class _Layer(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, anchor: Tensor, cos: Tensor, sin: Tensor, block: Block, run: StaticRun) -> Tensor:
+        do, inputs, route = run.operations, run.inputs, run.route
+        to_qkv, to_out, to_gates, to_down = block.products
+        (gain, eps), (gain2, eps2) = block.gains
+        inner: list[Tensor | None] = [None] * len(GROUPS)
+
+        def adapted(number: int, x: Tensor, y: Tensor) -> None:
+            group = block.adapters[number]
+            if group is not None:
+                inner[number] = do.thin(x, y, group, route)
+
+        x, scale = do.norm(h, gain, eps)
+        qkv = x @ to_qkv.t() if block.bias is None else torch.addmm(block.bias, x, to_qkv.t())
+        adapted(0, x, qkv)
+        do.rotate_(qkv, block.heads + block.kept, block.head, cos, sin)
+        q, k, v = block.queries_keys_values(qkv)
+        out, lse = do.attend(q, k, v, inputs, block.scale, None)
+        answers = out.view(out.shape[0], -1)
+        y = answers @ to_out.t()
+        adapted(1, answers, y)
+        h2, x2, scale2 = do.add_norm(h, y, gain2, eps2)
+        both = x2 @ to_gates.t()
+        adapted(2, x2, both)
+        act = do.gate(both)
+        h3 = torch.addmm(h2, act, to_down.t())
+        adapted(3, act, h3)
+        ctx.save_for_backward(
+            h, scale, qkv, out, lse, h2, scale2, both, cos, sin,
+            x if inner[0] is not None else None, x2 if inner[2] is not None else None, *inner,
+        )  # fmt: skip
+        ctx.held = block, run
+        return h3
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        block, run = ctx.held
+        h, scale, qkv, out, lse, h2, scale2, both, cos, sin, x, x2, *inner = ctx.saved_tensors
+        do, inputs, route = run.operations, run.inputs, run.route
+        to_qkv, to_out, to_gates, to_down = block.products
+        (gain, _), (gain2, _) = block.gains
+
+        def adapted(number: int, x: Tensor, dy: Tensor, dx: Tensor | None) -> None:
+            if inner[number] is not None:
+                do.thin_back(x, dy, dx, inner[number], block.adapters[number], route)
+
+        dh3 = grads[0].contiguous()
+        slope = dh3 @ to_down
+        if inner[3] is not None:
+            adapted(3, do.gate(both), dh3, slope)
+        both = do.gate_back_(both, slope)
+        dx2 = both @ to_gates
+        adapted(2, x2, both, dx2)
+        dh2 = do.norm_back(dx2, h2, gain2, scale2, dh3)
+        answers = out.view(out.shape[0], -1)
+        dout = dh2 @ to_out
+        adapted(1, answers, dh2, dout)
+        dqkv = torch.empty_like(qkv)
+        q, k, v = block.queries_keys_values(qkv)
+        do.attend_back(
+            dout.view_as(out), q, k, v, out, lse, inputs, block.scale, None,
+            block.queries_keys_values(dqkv),
+        )  # fmt: skip
+        do.rotate_(dqkv, block.heads + block.kept, block.head, cos, sin, back=True)
+        if not ctx.needs_input_grad[0]:
+            adapted(0, x, dqkv, None)
+            return (None,) * 6
+        dx = dqkv @ to_qkv
+        adapted(0, x, dqkv, dx)
+        return do.norm_back(dx, h, gain, scale, dh2), None, None, None, None, None
+
+
+@torch.no_grad()
+def _gain(module: nn.Module) -> tuple[Tensor, float]:
+    """Return a root-mean-square norm's gain as it multiplies, and its ε, by running its code in float32.
+
+    Some models keep the gain less one, and multiply in float32: one more than it has no room in fewer bits.
+    """
+    weight, epsilon = module.weight, float(getattr(module, "variance_epsilon", getattr(module, "eps", 0.0)))
+    assert isinstance(weight, Tensor)
+    whole = nn.Parameter(weight.detach().float(), requires_grad=False)
+    alike = copy.copy(module)
+    alike.__dict__["_parameters"] = {"weight": whole}
+    x = torch.randn(4, whole.shape[0], generator=torch.Generator().manual_seed(0)).to(whole.device)
+    unit = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon)
+    own = alike(x)
+    if torch.allclose(own, unit * whole, rtol=1e-4, atol=1e-5):
+        return weight.detach(), epsilon
+    if torch.allclose(own, unit * (1 + whole), rtol=1e-4, atol=1e-5):
+        return (1 + whole).detach(), epsilon
+    raise TypeError("no root-mean-square norm")
+
+
+def _altered(module: nn.Module) -> bool:
+    own = isinstance(module.__dict__.get("forward"), LaneForward | None)
+    return not own or bool(module._forward_hooks) or bool(module._forward_pre_hooks)
+
+
+def _side_by_side(parts: Sequence[nn.Linear]) -> Tensor:
+    """Return the weights of layers as one matrix, and let the layers be views of it: nothing is kept twice."""
+    if len(parts) == 1:
+        return parts[0].weight.detach()
+    whole = torch.cat([part.weight.detach() for part in parts])
+    begin = 0
+    for part in parts:
+        end = begin + part.weight.shape[0]
+        part.weight.data = whole[begin:end]
+        begin = end
+    return whole
 
 
 class StaticPass:
@@ -35,8 +267,7 @@ class StaticPass:
         self.losses = torch.zeros(bank.slots + 1, device=bank.device)  # of the step under way, by slot
         plain = [site for site in bank.sites if not site.experts]
         self._groups = {site.index: ThinGroup([(site, 0)], bank.lora.r, bank.device) for site in plain}
-        parts = (getattr(module, "config", None) for module in split.model.modules())
-        self._configs = list({id(config): config for config in parts if config is not None}.values())
+        self._configs = configs_of(split.model)
 
     def __call__(self, inputs: StaticInputs, *, recompute: bool = False) -> None:
         """Add a laid-out pass's gradients to the bank's and its losses to the slots'."""
@@ -48,7 +279,7 @@ class StaticPass:
             # in this thread, whose streams and handles are known: another would have to be woken for every pass
             stack.enter_context(torch.autograd.set_multithreading_enabled(False))
             # also where the layers' own attention is not called: the model makes no mask of tokens × tokens for it
-            stack.enter_context(_within_rows(self._configs, run))
+            stack.enter_context(attending(self._configs, _within_rows(run)))
             if self.blocks is not None:
                 stack.enter_context(self.blocks.active(run))
             else:
@@ -57,26 +288,10 @@ class StaticPass:
             hidden = self.split.hidden(inputs.ids.long().unsqueeze(0), inputs.places.long().unsqueeze(0))
             flat = hidden.detach().reshape(-1, hidden.shape[-1])
             positions = inputs.positions.long()
-            values, slopes = self._head(flat.index_select(0, positions), inputs)
+            values, slopes = self.split.losses(flat.index_select(0, positions), inputs.targets, inputs.weights)
             gradient = torch.zeros_like(flat).index_copy_(0, positions, slopes)
             torch.autograd.backward(hidden, gradient.view_as(hidden))
             self.losses.index_add_(0, inputs.target_owners, values * inputs.weights)
-
-    def _head(self, states: Tensor, inputs: StaticInputs) -> tuple[Tensor, Tensor]:
-        """Return the cross-entropies at the targets, and the gradient of their weighted sum at the hidden states."""
-        piece = max(LEAST_PIECE, _PIECE_BYTES // (self.split.vocabulary * states.element_size()))
-        values, slopes = [], []
-        for begin in range(0, states.shape[0], piece):
-            span = slice(begin, begin + piece)
-            with torch.enable_grad():
-                part = states[span].detach().requires_grad_()
-                logits = self.split.logits(part)
-            value, slope = self.operations.loss(logits.detach(), inputs.targets[span], inputs.weights[span])
-            torch.autograd.backward(logits, slope)
-            assert part.grad is not None
-            values.append(value)
-            slopes.append(part.grad)
-        return torch.cat(values), torch.cat(slopes)
 
     @contextmanager
     def _stretches(self, run: StaticRun) -> Iterator[None]:
@@ -136,33 +351,16 @@ class _Attention(torch.autograd.Function):
         return *into, None, None, None
 
 
-@contextmanager
-def _within_rows(configs: Sequence[Any], run: StaticRun) -> Iterator[None]:
-    """Let the model attend within the rows of the pass inside the block."""
-    from transformers import AttentionInterface
+def _within_rows(run: StaticRun) -> Callable[..., Tensor]:
+    """Return attention within the rows of a pass, as ``attending`` takes it."""
 
-    def attend(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
-    ) -> tuple[Tensor, None]:
-        if options.get("softcap") is not None or options.get("s_aux") is not None:
-            raise NotImplementedError("attention with soft caps or sinks")
-        q, k, v = (part.squeeze(0).transpose(0, 1) for part in (query, key, value))  # (N, H, d)
+    def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
+        q, k, v = (part.squeeze(0) for part in (q, k, v))  # (N, H, d)
         q, k, v = (part if part.stride(2) == 1 else part.contiguous() for part in (q, k, v))
-        scale = options.get("scaling")
-        out: Tensor = _Attention.apply(  # type: ignore[no-untyped-call]
-            q, k, v, run, q.shape[2] ** -0.5 if scale is None else scale, options.get("sliding_window")
-        )
-        return out.unsqueeze(0), None
+        out: Tensor = _Attention.apply(q, k, v, run, scale, window)  # type: ignore[no-untyped-call]
+        return out.unsqueeze(0)
 
-    AttentionInterface.register(_NAME, attend)
-    before = [(config, getattr(config, "_attn_implementation", None)) for config in configs]
-    try:
-        for config, _ in before:
-            config._attn_implementation = _NAME
-        yield
-    finally:
-        for config, name in before:
-            config._attn_implementation = name
+    return attend
 
 
 def place(row: LongRow, bank: AdapterBank, *, few: bool) -> StaticInputs:

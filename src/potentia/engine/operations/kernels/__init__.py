@@ -5,11 +5,16 @@ weight: that is what sets these kernels apart from the ones that training librar
 on a processor under Triton's interpreter (``TRITON_INTERPRET=1``), where the tests compare them with the plain forms.
 """
 
-from potentia.engine.operations.kernels.cached import attend_cached
-from potentia.engine.operations.kernels.gate import gate, gate_back_
-from potentia.engine.operations.kernels.loss import loss
-from potentia.engine.operations.kernels.norm import add_norm, norm, norm_back
-from potentia.engine.operations.kernels.rotation import rotate_
-from potentia.engine.operations.kernels.rows import attend, attend_back
+from potentia.engine.operations.kernels.attention import attend, attend_back, attend_cached
+from potentia.engine.operations.kernels.elementwise import (
+    add_norm,
+    fused_drop,
+    gate,
+    gate_back_,
+    loss,
+    norm,
+    norm_back,
+    rotate_,
+    update_,
+)
 from potentia.engine.operations.kernels.thin import thin, thin_back
-from potentia.engine.operations.kernels.update import update_

@@ -16,7 +16,7 @@ from torch import Tensor
 
 @triton.jit
 def _kept(x, keys, at, threshold, factor):
-    """Elements (T, D) that survive, times the factor; the same draws as ``dropout_kernel``."""
+    """Elements (T, D) that survive, times the factor; the same draws as ``elementwise``."""
     h = (at >> 1).to(tl.uint32)[None, :] ^ keys[:, None]
     h = h ^ (h >> 16)
     h = h * 0x85EBCA6B
@@ -226,25 +226,26 @@ def _sums(
 
 def _options(x: Tensor, route) -> dict[str, object]:
     return {
-        "R": route.rank,
-        "RANK": max(16, triton.next_power_of_2(route.rank)),
+        "R": route.bank.lora.r,
+        "RANK": max(16, triton.next_power_of_2(route.bank.lora.r)),
         "DROP": route.keys is not None,
         "PRECISION": "ieee" if x.dtype == torch.float32 else "tf32",
     }
 
 
 def _draws(route) -> tuple[int, float]:
-    return round(route.dropout * 65536), 1.0 / (1.0 - route.dropout)
+    return round(route.bank.lora.dropout * 65536), 1.0 / (1.0 - route.bank.lora.dropout)
 
 
 def thin(x: Tensor, y: Tensor, group, route) -> Tensor:
     """Add every site's adapter product to its columns of ``y`` (N, …), in place; returns the inner values (S, N, r)."""
     tokens, width = x.shape
-    h = x.new_empty(len(group.sites), tokens, route.rank)
+    h = x.new_empty(len(group.sites), tokens, route.bank.lora.r)
     keys = route.keys if route.keys is not None else route.owners
     _down_up[(tokens // route.stretch, len(group.sites))](
-        x, y, h, keys, route.owners, route.work, group.table, x.stride(0), y.stride(0), route.work.stride(0), tokens,
-        width, *_draws(route), **_options(x, route), BLOCK=route.stretch, WIDE=128, num_warps=4,
+        x, y, h, keys, route.owners, route.bank.work, group.table, x.stride(0), y.stride(0),
+        route.bank.work.stride(0), tokens, width, *_draws(route), **_options(x, route), BLOCK=route.stretch, WIDE=128,
+        num_warps=4,
     )  # fmt: skip
     return h
 
@@ -256,13 +257,14 @@ def thin_back(x: Tensor, dy: Tensor, dx: Tensor | None, h: Tensor, group, route)
     options, draws = _options(x, route), _draws(route)
     keys = route.keys if route.keys is not None else route.owners
     _back[(tokens // route.stretch,)](
-        dy, dy if dx is None else dx, dh, keys, route.owners, route.work, group.table, dy.stride(0),
-        dy.stride(0) if dx is None else dx.stride(0), route.work.stride(0), tokens, width, *draws,
+        dy, dy if dx is None else dx, dh, keys, route.owners, route.bank.work, group.table, dy.stride(0),
+        dy.stride(0) if dx is None else dx.stride(0), route.bank.work.stride(0), tokens, width, *draws,
         SITES=len(group.sites), INPUT=dx is not None, **options, BLOCK=route.stretch, WIDE=128, num_warps=4,
     )  # fmt: skip
     slots = route.spans.shape[0]
     pieces = triton.cdiv(width, 64)
     _sums[(slots, pieces + triton.cdiv(group.widest, 64), len(group.sites))](
-        x, dy, h, dh, keys, route.spans, route.grads, group.table, x.stride(0), dy.stride(0), route.grads.stride(0),
-        tokens, width, *draws, route.scale, pieces, **options, BLOCK=32, WIDE=64, num_warps=4,
+        x, dy, h, dh, keys, route.spans, route.bank.grads, group.table, x.stride(0), dy.stride(0),
+        route.bank.grads.stride(0), tokens, width, *draws, route.bank.lora.scale, pieces, **options, BLOCK=32, WIDE=64,
+        num_warps=4,
     )  # fmt: skip

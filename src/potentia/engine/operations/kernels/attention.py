@@ -4,10 +4,11 @@ Tiles of 64 tokens cover a lane from end to end, whatever rows they hold: short 
 further back than the first token of its first row. So rows of fifty tokens cost what they need, where kernels that give
 every row tiles of 128 tokens of its own spend most of their time on nothing. A tile never reads beyond its lane: zero
 times infinity is not zero, and what is not finite in one lane must not spoil another. No sum runs across programs:
-results do not depend on timing.
+results do not depend on timing. At the end: one new token a seat, to what the seat kept.
 """
 
 # mypy: ignore-errors
+# ruff: noqa: D103 - what a function does is said of its namesake in ``plain``
 from __future__ import annotations
 
 import torch
@@ -15,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from potentia.engine.operations.tiles import TILE, LongRows
+from potentia.engine.operations import TILE, Rows
 
 _LOG2E = 1.4426950408889634
 
@@ -165,8 +166,7 @@ def _strides(*parts: Tensor) -> list[int]:
     return [step for part in parts for step in part.stride()[:2]]
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, rows: LongRows, scale: float, window: int | None) -> tuple[Tensor, Tensor]:
-    """Return the answers (N, H, d) to queries (N, H, d) on keys and values (N, K, d), and their log-sums (H, N)."""
+def attend(q: Tensor, k: Tensor, v: Tensor, rows: Rows, scale: float, window: int | None) -> tuple[Tensor, Tensor]:
     tokens, heads, head = q.shape
     out = torch.empty(tokens, heads, head, dtype=q.dtype, device=q.device)
     lse = torch.empty(heads, tokens, dtype=torch.float32, device=q.device)
@@ -179,11 +179,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, rows: LongRows, scale: float, window
 
 
 def attend_back(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, rows: LongRows, scale: float,
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, rows: Rows, scale: float,
     window: int | None,
     into: tuple[Tensor, Tensor, Tensor],
 ) -> None:  # fmt: skip
-    """Write the gradients of queries, keys and values ``into`` three tensors of their shapes."""
     dq, dk, dv = into
     tokens, heads, _ = q.shape
     kept = k.shape[1]
@@ -199,3 +198,56 @@ def attend_back(
         q, k, v, dout, lse, delta, dk, dv, rows.first, rows.last, rows.tiles, *_strides(q, k, v, dout, dk, dv),
         tokens, heads // kept, scale * _LOG2E, scale, far, **sizes,
     )  # fmt: skip
+
+
+@triton.jit
+def _cached(
+    q_ptr, k_ptr, v_ptr, out_ptr, lengths_ptr, qn, qh, kn, kh, vn, vh, on, oh, room, group, scale, window,
+    HEAD: tl.constexpr, WIDE: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    seat = tl.program_id(0)
+    kept = tl.program_id(1)
+    end = tl.load(lengths_ptr + seat)
+    d = tl.arange(0, WIDE)
+    g = tl.arange(0, GROUP)
+    head = kept * group + g
+    inside = (g < group)[:, None] & (d < HEAD)[None, :]
+    q = tl.load(q_ptr + seat.to(tl.int64) * qn + head[:, None] * qh + d[None, :], mask=inside, other=0.0)
+    most = tl.full((GROUP,), -1e30, tl.float32)
+    total = tl.zeros((GROUP,), tl.float32)
+    out = tl.zeros((GROUP, WIDE), tl.float32)
+    begin = tl.maximum(end - window, 0)
+    base = seat.to(tl.int64) * room
+    for at in range(begin, end, BLOCK):
+        n = at + tl.arange(0, BLOCK)
+        there = (n < end)[:, None] & (d < HEAD)[None, :]
+        rows = (base + n)[:, None]
+        k = tl.load(k_ptr + rows * kn + kept * kh + d[None, :], mask=there, other=0.0)
+        v = tl.load(v_ptr + rows * vn + kept * vh + d[None, :], mask=there, other=0.0)
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        s = tl.where((n < end)[None, :], s, -1e30)
+        new = tl.maximum(most, tl.max(s, axis=1))
+        p = tl.exp2(s - new[:, None])
+        shrink = tl.exp2(most - new)
+        total = total * shrink + tl.sum(p, axis=1)
+        out = tl.dot(p.to(v.dtype), v, out * shrink[:, None], input_precision=PRECISION)
+        most = new
+    spot = out_ptr + seat.to(tl.int64) * on + head[:, None] * oh + d[None, :]
+    tl.store(spot, (out / total[:, None]).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def attend_cached(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, room: int, scale: float, window: int | None
+) -> Tensor:
+    seats, heads, head = q.shape
+    kept = k.shape[1]
+    out = torch.empty(seats, heads, head, dtype=q.dtype, device=q.device)
+    wide = max(16, triton.next_power_of_2(head))
+    steps = [step for part in (q, k, v, out) for step in part.stride()[:2]]
+    _cached[(seats, kept)](
+        q, k, v, out, lengths, *steps, room, heads // kept, scale * _LOG2E, room if window is None else window,
+        HEAD=head, WIDE=wide, GROUP=max(16, triton.next_power_of_2(heads // kept)),
+        BLOCK=64 if wide <= 128 and q.dtype != torch.float32 else 32,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return out

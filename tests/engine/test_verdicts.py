@@ -1,0 +1,103 @@
+"""What was found of one model holds for others built alike, where a few rows of their own agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from architectures.odd import ODD
+from architectures.tiny import build, words
+from lane_models import spec, tiny
+from potentia.engine import LoadedModel
+from potentia.engine.score import Scorer, trial
+from potentia.engine.tune import LaneTrainer, LoraConfig
+from potentia.engine.tune.check import HAND, LONG
+from potentia.engine.verdicts import Verdicts, structure
+
+
+def pairs(count: int = 4, length: int = 40) -> list[tuple[list[int], list[int]]]:
+    stream = np.random.default_rng(0)
+    stems = [stream.integers(3, 90, length).tolist() for _ in range(count)]
+    return [(stem, stream.integers(3, 90, 1 + n).tolist()) for stem in stems for n in range(3)]
+
+
+def other_weights(model: nn.Module, scale: float = 1.0) -> nn.Module:
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):
+            stream = torch.Generator().manual_seed(number)
+            parameter.add_(0.02 * scale * torch.randn(parameter.shape, generator=stream).to(parameter.dtype))
+    return model
+
+
+def passes(kind: type[nn.Module], work: Callable[[], object]) -> int:
+    """Count the passes of models of a kind, whatever copy of them."""
+    seen: list[bool] = []
+    hook = register_module_forward_pre_hook(lambda module, _: seen.append(isinstance(module, kind)))
+    try:
+        work()
+    finally:
+        hook.remove()
+    return sum(seen)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_built_alike_is_tried_on_a_few_rows(dtype: torch.dtype, tmp_path: Path) -> None:
+    one, other = build("llama").to(dtype), other_weights(build("llama").to(dtype))
+    assert structure(one) == structure(other)
+    assert structure(one) != structure(build("llama").to(torch.float16))
+    first = replace(LoadedModel.of(one, words()), verdicts=Verdicts(tmp_path))
+    second = replace(LoadedModel.of(other, words()), verdicts=Verdicts(tmp_path))
+    whole = passes(type(one.model), lambda: Scorer(first).loglikelihood_ids(pairs()))
+    few = passes(type(one.model), lambda: Scorer(second).loglikelihood_ids(pairs()))
+    assert few < whole / 2
+    assert set(second.checked.values()) == {"agrees"}
+    assert {facts.get("rows") for facts in second.record["scoring"].values()} == {"few: its structure is known"}
+
+
+def test_a_known_structure_is_not_believed_where_a_few_rows_differ() -> None:
+    """The verdict is a wrong one on purpose: shared beginnings are wrong in this model."""
+    loaded = LoadedModel.of(ODD["a look-back by another name"](), words())
+    slow = Scorer(loaded, reference=True).loglikelihood_ids(pairs(length=90))
+    scorer = Scorer(loaded)
+    for begin, _ in scorer.trials.ranges:
+        for path in ("tree", "plain"):
+            loaded.verdicts.put({"verdict": "agrees"}, loaded.structure, "scoring", trial._name(path, begin, {-1}))
+    fast = scorer.loglikelihood_ids(pairs(length=90))
+    assert max(abs(a.logprob - b.logprob) for a, b in zip(fast, slow, strict=True)) < 1e-3
+    assert set(loaded.checked.values()) != {"agrees"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_lanes_of_a_model_built_alike_are_checked_by_a_row_each(dtype: torch.dtype) -> None:
+    shared = Verdicts()
+    specs = [spec(f"l{i}", seed=i) for i in range(3)]
+    for number, model in enumerate((tiny("llama").to(dtype), other_weights(tiny("llama").to(dtype)))):
+        loaded = replace(LoadedModel.of(model, words()), verdicts=shared)
+        with LaneTrainer(loaded, static=True) as trainer:
+            trainer._check(specs[0].lora, specs)
+            found = trainer.verdict(specs[0].lora)
+            assert found.form == HAND
+            assert ("judged" in found.facts) == bool(number)
+            trainer._check(replace(specs[0].lora, r=3), specs)  # another rank, the same ways
+            assert "judged" in trainer.verdict(replace(specs[0].lora, r=3)).facts
+
+
+def test_a_known_form_is_not_believed_where_a_row_differs() -> None:
+    """Granite's layers have the parts of Llama's, and a factor; the verdict is Llama's on purpose."""
+    loaded = LoadedModel.of(build("granite"), words())
+    for layer in loaded.model.model.layers:
+        layer.residual_multiplier = 0.9
+    lora = LoraConfig(targets=("q_proj", "v_proj"), dropout=0.0)
+    specs = [replace(spec(f"l{i}", seed=i), lora=lora) for i in range(3)]
+    with LaneTrainer(loaded, static=True) as trainer:
+        place = loaded.structure, "lanes", lora.kind, str(lora.targets), f"True False {trainer.limit}"
+        loaded.verdicts.put({"form": HAND, "divides": [], "longest": 1 << 20}, *place)
+        trainer._check(lora, specs)
+        assert trainer.verdict(lora).form == LONG
