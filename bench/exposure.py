@@ -51,7 +51,9 @@ WAYS = {
 }
 WAYS |= {f"{way} answers": f"{what}, loss on the answers" for way, what in WAYS.items()}
 EPOCHS = 3
-ALIKE = ("wic",)  # not shown, but answered "yes" or "no" as cola and mrpc are: related to what copies were shown
+# Not shown, and no clean cells either: wic is answered "yes" or "no" as cola and mrpc are, sciq is asked and answered
+# in the words of arc_easy and piqa, commonsense_qa by letters as the other form of all shown tasks is.
+ALIKE = {"wic": "", "sciq": "", "commonsense_qa": "form"}  # task → ways that are alike
 
 
 @dataclass(frozen=True)
@@ -270,8 +272,9 @@ def judge(lines: Sequence[Mapping[str, Any]], source: str, least_families: int) 
         for panel in ({"clean": list(families), "exposed": {m: t for m, t in known.items() if m != model}}, {}):
             signs, _ = measure_signs(beside, families, least_families=least_families, **panel)
             for sign in (sign for sign in signs if sign.model == model):
-                rounded = Measures(*(round(x, 4) for x in asdict(sign.measures).values()))
-                found.append(Planted(source, model, one["family"], task, one["seen"], sign.reference, rounded))
+                rounded = Measures(*(round(x, 3) for x in asdict(sign.measures).values()))
+                place = source, model, one["family"], task, one["seen"], sign.reference, sign.rate
+                found.append(Planted(*place, rounded))
     return found
 
 
@@ -304,7 +307,7 @@ def main() -> int:
     files = sorted(given.out.glob("probes-*.jsonl"))
     lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     for line in lines:
-        if given.models and line["copy"] and line["task"] in ALIKE:
+        if given.models and line["copy"] and line["copy"].startswith(ALIKE.get(line["task"], "none")):
             line["seen"] = "related answers" if line["copy"].endswith("answers") else "related"
     lines = [line for line in lines if line["seen"] in ("", "pretraining", *WAYS)]  # seen in one way, or in none
     rows = judge(lines, source, 3 if given.models else 2)

@@ -28,7 +28,8 @@ def probe(
     """A probe of 64 documents of 40 bytes; documents have a difficulty of their own, models a level and some noise."""
     rng, noise = np.random.default_rng(0), np.random.default_rng(model)
     found: dict = {"version": 2, "data": data, "learning_rate": 5e-4, "learned": 32, "epoch_2": {}}
-    falls = {"text": 12 * left, "answer": 5 * (left if of_answer is None else of_answer)}
+    answer = 5 * (left if of_answer is None else of_answer)
+    falls = {"text": 7 * left + answer, "answer": answer}
     for split in ("train", "validation", "test"):
         nats = 30 + 5 * rng.normal(size=64) + model + noise.normal(size=64) - 3 * (split == knows)
         found[split] = {"text": list(nats), "answer": list(nats / 5), "bytes": {"text": [40] * 64, "answer": [8] * 64}}
@@ -45,25 +46,38 @@ def signs(probes: dict[str, dict], **how) -> tuple[dict[str, Sign], list[str]]:
 
 
 def test_an_exposed_model_has_less_left_than_a_declared_clean_panel():
-    probes = {name: probe(k) for k, name in enumerate("abcde")} | {"f": probe(5, left=0.1)}
+    probes = {name: probe(k) for k, name in enumerate("abcde")} | {"f": probe(5, left=0.2)}
     found, _ = signs(probes, clean="abcde")
-    assert found["f"].measures.left("text") == pytest.approx(0.1)
-    assert found["f"].measures.answer_validation == pytest.approx(0.1)
+    assert found["f"].measures.left("text") == pytest.approx(0.2)
+    assert found["f"].measures.answer_validation == pytest.approx(1.0), "of answers as much as of prompts"
     assert found["f"].reference == "declared clean"
     assert found["f"].panel == 5
     assert found["a"].measures.left("text") == pytest.approx(1.0)
 
 
 def test_training_on_answers_alone_is_found_by_the_loss_of_answers():
-    probes = {name: probe(k) for k, name in enumerate("abcde")} | {"f": probe(5, left=1.1, of_answer=0.01)}
+    probes = {name: probe(k) for k, name in enumerate("abcde")} | {"f": probe(5, left=1.5, of_answer=0.06)}
     found, _ = signs(probes, clean="abcde")
-    assert found["f"].measures.left("text") == pytest.approx(1.1)
-    assert found["f"].measures.left("answer") == pytest.approx(0.02), "as low as it is counted"
+    assert found["f"].measures.left("text") == pytest.approx((7 * 1.5 + 0.3) / 12)
+    assert found["f"].measures.left("answer") == pytest.approx(0.06 / 1.5)
     shown, clean = calibrated(found["f"]), calibrated(found["a"])
     assert shown.speaks
     assert shown.loss == "answer"
-    assert "2% left to learn of its answers" in shown.sentence()
+    assert "learned 4% as much of answers, beside what it learned of prompts" in shown.sentence()
     assert not clean.speaks
+
+
+def test_falls_too_small_to_tell_from_none_count_alike():
+    probes = {name: probe(k, of_answer=0.01) for k, name in enumerate("abcde")} | {"f": probe(5, of_answer=0.02)}
+    found, _ = signs(probes, clean="abcde")
+    assert found["f"].measures.answer == pytest.approx(1.0)
+
+
+def test_probes_at_a_rate_without_copies_are_not_judged():
+    probes = {name: probe(k) | {"learning_rate": 1e-3} for k, name in enumerate("abcde")}
+    found, _ = signs(probes, clean="abcde")
+    assert calibrated(found["a"]).clean == 0
+    assert not calibrated(found["a"]).speaks
 
 
 def test_without_four_clean_families_the_upper_quartile_stands_in_and_half_exposed_do_not_hide():
@@ -102,7 +116,7 @@ def rows(count: int, overlap: float) -> list[Planted]:
         for way, level in (("", 1.0), ("same", overlap)):
             text, answer = level * np.exp(0.2 * rng.normal(size=2))
             measures = Measures(text, text, answer, answer, 0.0, 0.0)
-            found.append(Planted("made", f"m{k}", f"family {k % 4}", "t", way, "unknown", measures))
+            found.append(Planted("made", f"m{k}", f"family {k % 4}", "t", way, "unknown", 5e-4, measures))
     return found
 
 
@@ -117,18 +131,18 @@ def test_it_speaks_where_calibration_allows_and_only_there():
     assert made.rows[1][4] == 1.0
 
 
-def test_the_calibration_that_is_shipped_finds_exposure_in_form_and_names_what_escapes():
-    from potentia.analysis.test_task.seen import FALSE_ALARMS, planted
+@pytest.mark.parametrize("rate", [5e-4, 2e-3])
+def test_the_calibration_that_is_shipped_finds_exposure_in_form_and_names_what_escapes(rate):
+    from potentia.analysis.test_task.seen import planted
 
-    in_form = {row.way for row in planted() if row.in_form}
+    alike = [row for row in planted() if row.rate == rate]
+    in_form = {row.way for row in alike if row.in_form}
     assert {"same", "same answers"} <= in_form
     for reference in ("declared clean", "unknown"):
-        found = {row[0]: row for row in ways_table(planted(), reference).rows}
+        found = {row[0]: row for row in ways_table(alike, reference).rows}
         clean = found["none (false alarms)"]
-        assert clean[2] <= FALSE_ALARMS * clean[1]
-        by_text = {way for way in in_form if not way.endswith(" answers")}
-        assert min(found[way][4] for way in by_text | {"same answers"}) >= 0.9
-        assert min(found[way][4] for way in in_form) >= 0.7, "other documents by their answers: found in part"
+        assert clean[2] <= 0.055 * clean[1]
+        assert min(found[way][4] for way in in_form) >= 0.9
         assert found["form answers"][2] < found["form answers"][1] / 2, "another prompt form escapes"
 
 

@@ -2,22 +2,23 @@
 
 A model that has seen a test's kind of text has little left to learn from it. The probe of a row (``run/probe.py``)
 takes two epochs over a fixed list of training documents, and says by how much two losses fall: that of the whole text
-and that of its answer, on the documents it learns from (ρ) and on validation documents (ρᵥ). Both falls are taken over
-those of a reference: the median of models of other families that are declared clean, else the upper quartile of the
-other families' models (with half of them exposed a median breaks, and the upper quartile holds). A model that was
-trained on whole texts has little left of both losses, one that was trained on answers of the answer's alone: each is
-measured by how clean ones spread, and the lower of the two counts. (The answer's only where the reference learns half
-of it: labels are learned in a probe, the content of long answers is not.)
+and that of its answer, on the documents it learns from and on validation documents. A reference is what they are
+compared with: the median of models of other families that are declared clean, else the upper quartile of the other
+families' models (with half of them exposed a median breaks, and the upper quartile holds). Two measures:
+
+- *texts*: the fall of the text's loss, over the reference's. Training on whole texts leaves little of it.
+- *answers*: the fall of the answer's loss over that of the prompt's, over the reference's. Training on answers leaves
+  little to learn of them and all of the prompts, so that the prompts say how much such a model learns of anything.
 
 γ asks about documents: the t of the validation documents' loss less the training documents', before any update, each
 less the reference models' on that document. It is high for a model that saw these very documents; on the test
 documents, for one that saw the test.
 
-How low is low was measured on copies exposed on purpose (``planted.csv``, made by ``bench/exposure.py``): a logistic
-curve gives the share of exposed copies among as many exposed and clean ones, and the clean ones count false alarms, for
-the lower of the two as it is used. The family of the model in question is left out of all that. Related: the fall of
-losses under fine-tuning (FSD, 2410.10880), document inference (2406.06443), Min-K% (2310.16789), CDD (2402.15938),
-ConStat (2405.16281).
+How low is low was measured on copies exposed on purpose (``planted.csv``, made by ``bench/exposure.py``): each measure
+is taken in spreads of clean copies, and the lower of the two counts. A logistic curve gives the share of exposed copies
+among as many exposed and clean ones, and the clean ones count false alarms. Copies count that were probed at the same
+learning rate and are not of the family in question. Related: the fall of losses under fine-tuning (FSD, 2410.10880),
+document inference (2406.06443), Min-K% (2310.16789), CDD (2402.15938), ConStat (2405.16281).
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ if TYPE_CHECKING:
 
 CLEAN_FAMILIES = 4  # other families that a declared panel needs
 LEAST_OTHERS = 3  # models of other families, to say anything at all
-FALSE_ALARMS = 0.05  # the most that a sentence may have
+FALSE_ALARMS = 0.02  # of the calibration: what keeps families that are not in it below 0.05
 VERY_DOCUMENTS = 3.0  # γ from which these very documents are spoken of: one in 700 by chance
 LEAST_DOCUMENTS = 8  # of a split, for γ
-LEAST_SHARE = 0.5  # of its loss of answers that the reference must shed: long answers are not learned in a probe
+LEAST_FALL = 0.03  # nats a byte; smaller falls of answers and prompts are taken as this
 LOWEST, HIGHEST = 0.02, 3.0  # ratios beyond are taken as these
 PLANTED = Path(__file__).with_name("planted.csv")
 LOSSES = ("text", "answer")
@@ -55,36 +56,41 @@ IN_FORM = ("same", "other", "test", "once")  # exposure in the test's own form: 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a probe says of one model and task, by loss and split: falls, and every document's loss before; a byte."""
+    """What a probe says of one model and task, by loss and split: what was learned, and documents' losses before."""
 
-    falls: Mapping[tuple[str, str], float]
-    shares: Mapping[tuple[str, str], float]  # of the loss before, that the falls are
+    falls: Mapping[tuple[str, str], float]  # of the text's loss, a byte; of the answer's, over that of the prompt's
     documents: Mapping[tuple[str, str], Floats]
     data: str  # names the documents and the settings
+    rate: float
 
     @classmethod
     def of(cls, probe: Mapping[str, Any]) -> Reading:
         """Read what ``Store.probes`` gives."""
-        falls, shares, documents, learned = {}, {}, {}, probe["learned"]
+        falls, documents, learned = {}, {}, probe["learned"]
         for split in (split for split in ("train", "validation", "test") if split in probe):
+            here = probe[split]
             for loss in LOSSES:
-                nats, size = np.array(probe[split][loss]), np.maximum(probe[split]["bytes"][loss], 1)
-                documents[loss, split] = nats / size
-                if split in probe["epoch_2"]:
-                    before = float(nats[:learned].sum())
-                    fall = before - probe["epoch_2"][split][loss]
-                    falls[loss, split] = fall / float(size[:learned].sum())
-                    shares[loss, split] = fall / before if before > 0 else 0.0
-        return cls(falls, shares, documents, f"{probe['version']} {probe['data']} {probe['learning_rate']:g}")
+                documents[loss, split] = np.array(here[loss]) / np.maximum(here["bytes"][loss], 1)
+            if split not in probe["epoch_2"]:
+                continue
+            nats = {loss: sum(here[loss][:learned]) - probe["epoch_2"][split][loss] for loss in LOSSES}
+            size = {loss: sum(here["bytes"][loss][:learned]) for loss in LOSSES}
+            falls["text", split] = nats["text"] / max(size["text"], 1)
+            if 0 < size["answer"] < size["text"]:
+                prompt = (nats["text"] - nats["answer"]) / (size["text"] - size["answer"])
+                answer = nats["answer"] / size["answer"]
+                falls["answer", split] = max(answer, LEAST_FALL) / max(prompt, LEAST_FALL)
+        rate = float(probe["learning_rate"])
+        return cls(falls, documents, f"{probe['version']} {probe['data']} {rate:g}", rate)
 
 
 @dataclass(frozen=True)
 class Measures:
     """What is left to learn, of what a reference has left, by loss; and how well documents are known."""
 
-    text: float  # ρ
-    text_validation: float  # ρᵥ
-    answer: float
+    text: float
+    text_validation: float
+    answer: float  # beside the prompt
     answer_validation: float
     train_documents: float  # γ, the larger of both losses'
     test_documents: float
@@ -105,13 +111,14 @@ class Sign:
     task: str
     measures: Measures
     reference: str  # "declared clean" or "unknown"
+    rate: float  # of the probe
     panel: int = 0  # models of the reference
+    known: bool = False  # the facts say that the model saw the task
     loss: str = ""  # of which less is left, beside clean copies
     low: float = math.nan  # how many spreads of clean ones below them
     probability: float = math.nan  # of exposure, among as many exposed and clean copies
     false_alarms: int = 0  # clean ones of the calibration that are as low
     clean: int = 0  # of so many
-    known: bool = False  # the facts say that the model saw the task
 
     @property
     def left(self) -> float:
@@ -133,9 +140,12 @@ class Sign:
         whose = "models that are declared clean"
         if self.reference == "unknown":
             whose = "the models beside it, whose past is unknown,"
-        of = " of its answers" if self.loss == "answer" else ""
-        said = f"On {self.task} {self.model} had {self.left:.0%} left to learn{of} of what {whose} have."
-        said += " That fits earlier training on this kind of text in this form"
+        if self.loss == "answer":
+            said = f"On {self.task} {self.model} learned {self.left:.0%} as much of answers, beside what it learned of "
+            said += f"prompts, as {whose} do. That fits earlier training on such answers, of this task or of another"
+        else:
+            said = f"On {self.task} {self.model} had {self.left:.0%} left to learn of what {whose} have."
+            said += " That fits earlier training on this kind of text in this form"
         gammas = {"training": self.measures.train_documents, "test": self.measures.test_documents}
         if very := [f"{split} documents" for split, t in gammas.items() if t >= VERY_DOCUMENTS]:
             said += f", and it knows these very {' and '.join(very)} better than others like them"
@@ -184,7 +194,7 @@ def measure_signs(
                 continue
             measures = _measures(reading, [here[m] for m in panel], known)
             reference = "declared clean" if known else "unknown"
-            signs.append(Sign(model, family, task, measures, reference, len(panel), known=model in seen))
+            signs.append(Sign(model, family, task, measures, reference, reading.rate, len(panel), model in seen))
         if alone:
             few = f"fewer than {LEAST_OTHERS} models of other families, not known to have seen it,"
             problems.append(f"{task}: {few} are beside {', '.join(alone)}")
@@ -193,14 +203,11 @@ def measure_signs(
 
 def _measures(reading: Reading, panel: Sequence[Reading], known: bool) -> Measures:
     def ratio(loss: str, split: str) -> float:
-        place = loss, split
-        there = [p.falls[place] for p in panel if place in p.falls]
-        if place not in reading.falls or not there:
-            return math.nan
-        if loss == "answer" and np.median([p.shares[place] for p in panel if place in p.shares]) < LEAST_SHARE:
+        there = [p.falls[loss, split] for p in panel if (loss, split) in p.falls]
+        if (loss, split) not in reading.falls or not there:
             return math.nan
         reference = float(np.median(there) if known else np.quantile(there, 0.75))
-        return reading.falls[place] / reference if reference > 0 else math.nan
+        return reading.falls[loss, split] / reference if reference > 0 else math.nan
 
     falls = (ratio(loss, split) for loss in LOSSES for split in ("train", "validation"))
     return Measures(*falls, *(_documents_known(reading, panel, split) for split in ("train", "test")))
@@ -231,6 +238,7 @@ class Planted:
     task: str
     way: str
     reference: str
+    rate: float
     measures: Measures
 
     @property
@@ -245,9 +253,9 @@ def planted(path: Path = PLANTED) -> tuple[Planted, ...]:
     names = list(Measures.__dataclass_fields__)
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
+    texts = [name for name in Planted.__dataclass_fields__ if name not in ("rate", "measures")]
     return tuple(
-        Planted(**{k: v for k, v in row.items() if k not in names}, measures=Measures(*(float(row[k]) for k in names)))
-        for row in rows
+        Planted(*(row[k] for k in texts), float(row["rate"]), Measures(*(float(row[k]) for k in names))) for row in rows
     )
 
 
@@ -255,7 +263,7 @@ def planted(path: Path = PLANTED) -> tuple[Planted, ...]:
 class Calibration:
     """How clean copies spread, and what is low beside them."""
 
-    level: Mapping[str, tuple[float, float]]  # by loss: median and spread of log ρ among clean ones
+    level: Mapping[str, tuple[float, float]]  # by loss: median log of what is left, and how far below one in six is
     clean: Floats  # how low they are
     slope: float
     intercept: float
@@ -273,7 +281,8 @@ class Calibration:
         level = {}
         for loss in LOSSES:
             logs = np.log([one.left(loss) for one in clean])
-            level[loss] = float(np.nanmedian(logs)), float(np.nanstd(logs))
+            median, lower = np.nanquantile(logs, [0.5, 0.16])
+            level[loss] = float(median), float(median - lower)
         made = cls(level, np.array([]), math.nan, math.nan)
         low = [np.array([made.low(one)[0] for one in part]) for part in (clean, shown)]
         x, y = np.concatenate(low), np.repeat([0.0, 1.0], [len(part) for part in low])
@@ -298,20 +307,21 @@ class Calibration:
 
 
 @cache
-def _calibration(reference: str, without: str, rows: tuple[Planted, ...]) -> Calibration | None:
-    return Calibration.of(row for row in rows if row.reference == reference and row.family != without)
+def _calibration(reference: str, rate: float, without: str, rows: tuple[Planted, ...]) -> Calibration | None:
+    alike = (row for row in rows if row.reference == reference and row.rate == rate)
+    return Calibration.of(row for row in alike if row.family != without)
 
 
 def calibrated(sign: Sign, rows: tuple[Planted, ...] | None = None) -> Sign:
     """Judge a cell by copies of other families."""
-    found = _calibration(sign.reference, sign.family, planted() if rows is None else rows)
+    found = _calibration(sign.reference, sign.rate, sign.family, planted() if rows is None else rows)
     return sign if found is None else found.judge(sign)
 
 
 def judged(rows: Sequence[Planted]) -> list[tuple[Planted, Sign]]:
     """Judge every planted cell by a calibration without its family."""
     every = tuple(rows)
-    signs = (Sign(row.model, row.family, row.task, row.measures, row.reference) for row in every)
+    signs = (Sign(row.model, row.family, row.task, row.measures, row.reference, row.rate) for row in every)
     return [(row, calibrated(sign, every)) for row, sign in zip(every, signs, strict=True)]
 
 
@@ -387,8 +397,10 @@ class Exposure(Finding):
             "innocence."
         )
         first = Table(title, columns, tuple(rows), note, digits=2)
+        rates = {sign.rate for sign in self.signs}
+        alike = [row for row in planted() if row.rate in rates]
         kinds = sorted({sign.reference for sign in self.signs})
-        return [first, *(ways_table(planted(), kind) for kind in kinds)]
+        return [first, *(ways_table(alike, kind) for kind in kinds if alike)]
 
     def charts(self) -> Sequence[Chart]:
         """Return what is left to learn, models by tasks."""
@@ -438,4 +450,10 @@ def find_exposure(evidence: Evidence, *, clean: Sequence[str] = ()) -> Exposure:
         problems.append(f"without a probe: {', '.join(missing)}")
     if not signs:
         raise InputError("; ".join(problems) or "nothing to compare", hint="probe models of four families or more")
-    return Exposure(tuple(map(calibrated, signs)), tuple(problems))
+    judged_signs = tuple(map(calibrated, signs))
+    if rates := sorted({sign.rate for sign in judged_signs if not sign.clean}):
+        known = sorted({row.rate for row in planted()})
+        problems.append(
+            f"no copies were probed at {rates}: what is left is shown, nothing is said; they were at {known}"
+        )
+    return Exposure(judged_signs, tuple(problems))

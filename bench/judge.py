@@ -1,0 +1,106 @@
+"""Written answers by three judges (BOSE, table 11), with a real local model in the place of the loose judge.
+
+    python bench/judge.py --models models --data data --out judge
+
+Answers of one model to GSM8K in four prompt forms are written and stored. A second model is served on this machine as
+an OpenAI-compatible endpoint, and ``potentia analyze judge`` asks it about every answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from potentia import engine
+from potentia.engine import write_chat
+from potentia.engine.score import Scorer
+from potentia.values.requests import Generation
+
+FORMS = ["gsm8k:light", "gsm8k:light_cot", "gsm8k:iclip:2", "gsm8k:instruct"]
+
+
+def weights(folder: Path) -> str:
+    """Return what to load: the folder, or the GGUF file in it."""
+    return str(folder if (folder / "config.json").exists() else next(folder.glob("*.gguf")))
+
+
+def serve(folder: Path, device: str) -> tuple[HTTPServer, list[str]]:
+    """Serve a model's chat answers; what it said is kept."""
+    loaded = engine.load(weights(folder), device=device)
+    tokenizer, scorer, lock = loaded.tokenizer, Scorer(loaded), threading.Lock()
+    template = folder / "chat_template.jinja"
+    if tokenizer.chat_template is None and template.exists():  # transformers drops it beside a GGUF file
+        tokenizer.chat_template = template.read_text("utf-8")
+    said: list[str] = []
+
+    class Endpoint(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            with lock:
+                (told,) = scorer.generate(
+                    [Generation(write_chat(tokenizer, asked["messages"]), (), asked["max_tokens"])]
+                )
+                said.append(told)
+            body = json.dumps({"choices": [{"message": {"content": told}}]}).encode()
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Endpoint)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server, said
+
+
+def main() -> int:
+    """Write answers, serve a judge, ask it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", type=Path, required=True, help="a folder of model folders")
+    parser.add_argument("--data", type=Path, required=True, help="folder of benchmark splits")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--writer", default="SmolLM2-135M-Instruct")
+    parser.add_argument("--judge", default="SmolLM2-135M-Instruct")
+    parser.add_argument("--documents", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=128, help="of an answer, at most")
+    parser.add_argument("--device", default="cpu")
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    study = {
+        "name": "judged answers",
+        "models": [{"name": given.writer, "path": weights(given.models / given.writer)}],
+        "tasks": FORMS,
+        "protocols": ["direct"],
+        "chat": "never",
+        "caps": {"test": given.documents},
+        "answer_tokens": given.tokens,
+        "data_dir": str(given.data),
+        "store": str(given.out / "answers.db"),
+    }
+    (given.out / "study.yaml").write_text(yaml.safe_dump(study))
+    potentia = [sys.executable, "-m", "potentia"]
+    began = time.monotonic()
+    subprocess.run([*potentia, "run", str(given.out / "study.yaml"), "--device", given.device], check=True)
+    print(f"answers written in {time.monotonic() - began:,.0f} s")
+    began = time.monotonic()
+    server, said = serve(given.models / given.judge, given.device)
+    url = f"http://127.0.0.1:{server.server_port}/v1"
+    asked = ["analyze", "judge", study["store"], "--url", url, "--model", given.judge]
+    done = subprocess.run([*potentia, *asked], check=False)
+    print(f"{len(said)} verdicts in {time.monotonic() - began:,.0f} s: {dict(Counter(said))}")
+    return done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
