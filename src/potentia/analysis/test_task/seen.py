@@ -253,9 +253,13 @@ def planted(path: Path = PLANTED) -> tuple[Planted, ...]:
     names = list(Measures.__dataclass_fields__)
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    texts = [name for name in Planted.__dataclass_fields__ if name not in ("rate", "measures")]
     return tuple(
-        Planted(*(row[k] for k in texts), float(row["rate"]), Measures(*(float(row[k]) for k in names))) for row in rows
+        Planted(
+            **{name: value for name, value in row.items() if name not in (*names, "rate")},
+            rate=float(row["rate"]),
+            measures=Measures(*(float(row[name]) for name in names)),
+        )
+        for row in rows
     )
 
 
