@@ -126,11 +126,6 @@ class Sign:
         return self.measures.left(self.loss or "text")
 
     @property
-    def rate_bound(self) -> float:
-        """The largest rate of false alarms that the calibration leaves open, with 95 % certainty."""
-        return upper_bound(self.false_alarms, self.clean)
-
-    @property
     def speaks(self) -> bool:
         """Whether anything is said of it: copies as low were rather exposed, and hardly a clean one is as low."""
         return bool(self.clean and self.probability > 0.5 and self.false_alarms <= FALSE_ALARMS * self.clean)
@@ -151,7 +146,7 @@ class Sign:
             said += f", and it knows these very {' and '.join(very)} better than others like them"
         else:
             said += "; no sign of these very documents"
-        return f"{said}. {self.false_alarms} of {self.clean} clean ones were as low (at most {self.rate_bound:.0%})."
+        return f"{said}. {self.false_alarms} of {self.clean} clean ones were as low (at most {upper_bound(self.false_alarms, self.clean):.0%})."
 
 
 def upper_bound(hits: int, of: int) -> float:
@@ -385,7 +380,7 @@ class Exposure(Finding):
         lowest = sorted(self.signs, key=lambda sign: -sign.low if math.isfinite(sign.low) else math.inf)
         rows: list[tuple[Cell, ...]] = [
             (s.model, s.task, s.measures.left("text"), s.measures.left("answer"), s.probability,
-             *((f"{s.false_alarms} of {s.clean}", s.rate_bound) if s.clean else (None, None)),
+             *((f"{s.false_alarms} of {s.clean}", upper_bound(s.false_alarms, s.clean)) if s.clean else (None, None)),
              s.measures.train_documents, s.measures.test_documents, s.reference, "yes" if s.known else "")
             for s in self.spoken or lowest[:5]
         ]  # fmt: skip
@@ -413,30 +408,20 @@ class Exposure(Finding):
         values = np.full((len(models), len(tasks)), math.nan)
         for sign in self.signs:
             values[models.index(sign.model), tasks.index(sign.task)] = sign.left
-        return [
-            Heatmap(
-                "exposure",
-                "How much is left to learn",
-                "Of what models of other families have left, 1: as much; of the text or of the answer, whichever is "
-                "less for a model of this kind. The darker, the less is left: earlier training on this kind of text, "
-                "in this form, looks like that.",
-                models,
-                tasks,
-                values,
-                low=0.0,
-                high=1.5,
-                fewer=True,
-            )
-        ]
+        caption = (
+            "Of what models of other families have left, 1: as much; of the text or of the answer, whichever is less "
+            "for a model of this kind. The darker, the less is left: earlier training on this kind of text, in this "
+            "form, looks like that."
+        )
+        title = "How much is left to learn"
+        return [Heatmap("exposure", title, caption, models, tasks, values, low=0.0, high=1.5, fewer=True)]
 
 
 def find_exposure(evidence: Evidence, *, clean: Sequence[str] = ()) -> Exposure:
     """Look for signs of earlier training on the tasks, by the probes that a study recorded."""
     wanted = {(model, task) for m in evidence.scores.values() for model in m.models for task in m.tasks}
     every = {place: probe for place, probe in evidence.probes().items() if place in wanted}
-    probes = {
-        place: probe for place, probe in every.items() if "learned" in probe
-    }  # older ones have the text's loss alone
+    probes = {place: one for place, one in every.items() if "learned" in one}  # older ones: the text's loss alone
     if not probes:
         older = " that hold the answer's loss: they were made by an older version" if every else ""
         hint = "put `probe: true` into the study and run it anew: cells that are done are not probed"
