@@ -146,7 +146,8 @@ class Sign:
             said += f", and it knows these very {' and '.join(very)} better than others like them"
         else:
             said += "; no sign of these very documents"
-        return f"{said}. {self.false_alarms} of {self.clean} clean ones were as low (at most {upper_bound(self.false_alarms, self.clean):.0%})."
+        bound = upper_bound(self.false_alarms, self.clean)
+        return f"{said}. {self.false_alarms} of {self.clean} clean ones were as low (at most {bound:.0%})."
 
 
 def upper_bound(hits: int, of: int) -> float:
