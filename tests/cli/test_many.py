@@ -93,7 +93,7 @@ def test_a_source_that_is_not_there_is_told_by_its_name():
 
 def test_a_flag_keeps_at_least_one_value():
     sources, given = parsed("analyze rankings --tasks scores.csv")
-    assert (sources, given["tasks"]) == ([], ["scores.csv"])
+    assert (sources, given["tasks"]) == (["potentia.db"], ["scores.csv"])
 
 
 @pytest.mark.parametrize(

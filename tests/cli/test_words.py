@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+import pytest
+import typer
 from typer.testing import CliRunner
 
 import tiny
@@ -40,25 +42,41 @@ def test_the_options_of_a_long_command_are_in_parts() -> None:
     assert "--protocols" in before
 
 
-def test_eval_and_singular_options_are_accepted(tmp_path: Path) -> None:
+def test_singular_options_are_accepted(tmp_path: Path) -> None:
     tiny.save_model(tmp_path / "m")
     tiny.save_questions(tmp_path / "q.jsonl")
-    import typer
-
-    command = typer.main.get_command(app)
-    given = [
-        "eval",
-        "--model",
-        str(tmp_path / "m"),
-        "--task",
-        str(tmp_path / "q.jsonl"),
-        "--dry-run",
-        "--device",
-        "cpu",
-    ]
-    given += ["--store", str(tmp_path / "s.db")]
-    assert expand_many(command, given) == given
+    given = ["run", "--model", str(tmp_path / "m"), "--task", str(tmp_path / "q.jsonl"), "--dry-run"]
+    given += ["--device", "cpu", "--store", str(tmp_path / "s.db")]
+    assert expand_many(typer.main.get_command(app), given) == given
     assert "Plan of study" in shown(*given)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("rankings scores.csv", "potentia analyze rankings"),
+        ("analyze scores.csv", "potentia analyze rankings scores.csv"),
+        ("compair A B", "potentia compare"),
+        ("run scores.csv", "potentia report scores.csv"),
+        ("compare A scores.csv", "potentia compare A B scores.csv"),
+        ("report", "run a study first"),
+    ],
+)
+def test_a_likely_mistake_is_told_with_its_mend(
+    line: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scores.csv").write_text("model,task,value\nA,x,0.5\nB,x,0.4\n")
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, line.split(), prog_name="potentia", env={"COLUMNS": "200"})
+    assert result.exit_code != 0
+    assert told in f"{result.output} {result.exception}"
+
+
+def test_scores_stand_before_or_after_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "scores.csv").write_text("model,task,value\nA,x,0.5\nB,x,0.4\n")
+    monkeypatch.chdir(tmp_path)
+    assert "A against B" in shown("compare", "scores.csv", "A", "B")
+    assert shown("compare", "A", "B", "scores.csv") == shown("compare", "scores.csv", "A", "B")
 
 
 def test_hints_quote_paths_with_spaces(tmp_path: Path) -> None:

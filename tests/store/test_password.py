@@ -16,7 +16,7 @@ import pytest
 import tiny
 from potentia.cli import main
 from potentia.cli.app import app
-from potentia.cli.plan import _write
+from potentia.cli.run import _write
 from potentia.errors import without_password
 from potentia.run import plan_study
 from potentia.study import read_study
@@ -59,7 +59,6 @@ COMMANDS = {
     "analyze proxy": ["URL --target q"],
     "analyze benchmark": ["URL"],
     "analyze elicitation": ["URL"],
-    "eval": ["--models ./no --tasks q.jsonl --store URL"],
     "analyze judge": ["URL --url http://127.0.0.1:9 --model x"],
     "compare": ["m0 m1 URL"],
     "report": ["URL -o report.html", "NOWHERE -o other.html"],
@@ -81,6 +80,7 @@ COMMANDS = {
     "reproduce": ["train-before-test URL", "URL"],
     "models list": ["URL"],
     "models check": ["URL"],
+    "tasks list": [""],
     "tasks show": ["URL"],
     "select": ["--data q.jsonl --models URL", "--data URL --models ./m0"],
     "init": ["made.yaml --models ./m0 --tasks URL --force", "URL --models ./m0 --tasks q.jsonl"],

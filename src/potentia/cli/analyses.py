@@ -1,37 +1,99 @@
-"""The ``potentia analyze`` commands: what each asks, and which function answers."""
+"""The ``potentia analyze`` commands: what each asks, and which function answers.
+
+One builder gives each the same sources, options, output and figures. A command is a function from evidence and what was
+asked to findings, under ``@analysis`` with its own options.
+"""
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from potentia.cli.analyze import analysis, flag, many, option, path
 from potentia.cli.app import analyze
-from potentia.cli.options import Json, StoreUrl
+from potentia.cli.options import (
+    HISTORY,
+    OUT,
+    READ,
+    SOURCES,
+    Option,
+    argument,
+    command,
+    flag,
+    many,
+    option,
+    path,
+)
 from potentia.cli.output import (
+    check_formats,
     console,
+    draw_figures,
     errors,
+    opened,
     print_findings,
+    print_json,
+    print_notes,
     print_scoreboard,
     print_table,
     print_training,
     say,
     training_of,
 )
-from potentia.errors import InputError
+from potentia.errors import InputError, PotentiaError
 from potentia.values.findings import Finding, telling
 
 if TYPE_CHECKING:
     from potentia.evidence import Evidence
 
 Found = Mapping[str, Finding]
+Find = Callable[["Evidence", Any], Found]
+Show = Callable[[Found, "Evidence", Any], None]
 SHOWN = 20  # models of the score table
 CAP = 50_000  # training examples of a task that count, as a study uses them at most
+
+
+def analysis(
+    name: str, *, show: Show | None = None, first: Mapping[str, Option] | None = None, **own: Option
+) -> Callable[[Find], Find]:
+    """Make ``potentia analyze NAME`` of a function; its docstring is the help, ``show`` prints in a way of its own.
+
+    The function gets the evidence and a namespace with its own options, ``sources``, and the arguments ``first`` that
+    stand before them. An option of its own with the name of a common one takes that one's place, and is not read by.
+    """
+
+    def register(find: Find) -> Find:
+        common = {key: one for key, one in READ.items() if key not in own}
+        if "protocol" in own:  # else the singular is accepted too
+            common["protocols"] = many("Only these protocols.", "--protocols")
+
+        def act(asked: Any) -> None:
+            formats = check_formats(asked.format, tables=True)
+            evidence = opened(*asked.sources, notes=False, **{key: getattr(asked, key) for key in common})
+            groups = []
+            for number, group in enumerate((evidence, *evidence.apart), start=1):
+                if evidence.apart and not asked.as_json:
+                    console.print(f"{number}. {group.name}", style="bold", markup=False)
+                print_notes(group)
+                found = find(group, asked)
+                if asked.as_json:
+                    told = {name: finding.to_dict() for name, finding in found.items()}
+                    groups.append({"source": group.name, "notes": group.notes, "findings": told})
+                elif show is not None:
+                    show(found, group, asked)
+                else:
+                    print_findings(found)
+                folder = asked.figures / f"group-{number}" if asked.figures and evidence.apart else asked.figures
+                draw_figures(found.values(), folder, formats, titles=not asked.no_titles)
+            if asked.as_json:
+                print_json({"apart": groups} if asked.apart else groups[0]["findings"])
+
+        act.__doc__ = find.__doc__
+        command(analyze, name, **{**(first or {}), "sources": SOURCES, **own, **common, **OUT})(act)
+        return find
+
+    return register
 
 
 def _print_rankings(found: Found, evidence: Evidence, asked: Any) -> None:
@@ -45,7 +107,7 @@ def _print_rankings(found: Found, evidence: Evidence, asked: Any) -> None:
     if runs is None or asked.everything:
         print_scoreboard(asked.found.scoreboard, most=None if asked.everything else SHOWN)
     if asked.everything:
-        print_findings({name: f for name, f in found.items() if name != "scoreboard"}, as_json=False)
+        print_findings({name: f for name, f in found.items() if name != "scoreboard"})
         return
     console.print()
     for table in filter(None, map(telling, summarise(asked.found))):
@@ -87,7 +149,7 @@ def rankings(evidence: Evidence, asked: Any) -> Found:
     return named
 
 
-@analysis("outlook", history=many("Stores or score files of other models."))
+@analysis("outlook", history=HISTORY)
 def outlook(evidence: Evidence, asked: Any) -> Found:
     """Predict the cells that a study has not measured, and its final ranking: P(best), ranks with intervals.
 
@@ -107,27 +169,23 @@ def outlook(evidence: Evidence, asked: Any) -> Found:
     return {"completion": found}
 
 
-@analysis(
-    "few-tasks",
-    protocol=option("The protocol of the scores; else the one to rank by."),
-)
+@analysis("few-tasks")
 def few_tasks(evidence: Evidence, asked: Any) -> Found:
     """Choose tasks on half of the models and see how well they rank the others, against their cost.
+
+    The scores are those of the protocol that ranks, or of the one that --protocol names.
 
     Example:
       potentia analyze few-tasks scores.csv --protocol train_before_test
     """
     from potentia.analysis.planning import find_task_curve
-    from potentia.values.protocol import Protocol
 
-    wanted = Protocol(asked.protocol) if asked.protocol else evidence.main
-    if wanted is None or wanted not in evidence.scores:
+    if evidence.main is None or evidence.main not in evidence.scores:
         there = f"there are {', '.join(evidence.protocols)}"
-        raise InputError(f"no scores of {wanted}", where=asked.sources[0], hint=there)
+        raise InputError(f"no scores of {evidence.main}", where=asked.sources[0], hint=there)
     known = evidence.background
     sizes = {task: min(n, CAP) for task, n in known.train_examples.items()}
-    curve = find_task_curve(evidence.scores[wanted], costs=sizes, lineages=known.lineages)
-    return {"few_tasks": curve}
+    return {"few_tasks": find_task_curve(evidence.scores[evidence.main], costs=sizes, lineages=known.lineages)}
 
 
 @analysis(
@@ -196,7 +254,7 @@ def ablation(evidence: Evidence, asked: Any) -> Found:
 
 def _print_exposure(found: Found, _: Evidence, asked: Any) -> None:
     say(*asked.found.sentences(), to=errors)
-    print_findings(found, as_json=False)
+    print_findings(found)
 
 
 @analysis(
@@ -339,15 +397,14 @@ def judge(evidence: Evidence, asked: Any) -> Found:
 
 
 def _print_benchmark(found: Found, _: Evidence, asked: Any) -> None:
-    print_findings(found, as_json=False)
+    print_findings(found)
     console.print(asked.headline, style="bold", markup=False)
 
 
 @analysis(
     "benchmark",
     show=_print_benchmark,
-    first={"name": Annotated[str, typer.Argument(metavar="TASK", help="The benchmark to judge.")]},
-    protocol=option("Judge it by this protocol; else by the one that ranks."),
+    first={"name": argument("The benchmark to judge.", "TASK")},
     data_dir=path("Folder of benchmark splits, to look for overlap."),
 )
 def benchmark(evidence: Evidence, asked: Any) -> Found:
@@ -361,14 +418,13 @@ def benchmark(evidence: Evidence, asked: Any) -> Found:
     from potentia.analysis.benchmark import find_benchmark
 
     in_train = _in_train(evidence, asked.name, asked.data_dir)
-    found = find_benchmark(evidence, asked.name, protocol=asked.protocol, in_train=in_train)
+    found = find_benchmark(evidence, asked.name, in_train=in_train)
     asked.headline = found.headline()
     return {"benchmark": found}
 
 
 def _in_train(evidence: Evidence, name: str, data_dir: Path | None) -> int | None:
     """Count the test documents that are in train, where a study says where the data is and it is there."""
-    from potentia.errors import PotentiaError
     from potentia.evidence import study_of
     from potentia.run import load_tasks
     from potentia.tasks import overlap
@@ -384,29 +440,3 @@ def _in_train(evidence: Evidence, name: str, data_dir: Path | None) -> int | Non
             return None
         return overlap(task).test_exact
     return None
-
-
-@analyze.command()
-def elicitation(
-    study: Annotated[Path, typer.Argument(help="The study file.")],
-    models: Annotated[list[str] | None, typer.Option(help="Of the study; else all.")] = None,
-    tasks: Annotated[list[str] | None, typer.Option(help="Of the study; else the first three.")] = None,
-    rank: Annotated[int, typer.Option(min=1, help="The higher rank of adapters.")] = 64,
-    store: StoreUrl = None,
-    workers: Annotated[int, typer.Option(min=1, help="Rows at once.")] = 1,
-    as_json: Json = False,
-) -> None:
-    """Tune some cells of a study by adapters of a higher rank and by all weights too, and compare the rankings.
-
-    Each way searches its own learning rate. What the store has is not computed again.
-
-    Example:
-      potentia analyze elicitation study.yaml --tasks arc_easy boolq --rank 64
-    """
-    from potentia.run import elicit
-    from potentia.study import read_study
-
-    made = read_study(study, {"store": store})
-    with errors.status("tuning in three ways …"):
-        found = elicit(made, models=models or (), tasks=tasks or (), rank=rank, workers=workers)
-    print_findings({"elicitation": found}, as_json=as_json)

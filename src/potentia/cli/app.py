@@ -8,10 +8,13 @@ from __future__ import annotations
 import errno
 import io
 import os
+import shlex
 import signal
 import sys
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib import import_module
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,6 +65,20 @@ class _InOrder(TyperGroup):
         """Return the names of the commands."""
         order = [name for names in PANELS.values() for name in names]
         return sorted(super().list_commands(ctx), key=lambda name: order.index(name) if name in order else len(order))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command; where there is none of that name, say what may be meant."""
+        if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            ctx.fail(f"No such command {args[0]!r}.{self._meant(ctx, args)}")
+        return super().resolve_command(ctx, args)
+
+    def _meant(self, ctx: Any, args: list[str]) -> str:
+        groups = {name: group for name, group in self.commands.items() if hasattr(group, "commands")}
+        inside = [f"{name} {args[0]}" for name, group in groups.items() if args[0] in group.commands]
+        if not groups and is_source(args[0]):
+            inside = [f"{next(iter(self.list_commands(ctx)))} {shlex.quote(args[0])}"]
+        near = inside or get_close_matches(args[0], self.commands, n=3)
+        return f" Did you mean: {', '.join(f'{ctx.command_path} {name}' for name in near)}?" if near else ""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; what it says of arguments that it does not take shows no password."""
@@ -157,7 +174,8 @@ def _in_words(error: Exception) -> PotentiaError | None:
 
 # Options whose own values may be files: what follows them is theirs.
 _OF_RUN = frozenset({"--models", "--model", "--tasks", "--task", "--checkpoints"})
-OWN_FILES = {"run": _OF_RUN, "eval": _OF_RUN}
+SCORES = (".db", ".csv", ".json", ".jsonl", ".parquet")
+OWN_FILES = {"run": _OF_RUN, "plan": _OF_RUN}
 
 
 @dataclass
@@ -205,7 +223,9 @@ def _flags(command: Any, arguments: list[str]) -> list[_Flag]:
             bare = not argument.startswith("-") or argument == "-"
             found.append(_Flag(None, [argument]) if bare else _Flag(argument, []))
             continue
-        values = _values(arguments[place:]) if many else arguments[place : place + option.nargs]
+        values = arguments[place : place + option.nargs]
+        if many:  # all up to the next flag
+            values = list(takewhile(lambda value: not value.startswith("-") or value == "-", arguments[place:]))
         place += len(values)
         found.append(_Flag(argument, values, many and bool(values)))
     return found
@@ -219,7 +239,7 @@ def _give_back(command: Any, flags: list[_Flag], end: list[str]) -> None:
     most = 10**9 if any(argument.nargs < 0 for argument in wanted) else len(wanted)
     for flag in reversed(flags):
         taken = 0
-        while taken < min(most, len(flag.values) - 1) and _is_source(flag.values[-1 - taken], last=taken == 0):
+        while taken < min(most, len(flag.values) - 1) and is_source(flag.values[-1 - taken], last=taken == 0):
             taken += 1
         if taken:
             end[:0] = [] if end else ["--"]
@@ -227,7 +247,7 @@ def _give_back(command: Any, flags: list[_Flag], end: list[str]) -> None:
             del flag.values[-taken:]
             return
     several = [flag for flag in flags if len(flag.values) > 1]
-    if several and wanted[0].required:  # it is not there, and is told so by its name
+    if several and Path(several[-1].values[-1]).suffix in SCORES:  # it is not there, and is told so by its name
         end += [*([] if end else ["--"]), several[-1].values.pop()]
 
 
@@ -239,13 +259,7 @@ def _resolve(command: Any, arguments: list[str]) -> tuple[str, Any, list[str]]:
     return name, command, rest
 
 
-def _values(arguments: list[str]) -> list[str]:
-    """Return the arguments up to the next flag."""
-    flag = next((k for k, a in enumerate(arguments) if a.startswith("-") and a != "-"), len(arguments))
-    return arguments[:flag]
-
-
-def _is_source(value: str, *, last: bool) -> bool:
+def is_source(value: str, *, last: bool = True) -> bool:
     """Say whether a value is a file, a folder or a URL; the name of a task may be a folder's too unless it is last."""
     if "://" in value:
         return True
@@ -257,9 +271,7 @@ def _is_source(value: str, *, last: bool) -> bool:
 
 
 # The command groups register themselves on import; each is light until its command runs.
-for _module in (
-    "adapters", "analyses", "data", "demo", "known", "plan", "run", "select", "setup", "stores", "understand",
-):  # fmt: skip
+for _module in ("analyses", "known", "run", "scores", "select", "setup", "stores"):
     import_module(f"potentia.cli.{_module}")
 
 for _panel, _names in PANELS.items():

@@ -10,7 +10,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from potentia.cli.app import app
-from potentia.cli.options import AllowCode, DataDir, DropBadRows, Json, Map
+from potentia.cli.options import ALLOW_CODE, JSON, READ, STUDY, Json, argument, command
 from potentia.cli.output import answer, columns_of, console, errors, print_json, print_table, say
 from potentia.errors import InputError
 from potentia.values.findings import Table
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 
 
 class _ListFirst(TyperGroup):
-    """A group whose first command may be left out: ``potentia models smollm2``."""
+    """A group of a list and a look at one of it: ``potentia models`` and ``potentia models smollm2``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the first command's name before arguments that name none."""
+        """Put the name of the command before arguments that name none."""
         if not args or args[0] not in (*self.commands, "-h", "--help"):
-            args = ["list", *args]
+            one = "show" in self.commands and args and not args[0].startswith("-")
+            args = ["show" if one else "list", *args]
         return super().parse_args(ctx, args)
 
 
@@ -127,73 +128,77 @@ def check(
         raise typer.Exit(1)
 
 
-tasks = typer.Typer(
-    help="List benchmarks, or show what one of them asks.", invoke_without_command=True, rich_markup_mode="rich"
-)
+tasks = typer.Typer(cls=_ListFirst, help="List benchmarks, or show what one of them asks.", rich_markup_mode="rich")
 app.add_typer(tasks, name="tasks")
 
 _LONG = 1_200  # characters of a prompt that a person reads at a glance
 
 
-@tasks.callback(epilog="Example: [bold]potentia tasks[/bold] · [bold]potentia tasks show arc_easy[/bold]")
-def listing(
-    context: typer.Context,
+@tasks.command("list")
+def list_tasks(
     everything: Annotated[bool, typer.Option("--all", help="List every task name of the harness.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List the benchmarks of the papers, those they left out and why; with --all every name of the harness."""
-    if context.invoked_subcommand is not None:
-        return
+    """List the benchmarks of the papers, those they left out and why; with --all every name of the harness.
+
+    Example:
+      potentia tasks
+    """
+    from potentia.facts import CATEGORIES, benchmarks
+
     if everything:
         _list_all(as_json)
         return
-    from potentia.facts import CATEGORIES, benchmarks
-
     known = benchmarks()
-    if as_json:
-        print_json(known)
-        return
     meaning = ", ".join(f"{short} {long}" for short, long in CATEGORIES.items())
     paper = tuple((b.task, b.name, b.category, b.metric, b.train_size) for b in known if b.status == "paper")
     note = f"{meaning}. Train: documents of the public split."
-    columns = ("task", "name", "category", "metric", "train")
-    print_table(Table("Benchmarks of train-before-test", columns, paper, note=note))
     left_out = tuple((b.task, b.name, b.metric, b.train_size, b.reason) for b in known if b.status == "excluded")
-    print_table(Table("Left out there", ("task", "name", "metric", "train", "reason"), left_out))
     others = tuple((b.task, b.name, b.metric, b.reason) for b in known if b.status not in {"paper", "excluded"})
-    print_table(Table("Others: MMLU and leaderboard v2", ("task", "name", "metric", "note"), others))
+    answer(
+        as_json,
+        known,
+        Table("Benchmarks of train-before-test", ("task", "name", "category", "metric", "train"), paper, note=note),
+        Table("Left out there", ("task", "name", "metric", "train", "reason"), left_out),
+        Table("Others: MMLU and leaderboard v2", ("task", "name", "metric", "note"), others),
+    )
 
 
 def _list_all(as_json: bool) -> None:
     from potentia.tasks import task_index
 
-    names = task_index()
-    if as_json:
-        print_json({name: {"kind": entry.kind, "file": entry.path} for name, entry in sorted(names.items())})
-        return
-    say(*(name if entry.kind == "task" else f"{name} ({entry.kind})" for name, entry in sorted(names.items())))
+    names = sorted(task_index().items())
+    found = {name: {"kind": entry.kind, "file": entry.path} for name, entry in names}
+    answer(as_json, found, *(name if entry.kind == "task" else f"{name} ({entry.kind})" for name, entry in names))
 
 
-@tasks.command(epilog="Example: [bold]potentia tasks show arc_easy --data-dir data/benchmarks[/bold]")
-def show(
-    name: Annotated[str, typer.Argument(help="A task of the harness, or a path to your own file or folder.")],
-    data_dir: DataDir = None,
-    columns: Map = None,
-    drop_bad_rows: DropBadRows = False,
-    allow_code: AllowCode = False,
-    as_json: Json = False,
-) -> None:
-    """Show a task: splits and their sizes, metric, three examples with the right answer marked, train/test overlap."""
+@command(
+    tasks,
+    "show",
+    name=argument("A task of the harness, or a path to your own file or folder.", "NAME"),
+    data_dir=STUDY["data_dir"],
+    columns=READ["columns"],
+    drop_bad_rows=STUDY["drop_bad_rows"],
+    allow_code=ALLOW_CODE,
+    as_json=JSON,
+)
+def show(asked: Any) -> None:
+    """Show a task: splits and their sizes, metric, three examples with the right answer marked, train/test overlap.
+
+    Example:
+      potentia tasks show arc_easy --data-dir data/benchmarks
+    """
     from potentia import processes
     from potentia import tasks as library
 
-    if allow_code:
+    if asked.allow_code:
         processes.allow(processes.CODE)
-    own = library.OwnData((name,), columns=columns_of(columns), drop_bad_rows=drop_bad_rows) if columns else None
-    task = library.load(name, data_dir=data_dir, own=own, drop_bad_rows=drop_bad_rows)
+    name, drop = asked.name, asked.drop_bad_rows
+    own = library.OwnData((name,), columns=columns_of(asked.columns), drop_bad_rows=drop) if asked.columns else None
+    task = library.load(name, data_dir=asked.data_dir, own=own, drop_bad_rows=drop)
     found = library.overlap(task)
     prompts = task.prompts(task.documents("test")[:3])
-    if as_json:
+    if asked.as_json:
         print_json(_described(task, found.to_dict(), prompts))
         return
     parts = [(split, getattr(task.plan, split)) for split in ("train", "validation", "test")]

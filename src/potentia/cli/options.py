@@ -1,62 +1,158 @@
-"""Options and arguments in the words that several commands share."""
+"""Options in the words that several commands share, and how a command is made of many of them.
+
+``READ`` is what is read, in the words of ``potentia.evidence.read``; ``OUT`` what comes out; ``STUDY`` what a study
+asks for. A command with many of them is a function of what was asked, under ``@command`` with its options.
+"""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated
+from types import SimpleNamespace
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
-Many = list[str] | None
 
+class Option(NamedTuple):
+    """One option or argument: its type, with what typer knows of it, and what it is where nobody gives it."""
+
+    kind: Any
+    default: Any = None
+
+
+def option(help: str, kind: Any = str | None, default: Any = None, *names: str, **limits: Any) -> Option:
+    """Describe an option; without a type it is one text, or nothing. ``default=...`` makes it required."""
+    empty = inspect.Parameter.empty if default is ... else default
+    return Option(Annotated[kind, typer.Option(*names, help=help, **limits)], empty)
+
+
+def flag(name: str, help: str, default: bool | None = False) -> Option:
+    """Describe a switch, such as ``--best`` or ``--items/--no-items``."""
+    return option(help, bool if default is not None else bool | None, default, name)
+
+
+def many(help: str, *names: str, kind: Any = str, **limits: Any) -> Option:
+    """Describe an option that takes several values."""
+    return option(help, list[kind] | None, None, *names, **limits)
+
+
+def path(help: str) -> Option:
+    """Describe an option that takes a file."""
+    return option(help, Path | None)
+
+
+def argument(help: str, metavar: str, kind: Any = str, default: Any = ...) -> Option:
+    """Describe an argument; without a default it must be given."""
+    empty = inspect.Parameter.empty if default is ... else default
+    return Option(Annotated[kind, typer.Argument(metavar=metavar, help=help)], empty)
+
+
+def command(group: typer.Typer, name: str, /, **options: Option) -> Callable[[Callable[[Any], None]], Any]:
+    """Make a command of a function that takes a namespace of what was asked; its docstring is the help."""
+
+    def register(act: Callable[[Any], None]) -> Callable[[Any], None]:
+        def made(**given: Any) -> None:
+            act(SimpleNamespace(**given))
+
+        made.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [
+                inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=one.kind)
+                for key, one in options.items()
+            ]
+        )
+        made.__annotations__ = {key: one.kind for key, one in options.items()}
+        made.__doc__, made.__name__ = act.__doc__, name.replace("-", "_")
+        group.command(name)(made)
+        return act
+
+    return register
+
+
+STORE = "potentia.db"
+SOURCES = argument("Stores, score tables or lm-eval results; several are joined.", "[SOURCE]...", list[str], (STORE,))
+JSON = flag("--json", "Print JSON.")
+YES = flag("--yes", "Do not ask.")
+HISTORY = many("Stores or score files of other models, to predict unmeasured cells with.")
+
+READ = {
+    "study": many("Studies of the store, by name or key, or all; else the one opened last."),
+    "protocols": many("Only these protocols.", "--protocols", "--protocol"),
+    "tasks": many("Only these tasks, in all their forms.", "--tasks", "--task"),
+    "models": many("Only these models.", "--models"),
+    "facts": path("A CSV of facts on models of your own."),
+    "task_facts": path("A CSV of facts on tasks: task, category, train_size, chance."),
+    "columns": many("Say which column of a table is what, as score=Accuracy.", "--map", metavar="FIELD=COLUMN"),
+    "lower": many("Columns that are better when lower.", metavar="COLUMN"),
+    "scale": many("The scale of a column: share, percent, range or unbounded.", metavar="COLUMN=SCALE"),
+    "kind": many("What a column is of: task, or text.", metavar="COLUMN=KIND"),
+    "apart": flag("--apart", "Show scores that cannot be compared group by group, instead of refusing them."),
+    "metric": option("The metric of the scores, such as acc or brier_score; else each task's own."),
+}
+TABLE = {name: READ[name] for name in ("metric", "columns", "lower", "scale", "kind")}  # how a table is read
+OUT = {
+    "figures": path("Draw the figures, or write the tables, into this folder."),
+    "format": many("Of figures pdf, png, svg; of tables csv, latex; several may be given."),
+    "no_titles": flag("--no-titles", "Draw the figures without title and caption."),
+    "as_json": JSON,
+}
+STUDY = {
+    "models": many("Hub names or folders.", "--models", "--model"),
+    "checkpoints": many("Folders of checkpoint-390, step1000 …, or hub names with such revisions."),
+    "tasks": many("Harness tasks, name:form, or files.", "--tasks", "--task"),
+    "protocols": many("direct, few_shot:K, train_before_test, adjust."),
+    "drop_bad_rows": flag("--drop-bad-rows", "Leave out rows of your files that cannot be used."),
+    "name": option("The study's name."),
+    "data_dir": path("Folder of datasets: DATASET/CONFIG/SPLIT.parquet"),
+    "store": option("SQLite file or database URL."),
+    "device": option("auto, cpu, cuda, cuda:1 …"),
+    "dtype": option("auto, float32, bfloat16, float16."),
+    "seed": option("Seed of splits, orders and examples.", int | None),
+    "seeds": option("Fine-tuning seeds per cell.", int | None),
+    "learning_rates": many("The grid of learning rates.", kind=float),
+    "epochs": option("Epochs of fine-tuning.", int | None),
+    "train": option("Use at most this many training documents.", int | None),
+    "validation": option("Use at most this many validation documents.", int | None),
+    "test": option("Use at most this many test documents.", int | None),
+}
+ADAPTIVE = {
+    "budget": option("Choose cells for 30min, 2gpu-hours, 10% …"),
+    "confidence": option("Choose cells until this agreement is expected.", float | None),
+    "top": option("What matters is who is among the first so many.", int | None, None, min=1),
+    "history": HISTORY,
+}
+ALLOW_CODE = flag("--allow-code", "Let your own task files run code (!function, fetched metrics).")
+
+# The same for commands of few options, which are written as typer has it.
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 StorePath = Annotated[str, typer.Argument(metavar="STORE", help="The store: a file or a database URL.")]
-History = Annotated[Many, typer.Option(help="Stores or score files of other models, to predict unmeasured cells with.")]
+Study = READ["study"].kind
+History = HISTORY.kind
 
-# What a study asks for.
-Models = Annotated[Many, typer.Option("--models", "--model", help="Hub names or folders.")]
-Tasks = Annotated[Many, typer.Option("--tasks", "--task", help="Harness tasks, name:form, or files.")]
-Protocols = Annotated[Many, typer.Option(help="direct, few_shot:K, train_before_test, adjust.")]
-DataDir = Annotated[Path | None, typer.Option(help="Folder of datasets: DATASET/CONFIG/SPLIT.parquet")]
-StoreUrl = Annotated[str | None, typer.Option(help="SQLite file or database URL.")]
-Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 …")]
-Dtype = Annotated[str | None, typer.Option(help="auto, float32, bfloat16, float16.")]
-Seed = Annotated[int | None, typer.Option(help="Seed of splits, orders and examples.")]
-LearningRates = Annotated[list[float] | None, typer.Option(help="The grid of learning rates.")]
-Epochs = Annotated[int | None, typer.Option(help="Epochs of fine-tuning.")]
-Train = Annotated[int | None, typer.Option(help="Use at most this many training documents.")]
-Validation = Annotated[int | None, typer.Option(help="Use at most this many validation documents.")]
-Test = Annotated[int | None, typer.Option(help="Use at most this many test documents.")]
-DropBadRows = Annotated[bool, typer.Option("--drop-bad-rows", help="Leave out rows of your files that cannot be used.")]
-AllowCode = Annotated[
-    bool, typer.Option("--allow-code", help="Let your own task files run code (!function, fetched metrics).")
-]
 
-# What is read, in the words of `potentia.evidence.read`.
-Study = Annotated[Many, typer.Option(help="Studies of the store, by name or key, or all; else the one opened last.")]
-OnlyProtocols = Annotated[Many, typer.Option("--protocols", "--protocol", help="Only these protocols.")]
-OnlyTasks = Annotated[Many, typer.Option("--tasks", "--task", help="Only these tasks, in all their forms.")]
-OnlyModels = Annotated[Many, typer.Option("--models", help="Only these models.")]
-Facts = Annotated[Path | None, typer.Option(help="A CSV of facts on models of your own.")]
-TaskFacts = Annotated[Path | None, typer.Option(help="A CSV of facts on tasks: task, category, train_size, chance.")]
-Map = Annotated[
-    Many, typer.Option("--map", metavar="FIELD=COLUMN", help="Say which column of a table is what, as score=Accuracy.")
-]
-Lower = Annotated[Many, typer.Option("--lower", metavar="COLUMN", help="Columns that are better when lower.")]
-Scale = Annotated[
-    Many,
-    typer.Option("--scale", metavar="COLUMN=SCALE", help="The scale of a column: share, percent, range or unbounded."),
-]
-Kind = Annotated[Many, typer.Option("--kind", metavar="COLUMN=KIND", help="What a column is of: task, or text.")]
-Apart = Annotated[
-    bool,
-    typer.Option("--apart", help="Show scores that cannot be compared group by group, instead of refusing them."),
-]
-Metric = Annotated[
-    str | None, typer.Option(help="The metric of the scores, such as acc or brier_score; else each task's own.")
-]
+def overrides(asked: Any, **more: Any) -> dict[str, Any]:
+    """Return what the options of ``STUDY`` say, as a study file would; ``more`` wins."""
+    given = {**vars(asked), **more}
 
-# What comes out.
-Figures = Annotated[Path | None, typer.Option(help="Draw the figures, or write the tables, into this folder.")]
-Formats = Annotated[Many, typer.Option(help="Of figures pdf, png, svg; of tables csv, latex; several may be given.")]
-NoTitles = Annotated[bool, typer.Option("--no-titles", help="Draw the figures without title and caption.")]
+    def part(*names: str) -> dict[str, Any]:
+        return {name: given.get(name) for name in names}
+
+    plain = part("models", "tasks", "protocols", "name", "store", "device", "dtype", "seed", "seeds")
+    runs = [_series(where) for where in given.get("checkpoints") or ()]
+    return {
+        **plain,
+        "models": [*(plain["models"] or ()), *runs] or None,
+        "drop_bad_rows": given.get("drop_bad_rows") or None,
+        "data_dir": str(given["data_dir"]) if given.get("data_dir") else None,
+        "tuning": part("learning_rates", "epochs"),
+        "caps": part("train", "validation", "test"),
+    }
+
+
+def _series(where: str) -> Mapping[str, str]:
+    """Describe a pretraining run by the folder or repository of its checkpoints."""
+    place = Path(where).expanduser()
+    name = place.resolve().name if place.is_dir() else where.rpartition("/")[2]
+    return {"name": name, "path": where, "checkpoints": where}

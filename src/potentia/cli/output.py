@@ -99,7 +99,7 @@ def _lines(columns: list[str], rows: list[list[str]], right: list[bool]) -> list
     return lines
 
 
-def print_findings(findings: Mapping[str, Finding], *, as_json: bool) -> None:
+def print_findings(findings: Mapping[str, Finding], *, as_json: bool = False) -> None:
     """Print findings as tables, or all of them as one JSON object keyed by name."""
     if as_json:
         print_json({name: finding.to_dict() for name, finding in findings.items()})

@@ -1,86 +1,72 @@
-"""``potentia run``."""
+"""``run``; ``plan``: what a study will cost, and which cells are worth it; ``analyze elicitation``, which tunes."""
 
 from __future__ import annotations
 
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.markup import escape
+from rich.status import Status
 
-from potentia.cli import options
-from potentia.cli.app import app
+from potentia import processes
+from potentia.cli.app import analyze, app
+from potentia.cli.options import ADAPTIVE, ALLOW_CODE, JSON, STUDY, argument, command, flag, many, option, overrides
 from potentia.cli.output import (
+    answer,
     console,
+    dicts,
     errors,
     print_classes,
+    print_findings,
     print_json,
     print_notes,
     print_scoreboard,
+    print_table,
     print_training,
     say,
     training_of,
 )
-from potentia.errors import without_password
+from potentia.errors import InputError, StudyError, without_password
+from potentia.values.findings import Table
 
 if TYPE_CHECKING:
     from potentia.analysis.rankings import Scoreboard
     from potentia.evidence import Evidence
-    from potentia.run import RunResult, StudyPlan
+    from potentia.run import RunResult, StudyCost, StudyPlan
+    from potentia.study import Study
+    from potentia.values.findings import Cell
 
 SHOWN = 20  # models of the final table
+FILE = argument("The study file; or use the flags alone.", "[STUDY]", Path | None, None)
+CONSENT = {
+    "allow_code": processes.CODE, "allow_pickle": processes.PICKLE, "allow_missing_weights": processes.MISSING_WEIGHTS,
+}  # fmt: skip
 
 
-@app.command("eval", hidden=True)  # what other tools call it
-@app.command()
-def run(
-    study: Annotated[Path | None, typer.Argument(help="The study file; or use the flags alone.")] = None,
-    models: options.Models = None,
-    checkpoints: Annotated[
-        list[str] | None, typer.Option(help="Folders of checkpoint-390, step1000 …, or hub names with such revisions.")
-    ] = None,
-    tasks: options.Tasks = None,
-    protocols: options.Protocols = None,
-    drop_bad_rows: options.DropBadRows = False,
-    name: Annotated[str | None, typer.Option(help="The study's name.")] = None,
-    data_dir: options.DataDir = None,
-    store: options.StoreUrl = None,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    seed: options.Seed = None,
-    seeds: Annotated[int | None, typer.Option(help="Fine-tuning seeds per cell.")] = None,
-    learning_rates: options.LearningRates = None,
-    epochs: options.Epochs = None,
-    train: options.Train = None,
-    validation: options.Validation = None,
-    test: options.Test = None,
-    workers: Annotated[int, typer.Option(min=0, help="Rows at once; 0 fits them to the GPUs; one on a CPU.")] = 0,
-    executor: Annotated[str, typer.Option(help="local or ray.")] = "local",
-    threads: Annotated[int, typer.Option(min=0, help="CPU threads of a row; 0 shares the machine evenly.")] = 0,
-    split: Annotated[
-        bool | None,
-        typer.Option("--split/--no-split", help="Tasks of a row to several workers; by itself for long rows on GPUs."),
-    ] = None,
-    adaptive: Annotated[bool, typer.Option("--adaptive", help="Run the cells that tell most, wave by wave.")] = False,
-    budget: Annotated[str | None, typer.Option(help="With --adaptive: stop after 30min, 2gpu-hours, 25% …")] = None,
-    confidence: Annotated[
-        float | None, typer.Option(help="With --adaptive: stop when this agreement is expected.")
-    ] = None,
-    top: Annotated[int | None, typer.Option(min=1, help="With --adaptive: who is among the first so many.")] = None,
-    history: options.History = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and its cost, run nothing.")] = False,
-    allow_code: options.AllowCode = False,
-    allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Load weights that are pickles (*.bin), which can run code.")
-    ] = False,
-    allow_missing_weights: Annotated[
-        bool,
-        typer.Option("--allow-missing-weights", help="Score models whose files lack weights, these filled at random."),
-    ] = False,
-    as_json: options.Json = False,
-) -> None:
+@command(
+    app,
+    "run",
+    study=FILE,
+    **STUDY,
+    workers=option("Rows at once; 0 fits them to the GPUs; one on a CPU.", int, 0, min=0),
+    executor=option("local or ray.", str, "local"),
+    threads=option("CPU threads of a row; 0 shares the machine evenly.", int, 0, min=0),
+    split=flag("--split/--no-split", "Tasks of a row to several workers; by itself for long rows on GPUs.", None),
+    adaptive=flag("--adaptive", "Run the cells that tell most, wave by wave; so with a budget or a confidence."),
+    **ADAPTIVE,
+    dry_run=flag("--dry-run", "Print the plan and its cost, run nothing."),
+    allow_code=ALLOW_CODE,
+    allow_pickle=flag("--allow-pickle", "Load weights that are pickles (*.bin), which can run code."),
+    allow_missing_weights=flag(
+        "--allow-missing-weights", "Score models whose files lack weights, these filled at random."
+    ),
+    as_json=JSON,
+)
+def run(asked: Any) -> None:
     """Run a study: every model, every task, every protocol. Run it again to resume.
 
     Examples:
@@ -88,53 +74,29 @@ def run(
 
       potentia run --models HuggingFaceTB/SmolLM2-135M --tasks arc_easy boolq --protocols direct train_before_test
     """
-    from potentia import processes
-    from potentia.cli.plan import run_adaptive
     from potentia.cli.view import watch
-    from potentia.errors import StudyError
     from potentia.run import default_workers, plan_study, run_study
-    from potentia.study import read_study
 
-    if study is None and not ((models or checkpoints) and tasks):
-        raise StudyError(
-            "give a study file, or both --models and --tasks",
-            hint="potentia run --models A B --tasks arc_easy boolq --protocols direct train_before_test",
-        )
-    flags = {
-        "models": [*(models or ()), *(_series(folder) for folder in checkpoints or ())] or None,
-        "tasks": tasks,
-        "protocols": protocols,
-        "name": name,
-        "drop_bad_rows": drop_bad_rows or None,
-        "data_dir": str(data_dir) if data_dir else None,
-        "store": store,
-        "device": device,
-        "dtype": dtype,
-        "seed": seed,
-        "seeds": seeds,
-        "tuning": {"learning_rates": learning_rates, "epochs": epochs},
-        "caps": {"train": train, "validation": validation, "test": test},
-    }
-    allowed = {
-        processes.CODE: allow_code, processes.PICKLE: allow_pickle, processes.MISSING_WEIGHTS: allow_missing_weights,
-    }  # fmt: skip
-    for what in (what for what, said in allowed.items() if said):
-        processes.allow(what)
-    made = read_study(study, flags)
+    for name, what in CONSENT.items():
+        if getattr(asked, name):
+            processes.allow(what)
+    made = _asked_study(asked)
     with errors.status("reading tasks and models …") as status:
-        plan = plan_study(made, tell=lambda text: status.update(f"{text} …"))
+        plan = plan_study(made, tell=partial(_update, status))
     say(*_notes(plan), to=errors)
-    if dry_run:
-        _show_plan(plan, as_json=as_json)
+    if asked.dry_run:
+        _show_plan(plan, as_json=asked.as_json)
         return
-    at_once = workers or default_workers(plan)
-    if adaptive or budget or confidence:
-        result = run_adaptive(plan, budget, confidence, top, history or [], at_once, watch, as_json)
+    workers = asked.workers or default_workers(plan)
+    if asked.adaptive or asked.budget or asked.confidence:
+        result = _run_adaptive(plan, asked, workers, watch)
     else:
-        result = run_study(plan, workers=at_once, threads=threads, executor=executor, watch=watch, split=split)
+        result = run_study(
+            plan, workers=workers, threads=asked.threads, executor=asked.executor, watch=watch, split=asked.split
+        )
     found = None if result.interrupted else _scores_of(made.store, result.study)
     place = without_password(made.store)
-    if as_json:
+    if asked.as_json:
         print_json({**vars(result), "store": place, **(_as_json(*found) if found else {})})
     else:
         if found is not None:
@@ -142,6 +104,43 @@ def run(
         of_run = bool(plan.rows) and all(row.model.series is not None for row in plan.rows)
         _report_result(result, place, "checkpoints" if of_run else "rankings")
     raise typer.Exit(result.exit_code)
+
+
+def _update(status: Status, text: str) -> None:
+    status.update(f"{text} …")
+
+
+def _asked_study(asked: Any) -> Study:
+    """Read the study file and what the flags say."""
+    from potentia.study import read_study
+
+    if asked.study is None and not ((asked.models or asked.checkpoints) and asked.tasks):
+        raise StudyError(
+            "give a study file, or both --models and --tasks",
+            hint="potentia run --models A B --tasks arc_easy boolq --protocols direct train_before_test",
+        )
+    if asked.study is not None and asked.study.suffix in (".csv", ".db", ".parquet"):
+        hint = f"scores are read by: potentia report {shlex.quote(str(asked.study))}"
+        raise StudyError("this is no study file", where=str(asked.study), hint=hint)
+    return read_study(asked.study, overrides(asked))
+
+
+def _run_adaptive(planned: StudyPlan, asked: Any, workers: int, watch: Any) -> RunResult:
+    """Run a study by need and show what is known in the end; predictions stay apart from scores."""
+    from potentia.evidence import read
+    from potentia.run import AdaptiveRun
+
+    run = AdaptiveRun(
+        planned, budget=asked.budget, confidence=asked.confidence, top=asked.top, workers=workers, watch=watch,
+        history=read(*asked.history) if asked.history else None,
+        tell=lambda text: errors.print(f"{text} …", style="dim"),
+    )  # fmt: skip
+    result, completion, following = run.run()
+    if not asked.as_json:
+        print_table(completion.tables()[0])
+        if asked.confidence is not None and following is not None and following.now.value >= asked.confidence:
+            errors.print(f"The confidence asked for is reached: {following.now.value:.3f}.")
+    return result
 
 
 def _notes(plan: StudyPlan) -> list[str]:
@@ -160,7 +159,6 @@ def _notes(plan: StudyPlan) -> list[str]:
 def _scores_of(store: str, study: str) -> tuple[Evidence, Scoreboard] | None:
     """Return a study's scores and their scoreboard; None where there is no score to show."""
     from potentia.analysis.rankings import find_scoreboard
-    from potentia.errors import InputError
     from potentia.evidence import read
 
     try:
@@ -197,10 +195,6 @@ def _print_scores(evidence: Evidence, board: Scoreboard, store: str) -> None:
 
 def _show_plan(plan: StudyPlan, *, as_json: bool) -> None:
     """Print rows, cells and the cost of what is left."""
-    from potentia.cli.output import answer, dicts
-    from potentia.cli.plan import short
-    from potentia.values.findings import Table
-
     cost = plan.cost()
     rows = tuple(
         (row.model.name, len(row.cells), sum(c.done for c in row.cells), len(row.pending), row.problem or "")
@@ -213,13 +207,6 @@ def _show_plan(plan: StudyPlan, *, as_json: bool) -> None:
     table = Table(f"Plan of {plan.study.name}", ("model", "cells", "done", "to do", "problem"), rows, note=note)
     found = dicts(("model", "cells", "done", "pending", "problem"), rows)
     answer(as_json, {"cost": cost, "rows": found}, table)
-
-
-def _series(where: str) -> dict[str, str]:
-    """Describe a pretraining run by the folder or repository of its checkpoints."""
-    path = Path(where).expanduser()
-    name = path.resolve().name if path.is_dir() else where.rpartition("/")[2]
-    return {"name": name, "path": where, "checkpoints": where}
 
 
 def _report_result(result: RunResult, store: str, question: str) -> None:
@@ -241,3 +228,181 @@ def _report_result(result: RunResult, store: str, question: str) -> None:
         more = f"… and {len(result.reasons) - len(reasons)} more" if reasons else "why"
         errors.print(f"  {more}: potentia status {shown}", soft_wrap=True)
     console.print(f"Next: [bold]potentia report {shown}[/bold] or [bold]potentia analyze {question} {shown}[/bold]")
+
+
+@command(
+    app,
+    "plan",
+    study=FILE,
+    **STUDY,
+    **ADAPTIVE,
+    output=option("The study file to write.", Path | None, None, "--output", "-o"),
+    calibrate=flag("--calibrate/--no-calibrate", "Time the engine on a few documents first.", True),
+    as_json=JSON,
+)
+def plan(asked: Any) -> None:
+    """Say what a study will cost; with a budget or a confidence, which cells to run, as a study of its own.
+
+    Examples:
+      potentia plan study.yaml
+
+      potentia plan study.yaml --budget 2gpu-hours --history earlier.db -o first.yaml
+    """
+    from potentia.run import estimate_cost, plan_study, read_budget
+
+    if asked.budget is not None:
+        read_budget(asked.budget, 1.0)  # what cannot be read is said before anything is timed
+    made = _asked_study(asked)
+    with errors.status("reading tasks and models …") as status:
+        tell = partial(_update, status)
+        planned = plan_study(made, tell=tell)
+        cost = estimate_cost(planned, calibrate=asked.calibrate, tell=tell)
+    chosen = None
+    if asked.budget is not None or asked.confidence is not None:
+        chosen = _choose(planned, cost, asked.budget, asked.confidence, asked.top, asked.history or [])
+    if asked.as_json:
+        found = {"study": made.name, "device": cost.device, "times": cost.source or None, **_totals(planned, cost)}
+        found |= {"cells": [vars(cell) for cell in cost.cells]}
+        print_json(found | ({} if chosen is None else {"plan": chosen[0].to_dict(), "completion": chosen[1].to_dict()}))
+    else:
+        for table in cost_tables(planned, cost):
+            print_table(table)
+        if chosen is not None:
+            for table in (*chosen[1].tables()[:1], *chosen[0].tables()):
+                print_table(table)
+    if chosen is not None:
+        _write(planned, chosen[0].cells, asked.output, asked.as_json)
+
+
+def _choose(
+    planned: Any, cost: Any, budget: str | None, confidence: float | None, top: int | None, history: list[str]
+) -> Any:
+    from potentia.analysis.planning import choose_cells
+    from potentia.evidence import read
+    from potentia.run import complete_study, costs_of, grid_of, read_budget
+
+    completion = complete_study(planned, history=read(*history) if history else None)
+    costs = costs_of(grid_of(planned), cost)
+    whole = float(sum(v for v in costs.values.ravel() if v == v))
+    room = None if budget is None else read_budget(budget, whole)
+    if room is not None and costs.unit != "seconds" and not str(budget).rstrip().endswith("%"):
+        told = "no times are known, so a budget in time says nothing"
+        raise InputError(told, hint="leave --calibrate on, or say 10%")
+    return choose_cells(completion, costs, budget=room, confidence=confidence, top=top), completion
+
+
+def _write(planned: Any, cells: Any, output: Path | None, as_json: bool) -> None:
+    from potentia.files import write_file
+    from potentia.run import proposed_study, study_text
+
+    if output is None:
+        return
+    if output.exists():
+        raise InputError("the file is there already", where=str(output), hint="give a new name with --output")
+    study = proposed_study(planned.study, cells, name=f"{planned.study.name}-chosen")
+    text = study_text(study, f"potentia run {shlex.quote(str(output))}")
+    bare = without_password(text).replace(":***@", "@")  # PostgreSQL takes it from PGPASSWORD or ~/.pgpass
+    write_file(output, bare)
+    if bare != text:
+        say("The password of the store is not in the file: have it in PGPASSWORD or ~/.pgpass.", to=errors)
+    if not as_json:
+        say(f"{output}: the chosen cells as a study. Next: potentia run {shlex.quote(str(output))}")
+
+
+def _totals(planned: StudyPlan, cost: StudyCost) -> dict[str, Any]:
+    left = cost.pending
+    return {
+        "cells_to_do": len(left),
+        "cells_done": len(cost.cells) - len(left),
+        "lanes": round(sum(cell.lanes for cell in left)),
+        "train_tokens": sum(cell.train_tokens for cell in left),
+        "score_tokens": sum(cell.score_tokens for cell in left),
+        "flops": sum(cell.flops for cell in left),
+        "seconds": cost.seconds(anew=True),
+        "hours": cost.seconds(anew=True) / 3600,
+        "problems": {row.model.name: row.problem for row in planned.rows if row.problem},
+    }
+
+
+def cost_tables(planned: StudyPlan, cost: StudyCost) -> list[Table]:
+    """Return the cost by row and by task."""
+    from potentia.run import tell_time
+
+    total = _totals(planned, cost)
+    rows: list[tuple[Cell, ...]] = []
+    for row in planned.rows:
+        own = [c for c in cost.cells if c.model == row.model.name]
+        left = [c for c in own if not c.done]
+        load = cost.loads[row.model.name] if left else 0.0
+        rows.append(
+            (
+                row.model.name, len(own) - len(left), len(left), round(sum(c.lanes for c in left)),
+                short(sum(c.train_tokens for c in left)), short(sum(c.score_tokens for c in left)),
+                short(sum(c.flops for c in left)), short(cost.weights[row.model.name], "B"),
+                tell_time(sum(c.seconds for c in left) + load), row.problem or "",
+            )
+        )  # fmt: skip
+    whole = sum(c.seconds for c in cost.pending) or 1.0
+    tasks = []
+    for name in planned.tasks.benchmarks:
+        left = [c for c in cost.pending if c.task == name]
+        seconds = sum(c.seconds for c in left)
+        share = seconds / whole if whole == whole else sum(c.flops for c in left) / max(total["flops"], 1.0)
+        tasks.append((name, len(left), short(sum(c.train_tokens for c in left)), tell_time(seconds), f"{share:.0%}"))
+    per_device = "GPU-hours" if cost.device == "cuda" else "hours of this machine"
+    told = f"from {cost.source}" if cost.source else "times are not known: leave --calibrate on"
+    note = (
+        f"To do: {total['cells_to_do']:,} cells ({total['cells_done']:,} in the store), {total['lanes']:,} lanes, "
+        f"{short(total['train_tokens'])} tokens to train on and {short(total['score_tokens'])} to score, "
+        f"{short(total['flops'])} FLOPs, {tell_time(total['seconds'])} on {cost.device}"
+        + (f" = {total['hours']:.3g} {per_device}" if total["hours"] == total["hours"] else "")
+        + (f", {tell_time(cost.start)} of it before the first cell" if cost.start >= 1 and cost.pending else "")
+        + f" ({told})."
+    )
+    columns: tuple[str, ...] = (
+        "model", "in store", "to do", "lanes", "train", "score", "FLOPs", "weights", "time", "problem",
+    )  # fmt: skip
+    if not any(row[-1] for row in rows):
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
+    return [
+        Table(f"Plan of {planned.study.name}", columns, tuple(rows), note=note),
+        Table("By task", ("task", "to do", "train", "time", "share"), tuple(tasks)),
+    ]
+
+
+def short(value: float, unit: str = "") -> str:
+    """Say a large number with a prefix: 3.2 M."""
+    if value != value:
+        return "?"
+    for size, prefix in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g} {prefix}{unit}"
+    return f"{value:.0f} {unit}".rstrip()
+
+
+@command(
+    analyze,
+    "elicitation",
+    study=argument("The study file.", "STUDY", Path),
+    models=many("Of the study; else all."),
+    tasks=many("Of the study; else the first three."),
+    rank=option("The higher rank of adapters.", int, 64, min=1),
+    store=STUDY["store"],
+    workers=option("Rows at once.", int, 1, min=1),
+    as_json=JSON,
+)
+def elicitation(asked: Any) -> None:
+    """Tune some cells of a study by adapters of a higher rank and by all weights too, and compare the rankings.
+
+    Each way searches its own learning rate. What the store has is not computed again.
+
+    Example:
+      potentia analyze elicitation study.yaml --tasks arc_easy boolq --rank 64
+    """
+    from potentia.run import elicit
+    from potentia.study import read_study
+
+    made = read_study(asked.study, {"store": asked.store})
+    with errors.status("tuning in three ways …"):
+        found = elicit(made, models=asked.models or (), tasks=asked.tasks or (), rank=asked.rank, workers=asked.workers)
+    print_findings({"elicitation": found}, as_json=asked.as_json)

@@ -1,4 +1,4 @@
-"""Before a study: ``init`` writes its file, ``doctor`` looks at the machine."""
+"""Before a study: ``init`` writes its file, ``demo`` and ``zoo`` bring models, ``doctor`` looks at the machine."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from typing import Annotated, Any
 import typer
 
 from potentia.cli.app import app
-from potentia.cli.options import Json, Models, Protocols, Tasks
-from potentia.cli.output import answer
+from potentia.cli.options import JSON, STUDY, Json, argument, command, flag, many
+from potentia.cli.output import answer, console, errors, print_json, print_table, say
 from potentia.errors import InputError, without_password
 from potentia.values.findings import Table
 
 FEW = 1_000  # documents of one's own; a tenth of fewer is a small test
 
 
-@app.command()
-def init(
-    output: Annotated[Path, typer.Argument(help="The study file to write.")] = Path("study.yaml"),
-    models: Models = None,
-    tasks: Tasks = None,
-    data: Annotated[
-        list[str] | None, typer.Option(help="Your own data: files, a folder, or a dataset's name on the hub.")
-    ] = None,
-    protocols: Protocols = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Small caps and one learning rate, for a try.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
-    as_json: Json = False,
-) -> None:
+@command(
+    app,
+    "init",
+    output=argument("The study file to write.", "[OUTPUT]", Path, Path("study.yaml")),
+    models=STUDY["models"],
+    tasks=STUDY["tasks"],
+    data=many("Your own data: files, a folder, or a dataset's name on the hub."),
+    protocols=STUDY["protocols"],
+    quick=flag("--quick", "Small caps and one learning rate, for a try."),
+    force=flag("--force", "Write over a file that is there."),
+    as_json=JSON,
+)
+def init(asked: Any) -> None:
     """Write a commented study file; what is not given is asked for on a terminal.
 
     Examples:
@@ -43,20 +43,21 @@ def init(
 
       potentia init mine.yaml --models HuggingFaceTB/SmolLM2-135M --data my-questions.csv --quick
     """
-    if output.exists() and not force:
+    from potentia.files import write_file
+
+    output, tasks, data = asked.output, asked.tasks or [], asked.data or []
+    if output.exists() and not asked.force:
         raise InputError(f"{output} is there already", hint="give another name, or --force")
-    models = models or _ask("Models (hub names or folders, parted by spaces)", "--models")
+    models = asked.models or _ask("Models (hub names or folders, parted by spaces)", "--models")
     if not tasks and not data:
         told = _ask("Tasks of the harness, or files of your own, parted by spaces", "--tasks or --data")
         data = [name for name in told if Path(name).exists()]
         tasks = [name for name in told if name not in data]
-    text = study_text(output, models, tasks or [], data or [], protocols or ["direct", "train_before_test"], quick)
-    from potentia.files import write_file
-
-    write_file(output, without_password(text))
-    command = f"  potentia run {shlex.quote(str(output))}"
+    protocols = asked.protocols or ["direct", "train_before_test"]
+    write_file(output, without_password(study_text(output, models, tasks, data, protocols, asked.quick)))
+    line = f"  potentia run {shlex.quote(str(output))}"
     written = f"{output} is written. See what it would do, then run it:"
-    answer(as_json, {"study": str(output)}, written, f"{command} --dry-run", command)
+    answer(asked.as_json, {"study": str(output)}, written, f"{line} --dry-run", line)
 
 
 def study_text(
@@ -126,6 +127,109 @@ def _yaml(value: Any) -> str:
 
     text: str = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True)
     return text.removesuffix("...\n").strip()
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Option("--out", "-o", help="Where models, scores and report go.")] = Path(
+        "potentia-demo"
+    ),
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer models, tasks and epochs: about two minutes.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Fine-tune and test every embedded model on every embedded task, then show what that changes.
+
+    The models are tiny and ours; which test each family trained for is planted, so the truth is known.
+    Run it again and it is done at once.
+
+    Example: potentia demo --quick
+    """
+    from potentia.cli.view import watch
+    from potentia.lab import demo_findings, demo_study
+    from potentia.run import plan_study, run_study
+    from potentia.show import write_report
+
+    study = demo_study(folder, quick=quick)
+    plan = plan_study(study)
+    todo = sum(len(row.pending) for row in plan.rows)
+    if todo and not as_json:
+        console.print(
+            f"[bold]Potentia demo[/bold]: {len(plan.rows)} tiny models × {len(study.tasks)} tasks, as they are "
+            f"and after the same fine-tuning: {todo} cells to compute on this CPU."
+        )
+    result = run_study(plan, workers=min(4, os.cpu_count() or 1), watch=watch)
+    if result.interrupted:
+        errors.print("[bold]Stopped.[/bold] Everything finished is saved.")
+        say(f"To go on: potentia demo -o {shlex.quote(str(folder))}{' --quick' if quick else ''}", to=errors)
+        raise typer.Exit(130)
+    finding = demo_findings(study)
+    report = folder / "report.html"
+    if result.computed or not report.exists():
+        write_report(study.store, report, study=study.name)
+    if as_json:
+        print_json({**finding.to_dict(), "report": str(report), "failed": result.failed})
+    else:
+        for table in finding.tables():
+            print_table(table)
+        console.print(
+            "The effect is planted: each family of these models saw some test forms in pretraining and not others. "
+            "It shows the mechanism at work; it is no evidence about real models.",
+            style="dim",
+        )
+        console.print()
+        say(f"Report: {report.resolve().as_uri()}", f"Live:   potentia serve {shlex.quote(str(study.store))}")
+    raise typer.Exit(result.exit_code)
+
+
+@app.command()
+def zoo(
+    folder: Annotated[Path, typer.Argument(help="Where models, tasks, facts and study files go.")] = Path("lab"),
+    treatment: Annotated[
+        bool,
+        typer.Option("--treatment", help="Also tune a random half on one test's form and write that study: a minute."),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Lay out the embedded models, benchmarks and ready studies, to try every method where the truth is planted.
+
+    Families of these tiny models saw different test forms in pretraining; two have kept their checkpoints, four have
+    an instruct version, seven differ in seed or data alone. Nothing is downloaded.
+
+    Example: potentia zoo lab
+    """
+    from potentia.lab import lay_out
+
+    laboratory = lay_out(folder)
+    commands = laboratory.commands()
+    if treatment:
+        from potentia.lab import lay_out_treatment
+
+        with console.status("tuning a random half …"):
+            treated = lay_out_treatment(folder)
+        commands["treatment"] = treated.commands()
+    if as_json:
+        print_json(
+            {"folder": str(folder), "models": laboratory.models, "tasks": laboratory.tasks,
+             "facts": str(laboratory.facts), "store": str(laboratory.store), "commands": commands}
+        )  # fmt: skip
+        return
+    say(
+        f"{laboratory.models} models, {laboratory.tasks} benchmarks, {laboratory.facts.name} "
+        f"and {len(laboratory.studies)} studies in {folder}\n"
+    )
+    for question, lines in commands.items():
+        say(QUESTIONS[question], style="bold")
+        say(*(f"  {line}" for line in lines), "")
+    say("What each of them found here, and what the truth is: docs/laboratory.md", style="dim")
+
+
+QUESTIONS = {
+    "adjust": "What is having seen a test's form worth, and does the same tuning for all take it away?",
+    "checkpoints": "Do scores grow with pretraining?",
+    "consistency": "Does the better base model become the better instruct model?",
+    "robustness": "Does the data move a task more than the seed does?",
+    "treatment": "Tune a random half on the test's form: does θ appear, and vanish when all are tuned?",
+}
 
 
 _PARTS = (

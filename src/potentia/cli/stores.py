@@ -1,4 +1,4 @@
-"""What a store holds and whether it is whole: ``status``, ``store``, ``studies``, ``track``."""
+"""What a store holds and whether it is whole: ``status``, ``serve``, ``store``, ``studies``, ``track``."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from potentia.cli.app import app
-from potentia.cli.options import Json, StorePath, Study
+from potentia.cli.options import STORE, History, Json, StorePath, Study, Yes
 from potentia.cli.output import answer, console, dicts, print_json, print_table, say
-from potentia.errors import InputError, without_password
+from potentia.errors import InputError, MissingExtraError, without_password
 from potentia.values.findings import Table, clock
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ EVERY = 2.0  # seconds between two looks of `status --watch`
 
 @app.command()
 def status(
-    store: StorePath = "potentia.db",
+    store: StorePath = STORE,
     study: Annotated[str | None, typer.Option(help="Only this study (its name or key).")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Follow it until Ctrl-C; in a pipe, a line a change.")] = False,
     as_json: Json = False,
@@ -134,7 +134,7 @@ def _there(store: str, *, change: bool = True) -> Store:
 
 @store_group.command()
 def check(
-    store: StorePath = "potentia.db",
+    store: StorePath = STORE,
     repair: Annotated[bool, typer.Option("--repair", help="Have the next run replace broken cells.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -196,7 +196,7 @@ def discard(
 
 
 @studies.command("list")
-def list_studies(store: StorePath = "potentia.db", as_json: Json = False) -> None:
+def list_studies(store: StorePath = STORE, as_json: Json = False) -> None:
     """List the studies, the one opened last first, with their cells and how many of these other studies use too.
 
     Example: potentia studies list potentia.db
@@ -242,7 +242,7 @@ def rename(
 def delete(
     store: StorePath,
     study: StudyName,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Delete a study with the cells, items and adapters that are its alone; what another study uses stays.
@@ -267,6 +267,52 @@ def delete(
         done = delete_study(opened, record.key)
     kept = f"; {done.kept} that other studies use are still there" if done.kept else ""
     answer(as_json, done, f"deleted {done.study} ({done.key[:8]}) with {done.cells} cells{kept}")
+
+
+@app.command()
+def serve(
+    store: StorePath = STORE,
+    host: Annotated[str, typer.Option(help="Address to listen on; any but loopback asks for a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8765,
+    token: Annotated[
+        str | None, typer.Option(envvar="POTENTIA_TOKEN", help="Token to ask for; made up where one is needed.")
+    ] = None,
+    history: History = None,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open the board in a browser.")] = False,
+) -> None:
+    """Show running and finished studies in a browser: rows, lanes, curves, costs, failures, and every finding.
+
+    The board only reads. On 127.0.0.1 it needs no token; on any other address nothing is served without one.
+
+    Examples:
+      potentia serve potentia.db
+
+      potentia serve postgresql+psycopg://user@host/potentia --host 0.0.0.0 --token "$TOKEN"
+    """
+    try:
+        import fastapi  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError("the live board needs FastAPI", hint="pip install 'potentia[web]'") from error
+    from potentia.show.board.app import address, bind, choose_token
+    from potentia.show.board.app import serve as run_server
+    from potentia.store import Store
+
+    Store.open(store, readonly=True).close()  # say at once what is wrong with it
+    if history:
+        from potentia.evidence import read
+
+        read(*history)
+    asked = choose_token(host, token)
+    listener = bind(host, port)
+    place = address(host, listener.getsockname()[1], asked)
+    shown = address(host, listener.getsockname()[1], None) if token is not None else place  # a given one is known
+    given = " (it asks for the token you gave)" if token is not None else ""
+    say(f"the board of {without_password(store)} is at {shown}{given}")
+    say("it only reads; Ctrl-C stops it", style="dim")
+    if open_browser:
+        typer.launch(place)
+    run_server(store, listener, token=asked, history=tuple(history or ()))
 
 
 @app.command()

@@ -75,7 +75,7 @@ def read_files(
     try:
         found = _from_folder(path, wishes) if path.is_dir() else _from_file(path, wishes)
     except FileNotFoundError:
-        raise DataError("there is no such file", where=str(path)) from None
+        raise DataError("there is no such file", where=str(path), hint="check the path, or run a study first") from None
     except OSError as error:
         raise DataError(f"it cannot be read: {error.strerror or error}", where=str(path)) from None
     reading = wishes.readings[0] if wishes.readings else None

@@ -1,0 +1,375 @@
+"""Scores read, compared, shown and carried: ``compare``, ``report``, ``reproduce``, ``import``, ``export``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from potentia.cli.app import app, is_source
+from potentia.cli.options import HISTORY, JSON, OUT, READ, SOURCES, STORE, TABLE, argument, command, flag, option, path
+from potentia.cli.output import (
+    answer,
+    check_formats,
+    console,
+    draw_figures,
+    errors,
+    opened,
+    print_findings,
+    print_json,
+    print_notes,
+    print_sentences,
+    print_table,
+    say,
+)
+from potentia.errors import InputError, without_password
+from potentia.values.findings import Table
+
+if TYPE_CHECKING:
+    from potentia.analysis.rankings import Pair
+    from potentia.evidence import Evidence
+    from potentia.values.findings import Finding
+    from potentia.values.protocol import Protocol
+    from potentia.values.scores import ScoreMatrix
+
+EXCERPT = 160  # characters of a prompt's end
+
+
+@command(
+    app,
+    "compare",
+    given=argument("Two models, by name or a part of it; and a store, or any scores.", "A B [SOURCE]", list[str]),
+    tasks=READ["tasks"],
+    protocols=READ["protocols"],
+    items=option("Show this many documents of each task that one of the two alone gets right.", int, 0, min=0),
+    study=READ["study"],
+    as_json=JSON,
+)
+def compare(asked: Any) -> None:
+    """Say which of two models is better on each task, and whether that is real: paired, document by document.
+
+    Examples:
+      potentia compare SmolLM2-135M pythia-160m potentia.db
+
+      potentia compare SmolLM2-135M pythia-160m potentia.db --tasks arc_easy --items 5
+    """
+    from potentia.analysis.rankings import find_pair
+
+    first, second, source = _two_models(asked.given)
+    evidence = opened(source, study=asked.study, protocols=asked.protocols, tasks=asked.tasks)
+    pair = find_pair(evidence, first, second)
+    documents = _documents(evidence, pair, asked.items) if asked.items else []
+    if asked.as_json:
+        shown = {"items": documents} if asked.items else {}
+        print_json({**pair.to_dict(), "sentences": pair.sentences(), **shown})
+        return
+    for table in pair.tables():
+        print_table(table)
+    print_sentences(pair.sentences())
+    if asked.items:
+        _print_documents(documents, pair)
+    elif any(part.documents for part in pair.tasks):
+        say("The documents that tell them apart: --items 5", style="dim")
+
+
+def _two_models(given: list[str]) -> tuple[str, str, str]:
+    """Tell the two models from the scores, which stand last, or first."""
+    names, source = list(given), STORE
+    if len(names) > 2:
+        source = names.pop(0 if is_source(names[0]) and not is_source(names[-1]) else -1)
+    scores = [name for name in names if "://" in name or Path(name).is_file()]
+    if len(names) != 2 or scores:
+        hint = f"potentia compare A B {(scores or [source])[0]}"
+        raise InputError("compare takes two models, then the scores", hint=hint)
+    return names[0], names[1], source
+
+
+def _documents(evidence: Evidence, pair: Pair, most: int) -> list[dict[str, Any]]:
+    """Return documents that one model alone gets right, each with what both said; ``most`` of each kind and task."""
+    wanted = {(part.protocol, part.task) for part in pair.tasks if part.documents}
+    cells: dict[tuple[str, str, str], str] = {
+        (cell.protocol, cell.task, cell.model): cell.key
+        for cell in evidence.cells()
+        if cell.model in (pair.first, pair.second) and (cell.protocol, cell.task) in wanted
+    }
+    found = []
+    for part in pair.tasks:
+        keys = [cells.get((part.protocol, part.task, model)) for model in (pair.first, pair.second)]
+        if not part.documents or None in keys:
+            continue
+        one, two = ({item.doc_id: item for item in evidence.items(key)} for key in keys if key is not None)
+        for right, documents in ((pair.first, part.first_only), (pair.second, part.second_only)):
+            for number in documents[:most]:
+                detail = one[number].detail or {}
+                found.append({
+                    "protocol": part.protocol, "task": part.task, "document": number, "right": right,
+                    "prompt": str(detail.get("prompt", "")), "gold": one[number].gold,
+                    "first": one[number].prediction, "second": two[number].prediction,
+                })  # fmt: skip
+    return found
+
+
+def _print_documents(found: list[dict[str, Any]], pair: Pair) -> None:
+    names = dict(zip((pair.first, pair.second), pair.names, strict=True))
+    rows = tuple(
+        (d["protocol"].label, d["task"], d["document"], names[d["right"]], d["gold"], d["first"], d["second"],
+         _end(d["prompt"]))
+        for d in found
+    )  # fmt: skip
+    columns = ("protocol", "task", "document", "right", "gold", *pair.names, "end of the prompt")
+    console.print()
+    print_table(Table("Documents that one of the two alone gets right", columns, rows))
+
+
+def _end(prompt: str) -> str:
+    text = " ".join(prompt.split())
+    return text if len(text) <= EXCERPT else "… " + text[-EXCERPT:]
+
+
+@command(
+    app,
+    "report",
+    sources=SOURCES,
+    output=option("The HTML file.", Path, Path("report.html"), "--output", "-o"),
+    items=option("Items of each cell to show, half of them wrong; by default up to 40.", int | None, None, min=0),
+    before=option("Test task: protocol or stage before adjustment."),
+    after=option("Test task: protocol or stage after adjustment."),
+    since=option("Test task: models trained in this month or later are the newer ones."),
+    column=option("Test task: divide by this column of the facts instead …"),
+    value=option("… where it has this value."),
+    exposed=flag("--exposed", "Test task: divide each task by who saw its form."),
+    target=option("Proxy tasks: the task to predict."),
+    baseline=option("Stability and consistency: compare every method with this one."),
+    history=HISTORY,
+    **READ,
+    **OUT,
+)
+def report(asked: Any) -> None:
+    """Write a report: the answer, scores, ranks, agreement, evidence, every cell, and how it was made, in one file.
+
+    The file needs no network and can be mailed. Its numbers are those of `potentia analyze rankings`.
+
+    Examples:
+      potentia report potentia.db -o report.html
+
+      potentia report scores.csv -o report.html --figures figures --format pdf
+
+      potentia report scores.csv --facts models.csv --column language --value en+cn --target gsm8k
+
+      potentia report staged.csv --facts models.csv --before base --after tuned_mc_3ep
+    """
+    from potentia.analysis.proxy import Options as ProxyOptions
+    from potentia.analysis.test_task import SINCE
+    from potentia.analysis.test_task import Options as TestTaskOptions
+    from potentia.evidence import read
+    from potentia.show import ReportOptions, make_report, save_report
+
+    check_formats(asked.format, tables=True)
+    divided = {name: getattr(asked, name) for name in ("before", "after", "since", "column", "value", "exposed")}
+    with errors.status("reading scores, computing findings …"):
+        evidence = opened(*asked.sources, notes=False, **{name: getattr(asked, name) for name in READ})
+        wanted = ReportOptions(
+            test_task=TestTaskOptions(**divided | {"since": asked.since or SINCE}) if any(divided.values()) else None,
+            proxies=ProxyOptions(asked.target, protocol=evidence.main or "direct") if asked.target else None,
+            baseline=asked.baseline,
+            history=read(*asked.history) if asked.history else None,
+        )
+        data = make_report(evidence, items=asked.items, options=wanted)
+        place = save_report(data, asked.output)
+    print_notes(data.evidence)
+    with errors.status("drawing figures …"):
+        drawn = draw_figures(data.named().values(), asked.figures, asked.format, titles=not asked.no_titles)
+    size = place.stat().st_size
+    written = {"report": str(place), "bytes": size, "figures": [str(p) for p in drawn]}
+    written |= {"findings": list(data.named()), "problem": data.problem}
+    answer(asked.as_json, written, f"{place} ({size / 1e6:.1f} MB)")
+
+
+FILES = {"train-before-test": ["SCORES"], "test-task": ["SCORES", "MODELS"], "proxy": [], "bose": []}
+
+
+@command(
+    app,
+    "reproduce",
+    paper=argument("train-before-test, test-task, proxy or bose.", "PAPER"),
+    files=argument(
+        "The published scores, for test-task also the facts; or your own store.", "[FILES]...", list[str], ()
+    ),
+    evaluations=path("Test task: the authors' tree of evaluations (base, e1, …, new_evals), for figures 3 to 18."),
+    resamples=option("Bootstrap samples; else 1000, test-task 1999.", int | None, None, min=0),
+    **OUT,
+)
+def reproduce(asked: Any) -> None:
+    """Print every number of a paper beside the same number from the published scores, or from yours.
+
+    Examples:
+      potentia reproduce train-before-test train_before_test_scores.csv --figures figures --format pdf png
+
+      potentia reproduce test-task test_task_training_scores.csv test_task_training_models.csv --evaluations FOLDER
+
+      potentia reproduce proxy
+
+      potentia reproduce bose
+    """
+    if asked.paper not in FILES:
+        raise InputError(f"no paper {asked.paper!r}", hint=f"one of: {', '.join(FILES)}")
+    names = FILES[asked.paper]
+    if len(asked.files) != len(names):
+        count = ("no files", "one file", "two files")[len(names)]
+        hint = " ".join(["potentia reproduce", asked.paper, *names])
+        raise InputError(f"{asked.paper} takes {count}", hint=hint)
+    formats = check_formats(asked.format, tables=True)
+    found = _reproduced(asked.paper, asked.files, asked.evaluations, asked.resamples)
+    if asked.as_json and asked.paper == "train-before-test":
+        print_json(found)
+    else:
+        print_findings({asked.paper: found}, as_json=asked.as_json)
+    draw_figures([found], asked.figures, formats, titles=not asked.no_titles)
+
+
+def _reproduced(paper: str, files: list[str], evaluations: Path | None, resamples: int | None) -> Finding:
+    from potentia import papers
+
+    if paper == "proxy":
+        return papers.reproduce_proxy()
+    if paper == "bose":
+        return papers.reproduce_bose()
+    if paper == "train-before-test":
+        from potentia.evidence import read
+
+        return papers.reproduce_train_before_test(read(files[0]).scores, resamples=resamples or 1000)
+    from potentia.analysis.test_task import Cohort
+    from potentia.facts import read_facts
+    from potentia.formats import StagedScores
+
+    scores, facts = map(Path, files)
+    tree = papers.Evaluations.read(evaluations) if evaluations is not None else None
+    draws = 1999 if resamples is None else resamples
+    cohort = Cohort.known(table=read_facts(facts))
+    return papers.reproduce_task_training(StagedScores.read(scores), cohort, tree, draws=draws)
+
+
+@command(
+    app,
+    "import",
+    sources=argument("Score files, folders of lm-eval results.", "SCORES...", list[str]),
+    store=option("SQLite file or database URL.", str, STORE),
+    name=option("The study they become; the file's name by default."),
+    subtasks=flag("--subtasks", "Take the members of groups such as MMLU."),
+    protocol=option("How all of these were scored, where the files do not say: direct, adjust, …"),
+    short_names=flag("--short-names", "Call a model by the last part of its path: base and tuned folders join."),
+    **TABLE,
+    as_json=JSON,
+)
+def import_scores(asked: Any) -> None:
+    """Put scores measured elsewhere into a store: tidy CSV or Parquet, lm-eval results, the paper's JSON, a store.
+
+    Examples:
+      potentia import results/ scores.csv --store potentia.db
+
+      potentia import base/ --name both --protocol direct --short-names
+
+      potentia import tuned/ --name both --protocol adjust --short-names
+    """
+    from potentia import formats
+    from potentia.store import Store
+
+    how = {name: getattr(asked, name) for name in ("subtasks", *TABLE)}
+    read = []
+    for source in asked.sources:
+        scores = opened(source, **how).scores
+        parts = [scores] if asked.protocol is None else _as_protocol(scores, asked.protocol, source)
+        read += [(source, _short_named(part, source) if asked.short_names else part) for part in parts]
+    imported = []
+    counts: dict[tuple[str, str], tuple[int, int]] = {}
+    with Store.open(asked.store) as into:
+        for source, scores in read:
+            shown = without_password(source)
+            done = formats.import_scores(into, scores, source=shown, name=asked.name)
+            new, known = counts.get((shown, done.study), (0, 0))
+            counts[shown, done.study] = new + done.new, known + done.known
+            imported.append({"source": shown, **vars(done)})
+    where = without_password(asked.store)
+    rows = tuple((*place, *numbers) for place, numbers in counts.items())
+    table = Table(f"into {where}", ("source", "study", "new cells", "known before"), rows)
+    answer(asked.as_json, {"store": where, "imported": imported}, table)
+
+
+def _as_protocol(
+    scores: Mapping[Protocol, ScoreMatrix], name: str, source: str
+) -> list[Mapping[Protocol, ScoreMatrix]]:
+    """Say by which protocol a source was scored, whatever number of examples its files name for its tasks."""
+    from potentia.values.protocol import Protocol
+
+    chosen = Protocol(name)
+    tasks = [task for matrix in scores.values() for task in matrix.tasks]
+    if twice := next((task for task in tasks if tasks.count(task) > 1), None):
+        several = ", ".join(scores)
+        raise InputError(f"{twice} was scored in several ways: {several}", where=source, hint="leave out --protocol")
+    return [{chosen: replace(matrix, protocol=chosen)} for matrix in scores.values()]
+
+
+def _short_named(scores: Mapping[Protocol, ScoreMatrix], source: str) -> dict[Protocol, ScoreMatrix]:
+    """Call every model by the last part of its path."""
+    made = {}
+    for protocol, matrix in scores.items():
+        names = tuple(model.rstrip("/").rpartition("/")[2] or model for model in matrix.models)
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            both = [model for model, name in zip(matrix.models, names, strict=True) if name == twice]
+            raise InputError(f"{both[0]} and {both[1]} end alike", where=source, hint="import their folders one by one")
+        made[protocol] = replace(matrix, models=names)
+    return made
+
+
+@command(
+    app,
+    "export",
+    source=argument("A store, or any score file.", "STORE"),
+    output=option("The file, a folder for lm-eval, or - to print.", Path, ..., "--output", "-o"),
+    format=option("csv, parquet, lm-eval, every-eval-ever, hub, markdown or latex; else by the file's name."),
+    study=READ["study"],
+    protocols=READ["protocols"],
+    **TABLE,
+    as_json=JSON,
+)
+def export(asked: Any) -> None:
+    """Write scores as a table, as lm-eval results, or as a leaderboard.
+
+    Examples:
+      potentia export potentia.db -o scores.csv
+
+      potentia export potentia.db -o leaderboard.tex --protocol train_before_test
+
+      potentia export potentia.db -o - --format markdown
+
+      potentia export potentia.db -o travel --format every-eval-ever
+    """
+    from potentia.formats import write_scores
+
+    evidence = opened(asked.source, **{name: getattr(asked, name) for name in ("study", "protocols", *TABLE)})
+    matrices = evidence.scores
+    if str(asked.output) == "-":
+        _print_file(matrices, asked.format or "csv")
+        return
+    written = write_scores(matrices, asked.output, asked.format, items=evidence.items_of)
+    sizes = {name: {"models": len(m.models), "tasks": len(m.tasks)} for name, m in matrices.items()}
+    what = ", ".join(f"{name} ({len(m.models)} × {len(m.tasks)})" for name, m in matrices.items())
+    where = str(written[0]) if len(written) == 1 else f"{len(written)} files in {asked.output}"
+    found = {"files": [str(file) for file in written], "protocols": sizes}
+    answer(asked.as_json, found, f"{what}, models × tasks → {where}")
+
+
+def _print_file(matrices: Mapping[Protocol, ScoreMatrix], format: str) -> None:
+    """Write the one file of a format to standard output, byte for byte."""
+    import sys
+    import tempfile
+
+    from potentia.formats import write_scores
+
+    if format in ("lm-eval", "every-eval-ever", "hub"):
+        raise InputError(f"{format} results are several files", hint="give a folder: -o results")
+    with tempfile.TemporaryDirectory() as folder:
+        (file,) = write_scores(matrices, Path(folder) / "scores", format)
+        sys.stdout.buffer.write(file.read_bytes())
+        sys.stdout.flush()
