@@ -76,7 +76,7 @@ def everything(bench: Bench, loaded: Any) -> dict[str, Any]:
     update = torch.cat([(s[k] - f[k]).flatten() for s, f in zip(states, first, strict=True) for k in sorted(s)])
     with FullTrainer(loaded) as full:
         before = [weight.float().cpu().clone() for weight in full.weights()]
-        losses = [step.loss for step in full.train(specs[0].examples, specs[0].schedule)]
+        losses = [step.loss for step in full.tune(specs[0].examples, specs[0].schedule)]
         after = [weight.float().cpu().clone() for weight in full.weights()]
     moved = torch.cat([(a - b).flatten() for a, b in zip(after, before, strict=True)])
     notes = {

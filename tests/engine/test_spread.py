@@ -93,7 +93,7 @@ def test_full_tuning_over_two_devices_gives_the_weights_of_one(monkeypatch: pyte
 
     def trained(model: torch.nn.Module) -> list[torch.Tensor]:
         with FullTrainer(model) as trainer:
-            trainer.train(spec.examples, spec.schedule)
+            trainer.tune(spec.examples, spec.schedule)
             return [weight.clone() for weight in trainer.weights()]
 
     model = lane_models.tiny("llama")

@@ -98,6 +98,6 @@ def test_a_known_form_is_not_believed_where_a_row_differs() -> None:
     specs = [replace(spec(f"l{i}", seed=i), lora=lora) for i in range(3)]
     with LaneTrainer(loaded, static=True) as trainer:
         place = loaded.structure, "lanes", lora.kind, str(lora.targets), f"True False {trainer.limit}"
-        loaded.verdicts.put({"form": HAND, "divides": [], "longest": 1 << 20}, *place)
+        loaded.verdicts.put({"form": HAND, "longest": 1 << 20}, *place)
         trainer._check(lora, specs)
         assert trainer.verdict(lora).form == LONG

@@ -46,6 +46,10 @@ others were not is in the manifest of every cell (`training`, `engine`), and a f
 that are not AdamW's are refused. rsLoRA and DoRA go through the same, and so does full tuning, with all its gradients.
 Weights that are missing, unexpected or of another shape are refused by name.
 
+The full check is made once a run and structure (config, modules, sizes, dtype, device, versions). A treated copy, a
+checkpoint of the same training or a fine-tune of the same shape gets a short one: a few rows in its own dtype, for its
+weights may round otherwise. Where these are off, it is checked in full.
+
 To see it for a model of your own, beside plain transformers and PEFT:
 
 <!-- not run: needs a model -->
@@ -63,8 +67,8 @@ in bfloat16, where 13 of them move an adapter by less than three times its own r
 """
 
 
-def write_page(rows: Sequence[Row]) -> str:
-    """Write the page."""
+def write_page(rows: Sequence[Row], versions: str = "") -> str:
+    """Write the page, with the versions that are installed here where none are named."""
     counts = Counter(row["verdict"] for row in rows)
     tried = [row for row in rows if "choice" in row]
     fast = sum("tree" in row["paths"] for row in tried)
@@ -73,12 +77,12 @@ def write_page(rows: Sequence[Row]) -> str:
     likelihood = max(max(row["choice"], row["rolling"]) for row in tried)
     adapter = max(max(entry["plain"], entry["recomputed"]) for entry in done)
     logits = max(entry["saved"] for entry in done)
-    versions = [f"{name} {version(name)}" for name in ("transformers", "peft", "lm_eval", "torch")]
+    here = [f"{name} {version(name)}" for name in ("transformers", "peft", "lm_eval", "torch")]
     parts = [
         HEAD,
         TRUST,
         "## The matrix in float32\n",
-        f"With {', '.join(versions)}: {len(rows)} cases, {counts['exact']} exact, {counts['refused']} refused, "
+        f"With {versions or ', '.join(here)}: {len(rows)} cases, {counts['exact']} exact, {counts['refused']} refused, "
         f"{counts['WRONG']} wrong, {counts['CRASH']} crashed. {fast} are scored fast, {len(tried) - fast} plainly.",
         "",
         "| | largest | exact is |",

@@ -26,17 +26,19 @@ def main() -> int:
     parser.add_argument("cases", nargs="*", metavar="CASE", help="architectures to try; all of them otherwise")
     options(parser)
     parser.add_argument("--page", type=Path, help="where to write the page; docs/architectures.md for a whole run")
+    parser.add_argument("--versions", default="", help="what the results were made with, for the page; those here")
+    parser.add_argument("--write-only", action="store_true", help="run nothing")
     given = parser.parse_args()
     unknown = sorted(set(given.cases) - set(cases()))
     if unknown:
         parser.error(f"no such case: {', '.join(unknown)}; there are {', '.join(cases())}")
     before = kept(given.out)
     wanted = given.cases or [case for case in cases() if case not in before]
-    found = run_all(_try, wanted, given, lambda _, row: _told(row))
+    found = before if given.write_only else run_all(_try, wanted, given, lambda _, row: _told(row))
     rows = [found[case] for case in cases() if case in found]
     page = given.page or (PAGE if len(rows) == len(cases()) else None)
     if page is not None:
-        page.write_text(write_page(rows))
+        page.write_text(write_page(rows, given.versions))
         print(f"wrote {page}")
     bad = [row for row in rows if row["verdict"] in ("WRONG", "CRASH")]
     print(f"{len(rows)} cases, {len(bad)} wrong or crashed" + "".join(f"\n  {_told(row)}" for row in bad))

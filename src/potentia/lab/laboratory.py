@@ -281,7 +281,7 @@ def _treat(source: Path, target: Path, seed: int) -> None:
     try:
         encoded = encode_examples(loaded.encoder, examples, end_id=loaded.tokenizer.eos_token_id)
         with FullTrainer(loaded) as trainer:
-            trainer.train(encoded, schedule(RECIPE, RECIPE.learning_rates[0]), seed=seed)
+            trainer.tune(encoded, schedule(RECIPE, RECIPE.learning_rates[0]), seed=seed)
             target.mkdir(parents=True, exist_ok=True)
             trainer.save(target)
     finally:

@@ -261,7 +261,7 @@ def _search(
         "search": worst,
         "may_have_more": worst in MORE,
         "rates_tried": sorted(rates),
-        "updates": made.steps,
+        "updates": made.step,
         "tokens": sum(epoch.tokens for epoch in made.epochs),
         "trainable": int(getattr(tuning.trainer, "trainable", tuning.loaded.parameters)),  # full: all
     }

@@ -45,7 +45,7 @@ from potentia.values.protocol import ADJUST, TRAIN_BEFORE_TEST, Protocol
 
 if TYPE_CHECKING:
     from potentia.engine.score import Scorer
-    from potentia.engine.tune import FullLanes, LaneEpoch, LaneResult, LaneSpec, LaneTrainer, StepInfo
+    from potentia.engine.tune import FullLanes, Lane, LaneEpoch, LaneSpec, LaneTrainer, StepInfo
     from potentia.run.row import RowRun
     from potentia.tasks import Task
 
@@ -72,7 +72,7 @@ class FineTuning(TunedCells):
         self.untuned: dict[tuple[str, Style], Candidate] = {}
         self.lanes: dict[str, LanePlan] = {}
         self.curves: dict[tuple[str, str], list[Candidate]] = {}  # by lane and task
-        self.results: dict[str, LaneResult] = {}
+        self.results: dict[str, Lane] = {}
         self._texts: dict[tuple[str, Style], Any] = {}
         self._done = self._found = 0  # steps of the lanes that ended, and those that an earlier run had made
         self._last: StepInfo | None = None

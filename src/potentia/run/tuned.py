@@ -221,7 +221,7 @@ def _make(row: RowRun, name: str) -> Path:
         if tuning.method == "full":
             budget = study.token_budget
             with FullTrainer(loaded, shards=study.shards, token_budget=budget, workspace=workspace) as trainer:
-                made = trainer.train(
+                made = trainer.tune(
                     examples,
                     plan,
                     seed=study.treat.seed,

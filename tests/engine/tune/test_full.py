@@ -10,7 +10,7 @@ from architectures.odd import ODD
 from architectures.tiny import build
 from lane_models import examples, tiny
 from potentia.engine.tune.full import FullTrainer
-from potentia.engine.tune.passes import LANE, SHARED
+from potentia.engine.tune.passes import LANE, ROW
 from potentia.engine.tune.schedule import LaneSpec, Schedule, data_order
 from potentia.errors import TuningError
 
@@ -73,7 +73,7 @@ def test_full_tuning_equals_a_plain_loop(kind: str) -> None:
     before = weights(model)
     seen = []
     with FullTrainer(model) as trainer:
-        steps = trainer.train(
+        steps = trainer.tune(
             data, RECIPE, seed=5, checkpoints={1, 6}, on_checkpoint=lambda step: seen.append(step.step)
         )
         ours = weights(model)
@@ -91,7 +91,7 @@ def test_smaller_passes_leave_the_weights_the_same() -> None:
     for budget in (None, 64):
         model = tiny("llama")
         with FullTrainer(model, token_budget=budget) as trainer:
-            trainer.train(data, RECIPE)
+            trainer.tune(data, RECIPE)
             out.append(weights(model))
     assert largest(*out) < 1e-5
 
@@ -99,7 +99,7 @@ def test_smaller_passes_leave_the_weights_the_same() -> None:
 def test_half_precision_learns_through_masters() -> None:
     model = tiny("llama").to(torch.bfloat16)
     with FullTrainer(model) as trainer:
-        steps = trainer.train(examples(64), Schedule(epochs=4, batch=16, learning_rate=1e-3, decay="constant"))
+        steps = trainer.tune(examples(64), Schedule(epochs=4, batch=16, learning_rate=1e-3, decay="constant"))
     assert steps[-1].loss < steps[0].loss - 0.1
 
 
@@ -107,7 +107,7 @@ def test_divergence_is_an_error_and_the_weights_come_back() -> None:
     model = tiny("llama")
     before = weights(model)
     with FullTrainer(model) as trainer, pytest.raises(TuningError, match="diverged"):
-        trainer.train(examples(32), Schedule(learning_rate=1e30, decay="constant"))
+        trainer.tune(examples(32), Schedule(learning_rate=1e30, decay="constant"))
     assert largest(weights(model), before) == 0
 
 
@@ -120,7 +120,7 @@ def test_an_interrupted_job_goes_on_bit_for_bit(dtype: torch.dtype, tmp_path) ->
         seen: list[int] = []
         stop = None if until is None else lambda: len(seen) >= until
         with FullTrainer(model, workspace=workspace) as trainer:
-            done = trainer.train(
+            done = trainer.tune(
                 data, RECIPE, seed=1, on_step=lambda step: seen.append(step.step), checkpoints={3, 9},
                 on_checkpoint=lambda step: reached.append(step.step), stop=stop,
             )  # fmt: skip
@@ -145,12 +145,12 @@ def test_an_interrupted_job_goes_on_bit_for_bit(dtype: torch.dtype, tmp_path) ->
 def test_a_broken_state_file_is_found_out_and_the_job_starts_over(tmp_path) -> None:
     data, model = examples(40), tiny("llama")
     with FullTrainer(model, workspace=tmp_path) as trainer:
-        whole = trainer.train(data, RECIPE)
+        whole = trainer.tune(data, RECIPE)
     (file,) = tmp_path.rglob("snapshot-*")
     file.write_bytes(file.read_bytes()[:-7])
     with FullTrainer(model, workspace=tmp_path) as trainer:
         seen: list[int] = []
-        assert trainer.train(data, RECIPE, on_step=lambda step: seen.append(step.step)) == whole
+        assert trainer.tune(data, RECIPE, on_step=lambda step: seen.append(step.step)) == whole
     assert len(seen) == len(whole)
 
 
@@ -158,13 +158,12 @@ def test_a_head_that_reads_tokens_is_tuned_by_its_own_forward() -> None:
     """Found before: the tail ran at target positions without their tokens, silently."""
     data, recipe = examples(24, high=40), Schedule(epochs=1, batch=8, learning_rate=2e-4, warmup_steps=1)
     with FullTrainer(ODD["a head that reads tokens"]()) as trainer:
-        trainer.train(data, recipe)
+        trainer.tune(data, recipe)
         assert (trainer.form, trainer.record["training"]["form"]) == (LANE, LANE)
         assert trainer.record["training"]["distance"]["lane"] < 1e-4
 
 
 def test_rows_that_change_others_are_kept_apart_in_full_tuning() -> None:
     with FullTrainer(build("phi3+longrope").to(torch.bfloat16)) as trainer:
-        trainer.train(examples(24, high=40), Schedule(epochs=1, batch=8, learning_rate=2e-4, warmup_steps=1))
-        assert trainer.form == SHARED
-        assert trainer.plan.divides == (24,)
+        trainer.tune(examples(24, high=40), Schedule(epochs=1, batch=8, learning_rate=2e-4, warmup_steps=1))
+        assert trainer.form == ROW

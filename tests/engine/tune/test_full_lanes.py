@@ -54,7 +54,7 @@ def test_each_lane_is_a_full_tuning_and_a_held_state_comes_back(on_disk: bool, t
         for spec in lanes():
             alone = tiny("llama")
             with FullTrainer(alone) as one:
-                steps = one.train(spec.examples, spec.schedule, seed=spec.seed)
+                steps = one.tune(spec.examples, spec.schedule, seed=spec.seed)
                 assert equal(judge.seen[spec.key, 3], weights(alone))
             per = spec.steps_per_epoch
             assert [epoch.loss for epoch in results[spec.key].epochs] == [

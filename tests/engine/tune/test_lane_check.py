@@ -75,7 +75,7 @@ def test_angles_in_float32_are_no_obstacle_in_bfloat16(case: str) -> None:
 def test_rows_that_change_others_are_kept_apart_in_bfloat16_too() -> None:
     with LaneTrainer(build("phi3+longrope").to(torch.bfloat16)) as trainer:
         trainer.train(specs())
-        assert trainer.record["training"]["divides"] == [24]
+        assert trainer.record["training"]["form"] == ROW
 
 
 def test_a_fall_back_is_told_with_its_cost(caplog: pytest.LogCaptureFixture) -> None:

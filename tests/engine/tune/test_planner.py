@@ -12,9 +12,9 @@ lengths = st.lists(st.integers(2, 300), min_size=1, max_size=120)
 
 
 @settings(max_examples=60, deadline=None)
-@given(lengths, st.integers(64, 4096), st.integers(0, 2000), st.booleans())
-def test_every_row_once_and_within_the_budget(rows: list[int], budget: int, price: int, overlapped: bool) -> None:
-    passes = pack(rows, PassPlan(4, budget, price, overlapped))
+@given(lengths, st.integers(64, 4096), st.integers(0, 2000))
+def test_every_row_once_and_within_the_budget(rows: list[int], budget: int, price: int) -> None:
+    passes = pack(rows, PassPlan(4, budget, price))
     assert sorted(int(i) for chosen, _ in passes for i in chosen) == list(range(len(rows)))
     for chosen, length in passes:
         assert list(chosen) == sorted(chosen)
@@ -31,14 +31,10 @@ def test_cheap_passes_waste_less_and_dear_ones_are_few() -> None:
     cheap, dear = pack(rows, PassPlan(4, 10**6, 10)), pack(rows, PassPlan(4, 10**6, 10**6))
     assert len(dear) == 1
     assert padded(cheap) < 1.1 * rows.sum() < padded(dear)
-    hidden = pack(rows, PassPlan(4, 10**6, 4000, overlapped=True))
-    assert len(hidden) > len(pack(rows, PassPlan(4, 10**6, 4000)))
 
 
 def test_plans_follow_sizes() -> None:
     common = {"lanes": 72, "tokens_per_step": 400.0}
-    processor = make_plan(parameters=200_000, **common)
-    assert not processor.overlapped
     roomy = make_plan(parameters=8 * 10**9, memory=120 << 30, token_bytes=5 << 20, **common)
     assert not roomy.checkpointing
     tight = make_plan(parameters=8 * 10**9, memory=6 << 30, token_bytes=5 << 20, **common)

@@ -17,7 +17,7 @@ def test_two_processes_tune_to_the_weights_of_one() -> None:
     def trained(trainer: FullTrainer) -> tuple[list[torch.Tensor], list[torch.Tensor], list[float]]:
         on_the_way: list[torch.Tensor] = []
         with trainer:
-            steps = trainer.train(
+            steps = trainer.tune(
                 spec.examples,
                 spec.schedule,
                 checkpoints=[2],
@@ -55,6 +55,5 @@ def test_a_tuning_of_all_weights_goes_to_the_shards_that_are_asked_for() -> None
     from potentia.engine.tune import FullLanes
 
     model = lane_models.tiny("llama")
-    made = FullLanes(model, shards=3, looks=(2,)).trainer
+    made = FullLanes(model, shards=3, looks=(2,))
     assert (made.shards, made.looks) == (3, (2,))
-    assert type(FullLanes(model).trainer) is FullTrainer

@@ -5,8 +5,8 @@ from potentia.engine.tune.full import FullStep, FullTrainer
 from potentia.engine.tune.full_lanes import FullLanes
 from potentia.engine.tune.lanes import LaneTrainer
 from potentia.engine.tune.schedule import (
+    Lane,
     LaneEpoch,
-    LaneResult,
     LaneSpec,
     LoraConfig,
     Schedule,

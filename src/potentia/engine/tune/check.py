@@ -32,7 +32,7 @@ from potentia.engine.spread import out_of_memory
 from potentia.engine.tune.adapters import AdapterBank
 from potentia.engine.tune.judge import Gradients, own_gradients
 from potentia.engine.tune.layout import lay
-from potentia.engine.tune.passes import LANE, ROW, SHARED, PassPlan, find_divides, run_step
+from potentia.engine.tune.passes import LANE, ROW, SHARED, PassPlan, run_step
 from potentia.engine.tune.schedule import LaneSpec, Lesson, LoraConfig, Schedule
 from potentia.engine.tune.static import Blocks, StaticPass, place
 from potentia.engine.tune.steps import COLUMNS, LaneStates, apply_update, settings_row
@@ -90,16 +90,15 @@ LANE_MULTIPLE = 1.5  # the same of a lane's whole gradient
 
 @dataclass
 class Verdict:
-    """What the check found: the form to take, lengths that keep rows apart, and distances, as plain values."""
+    """What the check found: the form to take, and distances, as plain values."""
 
     form: str = ""
-    divides: tuple[int, ...] = ()
     longest: int = 0  # of the rows that it was found for
     facts: dict[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for a manifest."""
-        return {"form": self.form, **({"divides": list(self.divides)} if self.divides else {}), **self.facts}
+        return {"form": self.form, **self.facts}
 
 
 def check_lanes(
@@ -123,16 +122,12 @@ def check_lanes(
         try:
             for form in ([HAND, LONG] if static else []) + [SHARED, LANE, ROW]:
                 told = structure.wrong(form)
-                if told is not None and form == SHARED and not structure.divides:
-                    structure.divide()
-                    told = structure.wrong(form) if structure.divides else told
                 if told is None and judge.copied:
                     told = _wrong_in_few_bits(model, structure, form, whole=judge.whole)
                 if told is None:
                     verdict.form = form
                     break
                 refused[form] = told
-            verdict.divides = structure.divides if verdict.form == SHARED else ()
             verdict.facts |= structure.facts
         finally:
             structure.bank.close()
@@ -161,7 +156,6 @@ def recheck(
     """Return what was found of a model built alike, where a row of each lane is right here too, by its own rounding."""
     began = time.monotonic()
     trial = _Trial(model, lora, specs, limit, recompute, rows_each=1)
-    trial.divides = verdict.divides
     try:
         told = trial.wrong(verdict.form)
     finally:
@@ -186,7 +180,6 @@ class _Trial:
         rows_each: int = 2,
     ) -> None:
         self.model, self.specs, self.limit, self.recompute, self.rows_each = model, specs, limit, recompute, rows_each
-        self.divides: tuple[int, ...] = ()
         self.facts: dict[str, Any] = {}
         self.split = SplitModel(model)
         self.bank = AdapterBank(model, lora, SLOTS)
@@ -223,11 +216,6 @@ class _Trial:
             self.facts.setdefault("rows", [len(row.ids) for row in rows])
             self._judged[key] = rows, truth
         return self._judged[key]
-
-    def divide(self) -> None:
-        """Look for lengths beyond which a row changes others of its pass."""
-        longest = max(len(row.ids) for row in self.rows()[0])
-        self.divides = find_divides(self.split, longest)
 
     def wrong(self, form: str) -> str | None:
         """Say what is wrong with a form on this model, or None."""
@@ -279,7 +267,7 @@ class _Trial:
             static(place(lay(rows), bank, few=False), recompute=self.recompute)
             losses = static.losses
         else:
-            plan = PassPlan(bank.slots, 1 << 40, 1 << 40, checkpointing=self.recompute, divides=self.divides)
+            plan = PassPlan(bank.slots, 1 << 40, 1 << 40, checkpointing=self.recompute)
             losses = run_step(self.split, bank, rows, plan, form)
         found = bank.grads.clone()
         bank.grads.zero_()
@@ -289,7 +277,6 @@ class _Trial:
 def _wrong_in_few_bits(model: nn.Module, structure: _Trial, form: str, *, whole: bool) -> str | None:
     """Say what is wrong with a form in the model's own 16 bits, or None: by the model's own rounding."""
     trial = _Trial(model, structure.bank.lora, structure.specs, structure.most, structure.recompute)
-    trial.divides = structure.divides
     try:
         if not whole:  # float32's gradients are another model's: the model's own on other shapes
             return trial.wrong(form)

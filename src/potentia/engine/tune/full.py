@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +39,6 @@ from potentia.engine.tune.passes import (
     assemble,
     backpropagate,
     divided,
-    find_divides,
     make_plan,
     recomputing,
     token_bytes,
@@ -94,7 +93,6 @@ class FullTrainer:
         self.plan: PassPlan | None = None
         self.record: dict[str, Any] = getattr(loaded, "record", {})  # how tuning was checked, for manifests
         self.form, self._checked = SHARED, 0  # what the check found, up to which length
-        self._divides: tuple[int, ...] = ()
         self.steps: list[FullStep] = []  # of the job under way
         self.parameters = list(self.model.parameters())  # a tied weight appears once
         self._originals = [parameter.detach().to("cpu", copy=True) for parameter in self.parameters]
@@ -102,7 +100,7 @@ class FullTrainer:
         self._was_training = self.model.training
         self.model.eval()
 
-    def __enter__(self) -> FullTrainer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -130,7 +128,7 @@ class FullTrainer:
         """Write the weights as they are now, in the model's own format."""
         self.model.save_pretrained(str(folder))  # type: ignore[operator]
 
-    def train(
+    def tune(
         self,
         examples: TokenisedExamples,
         schedule: Schedule,
@@ -184,18 +182,18 @@ class FullTrainer:
             token_bytes=2 * token_bytes(config, first.element_size()),
             token_budget=self.token_budget,
         )
-        return replace(plan, divides=self._check(spec, (SHARED, LANE, ROW)))
+        self._check(spec, (SHARED, LANE, ROW))
+        return plan
 
-    def _check(self, spec: LaneSpec, forms: Sequence[str]) -> tuple[int, ...]:
-        """Find the first form whose losses and gradients are the model's own; returns lengths that keep rows apart."""
+    def _check(self, spec: LaneSpec, forms: Sequence[str]) -> None:
+        """Find the first form whose losses and gradients are the model's own."""
         longest = min(self.limit or 1 << 30, spec.longest)
         if self._checked >= longest and self.form in forms:
-            return self._divides
+            return
         with spending("check"), twin(self.model) as judge:
             found = check_full(judge.model, spec, self.limit, forms)
-        self.form, self._divides, self._checked = found.form, found.divides, longest
+        self.form, self._checked = found.form, longest
         self.record["training"] = found.as_dict()
-        return found.divides
 
 
 class _Job:
@@ -323,7 +321,7 @@ def check_full(model: nn.Module, spec: LaneSpec, limit: int | None, forms: Seque
             yield loss.detach()
 
     def in_passes(rows: Sequence[Lesson], form: str) -> Iterator[Tensor]:
-        plan = PassPlan(1, 1 << 40, 1 << 40, divides=verdict.divides)
+        plan = PassPlan(1, 1 << 40, 1 << 40)
         for chosen, length in divided(rows, plan, form):
             batch = assemble(chosen, length, device, dropout=False)
             yield (backpropagate(split, batch, whole=form != SHARED) * batch.weights).sum()
@@ -338,9 +336,6 @@ def check_full(model: nn.Module, spec: LaneSpec, limit: int | None, forms: Seque
         for draw in range(DRAWS):
             rows = [replace(row, slot=0) for row in trial_rows([spec], limit, draw)]
             distance = off(rows, form)
-            if not distance.within(WHOLE_BITS) and not verdict.divides:
-                verdict.divides = find_divides(split, max(len(row.ids) for row in rows))
-                distance = off(rows, form)
             if distance.within(WHOLE_BITS):
                 verdict.form = form
                 verdict.facts |= {"distance": distance.as_dict(), "seconds": round(time.monotonic() - began, 3)}

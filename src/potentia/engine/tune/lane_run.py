@@ -22,7 +22,7 @@ from potentia.engine.tune.adapters import AdapterBank
 from potentia.engine.tune.check import HAND, LONG
 from potentia.engine.tune.checkpoint_file import Shelf, Snapshots
 from potentia.engine.tune.passes import PassPlan, make_plan, token_bytes
-from potentia.engine.tune.schedule import Lane, LaneEpoch, LaneResult, LaneSpec, Lesson, LoraConfig, OnEpoch, StepInfo
+from potentia.engine.tune.schedule import Lane, LaneEpoch, LaneSpec, Lesson, LoraConfig, OnEpoch, StepInfo
 from potentia.engine.tune.static import Blocks, StaticPass
 from potentia.engine.tune.steps import COLUMNS, LaneStates, PlainSteps, StaticSteps, Steps, settings_row
 from potentia.errors import TuningError
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 LOOK_EVERY = 25  # steps between two looks at the lanes' health: each look waits for the device
 SNAPSHOT_SECONDS = 60.0  # that a kill may cost
-SNAPSHOT_FORM = "4"  # snapshots of another form are not taken up
+SNAPSHOT_FORM = "5"  # snapshots of another form are not taken up
 
 
 class LaneRun:
@@ -66,10 +66,10 @@ class LaneRun:
         facts = [SNAPSHOT_FORM, self.trainer.fingerprint, *(spec.fingerprint() for spec in specs)]
         return Path(self.trainer.workspace) / hashlib.sha256("\n".join(facts).encode()).hexdigest()[:24]
 
-    def go(self) -> dict[str, LaneResult]:
+    def go(self) -> dict[str, Lane]:
         """Train until every lane is over or ``stop`` says so."""
         found = self.snapshots.latest() if self.snapshots is not None else None
-        self.plan = PassPlan.of(found[1]["plan"]) if found else self._first_plan()
+        self.plan = PassPlan(**found[1]["plan"]) if found else self._first_plan()
         self.trainer.plan = self.plan
         self.bank: AdapterBank = self.trainer.bank(self.lora, self.plan.slots)
         self.states = LaneStates(self.plan.slots, self.bank.width, self.bank.device)
@@ -90,7 +90,9 @@ class LaneRun:
             self._snapshot(now=True)
         self.steps.release()
         self.trainer.occupy({})
-        return {key: lane.result(self.bank.targets) for key, lane in self.lanes.items()}
+        for lane in self.lanes.values():
+            lane.targets = self.bank.targets
+        return {key: lane.ended() for key, lane in self.lanes.items()}
 
     def _first_plan(self) -> PassPlan:
         model, lanes = self.trainer.model, list(self.lanes.values())
@@ -108,7 +110,6 @@ class LaneRun:
             token_bytes=token_bytes(getattr(model.config, "text_config", None) or model.config, first.element_size()),
             token_budget=self.trainer.token_budget,
         )
-        plan = replace(plan, divides=self.trainer.verdict(self.lora).divides)
         return plan if self.trainer.recompute is None else replace(plan, checkpointing=self.trainer.recompute)
 
     def _steps(self) -> Steps:

@@ -30,7 +30,7 @@ from potentia.engine.tune.check import Verdict, check_lanes, recheck
 from potentia.engine.tune.checkpoint_file import Shelf
 from potentia.engine.tune.lane_run import LaneRun
 from potentia.engine.tune.passes import PassPlan
-from potentia.engine.tune.schedule import LaneEpoch, LaneResult, LaneSpec, LoraConfig, OnEpoch, StepInfo
+from potentia.engine.tune.schedule import Lane, LaneEpoch, LaneSpec, LoraConfig, OnEpoch, StepInfo
 from potentia.engine.verdicts import Verdicts
 from potentia.errors import InputError, TuningError
 from potentia.timing import spending
@@ -70,7 +70,7 @@ class LaneTrainer:
         self._verdicts: dict[tuple[LoraConfig, bool, bool], Verdict] = getattr(loaded, "lanes", {})
         self._bank: AdapterBank | None = None
         self._specs: dict[str, LaneSpec] = {}
-        self._results: dict[str, LaneResult] = {}
+        self._results: dict[str, Lane] = {}
         self._shelves: dict[str, Shelf] = {}
         self._resident: dict[str, int] = {}  # lane → the slot that holds its adapter
         self._busy: set[int] = set()  # slots in training
@@ -101,7 +101,7 @@ class LaneTrainer:
         on_step: Callable[[StepInfo], None] | None = None,
         on_recall: Callable[[list[LaneEpoch]], None] | None = None,
         stop: Callable[[], bool] | None = None,
-    ) -> dict[str, LaneResult]:
+    ) -> dict[str, Lane]:
         """Train every lane to its end; lanes with the same adapter shape share passes, other shapes take their turn.
 
         ``on_epoch`` gets the lanes whose epoch ended at this step, with their adapters in their slots, and may score
@@ -114,7 +114,7 @@ class LaneTrainer:
         groups: dict[LoraConfig, list[LaneSpec]] = {}
         for spec in specs:
             groups.setdefault(spec.lora, []).append(spec)
-        results: dict[str, LaneResult] = {}
+        results: dict[str, Lane] = {}
         for lora, group in groups.items():
             self._check(lora, group)
             run = self.run_under_way = LaneRun(self, lora, group, on_epoch, on_step, on_recall, stop)
@@ -145,7 +145,7 @@ class LaneTrainer:
             alike = self._structure(), "lanes", lora.kind, str(lora.targets), f"{self.static} {recompute} {self.limit}"
             found, verdict = self._shared.get(*alike), None
             if found is not None and longest <= found["longest"]:
-                verdict = Verdict(found["form"], tuple(found["divides"]), found["longest"])
+                verdict = Verdict(found["form"], found["longest"])
                 verdict = recheck(self.model, lora, specs, verdict, limit=self.limit, recompute=recompute)
             if verdict is None:
                 verdict = replace(

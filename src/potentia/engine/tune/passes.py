@@ -24,28 +24,12 @@ from potentia.engine.tune.schedule import Lesson
 
 @dataclass(frozen=True)
 class PassPlan:
-    """How a run is packed: lanes in flight, padded tokens per pass, and the price of a pass in tokens.
-
-    Where launches are ``overlapped`` with the device's work, a step takes the longer of the two, not their sum. Rows on
-    two sides of a length in ``divides`` never share a pass.
-    """
+    """How a run is packed: lanes in flight, padded tokens per pass, and the price of a pass in tokens."""
 
     slots: int
     token_budget: int
     pass_price: int
-    overlapped: bool = False
     checkpointing: bool = False
-    divides: tuple[int, ...] = ()
-
-    @classmethod
-    def of(cls, record: dict[str, Any]) -> PassPlan:
-        """Read a plan back from a snapshot."""
-        return cls(**{**record, "divides": tuple(record.get("divides", ()))})
-
-    @property
-    def shares(self) -> tuple[float, ...]:
-        """Shares of the price to try: launches hidden behind the device's work should weigh less."""
-        return (0.02, 0.06, 0.15, 0.4, 1.0) if self.overlapped else (1.0,)
 
     def smaller(self) -> PassPlan | None:
         """Say what to try when memory runs out: half the tokens, then recomputation, then nothing (None)."""
@@ -86,13 +70,7 @@ def make_plan(
         budget, price = 8192, 256
     budget = token_budget or budget
     in_flight = max(1, round(4 * budget / max(1.0, tokens_per_step)))
-    return PassPlan(
-        slots=min(lanes, in_flight),
-        token_budget=budget,
-        pass_price=price,
-        overlapped=memory is not None,
-        checkpointing=recompute,
-    )
+    return PassPlan(min(lanes, in_flight), budget, price, recompute)
 
 
 def token_bytes(config: Any, item: int) -> int:
@@ -108,10 +86,8 @@ def pack(lengths: Sequence[int] | npt.NDArray[np.int64], plan: PassPlan) -> list
     """Cut rows into passes: for each, the row numbers (in their given order) and the padded length."""
     lengths = np.asarray(lengths, dtype=np.int64)
     sizes, counts = np.unique(lengths, return_counts=True)
-    tried = [_best_cuts(sizes, counts, plan.token_budget, plan.pass_price * share) for share in plan.shares]
-    _, _, cuts = min(tried, key=lambda found: _time(found[0], found[1], plan))
     passes = []
-    for low, high in cuts:
+    for low, high in _best_cuts(sizes, counts, plan):
         top = int(sizes[high - 1])
         rows = np.flatnonzero((lengths >= sizes[low]) & (lengths <= top))
         pieces = _pieces(np.int64(len(rows)), top, plan.token_budget)
@@ -124,19 +100,14 @@ def pack(lengths: Sequence[int] | npt.NDArray[np.int64], plan: PassPlan) -> list
     return passes
 
 
-def _time(passes: float, tokens: float, plan: PassPlan) -> float:
-    launching = passes * plan.pass_price
-    return max(launching, tokens) + 0.05 * (launching + tokens) if plan.overlapped else launching + tokens
-
-
 def _pieces(rows: Any, length: int, budget: int) -> Any:
     return -(-rows // max(1, budget // length))
 
 
 def _best_cuts(
-    sizes: npt.NDArray[np.int64], counts: npt.NDArray[np.int64], budget: int, price: float
-) -> tuple[float, float, list[tuple[int, int]]]:
-    """Return the number of passes, the padded tokens and the cuts that minimise tokens + price · passes."""
+    sizes: npt.NDArray[np.int64], counts: npt.NDArray[np.int64], plan: PassPlan
+) -> Iterator[tuple[int, int]]:
+    """Find the cuts that minimise padded tokens + price · passes, the longest rows first."""
     n = len(sizes)
     cumulative = np.concatenate([[0], np.cumsum(counts)])
     best = np.zeros(n + 1)
@@ -144,19 +115,13 @@ def _best_cuts(
     for high in range(1, n + 1):
         length = int(sizes[high - 1])
         rows = cumulative[high] - cumulative[:high]
-        cost = best[:high] + rows * length + price * _pieces(rows, length, budget)
+        cost = best[:high] + rows * length + plan.pass_price * _pieces(rows, length, plan.token_budget)
         came[high] = int(cost.argmin())
         best[high] = cost[came[high]]
-    cuts, high = [], n
-    passes = tokens = 0.0
+    high = n
     while high:
-        low = came[high]
-        rows = cumulative[high] - cumulative[low]
-        passes += _pieces(rows, int(sizes[high - 1]), budget)
-        tokens += rows * sizes[high - 1]
-        cuts.append((low, high))
-        high = low
-    return passes, tokens, cuts[::-1]
+        yield came[high], high
+        high = came[high]
 
 
 Ints = npt.NDArray[np.int64]
@@ -257,14 +222,7 @@ def divided(rows: Sequence[Lesson], plan: PassPlan, form: str) -> list[tuple[lis
 
 def cut(rows: Sequence[Lesson], plan: PassPlan) -> list[tuple[list[Lesson], int]]:
     """Divide rows into padded passes: the rows of each, and the length that they are padded to."""
-    lengths = np.array([len(row.ids) for row in rows])
-    level = np.searchsorted(plan.divides, lengths)
-    passes: list[tuple[list[Lesson], int]] = []
-    for number in range(len(plan.divides) + 1):
-        part = np.flatnonzero(level == number)
-        if len(part):
-            passes += [([rows[part[i]] for i in chosen], length) for chosen, length in pack(lengths[part], plan)]
-    return passes
+    return [([rows[i] for i in chosen], length) for chosen, length in pack([len(row.ids) for row in rows], plan)]
 
 
 def cut_end_to_end(rows: Sequence[Lesson], plan: PassPlan) -> list[list[Lesson]]:
@@ -274,32 +232,6 @@ def cut_end_to_end(rows: Sequence[Lesson], plan: PassPlan) -> list[list[Lesson]]
     which = np.minimum((ends - 1) * passes // int(ends[-1]), passes - 1)
     parts = ([rows[i] for i in np.flatnonzero(which == number).tolist()] for number in range(passes))
     return [part for part in parts if part]
-
-
-@torch.no_grad()
-def find_divides(split: SplitModel, longest: int) -> tuple[int, ...]:
-    """Find the lengths beyond which a row changes what shorter rows of its pass become, by bisection.
-
-    Some models turn positions otherwise in a pass with one long row (``longrope``), and a lane would depend on others.
-    """
-    first = next(split.model.parameters())
-    ids = torch.randint(0, split.vocabulary, (2, longest), generator=torch.Generator().manual_seed(0)).to(first.device)
-    most = 1e-3 if first.dtype in (torch.float32, torch.float64) else 3e-2
-
-    def changes(short: int, beside: int) -> bool:
-        alone, found = split.hidden(ids[:1, :short])[0].float(), split.hidden(ids[:, :beside])[0, :short].float()
-        return not float((alone - found).norm()) < most * float(alone.norm())
-
-    found: list[int] = []
-    short = min(8, longest)
-    while short < longest and changes(short, longest):
-        same, changed = short, longest
-        while changed - same > 1:
-            middle = (same + changed) // 2
-            same, changed = (same, middle) if changes(short, middle) else (middle, changed)
-        found.append(same)
-        short = changed
-    return tuple(found)
 
 
 def backpropagate(split: SplitModel, batch: Batch, *, whole: bool = False) -> Tensor:

@@ -284,39 +284,36 @@ class StepInfo:
 
 
 @dataclass
-class LaneResult:
-    """How a lane ended: ``done``, ``dropped`` (the caller's race), ``failed`` (with a reason) or ``interrupted``."""
-
-    key: str
-    status: str
-    epochs: list[LaneEpoch]
-    steps: int
-    targets: tuple[str, ...]
-    reason: str | None = None
-
-
-@dataclass
 class Lane:
-    """A lane under way: its updates so far, its slot while it trains, and what became of it."""
+    """A lane under way: its updates so far, its slot while it trains, and what became of it.
 
-    spec: LaneSpec
+    It ends as ``done``, ``dropped`` (the caller's race), ``failed`` (with a reason) or ``interrupted``.
+    """
+
+    spec: LaneSpec = field(compare=False)
     step: int = 0
     slot: int | None = None
     status: str = "waiting"
     reason: str | None = None
     tokens: int = 0  # of the epoch under way
-    began: float = field(default_factory=time.monotonic)  # that epoch, here
+    began: float = field(default_factory=time.monotonic, compare=False)  # that epoch, here
     epochs: list[LaneEpoch] = field(default_factory=list)
+    targets: tuple[str, ...] = ()  # the layers that its adapter is on
+
+    @property
+    def key(self) -> str:
+        """The lane's name."""
+        return self.spec.key
 
     @property
     def over(self) -> bool:
         """Nothing is left to do."""
         return self.status in ("done", "dropped", "failed")
 
-    def result(self, targets: tuple[str, ...]) -> LaneResult:
-        """Tell what became of the lane; one that is not over was interrupted."""
-        status = self.status if self.over else "interrupted"
-        return LaneResult(self.spec.key, status, self.epochs, self.step, targets, self.reason)
+    def ended(self) -> Lane:
+        """Return the lane as a run leaves it: interrupted, where it is not over."""
+        self.status = self.status if self.over else "interrupted"
+        return self
 
     def batch(self, limit: int | None) -> list[Lesson]:
         """Return the rows of the lane's next step."""

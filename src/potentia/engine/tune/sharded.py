@@ -41,9 +41,8 @@ class Shards:
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if first.device.type == "cuda" and self.count > gpus:
             raise TuningError(f"{self.count} shards need as many GPUs, and there are {gpus}", hint="lower `shards`")
-        divides = trainer._check(spec, (LANE, ROW))
-        alone = bool(divides) or trainer.form == ROW
-        budget = 1 if alone else trainer.token_budget or PASS_TOKENS  # 1: each row by itself
+        trainer._check(spec, (LANE, ROW))
+        budget = 1 if trainer.form == ROW else trainer.token_budget or PASS_TOKENS  # 1: each row by itself
         self.facts = (spec.schedule, budget, first.device.type, first.dtype)
         self.pipes: list[Connection] = []
         self.processes: list[Any] = []

@@ -118,10 +118,12 @@ def _layers(model: nn.Module, names: tuple[str, ...], config: Any, *, strict: bo
     reached, body = _reached(model), find_body(model)
     inside = {id(module) for module in body.modules()}
     chosen: list[tuple[str, nn.Module]] = []
-    for name, module in model.named_modules():
-        if not _matches(name, names):
-            continue
+    matching = [(name, module) for name, module in model.named_modules() if _matches(name, names)]
+    lost = _not_read_back(model, config, [name for name, _ in matching])
+    for name, module in matching:
         trouble = _trouble(model, name, module, config)
+        if trouble is None and name in lost:
+            trouble = "has an adapter that PEFT does not find again in its own files (it renames the tensors)"
         if trouble is None and _kind(name) not in reached:
             continue  # no text comes here: nothing to learn
         if trouble is None and id(module) not in inside:
@@ -131,6 +133,22 @@ def _layers(model: nn.Module, names: tuple[str, ...], config: Any, *, strict: bo
         elif strict:
             raise TuningError(f"layer {name} {trouble}", hint="name other layers with `targets`")
     return chosen
+
+
+def _not_read_back(model: nn.Module, config: Any, names: list[str]) -> set[str]:
+    """Name the layers whose adapters PEFT saves under names that it changes on reading, as it does with Laguna's."""
+    try:
+        from peft.utils.transformers_weight_conversion import convert_peft_adapter_state_dict_for_transformers
+    except ImportError:  # a PEFT that renames nothing
+        return set()
+    keys = {name: f"base_model.model.{name}.lora_A.weight" for name in names}
+    try:
+        read = convert_peft_adapter_state_dict_for_transformers(
+            model, config, {key: torch.zeros(1, 1) for key in keys.values()}
+        )
+    except (RuntimeError, ValueError, KeyError, TypeError):  # made for tensors of other shapes
+        return set()
+    return {name for name, key in keys.items() if key not in read}
 
 
 def _matches(name: str, names: tuple[str, ...]) -> bool:
