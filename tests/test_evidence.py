@@ -307,6 +307,26 @@ def test_studies_of_one_store_are_shown_apart(tmp_path: Path) -> None:
     ]
 
 
+def test_two_studies_that_share_cells_are_read_one_by_one_and_apart(tmp_path: Path) -> None:
+    """Direct scores are the same under two recipes; reading either study failed with the other's key."""
+    path = fill(tmp_path / "s.db", name="one", models=MODELS[:6])
+    fill(path, name="two", models=MODELS[:6], recipe="r1", protocols=("adjust",))
+    with Store.open(path) as store:
+        key = next(record.key for record in store.studies() if record.name == "two")
+        store.adopt(key, [cell.key for cell in store.cells(study="one", protocol="direct")])
+    for name in ("one", "two"):
+        assert {"direct", "adjust"} <= set(read(path, study=name).scores)
+    apart = read(path, study="all", apart=True)
+    assert len((apart, *apart.apart)) == 2
+
+
+def test_a_table_says_the_score_of_guessing(tmp_path: Path) -> None:
+    """The column chance of an export was read and then not asked for: the floor of a task was 0."""
+    lines = [f"m{k},mine,{0.5 + k / 100},acc,0.5" for k in range(4)]
+    (tmp_path / "s.csv").write_text("\n".join(["model,task,score,metric,chance", *lines]))
+    assert read(tmp_path / "s.csv").background.chance == {"mine": 0.5}
+
+
 def test_a_direct_score_on_other_data_is_not_set_against_a_tuned_one(tmp_path: Path) -> None:
     one = fill(tmp_path / "one.db", protocols=("direct",))
     two = fill(tmp_path / "two.db", protocols=("adjust",), data="d1")

@@ -100,7 +100,9 @@ class Evidence:
     @cached_property
     def background(self) -> Background:
         """What is known of the models and tasks, as the analyses take it."""
-        told = [fact for view in self.stores for fact in tasks_of(view)]
+        measured = {task: metric for m in self.scores.values() for task, metric in zip(m.tasks, m.metrics, strict=True)}
+        told = [Benchmark(task, chance=metric.chance) for task, metric in measured.items() if metric.chance is not None]
+        told += [fact for view in self.stores for fact in tasks_of(view)]
         told += [
             Benchmark(task.name, category=task.category or "", chance=task.chance)
             for study in filter(None, map(study_of, self.studies))

@@ -205,7 +205,10 @@ class Reading(Leases):
         columns = (linked.study, c.protocol, c.task, *(p[name] for name in METRIC[:-1]), c.data, c.recipe, c.shots)
         with self._reading() as connection:
             query = self._scored(sa.select(*columns).distinct(), metric).join(s.study_cells, linked.cell == c.id)
-            rows = connection.execute(query.where(*self._wanted(connection, study=study))).all()
+            wanted = self._wanted(connection, study=study)
+            if study is not None:  # a cell may be of other studies too
+                wanted.append(linked.study.in_(self._study_keys(connection, study)))
+            rows = connection.execute(query.where(*wanted)).all()
         return [(r[0], r[1], r[2], _metric(*r[3:7]), Origin(*r[7:])) for r in rows]
 
     @staticmethod
@@ -217,10 +220,12 @@ class Reading(Leases):
     def _wanted(self, connection: sa.Connection, *, study: Studies = None, **equal: str | None) -> list[Any]:
         wanted: list[Any] = [s.cells.c[name] == value for name, value in equal.items() if value is not None]
         if study is not None:
-            names = (study,) if isinstance(study, str) else study
-            keys = [self._study_key(connection, name) for name in names]
+            keys = self._study_keys(connection, study)
             wanted.append(s.cells.c.id.in_(sa.select(s.study_cells.c.cell).where(s.study_cells.c.study.in_(keys))))
         return wanted
+
+    def _study_keys(self, connection: sa.Connection, study: Studies) -> list[str]:
+        return [self._study_key(connection, name) for name in ((study,) if isinstance(study, str) else study or ())]
 
 
 class Grid:
