@@ -359,11 +359,16 @@ def test_nothing_serious_for_accessibility(any_page, report: str):
     assert serious(page) == []
 
 
+@pytest.fixture(scope="module")
+def published(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    scores = shared_data / "published" / "train_before_test_scores.csv"
+    return write_report(scores, tmp_path_factory.mktemp("published") / "r.html").as_uri()
+
+
 @pytest.mark.shared
-def test_the_published_scores_load_quickly_and_fit(any_page, shared_data: Path, tmp_path: Path):
+def test_the_published_scores_load_quickly_and_fit(any_page, published: str):
     page = any_page
-    path = write_report(shared_data / "published" / "train_before_test_scores.csv", tmp_path / "r.html")
-    page.goto(path.as_uri(), wait_until="load")
+    page.goto(published, wait_until="load")
     loaded = page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd")
     assert loaded < 2000 * float(os.environ.get("POTENTIA_SLOW_MACHINE", "2"))
     unfold(page, "ranks", "agreement", "evidence")

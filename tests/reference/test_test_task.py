@@ -189,8 +189,8 @@ def test_every_number_has_a_line_and_every_figure_a_chart(paper: TaskTrainingPap
 
 def test_staged_scores_name_what_is_wrong(files: tuple[Path, Path], tmp_path: Path) -> None:
     scores = StagedScores.read(files[0])
-    with pytest.raises(InputError, match="no stage"):
-        scores.matrix("nix")
+    with pytest.raises(InputError, match="at stage nix"):
+        scores.matrix("nix", {"mmlu": "acc"})
     with pytest.raises(InputError, match="no mmlu"):
         scores.scores("base", "mmlu", "nix")
     bad = tmp_path / "bad.csv"

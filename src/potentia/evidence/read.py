@@ -56,7 +56,7 @@ def read(
     if not sources:
         raise InputError("no scores are given", hint="name a store, a table or a folder of lm-eval results")
     wanted = (study,) if isinstance(study, str) else tuple(study or ())
-    one = partial(_read_one, metric=metric, subtasks=subtasks, columns=columns, says=Says.of(lower, scale, kind))
+    one = partial(_read_one, metric=metric, subtasks=subtasks, columns=columns, says=Says.options(lower, scale, kind))
     whole = _groups(sources, wanted, one) if apart else [_together([one(source, wanted) for source in sources])]
     first, *others = [
         _with_facts(found, sources, facts, task_facts).narrowed(protocols=protocols, tasks=tasks, models=models)

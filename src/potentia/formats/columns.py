@@ -47,35 +47,33 @@ def usual_metric(task: str) -> str | None:
 
 _DOWN, _UP = re.compile(r"[↓⬇]|\blower is better\b|\blower better\b"), re.compile(r"[↑⬆]|\bhigher is better\b")
 _ARROWS = re.compile(r"\s*\(?\s*(?:[↓⬇↑⬆]|(?:lower|higher) (?:is )?better)\s*\)?")
+_WORDS = ("lower", "scale", "kind", "skip", "metric")
 _OPTIONS = "--lower COLUMN, --scale COLUMN=share|percent|range|unbounded, --kind COLUMN=task|text"
 
 
 @dataclass(frozen=True)
 class Says:
-    """What the user says of columns, by their names in lower case."""
+    """What the user says of columns: of each, by its name in lower case, lower, scale, kind, skip or metric."""
 
-    lower: frozenset[str] = frozenset()
-    scale: Mapping[str, str] = field(default_factory=dict)
-    kind: Mapping[str, str] = field(default_factory=dict)
-    skip: frozenset[str] = frozenset()
-    metric: Mapping[str, str] = field(default_factory=dict)
+    columns: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls,
-        lower: Iterable[str] = (),
-        scale: Mapping[str, str] | None = None,
-        kind: Mapping[str, str] | None = None,
-        skip: Iterable[str] = (),
-        metric: Mapping[str, str] | None = None,
-    ) -> Says:
+    def of(cls, said: Mapping[str, Mapping[str, Any]]) -> Says:
         """Check and keep what is said."""
-        for what, given, known in (("scale", scale, SCALES), ("kind", kind, KINDS)):
+        for column, words in said.items():
+            for what, known in (("scale", SCALES), ("kind", KINDS)):
+                if what in words and words[what] not in known:
+                    raise InputError(f"{words[what]!r} is no {what} of {column}", hint=f"one of: {', '.join(known)}")
+        return cls({_key(column): words for column, words in said.items()})
+
+    @classmethod
+    def options(cls, lower: Iterable[str], scale: Mapping[str, str] | None, kind: Mapping[str, str] | None) -> Says:
+        """Take what ``--lower``, ``--scale`` and ``--kind`` say."""
+        said: dict[str, dict[str, Any]] = {column: {"lower": True} for column in lower}
+        for what, given in (("scale", scale), ("kind", kind)):
             for column, value in (given or {}).items():
-                if value not in known:
-                    raise InputError(f"{value!r} is no {what} of {column}", hint=f"one of: {', '.join(known)}")
-        scales, kinds, metrics = ({_key(k): v for k, v in (given or {}).items()} for given in (scale, kind, metric))
-        return cls(frozenset(map(_key, lower)), scales, kinds, frozenset(map(_key, skip)), metrics)
+                said.setdefault(column, {})[what] = value
+        return cls.of(said)
 
     @classmethod
     def beside(cls, path: Path) -> Says:
@@ -88,28 +86,25 @@ class Says:
         content, _ = read_yaml(file, what="the file of columns")
         if not isinstance(content, dict) or not all(isinstance(said, dict) for said in content.values()):
             raise DataError("this says nothing of columns", where=str(file), hint="such as  MT-Bench: {scale: range}")
-        known = {"lower", "scale", "kind", "skip", "metric"}
         for column, said in content.items():
-            if said.keys() - known:
-                odd = sorted(map(str, said.keys() - known))[0]
-                raise DataError(
-                    f"unknown word {odd!r} of {column}", where=str(file), hint=f"one of: {', '.join(known)}"
-                )
-        told = {what: {str(c): str(said[what]) for c, said in content.items() if what in said} for what in known}
-        marked = {what: [str(c) for c, said in content.items() if said.get(what) is True] for what in ("lower", "skip")}
-        return cls.of(marked["lower"], told["scale"], told["kind"], marked["skip"], told["metric"])
+            if odd := sorted(map(str, said.keys() - set(_WORDS))):
+                hint = f"one of: {', '.join(_WORDS)}"
+                raise DataError(f"unknown word {odd[0]!r} of {column}", where=str(file), hint=hint)
+        return cls.of({str(column): said for column, said in content.items()})
 
     def joined(self, other: Says) -> Says:
         """Return what both say; the other wins."""
-        return Says(
-            self.lower | other.lower, {**self.scale, **other.scale}, {**self.kind, **other.kind},
-            self.skip | other.skip, {**self.metric, **other.metric},
-        )  # fmt: skip
+        both = {**self.columns, **other.columns}
+        return Says({column: {**self.columns.get(column, {}), **both[column]} for column in both})
+
+    def about(self, column: str) -> Mapping[str, Any]:
+        """Return what is said of one column."""
+        return self.columns.get(_key(column), {})
 
     def check(self, columns: Iterable[str], where: str) -> None:
         """Refuse what is said of columns that are not there."""
         known = {_key(column) for column in columns}
-        for column in (*self.lower, *self.scale, *self.kind, *self.skip, *self.metric):
+        for column in self.columns:
             if column not in known:
                 raise DataError(
                     f"no column {column!r}", where=where, hint=f"there are: {', '.join(list(columns)[:20])}"
@@ -155,63 +150,55 @@ def decide(name: str, values: Sequence[float], says: Says, *, metric: str | None
 
     ``metric`` is what the table itself calls the metric, ``percent`` whether a per cent sign stands by the numbers.
     """
-    key, task = _key(name), plain_name(name)
-    named = says.metric.get(key) or metric or named_metric(task)
+    said, task = says.about(name), plain_name(name)
+    named = said.get("metric") or metric or named_metric(task)
     text = named is None and task.casefold() in CORPORA
     usually = None if named or text else usual(task)
-    known = known_metric(named or usually or "")
+    known = known_metric(named or usually or "") or (Metric("", False, "text", "unbounded") if text else None)
     low, high = min(values), max(values)
     why = []
     if text or usually:
         why.append("a text to predict by its name" if text else "a known benchmark")
     elif known is not None:
         why.append(f"{known.name} is known")
-    up = _direction(name, key, says, known, text, why)
-    scale, divided = _scale(key, says, known, text, up, percent, low, high, why)
-    file = f"in {Path(where).stem}.columns.yaml beside the file"
-    if scale is None and up is not False and low >= 0 and high <= 10:
+    up = _direction(name, said, known, why)
+    scale, divided = _scale(said, known, up, percent, low, high, why)
+    if scale is None and (up is None or (up and low >= 0 and high <= 10)):
+        rating = low >= 0 and high <= 10
+        doubt = "may be per cent or a rating" if rating else "does not say which way is better, and on what scale"
+        options = f"--scale '{name}=percent' or --scale '{name}=range'" if rating else _OPTIONS
+        beside = f"or in {Path(where).stem}.columns.yaml beside the file"
         raise DataError(
-            f"the column {name!r} ({low:g} to {high:g}) may be per cent or a rating",
+            f"the column {name!r} ({low:g} to {high:g}) {doubt}",
             where=where,
-            hint=f"say it: --scale '{name}=percent' or --scale '{name}=range', or {file}",
+            hint=f"say it{': ' if rating else ' with '}{options}, {beside}",
         )
-    if scale is None and up is None:
-        raise DataError(
-            f"the column {name!r} ({low:g} to {high:g}) does not say which way is better, and on what scale",
-            where=where,
-            hint=f"say it with {_OPTIONS}, or {file}",
-        )
-    kind = says.kind.get(key) or (known.kind if known else "text" if text else "task")
-    direction = True if up is None else up
-    made = Metric(named or "", direction, "text" if kind == "text" else "task", "share" if divided else scale)
+    kind = said.get("kind") or (known.kind if known else "task")
+    made = Metric(named or "", up is not False, "text" if kind == "text" else "task", "share" if divided else scale)
     return ColumnReading(name, task, made, divided, "; ".join(why))
 
 
-def _direction(name: str, key: str, says: Says, known: Metric | None, text: bool, why: list[str]) -> bool | None:
-    if key in says.lower:
+def _direction(name: str, said: Mapping[str, Any], known: Metric | None, why: list[str]) -> bool | None:
+    if said.get("lower") is True:
         why.append("lower is better as said")
         return False
-    if _DOWN.search(name.casefold()) or _UP.search(name.casefold()):
+    down, up = _DOWN.search(name.casefold()), _UP.search(name.casefold())
+    if down or up:
         why.append("its arrow")
-        return not _DOWN.search(name.casefold())
-    if known is not None:
-        return known.higher_is_better
-    return False if text else None
+        return not down
+    return known.higher_is_better if known is not None else None
 
 
 def _scale(
-    key: str, says: Says, known: Metric | None, text: bool, up: bool | None, percent: bool,
-    low: float, high: float, why: list[str],
+    said: Mapping[str, Any], known: Metric | None, up: bool | None, percent: bool, low: float, high: float,
+    why: list[str],
 ) -> tuple[Scale | None, bool]:  # fmt: skip
     """Return the scale, and whether the numbers are per cent of what is else a share."""
-    if key in says.scale:
-        why.append(f"{says.scale[key]} as said")
-        said = next(scale for scale in SCALES if scale == says.scale[key])
-        return ("share", True) if said == "percent" else (said, False)
-    if text or (known is not None and known.scale in ("percent", "unbounded")):
-        return (known.scale if known is not None else "unbounded"), False
-    bounded = known.name in ("mt_bench", "elo", "brier_score") if known is not None else False
-    if bounded and known is not None:
+    if "scale" in said:
+        why.append(f"{said['scale']} as said")
+        scale = next(scale for scale in SCALES if scale == said["scale"])
+        return ("share", True) if scale == "percent" else (scale, False)
+    if known is not None and (known.scale in ("percent", "unbounded") or known.name in ("mt_bench", "brier_score")):
         return known.scale, False
     if known is not None and known.scale == "range" and low >= -1 and high <= 1:
         return "range", False
@@ -221,11 +208,11 @@ def _scale(
     if low >= 0 and high <= 1:
         why.append(f"{low:g} to {high:g}")
         return "share", False
-    sure = known is not None
-    if (low >= 0 or sure) and low >= -100 and high <= 100 and (high > 10 or sure) and up is not False:
-        why.append(f"{low:g} to {high:g}: per cent")
-        return "share", True
-    if up is False and known is not None and known.scale == "share" and high <= 100:
+    if up is False:
+        sure = known is not None and known.scale == "share"
+    else:
+        sure = low >= -100 if known is not None else low >= 0 and high > 10
+    if sure and high <= 100:
         why.append(f"{low:g} to {high:g}: per cent")
         return "share", True
     return None, False
@@ -237,7 +224,7 @@ def named_metric(name: str) -> str | None:
     for size in range(min(3, len(words)), 0, -1):
         for start in range(len(words) - size, -1, -1):
             found = known_metric("_".join(words[start : start + size]))
-            if found is not None and (size < len(words) or size == 1 or len(words) == size):
+            if found is not None:
                 return found.name
     return None
 

@@ -1,4 +1,4 @@
-"""Single scores on their way into matrices: every row is checked, duplicates and mixed directions are refused.
+"""Single scores on their way into matrices: every one is checked, duplicates and mixed directions are refused.
 
 Fields of a tidy row are ``protocol, model, benchmark, score, stderr``; all others of ``FIELDS`` may follow. A cell
 that was not measured is left out; what is not known is left empty.
@@ -24,6 +24,7 @@ from potentia.values.protocol import Protocol
 from potentia.values.scores import Score, ScoreMatrix
 
 UNNAMED = Metric()
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,9 @@ class Entry:
     items: Mapping[int, float] | None = None  # the value of every document, by its fingerprint
 
 
+# --- entries to matrices ---------------------------------------------------------------------------------------------
+
+
 def assemble(entries: Iterable[Entry], *, where: str) -> dict[Protocol, ScoreMatrix]:
     """Return one matrix per protocol, names in order of appearance; refuse duplicates and mixed directions."""
     protocols: dict[str, dict[tuple[str, str], Entry]] = {}
@@ -54,11 +58,8 @@ def assemble(entries: Iterable[Entry], *, where: str) -> dict[Protocol, ScoreMat
         cells = protocols.setdefault(entry.protocol, {})
         twin = cells.get((entry.model, entry.task))
         if twin is not None:
-            raise DataError(
-                f"two {entry.protocol} scores of {entry.model} on {entry.task}{_at(twin, entry)}",
-                where=where,
-                hint="keep one of them",
-            )
+            message = f"two {entry.protocol} scores of {entry.model} on {entry.task}{_at(twin, entry)}"
+            raise DataError(message, where=where, hint="keep one of them")
         first = firsts.setdefault(entry.task, entry)
         different = comparable(first, replace(entry, origin=Origin(data=entry.origin.data)))
         if different:
@@ -121,10 +122,7 @@ def _at(first: Entry, second: Entry) -> str:
     return f" ({first.place} and {second.place})" if first.place and second.place else ""
 
 
-T = TypeVar("T")
-
-_UNKNOWN = frozenset({"", "n/a", "na", "nan", "none", "null"})
-_TRUE = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+# --- rows of a table and objects of a file to entries ----------------------------------------------------------------
 
 
 def entries(rows: Iterable[Row], *, where: str, metric: str | None) -> Iterator[Entry]:
@@ -132,7 +130,7 @@ def entries(rows: Iterable[Row], *, where: str, metric: str | None) -> Iterator[
     read = []
     metrics: dict[str, dict[str, None]] = {}
     for place, record in rows:
-        task, name = _text(record, "benchmark", where, place), _metric(record)
+        task, name = _name(record, "benchmark", f"{where}, {place}"), str(record.get("metric") or "").strip() or None
         read.append((place, task, name, record))
         if name is not None:
             metrics.setdefault(task, {})[name] = None
@@ -140,8 +138,8 @@ def entries(rows: Iterable[Row], *, where: str, metric: str | None) -> Iterator[
     passed: dict[tuple[str, str, str], tuple[str, str]] = {}
     given: set[tuple[str, str, str]] = set()
     for place, task, name, record in read:
-        protocol = _text(record, "protocol", where, place, default="direct")
-        model = _text(record, "model", where, place)
+        at = f"{where}, {place}"
+        protocol, model = _name(record, "protocol", at, default="direct"), _name(record, "model", at)
         if name is not None and name != main[task]:
             passed.setdefault((protocol, model, task), (place, name))
             continue
@@ -150,13 +148,11 @@ def entries(rows: Iterable[Row], *, where: str, metric: str | None) -> Iterator[
             protocol=protocol,
             model=model,
             task=task,
-            value=number(record.get("score"), f"{where}, {place}, column score", required=True),
-            stderr=_at_least_zero(record.get("stderr"), f"{where}, {place}, column stderr"),
-            n=_at_least_zero(record.get("n"), f"{where}, {place}, column n"),
-            metric=described(record, task, name, f"{where}, {place}"),
-            origin=origin_of(record, f"{where}, {place}"),
-            seeds=read_seeds(record.get("seeds"), f"{where}, {place}, column seeds"),
+            value=number(record.get("score"), f"{at}, column score", required=True),
+            stderr=_at_least_zero(record.get("stderr"), f"{at}, column stderr"),
+            n=_at_least_zero(record.get("n"), f"{at}, column n"),
             place=place,
+            **told(record, task, name, at),
         )
     for cell, (place, name) in passed.items():
         if metric is None and cell not in given:
@@ -166,6 +162,34 @@ def entries(rows: Iterable[Row], *, where: str, metric: str | None) -> Iterator[
                 where=f"{where}, {place}, column metric",
                 hint=f"choose one metric for all: --metric {name}",
             )
+
+
+def scored(
+    place: str,
+    model: Any,
+    task: Any,
+    value: Any,
+    *,
+    stderr: Any = None,
+    n: Any = None,
+    per: float = 1.0,
+    at: str = "",
+    what: str = "a number",
+    protocol: str,
+    **known: Any,
+) -> Entry:
+    """Return one score of another tool's file, checked; ``per`` 100 for per cent, ``at`` is where the value stands."""
+    at = at or place
+    if isinstance(value, str):
+        raise DataError(f"the text {value[:40]!r} stands where {what} should", where=at)
+    for name in (model, task):
+        if not isinstance(name, str) or not name.strip():
+            raise DataError("a task or model has no name", where=place)
+    error = number(stderr, f"{at}_stderr") / per
+    if error < 0:
+        raise DataError("the standard error is negative", where=place)
+    score, size = number(value, at, required=True) / per, number(n, f"{place}, number of documents")
+    return Entry(protocol, model.strip(" \t"), task.strip(" \t"), score, error, size, place=place, **known)
 
 
 def tidy_row(protocol: str, model: str, task: str, score: Score) -> dict[str, Any]:
@@ -193,63 +217,52 @@ def tidy_row(protocol: str, model: str, task: str, score: Score) -> dict[str, An
     }
 
 
-def described(record: Mapping[str, Any], task: str, name: str | None, where: str) -> Metric:
-    """Return the metric with what the row says of it; what it does not say is known of its name, or unknown."""
+def told(record: Mapping[str, Any], task: str, name: str | None, where: str) -> dict[str, Any]:
+    """Return metric, origin and seeds as a row tells them; what it does not say is known of the name, or unknown."""
     made = metric_of(task, name, _direction(record.get("higher_is_better"), where))
     kind, scale = _word(record, "metric_kind", KINDS, where), _word(record, "metric_scale", SCALES, where)
-    chance = number(record.get("chance"), f"{where}, column chance")
-    return replace(
-        made, kind=kind or made.kind, scale=scale or made.scale, chance=None if math.isnan(chance) else chance
-    )
-
-
-def origin_of(record: Mapping[str, Any], where: str) -> Origin:
-    """Return where a row says that its score comes from."""
-    shots = number(record.get("shots"), f"{where}, column shots")
+    chance, shots = (number(record.get(field), f"{where}, column {field}") for field in ("chance", "shots"))
     data, recipe, model, source, path = (
-        str(record[name]).strip() or None if record.get(name) is not None else None
-        for name in ("data_fingerprint", "recipe_fingerprint", "model_fingerprint", "source", "path")
+        str(record[field]).strip() or None if record.get(field) is not None else None
+        for field in ("data_fingerprint", "recipe_fingerprint", "model_fingerprint", "source", "path")
     )
-    return Origin(data, recipe, None if math.isnan(shots) else int(shots), model, source, path)
+    seeds = re.split(r"[;\s]+", str(record.get("seeds") or "").strip())  # semicolons between them
+    return {
+        "metric": replace(
+            made, kind=kind or made.kind, scale=scale or made.scale, chance=None if math.isnan(chance) else chance
+        ),
+        "origin": Origin(data, recipe, None if math.isnan(shots) else int(shots), model, source, path),
+        "seeds": tuple(number(seed, f"{where}, column seeds", required=True) for seed in seeds if seed),
+    }
 
 
-def read_seeds(value: Any, where: str) -> tuple[float, ...]:
-    """Read the values with every seed, with semicolons between."""
-    parts = [] if value is None else re.split(r"[;\s]+", str(value).strip())
-    return tuple(number(part, where, required=True) for part in parts if part)
+# --- single fields ---------------------------------------------------------------------------------------------------
 
 
 def _word(record: Mapping[str, Any], name: str, known: tuple[T, ...], where: str) -> T | None:
-    value = record.get(name)
-    if value is None or not str(value).strip():
+    value = str(record.get(name) or "").strip()
+    if not value:
         return None
-    found = next((word for word in known if word == str(value).strip()), None)
+    found = next((word for word in known if word == value), None)
     if found is None:
         raise DataError(f"{_short(value)} is none of {', '.join(map(str, known))}", where=f"{where}, column {name}")
     return found
 
 
-def _metric(record: Mapping[str, Any]) -> str | None:
-    value = record.get("metric")
-    return str(value).strip() or None if value is not None else None
-
-
-def _text(record: Mapping[str, Any], column: str, where: str, place: str, *, default: str | None = None) -> str:
+def _name(record: Mapping[str, Any], column: str, where: str, *, default: str | None = None) -> str:
     value = record.get(column)
-    if value is None and default is not None:
+    if isinstance(value, str) and value.strip():
+        return value.strip(" \t")
+    if default is not None and (value is None or isinstance(value, str)):
         return default
-    if not isinstance(value, str) or not value.strip():
-        if default is not None and isinstance(value, str):
-            return default
-        raise DataError(f"the {column} {value!r} is no name", where=f"{where}, {place}, column {column}")
-    return value.strip(" \t")
+    raise DataError(f"the {column} {value!r} is no name", where=f"{where}, column {column}")
 
 
 def number(value: Any, where: str, *, required: bool = False) -> float:
     """Read one number; empty, missing and NaN mean unknown, which a score may not be."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str, type(None))):
         raise DataError(f"{_short(value)} is no number", where=where)
-    if value is None or (isinstance(value, str) and value.strip().casefold() in _UNKNOWN):
+    if value is None or (isinstance(value, str) and value.strip().casefold() in ("", "n/a", "na", "none", "null")):
         value = math.nan
     try:
         result = float(value)
@@ -258,9 +271,8 @@ def number(value: Any, where: str, *, required: bool = False) -> float:
     if math.isinf(result):
         raise DataError("the number is infinite", where=where)
     if required and math.isnan(result):
-        raise DataError(
-            "the score is missing or NaN", where=where, hint="leave out what was not measured: a gap is no score"
-        )
+        hint = "leave out what was not measured: a gap is no score"
+        raise DataError("the score is missing or NaN", where=where, hint=hint)
     return result
 
 
@@ -274,7 +286,8 @@ def _at_least_zero(value: Any, where: str) -> float:
 def _direction(value: Any, where: str) -> bool | None:
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
-    known = value if isinstance(value, bool) else _TRUE.get(str(value).strip().casefold())
+    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    known = value if isinstance(value, bool) else words.get(str(value).strip().casefold())
     if known is None:
         raise DataError(f"{_short(value)} is neither true nor false", where=f"{where}, column higher_is_better")
     return known

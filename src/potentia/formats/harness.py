@@ -11,7 +11,7 @@ from typing import Any
 
 from potentia.errors import DataError
 from potentia.formats.columns import metric_of, usual_metric
-from potentia.formats.entries import Entry, described, document, number, origin_of, read_seeds
+from potentia.formats.entries import Entry, document, scored, told
 from potentia.formats.table import decoded, json_lines, read_parquet_table, section
 from potentia.values.metric import Metric, Origin, main_metric
 from potentia.values.protocol import DIRECT, Protocol
@@ -97,34 +97,26 @@ class _File:
 def _entry(file: _File, model: str, name: str, body: dict[str, Any], metric: str | None) -> Entry | None:
     where = f"{file.path}, results.{name}"
     task = name.partition("|")[0] if name in file.part("named") else name  # twice, with other examples
-    if not task.strip():
-        raise DataError("a task has no name", where=where)
     chosen = _choose(_measured(body), task, metric)
     if chosen is None:
         return None
-    stderr = chosen.stderr if isinstance(chosen.stderr, (int, float)) else None  # "N/A" where lm-eval has none
-    if isinstance(chosen.value, str):
-        raise DataError(f"the text {chosen.value[:40]!r} stands where {chosen.metric} should", where=where)
-    error = number(stderr, f"{where}.{chosen.metric}_stderr")
-    if error < 0:
-        raise DataError("the standard error is negative", where=where)
     own, shots = file.part("potentia", "scores", name), file.shots(name)
-    found = _metric(file, name, task, chosen.metric)
-    record = {**own, "higher_is_better": found.higher_is_better, "shots": shots}
+    known: dict[str, Any] = {"metric": _metric(file, name, task, chosen.metric), "origin": Origin(shots=shots)}
     if own:  # written by Potentia: what lm-eval has no place for
-        found = described(record, task, str(own.get("metric") or "") or None, f"{file.path}, potentia.{name}")
-    return Entry(
-        protocol=_protocol(file, name),
-        model=model,
-        task=task,
-        value=number(chosen.value, f"{where}.{chosen.metric}", required=True),
-        stderr=error,
+        record = {**own, "higher_is_better": known["metric"].higher_is_better, "shots": shots}
+        known = told(record, task, str(own.get("metric") or "") or None, f"{file.path}, potentia.{name}")
+    return scored(
+        where,
+        model,
+        task,
+        chosen.value,
+        stderr=chosen.stderr if isinstance(chosen.stderr, (int, float)) else None,  # "N/A" where lm-eval has none
         n=_size(file, name),
-        metric=found,
-        origin=origin_of(record, where) if own else Origin(shots=shots),
-        seeds=read_seeds(own.get("seeds"), where),
-        place=where,
+        at=f"{where}.{chosen.metric}",
+        what=chosen.metric,
+        protocol=_protocol(file, name),
         items=_items(file.path, name, chosen) or _details(file, name, chosen.metric),
+        **known,
     )
 
 
@@ -260,16 +252,10 @@ def _pool(entries: list[Entry]) -> Iterator[Entry]:
     """Give MMLU of version 0.3, which wrote its subjects and no total: the mean over subjects."""
     for protocol in dict.fromkeys(entry.protocol for entry in entries):
         part = [entry for entry in entries if entry.protocol == protocol]
-        k = len(part)
-        yield Entry(
-            protocol=protocol,
-            model=part[0].model,
-            task="mmlu",
-            value=sum(entry.value for entry in part) / k,
-            stderr=math.sqrt(sum(entry.stderr**2 for entry in part)) / k,
-            metric=part[0].metric,
-            place=part[0].place,
-        )
+        value = sum(entry.value for entry in part) / len(part)
+        error = math.sqrt(sum(entry.stderr**2 for entry in part)) / len(part)
+        first = part[0]
+        yield Entry(protocol, first.model, "mmlu", value, error, metric=first.metric, place=first.place)
 
 
 def _model_name(file: _File) -> str:
@@ -296,9 +282,7 @@ def _model_name(file: _File) -> str:
 
 
 def _arguments(given: Any) -> dict[str, Any]:
-    if isinstance(given, dict):
-        return given
-    if not isinstance(given, str):
-        return {}
-    pairs = (part.partition("=") for part in given.split(","))
-    return {name.strip(): value.strip() for name, _, value in pairs}
+    if isinstance(given, str):
+        pairs = (part.partition("=") for part in given.split(","))
+        return {name.strip(): value.strip() for name, _, value in pairs}
+    return given if isinstance(given, dict) else {}

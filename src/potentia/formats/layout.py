@@ -65,8 +65,15 @@ class _Column:
 
     name: str
     metric: str | None
+    percent: bool
     cells: list[tuple[Mapping[str, Any], str, float, float | None]]
-    percent: bool = False
+
+    def add(self, shared: Mapping[str, Any], at: str, cell: Any, *spread: Any) -> None:
+        """Take one cell, with the error in it or in the cell of errors."""
+        value, error = _value(cell)
+        if value is not None:
+            self.cells.append((shared, at, value, _value(spread[0])[0] if spread else error))
+            self.percent |= "%" in str(cell)
 
 
 def recognise(table: RawTable, columns: Mapping[str, str] | None = None, says: Says | None = None) -> Layout:
@@ -132,12 +139,20 @@ def _tidy(table: RawTable, found: Mapping[str, str], says: Says) -> Layout:
             row["stderr"] = error if row.get("stderr") is None else row["stderr"]
         if metric and "metric" not in place:
             row["metric"] = metric
-        if "protocol" not in place and "shots" in place:
-            row["protocol"] = _shots(values[place["shots"]], f"{table.where}, {at}, column {found['shots']}")
-        rows.append((at, row))
+        rows.append((at, row | _protocol(row, f"{table.where}, {at}, column {found.get('shots')}")))
     if "higher_is_better" in place:
         return Layout(tuple(rows))
     return _decided_tidy(table, rows, says)
+
+
+def _protocol(row: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the protocol as a row names it, else by its number of examples."""
+    if "protocol" in row or "shots" not in row:
+        return {"protocol": row["protocol"]} if "protocol" in row else {}
+    try:
+        return {"protocol": Protocol.few_shot(int(float(str(row["shots"]).strip() or 0)))}
+    except ValueError:
+        raise DataError(f"{row['shots']!r} is no number of examples", where=where) from None
 
 
 def _decided_tidy(table: RawTable, rows: Sequence[Row], says: Says) -> Layout:
@@ -146,7 +161,7 @@ def _decided_tidy(table: RawTable, rows: Sequence[Row], says: Says) -> Layout:
     for _, row in rows:
         value = _value(row.get("score"))[0]
         if value is not None:
-            groups.setdefault((str(row.get("benchmark") or ""), str(row.get("metric") or "")), []).append(value)
+            groups.setdefault(_group(row), []).append(value)
     read = {
         (task, metric): decide(task, values, says, metric=metric or None, where=table.where)
         for (task, metric), values in groups.items()
@@ -154,12 +169,16 @@ def _decided_tidy(table: RawTable, rows: Sequence[Row], says: Says) -> Layout:
     }
     made = []
     for at, row in rows:
-        column = read.get((str(row.get("benchmark") or ""), str(row.get("metric") or "")))
-        known = _said(column, row.get("metric")) if column is not None else {}
-        shared = _share(row) if column is not None and column.divided else row
-        made.append((at, {**shared, **known}))
+        column = read.get(_group(row))
+        if column is not None:
+            row = (_share(row) if column.divided else dict(row)) | _said(column, row.get("metric"))
+        made.append((at, row))
     told = tuple(c for c in read.values() if c.divided or not _is_task(c.task))
     return Layout(tuple(made), (), Reading(told) if told else None)
+
+
+def _group(row: Mapping[str, Any]) -> tuple[str, str]:
+    return str(row.get("benchmark") or ""), str(row.get("metric") or "")
 
 
 def _said(column: ColumnReading, metric: Any = None) -> dict[str, Any]:
@@ -193,36 +212,29 @@ def _wide(table: RawTable, found: Mapping[str, str], says: Says) -> Layout | Non
     numeric = {c for c in table.columns if c not in known and _is_numeric(table.column(c))}
     errors = {c: base for c in numeric if (base := _error_of(c, numeric)) is not None}
     raw = {c: c[: -len(" raw")].strip() for c in numeric if _plain(c).endswith(" raw")}
-    left = {c for c in numeric if NO_SCORE.match(_plain(c)) or average(c) or _plain(c) in says.skip}
+    left = {c for c in numeric if NO_SCORE.match(_plain(c)) or average(c) or says.about(c).get("skip") is True}
     twins = set(raw.values()) & numeric  # a leaderboard that shows normalised scores keeps the measured ones beside
     tasks = [c for c in table.columns if c in numeric and c not in errors and c not in left and c not in twins]
     if not tasks:
         return None
     spread = {base: c for c, base in errors.items()}
-    place = {name: k for k, name in enumerate(table.columns)}
-    scores = {task: _Column(raw.get(task, task), None, [], "%" in task) for task in tasks}
+    scores = {task: _Column(raw.get(task, task), None, "%" in task, []) for task in tasks}
     out = [c for c in table.columns if c not in known and c not in tasks and c not in errors and c not in twins]
     for at, values in table.rows:
-        if average(values[place[model]]):
-            out.append(f"the row {values[place[model]]}")
+        row = dict(zip(table.columns, values, strict=True))
+        if average(row[model]):
+            out.append(f"the row {row[model]}")
             continue
-        shared: dict[str, Any] = {"model": _unlinked(values[place[model]])}
-        if "protocol" in found:
-            shared["protocol"] = values[place[found["protocol"]]]
-        elif "shots" in found:
-            shared["protocol"] = _shots(values[place[found["shots"]]], f"{table.where}, {at}")
+        said = {field: row[found[field]] for field in ("protocol", "shots") if field in found}
+        shared = {"model": _unlinked(row[model]), **_protocol(said, f"{table.where}, {at}")}
         for task in tasks:
-            value, error = _value(values[place[task]])
-            if value is not None:
-                given = _value(values[place[spread[task]]])[0] if task in spread else error
-                scores[task].cells.append((shared, f"{at}, column {task}", value, given))
-                scores[task].percent |= "%" in str(values[place[task]])
+            beside = (row[spread[task]],) if task in spread else ()
+            scores[task].add(shared, f"{at}, column {task}", row[task], *beside)
     return _decided(table, list(scores.values()), says, out)
 
 
 def _transposed(table: RawTable, found: Mapping[str, str], says: Says) -> Layout | None:
     """Read one row per task and one column per model, as OpenCompass and many papers write it."""
-    place = {name: k for k, name in enumerate(table.columns)}
     task = found.get("benchmark") or table.columns[0]
     beside = [c for c in table.columns if _plain(c) in BESIDE]
     models = [c for c in table.columns if c != task and c not in beside and _is_numeric(table.column(c))]
@@ -233,18 +245,15 @@ def _transposed(table: RawTable, found: Mapping[str, str], says: Says) -> Layout
     models = [c for c in models if not average(c)]
     scores = []
     for at, values in table.rows:
-        name, metric = str(values[place[task]]), None
-        if "metric" in found and str(values[place[found["metric"]]]).strip("- "):
-            metric = str(values[place[found["metric"]]])
-        if average(name) or _plain(name) in says.skip:
+        row = dict(zip(table.columns, values, strict=True))
+        name = str(row[task])
+        if average(name) or says.about(name).get("skip") is True:
             out.append(f"the row {name}")
             continue
-        column = _Column(name, metric, [], "%" in name)
+        metric = str(row[found["metric"]]) if "metric" in found else ""
+        column = _Column(name, metric if metric.strip("- ") else None, "%" in name, [])
         for model in models:
-            value, error = _value(values[place[model]])
-            if value is not None:
-                column.cells.append(({"model": _unlinked(model)}, f"{at}, column {model}", value, error))
-                column.percent |= "%" in str(values[place[model]])
+            column.add({"model": _unlinked(model)}, f"{at}, column {model}", row[model])
         scores.append(column)
     return _decided(table, scores, says, out, note="rows are tasks and columns are models")
 
@@ -276,10 +285,10 @@ def _names(table: RawTable) -> str | None:
 
 def _is_numeric(values: Sequence[Any]) -> bool:
     """Say whether a column is numbers and gaps alone, with at least one number."""
-    read = [_value(v) for v in values]
-    gaps = [str(v).strip().casefold() in GAPS for v in values]
-    known = [v is not None for v, _ in read]
-    return any(known) and all(there or gap for there, gap in zip(known, gaps, strict=True))
+    known = [_value(v)[0] is not None for v in values]
+    return any(known) and all(
+        there or str(v).strip().casefold() in GAPS for there, v in zip(known, values, strict=True)
+    )
 
 
 def _error_of(column: str, columns: set[str]) -> str | None:
@@ -312,13 +321,6 @@ def _share(row: Mapping[str, Any]) -> dict[str, Any]:
         if value is not None:
             made[field] = value / 100
     return made
-
-
-def _shots(value: Any, where: str) -> str:
-    try:
-        return Protocol.few_shot(int(float(str(value).strip() or 0)))
-    except ValueError:
-        raise DataError(f"{value!r} is no number of examples", where=where) from None
 
 
 def _unlinked(name: Any) -> str:

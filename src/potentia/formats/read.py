@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from potentia.formats.columns import Reading, Says
 from potentia.formats.entries import Entry, assemble, entries, items_of
 from potentia.formats.harness import harness_entries
 from potentia.formats.layout import recognise
-from potentia.formats.others import as_euroeval, euroeval_entry, inspect_entries, is_inspect, paper_entries
+from potentia.formats.others import as_euroeval, euroeval_entry, inspect_entry, is_inspect, paper_entries
 from potentia.formats.staged import StagedScores
 from potentia.formats.table import (
     RawTable,
@@ -56,6 +57,11 @@ class _Wishes:
     notes: list[str] = field(default_factory=list)
     readings: list[Reading] = field(default_factory=list)
 
+    def scores(self, found: list[Entry], where: str) -> FileScores:
+        """Put what was read into matrices."""
+        reading = self.readings[0] if self.readings else None
+        return FileScores(assemble(found, where=where), tuple(dict.fromkeys(self.notes)), reading, items_of(found))
+
 
 def read_files(
     path: Path,
@@ -78,9 +84,7 @@ def read_files(
         raise DataError("there is no such file", where=str(path), hint="check the path, or run a study first") from None
     except OSError as error:
         raise DataError(f"it cannot be read: {error.strerror or error}", where=str(path)) from None
-    reading = wishes.readings[0] if wishes.readings else None
-    scores = assemble(found, where=str(path))
-    return FileScores(scores, tuple(dict.fromkeys(wishes.notes)), reading, items_of(found))
+    return wishes.scores(found, str(path))
 
 
 def read_frame(
@@ -96,14 +100,10 @@ def read_frame(
     if not pd.api.types.is_integer_dtype(frame.index):
         frame = frame.rename_axis(frame.index.name or "model").reset_index()
     rows = frame.astype(object).where(frame.notna(), None).itertuples(index=False, name=None)
-    table = RawTable(
-        "DataFrame", tuple(map(str, frame.columns)), tuple((f"row {i}", row) for i, row in enumerate(rows, 1))
-    )
+    numbered = tuple((f"row {i}", row) for i, row in enumerate(rows, 1))
     wishes = _Wishes(metric, False, columns or {}, says or Says())
-    found = _from_table(table, wishes)
-    return FileScores(
-        assemble(found, where=table.where), tuple(wishes.notes), wishes.readings[0] if wishes.readings else None
-    )
+    found = _from_table(RawTable("DataFrame", tuple(map(str, frame.columns)), numbered), wishes)
+    return wishes.scores(found, "DataFrame")
 
 
 def _from_file(path: Path, wishes: _Wishes) -> list[Entry]:
@@ -139,7 +139,7 @@ def _from_json(content: Any, path: Path, wishes: _Wishes) -> list[Entry]:
     if not isinstance(content, dict):
         raise DataError("this is no score file: the top is no object", where=str(path))
     if is_inspect(content):
-        return list(inspect_entries(content, str(path), metric=wishes.metric))
+        return [inspect_entry(content, str(path), metric=wishes.metric)]
     if is_every_eval_ever(content):
         if as_euroeval(content) is not None:
             return _from_records([content], str(path), wishes)
@@ -174,7 +174,7 @@ def _from_folder(folder: Path, wishes: _Wishes) -> list[Entry]:
         raise DataError("the folder holds no .json results", where=str(folder), hint=hint)
     known: dict[tuple[str, str, str], tuple[str, Entry]] = {}
     twice: list[Entry] = []
-    older: dict[str, int] = {}
+    older: Counter[str] = Counter()
     for when, path in sorted((_written_at(path), path) for path in files):
         for entry in _from_file(path, wishes):
             place = (entry.protocol, entry.model, entry.task)
@@ -183,11 +183,11 @@ def _from_folder(folder: Path, wishes: _Wishes) -> list[Entry]:
                 continue
             if before < when:  # measured again: the later run counts
                 known[place] = when, entry
-                older[entry.model] = older.get(entry.model, 0) + 1
+                older[entry.model] += 1
             else:
                 twice.append(entry)
-    told = "score(s) were measured again, and the latest run counts"
-    wishes.notes += [f"{model}: {count} {told}" for model, count in older.items()]
+    again = "score(s) were measured again, and the latest run counts"
+    wishes.notes += [f"{model}: {count} {again}" for model, count in older.items()]
     return [entry for _, entry in known.values()] + twice
 
 
@@ -196,6 +196,8 @@ def _written_at(path: Path) -> str:
     found = re.search(r"\d{4}-\d\d-\d\dT\d\d[-:]\d\d[-:]\d\d[\d.]*", path.name)
     return found[0].replace(":", "-") if found else ""
 
+
+# --- into a store ----------------------------------------------------------------------------------------------------
 
 _BATCH = 5000
 
@@ -218,21 +220,11 @@ def import_scores(
     cells = []
     for protocol, matrix in matrices.items():
         for model, task, score in matrix.scores():
-            origin = replace(score.origin, source=score.origin.source or source)
+            score = replace(score, origin=replace(score.origin, source=score.origin.source or source))
             told = (score.value, score.stderr if score.stderr == score.stderr else None, score.n, astuple(score.metric))
-            metric = score.metric.name or "score"
-            cells.append(
-                CellRecord(
-                    key=f"import-{_digest([study, protocol, model, task, told, score.seeds, astuple(origin)[:4]])}",
-                    study=record.key,
-                    model=model,
-                    task=task,
-                    protocol=protocol,
-                    scores={metric: replace(score, origin=origin)},
-                    metric=metric,
-                    manifest={"imported_from": source},
-                )
-            )
+            key = f"import-{_digest([study, protocol, model, task, told, score.seeds, astuple(score.origin)[:4]])}"
+            metric, manifest = score.metric.name or "score", {"imported_from": source}
+            cells.append(CellRecord(key, record.key, model, task, protocol, {metric: score}, metric, manifest))
     new = sum(store.commit_cells(cells[start : start + _BATCH]) for start in range(0, len(cells), _BATCH))
     return Imported(study=study, new=new, known=len(cells) - new)
 

@@ -68,37 +68,20 @@ class StagedScores:
 
         Of several metrics the wanted one is taken, or the first in the file for the benchmark at that stage.
         """
-        table = self.table
-        if metric is not None:
-            table = table[table["metric"] == metric]
+        table = self.table if metric is None else self.table[self.table["metric"] == metric]
         found = []
         for (stage, benchmark), part in table.groupby(["stage", "benchmark"], sort=False):
             name = str(part["metric"].iloc[0])
             for row in part[part["metric"] == name].itertuples():
-                step = "" if row.step != row.step else f"@{int(row.step)}"
-                found.append(
-                    Entry(
-                        protocol=f"{stage}{step}",
-                        model=str(row.model),
-                        task=str(benchmark),
-                        value=float(row.value),
-                        stderr=float(row.stderr),
-                        metric=Metric.of(name),
-                        place=f"line {row.Index + 2}",
-                    )
-                )
+                protocol = f"{stage}" + ("" if row.step != row.step else f"@{int(row.step)}")
+                value, stderr, place = float(row.value), float(row.stderr), f"line {row.Index + 2}"
+                known = Metric.of(name)
+                found.append(Entry(protocol, str(row.model), str(benchmark), value, stderr, metric=known, place=place))
         return found
 
     def stages(self) -> tuple[str, ...]:
         """Return the names of the stages."""
         return tuple(self.table["stage"].unique())
-
-    def metrics(self, stage: str) -> dict[str, str]:
-        """Return the benchmarks of a stage, each with the metric that comes first in the file."""
-        table = self.table[self.table["stage"] == stage]
-        if table.empty:
-            raise InputError(f"no stage {stage!r}", where=self.where, hint=f"stages there: {', '.join(self.stages())}")
-        return {str(name): str(part["metric"].iloc[0]) for name, part in table.groupby("benchmark", sort=False)}
 
     def scores(self, stage: str, benchmark: str, metric: str, *, step: int | None = None) -> dict[str, float]:
         """Return model → score of one benchmark at one stage (and step)."""
@@ -119,10 +102,9 @@ class StagedScores:
         table = self.table
         return table[(table["stage"] == stage) & (table["benchmark"] == benchmark) & (table["metric"] == metric)]
 
-    def matrix(self, stage: str, metrics: Mapping[str, str] | None = None, *, step: int | None = None) -> ScoreMatrix:
-        """Return one stage as a matrix; ``metrics`` picks a metric per benchmark (else the first named for each)."""
-        chosen = metrics or self.metrics(stage)
-        columns = {name: self.scores(stage, name, metric, step=step) for name, metric in chosen.items()}
+    def matrix(self, stage: str, metrics: Mapping[str, str]) -> ScoreMatrix:
+        """Return one stage as a matrix of benchmarks, each by the metric given for it."""
+        columns = {name: self.scores(stage, name, metric) for name, metric in metrics.items()}
         models = list(dict.fromkeys(model for column in columns.values() for model in column))
         values = [[column.get(model, np.nan) for column in columns.values()] for model in models]
-        return ScoreMatrix.build(models, list(columns), values, metrics=list(chosen.values()), protocol=stage)
+        return ScoreMatrix.build(models, list(columns), values, metrics=list(metrics.values()), protocol=stage)

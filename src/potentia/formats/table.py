@@ -11,7 +11,7 @@ import io
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,8 @@ def read_text_table(path: Path) -> RawTable:
         raise DataError("the file is empty", where=str(path))
     if first.lstrip().startswith("|") or path.suffix.casefold() in (".md", ".markdown"):
         return _markdown(path, text)
-    return _delimited(path, text, delimiter_of(first))
+    most = max(DELIMITERS, key=lambda mark: (first.count(mark), mark == ","))  # parts the header into most columns
+    return _delimited(path, text, most)
 
 
 def decoded(path: Path) -> str:
@@ -76,36 +77,33 @@ def whole(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def delimiter_of(header: str) -> str:
-    """Return the delimiter that parts a header into the most columns; a comma where none does."""
-    return max(DELIMITERS, key=lambda mark: (header.count(mark), mark == ","))
-
-
 def _delimited(path: Path, text: str, delimiter: str) -> RawTable:
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
         header = next(reader, None) or []
-        rows, footers = [], list[tuple[str, str]]()  # lines of text below the table, which end it
+        rows, footers = [], list[str]()  # places of lines of text below the table, which end it
         for fields in reader:
             if not any(field.strip() for field in fields):
                 continue
             place = f"line {reader.line_num}"
             if len(fields) == 1 < len(header) - 1:
-                footers.append((place, fields[0]))
+                footers.append(place)
                 continue
             if footers:
-                raise DataError(f"1 field where the header has {len(header)}", where=f"{path}, {footers[0][0]}")
+                raise _ragged(path, footers[0], 1, len(header))
             if len(fields) != len(header):
-                message = f"{len(fields)} fields where the header has {len(header)}"
-                raise DataError(message, where=f"{path}, {place}")
+                raise _ragged(path, place, len(fields), len(header))
             rows.append((place, tuple(field[1:] if field.startswith(_SHIELDED) else field for field in fields)))
     except csv.Error as error:
         raise DataError(f"this is no CSV: {error}", where=f"{path}, line {reader.line_num}") from None
-    while (
-        rows and sum(bool(field.strip()) for field in rows[-1][1]) == 1 and rows[-1][1][0].strip() and len(header) > 2
-    ):
+    while rows and len(header) > 2 and rows[-1][1][0].strip() and not any(map(str.strip, rows[-1][1][1:])):
         rows.pop()  # a footer whose line was filled up
     return _table(str(path), header, _with_points(rows))
+
+
+def _ragged(path: Path, place: str, fields: int, columns: int) -> DataError:
+    some = "1 field" if fields == 1 else f"{fields} fields"
+    return DataError(f"{some} where the header has {columns}", where=f"{path}, {place}")
 
 
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+\s*%?(?:\s*±\s*\d+(?:,\d+)?\s*%?)?")
@@ -124,8 +122,7 @@ def _with_points(rows: list[tuple[str, tuple[str, ...]]]) -> list[tuple[str, tup
 
 def _markdown(path: Path, text: str) -> RawTable:
     """Read the tables of a Markdown file as one; a heading that names a protocol says it of the table below."""
-    records: list[dict[str, Any]] = []
-    places: list[str] = []
+    records: list[tuple[str, dict[str, Any]]] = []
     heading, header = "", list[str]()
     for n, line in enumerate(text.splitlines(), 1):
         if not line.lstrip().startswith("|"):
@@ -137,14 +134,16 @@ def _markdown(path: Path, text: str) -> RawTable:
             header = fields
         elif not all(re.fullmatch(r":?-+:?", field) for field in fields):
             if len(fields) != len(header):
-                message = f"{len(fields)} fields where the header has {len(header)}"
-                raise DataError(message, where=f"{path}, line {n}")
+                raise _ragged(path, f"line {n}", len(fields), len(header))
             said = {"protocol": heading} if Protocol(heading).kind != "other" else {}
-            records.append({**said, **dict(zip(header, fields, strict=True))})
-            places.append(f"line {n}")
-    columns = list(dict.fromkeys(key for record in records for key in record))
-    rows = [(at, tuple(r.get(c) for c in columns)) for at, r in zip(places, records, strict=True)]
-    return _table(str(path), columns, rows)
+            records.append((f"line {n}", {**said, **dict(zip(header, fields, strict=True))}))
+    return _of_records(str(path), records)
+
+
+def _of_records(where: str, records: Sequence[tuple[str, Mapping[Any, Any]]]) -> RawTable:
+    """Return objects as a table; a key that some lack is empty there."""
+    columns = list(dict.fromkeys(key for _, record in records for key in record))
+    return _table(where, columns, [(at, tuple(record.get(c) for c in columns)) for at, record in records])
 
 
 def read_parquet_table(path: Path) -> RawTable:
@@ -171,9 +170,7 @@ def records_table(records: Iterable[Any], where: str) -> RawTable:
     given = list(records)
     if not all(isinstance(record, dict) for record in given) or not given:
         raise DataError("this is no list of objects", where=where, hint="each entry is an object with the same keys")
-    columns = list(dict.fromkeys(str(key) for record in given for key in record))
-    rows = [(f"entry {i}", tuple(record.get(c) for c in columns)) for i, record in enumerate(given, 1)]
-    return _table(where, columns, rows)
+    return _of_records(where, [(f"entry {i}", record) for i, record in enumerate(given, 1)])
 
 
 def json_lines(text: str, where: str) -> Iterator[Any]:

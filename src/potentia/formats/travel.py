@@ -20,7 +20,7 @@ from typing import Any
 from potentia.errors import DataError, InputError, PotentiaError
 from potentia.files import write_file
 from potentia.formats.columns import metric_of
-from potentia.formats.entries import Entry, described, document, number, origin_of, read_seeds, tidy_row
+from potentia.formats.entries import Entry, document, scored, tidy_row, told
 from potentia.formats.layout import TRAVELS
 from potentia.formats.table import decoded, json_lines, safe_name, section
 from potentia.values.metric import Metric, Scale
@@ -87,23 +87,16 @@ def write_every_eval_ever(
 def _aggregate(model: str, run: str, now: str, rows: Sequence[tuple[Protocol, str, Score]]) -> dict[str, Any]:
     developer, _, name = model.rpartition("/")
     details = {"deployment_type": "unknown", "model_availability": "unknown"}
+    source = {"source_name": "Potentia", "source_type": "evaluation_run", "source_organization_name": "unknown",
+              "evaluator_relationship": "other"}  # fmt: skip
+    about = {"name": name, "id": model, "additional_details": details}
     return {
         "schema_version": SCHEMA,
         "evaluation_id": run,
         "retrieved_timestamp": now,
-        "source_metadata": {
-            "source_name": "Potentia",
-            "source_type": "evaluation_run",
-            "source_organization_name": "unknown",
-            "evaluator_relationship": "other",
-        },
+        "source_metadata": source,
         "eval_library": {"name": "potentia", "version": version("potentia")},
-        "model_info": {
-            "name": name,
-            "id": model,
-            **({"developer": developer} if developer else {}),
-            "additional_details": details,
-        },
+        "model_info": about | ({"developer": developer} if developer else {}),
         "evaluation_results": [_result(*row) for row in rows],
     }
 
@@ -111,9 +104,8 @@ def _aggregate(model: str, run: str, now: str, rows: Sequence[tuple[Protocol, st
 def _result(protocol: Protocol, task: str, score: Score) -> dict[str, Any]:
     metric, dataset = score.metric, hub_dataset(task)
     low, high = _BOUNDS.get(metric.scale, (None, None))
-    source: dict[str, Any] = {"dataset_name": task, "source_type": "other"}
-    if dataset is not None:
-        source = {"dataset_name": task, "source_type": "hf_dataset", "hf_repo": dataset, "hf_split": "test"}
+    hub = {"source_type": "hf_dataset", "hf_repo": dataset, "hf_split": "test"}
+    source = {"dataset_name": task, **({"source_type": "other"} if dataset is None else hub)}
     uncertainty: dict[str, Any] = {}
     if not math.isnan(score.stderr):
         uncertainty["standard_error"] = {"value": score.stderr}
@@ -127,25 +119,16 @@ def _result(protocol: Protocol, task: str, score: Score) -> dict[str, Any]:
         "min_score": low,
         "max_score": high,
     }
-    told = _facts(protocol, task, score)
+    row = tidy_row(protocol, "", task, score)
+    facts = {name: str(row[name]) for name in ("protocol", "shots", *TRAVELS) if row[name] is not None}
+    scored: dict[str, Any] = {"score": score.value, "details": {**facts, "metric": metric.name}}
     return {
         "evaluation_result_id": f"{protocol}.{task}",
         "evaluation_name": task,
         "source_data": source,
         "metric_config": config,
-        "score_details": {
-            "score": score.value,
-            "details": told,
-            **({"uncertainty": uncertainty} if uncertainty else {}),
-        },
+        "score_details": scored | ({"uncertainty": uncertainty} if uncertainty else {}),
     }
-
-
-def _facts(protocol: Protocol, task: str, score: Score) -> dict[str, str]:
-    """Return what the schema has no field for, as texts."""
-    row = tidy_row(protocol, "", task, score)
-    told = {name: str(row[name]) for name in ("protocol", "shots", *TRAVELS) if row[name] is not None}
-    return told | {"metric": score.metric.name}
 
 
 def _instances(model: str, run: str, row: tuple[Protocol, str, Score], items: Items | None) -> Iterator[dict[str, Any]]:
@@ -163,17 +146,10 @@ def _instances(model: str, run: str, row: tuple[Protocol, str, Score], items: It
             "interaction_type": "single_turn",
             "input": {"raw": prompt, "reference": [gold]},
             "output": {"raw": [str(item.prediction)]},
-            "answer_attribution": [
-                {
-                    "turn_idx": 0,
-                    "source": "output.raw",
-                    "extracted_value": str(item.prediction),
-                    "extraction_method": "custom",
-                    "is_terminal": True,
-                }
-            ],
+            "answer_attribution": [{"turn_idx": 0, "source": "output.raw", "extracted_value": str(item.prediction),
+                                    "extraction_method": "custom", "is_terminal": True}],
             "evaluation": {"score": item.value, "is_correct": item.value >= 1.0},
-        }
+        }  # fmt: skip
 
 
 # --- Every Eval Ever: reading ----------------------------------------------------------------------------------------
@@ -196,39 +172,38 @@ def every_eval_ever_entries(content: Mapping[str, Any], path: Path) -> Iterator[
         at = f"{where}, evaluation_results[{place}]"
         if not isinstance(result, dict):
             raise DataError("the result is no object", where=at)
-        config, scored = section(result, "metric_config", at), section(result, "score_details", at)
-        details, spread = section(scored, "details", at), section(scored, "uncertainty", at)
+        config, found = section(result, "metric_config", at), section(result, "score_details", at)
+        details, spread = section(found, "details", at), section(found, "uncertainty", at)
         task = str(result.get("evaluation_name") or "").strip()
         if not task:
             raise DataError("the result has no evaluation_name", where=at)
-        error = section(spread, "standard_error", at).get("value")
         own = str(result.get("evaluation_result_id") or task)
-        yield Entry(
+        yield scored(
+            at,
+            model,
+            task,
+            found.get("score"),
+            stderr=section(spread, "standard_error", at).get("value"),
+            n=spread.get("num_samples"),
             protocol=str(details.get("protocol") or DIRECT),
-            model=model,
-            task=task,
-            value=number(scored.get("score"), f"{at}, score", required=True),
-            stderr=number(error, f"{at}, standard_error"),
-            n=number(spread.get("num_samples"), f"{at}, num_samples"),
-            metric=_metric(config, details, task, at),
-            origin=origin_of(details, at),
-            seeds=read_seeds(details.get("seeds"), at),
-            place=at,
             items=items.get(own) or items.get(task),
+            **_known(config, details, task, at),
         )
 
 
-def _metric(config: Mapping[str, Any], details: Mapping[str, Any], task: str, at: str) -> Metric:
+def _known(config: Mapping[str, Any], details: Mapping[str, Any], task: str, at: str) -> dict[str, Any]:
+    """Return metric, origin and seeds: as Potentia wrote them into the details, else as the schema tells them."""
     lower = config.get("lower_is_better")
     if not isinstance(lower, bool):
         raise DataError("lower_is_better is neither true nor false", where=at)
-    if "metric" in details:  # written by Potentia
-        return described({**details, "higher_is_better": not lower}, task, str(details["metric"]) or None, at)
-    name = str(config.get("metric_id") or config.get("metric_name") or "")
-    known = metric_of(task, name or None, not lower)
-    bounds = (config.get("min_score"), config.get("max_score"))
-    scale = next((scale for scale, given in _BOUNDS.items() if bounds == given), None)
-    return Metric(name, not lower, known.kind, scale or known.scale)
+    facts = told({**details, "higher_is_better": not lower}, task, str(details.get("metric") or "") or None, at)
+    if "metric" not in details:
+        name = str(config.get("metric_id") or config.get("metric_name") or "")
+        known = metric_of(task, name or None, not lower)
+        bounds = (config.get("min_score"), config.get("max_score"))
+        scale = next((scale for scale, given in _BOUNDS.items() if bounds == given), None)
+        facts["metric"] = Metric(name, not lower, known.kind, scale or known.scale)
+    return facts
 
 
 def _samples(path: Path) -> dict[str, dict[int, float]]:

@@ -92,9 +92,7 @@ def write_tables(tables: Iterable[Table], folder: Path, formats: Iterable[str]) 
                 head, body = list(map(_tex, table.columns)), [list(map(_tex, row)) for row in rows]
                 write_file(file, _booktabs(_tex(table.title), align, head, body))
             else:
-                out = io.StringIO(newline="")
-                csv.writer(out).writerows([table.columns, *rows])
-                write_file(file, out.getvalue())
+                write_file(file, _csv_text([table.columns, *rows]))
     return list(files)
 
 
@@ -165,20 +163,21 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [c for k, c in enumerate(FIELDS) if k < _ALWAYS or any(row[c] is not None for row in rows)]
 
 
-def _save(target: Path, text: str) -> list[Path]:
-    write_file(target, text.encode())
+def _save(target: Path, content: str | bytes) -> list[Path]:
+    write_file(target, content)
     return [target]
 
 
 def _csv(matrices: Matrices, target: Path) -> list[Path]:
     rows = list(tidy_rows(matrices))
-    buffer = io.StringIO(newline="")
-    writer = csv.writer(buffer, lineterminator="\r\n")  # as RFC 4180 has it; a lone return in a name is quoted then
     columns = _columns(rows)
-    writer.writerow(columns)
-    for row in rows:
-        writer.writerow([_written(row[name]) for name in columns])
-    return _save(target, buffer.getvalue())
+    return _save(target, _csv_text([columns, *([_written(row[name]) for name in columns] for row in rows)]))
+
+
+def _csv_text(rows: Iterable[Iterable[str]]) -> str:
+    buffer = io.StringIO(newline="")
+    csv.writer(buffer, lineterminator="\r\n").writerows(rows)  # as RFC 4180 has it; a lone return is quoted then
+    return buffer.getvalue()
 
 
 def _written(value: Any) -> str:
@@ -188,12 +187,8 @@ def _written(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, float):
         return str(int(value)) if value.is_integer() and abs(value) < 2**53 else repr(value)
-    return shielded(str(value))
-
-
-def shielded(name: str) -> str:
-    """Return a name that a spreadsheet takes for text: one that begins like a formula gets an apostrophe before it."""
-    return f"'{name}" if name.startswith(FORMULA) else name
+    text = str(value)
+    return f"'{text}" if text.startswith(FORMULA) else text  # a spreadsheet takes it for text
 
 
 def _parquet(matrices: Matrices, target: Path) -> list[Path]:
@@ -206,79 +201,56 @@ def _parquet(matrices: Matrices, target: Path) -> list[Path]:
     columns = {name: pa.array([row[name] for row in rows], kinds.get(name, pa.string())) for name in _columns(rows)}
     buffer = pa.BufferOutputStream()
     pq.write_table(pa.table(columns), buffer, compression="zstd")
-    write_file(target, buffer.getvalue().to_pybytes())
-    return [target]
+    return _save(target, buffer.getvalue().to_pybytes())
 
 
 def _lm_eval(matrices: Matrices, target: Path) -> list[Path]:
     single = target.suffix.casefold() == ".json"
     if single and (len(matrices) > 1 or len(next(iter(matrices.values())).models) > 1):
-        raise InputError(
-            "an lm-eval file holds one model and one protocol",
-            where=str(target),
-            hint=f"give a folder: {target.with_suffix('')}",
-        )
-    written: list[Path] = []
+        hint = f"give a folder: {target.with_suffix('')}"
+        raise InputError("an lm-eval file holds one model and one protocol", where=str(target), hint=hint)
+    files: list[Path] = []
     for protocol, matrix in matrices.items():
-        for i, model in enumerate(matrix.models):
-            body = lm_eval_results(matrix, i)
-            if not body["results"]:
-                continue
-            path = target if single else target / safe_name(model) / f"results_{safe_name(protocol)}.json"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            written += _save(path, json.dumps(body, indent=2, ensure_ascii=False) + "\n")
-    return written
+        for model in matrix.models:
+            body = _results(matrix, model)
+            if body["results"]:
+                path = target if single else target / safe_name(model) / f"results_{safe_name(protocol)}.json"
+                files += _save(path, json.dumps(body, indent=2, ensure_ascii=False) + "\n")
+    return files
 
 
-def lm_eval_results(matrix: ScoreMatrix, row: int) -> dict[str, Any]:
+def _results(matrix: ScoreMatrix, model: str) -> dict[str, Any]:
     """Return one model's scores as lm-eval writes results; what it has no place for is under ``potentia``."""
-    only = matrix.select(models=[matrix.models[row]])
-    results: dict[str, Any] = {}
-    better: dict[str, Any] = {}
-    sizes: dict[str, Any] = {}
-    shots: dict[str, int] = {}
+    parts: dict[str, dict[str, Any]]
+    parts = {name: {} for name in ("results", "group_subtasks", "higher_is_better", "n-shot", "n-samples")}
     facts: dict[str, Any] = {}
-    for told in tidy_rows({matrix.protocol: only}):
-        task, name = told["benchmark"], Metric(told["metric"] or "score")
-        choice = name.name.removeprefix(name.plain).lstrip("|,") or "none"
-        spread = "N/A" if told["stderr"] is None else told["stderr"]
-        results[task] = {
-            "alias": task,
-            f"{name.plain},{choice}": told["score"],
-            f"{name.plain}_stderr,{choice}": spread,
-        }
-        better[task] = {name.plain: told["higher_is_better"]}
-        if told["n"] is not None:
-            sizes[task] = {"original": int(told["n"]), "effective": int(told["n"])}
-        if told["shots"] is not None:
-            shots[task] = told["shots"]
-        facts[task] = {"metric": told["metric"] or "", **{f: told[f] for f in TRAVELS if told[f] is not None}}
+    for row in tidy_rows({matrix.protocol: matrix.select(models=[model])}):
+        task, metric = row["benchmark"], Metric(row["metric"] or "score")
+        choice = metric.name.removeprefix(metric.plain).lstrip("|,") or "none"
+        error = "N/A" if row["stderr"] is None else row["stderr"]
+        numbers = {f"{metric.plain},{choice}": row["score"], f"{metric.plain}_stderr,{choice}": error}
+        parts["results"][task] = {"alias": task, **numbers}
+        parts["group_subtasks"][task] = []
+        parts["higher_is_better"][task] = {metric.plain: row["higher_is_better"]}
+        if row["n"] is not None:
+            parts["n-samples"][task] = {"original": int(row["n"]), "effective": int(row["n"])}
+        if row["shots"] is not None:
+            parts["n-shot"][task] = row["shots"]
+        facts[task] = {"metric": row["metric"] or "", **{f: row[f] for f in TRAVELS if row[f] is not None}}
     return {
-        "results": results,
-        "group_subtasks": {task: [] for task in results},
-        "higher_is_better": better,
-        "n-shot": shots,
-        "n-samples": sizes,
-        "config": {"model": "potentia", "model_args": f"pretrained={matrix.models[row]}"},
-        "model_name": matrix.models[row],
+        **parts,
+        "config": {"model": "potentia", "model_args": f"pretrained={model}"},
+        "model_name": model,
         "potentia": {"protocol": matrix.protocol, "scores": facts},
     }
-
-
-def _markdown(matrices: Matrices, target: Path) -> list[Path]:
-    return _save(target, "\n".join(markdown(matrix) for matrix in matrices.values()))
-
-
-def _latex(matrices: Matrices, target: Path) -> list[Path]:
-    return _save(target, "\n".join(latex(matrix) for matrix in matrices.values()))
 
 
 FORMATS: dict[str, Callable[[Matrices, Path], list[Path]]] = {
     "csv": _csv,
     "parquet": _parquet,
     "lm-eval": _lm_eval,
-    "markdown": _markdown,
-    "latex": _latex,
+    "markdown": lambda matrices, target: _save(target, "\n".join(map(markdown, matrices.values()))),
+    "latex": lambda matrices, target: _save(target, "\n".join(map(latex, matrices.values()))),
     "every-eval-ever": write_every_eval_ever,
     "hub": write_hub,
 }
