@@ -8,7 +8,9 @@ What a lane's step costs was measured on an H200: with k lanes in one pass a lan
 work and o what a pass costs however many lanes are in it, between measured sizes by a power law. A row begins by
 loading its model, and rows go to GPUs longest first. ``split`` is what the executors do on GPUs: the tasks of long rows
 are halved (``run/row_parts.py``), each part a model loaded again with fewer lanes in a pass, as far as that shortens
-the whole; ``whole`` is --no-split. Not simulated: several GPUs for one lane, machines that fail, models too large.
+the whole; ``whole`` is --no-split. ``lanes`` is what no executor does: a task's lanes divided too, with a model loaded
+once more to choose and test by what all of them found. Not simulated: several GPUs for one lane, machines that fail,
+models too large.
 """
 
 from __future__ import annotations
@@ -101,9 +103,16 @@ def schedule(parts: Sequence[float], gpus: int) -> float:
     return max(free)
 
 
-def split(row: Part, most: float, at_once: int) -> list[Part]:
-    """Halve a row's tasks, as ``run/row_parts.py`` does, until no part of several tasks takes longer than ``most``."""
+def split(row: Part, most: float, at_once: int, below: bool = False) -> list[Part]:
+    """Halve a row's tasks, as ``run/row_parts.py`` does, until no part of several tasks takes longer than ``most``.
+
+    With ``below`` the lanes of a task are halved too, and one more part chooses and tests.
+    """
     tasks = sorted({lane.task for lane in row.lanes}, key=lambda task: (-row.steps(task), task))
+    if len(tasks) < 2 and below and row.seconds(at_once) > most and len(row.lanes) > 1:
+        halves = row.lanes[::2], row.lanes[1::2]
+        parts = [one for half in halves for one in split(Part(row.model, half), most, at_once, below)]
+        return [*(part for part in parts if part.lanes), Part(row.model, (), row.direct)]
     if len(tasks) < 2 or row.seconds(at_once) <= most:
         return [row]
     dealt: tuple[list[str], list[str]] = ([], [])
@@ -114,15 +123,15 @@ def split(row: Part, most: float, at_once: int) -> list[Part]:
         loads[k] += row.steps(task)
     halves = (tuple(lane for lane in row.lanes if lane.task in half) for half in dealt)
     parts = [Part(row.model, lanes, row.direct * len(lanes) / len(row.lanes)) for lanes in halves]
-    return [one for part in parts for one in split(part, most, at_once)]
+    return [one for part in parts for one in split(part, most, at_once, below)]
 
 
-def best(whole: Sequence[Part], gpus: int, at_once: int) -> tuple[float, list[Part]]:
+def best(whole: Sequence[Part], gpus: int, at_once: int, below: bool = False) -> tuple[float, list[Part]]:
     """Return the shortest makespan over a grid of longest parts, and the parts that reach it."""
     longest = max(row.seconds(at_once) for row in whole)
     found = (schedule([row.seconds(at_once) for row in whole], gpus), list(whole))
     for k in range(1, 40):
-        parts = [part for row in whole for part in split(row, longest * 0.86**k, at_once)]
+        parts = [part for row in whole for part in split(row, longest * 0.86**k, at_once, below)]
         span = schedule([part.seconds(at_once) for part in parts], gpus)
         if span < found[0] * 0.995:  # more parts must be worth it
             found = (span, parts)
@@ -145,7 +154,8 @@ def main() -> None:
     held = True
     for gpus in given.gpus:
         as_they_are = (schedule([row.seconds(given.lanes) for row in whole], gpus), whole)
-        for how, (span, parts) in (("whole", as_they_are), ("split", best(whole, gpus, given.lanes))):
+        divided = ("split", best(whole, gpus, given.lanes)), ("lanes", best(whole, gpus, given.lanes, below=True))
+        for how, (span, parts) in (("whole", as_they_are), *divided):
             spent = sum(part.seconds(given.lanes) for part in parts)
             busy = spent / (gpus * span)
             shares = f"{busy:8.0%}{1 - busy:8.0%}{len(parts):7}{spent / alone - 1:11.1%}"

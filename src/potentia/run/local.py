@@ -394,7 +394,8 @@ def _worker(pipe: Connection, halt: Event, number: int, workers: int, stays: boo
     for asked in POLITE:
         signal.signal(asked, signal.SIG_IGN)  # the parent decides, through `halt`
     leave_with_parent()
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # a fair share of the cores; nothing is forked here
+    os.environ.setdefault("RAYON_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
     import torch
 
     from potentia.tasks import reading_once
