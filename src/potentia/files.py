@@ -177,3 +177,20 @@ class _Walk:
 
     def wrong(self, node: yaml.Node, words: str) -> InputError:
         return self.error(words, where=f"{self.file}:{node.start_mark.line + 1}")
+
+
+# What the user has allowed files by name is kept in the environment: worker processes know it, and no file that someone
+# else wrote can say it. Code of task definitions, pickled weights, and weights that are missing.
+CODE = "POTENTIA_ALLOW_CODE"
+PICKLE = "POTENTIA_ALLOW_PICKLE"
+MISSING_WEIGHTS = "POTENTIA_ALLOW_MISSING_WEIGHTS"
+
+
+def allowed(what: str) -> bool:
+    """Say whether this was allowed."""
+    return os.environ.get(what, "") not in ("", "0")
+
+
+def allow(what: str) -> None:
+    """Allow it, here and in the processes started from here."""
+    os.environ[what] = "1"

@@ -1,11 +1,8 @@
-"""What holds for a process and those it starts: leaving with the parent, threads that sleep, what the user allowed.
+"""What holds for a process and those it starts: leaving with the parent, threads that sleep.
 
 OpenMP's threads spin for milliseconds at the end of every parallel part. On a machine that does nothing else that saves
 a little; where the cores have other work it takes them from the very thread that is waited for, and small models, whose
 parts are short, become several times slower (``bench/threads.py``). Threads that sleep cost little when idle.
-
-What the user has allowed by name (code of task definitions, pickled or missing weights) is kept in the environment:
-worker processes know it, and no file that someone else wrote can say it.
 """
 
 from __future__ import annotations
@@ -41,18 +38,3 @@ def wait_asleep() -> None:
     """
     for name, value in ASLEEP.items():
         os.environ.setdefault(name, value)
-
-
-CODE = "POTENTIA_ALLOW_CODE"
-PICKLE = "POTENTIA_ALLOW_PICKLE"
-MISSING_WEIGHTS = "POTENTIA_ALLOW_MISSING_WEIGHTS"
-
-
-def allowed(what: str) -> bool:
-    """Say whether this was allowed."""
-    return os.environ.get(what, "") not in ("", "0")
-
-
-def allow(what: str) -> None:
-    """Allow it, here and in the processes started from here."""
-    os.environ[what] = "1"

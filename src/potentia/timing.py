@@ -72,3 +72,13 @@ def told(seconds: Mapping[str, float]) -> str:
     total = sum(seconds.values()) or 1.0
     kinds = sorted(seconds.items(), key=lambda entry: -entry[1])
     return ", ".join(f"{kind} {share:.0%}" for kind, spent in kinds if (share := spent / total) >= 0.01)
+
+
+def clock(seconds: float) -> str:
+    """Write a duration as people do: 42 s, 3:05 min, 2:10 h."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d} h" if hours else f"{minutes}:{rest:02d} min"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from potentia import processes
+from potentia import files
 from potentia.engine import load
 from potentia.errors import ModelError
 from scoring_models import tiny
@@ -56,7 +56,7 @@ def test_missing_weights_that_were_allowed_are_recorded_and_alike_every_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = spoiled(tmp_path, without_second_layer)
-    monkeypatch.setenv(processes.MISSING_WEIGHTS, "1")
+    monkeypatch.setenv(files.MISSING_WEIGHTS, "1")
     one = load(folder, device="cpu")
     torch.manual_seed(123)
     other = load(folder, device="cpu")

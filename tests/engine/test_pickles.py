@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from potentia import processes
+from potentia import files
 from potentia.engine import fingerprint, load
 from potentia.errors import ModelError
 from scoring_models import tiny
@@ -33,7 +33,7 @@ def test_a_pickle_is_neither_named_nor_loaded(tmp_path: Path, monkeypatch: pytes
         assert refused.value.hint
     assert "--allow-pickle" in fingerprint_hint(tmp_path)
     torch.save(made.model.state_dict(), tmp_path / "pytorch_model.bin")
-    monkeypatch.setenv(processes.PICKLE, "1")
+    monkeypatch.setenv(files.PICKLE, "1")
     assert load(str(tmp_path), device="cpu").fingerprint == fingerprint(str(tmp_path))
     assert not (tmp_path / "mark").exists()
 

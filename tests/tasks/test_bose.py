@@ -39,6 +39,12 @@ WINO = [
 ]
 
 
+def likelihood(logprob: float, greedy: bool, tokens: int) -> Likelihood:
+    made = Likelihood((logprob, greedy))
+    made.tokens = tokens
+    return made
+
+
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory) -> Path:
     from datasets import Dataset
@@ -180,10 +186,10 @@ def test_choice_forms_score_letters_and_perplexity_per_token_or_character(data_d
     assert letters.grade([made], [[(-3.0, False), (-1.0, False), (-2.0, False), (-4.0, False)]])[0].value == 1.0
     blank, made = prompt("arc_easy:blank_ppl", data_dir)
     assert blank.metric == "acc_token"
-    tokens = [Likelihood(-30.0, False, 10), Likelihood(-31.0, False, 11), *[Likelihood(-60.0, False, 10)] * 2]
+    tokens = [likelihood(-30.0, False, 10), likelihood(-31.0, False, 11), *[likelihood(-60.0, False, 10)] * 2]
     graded = blank.grade([made], [tokens])[0]
     assert (graded.detail["metrics"]["acc"], graded.value, graded.prediction) == (0.0, 1.0, graded.gold)
-    fewer = [Likelihood(-30.0, False, 11), Likelihood(-31.0, False, 10), *[Likelihood(-60.0, False, 10)] * 2]
+    fewer = [likelihood(-30.0, False, 11), likelihood(-31.0, False, 10), *[likelihood(-60.0, False, 10)] * 2]
     assert blank.grade([made], [fewer])[0].value == 0.0
     assert blank.score([graded])["acc_token"].value == 1.0
     blank, made = prompt("arc_easy:blank_ppl:character", data_dir)

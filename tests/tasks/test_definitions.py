@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from potentia import limited, processes
+from potentia import files, limited
 from potentia.errors import TaskError
 from potentia.tasks import load
 from potentia.tasks.data import load_splits
@@ -50,7 +50,7 @@ def definition(folder: Path, *, text: str = "{{q}}", metric: str = "{metric: acc
 
 @pytest.fixture(autouse=True)
 def cautious(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(processes.CODE, raising=False)
+    monkeypatch.delenv(files.CODE, raising=False)
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
 
@@ -84,7 +84,7 @@ def test_a_function_runs_only_where_code_is_allowed(tmp_path: Path, monkeypatch:
     (tmp_path / "above.yaml").write_text("include: own.yaml\ntask: above\n")
     with pytest.raises(TaskError, match="!function mine"):
         load(str(tmp_path / "above.yaml"))
-    monkeypatch.setenv(processes.CODE, "1")
+    monkeypatch.setenv(files.CODE, "1")
     assert ask(file).startswith("asked")
     assert mark.exists()
 

@@ -188,11 +188,11 @@ def show(asked: Any) -> None:
     Example:
       potentia tasks show arc_easy --data-dir data/benchmarks
     """
-    from potentia import processes
+    from potentia import files
     from potentia import tasks as library
 
     if asked.allow_code:
-        processes.allow(processes.CODE)
+        files.allow(files.CODE)
     name, drop = asked.name, asked.drop_bad_rows
     own = library.OwnData((name,), columns=columns_of(asked.columns), drop_bad_rows=drop) if asked.columns else None
     task = library.load(name, data_dir=asked.data_dir, own=own, drop_bad_rows=drop)

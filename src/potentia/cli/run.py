@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 from rich.status import Status
 
-from potentia import processes
+from potentia import files
 from potentia.cli.app import analyze, app
 from potentia.cli.options import ADAPTIVE, ALLOW_CODE, JSON, STUDY, argument, command, flag, many, option, overrides
 from potentia.cli.output import (
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 SHOWN = 20  # models of the final table
 FILE = argument("The study file; or use the flags alone.", "[STUDY]", Path | None, None)
 CONSENT = {
-    "allow_code": processes.CODE, "allow_pickle": processes.PICKLE, "allow_missing_weights": processes.MISSING_WEIGHTS,
+    "allow_code": files.CODE, "allow_pickle": files.PICKLE, "allow_missing_weights": files.MISSING_WEIGHTS,
 }  # fmt: skip
 
 
@@ -79,7 +79,7 @@ def run(asked: Any) -> None:
 
     for name, what in CONSENT.items():
         if getattr(asked, name):
-            processes.allow(what)
+            files.allow(what)
     made = _asked_study(asked)
     with errors.status("reading tasks and models …") as status:
         plan = plan_study(made, tell=partial(_update, status))

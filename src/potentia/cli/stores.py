@@ -16,7 +16,8 @@ from potentia.cli.app import app
 from potentia.cli.options import STORE, History, Json, StorePath, Study, Yes
 from potentia.cli.output import answer, console, dicts, print_json, print_table, say
 from potentia.errors import InputError, MissingExtraError, without_password
-from potentia.values.findings import Table, clock
+from potentia.timing import clock
+from potentia.values.findings import Table
 
 if TYPE_CHECKING:
     from potentia.store import Store

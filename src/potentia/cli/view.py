@@ -17,8 +17,8 @@ from rich.table import Table
 from potentia.errors import StoreError
 from potentia.run import Count, StudyPlan
 from potentia.store import LeaseRecord, Store
+from potentia.timing import clock
 from potentia.timing import told as shares
-from potentia.values.findings import clock
 
 SHOWN = 18  # rows of the live table; the rest are counted
 QUIET_SECONDS = 30.0  # after which a plain line says how far the study is

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potentia.errors import ModelError
-from potentia.processes import MISSING_WEIGHTS, allowed
+from potentia.files import MISSING_WEIGHTS, allowed
 
 if TYPE_CHECKING:
     from potentia.engine.tokens import Ids

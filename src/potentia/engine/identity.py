@@ -20,8 +20,7 @@ from typing import Any
 
 from potentia.engine.admission import WEIGHTS, check_adapter
 from potentia.errors import ModelError
-from potentia.files import write_file
-from potentia.processes import PICKLE, allowed
+from potentia.files import PICKLE, allowed, write_file
 
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf")
 SETTING_FILES = (

@@ -15,7 +15,7 @@ from potentia.engine.identity import fingerprint, memory_fingerprint, quantised_
 from potentia.engine.tokens import BosPolicy, Encoder
 from potentia.engine.verdicts import Verdicts, structure
 from potentia.errors import InputError, MissingExtraError, PotentiaError
-from potentia.processes import PICKLE, allowed
+from potentia.files import PICKLE, allowed
 
 if TYPE_CHECKING:
     import torch

@@ -141,7 +141,9 @@ def _prompts(ask: Ask, chat: ChatTemplate | None) -> list[Prompt]:
 
 def _answer(kind: type, value: Any) -> Any:
     if kind is Continuation:
-        return Likelihood(value.logprob, value.greedy, value.tokens)
+        made = Likelihood((value.logprob, value.greedy))
+        made.tokens = value.tokens
+        return made
     return value.logprob if kind is Document else value
 
 

@@ -212,6 +212,9 @@ def _execute(
         wanted = device != "cpu" if split is None else split
         least = LEAST_SECONDS if split is None else 0.0
         with opened(plan.study.store) as store:
+            begun = store.lanes_folder.is_dir() and any(store.lanes_folder.iterdir())
+            if not (wanted or begun):
+                return rows
             return in_parts(plan, rows, store, workers, device=device, least=least if wanted else math.inf)
 
     if executor == "local":

@@ -300,7 +300,7 @@ class RowRun:
             "seed": self.study.seed,
             "styles": list(self.styles),
             "scorer": dict(self.scorer.notes),
-            **({"gpu_sharing": "MPS"} if in_use() else {}),
+            **({"gpu_sharing": "MPS"} if self.loaded.device.type == "cuda" and in_use() else {}),
             "engine": {part: facts for part, facts in self.loaded.record.items() if part != "training"},
         }
         if cell.protocol.tuned:

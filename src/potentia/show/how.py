@@ -7,7 +7,8 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from potentia.store import CellRecord, StudyRecord
-from potentia.values.findings import Cell, Table, clock
+from potentia.timing import clock
+from potentia.values.findings import Cell, Table
 from potentia.values.protocol import Protocol
 
 if TYPE_CHECKING:

@@ -21,7 +21,8 @@ from typing import Any
 from markupsafe import Markup
 
 from potentia.show.draw import inline_svg
-from potentia.values.findings import Cell, Chart, Finding, Table, clock, jsonable, on_one_scale, slug, telling, written
+from potentia.timing import clock
+from potentia.values.findings import Cell, Chart, Finding, Table, jsonable, on_one_scale, slug, telling, written
 from potentia.values.protocol import Protocol
 
 SCRIPTS = ("theme.js", "tables.js", "charts.js", "evidence.js", "cells.js", "live.js")

@@ -1,6 +1,14 @@
 """The Study file: schema, validation, content keys."""
 
-from potentia.study.file import make_study, read_study
-from potentia.study.keys import SCORING_VERSION, cell_key, content_key, renamed, step_key, study_key
+from potentia.study.file import (
+    SCORING_VERSION,
+    cell_key,
+    content_key,
+    make_study,
+    read_study,
+    renamed,
+    step_key,
+    study_key,
+)
 from potentia.study.schema import EXPOSED, Caps, ModelSpec, Study, TaskSpec, Wanted
 from potentia.study.tuning import Adjust, Probe, Selection, Tuning, adjust_tuning, own_rates, recipe_test_task

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from potentia import limited
 from potentia.errors import TaskError
-from potentia.files import plain_file
-from potentia.processes import CODE, allowed
+from potentia.files import CODE, allowed, plain_file
 
 if TYPE_CHECKING:
     from datasets import Dataset

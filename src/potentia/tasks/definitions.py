@@ -24,8 +24,7 @@ from typing import Any, Literal
 import yaml
 
 from potentia.errors import PotentiaError, TaskError
-from potentia.files import read_yaml, write_file
-from potentia.processes import CODE, allowed
+from potentia.files import CODE, allowed, read_yaml, write_file
 from potentia.tasks.data import LIMITED, quiet
 
 Config = dict[str, Any]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from potentia import limited
 from potentia.errors import TaskError
-from potentia.processes import CODE, allowed
+from potentia.files import CODE, allowed
 from potentia.tasks.data import LIMITED, quiet
 from potentia.tasks.forms import OWN_KEYS
 

@@ -152,16 +152,6 @@ def jsonable(value: Any) -> Any:
     return value
 
 
-def clock(seconds: float) -> str:
-    """Write a duration as people do: 42 s, 3:05 min, 2:10 h."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d} h" if hours else f"{minutes}:{rest:02d} min"
-
-
 def slug(text: str) -> str:
     """Return a name that can stand in an address, an id and a file name."""
     kept = "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "-" for c in text)

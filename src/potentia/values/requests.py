@@ -79,9 +79,4 @@ Request = Continuation | Document | Generation
 class Likelihood(tuple[float, bool]):
     """The answer to a Continuation as lm-eval takes it, (log-likelihood, greedy?), and the number of its tokens."""
 
-    tokens: int
-
-    def __new__(cls, logprob: float, greedy: bool, tokens: int) -> Likelihood:  # noqa: D102
-        made = super().__new__(cls, (logprob, greedy))
-        made.tokens = tokens
-        return made
+    tokens: int  # set by whoever makes it

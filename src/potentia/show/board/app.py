@@ -31,7 +31,7 @@ from potentia.show.board.board_state import Desk, there
 from potentia.show.board.security import Guard, is_loopback
 from potentia.show.board.snapshot import Snapshot, Snapshots, Worker, make_snapshot
 from potentia.store import Store
-from potentia.values.findings import clock
+from potentia.timing import clock
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
