@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import tiny
-from potentia.run import plan_study, run_study
+from potentia.run import pending_work, plan_study, run_study
 from potentia.store import Store
 from potentia.study import Study, make_study
 
@@ -87,7 +87,7 @@ def test_the_data_count_by_content_not_by_place(finished: Study, world: Path, tm
 
 
 def test_the_plan_counts_the_tuning_once(world: Path, tmp_path: Path):
-    cost = plan_study(study(world, tmp_path / "s.db")).cost()
+    cost = pending_work(plan_study(study(world, tmp_path / "s.db")))
     assert cost["lanes"] == 2
     assert cost["train_tokens"] > 0
 

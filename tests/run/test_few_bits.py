@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import tiny
 from potentia.engine import fingerprint, quantised_fingerprint
 from potentia.errors import InputError
-from potentia.run import plan_study, preflight
+from potentia.run import plan, plan_study
 from potentia.run.cost import weight_bytes
 from potentia.study import make_study
 
@@ -32,7 +32,7 @@ def world(tmp_path: Path) -> Path:
 
 
 def test_bits_name_another_model_and_no_bits_the_one_it_was(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "_is_there", lambda _: True)
+    monkeypatch.setattr(plan, "_is_there", lambda _: True)
     plans = {
         how: plan_study(make_study(body(world, **({"quantise": how} if how else {})))) for how in ("", "8bit", "4bit")
     }
@@ -52,7 +52,7 @@ def test_without_the_package_a_study_ends_at_once_and_names_the_extra(
 ) -> None:
     from potentia.cli.app import app
 
-    monkeypatch.setattr(preflight, "_is_there", lambda package: package != "bitsandbytes")
+    monkeypatch.setattr(plan, "_is_there", lambda package: package != "bitsandbytes")
     made = make_study(body(world, quantise="4bit"))
     with pytest.raises(InputError, match="quantise: 4bit needs bitsandbytes") as told:
         plan_study(made)

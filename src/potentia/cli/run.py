@@ -195,7 +195,9 @@ def _print_scores(evidence: Evidence, board: Scoreboard, store: str) -> None:
 
 def _show_plan(plan: StudyPlan, *, as_json: bool) -> None:
     """Print rows, cells and the cost of what is left."""
-    cost = plan.cost()
+    from potentia.run import pending_work
+
+    cost = pending_work(plan)
     rows = tuple(
         (row.model.name, len(row.cells), sum(c.done for c in row.cells), len(row.pending), row.problem or "")
         for row in plan.rows

@@ -10,30 +10,22 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from potentia.errors import StoreError, without_password
+from potentia.errors import InputError, StoreError, without_password
 from potentia.run.cost import parameters_of
 from potentia.run.local import POLITE, Stay, Stop, run_rows
-from potentia.run.plan import (
-    LoadedTasks,
-    RowPlan,
-    StudyPlan,
-    lanes_name,
-    plan_study,
-    remove_lanes,
-    seen,
-    take_over,
-    under_way,
-)
-from potentia.run.preflight import check_machine
-from potentia.run.progress import RunLog, Stopped, opened
+from potentia.run.plan import LoadedTasks, RowPlan, StudyPlan, plan_study, seen, take_over
+from potentia.run.progress import RunLog, Stopped, lanes_name, opened, remove_lanes
 from potentia.run.row import RowOutcome, versions
 from potentia.run.row_parts import LEAST_SECONDS, every_part, in_parts, train_sizes
 from potentia.values.protocol import ADJUST, TRAIN_BEFORE_TEST
@@ -103,7 +95,9 @@ def run_study(
     check_machine(plan.study, executor)
     _register(plan)
     if any(row.pending for row in plan.rows):
-        plan = under_way(plan, threads or _threads(workers))
+        run = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:6]}"  # sorts by time
+        each = threads or _threads(workers)
+        plan = replace(plan, run=run, rows=tuple(replace(row, run=run, threads=each) for row in plan.rows))
     todo = [row for row in plan.rows if row.pending]
     log = _begin_log(plan, workers, executor)
     outcomes: dict[str, RowOutcome] = {}
@@ -129,6 +123,26 @@ def run_study(
     )
     log.write("end", **{name: value for name, value in vars(result).items() if name != "reasons"})
     return result
+
+
+def check_machine(study: Study, executor: str) -> None:
+    """Refuse a device or an executor that this machine does not have; of another executor the devices are elsewhere."""
+    if executor != "local":
+        if not executor.isidentifier() or find_spec(f"potentia.run.on_{executor}") is None:
+            raise InputError(f"no executor {executor!r}", hint="use local or ray")
+        if executor == "ray" and find_spec("ray") is None:
+            raise InputError("Ray is not installed", hint="pip install 'potentia[ray]', or drop --executor ray")
+        return
+    from potentia.engine import pick_device
+
+    device = pick_device(study.device)
+    if device.type == "cuda" and device.index is not None:
+        import torch
+
+        count = torch.cuda.device_count()
+        if device.index >= count:
+            raise InputError(f"there is no {study.device}: this machine has {count} CUDA devices",
+                             hint=f"use {', '.join(f'cuda:{k}' for k in range(count))} or cuda")  # fmt: skip
 
 
 def in_one(model: str, cells: Sequence[str], reason: str) -> str:

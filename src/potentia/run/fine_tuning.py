@@ -35,9 +35,9 @@ from potentia.run.choice import (
     peaks_of,
     select,
 )
-from potentia.run.plan import CellPlan, lanes_name, remove_lanes
+from potentia.run.plan import CellPlan
 from potentia.run.probe import probe_row
-from potentia.run.progress import Stopped
+from potentia.run.progress import Stopped, lanes_name, remove_lanes
 from potentia.run.tuned import OnTheWay, TunedCells, adapter, learned, schedule
 from potentia.study import adjust_tuning, content_key
 from potentia.timing import spending

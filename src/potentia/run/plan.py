@@ -6,18 +6,18 @@ all that another process or machine needs to compute the row, and can be pickled
 
 from __future__ import annotations
 
-import contextlib
-import shutil
+import json
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from potentia import limited
 from potentia.errors import InputError, PotentiaError
 from potentia.facts import Kind, decide_kind, models
-from potentia.run.preflight import check_source
+from potentia.files import LARGEST, plain_file
 from potentia.run.progress import find_store
 from potentia.study import (
     Adjust,
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from potentia.store import Store
     from potentia.tasks import Task
 
-PART = " · part "
 TOLD_SECONDS = 1.0  # between two words of planning
 SMALL_TEST = 100  # documents; with fewer, few differences between models can be told
 
@@ -48,9 +47,8 @@ SMALL_TEST = 100  # documents; with fewer, few differences between models can be
 class CellPlan:
     """One model × task × protocol, with the key that names everything its score depends on.
 
-    A cell is found by its content, but read by the names of its model and task. Where the store has the content under
-    other names (the last checkpoint ``run@12000`` has the files of the finished model ``run``), the study gets a copy
-    of the cell ``copy_of`` under its own names.
+    Where the store has the content under other names (the last checkpoint ``run@12000`` has the files of the finished
+    model ``run``), the study gets a copy of the cell ``copy_of`` under its own names.
     """
 
     task: str
@@ -79,9 +77,7 @@ class RowPlan:
     @property
     def label(self) -> str:
         """What the row is called while it runs."""
-        if self.part is None:
-            return self.model.name
-        return f"{self.model.name}{PART}{self.part[0]} of {self.part[1]}"
+        return self.model.name if self.part is None else f"{self.model.name} · part {self.part[0]} of {self.part[1]}"
 
     @property
     def pending(self) -> tuple[CellPlan, ...]:
@@ -101,9 +97,8 @@ class LoadedTasks(NamedTuple):
 class StudyPlan:
     """Every row of a study, with its tasks loaded.
 
-    ``outdated`` are cells that the study has in its store and does not ask for any more: made by another version of
-    Potentia, or of files that have changed since. ``damaged`` are cells whose items are missing or cannot be read. Both
-    are computed anew.
+    ``outdated`` are cells in its store that it does not ask for any more, made by another version or of files that have
+    changed since; ``damaged`` are cells whose items cannot be read. Both are computed anew.
     """
 
     study: Study
@@ -122,27 +117,14 @@ class StudyPlan:
         """Say what was inferred of own data or left out, and which tests are too small to tell models apart."""
         said = [f"{name}: {note}" for name, task in self.tasks.benchmarks.items() for note in task.notes]
         for spec in self.study.benchmarks():
-            if spec.ratios is None and spec.folds is None:
-                plan = self.tasks.benchmarks[spec.name].plan
-                if plan.test.origin.endswith("of the one split") and plan.test.available < SMALL_TEST:
-                    said.append(
-                        f"{spec.name} is tested on {plan.test.available} documents: few to tell models apart."
-                        " In the task's entry, `ratios: [6, 1, 3]` tests on three times as many, `folds: 5` on all."
-                    )
+            test = self.tasks.benchmarks[spec.name].plan.test
+            divided = spec.ratios is None and spec.folds is None and test.origin.endswith("of the one split")
+            if divided and test.available < SMALL_TEST:
+                said.append(
+                    f"{spec.name} is tested on {test.available} documents: few to tell models apart."
+                    " In the task's entry, `ratios: [6, 1, 3]` tests on three times as many, `folds: 5` on all."
+                )
         return tuple(said)
-
-    def cost(self) -> dict[str, float]:
-        """Estimate the pending work: cells, lanes, tokens to train and to score, and FLOPs where sizes are known."""
-        from potentia.run.cost import work_of
-
-        left = [work for work in work_of(self) if not work.done]
-        return {
-            "cells": len(left),
-            "lanes": round(sum(work.lanes for work in left)),
-            "train_tokens": sum(work.train_tokens for work in left),
-            "score_tokens": sum(work.score_tokens for work in left),
-            "flops": sum(work.flops for work in left if work.flops == work.flops),
-        }
 
 
 # --- tasks -----------------------------------------------------------------------------------------------------------
@@ -160,36 +142,31 @@ def load_tasks(study: Study) -> LoadedTasks:
                 raise InputError(words, hint="drop its `shots`")
         except InputError as error:
             problems.append(error)
-    if len(problems) == 1:
-        raise problems[0]
     if problems:
-        raise InputError(f"{len(problems)} tasks cannot be used\n" + "\n".join(f"  {p}" for p in problems))
+        listed = "\n".join(f"  {problem}" for problem in problems)
+        raise problems[0] if len(problems) == 1 else InputError(f"{len(problems)} tasks cannot be used\n{listed}")
     auxiliary = _load_auxiliary(study, study.adjust) if study.adjust and ADJUST in study.protocols else None
     wanted = study.treat.data if study.treat is not None else ()
-    shown = {name: loaded[name] if name in loaded else _load_task(study, name) for name in wanted}
+    shown = {name: loaded.get(name) or _load_task(study, TaskSpec(name=name, ratios=(8, 1, 1))) for name in wanted}
     for name, task in shown.items():
         if not task.documents("train"):
             raise InputError(f"treat.data: {name} has no documents to train on")
     return LoadedTasks(loaded, auxiliary, shown)
 
 
-def _load_task(study: Study, spec: TaskSpec | str) -> Task:
-    """Load one task with the study's splits, caps and seed; what is shown may be named by its source alone."""
+def _load_task(study: Study, spec: TaskSpec) -> Task:
+    """Load one task with the study's splits, caps and seed."""
     from potentia.tasks import Division, OwnData, load
 
-    spec = TaskSpec(name=spec, ratios=(8, 1, 1)) if isinstance(spec, str) else spec
-    source, own = spec.source, None
-    said = spec.columns.given() or spec.labels or spec.prompt is not None
-    if spec.dataset is not None or said or isinstance(spec.file, tuple):
+    source, own, columns = spec.source, None, spec.columns.given()
+    if spec.dataset is not None or columns or spec.labels or spec.prompt is not None or isinstance(spec.file, tuple):
         files = (spec.file,) if isinstance(spec.file, str) else spec.file or ()
         form = ""
         if len(files) == 1 and not Path(files[0]).exists():  # a prompt form may follow the file: own.jsonl:cloze
             named = TaskName(files[0])
             files, form = (named.base,), named.form
-        columns = spec.columns.given()
-        own = OwnData(
-            files, spec.dataset, spec.subset, columns, spec.prompt, dict(spec.labels), drop_bad_rows=study.drop_bad_rows
-        )
+        said = spec.dataset, spec.subset, columns, spec.prompt, dict(spec.labels)
+        own = OwnData(files, *said, drop_bad_rows=study.drop_bad_rows)
         source = f"{own.label}:{form}" if form else own.label
     fold = (spec.fold, spec.folds) if spec.fold is not None and spec.folds is not None else None
     return load(
@@ -215,22 +192,16 @@ def _load_auxiliary(study: Study, adjust: Adjust) -> Task:
     """
     from potentia.tasks import load
 
-    def loaded(source: str) -> Task:
-        return load(
-            source,
-            data_dir=Path(study.data_dir) if study.data_dir else None,
-            caps=Caps(train=adjust.cap, validation=None, test=None),
-            seed=study.seed,
-            hold_out=adjust.hold_out or 0,
-            answer_tokens=study.answer_tokens,
-        )
-
-    task = loaded(adjust.data)
+    how: dict[str, Any] = {
+        "data_dir": Path(study.data_dir) if study.data_dir else None,
+        "caps": Caps(train=adjust.cap, validation=None, test=None),
+        "seed": study.seed,
+        "hold_out": adjust.hold_out or 0,
+        "answer_tokens": study.answer_tokens,
+    }
+    task = load(adjust.data, **how)
     formed = bool(TaskName(Path(adjust.data).name).form)
-    return task if formed or adjust.form == "own" or not task.options else loaded(f"{adjust.data}:{adjust.form}")
-
-
-# --- kinds of models ------------------------------------------------------------------------------------------------
+    return task if formed or adjust.form == "own" or not task.options else load(f"{adjust.data}:{adjust.form}", **how)
 
 
 def kind_of(study: Study, model: ModelSpec, *, template: bool | None = None) -> Kind | None:
@@ -244,19 +215,6 @@ def settled_kind(study: Study, model: ModelSpec) -> Kind | None:
     from potentia.engine import may_have_template
 
     return kind_of(study, model) if may_have_template(model.source) else None
-
-
-def lanes_name(row: RowPlan, kind: Protocol) -> str:
-    """Name the folder of a row's lanes by the cells that they are for, whether these are done or not."""
-    cells = [cell.copy_of or cell.key for cell in row.cells if cell.protocol == kind]
-    return content_key(cells=sorted(cells))
-
-
-def remove_lanes(folder: Path) -> None:
-    """Remove a folder of lanes, and the one it lies in where it was the last."""
-    shutil.rmtree(folder, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        folder.parent.rmdir()
 
 
 # --- planning --------------------------------------------------------------------------------------------------------
@@ -296,30 +254,26 @@ def plan_study(study: Study, *, tell: Callable[[str], Any] = lambda _: None) -> 
     return StudyPlan(study, key, tuple(rows), tasks, tuple(outdated), tuple(damaged))
 
 
-def under_way(plan: StudyPlan, threads: int) -> StudyPlan:
-    """Return the plan as one run of it, which has a name of its own, with the threads of a row."""
-    run = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:6]}"  # sorts by time
-    return replace(plan, run=run, rows=tuple(replace(row, run=run, threads=threads) for row in plan.rows))
-
-
 def _plan_row(whole: Study, study: Study, key: str, tasks: LoadedTasks, model: ModelSpec) -> RowPlan:
     """Plan one row; a model that cannot be read becomes a row with a problem, not an error."""
     from potentia.engine import fingerprint, quantised_fingerprint
 
-    original, problem = "", None
+    original = weights = ""
+    problem = None
     try:
-        original = fingerprint(
-            model.source, revision=model.revision, gguf_file=model.gguf_file, adapters=model.adapters
-        )
+        where = {"revision": model.revision, "gguf_file": model.gguf_file, "adapters": model.adapters}
+        original = fingerprint(model.source, **where)  # type: ignore[arg-type]
+        weights = quantised_fingerprint(original, model.quantise)
+        weights = weights if model.copy_of is None else _treated(study, weights, tasks.shown)
     except (PotentiaError, OSError) as error:
         problem = str(error)
-    treated = model.copy_of is not None and not problem
-    weights = quantised_fingerprint(original, model.quantise) if not problem else original
-    weights = _treated(study, weights, tasks.shown) if treated else weights
     prints = {name: task.fingerprint for name, task in tasks.benchmarks.items()}
-    auxiliary = tasks.auxiliary.fingerprint if tasks.auxiliary else None
-    steps, rates = sorted(set(study.adjust.at_steps)) if study.adjust else [], own_rates(study, model)
-    kind = settled_kind(study, model)
+    steps = sorted(set(study.adjust.at_steps)) if study.adjust else []
+    same = {
+        "kind": settled_kind(study, model),
+        "rates": own_rates(study, model),
+        "auxiliary": tasks.auxiliary.fingerprint if tasks.auxiliary else None,
+    }
     cells = []
     for protocol in map(Protocol, study.protocols):
         for name, task in tasks.benchmarks.items():
@@ -327,20 +281,9 @@ def _plan_row(whole: Study, study: Study, key: str, tasks: LoadedTasks, model: M
                 continue  # a text to predict has no examples before it
             if not whole.asks(model.name, name, protocol):
                 continue
-            own = (
-                ""
-                if problem
-                else cell_key(
-                    study,
-                    weights,
-                    prints[name],
-                    protocol,
-                    kind=kind,
-                    shots=study.shots_for(name, protocol),
-                    rates=rates,
-                    auxiliary=auxiliary,
-                )
-            )
+            own, shots = "", study.shots_for(name, protocol)
+            if not problem:
+                own = cell_key(study, weights, prints[name], protocol, shots=shots, **same)  # type: ignore[arg-type]
             for step in steps if protocol == ADJUST else ():
                 cells.append(CellPlan(name, protocol.at(step), own and step_key(own, step)))
             cells.append(CellPlan(name, protocol, own))
@@ -350,13 +293,8 @@ def _plan_row(whole: Study, study: Study, key: str, tasks: LoadedTasks, model: M
 def _treated(study: Study, original: str, shown: Mapping[str, Task]) -> str:
     """Name a treated copy by its original, what it is shown, and how."""
     assert study.treat is not None
-    return content_key(
-        original=original,
-        data=[task.fingerprint for task in shown.values()],
-        tuning=study.treat.recipe(study.tuning),
-        seed=study.treat.seed,
-        dtype=study.dtype,
-    )
+    data, how = [task.fingerprint for task in shown.values()], study.treat.recipe(study.tuning)
+    return content_key(original=original, data=data, tuning=how, seed=study.treat.seed, dtype=study.dtype)
 
 
 def seen(rows: Sequence[RowPlan], store: Store) -> list[RowPlan]:
@@ -396,18 +334,116 @@ def _check_adjust(study: Study, tasks: LoadedTasks) -> None:
     blind = [name for name, task in tasks.benchmarks.items() if not task.documents("validation")]
     several = any(len(adjust_tuning(study, row).learning_rates) > 1 for row in study.rows())
     if blind and several and not auxiliary.documents("validation"):
-        raise InputError(
-            f"{blind[0]} has no validation documents to choose a learning rate by",
-            hint="name one learning rate, or keep some of the auxiliary data to choose by: `adjust: {hold_out: 500}`",
-        )
+        hint = "name one learning rate, or keep some of the auxiliary data to choose by: `adjust: {hold_out: 500}`"
+        raise InputError(f"{blind[0]} has no validation documents to choose a learning rate by", hint=hint)
     documents = len(auxiliary.documents("train"))
     if not documents:
         raise InputError(f"adjust.data: {study.adjust.data} has no documents to train on")
-    tuning = adjust_tuning(study)
-    last = tuning.updates(documents)
-    beyond = [step for step in study.adjust.at_steps if step > last]
-    if beyond:
+    last = adjust_tuning(study).updates(documents)
+    if beyond := [step for step in study.adjust.at_steps if step > last]:
+        words = f"adjust.at_steps: {beyond[0]} lies beyond the tuning, which has {last} steps"
+        raise InputError(words, hint="name earlier steps, or raise the epochs")
+
+
+# --- models on disk --------------------------------------------------------------------------------------------------
+
+TOKENIZER_FILES = (
+    "tokenizer*", "vocab*", "*vocab.json", "merges.txt", "*.model", "*.spm", "*.tiktoken", "tekken.json", "dict.txt",
+    "*.codes", "*.tokenizer", "spiece*", "bpe*",
+)  # fmt: skip
+# Packages that read the weights of a quantisation, any of which will do; the first is the one to install.
+QUANTISED = {
+    "bitsandbytes": ("bitsandbytes",), "gptq": ("gptqmodel", "auto_gptq"), "awq": ("gptqmodel", "awq"),
+    "compressed-tensors": ("compressed_tensors",), "hqq": ("hqq",), "quanto": ("optimum.quanto",),
+    "torchao": ("torchao",), "aqlm": ("aqlm",),
+}  # fmt: skip
+MOST_LAYERS = 10_000  # of a model, and modules that an adapter names
+WIDEST = 2**22  # of a width, a vocabulary, a number of heads, a rank: several times what any model has
+
+
+def check_source(model: ModelSpec) -> None:
+    """Refuse a model that is plainly a path but not there, lacks its tokenizer, or needs a package that is missing.
+
+    Each would fail every cell of its row, perhaps after hours; said at once it is one sentence. A hub name is left to
+    the hub, and a folder without a config to the loading, which says what it found.
+    """
+    source, name = model.source, f"model {model.name!r}"
+    path = Path(source).expanduser()
+    looks_like_path = source.startswith((".", "/", "~")) or source.count("/") > 1 or source.endswith(".gguf")
+    if looks_like_path and not path.exists():
+        hint = "give a folder with config.json and weights, or a hub name such as org/model"
+        raise InputError(f"{name}: there is no {source}", hint=hint)
+    if model.quantise and not _is_there("bitsandbytes"):
+        hint = "pip install 'potentia[quantise]'"
+        raise InputError(f"{name}: quantise: {model.quantise} needs bitsandbytes", hint=hint)
+    if source.endswith(".gguf") or model.gguf_file:
+        if not _is_there("gguf"):
+            raise InputError(f"{name}: reading a GGUF file needs gguf", hint="pip install 'potentia[gguf]'")
+        return
+    if not (path / "config.json").is_file():
+        return
+    config = _json(path / "config.json", name)
+    _check_sizes(config, name, str(path / "config.json"))
+    _check_quantised(config.get("quantization_config"), name, model.quantise)
+    for adapter in model.adapters:
+        place = Path(adapter).expanduser() / "adapter_config.json"
+        _check_adapter(_json(place, name), name, str(place))
+    if not model.trust_remote_code and not any(next(path.glob(kind), None) for kind in TOKENIZER_FILES):
+        hint = "save it into the folder: AutoTokenizer.from_pretrained(BASE).save_pretrained(FOLDER)"
+        raise InputError(f"{name}: {source} has no tokenizer", hint=hint)
+
+
+def _json(file: Path, name: str) -> dict[str, Any]:
+    """Read a config; of one that cannot be read the loading says so."""
+    try:
+        said = json.loads(plain_file(file, LARGEST).read_text(encoding="utf-8"))
+    except RecursionError:
+        raise InputError(f"{name}: its {file.name} is nested too deeply", where=str(file)) from None
+    except (OSError, ValueError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _check_sizes(config: Mapping[str, Any], name: str, where: str) -> None:
+    """Refuse a config that nothing could be built of: transformers would try for hours."""
+    for key, value in config.items():
+        wide = key.endswith(("_size", "heads")) or key in ("n_embd", "d_model", "n_inner")
+        most = MOST_LAYERS if "layers" in key else WIDEST if wide else None
+        if most is not None and isinstance(value, int) and value > most:
+            raise InputError(f"{name}: {key} is {value:,}, more than {most:,}", where=where)
+
+
+def _check_adapter(said: Mapping[str, Any], name: str, where: str) -> None:
+    """Refuse an adapter whose lists have no end, or whose patterns take for ever on the name of a module."""
+    lists = [said.get(key) for key in ("target_modules", "layers_to_transform", "rank_pattern")]
+    if any(isinstance(some, (list, dict)) and len(some) > MOST_LAYERS for some in lists):
+        raise InputError(f"{name}: its adapter lists more than {MOST_LAYERS:,} modules", where=where)
+    if isinstance(rank := said.get("r"), int) and rank > WIDEST:
+        raise InputError(f"{name}: the rank of its adapter is {rank:,}, more than {WIDEST:,}", where=where)
+    patterns = [p for key in ("target_modules", "exclude_modules") if isinstance(p := said.get(key), str)]
+    patterns += [p for key in ("rank_pattern", "alpha_pattern") if isinstance(d := said.get(key), dict) for p in d]
+    for pattern in patterns[:100]:
+        try:
+            limited.find_all(str(pattern), "base_model.model.model.layers.10.self_attn.q_proj.weight_0")
+        except limited.LimitError as error:
+            raise InputError(f"{name}: the pattern {str(pattern)[:80]!r} of its adapter: {error}") from None
+
+
+def _check_quantised(said: Any, name: str, quantise: str | None) -> None:
+    method = str(said.get("quant_method", "")) if isinstance(said, dict) else ""
+    if said and quantise:
         raise InputError(
-            f"adjust.at_steps: {beyond[0]} lies beyond the tuning, which has {last} steps",
-            hint="name earlier steps, or raise the epochs",
+            f"{name}: its weights are quantised already ({method or 'as its config.json says'})",
+            hint=f"drop `quantise: {quantise}`, or give the model unquantised",
         )
+    packages = QUANTISED.get(method, ())
+    if packages and not any(map(_is_there, packages)):
+        hint = f"pip install {packages[0].replace('.', '-').replace('_', '-')}, or give the model unquantised"
+        raise InputError(f"{name}: its {method} weights need a package that is not installed", hint=hint)
+
+
+def _is_there(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:  # its parent is not there
+        return False

@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import socket
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from potentia.study import content_key
+
 if TYPE_CHECKING:
     from potentia.run.plan import RowPlan, StudyPlan
     from potentia.store import EventRecord, Store
+    from potentia.values.protocol import Protocol
 
 
 STORE_PATIENCE = 300.0  # seconds that a run waits for a store that is away; POTENTIA_STORE_PATIENCE sets another
@@ -73,6 +77,19 @@ class RunLog:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab", buffering=0) as file:
                 file.write(text.encode("utf-8", "replace"))
+
+
+def lanes_name(row: RowPlan, kind: Protocol) -> str:
+    """Name the folder of a row's lanes by the cells that they are for, whether these are done or not."""
+    cells = [cell.copy_of or cell.key for cell in row.cells if cell.protocol == kind]
+    return content_key(cells=sorted(cells))
+
+
+def remove_lanes(folder: Path) -> None:
+    """Remove a folder of lanes, and the one it lies in where it was the last."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        folder.parent.rmdir()
 
 
 BRIEF = 0.2  # seconds: phases that follow one another faster than anyone reads are not all written

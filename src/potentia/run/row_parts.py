@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from potentia.run.cost import count_tokens, parameters_of, work_of
-from potentia.run.plan import CellPlan, RowPlan, StudyPlan, lanes_name
+from potentia.run.plan import CellPlan, RowPlan, StudyPlan
+from potentia.run.progress import lanes_name
 from potentia.values.protocol import TRAIN_BEFORE_TEST
 
 if TYPE_CHECKING:

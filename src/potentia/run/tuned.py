@@ -17,8 +17,8 @@ from potentia.errors import ModelError, TuningError
 from potentia.files import write_file
 from potentia.run.ask import Evaluation
 from potentia.run.choice import Candidate, LanePlan
-from potentia.run.plan import CellPlan, remove_lanes
-from potentia.run.progress import Stopped
+from potentia.run.plan import CellPlan
+from potentia.run.progress import Stopped, remove_lanes
 from potentia.study import Tuning, content_key
 from potentia.timing import spending
 from potentia.values.protocol import Protocol
