@@ -21,7 +21,7 @@ from potentia.analysis.planning import (
     pack_right,
     stay_in,
 )
-from potentia.analysis.planning.choose import expected_misorder
+from potentia.analysis.planning.choose import LEAST_MEASURED, expected_misorder
 from potentia.analysis.planning.factors import Problem, Weights, _objective
 from potentia.analysis.planning.features import Links
 from potentia.analysis.rankings import decide
@@ -118,7 +118,7 @@ def test_the_budget_binds_and_confidence_stops(world):
     price = rng.uniform(0.5, 2.0, size=tuned.shape)
     price[0, 0] = np.nan  # cannot be run
     costs = Costs(tuned.models, tuned.tasks, price, "s")
-    done = complete(hide(tuned, np.zeros(tuned.shape, dtype=bool)), direct=direct, facts=NOBODY, draws=50, check=False)
+    done = complete(hide(tuned, np.zeros(tuned.shape, dtype=bool)), direct=direct, facts=NOBODY, draws=400, check=False)
     plan = choose_cells(done, costs, budget=10.0)
     assert 8.0 < plan.cost <= 10.0
     assert (tuned.models[0], tuned.tasks[0]) not in plan.cells
@@ -129,11 +129,23 @@ def test_the_budget_binds_and_confidence_stops(world):
     assert enough.reached
     assert enough.cells == plan.cells[:5]
     top = choose_cells(done, costs, top=3, budget=10.0)
-    near = {cell: done.p_top(3)[done.models.index(cell[0])] for plan in (plan, top) for cell in plan.cells}
-    assert np.mean([near[c] for c in top.cells]) > np.mean([near[c] for c in plan.cells])  # those near it
+    near = dict(zip(done.models, done.p_top(3) * (1 - done.p_top(3)), strict=True))  # its edge
+    assert np.mean([near[m] for m, _ in top.cells]) > np.mean([near[m] for m, _ in plan.cells])
     for wrong in ({}, {"confidence": 1.5}, {"budget": 1.0, "top": 99}):
         with pytest.raises(InputError):
             choose_cells(done, costs, **wrong)
+
+
+def test_nobody_is_named_the_best_who_was_never_measured(world):
+    tuned, direct = world
+    best = int(np.argmax(mean_z(tuned.values)))
+    seen = np.ones(tuned.shape, dtype=bool)
+    seen[best] = False
+    done = complete(hide(tuned, seen), direct=direct, facts=NOBODY, draws=400)
+    assert done.p_best[best] > 0.5
+    plan = choose_cells(done, Costs(tuned.models, tuned.tasks, np.ones(tuned.shape)), confidence=0.2, top=1)
+    assert not plan.settled
+    assert [model for model, _ in plan.cells] == [tuned.models[best]] * LEAST_MEASURED
 
 
 def test_expected_misorder_is_what_simulation_finds():

@@ -29,7 +29,7 @@ from potentia.values.scores import Floats
 FOLDS = 5
 PSEUDO = 150  # distances of a normal distribution in the pool
 LEAST_CELLS = 40  # known cells of a study that tell something of its unknown ones
-PSEUDO_ROWS = 10  # rows that were off as far as expected
+PSEUDO_ROWS, PSEUDO_CELLS = 10, 30  # that were off as far as expected
 SCALE_SPREAD, SCALE_WEIGHT = 0.3, 2.0  # families' scales differ by so much on the log scale; a belief worth two of them
 KNOWN_SHARE = 0.3  # of a family's rows that are whole, from which on the family is known
 LIKE = 3  # a hidden row takes the gaps of one of so many unfinished rows of like ability
@@ -46,11 +46,6 @@ class Calibration:
     wider: float  # by which the standard deviation of a row's sum has to be multiplied
     unit: str  # what was hidden together: lineage, family, cell, or nothing
 
-    @property
-    def rows_checked(self) -> bool:
-        """Whether sums over whole rows were checked, and not single cells alone."""
-        return self.unit in ("family", "lineage")
-
     def distance(self, level: float) -> float:
         """Half-width of the interval of this level, in standard deviations of the model."""
         return float(self.stretch(np.array([ndtri(0.5 + level / 2.0)]))[0])
@@ -63,16 +58,26 @@ class Calibration:
         return np.sign(normal) * np.where(size > grid[-1], size * end, np.interp(size, grid, self.distances))
 
 
-def pooled(distances: Floats, unit: str, wider: float = 1.0) -> Calibration:
-    """Make the calibration from observed distances |truth − mean| / sd and those of a normal distribution."""
+def pooled(distances: Floats, unit: str, rows: Floats | None = None) -> Calibration:
+    """Make the calibration from observed distances |truth − mean| / sd and those of a normal distribution.
+
+    ``rows`` are those of whole rows' sums, where they were checked. They are few, so cells count as much as they.
+    """
     pool = np.concatenate([np.abs(distances), _typical(PSEUDO)])
     quantiles = np.quantile(pool, _LEVELS)
     quantiles[0] = 0.0
-    return Calibration(_LEVELS, np.maximum.accumulate(quantiles), len(distances), wider, unit)
+    wider = _mean_square(distances, PSEUDO_CELLS)
+    if rows is not None:
+        wider = (wider + _mean_square(rows, PSEUDO_ROWS)) / 2.0
+    return Calibration(_LEVELS, np.maximum.accumulate(quantiles), len(distances), float(np.sqrt(wider)), unit)
 
 
-def for_new_family(distances: Sequence[Floats]) -> Calibration:
-    """Make the calibration for a family not seen yet from the distances of each known one."""
+def _mean_square(distances: Floats, pseudo: int) -> float:
+    return (float((distances**2).sum()) + pseudo) / (len(distances) + pseudo)
+
+
+def for_new_family(distances: Sequence[Floats]) -> Floats:
+    """Return the distances at ``_LEVELS`` for a family not seen yet from those of each known one."""
     known = [np.abs(d) for d in distances if len(d)]
     typical = _typical(PSEUDO // 10)
     scales = np.array([np.sqrt(np.mean(np.concatenate([d, typical]) ** 2)) for d in known])
@@ -84,7 +89,7 @@ def for_new_family(distances: Sequence[Floats]) -> Calibration:
     shapes = [np.quantile(d / scale, _shares(200)) for d, scale in zip(known, scales, strict=True)]
     quantiles = np.quantile(np.multiply.outer(np.concatenate([*shapes, _typical(200)]), drawn), _LEVELS)
     quantiles[0] = 0.0
-    return Calibration(_LEVELS, quantiles, sum(map(len, known)), 1.0, "family")
+    return np.asarray(quantiles)
 
 
 def _typical(count: int) -> Floats:
@@ -189,19 +194,16 @@ def _by_rows(
         total, _ = posterior.covariance_with(gone.astype(np.float64))
         some = gone.any(axis=1)
         sums.append((error.sum(axis=1) / np.sqrt(np.maximum(np.diag(total), 1e-12)))[some])
-    apart = np.concatenate(sums)
-    wider = np.sqrt((float((apart**2).sum()) + PSEUDO_ROWS) / (len(apart) + PSEUDO_ROWS))
+    distances = np.concatenate([np.zeros(0), *off])
+    found = pooled(distances, unit, np.concatenate(sums))
     if unit == "family" and len(off) > 1:
-        distances, whose = np.concatenate(off), np.concatenate(of)
-        return replace(for_new_family([distances[whose == f] for f in np.unique(whose)]), wider=float(wider))
-    return pooled(np.concatenate([np.zeros(0), *off]), unit, float(wider))
+        whose = np.concatenate(of)
+        found = replace(found, distances=for_new_family([distances[whose == f] for f in np.unique(whose)]))
+    return found
 
 
 def _by_cells(problem: Problem, study: npt.NDArray[np.intp], rng: np.random.Generator) -> Calibration:
-    """Without whole rows: hide the known cells, a fold at a time; the check may widen, not narrow.
-
-    Where single cells are off by more than they should, so are rows and the differences between them.
-    """
+    """Without whole rows: hide the known cells, a fold at a time; the check may widen a cell's interval, not narrow."""
     cells = np.argwhere(problem.known & np.isin(np.arange(len(problem.z)), study)[:, None])
     if len(cells) < LEAST_CELLS:
         return pooled(np.zeros(0), "nothing")
@@ -214,11 +216,8 @@ def _by_cells(problem: Problem, study: npt.NDArray[np.intp], rng: np.random.Gene
         less = problem.hide(hidden)
         posterior = predict(less, solve(less, learn(less)), rows, tasks)
         off.append(((problem.z - posterior.mean) / np.sqrt(np.maximum(posterior.variance, 1e-12)))[hidden])
-    distances = np.concatenate(off)
-    checked = pooled(distances, "cell")
-    wider = np.sqrt((float((distances**2).sum()) + PSEUDO) / (len(distances) + PSEUDO))
-    least = pooled(np.zeros(0), "").distances
-    return replace(checked, distances=np.maximum(checked.distances, least), wider=max(1.0, float(wider)))
+    checked = pooled(np.concatenate(off), "cell")
+    return replace(checked, distances=np.maximum(checked.distances, pooled(np.zeros(0), "").distances))
 
 
 __all__ = ["Calibration", "calibrate", "pooled"]

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtr, owens_t
 
-from potentia.analysis.planning.complete import Completion, expected_spread, row_error, steepness
+from potentia.analysis.planning.complete import Completion, expected_spread, steepness
 from potentia.analysis.planning.factors import Posterior
 from potentia.analysis.planning.sentences import plan_sentence
 from potentia.analysis.stats.bootstrap import tau_rows
@@ -35,6 +35,7 @@ from potentia.values.findings import Cell, Finding, Interval, Table
 from potentia.values.scores import Floats
 
 FORECASTS = 400  # simulated studies behind a forecast
+MAYBE, LEAST_MEASURED = 0.01, 3  # who may be in the top at least so likely is measured on so many tasks before a stop
 
 
 @dataclass(frozen=True)
@@ -135,16 +136,20 @@ def choose_cells(
     now = forecast(state, start, completion, top, noise)
     goal = np.inf if confidence is None else needed(confidence, top)
     held = now.value if top is None else _named(completion, top)
-    settled = held >= goal
+    untested = np.zeros(len(completion.models), dtype=int) if confidence is None else _untested(completion, top)
+    settled = held >= goal and not untested.any()
     room = np.inf if budget is None else float(budget)
-    while (most is None or len(cells) < most) and held < goal:
+    while (most is None or len(cells) < most) and (held < goal or untested.any()):
         open_cells = np.isfinite(price) & (price <= room)
+        if held >= goal:
+            open_cells &= untested[:, None] > 0
         found = state.best(open_cells, price, state.pair_weights(completion, top))
         if found is None:
             break
         room -= price[found]
         price[found] = np.nan
         state.take(found)
+        untested[found[0]] = max(untested[found[0]] - 1, 0)
         cells.append(found)
         held = state.expected(start, completion, top, noise)
         expected.append(held)
@@ -184,6 +189,17 @@ def _named(completion: Completion, top: int) -> float:
     return float(np.sort(completion.p_top(top))[::-1][:top].mean())
 
 
+def _untested(completion: Completion, top: int | None) -> npt.NDArray[np.int_]:
+    """How many tasks more each model has to be measured on before a run may name the top: (models,).
+
+    What is said of a model that was never tuned rests on its relatives and its direct scores, and it may be unlike.
+    """
+    if top is None:
+        return np.zeros(len(completion.models), dtype=int)
+    lacking = min(LEAST_MEASURED, len(completion.tasks)) - completion.measured.sum(axis=1)
+    return np.where(completion.p_top(top) >= MAYBE, np.maximum(lacking, 0), 0)
+
+
 def _prices(completion: Completion, costs: Costs) -> Floats:
     """Costs in the completion's order, NaN for what is measured already or cannot be run."""
     rows = {m: i for i, m in enumerate(costs.models)}
@@ -221,9 +237,7 @@ class Outlook:
         spread = expected_spread(np.where(completion.measured, completion.values, completion.mean), posterior, scale)
         weights = np.where(completion.measured | (spread < 1e-12), 0.0, rise / np.maximum(spread, 1e-12))
         weights = weights / len(completion.tasks)
-        state = cls(posterior, completion.aggregate, weights, completion.fitted.calibration.wider)
-        state.total = state.total + np.diag(row_error(completion.measured) ** 2)
-        return state
+        return cls(posterior, completion.aggregate, weights, completion.fitted.calibration.wider)
 
     def pair_weights(self, completion: Completion, top: int | None) -> Floats | None:
         """How much each pair matters: all alike, or by the chance that it straddles the edge of the top."""

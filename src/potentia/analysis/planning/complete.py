@@ -33,10 +33,7 @@ from potentia.values.scores import Floats, ScoreMatrix
 
 DRAWS = 1_000
 LEVEL = 0.95
-ROW_ERROR = 0.035  # of a row's mean z score where nothing is measured
-# Without whole rows to check the width on, it is drawn: Student's t about as wide as the posterior in its tails, and
-# narrower in the middle.
-COLD_SCALE, COLD_FREEDOM = 0.8, 4
+FREEDOM = 8  # of the width of the aggregates' distribution: it is checked on few rows, so it is drawn too
 TIE = 1e-9  # aggregates closer than this are equal but for rounding
 
 
@@ -216,11 +213,8 @@ def complete(
     aggregate = expected_z(completed * sign, expected_spread(completed, posterior, scale))
     rng = np.random.default_rng(seed)
     drawn = _draw_aggregates(tuned, posterior, scale, sign, draws, rng)
-    own = row_error(measured) * rng.standard_normal(drawn.shape)
-    wider = np.full((draws, 1), calibration.wider)
-    if not calibration.rows_checked:  # how wide is not known either
-        wider = wider * COLD_SCALE * np.sqrt(COLD_FREEDOM / rng.chisquare(COLD_FREEDOM, size=(draws, 1)))
-    drawn = aggregate + wider * (drawn - drawn.mean(axis=0)) + own
+    wider = calibration.wider * np.sqrt(FREEDOM / rng.chisquare(FREEDOM, size=(draws, 1)))
+    drawn = aggregate + wider * (drawn - drawn.mean(axis=0))
     lots = TIE * np.random.default_rng([seed, 1]).uniform(size=drawn.shape)  # among models that tie, chance decides
     ranks = rankdata(-(drawn + lots), axis=1, method="ordinal").astype(int)  # (draws, models)
     shares = np.stack([np.bincount(column - 1, minlength=len(rows)) for column in ranks.T]) / draws
@@ -273,14 +267,6 @@ def expected_z(scores: Floats, spread: Floats) -> Floats:
     """Mean z score over tasks with the spreads of the finished study; ``mean_z`` where all is measured."""
     centred = scores - scores.mean(axis=0)
     return np.asarray(np.where(spread > 1e-12, centred / np.maximum(spread, 1e-12), 0.0).mean(axis=1))
-
-
-def row_error(measured: npt.NDArray[np.bool_]) -> Floats:
-    """Standard deviation of what a row's predictions are off by together: (models,).
-
-    Tasks that resemble each other (qqp and mnli) are mispredicted together, which the factors do not hold.
-    """
-    return np.asarray(ROW_ERROR * (1.0 - measured.mean(axis=1)))
 
 
 def _draw_aggregates(
