@@ -70,8 +70,8 @@ TOKENS = {
     "hellaswag": 95, "medmcqa": 55,
 }  # fmt: skip
 
-# What must hold: τ of all pairs with a new model by share of the cost; at 2 % the headline's, intervals of pairs and what
-# is said of them; how often a stop is right, of so many.
+# What must hold: τ of all pairs with a new model by share of the cost; at 2 % the headline's, intervals of pairs and
+# what is said of them; how often a stop is right, of so many.
 BARS = {("published", "half", 0.02): 0.936, ("published", "half", 0.05): 0.948}
 HEADLINE, OFF, SAID, RIGHT, STOPS = 0.93, 0.03, 0.03, 0.87, 100
 # What is asked, in turn: matrix, kind of question, what for.
@@ -308,7 +308,15 @@ def stop(data: Matrix, asked: Case) -> list[dict[str, float]]:
         done = run.finish(run.known())
     best = int(np.argmax(done.p_best))
     told = {"p_best": float(done.p_best[best]), "best": float(run.truth[best] == run.truth.max())}
-    return [{**told, "waves": float(waves), "spent": run.spent / run.total}]
+    return [{**told, "near": float(in_noise(run, best)), "waves": float(waves), "spent": run.spent / run.total}]
+
+
+def in_noise(run: Simulated, named: int) -> bool:
+    """Whether a model is the first of the finished table, or no further below it than test noise reaches (95 %)."""
+    first = int(np.argmax(run.truth))
+    spread = run.study.values.std(axis=0)
+    variance = np.nansum((run.study.stderr[[first, named]] / np.where(spread > 0, spread, np.nan)) ** 2)
+    return bool(run.truth[first] - run.truth[named] <= 1.96 * math.sqrt(variance) / len(run.study.tasks))
 
 
 def _order(policy: str, price: Floats, rng: np.random.Generator) -> list[tuple[int, int]]:
@@ -408,6 +416,7 @@ def told_of_stops(stops: Sequence[Mapping[str, float]]) -> str:
     )
     error = math.sqrt(right * (1 - right) / len(stops))
     many = f"{sum(one['best'] for one in stops):.0f} of {len(stops)} stops at {CONFIDENCE:g} right"
+    many += f", {sum(one['near'] for one in stops):.0f} the first but for test noise"
     return f"{many} ({right:.3f} ± {error:.3f}, said {said:.3f}, after {spent:.1%} of the cost, {waves:.1f} waves)"
 
 

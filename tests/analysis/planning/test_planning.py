@@ -21,7 +21,7 @@ from potentia.analysis.planning import (
     pack_right,
     stay_in,
 )
-from potentia.analysis.planning.choose import LEAST_MEASURED, expected_misorder
+from potentia.analysis.planning.choose import MEASURED, expected_misorder
 from potentia.analysis.planning.factors import Problem, Weights, _objective
 from potentia.analysis.planning.features import Links
 from potentia.analysis.rankings import decide
@@ -145,7 +145,7 @@ def test_nobody_is_named_the_best_who_was_never_measured(world):
     assert done.p_best[best] > 0.5
     plan = choose_cells(done, Costs(tuned.models, tuned.tasks, np.ones(tuned.shape)), confidence=0.2, top=1)
     assert not plan.settled
-    assert [model for model, _ in plan.cells] == [tuned.models[best]] * LEAST_MEASURED
+    assert [model for model, _ in plan.cells] == [tuned.models[best]] * int(np.ceil(MEASURED * len(tuned.tasks)))
 
 
 def test_expected_misorder_is_what_simulation_finds():

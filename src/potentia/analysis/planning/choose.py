@@ -7,7 +7,8 @@ each changing the covariance that the next one meets; the values it will have ar
 With ``top``, a pair counts by the chance that one of the two is among the first ``top`` and the other is not. The plan
 stops at the budget, or as soon as the forecast reaches the confidence asked for: the expected agreement (τ) of the
 ranking with the finished study's, or, with ``top``, the expected share of the named top that is truly in it (for top
-1, P(best)), a little more than asked for, since a run looks after every wave (``needed``).
+1, P(best)), a little more than asked for, since a run looks after every wave (``needed``); and whoever may be in the
+top has been measured on a quarter of the tasks.
 
 What is believed of the aggregates as cells are measured in thought: the worth of a cell, and the forecast after it.
 
@@ -19,6 +20,7 @@ wrongly afterwards is in expectation 2·T(|d|/s, √(s² − δ²)/δ), T being 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,7 +37,10 @@ from potentia.values.findings import Cell, Finding, Interval, Table
 from potentia.values.scores import Floats
 
 FORECASTS = 400  # simulated studies behind a forecast
-MAYBE, LEAST_MEASURED = 0.01, 3  # who may be in the top at least so likely is measured on so many tasks before a stop
+MAYBE, MEASURED = (
+    0.01,
+    0.25,
+)  # who is in the top at least so likely is measured on this share of the tasks before a stop
 
 
 @dataclass(frozen=True)
@@ -196,7 +201,7 @@ def _untested(completion: Completion, top: int | None) -> npt.NDArray[np.int_]:
     """
     if top is None:
         return np.zeros(len(completion.models), dtype=int)
-    lacking = min(LEAST_MEASURED, len(completion.tasks)) - completion.measured.sum(axis=1)
+    lacking = math.ceil(MEASURED * len(completion.tasks)) - completion.measured.sum(axis=1)
     return np.where(completion.p_top(top) >= MAYBE, np.maximum(lacking, 0), 0)
 
 
