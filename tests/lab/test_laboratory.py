@@ -12,7 +12,7 @@ from potentia import tasks, zoo
 from potentia.analysis.test_task.cohort import Cohort
 from potentia.cli.app import app
 from potentia.facts import models as known_models
-from potentia.lab.laboratory import AUXILIARY_DOCUMENTS, BENCHMARKS, Laboratory, lay_out, lay_out_treatment
+from potentia.lab.laboratory import AUXILIARY_DOCUMENTS, BENCHMARKS, Laboratory, lay_out
 from potentia.run import run_study
 from potentia.run.plan import check_source, load_tasks
 from potentia.store import Store
@@ -93,24 +93,14 @@ def test_the_command_prints_what_to_run(tmp_path: Path):
 
 
 def test_treatment_teaches_the_form_to_half_of_the_models(laboratory: Laboratory, tmp_path: Path):
-    made = lay_out_treatment(laboratory.folder, names=("aster-237k", "cedar-237k"))
-    assert (len(made.treated), len(made.control)) == (1, 1)
-    study = read_study(made.study)
-    assert [row.name for row in study.rows() if row.name in made.treated] == list(made.treated)
-    assert known_models(made.facts).find(made.treated[0]).exposure == ("ask",)
-    assert known_models(made.facts).find(made.control[0]).exposure == ()
-    original = study.models[0].model_copy(
-        update={"name": "before", "path": str(laboratory.folder / "models" / made.treated[0].removesuffix("-treated"))}
-    )
-    direct = study.model_copy(
-        update={
-            "models": (original, *study.models),
-            "protocols": ("direct",),
-            "store": str(tmp_path / "s.db"),
-        }
-    )
-    assert run_study(direct).failed == 0
-    with Store.open(direct.store) as store:
-        matrix = store.matrix("direct")
-    value = dict(zip(matrix.models, matrix.values[:, 0], strict=True))
-    assert value[made.treated[0]] > value["before"] + 0.2
+    study = read_study(laboratory.studies["treatment"])
+    rows = study.rows()
+    assert sum(row.copy_of is not None for row in rows) == len(rows) // 2 == 6
+    assert all(row.exposure == ("ask",) for row in rows if row.copy_of is not None)
+    one = tuple(model for model in study.models if model.name == "cedar-237k")
+    treat = study.treat.model_copy(update={"who": "copies"})
+    changes = {"models": one, "treat": treat, "protocols": ("direct",), "store": str(tmp_path / "s.db")}
+    assert run_study(study.model_copy(update=changes)).failed == 0
+    with Store.open(tmp_path / "s.db") as store:
+        value = {cell.model: cell.score.value for cell in store.cells()}
+    assert value["cedar-237k+exposed"] > value["cedar-237k"] + 0.2

@@ -184,10 +184,6 @@ def demo(
 @app.command()
 def zoo(
     folder: Annotated[Path, typer.Argument(help="Where models, tasks, facts and study files go.")] = Path("lab"),
-    treatment: Annotated[
-        bool,
-        typer.Option("--treatment", help="Also tune a random half on one test's form and write that study: a minute."),
-    ] = False,
     as_json: Json = False,
 ) -> None:
     """Lay out the embedded models, benchmarks and ready studies, to try every method where the truth is planted.
@@ -201,12 +197,6 @@ def zoo(
 
     laboratory = lay_out(folder)
     commands = laboratory.commands()
-    if treatment:
-        from potentia.lab import lay_out_treatment
-
-        with console.status("tuning a random half …"):
-            treated = lay_out_treatment(folder)
-        commands["treatment"] = treated.commands()
     if as_json:
         print_json(
             {"folder": str(folder), "models": laboratory.models, "tasks": laboratory.tasks,
