@@ -57,11 +57,12 @@ class _Child:
         self.spent: dict[str, list[float]] = {}  # by template or pattern: seconds and characters beyond the usual
         self.refused: dict[str, str] = {}
 
-    def ask(self, kind: str, source: str, given: Any, *, usual: int = 0, seconds: float = DEADLINE) -> bytes:
+    def ask(self, kind: str, source: str, given: Any, *, usual: int = 0, seconds: float | None = None) -> bytes:
         """Return the child's answer; a source that went past a limit once is not tried again."""
         with self.lock:
             if source in self.refused:
                 raise LimitError(self.refused[source])
+            seconds = seconds or DEADLINE
             try:
                 good, used, answer = self._exchange((kind, source, given, seconds), PATIENCE * seconds)
             except LimitError as over:

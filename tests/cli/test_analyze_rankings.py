@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-
-COMMAND = [sys.executable, "-c", "from potentia.cli import main; main()"]
 
 
 @pytest.fixture
@@ -28,20 +24,16 @@ def table(tmp_path):
     return path
 
 
-def call(*arguments):
-    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=120)
-
-
-def test_analyze_rankings_prints_findings_as_json(table):
-    done = call("analyze", "rankings", table, "--json", "--resamples", 50)
+def test_analyze_rankings_prints_findings_as_json(potentia, table):
+    done = potentia("analyze", "rankings", table, "--json", "--resamples", 50)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["change direct train_before_test"]["mean_after"] > found["agreement direct"]["mean"]
     assert found["perplexity direct"]["corpora"] == ["wiki"]
 
 
-def test_analyze_rankings_prints_tables_and_draws(table, tmp_path):
-    done = call(
+def test_analyze_rankings_prints_tables_and_draws(potentia, table, tmp_path):
+    done = potentia(
         "analyze", "rankings", table, "--protocols", "direct", "--resamples", 30, "--align", "boolq", "gsm8k", "--all",
         "--figures", tmp_path / "figures", "--format", "svg", "png",
     )  # fmt: skip
@@ -52,8 +44,8 @@ def test_analyze_rankings_prints_tables_and_draws(table, tmp_path):
     assert {"alignment-direct-boolq-gsm8k.svg", "agreement-direct-kendall.png"} <= drawn
 
 
-def test_it_is_short_unless_all_is_asked_for(table):
-    short, whole = (call("analyze", "rankings", table, "--resamples", 30, *more).stdout for more in ([], ["--all"]))
+def test_it_is_short_unless_all_is_asked_for(potentia, table):
+    short, whole = (potentia("analyze", "rankings", table, "--resamples", 30, *more).stdout for more in ([], ["--all"]))
     assert short.splitlines()[0] == whole.splitlines()[0] == "Mean score over 3 tasks"
     assert short.splitlines()[1].split() == ["rank", "model", "P(first)", "direct", "train-before-test", "gain"]
     assert len(short.splitlines()) < 40 < len(whole.splitlines())
@@ -61,8 +53,8 @@ def test_it_is_short_unless_all_is_asked_for(table):
     assert "Aggregate ranking" not in short
 
 
-def test_no_line_of_a_piped_table_is_broken(table):
-    text = call("analyze", "rankings", table, "--resamples", 30, "--all").stdout
+def test_no_line_of_a_piped_table_is_broken(potentia, table):
+    text = potentia("analyze", "rankings", table, "--resamples", 30, "--all").stdout
     assert max(map(len, text.splitlines())) > 120  # the width of a terminal that is not there cuts nothing
     head = next(line for line in text.splitlines() if line.startswith("model") and "rank by PC1" in line)
     assert "rank by mean rank" in head
@@ -77,23 +69,23 @@ def test_no_line_of_a_piped_table_is_broken(table):
         (["--align", "boolq", "nope"], "no task 'nope'"),
     ],
 )
-def test_bad_input_exits_with_two_and_a_hint(table, arguments, message):
-    done = call("analyze", "rankings", table, "--resamples", 20, *arguments)
+def test_bad_input_exits_with_two_and_a_hint(potentia, table, arguments, message):
+    done = potentia("analyze", "rankings", table, "--resamples", 20, *arguments)
     assert done.returncode == 2
     assert message in done.stderr
     assert "hint:" in done.stderr
 
 
-def test_reproduce_needs_both_protocols(tmp_path):
+def test_reproduce_needs_both_protocols(potentia, tmp_path):
     path = tmp_path / "one.csv"
     path.write_text("protocol,model,benchmark,score,stderr\ndirect,a,rte,0.5,0.1\ndirect,b,rte,0.6,0.1\n")
-    done = call("reproduce", "train-before-test", path)
+    done = potentia("reproduce", "train-before-test", path)
     assert done.returncode == 2
     assert "train_before_test" in done.stderr
 
 
-def test_reproduce_prints_paper_and_ours(shared_data):
-    done = call(
+def test_reproduce_prints_paper_and_ours(potentia, shared_data):
+    done = potentia(
         "reproduce", "train-before-test", shared_data / "published" / "train_before_test_scores.csv",
         "--resamples", 20, "--json",
     )  # fmt: skip
@@ -104,7 +96,7 @@ def test_reproduce_prints_paper_and_ours(shared_data):
     assert round(nq["ours"], 2) == 0.74
 
 
-def test_items_of_a_store_give_paired_tests(tmp_path):
+def test_items_of_a_store_give_paired_tests(potentia, tmp_path):
     from potentia.store import CellRecord, Store
     from potentia.values.metric import Metric
     from potentia.values.scores import ItemOutcome, Score
@@ -124,10 +116,10 @@ def test_items_of_a_store_give_paired_tests(tmp_path):
                     scores={"acc": score}, metric="acc", manifest={},
                 )  # fmt: skip
                 store.commit_cell(cell, items=items)
-    done = call("analyze", "rankings", tmp_path / "potentia.db", "--json", "--resamples", 20)
+    done = potentia("analyze", "rankings", tmp_path / "potentia.db", "--json", "--resamples", 20)
     assert done.returncode == 0, done.stderr
     paired = json.loads(done.stdout)["significance direct"]
     assert paired["items"] == [200, 200]
     assert paired["by_items"] == [3, 3]
-    bare = call("analyze", "rankings", tmp_path / "potentia.db", "--json", "--resamples", 20, "--no-items")
+    bare = potentia("analyze", "rankings", tmp_path / "potentia.db", "--json", "--resamples", 20, "--no-items")
     assert json.loads(bare.stdout)["significance direct"]["items"] == [0, 0]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,23 +19,41 @@ import tiny
 POTENTIA = str(Path(sys.executable).with_name("potentia"))
 
 
-def potentia(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [POTENTIA, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "160", "HF_HUB_OFFLINE": "1"},
-    )
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("cli")
     tiny.save_model(made / "m0")
+    tiny.save_model(made / "m1", seed=1)
     tiny.save_questions(made / "q.jsonl")
     return made
+
+
+@pytest.fixture
+def potentia(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """Run a command in the folder as the console script does, in this process: torch is loaded once."""
+    monkeypatch.chdir(folder)
+    for name, value in {"OMP_NUM_THREADS": "1", "COLUMNS": "160", "HF_HUB_OFFLINE": "1"}.items():
+        monkeypatch.setenv(name, value)
+
+    def call(*arguments: object) -> Done:
+        from potentia.cli.app import run
+
+        monkeypatch.setattr(sys, "argv", ["potentia", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            run()
+        return Done(int(left.value.code or 0), *capfd.readouterr())
+
+    return call
+
+
+Potentia = Callable[..., Done]
 
 
 def test_help_is_quick_and_loads_nothing_heavy():
@@ -79,28 +98,27 @@ def test_every_command_shows_a_runnable_example():
     assert not missing, f"no example in the help of: {missing}"
 
 
-def test_run_status_export(folder: Path):
-    done = potentia("run", "--models", "./m0", "--tasks", "q.jsonl", "--protocols", "direct", "--json", cwd=folder)
+def test_run_status_export(potentia: Potentia, folder: Path):
+    done = potentia("run", "--models", "./m0", "--tasks", "q.jsonl", "--protocols", "direct", "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["computed"] == 1
     (score,) = told["scores"]
     assert (score["protocol"], score["model"], score["task"]) == ("direct", "./m0", "q.jsonl")
     assert told["scoreboard"]["standings"][0]["scores"][0]["value"] == score["value"]
-    again = potentia("run", "--models", "./m0", "--tasks", "q.jsonl", "--protocols", "direct", cwd=folder)
+    again = potentia("run", "--models", "./m0", "--tasks", "q.jsonl", "--protocols", "direct")
     assert f"m0     {score['value']:.3f} ±" in again.stdout
     assert "1 found" in again.stdout
-    state = json.loads(potentia("status", "potentia.db", "--json", cwd=folder).stdout)
+    state = json.loads(potentia("status", "potentia.db", "--json").stdout)
     assert state["studies"][0]["done"] == state["studies"][0]["asked"] == 1
-    exported = potentia("export", "potentia.db", "-o", "scores.csv", cwd=folder)
+    exported = potentia("export", "potentia.db", "-o", "scores.csv")
     assert exported.returncode == 0, exported.stderr
     assert "q.jsonl" in (folder / "scores.csv").read_text()
 
 
-def test_a_finished_run_ends_with_the_score_table(folder: Path):
-    tiny.save_model(folder / "m1", seed=1)
+def test_a_finished_run_ends_with_the_score_table(potentia: Potentia):
     done = potentia("run", "--models", "./m0", "./m1", "--tasks", "q.jsonl", "--epochs", "1",
-                    "--learning-rates", "1e-3", "--store", "two.db", cwd=folder)  # fmt: skip
+                    "--learning-rates", "1e-3", "--store", "two.db")  # fmt: skip
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[1].split() == ["rank", "model", "P(first)", "direct", "train-before-test", "gain"]
@@ -109,10 +127,8 @@ def test_a_finished_run_ends_with_the_score_table(folder: Path):
     assert not any("other tasks" in line or "choice of tasks" in line for line in lines)
 
 
-def test_dry_run_runs_nothing(folder: Path):
-    done = potentia(
-        "run", "--models", "./m0", "--tasks", "q.jsonl", "--store", "dry.db", "--dry-run", "--json", cwd=folder
-    )
+def test_dry_run_runs_nothing(potentia: Potentia, folder: Path):
+    done = potentia("run", "--models", "./m0", "--tasks", "q.jsonl", "--store", "dry.db", "--dry-run", "--json")
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     assert plan["cost"]["cells"] == 2
@@ -121,20 +137,20 @@ def test_dry_run_runs_nothing(folder: Path):
     assert not (folder / "dry.db").exists(), "a dry run leaves nothing behind"
 
 
-def test_a_flags_path_is_relative_to_where_the_command_runs(folder: Path, tmp_path: Path):
+def test_a_flags_path_is_relative_to_where_the_command_runs(potentia: Potentia, folder: Path, tmp_path: Path):
     """The study file's own folder has a ``d`` too, without the data."""
     (tmp_path / "study.yaml").write_text(f"models: [{folder / 'm0'}]\ntasks: [arc_easy]\nprotocols: [direct]\n")
     (tmp_path / "d").mkdir()
     data = folder / "d" / "allenai--ai2_arc" / "ARC-Easy"
     data.mkdir(parents=True)
     arguments = ("run", tmp_path / "study.yaml", "--data-dir", "d", "--store", tmp_path / "s.db", "--dry-run")
-    done = potentia(*arguments, cwd=folder)
+    done = potentia(*arguments)
     assert done.returncode == 2
     assert str(tmp_path) not in done.stderr.replace(str(tmp_path / "study.yaml"), "")
     rows = {"id": ["1"], "question": ["what is it ?"], "choices": [{"text": ["cat", "dog"], "label": ["A", "B"]}]}
     for split in ("train", "validation", "test"):
         pq.write_table(pa.table(rows | {"answerKey": ["A"]}), data / f"{split}.parquet")
-    done = potentia(*arguments, cwd=folder)
+    done = potentia(*arguments)
     assert done.returncode == 0, done.stderr
 
 
@@ -152,27 +168,18 @@ def test_a_flags_path_is_relative_to_where_the_command_runs(folder: Path, tmp_pa
         (["analyze", "rankings", "nowhere.csv"], "nowhere.csv"),
     ],
 )
-def test_bad_input_names_the_trouble_and_exits_with_2(folder: Path, arguments: list[str], said: str):
-    done = potentia(*arguments, cwd=folder)
+def test_bad_input_names_the_trouble_and_exits_with_2(potentia: Potentia, arguments: list[str], said: str):
+    done = potentia(*arguments)
     assert done.returncode == 2, (done.stdout, done.stderr)
     assert said in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_an_unreachable_hub_model_is_recorded_as_failed(folder: Path):
+def test_an_unreachable_hub_model_is_recorded_as_failed(potentia: Potentia):
     done = potentia(
-        "run",
-        "--models",
-        "nobody/nothing",
-        "--tasks",
-        "q.jsonl",
-        "--protocols",
-        "direct",
-        "--store",
-        "f.db",
-        cwd=folder,
+        "run", "--models", "nobody/nothing", "--tasks", "q.jsonl", "--protocols", "direct", "--store", "f.db"
     )
     assert done.returncode == 1
     assert "nobody/nothing" in done.stderr
-    state = json.loads(potentia("status", "f.db", "--json", cwd=folder).stdout)
+    state = json.loads(potentia("status", "f.db", "--json").stdout)
     assert state["failures"][0]["model"] == "nobody/nothing"

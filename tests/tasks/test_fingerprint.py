@@ -85,12 +85,13 @@ def test_seed_caps_and_carve_show(benchmarks: Path) -> None:
 
 @pytest.mark.shared
 def test_the_same_in_another_process(benchmarks: Path) -> None:
+    names = ["winogrande", "arc_easy:choice:3"]
     code = (
         "from pathlib import Path; from potentia import tasks\n"
-        f"print(tasks.load('winogrande', data_dir=Path({str(benchmarks)!r})).fingerprint)"
+        f"for name in {names}: print(tasks.load(name, data_dir=Path({str(benchmarks)!r})).fingerprint)"
     )
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert other.stdout.strip() == tasks.load("winogrande", data_dir=benchmarks).fingerprint
+    assert other.stdout.split() == [tasks.load(name, data_dir=benchmarks).fingerprint for name in names]
 
 
 def test_a_task_folder_may_be_moved(tmp_path: Path) -> None:

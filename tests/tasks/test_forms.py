@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -227,19 +225,9 @@ def test_examples_are_written_in_the_form(loaded: Callable[[str], Task]) -> None
     assert shown.count("\nA. ") == 3
 
 
-def test_fingerprints_tell_forms_apart_and_are_the_same_everywhere(
-    loaded: Callable[[str], Task], benchmarks: Path
-) -> None:
-    names = ["arc_easy:choice", "arc_easy:choice:3", "arc_easy:choice:3:1"]
-    prints = [loaded(name).fingerprint for name in names]
-    assert len({*prints, loaded("arc_easy").fingerprint}) == 4
-    code = (
-        "from pathlib import Path; from potentia.tasks import Caps, load; "
-        f"print(load({names[1]!r}, data_dir=Path({str(benchmarks)!r}), "
-        "caps=Caps(train=60, validation=40, test=120)).fingerprint)"
-    )
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert output.strip() == prints[1]
+def test_fingerprints_tell_forms_apart(loaded: Callable[[str], Task]) -> None:
+    prints = [loaded(f"arc_easy{form}").fingerprint for form in ("", ":choice", ":choice:3", ":choice:3:1")]
+    assert len(set(prints)) == 4
 
 
 @pytest.mark.parametrize(
