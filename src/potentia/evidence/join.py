@@ -14,8 +14,8 @@ from potentia.evidence.evidence import Evidence
 from potentia.facts import models as known_models
 from potentia.store import Store
 from potentia.values.metric import UNKNOWN, Difference, Measured, Metric, Origin, comparable
-from potentia.values.protocol import Protocol, TaskName, in_order
-from potentia.values.scores import Objects, ScoreMatrix
+from potentia.values.protocol import TaskName, in_order
+from potentia.values.scores import Outcomes, Score, ScoreMatrix
 
 
 class UnlikeError(InputError):
@@ -108,16 +108,12 @@ def joined(parts: Sequence[Evidence]) -> Evidence:
         recipe=recipe,
         hint="show them apart, with --apart: scores compare where data, metric and fine-tuning are the same",
     )
-    merged: dict[Protocol, ScoreMatrix] = {}
-    for part in parts:
-        for protocol, matrix in part.scores.items():
-            merged[protocol] = _union(merged[protocol], matrix) if protocol in merged else matrix
-    protocols = in_order(merged)
+    protocols = in_order({protocol for part in parts for protocol in part.scores})
     names = list(dict.fromkeys(part.source for part in parts))
     return Evidence(
         source=" + ".join(names),
         title=" + ".join(dict.fromkeys(part.title for part in parts)),
-        scores={p: merged[p] for p in protocols},
+        scores={p: _union([part.scores[p] for part in parts if p in part.scores]) for p in protocols},
         facts=known_models(),
         studies=tuple(record for part in parts for record in part.studies),
         specs=tuple({row.name: row for part in reversed(parts) for row in part.specs}.values()),
@@ -125,16 +121,13 @@ def joined(parts: Sequence[Evidence]) -> Evidence:
         reading=next((part.reading for part in parts if part.reading is not None), None),
         stores=tuple(view for part in parts for view in part.stores),
         without_items={p: frozenset(t for part in parts for t in part.without_items.get(p, ())) for p in protocols},
-        items_read={p: _items([part.items_read[p] for part in parts if p in part.items_read]) for p in protocols},
+        items_read={p: _items([part.items_read.get(p, {}) for part in parts]) for p in protocols},
     )
 
 
-def _items(parts: Sequence[Mapping[str, Mapping[str, Mapping[int, float]]]]) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
-    for part in parts:
-        for task, by in part.items():
-            found.setdefault(task, {}).update(by)
-    return found
+def _items(parts: Sequence[Outcomes]) -> dict[str, dict[str, Any]]:
+    tasks = dict.fromkeys(task for part in parts for task in part)
+    return {task: {model: by for part in parts for model, by in part.get(task, {}).items()} for task in tasks}
 
 
 def _cells(matrix: ScoreMatrix) -> list[tuple[str, Cell]]:
@@ -148,37 +141,21 @@ def _cells(matrix: ScoreMatrix) -> list[tuple[str, Cell]]:
     return found
 
 
-def _union(one: ScoreMatrix, two: ScoreMatrix) -> ScoreMatrix:
-    """Lay two matrices of like cells over each other; none may have a score that the other has."""
-    models, tasks = tuple(dict.fromkeys(one.models + two.models)), tuple(dict.fromkeys(one.tasks + two.tasks))
-    row, column = {m: i for i, m in enumerate(models)}, {t: j for j, t in enumerate(tasks)}
-    grids = [np.ix_([row[m] for m in part.models], [column[t] for t in part.tasks]) for part in (one, two)]
-    both = np.zeros((len(models), len(tasks)), dtype=np.intp)
-    for part, grid in zip((one, two), grids, strict=True):
-        both[grid] += np.isfinite(part.values)
-    if (both > 1).any():
-        i, j = np.argwhere(both > 1)[0]
-        raise UnlikeError(
-            f"two sources have a {one.protocol} score of {models[i]} on {tasks[j]}",
-            hint="leave one of the sources out, or add --apart",
-        )
-
-    def laid(name: str, blank: Any) -> Any:
-        table = np.full(both.shape, blank, dtype=object if blank is None else np.float64)
-        for part, grid in zip((one, two), grids, strict=True):
-            own = getattr(part, name)
-            if own is not None:
-                table[grid] = np.where(np.isfinite(part.values), own, table[grid])
-        return table
-
-    metrics: dict[str, Metric] = dict(zip(one.tasks, one.metrics, strict=True))
-    for task, metric in zip(two.tasks, two.metrics, strict=True):
-        metrics[task] = metrics.get(task, metric).merged(metric)
-    values, stderr, n = (laid(name, np.nan) for name in ("values", "stderr", "n"))
-    return ScoreMatrix(
-        one.protocol, models, tasks, values, stderr, n, tuple(metrics[t] for t in tasks),
-        laid("origins", None), laid("seeds", None),
-    )  # fmt: skip
+def _union(matrices: Sequence[ScoreMatrix]) -> ScoreMatrix:
+    """Lay matrices of like cells over each other; none may have a score that another has."""
+    if len(matrices) == 1:
+        return matrices[0]
+    protocol, cells = matrices[0].protocol, dict[tuple[str, str], Score]()
+    for matrix in matrices:
+        for model, task, score in matrix.scores():
+            if (model, task) in cells:
+                raise UnlikeError(
+                    f"two sources have a {protocol} score of {model} on {task}",
+                    hint="leave one of the sources out, or add --apart",
+                )
+            cells[model, task] = score
+    models, tasks = ([name for m in matrices for name in getattr(m, names)] for names in ("models", "tasks"))
+    return ScoreMatrix.of_cells(protocol, cells, models, tasks)
 
 
 def unfolded(matrix: ScoreMatrix, notes: list[str]) -> ScoreMatrix:
@@ -193,14 +170,15 @@ def unfolded(matrix: ScoreMatrix, notes: list[str]) -> ScoreMatrix:
             told = ", ".join(map(str, missing))
             notes.append(f"{task.whole}: {matrix.protocol.label} scores of fold {told} are missing; folds stand alone")
         groups.setdefault(task if missing else task.whole, []).append(j)
-    if len(groups) == len(matrix.tasks) and list(groups) == list(matrix.tasks):
+    if list(groups) == list(matrix.tasks):
         return matrix
-    columns = [_fold_mean(matrix, places) for places in groups.values()]
-    values, stderr, n, origins, seeds = (np.stack([column[k] for column in columns], axis=1) for k in range(5))
-    metrics = tuple(matrix.metrics[places[0]] for places in groups.values())
-    return replace(
-        matrix, tasks=tuple(groups), values=values, stderr=stderr, n=n, metrics=metrics, origins=origins, seeds=seeds
-    )
+    cells = {
+        (model, name): _fold_mean([matrix.score(i, j) for j in places])
+        for name, places in groups.items()
+        for i, model in enumerate(matrix.models)
+        if np.isfinite(matrix.values[i, places]).all()
+    }
+    return ScoreMatrix.of_cells(matrix.protocol, cells, matrix.models, groups)
 
 
 def _missing_folds(task: TaskName, tasks: Sequence[str]) -> list[int]:
@@ -210,25 +188,17 @@ def _missing_folds(task: TaskName, tasks: Sequence[str]) -> list[int]:
     return [k for k in range(1, count + 1) if f"{task.whole}#{k}/{count}" not in tasks]
 
 
-def _fold_mean(matrix: ScoreMatrix, places: list[int]) -> tuple[Any, Any, Any, Objects, Objects]:
-    """Return values, standard errors, sizes, origins and seeds of the folds of a task taken as one."""
-    n, values, stderr = (part[:, places] for part in (matrix.n, matrix.values, matrix.stderr))
-    origins, seeds = np.full(len(matrix.models), None, dtype=object), np.full(len(matrix.models), None, dtype=object)
-    weights = n / n.sum(axis=1, keepdims=True) if len(places) > 1 else np.ones_like(n)
-    for i in range(len(matrix.models)):
-        parts = [matrix.score(i, j) for j in places]
-        origins[i] = _together([part.origin for part in parts])
-        if parts[0].seeds and len({len(part.seeds) for part in parts}) == 1:
-            seeds[i] = tuple(float(v) for v in weights[i] @ np.array([part.seeds for part in parts]))
-    if len(places) == 1:
-        return values[:, 0], stderr[:, 0], n[:, 0], origins, seeds
-    error = np.sqrt((weights**2 * stderr**2).sum(axis=1))
-    return (weights * values).sum(axis=1), error, n.sum(axis=1), origins, seeds
-
-
-def _together(origins: Sequence[Origin]) -> Origin:
-    """Return the origin of folds taken as one: their documents together."""
-    data = [origin.data for origin in origins]
-    if len(data) == 1 or None in data:
-        return origins[0]
-    return replace(origins[0], data=hashlib.sha256("\n".join(map(str, data)).encode()).hexdigest())
+def _fold_mean(folds: Sequence[Score]) -> Score:
+    """Return the folds of a task taken as one: the mean over their documents together."""
+    if len(folds) == 1:
+        return folds[0]
+    n = sum(fold.n for fold in folds)
+    weights = np.array([fold.n for fold in folds]) / (n or np.nan)
+    value = float(weights @ np.array([fold.value for fold in folds]))
+    error = float(np.linalg.norm(weights * np.array([fold.stderr for fold in folds])))
+    same = len({len(fold.seeds) for fold in folds}) == 1
+    seeds = tuple((weights @ np.array([fold.seeds for fold in folds])).tolist()) if same and folds[0].seeds else ()
+    data, origin = [str(fold.origin.data) for fold in folds], folds[0].origin
+    if all(fold.origin.data is not None for fold in folds):
+        origin = replace(origin, data=hashlib.sha256("\n".join(data).encode()).hexdigest())
+    return replace(folds[0], value=value, stderr=error, n=n, origin=origin, seeds=seeds)

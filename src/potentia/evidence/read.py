@@ -73,25 +73,22 @@ def _groups(
     sources: Sequence[Any], studies: tuple[str, ...], one: Callable[[Any, tuple[str, ...]], Evidence]
 ) -> list[Evidence]:
     """Read sources, and the studies of a store, in groups that can be compared: each joins the first that it fits."""
-    groups: list[dict[int, tuple[str, ...]]] = []  # the place of a source → its studies
-    made: list[Evidence] = []
+    groups: list[tuple[dict[int, tuple[str, ...]], Evidence]] = []  # the place of a source → its studies
     for place, source in enumerate(sources):
         for study in _studies_in(source, studies):
             why = ""
-            for k, group in enumerate(groups):
+            for k, (group, _) in enumerate(groups):
                 larger = {**group, place: (*group.get(place, ()), *study)}
                 try:
-                    made[k] = _together([one(sources[at], names) for at, names in larger.items()])
+                    groups[k] = larger, _together([one(sources[at], names) for at, names in larger.items()])
+                    break
                 except UnlikeError as error:
                     why = why or error.message
-                    continue
-                groups[k] = larger
-                break
             else:
                 alone = one(source, study)
-                groups.append({place: study})
-                made.append(replace(alone, notes=(*alone.notes, f"shown apart: {why}")) if why else alone)
-    return made
+                notes = (*alone.notes, *([f"shown apart: {why}"] if why else []))
+                groups.append(({place: study}, replace(alone, notes=notes)))
+    return [found for _, found in groups]
 
 
 def _studies_in(source: Any, wanted: tuple[str, ...]) -> list[tuple[str, ...]]:
@@ -148,18 +145,18 @@ def _read_one(
     says: Says,
 ) -> Evidence:
     if not isinstance(source, (str, Path)):
-        made = read_frame(source, metric=metric, columns=columns, says=says)
-        scores = {p: made.scores[p] for p in in_order(made.scores)}
-        return Evidence("DataFrame", "scores", scores, known_models(), notes=made.notes, reading=made.reading)
-    if is_store(source):
+        name, title, found = "DataFrame", "scores", read_frame(source, metric=metric, columns=columns, says=says)
+    elif is_store(source):
         return _from_store(str(source), studies, metric)
-    path = Path(source).expanduser()
-    found = read_files(path, metric=metric, subtasks=subtasks, columns=columns, says=says)
+    else:
+        path = Path(source).expanduser()
+        name = title = path.name
+        found = read_files(path, metric=metric, subtasks=subtasks, columns=columns, says=says)
+        if metric is not None and not any(m.name for matrix in found.scores.values() for m in matrix.metrics):
+            raise DataError(f"it does not say which scores are by {metric}", where=str(path), hint="leave out --metric")
     scores = {p: found.scores[p] for p in in_order(found.scores)}
-    if metric is not None and not any(m.name for matrix in scores.values() for m in matrix.metrics):
-        raise DataError(f"it does not say which scores are by {metric}", where=str(path), hint="leave out --metric")
     return Evidence(
-        path.name, path.name, scores, known_models(), notes=found.notes, reading=found.reading, items_read=found.items
+        name, title, scores, known_models(), notes=found.notes, reading=found.reading, items_read=found.items
     )
 
 

@@ -14,8 +14,6 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-import numpy as np
-
 from potentia.errors import DataError
 from potentia.formats.columns import metric_of, usual_metric
 from potentia.formats.layout import Row
@@ -71,7 +69,7 @@ def assemble(entries: Iterable[Entry], *, where: str) -> dict[Protocol, ScoreMat
         cells[entry.model, entry.task] = entry
     if not protocols:
         raise DataError("there are no scores in it", where=where)
-    return {Protocol(protocol): _matrix(protocol, cells) for protocol, cells in protocols.items()}
+    return {Protocol(name): ScoreMatrix.of_cells(name, cells) for name, cells in protocols.items()}
 
 
 def items_of(entries: Iterable[Entry]) -> dict[Protocol, dict[str, dict[str, Mapping[int, float]]]]:
@@ -98,24 +96,6 @@ def _check_unicode(name: str, place: str, where: str) -> None:
     except UnicodeEncodeError:  # JSON can spell half of a character
         at = f", {place}" if place else ""
         raise DataError(f"the name {name!r} holds half of a Unicode character", where=where + at) from None
-
-
-def _matrix(protocol: str, cells: dict[tuple[str, str], Entry]) -> ScoreMatrix:
-    models = {model: i for i, model in enumerate(dict.fromkeys(model for model, _ in cells))}
-    tasks = {task: j for j, task in enumerate(dict.fromkeys(task for _, task in cells))}
-    values, stderr, n = (np.full((len(models), len(tasks)), np.nan) for _ in range(3))
-    metrics = [UNNAMED] * len(tasks)
-    origins, seeds = (np.full(values.shape, None, dtype=object) for _ in range(2))
-    for (model, task), entry in cells.items():
-        i, j = models[model], tasks[task]
-        values[i, j], stderr[i, j], n[i, j] = entry.value, entry.stderr, entry.n
-        metrics[j] = entry.metric.merged(metrics[j])
-        origins[i, j] = entry.origin if entry.origin != UNKNOWN else None
-        seeds[i, j] = entry.seeds or None
-    return ScoreMatrix(
-        Protocol(protocol), tuple(models), tuple(tasks), values, stderr, n, tuple(metrics),
-        origins if any(origins.flat) else None, seeds if any(seeds.flat) else None,
-    )  # fmt: skip
 
 
 def _at(first: Entry, second: Entry) -> str:

@@ -155,6 +155,32 @@ class ScoreMatrix:
             ),
         )
 
+    @classmethod
+    def of_cells(
+        cls,
+        protocol: str,
+        cells: Mapping[tuple[str, str], Any],
+        models: Iterable[str] = (),
+        tasks: Iterable[str] = (),
+    ) -> ScoreMatrix:
+        """Make a matrix of scores (or what has their fields) by model and task; a task's metric is what any knows.
+
+        ``models`` and ``tasks`` come first, in their order; the others follow as they appear.
+        """
+        rows = {name: i for i, name in enumerate(dict.fromkeys((*models, *(model for model, _ in cells))))}
+        columns = {name: j for j, name in enumerate(dict.fromkeys((*tasks, *(task for _, task in cells))))}
+        values, stderr, n = (np.full((len(rows), len(columns)), np.nan) for _ in range(3))
+        origins, seeds = (np.full(values.shape, None, dtype=object) for _ in range(2))
+        metrics = [Metric()] * len(columns)
+        for (model, task), score in cells.items():
+            i, j = rows[model], columns[task]
+            values[i, j], stderr[i, j], n[i, j] = score.value, score.stderr, score.n or np.nan
+            metrics[j] = score.metric.merged(metrics[j])
+            origins[i, j] = score.origin if score.origin != UNKNOWN else None
+            seeds[i, j] = score.seeds or None
+        known = [array if any(array.flat) else None for array in (origins, seeds)]
+        return cls(Protocol(protocol), tuple(rows), tuple(columns), values, stderr, n, tuple(metrics), *known)
+
     @property
     def shape(self) -> tuple[int, int]:
         """(number of models, number of tasks)."""
