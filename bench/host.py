@@ -103,6 +103,9 @@ def checks(tell: Told, loaded: Any, requests: list[Any], device: str) -> None:
             timed(f"{turn}: bare scoring", lambda m=fresh: Scorer(m).loglikelihood(requests))
             lora = LoraConfig(targets=("all-linear",))
             specs = [replace(spec, lora=lora) for _, spec in lanes.row_of_lanes("135m", 12, 4)]
+            vocabulary = int(loaded.model.get_input_embeddings().weight.shape[0])
+            for spec in specs:
+                spec.examples.flat[:] %= vocabulary
             with LaneTrainer(fresh) as trainer:
                 timed(f"{turn}: lanes", lambda t=trainer, s=specs: t.train(s))
                 owners = [number % trainer.plan.slots for number in range(len(requests))]  # type: ignore[union-attr]

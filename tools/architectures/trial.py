@@ -16,7 +16,7 @@ from architectures.tiny import build, words
 from potentia.engine import LoadedModel, load
 from potentia.errors import PotentiaError
 
-EXACT_LIKELIHOOD = 2e-4  # of a log-likelihood, plus one millionth of it
+EXACT_LIKELIHOOD = 2e-4  # of a log-likelihood, beyond its last bit
 
 
 def try_case(case: str) -> dict[str, Any]:

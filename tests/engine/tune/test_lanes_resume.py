@@ -176,10 +176,10 @@ def test_a_full_disk_is_a_clear_error_and_harms_nothing(tmp_path: Path, monkeypa
 
 
 def test_snapshots_alternate(tmp_path: Path) -> None:
-    snapshots = Snapshots(tmp_path)
+    snapshots = Snapshots(tmp_path, 60.0)
     for n in range(3):
         snapshots.save({"a": torch.full((2,), float(n))}, {"n": n})
-    again = Snapshots(tmp_path)
+    again = Snapshots(tmp_path, 60.0)
     tensors, facts = again.latest()
     assert (facts["n"], tensors["a"][0].item(), again.serial) == (2, 2.0, 3)
     assert len(list(tmp_path.iterdir())) == 2

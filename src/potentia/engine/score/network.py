@@ -166,17 +166,17 @@ class Network:
 
     def _read(self, rows: list[Forest], hidden: torch.Tensor, length: int) -> Outcome:
         """Gather log-probabilities: the head runs once per position read, however many ask for it."""
-        nodes: list[int] = []
+        reads = [(i * length, strand, nodes) for i, row in enumerate(rows) for strand, nodes in row.reads]
+        places: list[int] = []
         targets: list[int] = []
-        askers: list[int] = []
-        for i, row in enumerate(rows):
-            offset = i * length
-            for strand, places in row.reads:
-                nodes.extend(offset + place for place in places)
-                targets.extend(strand.ids[-strand.scored :])
-                askers.extend([strand.index] * strand.scored)
-        order = np.argsort(np.asarray(nodes, dtype=np.int64), kind="stable")
-        unique, group = np.unique(np.asarray(nodes, dtype=np.int64)[order], return_inverse=True)
+        for _, strand, nodes in reads:
+            places.extend(nodes)
+            targets.extend(strand.ids[-strand.scored :])
+        counts = [strand.scored for _, strand, _ in reads]
+        askers = np.repeat([strand.index for _, strand, _ in reads], counts)
+        spots = np.asarray(places, dtype=np.int64) + np.repeat([offset for offset, _, _ in reads], counts)
+        order = np.argsort(spots, kind="stable")
+        unique, group = np.unique(spots[order], return_inverse=True)
         wanted = np.asarray(targets, dtype=np.int64)[order]
         sent = self._send(np.concatenate([unique, group, wanted]))
         at, which, target = sent[: len(unique)], sent[len(unique) : len(unique) + len(group)], sent[-len(group) :]
@@ -189,7 +189,7 @@ class Network:
             local, goal = which[first:last] - start, target[first:last]
             logprobs.append(log_softmax(logits)[local, goal])
             hits.append(logits.argmax(dim=-1)[local] == goal)
-        return Outcome(np.asarray(askers, dtype=np.int64)[order], torch.cat(logprobs), torch.cat(hits))
+        return Outcome(askers.astype(np.int64)[order], torch.cat(logprobs), torch.cat(hits))
 
     def _send(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
         tensor = torch.from_numpy(array)

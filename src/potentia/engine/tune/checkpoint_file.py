@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -97,19 +98,33 @@ class Shelf:
 
 
 class Snapshots:
-    """Two sealed files written in turn, so that a whole one remains whatever happens to the other."""
+    """Two sealed files written in turn, so that a whole one remains whatever happens to the other; none without folder.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    One is due after so many ``seconds``, and not before twenty times what writing the last one took.
+    """
+
+    def __init__(self, folder: Path | None, seconds: float) -> None:
+        self.folder, self.seconds = folder, seconds
         self.serial = 0
+        self._at, self._took = time.monotonic(), 0.0
+
+    def due(self, *, now: bool = False) -> bool:
+        """Whether to write one; ``now`` asks for it at once."""
+        return self.folder is not None and (now or time.monotonic() - self._at >= max(self.seconds, 20 * self._took))
 
     def save(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Write the next snapshot over the older of the two."""
+        assert self.folder is not None
+        began = time.monotonic()
         self.serial += 1
         write_sealed(self.folder / f"snapshot-{self.serial % 2}.sealed", tensors, {**facts, "serial": self.serial})
+        self._at = time.monotonic()
+        self._took = self._at - began
 
     def latest(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Return the newest snapshot that is whole."""
+        if self.folder is None:
+            return None
         found = [read_sealed(self.folder / f"snapshot-{turn}.sealed") for turn in (0, 1)]
         whole = [snapshot for snapshot in found if snapshot is not None]
         if not whole:

@@ -208,11 +208,12 @@ class _Job:
             parameter.grad = None
         self.masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self.parameters]
         self.optimizer = adamw(self.masters, spec.schedule)
-        self.snapshots: Snapshots | None = None
+        folder = None
         if trainer.workspace is not None and sum(12 * master.numel() for master in self.masters) <= MOST_BYTES:
             name = hashlib.sha256(f"full 1\n{trainer.fingerprint}\n{spec.fingerprint()}".encode()).hexdigest()[:24]
-            self.snapshots = Snapshots(trainer.workspace / name)
-        self._steps, self._at, self._took = 0, time.monotonic(), 0.0
+            folder = trainer.workspace / name
+        self.snapshots = Snapshots(folder, SNAPSHOT_SECONDS)
+        self._steps = 0  # that are saved
 
     def __enter__(self) -> _Job:
         return self
@@ -274,22 +275,19 @@ class _Job:
 
     def save(self, done: list[FullStep], *, now: bool = False) -> None:
         """Save the state; unless asked to at once, not more often than pays."""
-        began = time.monotonic()
-        early = not now and began - self._at < max(SNAPSHOT_SECONDS, 20 * self._took)
-        if self.snapshots is None or len(done) == self._steps or early:
+        if len(done) == self._steps or not self.snapshots.due(now=now):
             return
         tensors: dict[str, Tensor] = {}
         for place, master in enumerate(self.masters):
             state = self.optimizer.state[master]
             tensors |= {f"weight-{place}": master} | {f"{part}-{place}": state[part] for part in _MOMENTS if state}
         self.snapshots.save(tensors, {"steps": [astuple(step) for step in done]})
-        self._steps, self._at = len(done), time.monotonic()
-        self._took = self._at - began
+        self._steps = len(done)
 
     @torch.no_grad()
     def restore(self) -> list[FullStep]:
         """Put the newest whole state back; returns the steps it has behind it."""
-        found = self.snapshots.latest() if self.snapshots is not None else None
+        found = self.snapshots.latest()
         if found is None:
             self._put()
             return []

@@ -55,9 +55,8 @@ class LaneRun:
         self.lanes = {spec.key: Lane(spec) for spec in ordered}
         folder = self._folder(ordered)
         self.shelf = Shelf(folder)
-        self.snapshots = Snapshots(folder) if folder is not None else None
+        self.snapshots = Snapshots(folder, SNAPSHOT_SECONDS)
         self.step = 0
-        self._saved_at, self._save_took = time.monotonic(), 0.0
         self._before = 0  # steps that a snapshot brought
 
     def _folder(self, specs: Sequence[LaneSpec]) -> Path | None:
@@ -68,7 +67,7 @@ class LaneRun:
 
     def go(self) -> dict[str, Lane]:
         """Train until every lane is over or ``stop`` says so."""
-        found = self.snapshots.latest() if self.snapshots is not None else None
+        found = self.snapshots.latest()
         self.plan = PassPlan(**found[1]["plan"]) if found else self._first_plan()
         self.trainer.plan = self.plan
         self.bank: AdapterBank = self.trainer.bank(self.lora, self.plan.slots)
@@ -234,17 +233,12 @@ class LaneRun:
 
     def _snapshot(self, now: bool = False) -> None:
         """Save the state of all lanes under way; unless asked to at once, not more often than pays."""
-        if self.snapshots is None:
-            return
-        began = time.monotonic()
-        if not now and began - self._saved_at < max(SNAPSHOT_SECONDS, 20 * self._save_took):
+        if not self.snapshots.due(now=now):
             return
         at = [lane.slot for lane in self._active()]
         tensors = {name: part[at] for name, part in self._state().items()}
         lanes = {key: lane.record() for key, lane in self.lanes.items()}
         self.snapshots.save(tensors, {"plan": asdict(self.plan), "step": self.step, "lanes": lanes, "slots": at})
-        self._saved_at = time.monotonic()
-        self._save_took = self._saved_at - began
 
     def _state(self) -> dict[str, Tensor]:
         """Return what a step changes, by slot."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -84,16 +85,9 @@ class Bucket:
         """Length of every field of the buffer, in their order."""
         n, t = self.tokens, self.targets
         return {
-            "ids": n,
-            "places": n,
-            "keys": n,
-            "first": n,
-            "last": n,
+            **dict.fromkeys(("ids", "places", "keys", "first", "last"), n),
             "owners": n // STRETCH,
-            "positions": t,
-            "targets": t,
-            "target_owners": t,
-            "weights": t,  # float32 in 32 bits
+            **dict.fromkeys(("positions", "targets", "target_owners", "weights"), t),  # weights: float32 in 32 bits
             "spans": 2 * self.slots,
             "tiles": 2 * (n // TILE + self.slots + 1),
         }
@@ -132,34 +126,27 @@ class LongRow:
 
     def fill(self, bucket: Bucket, buffer: Ints32) -> None:
         """Write all fields into ``buffer`` (bucket.size,)."""
-        n, t = len(self.ids), len(self.targets)
-        end = bucket.tokens - 1  # no real token stands here
-        alone = np.arange(n, bucket.tokens, dtype=np.int32)
+        alone = np.arange(len(self.ids), bucket.tokens, dtype=np.int32)
         spans = np.zeros((bucket.slots, 2), np.int32)
         for slot, span in self.spans.items():
             spans[slot] = span
-        parts: dict[str, tuple[Ints32, Ints32 | int]] = {
-            "ids": (self.ids, 0),
-            "places": (self.places, 0),
-            "keys": (self.keys, 0),
-            "first": (self.first, alone),
-            "last": (self.last, alone + 1),
-            "owners": (self.owners, bucket.slots),
-            "spans": (spans.ravel(), 0),
-            "tiles": (tile([*self.ends.tolist(), bucket.tokens]), 0),
-            "positions": (self.positions, end),
-            "targets": (self.targets, 0),
-            "target_owners": (self.target_owners, bucket.slots),
-            "weights": (self.weights.view(np.int32), 0),
+        tiles = tile([*self.ends.tolist(), bucket.tokens])
+        parts = vars(self) | {"spans": spans.ravel(), "tiles": tiles, "weights": self.weights.view(np.int32)}
+        filling: dict[str, Any] = {
+            "first": alone,
+            "last": alone + 1,
+            "owners": bucket.slots,
+            "target_owners": bucket.slots,
         }
+        filling["positions"] = bucket.tokens - 1  # no real token stands here
         begin = 0
         for name, length in bucket.fields.items():
-            values, rest = parts[name]
-            buffer[begin : begin + len(values)] = values
-            buffer[begin + len(values) : begin + length] = rest
+            end = begin + len(parts[name])
+            buffer[begin:end] = parts[name]
             begin += length
-        assert n < bucket.tokens
-        assert t < bucket.targets
+            buffer[end:begin] = filling.get(name, 0)
+        assert len(self.ids) < bucket.tokens
+        assert len(self.targets) < bucket.targets
 
 
 def lay(rows: Sequence[Lesson]) -> LongRow:
