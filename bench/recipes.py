@@ -5,12 +5,12 @@
     python bench/recipes.py --models MODELS/stories15M --tickets --documents 150
 
 Each candidate changes one thing of ``fair``; ``paper`` is the train-before-test paper's. All are run at every number of
-documents with every seed (of splits, order and adapters), the cheapest sizes first, until ``--minutes`` are over; a
-setting counts where every candidate has it. Told for each: the mean score that was reached on validation, by which the
-winner is named, and on test; tuned cells whose search ended at a bound, that were still rising, or that kept the
-untuned model; updates and learning rates tried a cell; seconds. On the zoo also Kendall's tau of the tuned scores with
-what the models know, which is planted (a mean over tasks). ``--tickets`` asks for support tickets in five classes,
-generated, in place of benchmarks.
+documents with every seed (of splits, order and adapters), the cheapest sizes first, until ``--minutes`` are over (what
+is stopped keeps the cells that it has); a cell counts where every candidate has it. Told for each: the mean score that
+was reached on validation, by which the winner is named, and on test; tuned cells whose search ended at a bound, that
+were still rising, or that kept the untuned model; updates and learning rates tried a cell; seconds. On the zoo also
+Kendall's tau of the tuned scores with what the models know, which is planted (a mean over tasks). ``--tickets`` asks
+for support tickets in five classes, generated, in place of benchmarks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import random
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,7 @@ class Outcome:
     setting: Setting
     cells: list[dict[str, Any]]
     seconds: float
+    stopped: bool = False
 
     def share(self, verdict: str) -> float:
         """The share of tuned cells whose search ended so."""
@@ -117,20 +118,22 @@ def main() -> None:
             last = _run(setting, models, tasks, given, folder)
             outcomes.append(last)
             print(
-                f"{setting.candidate}, {setting.documents} documents, seed {setting.seed}: validation"
-                f" {last.mean('validation'):.3f}, test {last.mean('test'):.3f}, {last.seconds:.0f} s",
+                f"{setting.candidate}, {setting.documents} documents, seed {setting.seed}: {len(last.cells)} cells,"
+                f" validation {last.mean('validation'):.3f}, test {last.mean('test'):.3f}, {last.seconds:.0f} s",
                 flush=True,
             )
             if given.out is not None:
                 with given.out.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(asdict(last)) + "\n")
+            if last.stopped:
+                break
     print(_table(outcomes))
 
 
 def _read(path: Path) -> Iterator[Outcome]:
     for line in path.read_text("utf-8").splitlines():
         found = json.loads(line)
-        yield Outcome(Setting(**found["setting"]), found["cells"], found["seconds"])
+        yield Outcome(Setting(**found.pop("setting")), **found)
 
 
 def _arguments() -> argparse.Namespace:
@@ -141,7 +144,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tickets", action="store_true", help="support tickets in place of benchmarks")
     parser.add_argument("--candidates", nargs="*", default=list(CANDIDATES), choices=list(CANDIDATES))
     parser.add_argument("--documents", type=int, nargs="*", default=list(DOCUMENTS))
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--validation", type=int, default=200)
@@ -153,7 +156,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _settings(given: argparse.Namespace) -> Iterator[Setting]:
-    for seed in range(given.seeds):
+    for seed in given.seeds:
         for documents in given.documents:
             for candidate in given.candidates:
                 yield Setting(candidate, documents, seed)
@@ -212,8 +215,6 @@ def _run(setting: Setting, models: list[dict[str, Any]], tasks: list[Any], given
     began = time.monotonic()
     result = run_study(study, workers=given.workers)
     seconds = time.monotonic() - began
-    if result.interrupted:
-        raise SystemExit(1)
     for reason in result.reasons:
         print(f"failed: {reason}", flush=True)
     with Store.open(study.store, readonly=True) as store:
@@ -221,7 +222,7 @@ def _run(setting: Setting, models: list[dict[str, Any]], tasks: list[Any], given
             {"model": c.model, "task": c.task, "test": c.score.value} | {name: c.selection[name] for name in TOLD}
             for c in store.cells(protocol="train_before_test")
         ]
-    return Outcome(setting, cells, seconds)
+    return Outcome(setting, cells, seconds, result.interrupted)
 
 
 # --- support tickets --------------------------------------------------------------------------------------------------
@@ -266,12 +267,18 @@ def tickets(many: int, seed: int = 0) -> list[dict[str, Any]]:
 
 
 def _whole(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Return the outcomes of those settings that every candidate has."""
+    """Return the outcomes with the cells that every candidate has at that number of documents and seed."""
     names = {outcome.setting.candidate for outcome in outcomes}
-    held: dict[tuple[int, int], set[str]] = {}
+    held: dict[tuple[Any, ...], set[str]] = {}
     for outcome in outcomes:
-        held.setdefault((outcome.setting.documents, outcome.setting.seed), set()).add(outcome.setting.candidate)
-    return [o for o in outcomes if held[o.setting.documents, o.setting.seed] == names]
+        for cell in outcome.cells:
+            held.setdefault(_place(outcome, cell), set()).add(outcome.setting.candidate)
+    kept = (replace(o, cells=[cell for cell in o.cells if held[_place(o, cell)] == names]) for o in outcomes)
+    return [outcome for outcome in kept if outcome.cells]
+
+
+def _place(outcome: Outcome, cell: dict[str, Any]) -> tuple[Any, ...]:
+    return outcome.setting.documents, outcome.setting.seed, cell["model"], cell["task"]
 
 
 def _table(outcomes: Sequence[Outcome]) -> str:

@@ -67,7 +67,7 @@ def test_written_answers_are_judged_once_and_remembered(
     items = evidence.items(cell.key)
     cats = sum("cat" in item.detail["question"] for item in items) / len(items)
     found = judge_answers(evidence, Judge(url, "big", tmp_path / "memory.jsonl", key="secret"))
-    assert found.rows[0][6] == pytest.approx(cats)
+    assert found.rows[0][7] == pytest.approx(cats)
     path, key, sent = seen[-1]
     assert (path, key, sent["model"], sent["temperature"]) == ("/v1/chat/completions", "Bearer secret", "big", 0)
     assert len(seen) == len(items) + 1, "one was asked again after HTTP 503"
@@ -77,7 +77,8 @@ def test_written_answers_are_judged_once_and_remembered(
     assert (again.asked, len(seen)) == (0, len(items) + 1), "all remembered"
     told = repr(Judge(url, "big", tmp_path / "m", key="secret"))
     assert "secret" not in told + (tmp_path / "memory.jsonl").read_text()
-    with pytest.raises(DataError, match="neither correct nor incorrect"):
-        Judge(url, "big", tmp_path / "m.jsonl").judge([("bird?", "red", "blue")])
+    unsure = Judge(url, "big", tmp_path / "m.jsonl")
+    assert unsure.judge([("bird?", "red", "blue"), ("dog?", "red", "blue")]) == [None, False]
+    assert Judge(url, "big", tmp_path / "m.jsonl").judge([("bird?", "red", "blue")]) == [None], "remembered too"
     with pytest.raises(DataError, match="no answer"):
         Judge("http://127.0.0.1:9", "big", tmp_path / "m.jsonl").judge([("cat?", "red", "blue")])

@@ -6,7 +6,17 @@ import math
 
 import pytest
 
-from potentia.run.choice import Candidate, LanePlan, leading_end, next_rate, next_rung, past_its_best, select, verdict
+from potentia.run.choice import (
+    Candidate,
+    LanePlan,
+    leaders,
+    leading_end,
+    next_rate,
+    next_rung,
+    past_its_best,
+    select,
+    verdict,
+)
 
 GRID = (3e-4, 1e-3, 3e-3)
 BOUNDS = (1e-5, 1e-2)
@@ -82,3 +92,21 @@ def test_a_lane_is_past_its_best_after_three_clearly_worse_looks():
     assert not past_its_best(falling[:-1], higher_is_better=True), "two, and the best may be near"
     noisy = [state(1e-3, v, k) for k, v in enumerate((0.5, 0.6, 0.55, 0.59, 0.4), 1)]
     assert not past_its_best(noisy, higher_is_better=True)
+
+
+def test_what_may_be_selected_later_is_held_while_lanes_come():
+    """Full lanes keep few states; ties go inside the grid, so the winner of a tie changes as rates are added."""
+    values = {1e-5: (0.5, 0.5), 3e-5: (0.4, 0.5), 1e-4: (0.5, 0.3), 3e-4: (0.2, 0.5), 1e-6: (0.5, 0.1)}
+    known: list[Candidate] = []
+    held: set[tuple[str, int]] = set()
+    for rate, curve in values.items():
+        for epoch, value in enumerate(curve, 1):
+            new = state(rate, value, epoch)
+            known.append(new)
+            kept = {(c.lane.key, c.epoch) for c in leaders(known, higher_is_better=True)}
+            held = kept & (held | {(new.lane.key, epoch)})
+            chosen = select(known, higher_is_better=True)
+            assert (chosen.lane.key, chosen.epoch) in held
+    assert len(held) == 5, "one of each rate: all are on a level"
+    better = [*known, state(1e-3, 0.6)]
+    assert [c.learning_rate for c in leaders(better, higher_is_better=True)] == [1e-3]

@@ -389,6 +389,7 @@ def short(value: float, unit: str = "") -> str:
     models=many("Of the study; else all."),
     tasks=many("Of the study; else the first three."),
     rank=option("The higher rank of adapters.", int, 64, min=1),
+    data_dir=STUDY["data_dir"],
     store=STUDY["store"],
     workers=option("Rows at once.", int, 1, min=1),
     as_json=JSON,
@@ -404,7 +405,8 @@ def elicitation(asked: Any) -> None:
     from potentia.run import elicit
     from potentia.study import read_study
 
-    made = read_study(asked.study, {"store": asked.store})
+    folder = str(asked.data_dir) if asked.data_dir else None
+    made = read_study(asked.study, {"store": asked.store, "data_dir": folder})
     with errors.status("tuning in three ways …"):
         found = elicit(made, models=asked.models or (), tasks=asked.tasks or (), rank=asked.rank, workers=asked.workers)
     print_findings({"elicitation": found}, as_json=asked.as_json)

@@ -19,6 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from potentia.errors import DataError
 from potentia.evidence import Evidence
 from potentia.study import content_key
@@ -46,8 +48,10 @@ class Judge:
     at_once: int = 8
     asked: int = 0
 
-    def judge(self, items: Sequence[tuple[str, str, str]], progress: Callable[[int], None] | None = None) -> list[bool]:
-        """Return whether each (question, gold, answer) is right; only what is not remembered is asked."""
+    def judge(
+        self, items: Sequence[tuple[str, str, str]], progress: Callable[[int], None] | None = None
+    ) -> list[bool | None]:
+        """Return whether each (question, gold, answer) is right, None where the judge does not say; asks only once."""
         keys = [content_key(model=self.model, ask=ASK, question=q, gold=g, answer=a) for q, g, a in items]
         known = self._remembered()
         new = {key: item for key, item in zip(keys, items, strict=True) if key not in known}
@@ -61,20 +65,25 @@ class Judge:
                     progress(1)
         return [known[key] for key in keys]
 
-    def _remembered(self) -> dict[str, bool]:
-        found: dict[str, bool] = {}
+    def _remembered(self) -> dict[str, bool | None]:
+        found: dict[str, bool | None] = {}
         for line in self.memory.read_text("utf-8").splitlines() if self.memory.exists() else ():
             try:
                 told = json.loads(line)
-                found[str(told["key"])] = bool(told["right"])
+                found[str(told["key"])] = told["right"]
             except (ValueError, KeyError, TypeError):
                 continue  # half a line of a run that was killed
         return found
 
-    def _ask(self, item: tuple[str, str, str]) -> bool:
+    def _ask(self, item: tuple[str, str, str]) -> bool | None:
         question, gold, answer = item
         text = ASK.format(question=question, gold=gold, answer=answer)
-        body = {"model": self.model, "temperature": 0, "max_tokens": 8, "messages": [{"role": "user", "content": text}]}
+        body = {
+            "model": self.model,
+            "temperature": 0,
+            "max_tokens": 16,
+            "messages": [{"role": "user", "content": text}],
+        }
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
         place = f"{self.url.rstrip('/')}/chat/completions"
         for attempt in range(TRIES):
@@ -90,9 +99,7 @@ class Judge:
                     raise DataError(f"the judge gave no answer: {error}", where=place) from None
             else:
                 verdict = _VERDICT.search(said)
-                if verdict is None:
-                    raise DataError(f"the judge said {said!r}, neither correct nor incorrect", where=place)
-                return verdict[1].casefold() in ("correct", "yes")
+                return None if verdict is None else verdict[1].casefold() in ("correct", "yes")
             time.sleep(WAIT * 2**attempt)
         raise AssertionError("every try returns or raises")
 
@@ -102,13 +109,16 @@ class Judged(Finding):
     """Table 11: each cell by its own metric, by math-verify and by the judge, and the ratio of the last two."""
 
     judge: str
-    rows: tuple[tuple[str, str, str, int, float, float, float], ...]
+    rows: tuple[tuple[str, str, str, int, int, float, float, float], ...]
 
     def tables(self) -> Sequence[Table]:
         """Return one row per cell."""
-        rows: list[tuple[Cell, ...]] = [(*row, row[5] / row[6] if row[6] else math.nan) for row in self.rows]
-        columns = ("model", "task", "protocol", "answers", "current", "math-verify", "upper bound", "ratio")
-        note = "upper bound: by the judge, who sees question, answer and right answer; ratio: math-verify to that."
+        rows: list[tuple[Cell, ...]] = [(*row, row[6] / row[7] if row[7] else math.nan) for row in self.rows]
+        columns = ("model", "task", "protocol", "answers", "unclear", "current", "math-verify", "upper bound", "ratio")
+        note = (
+            "upper bound: by the judge, who sees question, answer and right answer; ratio: math-verify to that. "
+            "unclear: the judge said neither correct nor incorrect; the scores are of the other answers."
+        )
         return [Table(f"Written answers by three judges ({self.judge})", columns, tuple(rows), note)]
 
 
@@ -122,11 +132,20 @@ def judge_answers(
         if not items:
             continue
         asked = [(_question(item), item.gold, str(item.detail["generated"])) for item in items]
-        right = judge.judge(asked, progress)
-        verify = [verified(i.detail.get("metrics") or {}, i.gold, str(i.detail["generated"])) for i in items]
-        current, checked = (sum(v) / len(v) for v in ([i.value for i in items], verify))
-        label = Protocol(cell.protocol).label
-        rows.append((cell.model, cell.task, label, len(items), current, checked, sum(right) / len(right)))
+        scores = [
+            (
+                item.value,
+                verified(item.detail.get("metrics") or {}, item.gold, str(item.detail["generated"])),
+                float(right),
+            )
+            for item, right in zip(items, judge.judge(asked, progress), strict=True)
+            if right is not None
+        ]
+        unclear = len(items) - len(scores)
+        current, checked, right = np.mean(scores, axis=0).tolist() if scores else [math.nan] * 3
+        rows.append(
+            (cell.model, cell.task, Protocol(cell.protocol).label, len(items), unclear, current, checked, right)
+        )
     if not rows:
         raise DataError("no written answers are stored here", where=evidence.source, hint="run a generation task")
     return Judged(judge.model, tuple(rows))

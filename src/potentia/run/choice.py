@@ -93,6 +93,13 @@ def select(candidates: Sequence[Candidate], *, higher_is_better: bool) -> Candid
     return min(candidates, key=order)
 
 
+def leaders(candidates: Sequence[Candidate], *, higher_is_better: bool) -> list[Candidate]:
+    """Return the states that may be selected yet: which of those on a level wins depends on the rates still to come."""
+    top = max(candidate.worth(higher_is_better) for candidate in candidates)
+    level = [candidate for candidate in candidates if candidate.worth(higher_is_better) == top]
+    return [next(c for c in level if c.lane == lane) for lane in dict.fromkeys(c.lane for c in level)]
+
+
 def peaks_of(
     lanes: Iterable[LanePlan], states: Sequence[Candidate], *, higher_is_better: bool
 ) -> dict[float, Candidate | None]:

@@ -30,6 +30,7 @@ from potentia.run.choice import (
     Peaks,
     finish,
     is_behind,
+    leaders,
     next_rate,
     past_its_best,
     peaks_of,
@@ -323,16 +324,14 @@ class FineTuning(TunedCells):
 
         if not isinstance(self.trainer, FullLanes):
             return
-        leaders = set()
+        held = set()
         for name in self.benchmarks:
-            by_seed: dict[int, list[Candidate]] = {}
-            for candidate in self.states(name):
-                assert candidate.lane is not None
-                by_seed.setdefault(candidate.lane.seed, []).append(candidate)
-            for own in by_seed.values():
-                chosen = own if self.every_rate else [self.best(name, own)]
-                leaders |= {(c.lane.key, c.epoch) for c in chosen if c.lane is not None}
-        self.trainer.hold(leaders)
+            higher = self.judge(name).higher_is_better
+            for seed in {lane.seed for lane in self.lanes.values()}:
+                if own := self.states(name, seed):
+                    kept = own if self.every_rate else leaders(own, higher_is_better=higher)
+                    held |= {(c.lane.key, c.epoch) for c in kept if c.lane is not None}
+        self.trainer.hold(held)
 
     def _is_lost(self, lane: LanePlan, epoch: int) -> bool:
         """Say whether a lane cannot win on any of its tasks: it is past its best, or behind after a third."""
