@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from potentia.store import CellRecord, LaneRecord
@@ -12,6 +12,8 @@ from potentia.values.scores import ItemOutcome
 if TYPE_CHECKING:
     from potentia.show.source import ItemSample
 
+SPLITS = ("train", "validation", "test")
+IN_LANES = ("seeds", "failed_lanes", "validation_stderr", "validation_right")  # of a selection: the lanes say it
 LONGEST = 2_000  # characters of a prompt or an answer; the middle of longer ones is left out
 
 
@@ -19,7 +21,7 @@ def cell_payload(
     cell: CellRecord, lanes: Iterable[LaneRecord], items: ItemSample | None = None, *, manifest: bool = False
 ) -> dict[str, Any]:
     """Return one cell as plain values for the page or the API."""
-    score = cell.score
+    score, splits = cell.score, (cell.manifest.get("task") or {}).get("splits") or {}
     made: dict[str, Any] = {
         "key": cell.key,
         "model": cell.model,
@@ -35,8 +37,8 @@ def cell_payload(
         "created": cell.created,
         "direct": _known(cell.direct_value),
         "gain": _known(cell.gain),
-        "selection": _selection(cell.selection),
-        "splits": _splits(cell.manifest),
+        "selection": {k: v for k, v in cell.selection.items() if k not in IN_LANES and v not in (None, [], {}, 0)},
+        "splits": {name: int(used) for name in SPLITS if (used := (splits.get(name) or {}).get("used")) is not None},
         "lanes": [lane_payload(lane) for lane in lanes],
         "items": [item_payload(item) for item in items.shown] if items else [],
         "total": items.total if items else 0,
@@ -85,16 +87,12 @@ def item_payload(item: ItemOutcome) -> dict[str, Any]:
 def find_items(items: Sequence[ItemOutcome], *, query: str = "", outcome: str = "all") -> list[ItemOutcome]:
     """Return the items that are right or wrong as asked and hold the query in prompt, gold or answer, in any case."""
     wanted = query.casefold().strip()
-    return [
-        item
-        for item in items
-        if (outcome == "all" or (item.value > 0.5) == (outcome == "right"))
-        and (not wanted or any(wanted in text.casefold() for text in _texts(item)))
-    ]
 
+    def holds(item: ItemOutcome) -> bool:
+        texts = (str(item.detail.get("prompt", "")), item.gold, item.prediction, str(item.doc_id))
+        return any(wanted in text.casefold() for text in texts)
 
-def _texts(item: ItemOutcome) -> tuple[str, ...]:
-    return str(item.detail.get("prompt", "")), item.gold, item.prediction, str(item.doc_id)
+    return [item for item in items if (outcome == "all" or (item.value > 0.5) == (outcome == "right")) and holds(item)]
 
 
 def shorten(text: str, longest: int = LONGEST) -> str:
@@ -103,25 +101,6 @@ def shorten(text: str, longest: int = LONGEST) -> str:
         return text
     half = longest // 2
     return f"{text[:half]}\n… {len(text) - 2 * half:,} characters left out …\n{text[-half:]}"
-
-
-def _selection(selection: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the choices of validation without what the lanes already say."""
-    return {
-        name: value
-        for name, value in selection.items()
-        if name not in ("seeds", "failed_lanes", "validation_stderr", "validation_right")
-        and value not in (None, [], {}, 0, False)
-    }
-
-
-def _splits(manifest: Mapping[str, Any]) -> dict[str, int]:
-    splits = (manifest.get("task") or {}).get("splits") or {}
-    return {
-        name: int(splits[name]["used"])
-        for name in ("train", "validation", "test")
-        if isinstance(splits.get(name), Mapping) and "used" in splits[name]
-    }
 
 
 def _known(value: float | None) -> float | None:

@@ -63,9 +63,13 @@ def _told(value: float) -> str:
     return "–" if not math.isfinite(value) else f"{value:.4g}" if abs(value) >= 100 else f"{value:.3f}"
 
 
-def _span(name: str, value: float, low: float | None, high: float | None) -> str:
-    interval = "" if low is None or high is None or not math.isfinite(low) else f" ({_told(low)} to {_told(high)})"
-    return f"{name}: {_told(value)}{interval}"
+def _ends(points: Points, k: int) -> tuple[float, float]:
+    """Return the ends of a point's interval; NaN where there is none."""
+    return (points.low[k], points.high[k]) if points.low and points.high else (math.nan, math.nan)
+
+
+def _span(name: str, value: float, low: float, high: float) -> str:
+    return f"{name}: {_told(value)}" + (f" ({_told(low)} to {_told(high)})" if math.isfinite(low + high) else "")
 
 
 def _legend(sheet: Sheet, entries: Sequence[tuple[str, int, str]], left: float, width: float) -> float:
@@ -204,15 +208,17 @@ def _bars(chart: Bars) -> Drawn:
 def _named_rows(
     chart: Bars | Plot, series: Sequence[Points], step: float, *, bars: bool = False, joined: bool = False
 ) -> Drawn:
-    """Draw a bar or a dot of every series beside every name, ``step`` apart."""
+    """Draw a bar or a dot of every series beside every name on the left, ``step`` apart, with a scale below."""
     labels, several = series[0].labels, len(series) > 1
-    high = max(LINE, step * len(series) + 6)
+    names, high = _names(labels), max(LINE, step * len(series) + 6)
     reach = [v for one in series for part in (one.y, one.low, one.high) for v in _known(part)]
-    legend = [(one.name, k, "mark") for k, one in enumerate(series)] if several else ()
-    sheet, scale, top = _rows(_names(labels), labels, [0.0, *reach] if bars else reach, chart.y_range, high, legend)
+    sheet, left = Sheet(), min(widest(names), 0.5 * HALF) + 10
+    top = _legend(sheet, [(one.name, k, "mark") for k, one in enumerate(series)] if several else (), left, HALF - left)
+    scale = make_scale([0.0, *reach] if bars else reach, left, HALF - 16, span=chart.y_range)
     end = _axis_below(sheet, scale, top, top + high * len(labels), chart.y_label)
     for i, label in enumerate(labels):
         y = top + (i + 0.5) * high
+        sheet.text(left - 8, y, names[i], anchor="end", tip=label)
         known = [scale.inside(one.y[i]) for one in series if math.isfinite(one.y[i])]
         if joined and len(known) > 1:
             sheet.line(min(known), y, max(known), y, "join")
@@ -220,34 +226,17 @@ def _named_rows(
             if not math.isfinite(one.y[i]):
                 continue
             at, x = y + (k - (len(series) - 1) / 2) * step, scale.inside(one.y[i])
-            low, up = (part[i] if part else None for part in (one.low, one.high))
+            low, up = _ends(one, i)
             tip = _span(f"{label}, {one.name}" if several else label, one.y[i], low, up)
             if bars:
                 ends = sorted((scale.inside(0.0), x))
                 sheet.add("rect", tip, x=ends[0], y=at - step / 2, width=max(1.0, ends[1] - ends[0]), height=step - 1,
                           class_=f"f{k % HUES}")  # fmt: skip
-            if low is not None and up is not None and math.isfinite(low + up):
+            if math.isfinite(low + up):
                 sheet.line(scale.inside(low), at, scale.inside(up), at, "whisker" if bars else f"s{k % HUES} reach")
             if not bars:
                 sheet.marker(x, at, k, tip)
     return Drawn(sheet, HALF, end)
-
-
-def _rows(
-    names: Sequence[str],
-    full: Sequence[str],
-    values: Sequence[float],
-    span: tuple[float, float] | None,
-    high: float,
-    legend: Sequence[tuple[str, int, str]],
-) -> tuple[Sheet, Scale, float]:
-    """Begin a drawing with names on the left and a scale to their right."""
-    sheet = Sheet()
-    left = min(widest(names), 0.5 * HALF) + 10
-    top = _legend(sheet, legend, left, HALF - left)
-    for i, name in enumerate(names):
-        sheet.text(left - 8, top + (i + 0.5) * high, name, anchor="end", tip=full[i])
-    return sheet, make_scale(values, left, HALF - 16, span=span), top
 
 
 # --- points and lines ------------------------------------------------------------------------------------------------
@@ -260,11 +249,13 @@ def _plot(chart: Plot) -> Drawn:
         return _named_rows(chart, chart.points, 0.0 if chart.joined else 8.0, joined=chart.joined)
     sheet = Sheet()
     places = {p.name: k if p.hue is None else p.hue for k, p in enumerate(chart.points)}
-    alone = [
-        (k, line) for k, line in enumerate(chart.lines) if line.name not in places
-    ]  # others belong to their points
+    fit = chart.lines[0].name if chart.points and chart.lines and chart.lines[0].name not in places else None
     legend = [(name, place, "mark") for name, place in places.items()]
-    legend += [(line.name, k, "fit" if k == 0 and chart.points else "line") for k, line in alone]
+    legend += [  # other lines belong to their points
+        (line.name, k, "fit" if line.name == fit else "line")
+        for k, line in enumerate(chart.lines)
+        if line.name not in places
+    ]
     drawn: list[Points | Line] = [*chart.points, *chart.lines]
     ups = [v for part in drawn for values in (part.y, part.low, part.high) for v in _known(values)]
     probe = make_scale(ups, 0, 1, span=chart.y_range, log=chart.log_y)
@@ -282,15 +273,15 @@ def _plot(chart: Plot) -> Drawn:
         sheet.text(10, (top + bottom) / 2, chart.y_label, "muted", "middle", turn=-90)
     end = _axis_below(sheet, along, top, bottom, chart.x_label)
     for k, line in enumerate(chart.lines):
-        _line(sheet, line, places.get(line.name, k), "fit" if k == 0 and chart.points else "", along, down, places)
+        _line(sheet, line, places.get(line.name, k), along, down, fit=line.name == fit and k == 0)
     spots = []
     for points in chart.points:
         for k, (x, y) in enumerate(zip(points.x, points.y, strict=True)):
             at = (along(x), down(y))
             if not all(map(math.isfinite, at)):
                 continue
-            low, up = (part[k] if part else None for part in (points.low, points.high))
-            if low is not None and up is not None and math.isfinite(low + up):
+            low, up = _ends(points, k)
+            if math.isfinite(low + up):
                 sheet.line(at[0], down.inside(low), at[0], down.inside(up), f"s{places[points.name] % HUES} reach")
             label = points.labels[k] if points.labels else ""
             tip = _span(f"{label}, {points.name}" if label else points.name, y, low, up)
@@ -300,12 +291,12 @@ def _plot(chart: Plot) -> Drawn:
     return Drawn(sheet, HALF, end)
 
 
-def _line(sheet: Sheet, line: Line, place: int, kind: str, along: Scale, down: Scale, twins: dict[str, int]) -> None:
-    hue = f"s{place % HUES}" if line.name in twins or not kind else kind
+def _line(sheet: Sheet, line: Line, place: int, along: Scale, down: Scale, *, fit: bool) -> None:
+    hue = "fit" if fit else f"s{place % HUES}"
     if line.low and line.high:
-        edge = [(along(x), down.inside(y)) for x, y in zip(line.x, line.high, strict=True)]
-        edge += [(along(x), down.inside(y)) for x, y in reversed(list(zip(line.x, line.low, strict=True)))]
-        sheet.path(edge, "band " + (f"f{place % HUES}" if hue != "fit" else "shadow"))
+        edge = [*zip(line.x, line.high, strict=True), *reversed([*zip(line.x, line.low, strict=True)])]
+        kind = "shadow" if fit else f"f{place % HUES}"
+        sheet.path([(along(x), down.inside(y)) for x, y in edge], f"band {kind}")
     dash = "6 4" if line.dashed else DASHES[place // HUES % len(DASHES)]
     sheet.path([(along(x), down(y)) for x, y in zip(line.x, line.y, strict=True)], hue, dash, line.name)
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, urlencode
 
 import numpy as np
+from markupsafe import Markup
 
 from potentia.analysis.planning import Completion
 from potentia.analysis.rankings import NAMES
@@ -67,8 +69,8 @@ def score_views(data: ReportData, told: Answer, live: str) -> list[View]:
     order = sorted(protocols, key=lambda p: p != data.main)
     views = [View(p, p.label, _table(matrix, p, cells[p])) for p in order]
     for p in protocols[1:]:
-        both = cells[p].keys() & cells[first].keys()
-        gains = {at: _gain(cells[first][at], cells[p][at]) for at in both}
+        both = ((at, cells[first][at], cells[p][at]) for at in cells[p].keys() & cells[first].keys())
+        gains = {at: Shown(b.value - a.value, math.hypot(a.stderr, b.stderr)) for at, a, b in both}
         label = f"gain, {p.label}" if len(protocols) > 2 else "gain"
         views.append(View(f"gain-{p}", label, _table(matrix, p, gains, gain=True)))
     return views
@@ -151,21 +153,16 @@ def _matrix(data: ReportData, told: Answer, live: str) -> Matrix:
     known = data.evidence.background
     facts = {m: {"family": known.families.get(m, ""), "kind": known.kinds.get(m, "")} for m in models}
     failed = {(f.model, f.task, f.protocol): f.reason for f in data.failures}
-    address = None
-    if has_details(data):
-        address = _board_address(live) if live else _page_address
+    address = partial(_address, live) if has_details(data) else None
     method = NAMES.get(told.method, told.method)
     return Matrix(tuple(models), tuple(tasks), ranks, method, up, facts, failed, address)
 
 
-def _page_address(model: str, task: str, protocol: str) -> str:
+def _address(live: str, model: str, task: str, protocol: str) -> str:
+    """Return where the details of a cell are: in the page, or on the board."""
+    if live:
+        return f"{live}/cell?{urlencode({'model': model, 'task': task, 'protocol': protocol})}"
     return "#cell=" + "/".join(quote(part, safe="") for part in (model, task, protocol))
-
-
-def _board_address(live: str) -> Callable[[str, str, str], str]:
-    return lambda model, task, protocol: (
-        f"{live}/cell?{urlencode({'model': model, 'task': task, 'protocol': protocol})}"
-    )
 
 
 def _cells(data: ReportData, protocol: Protocol) -> dict[Place, Shown]:
@@ -178,20 +175,13 @@ def _cells(data: ReportData, protocol: Protocol) -> dict[Place, Shown]:
     }
 
 
-def _gain(before: Shown, after: Shown) -> Shown:
-    return Shown(after.value - before.value, math.hypot(before.stderr, after.stderr))
-
-
 def _table(matrix: Matrix, protocol: Protocol, cells: dict[Place, Shown], *, gain: bool = False) -> Any:
     """Write the table; a task that no model has under this protocol is no column of dots."""
-    from markupsafe import Markup
-
     known = {t for _, t in cells} | {t for _, t, p in matrix.failed if p == protocol}
     tasks = [t for t in matrix.tasks if t in known]
-    spread: dict[str, list[float]] = {}
-    for (_, task), known_cell in cells.items():
-        spread.setdefault(task, []).append(known_cell.value)
-    spread = {task: sorted(values) for task, values in spread.items()}
+    spread: dict[str, list[float]] = {task: [] for task in tasks}
+    for (_, task), shown in sorted(cells.items(), key=lambda cell: cell[1].value):
+        spread[task].append(shown.value)
     head = "<th scope=col class=model>model</th>"
     if matrix.ranks:
         head += f'<th scope=col class=rank title="by the {escape(matrix.method)}, with its 95 % interval">rank</th>'
@@ -212,9 +202,8 @@ def _table(matrix: Matrix, protocol: Protocol, cells: dict[Place, Shown], *, gai
                 line += _gap(reason)
                 continue
             good, share = _shade(cell.value, spread[task], matrix.up.get(task, True), gain=gain)
-            link = (
-                matrix.address(model, task, protocol) if matrix.address and not gain and cell.interval is None else ""
-            )
+            linked = matrix.address is not None and not gain and cell.interval is None
+            link = matrix.address(model, task, protocol) if matrix.address and linked else ""
             line += _score(cell, reason, "" if good else " worse", share, link, gain=gain)
         rows.append(f'<tr data-name="{escape(model)}"{facts}>{line}</tr>')
     return Markup(

@@ -10,47 +10,37 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
-from collections.abc import Awaitable, Callable, MutableMapping
 from html import escape
-from typing import Any
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qs, urlencode
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 COOKIE = "potentia"
 LONGEST_FORM = 4_096
-
-POLICY = "; ".join(
-    [
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self' 'unsafe-inline'",  # places and shades of the drawings
-        "img-src 'self' data: blob:",
-        "font-src 'self'",
-        "connect-src 'self'",
-        "base-uri 'none'",
-        "form-action 'self'",
-        "frame-ancestors 'none'",
-    ]
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "  # places and shades of the drawings
+    "img-src 'self' data: blob:; font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'self'; "
+    "frame-ancestors 'none'"
 )
-HEADERS = (
-    (b"content-security-policy", POLICY.encode()),
-    (b"x-content-type-options", b"nosniff"),
-    (b"x-frame-options", b"DENY"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cross-origin-opener-policy", b"same-origin"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-    (b"permissions-policy", b"camera=(), microphone=(), geolocation=()"),
-)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), microphone=(), geolocation=()",
+    "cache-control": "no-store",
+}
 
 
 class Guard:
     """Lets a request through only where it may read, and puts the security headers on every answer."""
 
-    def __init__(self, app: Asgi, *, token: str | None) -> None:
+    def __init__(self, app: ASGIApp, *, token: str | None) -> None:
         self.app = app
         self.token = token
         self.cookie = hashlib.sha256(f"potentia board {token}".encode()).hexdigest() if token else ""
@@ -61,66 +51,53 @@ class Guard:
             await self.app(scope, receive, send)
             return
 
-        async def guarded(message: MutableMapping[str, Any]) -> None:
+        async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = list(message.get("headers", []))
-                given = {name for name, _ in headers}
-                headers += [pair for pair in HEADERS if pair[0] not in given]
-                if b"cache-control" not in given:
-                    headers.append((b"cache-control", b"no-store"))
-                message = {**message, "headers": headers}
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
             await send(message)
 
-        request = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        request = Request(scope, receive)
+        refusal: Response | None = None
         if self.token is None:
-            if not is_loopback(_host(request.get("host", ""))):
-                await _answer(guarded, 403, "this board answers on a loopback address only")
-                return
-            await self.app(scope, receive, guarded)
-        elif self._known(request):
-            await self.app(scope, receive, guarded)
-        else:
-            await self._ask(scope, request, receive, guarded)
+            if not is_loopback(_host(request.headers.get("host", ""))):
+                refusal = JSONResponse({"detail": "this board answers on a loopback address only"}, 403)
+        elif not self._known(request):
+            refusal = await self._ask(request)
+        await (refusal or self.app)(scope, receive, guarded)
 
-    def _known(self, request: dict[str, str]) -> bool:
-        kind, _, bearer = request.get("authorization", "").partition(" ")
+    def _known(self, request: Request) -> bool:
+        kind, _, bearer = request.headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer" and self._is_token(bearer):
             return True
-        jar = dict(part.strip().partition("=")[::2] for part in request.get("cookie", "").split(";"))
-        return hmac.compare_digest(jar.get(COOKIE, "").encode(), self.cookie.encode())
+        return hmac.compare_digest(request.cookies.get(COOKIE, "").encode(), self.cookie.encode())
 
     def _is_token(self, given: str) -> bool:
         return hmac.compare_digest(given.strip().encode(), (self.token or "").encode())
 
-    async def _ask(self, scope: Scope, request: dict[str, str], receive: Receive, send: Send) -> None:
+    async def _ask(self, request: Request) -> Response:
         """Answer a request without the right cookie: take a token from the address or the form, or ask for it."""
-        path = scope["path"]
-        pairs = parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
-        given = next((value for name, value in pairs if name == "token"), None)
-        if scope["method"] == "GET" and given is not None and self._is_token(given):
-            rest = urlencode([(name, value) for name, value in pairs if name != "token"])
-            await self._welcome(scope, send, path + (f"?{rest}" if rest else ""))
-            return
-        if scope["method"] == "POST" and path == "/login":
-            form = dict(parse_qsl((await _body(receive)).decode("utf-8", "replace")))
-            if self._is_token(form.get("token", "")):
-                await self._welcome(scope, send, "/")
-                return
-            await _answer(send, 401, page=_LOGIN.format(message="<p role='alert'>That is not the token.</p>"))
-            return
-        if "text/html" in request.get("accept", ""):
-            await _answer(send, 401, page=_LOGIN.format(message=""))
-        else:
-            await _answer(send, 401, "a token is needed: send it as Authorization: Bearer TOKEN")
+        message = ""
+        if request.method == "GET" and self._is_token(request.query_params.get("token", "")):
+            rest = urlencode([(name, value) for name, value in request.query_params.multi_items() if name != "token"])
+            return self._welcome(request, request.url.path + (f"?{rest}" if rest else ""))
+        if request.method == "POST" and request.url.path == "/login":
+            if self._is_token(parse_qs(await _body(request)).get("token", [""])[0]):
+                return self._welcome(request, "/")
+            message = "<p role='alert'>That is not the token.</p>"
+        headers = {"www-authenticate": 'Bearer realm="Potentia"'}
+        if message or "text/html" in request.headers.get("accept", ""):
+            return HTMLResponse(_LOGIN.format(message=message), 401, headers)
+        return JSONResponse({"detail": "a token is needed: send it as Authorization: Bearer TOKEN"}, 401, headers)
 
-    async def _welcome(self, scope: Scope, send: Send, target: str) -> None:
-        secure = "; Secure" if scope.get("scheme") == "https" else ""
+    def _welcome(self, request: Request, target: str) -> Response:
+        secure = "; Secure" if request.url.scheme == "https" else ""
         cookie = f"{COOKIE}={self.cookie}; Path=/; HttpOnly; SameSite=Strict{secure}"
         # One slash: "//elsewhere" would be another host. A page, not a redirect: a strict cookie is not sent along
         # with the redirect of a link from another site.
-        place = "/" + target.lstrip("/\\")
-        page = _WELCOME.format(place=escape(place, quote=True))
-        await _answer(send, 200, page=page, headers=[(b"set-cookie", cookie.encode("latin-1"))])
+        place = escape("/" + target.lstrip("/\\"), quote=True)
+        return HTMLResponse(_WELCOME.format(place=place), headers={"set-cookie": cookie})
 
 
 def is_loopback(host: str) -> bool:
@@ -138,28 +115,13 @@ def _host(header: str) -> str:
     return name[: name.index("]") + 1] if name.startswith("[") and "]" in name else name.partition(":")[0]
 
 
-async def _body(receive: Receive) -> bytes:
+async def _body(request: Request) -> str:
     body = b""
-    while len(body) <= LONGEST_FORM:
-        message = await receive()
-        body += message.get("body", b"")
-        if not message.get("more_body"):
+    async for part in request.stream():
+        body += part
+        if len(body) > LONGEST_FORM:
             break
-    return body[:LONGEST_FORM]
-
-
-async def _answer(
-    send: Send, status: int, detail: str = "", *, page: str = "", headers: list[tuple[bytes, bytes]] | None = None
-) -> None:
-    import json
-
-    body = page.encode() if page else json.dumps({"detail": detail}).encode()
-    kind = b"text/html; charset=utf-8" if page else b"application/json"
-    given = [(b"content-type", kind), (b"content-length", str(len(body)).encode()), *(headers or [])]
-    if status == 401:
-        given.append((b"www-authenticate", b'Bearer realm="Potentia"'))
-    await send({"type": "http.response.start", "status": status, "headers": given})
-    await send({"type": "http.response.body", "body": body})
+    return body[:LONGEST_FORM].decode("utf-8", "replace")
 
 
 _HEAD = (
