@@ -47,7 +47,7 @@ from potentia.analysis.planning import Completion, Costs, choose_cells, complete
 from potentia.analysis.planning.features import Kinship
 from potentia.analysis.rankings.aggregate import mean_z
 from potentia.analysis.rankings.decide import decide
-from potentia.analysis.rankings.groups import items_per_task
+from potentia.analysis.stats.significance import items_per_task
 from potentia.facts import ModelTable, read_facts
 from potentia.facts import models as known_models
 from potentia.facts.benchmarks import benchmarks

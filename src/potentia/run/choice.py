@@ -174,9 +174,9 @@ def past_its_best(curve: Sequence[Candidate], *, higher_is_better: bool) -> bool
 def is_behind(lane: LanePlan, same: Mapping[LanePlan, Candidate], looks: int, *, higher_is_better: bool) -> bool:
     """Say whether a lane has hardly a chance to be the best of its rivals at the same epoch.
 
-    The rule is that of every race (``analysis.planning.race``); the doubt is shared out over the ends of epochs.
+    The rule is that of every race (``analysis.stats.first``); the doubt is shared out over the ends of epochs.
     """
-    from potentia.analysis.planning import MAYBE, may_win
+    from potentia.analysis.stats import MAYBE, may_win
 
     if any(math.isfinite(c.value) and not math.isfinite(c.stderr) for c in same.values()):
         return False  # no telling what is noise

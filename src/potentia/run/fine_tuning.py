@@ -418,7 +418,7 @@ def _on_threads(threads: int) -> Iterator[None]:
 
 def _validation(made: Evaluation) -> tuple[float, float, str]:
     """Return what a state is worth on validation, its standard error, and which documents it got right."""
-    from potentia.analysis.planning import pack_right
+    from potentia.analysis.stats import pack_right
 
     outcomes, value = [item.value for item in made.outcomes], made.main.value
     mean = sum(outcomes) / len(outcomes) if outcomes else math.nan

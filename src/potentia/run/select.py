@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from potentia.analysis.planning import Choice, Standing, fewer_documents_sentence, fewer_models_sentence, stay_in
+from potentia.analysis.planning import Choice, Standing
 from potentia.analysis.rankings import find_scoreboard
+from potentia.analysis.stats import stay_in
 from potentia.errors import InputError, PotentiaError
 from potentia.run.execute import RunResult, default_workers, run_study
 from potentia.run.local import Stay
@@ -90,14 +91,15 @@ class Race:
             each = spent / len(racing) * sizes[number] / size
             if each * len(staying) > left and len(staying) > 2:
                 keep = max(2, int(left / each))
-                notes.append(fewer_models_sentence(min(keep, len(staying)), len(staying)))
+                fits = f"{min(keep, len(staying))} of the {len(staying)} models"
+                notes.append(f"The budget was enough for {fits} that might win.")
                 staying = staying[:keep]
             out |= {m: (number, chance[m], values[m]) for m in racing if m not in staying}
             racing = [name for name in racing if name in staying]
             if each * len(racing) > left:  # not even they fit: all get the same, smaller share
                 fits = max(size, int(sizes[number] * max(left, 0.0) / (each * len(racing))))
                 sizes[number:] = [min(fits, s) for s in sizes[number:]]
-                notes.append(fewer_documents_sentence(fits, whole))
+                notes.append(f"The budget was enough for {fits} of {whole} training documents.")
         self.tell(f"the last {len(racing)} on {sizes[-1]} documents{f' · {standing}' if standing else ''}")
         cells, result = self._round(racing, "final", train=sizes[-1])
         problems |= self._problems(result, racing)

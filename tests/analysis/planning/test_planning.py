@@ -17,15 +17,13 @@ from potentia.analysis.planning import (
     choose_cells,
     complete,
     find_task_curve,
-    may_win,
-    pack_right,
-    stay_in,
 )
 from potentia.analysis.planning.choose import MEASURED, expected_misorder
 from potentia.analysis.planning.factors import Problem, Weights, _objective
 from potentia.analysis.planning.features import Links
 from potentia.analysis.rankings import decide
 from potentia.analysis.rankings.aggregate import mean_z
+from potentia.analysis.stats import may_win, pack_right, stay_in
 from potentia.errors import InputError
 from potentia.facts import ModelTable, models
 from potentia.values.scores import ScoreMatrix

@@ -15,12 +15,11 @@ from potentia.analysis.rankings.groups import (
     agreement_by_models,
     agreement_by_tasks,
     bin_order,
-    items_per_task,
     size_bins,
 )
 from potentia.analysis.stats.bootstrap import Units, interval, item_values, noisy_values, pair_mean, row_draws
 from potentia.analysis.stats.kendall import kendall_matrix
-from potentia.analysis.stats.significance import tau_b_matrix
+from potentia.analysis.stats.significance import items_per_task, tau_b_matrix
 from potentia.errors import InputError
 from potentia.values.scores import ScoreMatrix
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from potentia.analysis.rankings import find_pair, find_scoreboard, rank_scores
-from potentia.analysis.rankings.decide import decide, shares, shrunk
+from potentia.analysis.rankings.decide import decide
 from potentia.analysis.rankings.found import summarise
 from potentia.analysis.rankings.pair import Missing, compare_tasks
 from potentia.analysis.rankings.sentences import missing_sentence
+from potentia.analysis.stats.first import shares, shrunk
 from potentia.evidence import Evidence
 from potentia.facts import Background
 from potentia.show import answer, make_report

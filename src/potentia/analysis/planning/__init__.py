@@ -3,6 +3,5 @@
 from potentia.analysis.planning.choose import Costs, NextCells, choose_cells
 from potentia.analysis.planning.complete import Completion, complete
 from potentia.analysis.planning.find import Grid, find_completion, find_grid, find_outlook
-from potentia.analysis.planning.race import MAYBE, Choice, Standing, may_win, pack_right, stay_in
-from potentia.analysis.planning.sentences import fewer_documents_sentence, fewer_models_sentence
+from potentia.analysis.planning.race import Choice, Standing
 from potentia.analysis.rankings.fewer import TaskCurve, find_task_curve

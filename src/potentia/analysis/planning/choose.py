@@ -30,7 +30,6 @@ from scipy.special import ndtr, owens_t
 
 from potentia.analysis.planning.complete import Completion, expected_spread, steepness
 from potentia.analysis.planning.factors import Posterior
-from potentia.analysis.planning.sentences import plan_sentence
 from potentia.analysis.stats.bootstrap import tau_rows
 from potentia.errors import InputError
 from potentia.values.findings import Cell, Finding, Interval, Table
@@ -104,10 +103,18 @@ class NextCells(Finding):
                 f"Expected {measure}",
                 ("", "cells", self.unit, "expected", "low", "high"),
                 tuple(spans),
-                note=plan_sentence(self),
+                note=self._note(),
             ),
             Table(f"Cells to run next ({self.protocol})", ("", "model", "task", self.unit, "expected"), tuple(rows)),
         ]
+
+    def _note(self) -> str:
+        """Say what would still be unmeasured, and whether the plan gets where it was asked to."""
+        told = f"All cells that are left after these cost {self.left:.4g} {self.unit}."
+        if self.confidence is None:
+            return told
+        reach = "These cells reach" if self.reached else "The budget ends before"
+        return f"{told} {reach} the {self.confidence:g} asked for."
 
 
 def choose_cells(

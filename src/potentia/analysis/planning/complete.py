@@ -21,7 +21,6 @@ from scipy.stats import rankdata
 from potentia.analysis.planning.calibrate import Calibration, calibrate, pooled
 from potentia.analysis.planning.factors import Posterior, Weights, learn, predict, solve
 from potentia.analysis.planning.scale import Scale, set_up
-from potentia.analysis.planning.sentences import checked_sentence, expected_sentence
 from potentia.analysis.rankings.aggregate import mean_z
 from potentia.analysis.stats.bootstrap import tau_rows
 from potentia.errors import InputError
@@ -79,8 +78,11 @@ class Completion(Finding):
 
     @property
     def check(self) -> str:
-        """What the intervals were checked on."""
-        return checked_sentence(self.checked)
+        """Say what the intervals were checked on."""
+        if not self.checked:
+            return "Too few cells are known to check the intervals; they assume a normal distribution."
+        cells = "1 known cell was" if self.checked == 1 else f"{self.checked:,} known cells were"
+        return f"{cells} hidden and predicted to check the intervals."
 
     def order(self) -> list[str]:
         """Return the models from the best to the worst."""
@@ -105,12 +107,14 @@ class Completion(Finding):
             (self.models[i], self.tasks[j], float(self.mean[i, j]), float(self.low[i, j]), float(self.high[i, j]))
             for i, j in np.argwhere(~self.measured)
         ]
+        low, high = self.agreement.low, self.agreement.high
+        tau = f"{self.agreement.value:.3f} ({100 * self.level:.0f} % interval {low:.3f} to {high:.3f})"
         ranking = Table(
             f"Ranking of the finished study, predicted from {int(count.sum())} of {self.measured.size} cells "
             f"({self.protocol})",
             ("model", "rank", "P(best)", f"P(top {top})", "measured"),
             tuple(rows),
-            note=f"Ranks with {self.level:.0%} intervals. {expected_sentence(self.agreement)}",
+            note=f"Ranks with {self.level:.0%} intervals. The finished ranking should agree with this one: τ {tau}.",
             digits=2,
         )
         if not unseen:

@@ -9,7 +9,8 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from potentia.analysis.planning.complete import DRAWS, Completion, Fitted, complete
-from potentia.analysis.rankings.decide import FEW_MODELS, Unseen
+from potentia.analysis.rankings.decide import Unseen
+from potentia.analysis.stats.first import FEW_MODELS
 from potentia.errors import InputError
 from potentia.evidence import Evidence, study_of
 from potentia.facts import ModelTable

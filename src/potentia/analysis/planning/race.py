@@ -1,29 +1,21 @@
 """Racing candidates on one task: who stays in, who is best and how sure that is, and what would make it surer.
 
-Rounds are decided on validation: everyone who may still be the best stays (P ≥ 5 %, shared out over the rounds, paired
-where all answered the same documents), and the better half in any case, so that a lucky draw drops nobody. The end is
-decided on the test documents by the rule of every ranking (``rankings.decide``), so that a report on the same store
-says the same. Learning rates race by the same rule.
+Rounds are decided on validation (``stats.first``), the end on the test documents by the rule of every ranking
+(``rankings.decide``), so that a report on the same store says the same.
 """
 
 from __future__ import annotations
 
-import base64
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-import numpy as np
-
-from potentia.analysis.planning.sentences import choice_sentences
-from potentia.analysis.rankings.decide import Ranking, paired_noise, root, shares, shrunk
+from potentia.analysis.rankings.decide import Ranking
 from potentia.analysis.rankings.pair import Missing
+from potentia.analysis.rankings.sentences import headline, missing_sentence, percent
 from potentia.values.findings import Cell, Finding, Table, jsonable
-from potentia.values.scores import Floats
 
-MAYBE = 0.05  # a candidate at least so likely to be the best stays in the race
-DRAWS = 4_000
 Z = 1.959964
 
 
@@ -73,8 +65,20 @@ class Choice(Finding):
         return found | {"best": self.best, "p_best": self.p_best, "close": list(self.ranking.rivals)}
 
     def answer(self) -> str:
-        """Return the answer in a few sentences."""
-        return choice_sentences(self)
+        """Say which model is the best for the data, how sure that is, and what would make it surer."""
+        if all(s.problem for s in self.standings if s.model != self.best):
+            return f"{self.best} is the only one of {len(self.standings)} that could be tuned: nothing was compared."
+        alone = len(self.ranking.models) < 2
+        told = [f"{self.best} alone reached the end." if alone else headline(self.ranking)]
+        if self.missing is not None:
+            told.append(missing_sentence(self.missing))
+            if math.isfinite(self.more_seconds) and math.isfinite(self.missing.times):
+                told.append(f"That is about {self.more_seconds:.0f} s of scoring.")
+        dropped = sum(s.out is not None for s in self.standings)
+        if dropped:
+            models = "The model that was" if dropped == 1 else f"The {dropped} models that were"
+            told.append(f"{models} dropped early had a chance of {percent(self.lost)} to be the best.")
+        return " ".join(told)
 
     def tables(self) -> Sequence[Table]:
         """Return the candidates, best first."""
@@ -87,70 +91,6 @@ class Choice(Finding):
         note = self.answer() + "".join(f" {note}" for note in self.notes)
         columns = ("model", "direct", "tuned", "validation", "P(best)", "")
         return [Table(f"{self.task} ({self.metric}), tuned on {self.train} documents", columns, tuple(rows), note=note)]
-
-
-def stay_in(
-    values: Mapping[str, float],
-    stderr: Mapping[str, float],
-    right: Mapping[str, str] | None = None,
-    *,
-    higher_is_better: bool,
-    looks: int = 1,
-    seed: int = 0,
-) -> tuple[list[str], dict[str, float]]:
-    """Return who stays in the race, best first, and every candidate's chance to be the best; ``looks`` in all."""
-    sign = 1.0 if higher_is_better else -1.0
-    worth = {n: sign * v if math.isfinite(v) else -math.inf for n, v in values.items()}
-    chance = may_win(values, stderr, right, higher_is_better=higher_is_better, seed=seed)
-    order = sorted(values, key=lambda n: (-worth[n], n))
-    half = math.ceil(len(order) / 2)
-    staying = [n for k, n in enumerate(order) if math.isfinite(worth[n]) and (k < half or chance[n] >= MAYBE / looks)]
-    return staying, chance
-
-
-def may_win(
-    values: Mapping[str, float],
-    stderr: Mapping[str, float],
-    right: Mapping[str, str] | None = None,
-    *,
-    higher_is_better: bool,
-    seed: int = 0,
-) -> dict[str, float]:
-    """Return every candidate's chance to be the best, from values with standard errors; without a value it has none.
-
-    ``right`` (``pack_right``) says which documents each got right: on the same documents, candidates that fail together
-    differ more surely than their errors say.
-    """
-    names = list(values)
-    x = np.array([values[n] for n in names]) * (1.0 if higher_is_better else -1.0)
-    error = np.nan_to_num(np.array([stderr[n] for n in names]), nan=0.0)
-    known = np.isfinite(x)
-    if not known.any():
-        return dict.fromkeys(names, 1.0 / len(names))
-    rng = np.random.default_rng(seed)
-    noise = rng.standard_normal((DRAWS, int(known.sum())))
-    paired = unpack_right([(right or {}).get(n, "") for n, there in zip(names, known, strict=True) if there])
-    drawn = x[known] + (error[known] * noise if paired is None else noise @ root(paired_noise(error[known], paired)).T)
-    chance = np.zeros(len(names))
-    chance[known] = shares(shrunk(drawn, rng))
-    return dict(zip(names, chance.tolist(), strict=True))
-
-
-def pack_right(outcomes: Sequence[float]) -> str:
-    """Write which documents were got right in a few characters; nothing where an outcome is neither 0 nor 1."""
-    if len(outcomes) < 2 or not set(outcomes) <= {0.0, 1.0}:
-        return ""
-    bits = np.packbits(np.asarray(outcomes, dtype=bool)).tobytes()
-    return f"{len(outcomes)}:{base64.b85encode(bits).decode()}"
-
-
-def unpack_right(packed: Sequence[str]) -> Floats | None:
-    """Return (candidates, documents) of several ``pack_right``; None where they are not of as many documents each."""
-    sizes = {text.partition(":")[0] for text in packed}
-    if len(packed) < 2 or len(sizes) > 1 or "" in sizes:
-        return None
-    rows = [np.frombuffer(base64.b85decode(text.partition(":")[2]), dtype=np.uint8) for text in packed]
-    return np.unpackbits(np.stack(rows), axis=1, count=int(sizes.pop())).astype(np.float64)
 
 
 def _span(value: float, stderr: float) -> str | None:

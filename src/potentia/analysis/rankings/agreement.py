@@ -16,10 +16,10 @@ from typing import Unpack
 import numpy as np
 import numpy.typing as npt
 
-from potentia.analysis.rankings.decide import FEW_MODELS
 from potentia.analysis.stats.bootstrap import MODELS, How, Sampling, interval, intervals, item_values, pair_mean
 from potentia.analysis.stats.bootstrap import row_draws as draw_rows
 from potentia.analysis.stats.correlation import METHODS, Correlate, mean_offdiagonal, nan_mean
+from potentia.analysis.stats.first import FEW_MODELS
 from potentia.analysis.stats.kendall import FIRST_ORDER
 from potentia.analysis.stats.significance import tau_b_matrix
 from potentia.errors import InputError

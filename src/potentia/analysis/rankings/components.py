@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import linregress
 
-from potentia.analysis.rankings.decide import FEW_MODELS
 from potentia.analysis.stats.bootstrap import How, Sampling
+from potentia.analysis.stats.first import FEW_MODELS
 from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.errors import InputError
 from potentia.values.findings import Bars, Cell, Chart, Finding, Interval, Line, Plot, Points, Table

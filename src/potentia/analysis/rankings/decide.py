@@ -27,15 +27,13 @@ from scipy.sparse.csgraph import connected_components
 from scipy.stats import rankdata
 
 from potentia.analysis.stats.bootstrap import LEVEL
+from potentia.analysis.stats.first import FEW_MODELS, FEW_TASKS, SURE, paired_noise, root, shares, shrunk
 from potentia.facts import variant_of
 from potentia.values.findings import Cell, Finding, Table, jsonable
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, Outcomes, ScoreMatrix
 
-SURE = 0.975  # the probability from which on something is claimed
 CLOSE = 0.05  # a model at least so likely to be first is named beside the first
-FEW_MODELS = 5  # below, scores are compared rather than z scores, and agreement is not spoken of
-FEW_TASKS = 5  # below, nothing is said of other tasks
 DRAWS, LEAST_DRAWS, MOST_NUMBERS = 10_000, 400, 2_000_000
 CHUNK = 500
 PAIRED_MODELS = 1_000  # from more, the covariance of test noise takes too long
@@ -298,16 +296,6 @@ def noise_of(matrix: ScoreMatrix, column: int, items: Outcomes | None) -> Floats
     return covariance
 
 
-def paired_noise(error: Floats, values: Floats) -> Floats:
-    """Covariance of the noise of scores with these standard errors that are means of (models, documents)."""
-    together = np.cov(values) / values.shape[1]
-    apart = np.sqrt(np.maximum(np.diag(together), 1e-300))
-    keep = np.minimum(1.0, error / apart)
-    block = np.asarray(together * np.outer(keep, keep))
-    np.fill_diagonal(block, error**2)  # seeds, and the document more, are each model's own
-    return block
-
-
 def paired_items(
     matrix: ScoreMatrix, column: int, items: Outcomes | None
 ) -> tuple[npt.NDArray[np.intp], Floats] | None:
@@ -361,37 +349,3 @@ def _draw(
         g = rng.standard_normal((count, whole.shape[1]))
         total += scale[k] * known[:, k] * (g * part if part.ndim == 1 else g @ root(part).T)
     return np.asarray(mean + total / tasks)
-
-
-def root(covariance: Floats) -> Floats:
-    """Return a square root of a covariance that may be singular."""
-    values, vectors = np.linalg.eigh(covariance)
-    return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0)))
-
-
-def shrunk(drawn: Floats, rng: np.random.Generator) -> Floats:
-    """Draw the models together as far as their differences may be noise: a hierarchical model of their true scores.
-
-    True scores are normal about a common mean with a standard deviation ω that is not known: half-Cauchy, as wide as
-    the noise, before the scores are seen. Each draw takes an ω of its posterior, so little evidence shrinks neither to
-    nothing nor not at all.
-    """
-    centred = drawn - drawn.mean(axis=1, keepdims=True)
-    mean = centred.mean(axis=0)
-    noise = float(((centred - mean) ** 2).mean()) * drawn.shape[1] / max(drawn.shape[1] - 1, 1)
-    if noise < 1e-18 or drawn.shape[1] < 2:
-        return drawn
-    omega = np.geomspace(0.03, 100.0, 60) * math.sqrt(noise)
-    total = omega**2 + noise
-    weight = -0.5 * (drawn.shape[1] - 1) * np.log(total) - 0.5 * float((mean**2).sum()) / total
-    weight += np.log(omega) - np.log1p(omega**2 / noise)  # on a log grid
-    chance = np.exp(weight - weight.max())
-    taken = rng.choice(len(omega), size=len(drawn), p=chance / chance.sum())
-    share = (omega**2 / total)[taken][:, None]
-    return np.asarray(share * mean + np.sqrt(share) * (centred - mean))
-
-
-def shares(drawn: Floats) -> Floats:
-    """How often each column is the largest; equals share."""
-    best = drawn >= drawn.max(axis=1, keepdims=True) - 1e-12
-    return np.asarray((best / best.sum(axis=1, keepdims=True)).mean(axis=0))

@@ -31,7 +31,6 @@ from potentia.analysis.rankings.groups import (
     agreement_by_tasks,
     bin_order,
     compare_perplexity,
-    items_per_task,
     measure_all,
     size_bins,
 )
@@ -39,7 +38,7 @@ from potentia.analysis.rankings.scoreboard import Scoreboard, make_scoreboard
 from potentia.analysis.rankings.screening import Screening, screen
 from potentia.analysis.rankings.tuning import find_same
 from potentia.analysis.stats.bootstrap import LEVEL, MODELS, RESAMPLES, How, Units, with_copies
-from potentia.analysis.stats.significance import Outcomes, item_tables, measure_significance
+from potentia.analysis.stats.significance import Outcomes, item_tables, items_per_task, measure_significance
 from potentia.errors import InputError
 from potentia.facts import Background, chance
 from potentia.values.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol, in_order, main_protocol

@@ -120,28 +120,6 @@ def bin_order(bins: Iterable[str]) -> list[str]:
     return sorted(set(bins), key=lambda name: float(name[1:].split(",")[0]))
 
 
-def items_per_task(matrix: ScoreMatrix) -> dict[str, float]:
-    """Return the number of test items behind each task: as stored, or as the standard errors imply.
-
-    Where the number is not stored, an accuracy p with the harness's standard error s comes from p(1 - p)/s² + 1 items;
-    it is believed only where the models agree on it, which they do for means of zeros and ones and for nothing else.
-    """
-    sizes = {}
-    for column, task in enumerate(matrix.tasks):
-        stored = matrix.n[:, column]
-        if np.isfinite(stored).any():
-            sizes[task] = float(np.nanmedian(stored))
-            continue
-        value, stderr = matrix.values[:, column], matrix.stderr[:, column]
-        usable = np.isfinite(value) & np.isfinite(stderr) & (stderr > 0) & (value > 0.02) & (value < 0.98)
-        if usable.any():
-            implied = value[usable] * (1 - value[usable]) / stderr[usable] ** 2 + 1
-            middle = float(np.median(implied))
-            if np.quantile(np.abs(implied - middle), 0.75) < 0.01 * middle:
-                sizes[task] = float(round(middle))
-    return sizes
-
-
 def _grouped(cells: Mapping[str, Sequence[ScoreMatrix]], by: str, how: Sampling) -> GroupAgreement:
     groups = list(cells.values())
     return GroupAgreement(

@@ -26,13 +26,13 @@ from scipy.stats import norm
 from scipy.stats import t as student
 
 from potentia.analysis.rankings.decide import SURE, Ranking, decide, noise_of, paired_items, scales
-from potentia.analysis.rankings.groups import items_per_task
 from potentia.analysis.rankings.sentences import pair_sentences
 from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.analysis.stats.significance import (
     POWER,
     aligned,
     benjamini_hochberg,
+    items_per_task,
     mcnemar,
     mcnemar_of_all,
     pair_p_values,

@@ -18,8 +18,8 @@ from scipy.stats import norm
 
 from potentia.analysis.rankings import sentences
 from potentia.analysis.rankings.decide import NAMES, Ranking, on_same_documents, span, stands_for
-from potentia.analysis.rankings.groups import items_per_task
 from potentia.analysis.rankings.pair import Lead, Missing, lead_of, what_is_missing
+from potentia.analysis.stats.significance import items_per_task
 from potentia.values.findings import Cell, Chart, Finding, Interval, Plot, Points, Table, jsonable, short_names
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, Outcomes, ScoreMatrix

@@ -16,9 +16,9 @@ from scipy.stats import kendalltau
 
 from potentia.analysis.rankings.aggregate import mean_z
 from potentia.analysis.rankings.agreement import shared
-from potentia.analysis.rankings.decide import FEW_MODELS
 from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.analysis.stats.correlation import nan_mean
+from potentia.analysis.stats.first import FEW_MODELS
 from potentia.analysis.stats.significance import count_pairs
 from potentia.values.findings import Cell, Chart, Finding, Heatmap, Table
 from potentia.values.protocol import Protocol

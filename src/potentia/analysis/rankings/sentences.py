@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from potentia.analysis.rankings.decide import FEW_MODELS, FEW_TASKS, Ranking
+from potentia.analysis.stats.first import FEW_MODELS, FEW_TASKS
 from potentia.values.findings import Interval, short_names
 from potentia.values.protocol import Protocol
 
 if TYPE_CHECKING:
     from potentia.analysis.rankings.agreement import Agreement, AgreementChange
+    from potentia.analysis.rankings.decide import Ranking
     from potentia.analysis.rankings.pair import Lead, Missing, TaskPair
     from potentia.analysis.stats.significance import Significance
 
