@@ -91,8 +91,8 @@ class Race:
             each = spent / len(racing) * sizes[number] / size
             if each * len(staying) > left and len(staying) > 2:
                 keep = max(2, int(left / each))
-                fits = f"{min(keep, len(staying))} of the {len(staying)} models"
-                notes.append(f"The budget was enough for {fits} that might win.")
+                enough = f"{min(keep, len(staying))} of the {len(staying)} models"
+                notes.append(f"The budget was enough for {enough} that might win.")
                 staying = staying[:keep]
             out |= {m: (number, chance[m], values[m]) for m in racing if m not in staying}
             racing = [name for name in racing if name in staying]
