@@ -246,13 +246,12 @@ def problems(bench: Bench) -> list[str]:
 @contextlib.contextmanager
 def phases() -> Iterator[dict[str, list[float]]]:
     """Add up the calls of the parts of writing and the host's seconds in them."""
-    from potentia.engine.score import continuous, decoding, generate, slots, trial
+    from potentia.engine.score import continuous, decoding, generate, trial
 
     parts = [
-        (slots.Slots, "seat"), (slots.Slots, "step"), (slots.Slots, "_step"), (slots.Slots, "_captured"),
-        (slots.Slots, "move"), (continuous.ContinuousLoop, "_send"), (continuous._Sent, "read"),
-        (trial.Trials, "may_write"), (decoding.StopTables, "table"), (generate.Writer, "_finish"),
-        (generate.Writer, "_draft"), (generate.Writer, "_write_batch"),
+        *((continuous.Slots, name) for name in ("seat", "step", "_step", "_captured", "move")),
+        (continuous.ContinuousLoop, "_send"), (continuous._Sent, "read"), (trial.Trials, "may_write"),
+        (decoding.StopTables, "table"), *((generate.Writer, name) for name in ("_finish", "_draft", "_write_batch")),
     ]  # fmt: skip
     spent: dict[str, list[float]] = {}
 

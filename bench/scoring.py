@@ -120,9 +120,8 @@ def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
 
 def stages(loaded: LoadedModel, requests: list[Continuation]) -> dict[str, float]:
     """Time the parts of one scoring run one after the other, waiting for the device after each."""
-    from potentia.engine.score.continuous import Tally
-    from potentia.engine.score.forest import batches
-    from potentia.engine.score.scorer import MASK_CELLS, Strand
+    from potentia.engine.score.network import batches
+    from potentia.engine.score.scorer import MASK_CELLS, Strand, Tally
 
     def now() -> float:
         if loaded.device.type == "cuda":

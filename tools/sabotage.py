@@ -29,7 +29,8 @@ from torch import Tensor
 from many import kept, options, run_all
 from potentia.engine import LoadedModel
 from potentia.engine.operations import plain
-from potentia.engine.score import Scorer, forest, network, slots
+from potentia.engine.score import Scorer, network
+from potentia.engine.score.continuous import Slots
 from potentia.engine.split import SplitModel
 from potentia.engine.tune import (
     LaneSpec,
@@ -383,13 +384,13 @@ def breaks() -> list[Break]:
         Break("tail: read one place early", "score", changed(network.Network, "_read", _read_early)),
         Break("tail: temperature of 1.02", "score", changed(network, "log_softmax", _argument(0, lambda x: x * 1.02))),
         Break("tokens: answers to other requests", "score", changed(network.Network, "_read", _askers_mixed)),
-        Break("tokens: a prefix one token too long", "score", changed(forest, "common_prefix", _prefix_more)),
+        Break("tokens: a prefix one token too long", "score", changed(network, "common_prefix", _prefix_more)),
         Break("routing: requests to other adapters", "adapters", changed(network.Network, "route", _owners_swapped)),
         Break("cache: positions stand still", "write", changed(SplitModel, "run", _hidden_from)),
         Break("cache: forgets the token before", "write", changed(SplitModel, "run", _mask_forgets)),
         Break("cache: seats see a token fewer", "seats", changed(plain, "attend_cached", _seat_short)),
-        Break("cache: values of another seat", "seats", changed(slots.Slots, "_keep", _kept_wrong)),
-        Break("cache: a seat's neighbour shines through", "seats", changed(slots.Slots, "_choose", _chosen_second)),
+        Break("cache: values of another seat", "seats", changed(Slots, "_keep", _kept_wrong)),
+        Break("cache: a seat's neighbour shines through", "seats", changed(Slots, "_choose", _chosen_second)),
     ]
 
 

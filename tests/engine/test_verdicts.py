@@ -16,10 +16,10 @@ from architectures.odd import ODD
 from architectures.tiny import build, words
 from lane_models import spec, tiny
 from potentia.engine import LoadedModel
+from potentia.engine.identity import Verdicts, structure
 from potentia.engine.score import Scorer, trial
 from potentia.engine.tune import LaneTrainer, LoraConfig
 from potentia.engine.tune.check import HAND, LONG
-from potentia.engine.verdicts import Verdicts, structure
 
 
 def pairs(count: int = 4, length: int = 40) -> list[tuple[list[int], list[int]]]:
@@ -68,7 +68,7 @@ def test_a_known_structure_is_not_believed_where_a_few_rows_differ() -> None:
     scorer = Scorer(loaded)
     for begin, _ in scorer.trials.ranges:
         for path in ("tree", "plain"):
-            loaded.verdicts.put({"verdict": "agrees"}, loaded.structure, "scoring", trial._name(path, begin, {-1}))
+            loaded.verdicts.put({"verdict": "agrees"}, *scorer.trials._place(trial._name(path, begin, {-1})))
     fast = scorer.loglikelihood_ids(pairs(length=90))
     assert max(abs(a.logprob - b.logprob) for a, b in zip(fast, slow, strict=True)) < 1e-3
     assert set(loaded.checked.values()) != {"agrees"}

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potentia.engine.admission import admit, fit, merge_adapter, refuse_encoder_decoder, why_not_loaded
-from potentia.engine.identity import fingerprint, memory_fingerprint, quantised_fingerprint
+from potentia.engine.identity import Verdicts, fingerprint, memory_fingerprint, quantised_fingerprint, structure
 from potentia.engine.tokens import BosPolicy, Encoder
-from potentia.engine.verdicts import Verdicts, structure
 from potentia.errors import InputError, MissingExtraError, PotentiaError
 from potentia.files import PICKLE, allowed
 

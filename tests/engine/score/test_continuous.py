@@ -13,7 +13,7 @@ from lm_eval.models.huggingface import HFLM
 from capture_audit import Audit
 from lane_models import examples, spec
 from potentia.engine import LoadedModel
-from potentia.engine.score import Scorer, continuous, generate, slots
+from potentia.engine.score import Scorer, continuous, generate
 from potentia.engine.score.decoding import StopTables
 from potentia.engine.score.network import Network
 from potentia.engine.tune import LaneTrainer
@@ -65,7 +65,7 @@ def test_most_models_write_in_seats() -> None:
 def test_a_step_in_seats_can_be_captured() -> None:
     """Nothing is sent from the host, and nothing read by it."""
     network = Network(tiny("llama"))
-    side_by_side = slots.Slots(network, 5, 40, capture=False)
+    side_by_side = continuous.Slots(network, 5, 40, capture=False)
     with network.evaluating():
         side_by_side.seat(range(5), [[3, 4, 5], [7], [9, 8], [5] * 20, [6, 7]], [-1] * 5)
         side_by_side.step(5, routed=False)
@@ -81,13 +81,13 @@ def test_rooms_of_all_sizes_through_few_seats(monkeypatch: pytest.MonkeyPatch) -
     requests = [Generation(text, ("e",) if i % 3 else (), rng.randint(0, 25)) for i, text in enumerate(phrases(60))]
     wanted = Scorer(loaded, continuous=False).generate(requests)
     counts: list[int] = []
-    whole = slots.Slots.step
+    whole = continuous.Slots.step
 
     def step(self, count, **options):
         counts.append(count)
         whole(self, count, **options)
 
-    monkeypatch.setattr(slots.Slots, "step", step)
+    monkeypatch.setattr(continuous.Slots, "step", step)
     monkeypatch.setattr(continuous, "FEWEST", 2)
     for most in (1, 3, 20):
         monkeypatch.setitem(generate.MOST_SEATS, "cpu", most)
@@ -121,7 +121,7 @@ def test_too_little_memory_halves_the_seats(monkeypatch: pytest.MonkeyPatch) -> 
     loaded = tiny("llama")
     requests = [Generation(text, (), 12) for text in phrases(20)]
     wanted = Scorer(loaded, continuous=False).generate(requests)
-    whole, refused = slots.Slots._step, []
+    whole, refused = continuous.Slots._step, []
 
     def step(self, count, *rest):
         if count > 4 and not rest[-1]:
@@ -129,7 +129,7 @@ def test_too_little_memory_halves_the_seats(monkeypatch: pytest.MonkeyPatch) -> 
             raise torch.OutOfMemoryError("CUDA out of memory (simulated)")
         whole(self, count, *rest)
 
-    monkeypatch.setattr(slots.Slots, "_step", step)
+    monkeypatch.setattr(continuous.Slots, "_step", step)
     assert written(loaded, requests) == wanted
     assert refused == [16, 8]
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from potentia.engine import BosPolicy, Encoder, LoadedModel
 from potentia.engine.score import Scorer
-from potentia.engine.score.forest import Strand, batches, common_prefix, plant
-from potentia.engine.score.network import Network
+from potentia.engine.score.network import Network, Strand, batches, common_prefix, plant
 from potentia.errors import InputError, ModelError
 from potentia.values.requests import Continuation, Document, Generation
 from scoring_models import ARCHITECTURES, CORPUS, tiny, tokenizer

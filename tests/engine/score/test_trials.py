@@ -17,7 +17,7 @@ from architectures.tiny import build, config, words
 from potentia.engine import LoadedModel, load
 from potentia.engine.admission import admit
 from potentia.engine.score import Scorer, trial
-from potentia.engine.score.trial import horizons
+from potentia.engine.score.network import horizons
 from potentia.engine.tune import LaneTrainer, LoraConfig
 from potentia.errors import InputError, ModelError
 from potentia.integrations.lm_eval import PotentiaLM

@@ -1,112 +1,187 @@
 """Continuous writing: a queue of texts through a fixed number of seats, the host one step behind the device.
 
-While the device writes the next token everywhere, the host looks at the last ones: which texts have ended, which seats
-are free. A text that ended is noticed a step late and its surplus token is dropped. Free seats are filled in groups,
-since reading a prompt costs a pass; when the queue is empty and few texts are left, they move together and steps
-become smaller.
+A text takes a free seat with room of its own for keys and values, its prompt is read in one padded pass, and from then
+on every step writes one token in every seat, taken or not. All that changes from step to step is data at fixed
+addresses: tokens, places, whose adapter reads along. So a step can be captured once as a graph and replayed. Keys and
+values are kept by the attention function itself, in the order in which the model's layers call it: what a model calls
+its cache plays no part. While the device writes the next token everywhere, the host looks at the last ones: a text that
+ended is noticed a step late and its surplus token dropped; free seats are filled in groups, since reading a prompt
+costs a pass; when the queue is empty and few texts are left, they move together and steps become smaller.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from potentia.engine.admission import not_a_number
+from potentia.engine.operations import Rows, operations, tile
 from potentia.engine.score.decoding import StopTables
-from potentia.engine.score.forest import Forest, Strand
-from potentia.engine.score.network import Network, Outcome
-from potentia.engine.score.slots import Slots
+from potentia.engine.score.network import Network, log_softmax
+from potentia.engine.split import attending, configs_of
+from potentia.engine.spread import out_of_memory
+from potentia.engine.tokens import Ids
 
 if TYPE_CHECKING:
     from potentia.engine.score.generate import Draft
 
-
-IN_FLIGHT = 2
-
-
-@dataclass(slots=True)
-class _Parcel:
-    """One batch's results on their way to the host."""
-
-    strands: npt.NDArray[np.int64]
-    logprobs: torch.Tensor
-    hits: torch.Tensor
-    finished: list[int]
-    arrived: torch.cuda.Event | None
+log = logging.getLogger(__name__)
 
 
-class Tally:
-    """Sum log-probabilities per request as batches come in, and report requests that are complete."""
+class Slots:
+    """``count`` seats of ``room`` tokens each, on one model."""
 
-    def __init__(self, count: int, progress: Callable[[int], None] | None = None) -> None:
-        self._sums = np.zeros(count)
-        self._greedy = np.ones(count, dtype=bool)
-        self._tokens = np.zeros(count, dtype=np.int64)
-        self._open = np.zeros(count, dtype=np.int64)  # strands that have not come back
-        self._progress = progress
-        self._parcels: deque[_Parcel] = deque()
+    def __init__(self, network: Network, count: int, room: int, *, capture: bool) -> None:
+        self.network, self.count, self.room = network, count, room
+        device = network.device
+        self.operations = operations(device)
+        self.tokens = torch.zeros(count, dtype=torch.long, device=device)  # the token that each seat reads next
+        self.places = torch.zeros(count, dtype=torch.long, device=device)  # and where it stands
+        self.owners = torch.full((count,), -1, dtype=torch.long, device=device)
+        self.written = torch.zeros(count, dtype=torch.long, device=device)  # what the last step chose
+        self.logprobs = torch.zeros(count, device=device)  # of the chosen tokens, where they are recorded
+        self._kept: list[tuple[Tensor, Tensor]] = []  # keys and values of each layer: (count · room + 1, K, d)
+        self._capture = capture and device.type == "cuda"
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._warm: set[int] = set()
+        self._pool: Any = None
+        self._configs = configs_of(network.model)
 
-    def expect(self, strands: Sequence[Strand]) -> None:
-        """Note what is on its way: all strands of a request are announced together."""
-        for strand in strands:
-            self._open[strand.index] += 1
-            self._tokens[strand.index] += strand.scored
+    # ---- reading prompts ------------------------------------------------------------------------------------------
 
-    def collect(self, outcome: Outcome, rows: Iterable[Forest]) -> None:
-        """Take a batch's results without waiting for the device; older batches are added up meanwhile."""
-        finished = [strand.index for row in rows for strand, _ in row.reads]
-        if outcome.logprobs.device.type == "cuda":
-            logprobs = torch.empty(outcome.logprobs.shape, dtype=outcome.logprobs.dtype, pin_memory=True)
-            hits = torch.empty(outcome.hits.shape, dtype=torch.bool, pin_memory=True)
-            logprobs.copy_(outcome.logprobs, non_blocking=True)
-            hits.copy_(outcome.hits, non_blocking=True)
-            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            arrived.record()
-        else:
-            logprobs, hits, arrived = outcome.logprobs, outcome.hits, None
-        self._parcels.append(_Parcel(outcome.strands, logprobs, hits, finished, arrived))
-        while len(self._parcels) > (IN_FLIGHT if arrived is not None else 0):
-            self._open_parcel(self._parcels.popleft())
+    def seat(
+        self, seats: Sequence[int], prompts: Sequence[Ids], owners: Sequence[int], *, record: bool = False
+    ) -> None:
+        """Let prompts take seats: read them, keep their keys and values, and choose each one's first token."""
+        device = self.network.device
+        rows, length = len(prompts), max(len(prompt) for prompt in prompts)
+        ids = torch.zeros(rows, length, dtype=torch.long)
+        where = torch.full((rows, length), self.count * self.room)  # padding is kept where nobody looks
+        for i, (seat, prompt) in enumerate(zip(seats, prompts, strict=True)):
+            ids[i, : len(prompt)] = torch.tensor(prompt)
+            where[i, : len(prompt)] = seat * self.room + torch.arange(len(prompt))
+        starts = (torch.arange(rows) * length).repeat_interleave(length)
+        ends = starts + length
+        cut = torch.from_numpy(tile([rows * length])).view(-1, 2)
+        bounds = Rows(*(part.to(device, torch.int32) for part in (starts, ends, cut)))
+        where = where.view(-1).to(device)
 
-    def add(self, strand: Strand, logprob: float, greedy: bool) -> None:
-        """Add one strand's result."""
-        self._sums[strand.index] += logprob
-        self._greedy[strand.index] &= greedy
-        self._finish([strand.index])
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
+            q, k, v = (part.reshape(rows * length, *part.shape[2:]) for part in (q, k, v))
+            self._keep(layer, where, k, v)
+            out: Tensor = self.operations.attend(q, k, v, bounds, scale, window)[0]
+            return out.view(rows, length, *out.shape[1:])
 
-    def drain(self) -> None:
-        """Wait for all batches that are still on the device."""
-        while self._parcels:
-            self._open_parcel(self._parcels.popleft())
+        self.network.route(owners)
+        places = torch.arange(length).expand(rows, length).to(device)
+        with self._attending(attend):
+            hidden = self.network.run(input_ids=ids.to(device), position_ids=places, use_cache=False).last_hidden_state
+        last = torch.tensor([len(prompt) for prompt in prompts]).to(device) - 1
+        choice, logprobs = self._choose(hidden[torch.arange(rows, device=device), last], record)
+        at = torch.tensor(seats).to(device)
+        self.tokens[at], self.places[at], self.written[at] = choice.clamp(min=0), last + 1, choice
+        self.owners[at] = torch.tensor(owners).to(device)
+        if record:
+            self.logprobs[at] = logprobs
 
-    def totals(self) -> list[tuple[float, bool, int]]:
-        """(log-probability, greedy, tokens) of every request."""
-        if self._progress is not None and (empty := int((self._tokens == 0).sum())):
-            self._progress(empty)
-        if (wrong := int(np.isnan(self._sums).sum())) > 0:
-            raise not_a_number(f"for {wrong} of {len(self._sums)} requests")
-        return list(zip(self._sums.tolist(), self._greedy.tolist(), self._tokens.tolist(), strict=True))
+    def _keep(self, layer: int, where: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        if layer == len(self._kept):
+            shape = (self.count * self.room + 1, *k.shape[1:])
+            self._kept.append((k.new_zeros(shape), v.new_zeros((shape[0], *v.shape[1:]))))
+        keys, values = self._kept[layer]
+        keys.index_copy_(0, where, k)
+        values.index_copy_(0, where, v)
+        return keys, values
 
-    def _open_parcel(self, parcel: _Parcel) -> None:
-        if parcel.arrived is not None:
-            parcel.arrived.synchronize()
-        np.add.at(self._sums, parcel.strands, parcel.logprobs.double().numpy())
-        np.logical_and.at(self._greedy, parcel.strands, parcel.hits.numpy())
-        self._finish(parcel.finished)
+    # ---- writing --------------------------------------------------------------------------------------------------
 
-    def _finish(self, indices: Iterable[int]) -> None:
-        whole = 0
-        for index in indices:
-            self._open[index] -= 1
-            whole += self._open[index] == 0
-        if self._progress is not None and whole:
-            self._progress(int(whole))
+    def step(self, count: int, *, routed: bool, record: bool = False) -> None:
+        """Write one token in each of the first ``count`` seats, by a graph where that is possible."""
+        if self._capture and not record and count in self._warm and count not in self._graphs:
+            self._graphs |= self._captured(count, routed)
+        graph = self._graphs.get(count)
+        if graph is not None and not record:
+            graph.replay()
+            return
+        self._warm.add(count)
+        self._step(count, routed, record)
+
+    def _step(self, count: int, routed: bool, record: bool) -> None:
+        tokens, places = self.tokens[:count], self.places[:count]
+        where = torch.arange(count, device=tokens.device) * self.room + places
+        lengths = (places + 1).to(torch.int32)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
+            q, k, v = (part.squeeze(1) for part in (q, k, v))
+            keys, values = self._keep(layer, where, k, v)
+            out: Tensor = self.operations.attend_cached(q, keys, values, lengths, self.room, scale, window)
+            return out.unsqueeze(1)
+
+        if self.network.router is not None:
+            self.network.router.route(self.owners[:count] if routed else None)
+        with self._attending(attend):
+            hidden = self.network.run(
+                input_ids=tokens.unsqueeze(1), position_ids=places.unsqueeze(1), use_cache=False
+            ).last_hidden_state
+        choice, logprobs = self._choose(hidden[:, -1], record)
+        self.written[:count] = choice
+        tokens.copy_(choice.clamp(min=0))
+        places.copy_((places + 1).clamp(max=self.room - 1))  # a seat that nobody watches stays within its room
+        if record:
+            self.logprobs[:count] = logprobs
+
+    def _choose(self, hidden: Tensor, record: bool) -> tuple[Tensor, Tensor]:
+        """Return the likeliest token of each row, −1 where the logits are not numbers, and its log-probability."""
+        logits = self.network.logits(hidden)
+        token = logits.argmax(dim=-1, keepdim=True)  # NaN is the largest of all
+        best = logits.gather(1, token)
+        choice = torch.where(best.isnan(), -1, token).squeeze(1)
+        return choice, log_softmax(logits).gather(1, token).squeeze(1) if record else best.squeeze(1)
+
+    def _captured(self, count: int, routed: bool) -> dict[int, torch.cuda.CUDAGraph]:
+        """Capture a step, or say why that cannot be done and never try again."""
+        torch.cuda.synchronize(self.network.device)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                self._step(count, routed, record=False)
+        except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+            log.debug("what could not be captured", exc_info=error)
+            self._capture = False
+            torch.cuda.synchronize(self.network.device)
+            reason = "no memory" if out_of_memory(error) else str(error)[:200]
+            log.warning("writing cannot be captured (%s): it goes one operation at a time", reason)
+            return {}
+        self._pool = graph.pool()
+        return {count: graph}
+
+    def move(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Move texts from one seat to another: (from, to)."""
+        device = self.network.device
+        source, target = (torch.tensor(part).to(device) for part in zip(*pairs, strict=True))
+        for part in (self.tokens, self.places, self.owners, self.written):
+            part[target] = part[source]
+        longest = torch.arange(self.room, device=device)
+        rows, into = ((part[:, None] * self.room + longest).view(-1) for part in (source, target))
+        for keys, values in self._kept:
+            keys.index_copy_(0, into, keys.index_select(0, rows))
+            values.index_copy_(0, into, values.index_select(0, rows))
+
+    @contextmanager
+    def _attending(self, attend: Callable[..., Tensor]) -> Iterator[None]:
+        """Let the model attend by this function inside the block; layers are known by the order of their calls."""
+        calls = itertools.count()
+        with attending(self._configs, lambda *given: attend(next(calls), *given)):
+            yield
 
 
 REFILL = 8  # seats are filled when an eighth of them is free

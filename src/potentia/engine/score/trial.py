@@ -25,9 +25,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from potentia.engine.admission import admit
-from potentia.engine.score.forest import Forest, Strand, batches, plant
 from potentia.engine.score.generate import Draft
-from potentia.engine.score.network import Network
+from potentia.engine.score.network import Forest, Network, Strand, batches, horizons, plant
 from potentia.engine.spread import out_of_memory
 from potentia.engine.twin import twin
 from potentia.timing import spending
@@ -57,12 +56,12 @@ TOLERANCE = {
     torch.float16: (0.05, 0.01, 0.02),
     torch.bfloat16: (0.5, 0.05, 0.1),
 }
-_WINDOWS = ("window", "chunk", "local", "original_max", "block", "topk", "stride", "compress", "span", "back")
 
 Found = list[tuple[Strand, list[float]]]  # what a path says of strands' scored tokens
 Write = Callable[[Network, list[Draft]], list[list[float]]]
 Judged = tuple[str | None, dict[str, Any]]  # what is wrong, or None, and how far it is off
 Tried = Callable[["_Stage"], dict[str, Found | str]]  # by path, or why it is refused
+TUNED = " with adapters"
 AGREES, _REFUSED = "agrees", "the model refuses it ({}: {})"
 
 
@@ -151,7 +150,19 @@ class Trials:
     def _note(self, name: str, verdict: str) -> None:
         if name not in self.checked:
             self.checked[name] = verdict
-            self.loaded.verdicts.put({"verdict": verdict}, self.loaded.structure, "scoring", name)
+            self.loaded.verdicts.put({"verdict": verdict}, *self._place(name))
+
+    def _place(self, name: str) -> tuple[str, ...]:
+        """Name what a verdict holds for: models of this structure, with adapters of this kind."""
+        from potentia.engine.tune.adapters import installed_on
+
+        bank = installed_on(self.network.model) if name.endswith(TUNED) else None
+        return (
+            self.loaded.structure,
+            "scoring",
+            name,
+            f"{bank.lora.kind} {bank.lora.targets}" if bank is not None else "",
+        )
 
     # ---- judging --------------------------------------------------------------------------------------------------
 
@@ -161,7 +172,7 @@ class Trials:
         if first in self.checked:
             return
         names = {path: name for path, name in names.items() if name not in self.checked}
-        alike = {path: self.loaded.verdicts.get(self.loaded.structure, "scoring", name) for path, name in names.items()}
+        alike = {path: self.loaded.verdicts.get(*self._place(name)) for path, name in names.items()}
         try:
             with spending("check"):
                 if all(told is not None and told["verdict"] == AGREES for told in alike.values()):
@@ -409,23 +420,7 @@ def root_mean_square(gaps: Sequence[float]) -> float:
 
 
 def _name(path: str, begin: int, owners: set[int]) -> str:
-    return path + (f" beyond {begin} tokens" if begin else "") + (" with adapters" if max(owners) >= 0 else "")
-
-
-def horizons(config: Any, longest: int) -> list[int]:
-    """Find the numbers of a config that may be a window shorter than ``longest``."""
-    found: set[int] = set()
-
-    def look(entries: dict[Any, Any]) -> None:
-        for name, value in entries.items():
-            if isinstance(value, dict):
-                look(value)
-            elif any(word in str(name) for word in _WINDOWS):
-                values = value if isinstance(value, list | tuple) else [value]
-                found.update(v for v in values if isinstance(v, int) and not isinstance(v, bool) and 1 < v < longest)
-
-    look(config.to_dict())
-    return sorted(found)
+    return path + (f" beyond {begin} tokens" if begin else "") + (TUNED if max(owners) >= 0 else "")
 
 
 def _pool(tokens: Sequence[int], vocabulary: int, draw: random.Random) -> list[int]:

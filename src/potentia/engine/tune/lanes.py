@@ -22,6 +22,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from potentia.engine.identity import Verdicts
 from potentia.engine.loading import context_length
 from potentia.engine.split import SplitModel
 from potentia.engine.spread import is_spread
@@ -31,7 +32,6 @@ from potentia.engine.tune.checkpoint_file import Shelf
 from potentia.engine.tune.lane_run import LaneRun
 from potentia.engine.tune.passes import PassPlan
 from potentia.engine.tune.schedule import Lane, LaneEpoch, LaneSpec, LoraConfig, OnEpoch, StepInfo
-from potentia.engine.verdicts import Verdicts
 from potentia.errors import InputError, TuningError
 from potentia.timing import spending
 
