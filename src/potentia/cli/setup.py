@@ -16,7 +16,7 @@ import typer
 
 from potentia.cli.app import app
 from potentia.cli.options import JSON, STUDY, Json, argument, command, flag, many
-from potentia.cli.output import answer, console, errors, print_json, print_table, say
+from potentia.cli.output import answer, console, dicts, errors, print_json, print_table, say
 from potentia.errors import InputError, without_password
 from potentia.values.findings import Table
 
@@ -68,9 +68,17 @@ def study_text(
 
     entries: list[Any] = [*tasks, *(_own(one) for one in data)]
     body: dict[str, Any] = {"name": path.stem, "models": models, "tasks": entries, "protocols": protocols}
+    more = [
+        "# caps: {train: 50000, validation: 1000, test: 10000}",
+        "# tuning: {recipe: fair}   # the same for all, its rate searched; or {recipe: paper}",
+    ]
     if quick:
         body["caps"] = {"train": 400, "validation": 100, "test": 300}
         body["tuning"] = {"epochs": 2, "learning_rates": [1e-3]}
+        more = [
+            f"caps: {_yaml(body['caps'])}   # documents of each split at most, for a try",
+            f"tuning: {_yaml(body['tuning'])}   # without it: three epochs or more, the rate searched",
+        ]
     make_study(body)
     lines = [
         f"# potentia run {shlex.quote(str(path))}",
@@ -82,18 +90,10 @@ def study_text(
         "tasks:             # harness tasks by name, the same in another form (arc_easy:cloze), or your own data",
         *(f"  - {_yaml(entry)}" for entry in entries),
         f"protocols: {_yaml(protocols)}   # direct, few_shot:5, train_before_test, adjust",
+        *more,
+        "# selection: validation   # or tuned, or paper",
+        "# store: potentia.db",
     ]
-    if quick:
-        lines += [
-            "caps: {train: 400, validation: 100, test: 300}   # documents of each split at most, for a try",
-            "tuning: {epochs: 2, learning_rates: [1.0e-03]}   # without it: three epochs or more, the rate searched",
-        ]
-    else:
-        lines += [
-            "# caps: {train: 50000, validation: 1000, test: 10000}",
-            "# tuning: {recipe: fair}   # the same for all, its rate searched; or {recipe: paper}",
-        ]
-    lines += ["# selection: validation   # or tuned, or paper", "# store: potentia.db"]
     return "\n".join(lines) + "\n"
 
 
@@ -245,7 +245,24 @@ def doctor(as_json: Json = False) -> None:
       potentia doctor
     """
     report = examine()
-    answer(as_json, report, *_tables(report))
+    device, hub = report["device"], report["hub"]
+    machine = [("kind", device["kind"]), ("cores", str(device["cores"]))]
+    machine += [(f"gpu {i}", f"{gpu['name']}, {gpu['memory_gib']} GiB") for i, gpu in enumerate(device["gpus"])]
+    machine += [("problem", device["problem"])] if "problem" in device else []
+    machine.append(("hub", f"{hub['endpoint']}: {hub['state']}"))
+    versions = tuple((part, version or "missing") for part, version in report["versions"].items())
+    caches = tuple(
+        (c["use"], c["path"], "yes" if c["writable"] else "no", f"{c['free_gib']} GiB") for c in report["caches"]
+    )
+    missing = tuple(tuple(m.values()) for m in report["missing"])
+    answer(
+        as_json,
+        report,
+        Table("Versions", ("part", "version"), versions),
+        Table("Machine", ("what", "found"), tuple(machine)),
+        Table("Folders", ("for", "path", "writable", "free"), caches),
+        Table("Missing" if missing else "Nothing is missing", ("what", "needed for", "how to get it"), missing),
+    )
     if any(version is None for version in report["versions"].values()):
         raise typer.Exit(1)
 
@@ -260,26 +277,20 @@ def examine() -> dict[str, Any]:
             versions[part] = metadata.version(part)
         except metadata.PackageNotFoundError:
             versions[part] = None
-    hub = _hub()
-    caches = _caches()
-    device = _device()
-    missing = [
-        {"what": part, "needed for": "Potentia itself", "get it": "pip install --upgrade potentia"}
-        for part, version in versions.items()
-        if version is None
+    device, hub = _device(), _hub()
+    wanted = [
+        (part, "Potentia itself", "pip install --upgrade potentia") for part, found in versions.items() if found is None
     ]
     for extra, (modules, purpose) in _EXTRAS.items():
         absent = [module for module in modules if importlib.util.find_spec(module) is None]
-        if absent:
-            command = f"pip install 'potentia[{extra}]'"
-            missing.append({"what": ", ".join(absent), "needed for": purpose, "get it": command})
+        wanted += [(", ".join(absent), purpose, f"pip install 'potentia[{extra}]'")] if absent else []
     if device["kind"] == "cpu":
-        missing.append({"what": "a GPU", "needed for": "models beyond a few hundred million parameters in good time",
-                        "get it": "a machine with CUDA and a torch built for it"})  # fmt: skip
-    if hub["state"] != "reachable":
-        missing.append({"what": "the hub", "needed for": "models and benchmarks that are not on this disk",
-                        "get it": hub["fix"]})  # fmt: skip
-    return {"versions": versions, "device": device, "caches": caches, "hub": hub, "missing": missing}
+        large = "models beyond a few hundred million parameters in good time"
+        wanted.append(("a GPU", large, "a machine with CUDA and a torch built for it"))
+    if hub["fix"]:
+        wanted.append(("the hub", "models and benchmarks that are not on this disk", hub["fix"]))
+    missing = dicts(("what", "needed for", "get it"), wanted)
+    return {"versions": versions, "device": device, "caches": _caches(), "hub": hub, "missing": missing}
 
 
 def _device() -> dict[str, Any]:
@@ -301,59 +312,35 @@ def _device() -> dict[str, Any]:
 
 
 def _caches() -> list[dict[str, Any]]:
-    home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
-    folders = {
-        "models": Path(os.environ.get("HF_HUB_CACHE") or home / "hub"),
-        "datasets": Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets"),
-        "results": Path.cwd(),
-    }
-    return [_folder(use, path.expanduser()) for use, path in folders.items()]
+    from datasets import config
+    from huggingface_hub import constants
 
-
-def _folder(use: str, path: Path) -> dict[str, Any]:
-    existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
-    free = round(shutil.disk_usage(existing).free / 2**30, 1)
-    return {"use": use, "path": str(path), "exists": path.exists(), "writable": os.access(existing, os.W_OK),
-            "free_gib": free}  # fmt: skip
+    rows = []
+    for use, place in (("models", constants.HF_HUB_CACHE), ("datasets", config.HF_DATASETS_CACHE), ("results", ".")):
+        path = Path(place).expanduser().absolute()
+        existing = next(parent for parent in (path, *path.parents) if parent.exists())
+        free = round(shutil.disk_usage(existing).free / 2**30, 1)
+        rows.append((use, str(path), path.exists(), os.access(existing, os.W_OK), free))
+    return dicts(("use", "path", "exists", "writable", "free_gib"), rows)
 
 
 def _hub() -> dict[str, Any]:
+    """Say whether the hub answers, and else what may help."""
     import urllib.error
     import urllib.request
 
     from huggingface_hub import constants
 
-    endpoint = constants.ENDPOINT
+    local = "or work from local folders with --data-dir"
+    state, fix = "reachable", f"check network and proxy (HTTPS_PROXY, HF_ENDPOINT), {local}"
     if constants.HF_HUB_OFFLINE:
-        fix = "unset HF_HUB_OFFLINE, or work from local folders with --data-dir"
-        return {"endpoint": endpoint, "state": "switched off (HF_HUB_OFFLINE)", "fix": fix}
-    request = urllib.request.Request(endpoint, method="HEAD")
-    fix = "check network and proxy (HTTPS_PROXY, HF_ENDPOINT), or work from local folders with --data-dir"
-    try:
-        with urllib.request.urlopen(request, timeout=_HUB_SECONDS):
-            return {"endpoint": endpoint, "state": "reachable", "fix": None}
-    except urllib.error.HTTPError as error:
-        state = "reachable" if error.code < 500 else f"answers with error {error.code}"
-        return {"endpoint": endpoint, "state": state, "fix": None if error.code < 500 else fix}
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        return {"endpoint": endpoint, "state": f"not reachable ({reason})", "fix": fix}
-
-
-def _tables(report: dict[str, Any]) -> list[Table]:
-    device, hub = report["device"], report["hub"]
-    machine = [("kind", device["kind"]), ("cores", str(device["cores"]))]
-    machine += [(f"gpu {i}", f"{gpu['name']}, {gpu['memory_gib']} GiB") for i, gpu in enumerate(device["gpus"])]
-    machine += [("problem", device["problem"])] if "problem" in device else []
-    machine.append(("hub", f"{hub['endpoint']}: {hub['state']}"))
-    versions = tuple((part, version or "missing") for part, version in report["versions"].items())
-    caches = tuple(
-        (c["use"], c["path"], "yes" if c["writable"] else "no", f"{c['free_gib']} GiB") for c in report["caches"]
-    )
-    missing = tuple((m["what"], m["needed for"], m["get it"]) for m in report["missing"])
-    return [
-        Table("Versions", ("part", "version"), versions),
-        Table("Machine", ("what", "found"), tuple(machine)),
-        Table("Folders", ("for", "path", "writable", "free"), caches),
-        Table("Missing" if missing else "Nothing is missing", ("what", "needed for", "how to get it"), missing),
-    ]
+        state, fix = "switched off (HF_HUB_OFFLINE)", f"unset HF_HUB_OFFLINE, {local}"
+    else:
+        try:
+            request = urllib.request.Request(constants.ENDPOINT, method="HEAD")
+            urllib.request.urlopen(request, timeout=_HUB_SECONDS).close()
+        except urllib.error.HTTPError as error:
+            state = state if error.code < 500 else f"answers with error {error.code}"
+        except (OSError, ValueError) as error:
+            state = f"not reachable ({getattr(error, 'reason', error)})"
+    return {"endpoint": constants.ENDPOINT, "state": state, "fix": None if state == "reachable" else fix}
