@@ -49,11 +49,6 @@ class View:
         return self.before + self.count.ended
 
     @property
-    def failed(self) -> int:
-        """The cells among them that failed."""
-        return len(self.count.failed)
-
-    @property
     def left(self) -> float | None:
         """Seconds to go, at the pace of this run; None before its first cell."""
         paced = self.count.made
@@ -68,19 +63,15 @@ class View:
             if event.kind == "row":
                 self.tallies.append(f"{facts['row']}: {clock(facts['seconds'])}, {shares(facts['tally'])}")
                 lines.append(self.tallies[-1])
-            elif not self.count.hear(event):
-                continue
-            elif event.kind == "cell":
-                error = f" ± {HALF_WIDTH * facts['stderr']:.4f}" if facts["stderr"] else ""
-                told = f"{facts['row']} × {facts['task']} × {facts['protocol']}: {facts['value']:.4f}{error}"
-                more = f" (may have more in it: {facts['may_have_more']})" if facts.get("may_have_more") else ""
-                lines.append(f"[{self.ended}/{self.total}] {told}{more}")
-            elif event.kind == "failure":
-                once = (facts["row"], facts["reason"])
-                if once not in self.told:
+            elif self.count.hear(event) and event.kind in ("cell", "failure"):
+                cell = f"[{self.ended}/{self.total}] {facts['row']} × {facts['task']} × {facts['protocol']}"
+                if event.kind == "cell":
+                    error = f" ± {HALF_WIDTH * facts['stderr']:.4f}" if facts["stderr"] else ""
+                    more = f" (may have more in it: {facts['may_have_more']})" if facts.get("may_have_more") else ""
+                    lines.append(f"{cell}: {facts['value']:.4f}{error}{more}")
+                elif (once := (facts["row"], facts["reason"])) not in self.told:
                     self.told.add(once)
-                    cell = f"{facts['row']} × {facts['task']} × {facts['protocol']}"
-                    lines.append(f"[{self.ended}/{self.total}] {cell}: failed: {facts['reason']}")
+                    lines.append(f"{cell}: failed: {facts['reason']}")
         for lease in self._others():
             if lease.id not in self.others:
                 self.others.add(lease.id)
@@ -94,8 +85,8 @@ class View:
     def state(self) -> str:
         """Say in one line how far the study is."""
         parts = [f"{self.ended}/{self.total} cells", f"{clock(time.monotonic() - self.began)} spent"]
-        if self.failed:
-            parts.insert(1, f"{self.failed} failed")
+        if len(self.count.failed):
+            parts.insert(1, f"{len(self.count.failed)} failed")
         if (left := self.left) is not None:
             parts.append(f"about {clock(left)} left")
         for name, row in [(n, row) for n, row in self._rows().items() if "ended" not in row][:4]:
@@ -126,7 +117,7 @@ class View:
             f"[bold]{escape(self.plan.study.name)}[/bold]",
             ProgressBar(total=max(self.total, 1), completed=self.ended, width=30),
             f"{self.ended}/{self.total} cells",
-            f"[red]{self.failed} failed[/red]" if self.failed else "",
+            f"[red]{len(self.count.failed)} failed[/red]" if len(self.count.failed) else "",
             f"{clock(time.monotonic() - self.began)} spent",
             f"about {clock(left)} left" if left is not None else "",
         )
@@ -160,6 +151,11 @@ class View:
 def watch(plan: StudyPlan, console: Console | None = None, *, quiet: float = QUIET_SECONDS) -> Iterator[None]:
     """Show the study while it runs; without a terminal a line at least every ``quiet`` seconds."""
     console = console or Console(stderr=True)
+
+    def say(*lines: str) -> None:
+        for line in lines:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
     with Store.open(plan.study.store) as store:
         view = View(plan, store)
         if console.is_terminal:
@@ -168,13 +164,9 @@ def watch(plan: StudyPlan, console: Console | None = None, *, quiet: float = QUI
                     yield
             finally:
                 view.news()
-                for line in view.tallies:
-                    console.print(line, markup=False, highlight=False, soft_wrap=True)
+                say(*view.tallies)
             return
         over = threading.Event()
-
-        def say(line: str) -> None:
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
 
         def speak() -> None:
             last = time.monotonic()
@@ -183,8 +175,8 @@ def watch(plan: StudyPlan, console: Console | None = None, *, quiet: float = QUI
                     lines = view.news()
                     if not lines and time.monotonic() - last >= quiet:
                         lines = [view.state()]
-                    for line in lines:
-                        say(line)
+                    if lines:
+                        say(*lines)
                         last = time.monotonic()
 
         thread = threading.Thread(target=speak, daemon=True)
@@ -195,5 +187,4 @@ def watch(plan: StudyPlan, console: Console | None = None, *, quiet: float = QUI
             over.set()
             thread.join()
             with suppress(StoreError, OSError):
-                for line in view.news():
-                    say(line)
+                say(*view.news())

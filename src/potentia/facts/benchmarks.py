@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -75,18 +75,33 @@ def facts_text(path: str | Path) -> str:
         raise DataError(f"the facts cannot be read: {error}", where=str(path)) from None
 
 
-def _parse(text: str, where: str) -> tuple[Benchmark, ...]:
+def csv_rows(
+    text: str, where: str, rename: Callable[[list[str], str], list[str]]
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """Give the rows of a CSV of facts, each with its place; ``rename`` says what its columns are, or refuses them."""
     reader = csv.DictReader(io.StringIO(text, newline=""))
-    columns = [str(column).strip() for column in reader.fieldnames or ()]
-    unknown = [column for column in columns if column not in COLUMNS]
-    if "task" not in columns or unknown:
+    try:
+        reader.fieldnames = rename([str(column).strip() for column in reader.fieldnames or ()], where)
+        for row in reader:
+            place = f"{where}, line {reader.line_num}"
+            if None in row:
+                raise DataError("more fields than the header has", where=place)
+            yield place, {key: (value or "").strip() for key, value in row.items()}
+    except csv.Error as error:
+        raise DataError(f"this is no CSV: {error}", where=f"{where}, line {reader.line_num}") from None
+
+
+def _columns(given: list[str], where: str) -> list[str]:
+    unknown = [column for column in given if column not in COLUMNS]
+    if "task" not in given or unknown:
         what = f"unknown column {unknown[0]}" if unknown else "no column names the tasks"
         raise DataError(what, where=where, hint=f"the columns are {', '.join(COLUMNS)}; task is enough")
-    reader.fieldnames = columns
+    return given
+
+
+def _parse(text: str, where: str) -> tuple[Benchmark, ...]:
     found: dict[str, Benchmark] = {}
-    for raw in reader:
-        place = f"{where}, line {reader.line_num}"
-        row = {key: (value or "").strip() for key, value in raw.items() if isinstance(key, str)}
+    for place, row in csv_rows(text, where, _columns):
         if not row["task"] or row["task"] in found:
             raise DataError("a task has no name" if not row["task"] else f"{row['task']} is there twice", where=place)
         plain = {key: value for key, value in row.items() if value and key not in ("train_size", "chance", "options")}

@@ -6,9 +6,7 @@ by many names; ``find`` knows its repository, its short names and the papers' na
 
 from __future__ import annotations
 
-import csv
 import difflib
-import io
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from potentia.errors import DataError
-from potentia.facts.benchmarks import Benchmark, benchmarks, facts_text
+from potentia.facts.benchmarks import Benchmark, benchmarks, csv_rows, facts_text
 
 COLUMNS = (
     "name", "family", "kind", "parameters_b", "size_b", "tokens_b", "compute", "date", "base_model", "repository",
@@ -150,16 +148,7 @@ def _shipped() -> ModelTable:
 
 
 def _parse(text: str, where: str) -> Iterator[ModelFacts]:
-    reader = csv.DictReader(io.StringIO(text, newline=""))
-    try:
-        reader.fieldnames = _columns([str(column).strip() for column in reader.fieldnames or ()], where)
-        for row in reader:
-            place = f"{where}, line {reader.line_num}"
-            if None in row:
-                raise DataError("more fields than the header has", where=place)
-            yield _facts({key: (value or "").strip() for key, value in row.items()}, place)
-    except csv.Error as error:
-        raise DataError(f"this is no CSV: {error}", where=f"{where}, line {reader.line_num}") from None
+    return (_facts(row, place) for place, row in csv_rows(text, where, _columns))
 
 
 def _columns(given: list[str], where: str) -> list[str]:

@@ -65,40 +65,30 @@ def loading_lines(
     """Return Python that loads the adapted model with transformers and PEFT alone; ``few``: bits of the base, dtype."""
     place = f"{base!r}" if gguf is None else f"{base!r}, gguf_file={gguf!r}"
     if base.endswith(".gguf"):
-        path = Path(base)
-        place = f"{str(path.parent)!r}, gguf_file={path.name!r}"
-    first = ["from peft import PeftModel", "from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
-    late = bool(before) or ", gguf_file=" in place  # first whole, then in few bits
-    kept = _kept(few) if few is not None else ""
-    loads = [
-        f"tokenizer = AutoTokenizer.from_pretrained({place})",
-        f"base = AutoModelForCausalLM.from_pretrained({place}{'' if late else kept})",
-    ]
-    loads += [f"base = PeftModel.from_pretrained(base, {other!r}).merge_and_unload()" for other in before]
+        place = f"{str(Path(base).parent)!r}, gguf_file={Path(base).name!r}"
+    names, bits = "AutoModelForCausalLM, AutoTokenizer", ""
     if few is not None:
-        first.insert(2, "import torch")
-        first[1] = first[1].replace("AutoTokenizer", "AutoTokenizer, BitsAndBytesConfig")
+        names += ", BitsAndBytesConfig"
+        four = "load_in_4bit=True, bnb_4bit_quant_type='nf4', bnb_4bit_use_double_quant=True,"
+        four += f" bnb_4bit_compute_dtype=torch.{few[1]}"
+        kept = four if few[0] == "4bit" else "load_in_8bit=True"
+        bits = f", dtype=torch.{few[1]}, quantization_config=BitsAndBytesConfig({kept})"
+    late = bool(before) or ", gguf_file=" in place  # first whole, then in few bits
+    lines = ["from peft import PeftModel", f"from transformers import {names}", *(["import torch"] if few else []), ""]
+    lines += [
+        f"tokenizer = AutoTokenizer.from_pretrained({place})",
+        f"base = AutoModelForCausalLM.from_pretrained({place}{'' if late else bits})",
+    ]
+    lines += [f"base = PeftModel.from_pretrained(base, {other!r}).merge_and_unload()" for other in before]
     if few is not None and late:
-        loads.append(f"base = type(base).from_pretrained(None, config=base.config, state_dict=base.state_dict(){kept})")
+        lines.append(f"base = type(base).from_pretrained(None, config=base.config, state_dict=base.state_dict(){bits})")
     whole = "model = base" if folder is None else f"model = PeftModel.from_pretrained(base, {folder!r})"
-    return (*first, *loads, whole)
-
-
-def _kept(few: tuple[str, str]) -> str:
-    """Say how a base was kept in few bits, as arguments of ``from_pretrained``."""
-    bits, dtype = few
-    told = "load_in_8bit=True"
-    if bits == "4bit":
-        told = (
-            "load_in_4bit=True, bnb_4bit_quant_type='nf4', bnb_4bit_use_double_quant=True,"
-            f" bnb_4bit_compute_dtype=torch.{dtype}"
-        )
-    return f", dtype=torch.{dtype}, quantization_config=BitsAndBytesConfig({told})"
+    return (*lines, whole)
 
 
 def adapter_card(cell: CellRecord, base: str, lines: tuple[str, ...], folder: str) -> str:
     """Return the card of an adapter: its base, what it was tuned on and how, what it scores, how to ask it."""
-    from huggingface_hub import ModelCard, ModelCardData
+    from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
     tuning = cell.manifest.get("tuning") or (cell.manifest.get("adjust") or {}).get("tuning") or {}
     task = cell.manifest.get("task") or {}
@@ -106,12 +96,21 @@ def adapter_card(cell: CellRecord, base: str, lines: tuple[str, ...], folder: st
     used = {name: (splits.get(name) or {}).get("used") for name in ("train", "validation", "test")}
     chosen, score = cell.selection, cell.score
     name = f"{cell.model.rpartition('/')[2]}-{cell.task}"
+    result = EvalResult(
+        task_type="text-generation",
+        dataset_type=cell.task,
+        dataset_name=cell.task,
+        metric_type=cell.metric,
+        metric_name=f"{cell.metric} ({cell.protocol})",
+        metric_value=round(score.value, 6),
+        metric_args={"stderr": round(score.stderr, 6)} if score.stderr == score.stderr else None,
+    )
     data = ModelCardData(
         base_model=base if base.count("/") == 1 and not base.startswith((".", "/", "~")) else None,
         library_name="peft",
         tags=["potentia", "train-before-test", "lora"],
         model_name=name,
-        eval_results=[_result(cell.task, cell.metric, score.value, score.stderr, cell.protocol)],
+        eval_results=[result],
     )
     recipe = "\n".join(f"| {key.replace('_', ' ')} | {_plain(value)} |" for key, value in tuning.items())
     direct = "" if cell.direct_value is None else f" (untuned: {cell.direct_value:.4f})"
@@ -184,21 +183,6 @@ def _prompt_of(task: Mapping[str, Any], folder: str) -> str:
     whole = f"Or a whole file: `potentia predict {shlex.quote(folder)} file.csv -o predictions.csv`."
     labels = "".join(f"\n- `{raw}`: {words}" for raw, words in (task.get("labels") or {}).items())
     return f"\n{whole}\n\n## Prompt\n\n```text\n{config.get('doc_to_text')}\n```\n{labels}\n"
-
-
-def _result(task: str, metric: str, value: float, stderr: float, protocol: str) -> Any:
-    from huggingface_hub import EvalResult
-
-    spread = {"stderr": round(stderr, 6)} if stderr == stderr else {}
-    return EvalResult(
-        task_type="text-generation",
-        dataset_type=task,
-        dataset_name=task,
-        metric_type=metric,
-        metric_name=f"{metric} ({protocol})",
-        metric_value=round(value, 6),
-        metric_args=spread or None,
-    )
 
 
 def _plain(value: Any) -> str:

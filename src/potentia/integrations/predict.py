@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from potentia.errors import InputError
 from potentia.files import whole_folder, write_file
 from potentia.integrations.cards import NOTE
-from potentia.values.requests import Continuation, Generation
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -94,47 +93,50 @@ def predict(
     from potentia.tasks import Leaf, bad_rows, from_records, unanswered
 
     note = read_note(Path(adapter))
-    asked = note.get("asked") or {}
+    asked, task = note.get("asked") or {}, str(note.get("task"))
     config = {key: value for key, value in (asked.get("config") or {}).items() if key in _ASKED}
     if config.get("output_type") not in ("multiple_choice", "generate_until"):
         raise InputError(
-            f"{note.get('task')} cannot be asked with rows of a file",
+            f"{task} cannot be asked with rows of a file",
             where=str(adapter),
             hint="predict takes adapters tuned on your own labelled texts, questions or prompts",
         )
     bad: list[Any] = []
-    rows = _rows(data, asked.get("columns") or {}, bad)
-    records = _mapped(rows, asked.get("columns") or {})
+    rows, records = _rows(data, asked.get("columns") or {}, bad)
     documents = unanswered(config, records, bad)
     if bad and not drop_bad_rows:
         raise bad_rows(bad, len(records))
     usable = [document for document in documents if document is not None]
     if not usable:
         raise InputError("there is no row to predict", where=None if isinstance(data, (list, tuple)) else str(data))
-    writes = config["output_type"] == "generate_until"
-    metric = {"metric": "exact_match" if writes else "acc", "aggregation": "mean", "higher_is_better": True}
-    whole = {**config, "task": str(note.get("task")), "test_split": "test", "metric_list": [metric]}
-    leaf = Leaf(whole, {"test": from_records(usable, where=str(note.get("task")))})
+    metric = {"metric": "exact_match" if config["output_type"] == "generate_until" else "acc", "aggregation": "mean"}
+    leaf = Leaf(
+        {**config, "task": task, "test_split": "test", "metric_list": [metric | {"higher_is_better": True}]},
+        {"test": from_records(usable, where=task)},
+    )
     loaded = load_adapted(Path(adapter), note, base=base, device=device, dtype=dtype)
     try:
         chat = chat_template(loaded.tokenizer) if (note.get("selection") or {}).get("style") == "chat" else None
         requests = [leaf.requests(document, shots=0, chat=chat) for document in usable]
+        flat: list[Any] = [request for several in requests for request in several]
         scorer = Scorer(loaded)
-        if writes:
-            texts = scorer.generate([r for (r,) in requests if isinstance(r, Generation)], progress=progress)
-            answers: list[tuple[str, dict[str, float]]] = [(str(text).strip(), {}) for text in texts]
+        if leaf.kind == "generation":
+            texts = scorer.generate(flat, progress=progress)
+            answers: Iterator[tuple[str, dict[str, float]]] = iter([(str(text).strip(), {}) for text in texts])
         else:
-            flat = [r for several in requests for r in several if isinstance(r, Continuation)]
             given = iter([answer.logprob for answer in scorer.loglikelihood(flat, progress=progress)])
             names = list(config.get("labels") or {})
-            answers = [
-                _chosen(names or leaf.choices(document), [next(given) for _ in several], note.get("metric"))
-                for document, several in zip(usable, requests, strict=True)
-            ]
+            answers = iter(
+                [
+                    _chosen(names or leaf.choices(document), [next(given) for _ in several], note.get("metric"))
+                    for document, several in zip(usable, requests, strict=True)
+                ]
+            )
     finally:
         loaded.close()
-    left = iter(answers)
-    told = [next(left) if document is not None else (None, {}) for document in documents]
+    told: list[tuple[str | None, dict[str, float]]] = [
+        next(answers) if document is not None else (None, {}) for document in documents
+    ]
     return Predictions(
         rows=tuple(map(dict, rows)),
         predicted=tuple(label for label, _ in told),
@@ -147,11 +149,11 @@ def predict(
 
 def _chosen(names: Sequence[str], logprobs: Sequence[float], metric: Any) -> tuple[str, dict[str, float]]:
     """Choose as the metric of the test does, and give each name its share of the probability of all."""
-    top = max(logprobs)
-    weights = [math.exp(value - top) for value in logprobs]
+    from potentia.tasks import best
+
+    weights = [math.exp(value - max(logprobs)) for value in logprobs]
     shares = {name: weight / sum(weights) for name, weight in zip(names, weights, strict=True)}
-    norm = [v / len(n) for n, v in zip(names, logprobs, strict=True)] if metric == "acc_norm" else list(logprobs)
-    return names[norm.index(max(norm))], shares
+    return names[best(str(metric), names, [(value, False) for value in logprobs])], shares
 
 
 def _gold(config: Mapping[str, Any], record: Record) -> str | None:
@@ -162,25 +164,22 @@ def _gold(config: Mapping[str, Any], record: Record) -> str | None:
     return value if value in (config.get("labels") or ()) else None
 
 
-def _rows(data: Any, columns: Mapping[str, Any], bad: list[Any]) -> list[Record]:
-    from potentia.tasks import Record, file_records
+def _rows(data: Any, columns: Mapping[str, Any], bad: list[Any]) -> tuple[list[Record], list[Record]]:
+    """Return the user's rows, and the same with the fields of the task; answers may be absent."""
+    from potentia.tasks import Record, file_records, map_columns
 
     if isinstance(data, (str, Path)):
         path = Path(data).expanduser()
         if not path.is_file():
             raise InputError(f"there is no file {data}", hint="give a csv, jsonl, json or parquet file")
-        return file_records(path, bad)
-    field = columns.get("text", "text")
-    rows = [{field: one} if isinstance(one, str) else dict(one) for one in data]
-    return [Record.at(f"row {n}", row) for n, row in enumerate(rows, start=1)]
-
-
-def _mapped(records: list[Record], columns: Mapping[str, Any]) -> list[Record]:
-    from potentia.tasks import map_columns
-
-    there = {key for record in records for key in record}
+        rows = file_records(path, bad)
+    else:
+        field = columns.get("text", "text")
+        plain = [{field: one} if isinstance(one, str) else dict(one) for one in data]
+        rows = [Record.at(f"row {n}", row) for n, row in enumerate(plain, start=1)]
+    there = {key for row in rows for key in row}
     wanted = {f: c for f, c in columns.items() if f not in _ANSWERS or (isinstance(c, str) and c in there)}
-    return map_columns(records, wanted)
+    return rows, map_columns(rows, wanted)
 
 
 def read_note(folder: Path) -> dict[str, Any]:
