@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,40 @@ from potentia.cli.app import app
 from potentia.show import sections
 
 PAGE = Path(__file__).parents[1] / "docs" / "documents.md"
-ROWS = [
-    [cell.strip().strip("`") for cell in line.strip("|\n").split("|")]
-    for line in PAGE.read_text("utf-8").splitlines()
-    if line.startswith("| ") and not line.startswith("| document")
-]
+METHODS, _, ITEMS = PAGE.read_text("utf-8").partition("## Every numbered item")
+
+
+def rows_of(text: str, first: str) -> list[list[str]]:
+    return [
+        [cell.strip().strip("`") for cell in line.strip("|\n").split("|")]
+        for line in text.splitlines()
+        if line.startswith("| ") and not line.startswith(f"| {first}")
+    ]
+
+
+ROWS = rows_of(METHODS, "document")
+NUMBERED = {  # how many figures, tables and algorithms each document numbers; its numbered equations
+    "Train-before-test": {"figure": 15, "table": 8, "algorithm": 3},
+    "Training on the test task": {"figure": 20, "table": 5, "equation": 6},
+    "Proxy tasks": {"figure": 1, "table": 10, "algorithm": 1},
+    "BOSE": {"figure": 5, "table": 12},
+}
+
+
+@pytest.mark.parametrize("document", NUMBERED)
+def test_every_numbered_item_has_a_state(document: str):
+    (part,) = [part for part in ITEMS.split("### ") if part.startswith(document)]
+    found: dict[str, list[int]] = {}
+    for item, _, state in rows_of(part, "item"):
+        kind = ""
+        for word in re.findall(r"[a-z]+|\d+", item.replace("§ 3.", "").replace("§ 4.", "")):
+            kind = word.removesuffix("s") if word.isalpha() else kind
+            if word.isdigit() and not item.startswith("equation of") and kind in NUMBERED[document]:
+                found.setdefault(kind, []).append(int(word))
+        assert re.match(r"right|method|given|unreachable: |8 of 18 entries right", state), state
+    assert {kind: sorted(numbers) for kind, numbers in found.items()} == {
+        kind: list(range(1, last + 1)) for kind, last in NUMBERED[document].items()
+    }
 
 
 def test_every_document_and_analysis_is_in_the_table():
