@@ -192,9 +192,7 @@ class FineTuning(TunedCells):
             first = next(lane for lane in self.lanes.values() if lane.rivals == group)
             asked = {
                 next_rate(
-                    self.peaks(name, group),
-                    self.tuning.rate_bounds,
-                    higher_is_better=self.judge(name).higher_is_better,
+                    self.peaks(name, group), self.tuning.rate_bounds, higher_is_better=self.judge(name).higher_is_better
                 )
                 for name in self.served(first)
                 if self.judge(name).documents("validation")
@@ -254,11 +252,7 @@ class FineTuning(TunedCells):
             self._alone = wave[batch[0].key] if not self.together else None
             with spending("train"):
                 made = self.trainer.train(
-                    batch,
-                    on_epoch=self._on_epoch,
-                    on_step=self._on_step,
-                    on_recall=self._on_recall,
-                    stop=self.stop,
+                    batch, on_epoch=self._on_epoch, on_step=self._on_step, on_recall=self._on_recall, stop=self.stop
                 )
             self.results |= made
             for spec in batch:

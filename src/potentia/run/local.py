@@ -28,12 +28,7 @@ from potentia.processes import leave_with_parent
 from potentia.run.cost import weight_bytes
 from potentia.run.model_cache import ModelCache
 from potentia.run.mps import Sharing
-from potentia.run.plan import (
-    LoadedTasks,
-    RowPlan,
-    load_tasks,
-    seen,
-)
+from potentia.run.plan import LoadedTasks, RowPlan, load_tasks, seen
 from potentia.run.progress import RunLog, Stopped, opened
 from potentia.run.row import RowOutcome, RowRun
 
@@ -211,12 +206,7 @@ def work_row(
         log.write("lease", row=row.label, cells=len(row.pending))
         with Keeper(store, lease) as keeper:
             made = RowRun(
-                row,
-                tasks or _tasks(row.study),
-                store,
-                lambda: stop() or keeper.lost,
-                device or row.study.device,
-                shelf,
+                row, tasks or _tasks(row.study), store, lambda: stop() or keeper.lost, device or row.study.device, shelf
             )
             try:
                 return made.run()
