@@ -108,7 +108,7 @@ def test_selection_tuned_never_keeps_the_untuned_model(world: Path, tmp_path: Pa
 
 def test_full_tuning_goes_on_where_it_was_stopped(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from potentia.engine.tune.full import _Job
-    from potentia.run.tuned import TunedCells
+    from potentia.run.fine_tuning import FineTuning
 
     tuning = {"method": "full", "learning_rates": [3e-3], "epochs": 3}
     whole, halted = (study(world, tmp_path / f"{name}.db", tuning=tuning) for name in ("whole", "halted"))
@@ -118,7 +118,7 @@ def test_full_tuning_goes_on_where_it_was_stopped(world: Path, tmp_path: Path, m
     assert run_study(whole).failed == 0
     total = len(steps)
     with monkeypatch.context() as patch:
-        patch.setattr(TunedCells, "stop", lambda self: len(steps) >= total + 15)
+        patch.setattr(FineTuning, "stop", lambda self: len(steps) >= total + 15)
         assert run_study(halted).interrupted
     assert run_study(halted).failed == 0
     assert len(steps) == 2 * total, "no step was computed twice"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -52,19 +53,19 @@ def test_rungs_are_1_3_10():
     ],
 )
 def test_the_grid_is_extended_at_the_end_that_leads(found, following):
-    assert next_rate(found, BOUNDS, higher_is_better=True) == following
-    assert next_rate(found, None, higher_is_better=True) is None
-    turned = {r: c and Candidate(c.style, c.epoch, -c.value, c.stderr, c.lane) for r, c in found.items()}
-    assert next_rate(turned, BOUNDS, higher_is_better=False) == following
+    assert next_rate(found, BOUNDS) == following
+    assert next_rate(found, None) is None
+    turned = {r: c and replace(c, value=-c.value, up=False) for r, c in found.items()}
+    assert next_rate(turned, BOUNDS) == following
 
 
 def test_ties_go_to_the_untuned_model_then_inside_then_to_the_earlier_epoch():
     untuned = Candidate("plain", 0, 0.5, 0.02)
     tied = [state(rate, 0.5, epoch) for rate in GRID for epoch in (1, 2)]
-    assert select([*tied, untuned], higher_is_better=True) is untuned
-    best = select(tied, higher_is_better=True)
+    assert select([*tied, untuned]) is untuned
+    best = select(tied)
     assert (best.learning_rate, best.epoch) == (1e-3, 1)
-    assert select([state(3e-4, math.nan), state(1e-3, 0.1)], higher_is_better=True).learning_rate == 1e-3
+    assert select([state(3e-4, math.nan), state(1e-3, 0.1)]).learning_rate == 1e-3
 
 
 @pytest.mark.parametrize(
@@ -81,17 +82,17 @@ def test_a_cell_says_where_its_best_lies(found, curve, said):
     rate = max(found, key=lambda r: found[r].value if found[r] else -1)
     looks = [Candidate("plain", 0, curve[0], 0.02), *(state(rate, v, 1 + k) for k, v in enumerate(curve[1:]))]
     chosen = max(looks, key=lambda c: (c.value, -c.epoch))
-    assert verdict(chosen, found, looks, higher_is_better=True) == said
-    assert verdict(looks[0], found, looks, higher_is_better=True) == "kept untuned"
-    assert (leading_end(found, higher_is_better=True) is not None) == (said == "at the bound")
+    assert verdict(chosen, found, looks) == said
+    assert verdict(looks[0], found, looks) == "kept untuned"
+    assert (leading_end(found) is not None) == (said == "at the bound")
 
 
 def test_a_lane_is_past_its_best_after_three_clearly_worse_looks():
     falling = [state(1e-3, v, k) for k, v in enumerate((0.5, 0.6, 0.55, 0.5, 0.4), 1)]
-    assert past_its_best(falling, higher_is_better=True)
-    assert not past_its_best(falling[:-1], higher_is_better=True), "two, and the best may be near"
+    assert past_its_best(falling)
+    assert not past_its_best(falling[:-1]), "two, and the best may be near"
     noisy = [state(1e-3, v, k) for k, v in enumerate((0.5, 0.6, 0.55, 0.59, 0.4), 1)]
-    assert not past_its_best(noisy, higher_is_better=True)
+    assert not past_its_best(noisy)
 
 
 def test_what_may_be_selected_later_is_held_while_lanes_come():
@@ -103,10 +104,10 @@ def test_what_may_be_selected_later_is_held_while_lanes_come():
         for epoch, value in enumerate(curve, 1):
             new = state(rate, value, epoch)
             known.append(new)
-            kept = {(c.lane.key, c.epoch) for c in leaders(known, higher_is_better=True)}
+            kept = {(c.lane.key, c.epoch) for c in leaders(known)}
             held = kept & (held | {(new.lane.key, epoch)})
-            chosen = select(known, higher_is_better=True)
+            chosen = select(known)
             assert (chosen.lane.key, chosen.epoch) in held
     assert len(held) == 5, "one of each rate: all are on a level"
     better = [*known, state(1e-3, 0.6)]
-    assert [c.learning_rate for c in leaders(better, higher_is_better=True)] == [1e-3]
+    assert [c.learning_rate for c in leaders(better)] == [1e-3]

@@ -183,17 +183,17 @@ def test_the_grid_goes_on_where_its_end_wins_and_the_cell_says_so(world: Path, t
 def test_a_search_that_was_stopped_goes_on_to_the_same_numbers(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from potentia.run.tuned import TunedCells
+    from potentia.run.fine_tuning import FineTuning
 
     asked: list[int] = []
-    monkeypatch.setattr(TunedCells, "stop", lambda self: bool(asked.append(1)))
+    monkeypatch.setattr(FineTuning, "stop", lambda self: bool(asked.append(1)))
     whole, halted = (study(world, tmp_path / f"{name}.db") for name in "ab")
     expected, lanes = ran(whole)
     steps = len(asked)
     for share in (0.2, 0.4, 0.3, 0.2):
         with monkeypatch.context() as patch:
             asked.clear()
-            patch.setattr(TunedCells, "stop", lambda self, n=share * steps: asked.append(1) or len(asked) > n)
+            patch.setattr(FineTuning, "stop", lambda self, n=share * steps: asked.append(1) or len(asked) > n)
             if not run_study(halted).interrupted:
                 break
     found, again = ran(halted)

@@ -234,7 +234,7 @@ def test_a_stopped_adjustment_scores_no_step_twice(
     world: Path, tmp_path: Path, method: str, rates: list[float], monkeypatch: pytest.MonkeyPatch
 ):
     from potentia.run import fine_tuning
-    from potentia.run.tuned import TunedCells
+    from potentia.run.fine_tuning import FineTuning
 
     adjust = {"data": str(world / "auxiliary.jsonl"), "form": "own", "at_steps": [5, 20]}
     tuning = TUNING | {"method": method, "learning_rates": rates}
@@ -251,11 +251,11 @@ def test_a_stopped_adjustment_scores_no_step_twice(
     once = len(tested)
     assert once == 2 * 2 * len(rates), "each rate on each task at each step"
     steps: list[int] = []
-    step = TunedCells.step
-    monkeypatch.setattr(TunedCells, "step", lambda self, info: steps.append(info.done) or step(self, info))
+    step = FineTuning.step
+    monkeypatch.setattr(FineTuning, "step", lambda self, info: steps.append(info.done) or step(self, info))
     for until in (8, 22, 50)[: 1 + len(rates)]:  # after each of the steps that are scored; in the second rate
         with monkeypatch.context() as patch:
-            patch.setattr(TunedCells, "stop", lambda self, until=until: bool(steps) and steps[-1] >= until)
+            patch.setattr(FineTuning, "stop", lambda self, until=until: bool(steps) and steps[-1] >= until)
             assert run_study(halted).interrupted
         if len(rates) == 1 and until == 8:
             with Store.open(halted.store) as store:
@@ -273,7 +273,7 @@ def test_a_stopped_full_tuning_before_the_test_goes_on_where_it_was(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     from potentia.engine.tune.full import _Job
-    from potentia.run.tuned import TunedCells
+    from potentia.run.fine_tuning import FineTuning
 
     tuning = TUNING | {"method": "full", "learning_rates": [1e-3, 3e-3]}
     whole, halted = (study(world, tmp_path / f"{n}.db", "train_before_test", tuning=tuning) for n in "ab")
@@ -284,7 +284,7 @@ def test_a_stopped_full_tuning_before_the_test_goes_on_where_it_was(
     once = len(made)
     for share in (0.2, 0.5, 0.9):
         with monkeypatch.context() as patch:
-            patch.setattr(TunedCells, "stop", lambda self, share=share: len(made) >= once * (1 + share))
+            patch.setattr(FineTuning, "stop", lambda self, share=share: len(made) >= once * (1 + share))
             assert run_study(halted).interrupted
     found, again = ran(halted)
     assert len(made) == 2 * once, "no step was made twice"
@@ -300,7 +300,7 @@ def test_a_stopped_full_tuning_before_the_test_goes_on_where_it_was(
 def test_a_stopped_race_drops_its_lanes_when_the_whole_one_does(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ):
-    from potentia.run.tuned import TunedCells
+    from potentia.run.fine_tuning import FineTuning
 
     one = {"tasks": [{"name": "colours", "file": str(world / "colours.jsonl")}]}
     tuning = TUNING | {"method": method, "learning_rates": [1e-2, 1e-3, 1e-8], "epochs": 4, "race": True}
@@ -308,14 +308,14 @@ def test_a_stopped_race_drops_its_lanes_when_the_whole_one_does(
         study(world, tmp_path / f"{n}.db", "train_before_test", tuning=tuning, **one) for n in ("whole", "halted")
     )
     asked: list[int] = []
-    monkeypatch.setattr(TunedCells, "stop", lambda self: bool(asked.append(1)))
+    monkeypatch.setattr(FineTuning, "stop", lambda self: bool(asked.append(1)))
     cells, lanes = ran(whole)
     steps = len(asked)
     assert "dropped" in {lane.status for lane in lanes}
     for share in (0.3, 0.3):
         with monkeypatch.context() as patch:
             asked.clear()
-            patch.setattr(TunedCells, "stop", lambda self, n=share * steps: asked.append(1) or len(asked) > n)
+            patch.setattr(FineTuning, "stop", lambda self, n=share * steps: asked.append(1) or len(asked) > n)
             assert run_study(halted).interrupted
     again, resumed = ran(halted)
     curves = [

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -58,6 +58,7 @@ class Candidate:
     tokens: int = 0  # learned from in the epoch
     seconds: float = 0.0
     right: str = ""  # which validation documents it got right, packed; empty where that is no 0 or 1
+    up: bool = field(default=True, kw_only=True)  # whether higher is better
 
     @property
     def tuned(self) -> bool:
@@ -69,17 +70,21 @@ class Candidate:
         """The lane's learning rate; None for the untuned model."""
         return self.lane.learning_rate if self.lane is not None else None
 
-    def worth(self, higher_is_better: bool) -> float:
-        """Return its value, larger for better; no number is worst of all."""
-        if math.isnan(self.value):
-            return -math.inf
-        return self.value if higher_is_better else -self.value
+    @property
+    def worth(self) -> float:
+        """Its value, larger for better; no number is worst of all."""
+        return -math.inf if math.isnan(self.value) else self.value if self.up else -self.value
+
+    @property
+    def error(self) -> float:
+        """Its standard error, 0 where there is none."""
+        return self.stderr if math.isfinite(self.stderr) else 0.0
 
 
 Peaks = Mapping[float, Candidate | None]  # the best state of every learning rate of one search; None where it failed
 
 
-def select(candidates: Sequence[Candidate], *, higher_is_better: bool) -> Candidate:
+def select(candidates: Sequence[Candidate]) -> Candidate:
     """Return the best on validation; ties go to the untuned model, the rates inside the grid, the earlier epoch."""
     rates = sorted({c.learning_rate for c in candidates if c.learning_rate is not None})
     middle = (len(rates) - 1) / 2
@@ -87,34 +92,28 @@ def select(candidates: Sequence[Candidate], *, higher_is_better: bool) -> Candid
     def order(candidate: Candidate) -> tuple[float, float, int, float, bool]:
         rate = candidate.learning_rate
         outside = -1.0 if rate is None else abs(rates.index(rate) - middle)
-        chat = candidate.style == "chat"
-        return -candidate.worth(higher_is_better), outside, candidate.epoch, rate or 0.0, chat
+        return -candidate.worth, outside, candidate.epoch, rate or 0.0, candidate.style == "chat"
 
     return min(candidates, key=order)
 
 
-def leaders(candidates: Sequence[Candidate], *, higher_is_better: bool) -> list[Candidate]:
+def leaders(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Return the states that may be selected yet: which of those on a level wins depends on the rates still to come."""
-    top = max(candidate.worth(higher_is_better) for candidate in candidates)
-    level = [candidate for candidate in candidates if candidate.worth(higher_is_better) == top]
+    top = max(candidate.worth for candidate in candidates)
+    level = [candidate for candidate in candidates if candidate.worth == top]
     return [next(c for c in level if c.lane == lane) for lane in dict.fromkeys(c.lane for c in level)]
 
 
-def peaks_of(
-    lanes: Iterable[LanePlan], states: Sequence[Candidate], *, higher_is_better: bool
-) -> dict[float, Candidate | None]:
+def peaks_of(lanes: Iterable[LanePlan], states: Sequence[Candidate]) -> dict[float, Candidate | None]:
     """Return the best state of each of these lanes, by learning rate."""
-    found: dict[float, Candidate | None] = {}
-    for lane in lanes:
-        own = [state for state in states if state.lane == lane]
-        found[lane.learning_rate] = select(own, higher_is_better=higher_is_better) if own else None
-    return found
+    own = {lane: [state for state in states if state.lane == lane] for lane in lanes}
+    return {lane.learning_rate: select(mine) if mine else None for lane, mine in own.items()}
 
 
-def leading_end(peaks: Peaks, *, higher_is_better: bool) -> float | None:
+def leading_end(peaks: Peaks) -> float | None:
     """Return the end of the grid that beats its neighbour beyond a tie; None where neither does."""
     rates = sorted(peaks)
-    worth = {rate: -math.inf if c is None else c.worth(higher_is_better) for rate, c in peaks.items()}
+    worth = {rate: -math.inf if c is None else c.worth for rate, c in peaks.items()}
     if len(rates) < 2:
         return None
     if max(worth.values()) == -math.inf:
@@ -124,12 +123,12 @@ def leading_end(peaks: Peaks, *, higher_is_better: bool) -> float | None:
     top = peaks[best]
     if neighbour is None or top is None:
         return None
-    return best if worth[best] - worth[neighbour] > LEAD * _error(top) else None
+    return best if worth[best] - worth[neighbour] > LEAD * top.error else None
 
 
-def next_rate(peaks: Peaks, bounds: tuple[float, float] | None, *, higher_is_better: bool) -> float | None:
+def next_rate(peaks: Peaks, bounds: tuple[float, float] | None) -> float | None:
     """Return the learning rate to try next, one rung beyond the end that leads; None where the search is over."""
-    end = leading_end(peaks, higher_is_better=higher_is_better)
+    end = leading_end(peaks)
     if end is None or bounds is None:
         return None
     rate = next_rung(end, up=end == max(peaks))
@@ -145,33 +144,32 @@ def next_rung(rate: float, *, up: bool) -> float:
     return next(rung for rung in reversed(rungs) if 1.5 * rung < rate)
 
 
-def verdict(chosen: Candidate, peaks: Peaks, curve: Sequence[Candidate], *, higher_is_better: bool) -> Verdict:
+def verdict(chosen: Candidate, peaks: Peaks, curve: Sequence[Candidate]) -> Verdict:
     """Say where the chosen state lies in what was searched; ``curve`` is its lane's, from the untuned model on."""
     if not chosen.tuned:
         return "kept untuned"
-    if leading_end(peaks, higher_is_better=higher_is_better) is not None:
+    if leading_end(peaks) is not None:
         return "at the bound"
     before = [c for c in curve if c.epoch < chosen.epoch]
     if before and chosen.epoch == curve[-1].epoch and not math.isnan(chosen.value):
         last = max(before, key=lambda c: c.epoch)
-        if chosen.worth(higher_is_better) - last.worth(higher_is_better) > LEAD * _error(chosen):
+        if chosen.worth - last.worth > LEAD * chosen.error:
             return "still rising"
     if len(peaks) < 2:
         return "one rate"
     return "flat" if chosen.learning_rate in (min(peaks), max(peaks)) else "inside"
 
 
-def past_its_best(curve: Sequence[Candidate], *, higher_is_better: bool) -> bool:
+def past_its_best(curve: Sequence[Candidate]) -> bool:
     """Say whether a lane's last looks are all clearly worse than its best."""
     looks = [c for c in curve if c.tuned and math.isfinite(c.value)]
     if len(looks) <= PATIENCE:
         return False
-    best = max(looks, key=lambda c: c.worth(higher_is_better))
-    limit = best.worth(higher_is_better) - _error(best)
-    return all(c.worth(higher_is_better) < limit for c in looks[-PATIENCE:])
+    best = max(looks, key=lambda c: c.worth)
+    return all(c.worth < best.worth - best.error for c in looks[-PATIENCE:])
 
 
-def is_behind(lane: LanePlan, same: Mapping[LanePlan, Candidate], looks: int, *, higher_is_better: bool) -> bool:
+def is_behind(lane: LanePlan, same: Mapping[LanePlan, Candidate], looks: int) -> bool:
     """Say whether a lane has hardly a chance to be the best of its rivals at the same epoch.
 
     The rule is that of every race (``analysis.stats.first``); the doubt is shared out over the ends of epochs.
@@ -180,17 +178,18 @@ def is_behind(lane: LanePlan, same: Mapping[LanePlan, Candidate], looks: int, *,
 
     if any(math.isfinite(c.value) and not math.isfinite(c.stderr) for c in same.values()):
         return False  # no telling what is noise
-    chance = may_win(
-        {other.key: c.value for other, c in same.items()},
-        {other.key: c.stderr for other, c in same.items()},
-        {other.key: c.right for other, c in same.items()},
-        higher_is_better=higher_is_better,
-    )
+    told = ({other.key: getattr(c, what) for other, c in same.items()} for what in ("value", "stderr", "right"))
+    chance = may_win(*told, higher_is_better=same[lane].up)
     return bool(chance[lane.key] < MAYBE / max(looks, 1))
 
 
-def _error(candidate: Candidate) -> float:
-    return candidate.stderr if math.isfinite(candidate.stderr) else 0.0
+def validated(made: Evaluation) -> tuple[float, float, str]:
+    """Return what a state is worth on validation, its standard error, and which documents it got right."""
+    from potentia.analysis.stats import pack_right
+
+    outcomes, value = [item.value for item in made.outcomes], made.main.value
+    mean = sum(outcomes) / len(outcomes) if outcomes else math.nan
+    return value, made.main.stderr, pack_right(outcomes) if math.isclose(mean, value, abs_tol=1e-6) else ""
 
 
 def finish(tuning: FineTuning, name: str) -> None:
@@ -208,10 +207,10 @@ def finish(tuning: FineTuning, name: str) -> None:
     for seed in range(tuning.study.seed, tuning.study.seed + tuning.study.seeds):
         own = tuning.states(name, seed)
         forced = own and (blind or tuning.study.selection != "validation")
-        chosen.append(tuning.best(name, own if forced else [*untuned, *own]))
-        best_tuned += [tuning.best(name, own)] if own else []
+        chosen.append(select(own if forced else [*untuned, *own]))
+        best_tuned += [select(own)] if own else []
     _publish_steps(tuning, name, best_tuned)
-    if not tuning.asked(name, None):
+    if (name, None) not in tuning.cells:
         return
     tests = [_test(tuning, name, best, selected=True) for best in chosen]
     direct = tuning.row.direct_evaluation(name, tuning.trainer.bare)
@@ -248,26 +247,21 @@ def _search(
     tuning: FineTuning, name: str, chosen: Sequence[Candidate], best_tuned: Sequence[Candidate], kept_direct: bool
 ) -> dict[str, Any]:
     """Say what was searched, and where the best lies in it: over seeds, the most doubtful."""
-    higher = tuning.judge(name).higher_is_better
+
+    def peaks(best: Candidate) -> Peaks:
+        return tuning.peaks(name, best.lane.rivals) if best.lane is not None else {}
+
     found: list[Verdict] = ["kept untuned"] if kept_direct else []
-    rates: set[float] = set()
     for best in chosen:
-        if best.lane is None:
-            found.append("kept untuned")
-            continue
-        peaks = tuning.peaks(name, best.lane.rivals)
-        found.append(verdict(best, peaks, tuning.curves[best.lane.key, name], higher_is_better=higher))
-    for best in best_tuned:
-        assert best.lane is not None
-        rates |= set(tuning.peaks(name, best.lane.rivals))
-    lane = best_tuned[0].lane
-    assert lane is not None
-    made = tuning.results[lane.key]
+        curve = tuning.curves[best.lane.key, name] if best.lane is not None else ()
+        found.append(verdict(best, peaks(best), curve))
     worst = min(found, key=VERDICTS.index)
+    assert best_tuned[0].lane is not None
+    made = tuning.results[best_tuned[0].lane.key]
     return {
         "search": worst,
         "may_have_more": worst in MORE,
-        "rates_tried": sorted(rates),
+        "rates_tried": sorted({rate for best in best_tuned for rate in peaks(best)}),
         "updates": made.step,
         "tokens": sum(epoch.tokens for epoch in made.epochs),
         "trainable": int(getattr(tuning.trainer, "trainable", tuning.loaded.parameters)),  # full: all
@@ -303,8 +297,8 @@ def _at_end(tuning: FineTuning, name: str, state: Candidate, made: Mapping[Candi
 def _publish_steps(tuning: FineTuning, name: str, chosen: Sequence[Candidate]) -> None:
     """Hand over the scores on the way of the lanes that were chosen in the end."""
     for step in tuning.at_steps:
-        if tuning.asked(name, step):
-            tests = [tuning.on_the_way.get(c.lane.key, step, name) for c in chosen if c.lane is not None]
+        if (name, step) in tuning.cells:
+            tests = [tuning.on_the_way(c.lane, step, name) for c in chosen if c.lane is not None]
             selection = _told(chosen, tests) | {"step": step}
             del selection["epoch"]  # the end of the tuning, where the lane was chosen
             tuning.commit(name, step, Evaluation.mean(tests), selection)

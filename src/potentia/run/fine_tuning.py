@@ -13,15 +13,14 @@ data, take turns. Learning rates that the search asks for beyond its grid (``cho
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from potentia.errors import TuningError
+from potentia.errors import ModelError, TuningError
 from potentia.files import write_file
 from potentia.run.ask import Ask, Evaluation, SplitName, Style, evaluate
 from potentia.run.choice import (
@@ -34,12 +33,12 @@ from potentia.run.choice import (
     next_rate,
     past_its_best,
     peaks_of,
-    select,
+    validated,
 )
 from potentia.run.plan import CellPlan
 from potentia.run.probe import probe_row
 from potentia.run.progress import Stopped, lanes_name, remove_lanes
-from potentia.run.tuned import OnTheWay, TunedCells, adapter, learned, schedule
+from potentia.run.tuned import adapter, begun_with, learned, on_threads, schedule
 from potentia.study import adjust_tuning, content_key
 from potentia.timing import spending
 from potentia.values.protocol import ADJUST, TRAIN_BEFORE_TEST, Protocol
@@ -51,14 +50,16 @@ if TYPE_CHECKING:
     from potentia.tasks import Task
 
 
-class FineTuning(TunedCells):
+class FineTuning:
     """The tunings of one row: train-before-test, or adjust on auxiliary data."""
 
     trainer: LaneTrainer | FullLanes
     scorer: Scorer
 
     def __init__(self, row: RowRun, kind: Protocol, cells: Sequence[CellPlan]) -> None:
-        super().__init__(row, kind, cells)
+        self.row, self.kind = row, kind
+        self.cells = {(cell.task, cell.protocol.step): cell for cell in cells}  # still to compute
+        self.every = {cell.task: cell.key for cell in row.plan.cells if cell.protocol == kind}
         self.loaded, self.study, self.chat = row.loaded, row.study, row.chat
         adjust = self.study.adjust if kind == ADJUST else None
         self.auxiliary: Task | None = row.tasks.auxiliary if adjust else None
@@ -67,13 +68,16 @@ class FineTuning(TunedCells):
         self.at_steps = tuple(sorted(set(adjust.at_steps))) if adjust else ()
         self.every_rate = adjust is not None and adjust.every_rate  # test every lane at its end, whatever is chosen
         self.workspace = row.store.lanes_folder / lanes_name(row.plan, kind)
-        self.on_the_way = OnTheWay(self.workspace / "on-the-way")
         # what is found on the way
         self.benchmarks: dict[str, Task] = {}
         self.untuned: dict[tuple[str, Style], Candidate] = {}
         self.lanes: dict[str, LanePlan] = {}
         self.curves: dict[tuple[str, str], list[Candidate]] = {}  # by lane and task
         self.results: dict[str, Lane] = {}
+        self.leads: dict[str, float] = {}  # the best validation so far, by task
+        self.probes: Mapping[str, Mapping[str, Any]] = {}  # by task, where one was made
+        self.began = self.committed = time.monotonic()
+        self.tokens = 0
         self._texts: dict[tuple[str, Style], Any] = {}
         self._done = self._found = 0  # steps of the lanes that ended, and those that an earlier run had made
         self._last: StepInfo | None = None
@@ -83,9 +87,9 @@ class FineTuning(TunedCells):
         """Make every tuning, on the tasks and threads that it was begun with; then its folder is not needed."""
         tasks, every = self.row.tasks.benchmarks, list(self.every)
         waved = self.kind == TRAIN_BEFORE_TEST and self.tuning.method != "full"
-        begun, threads = _begun(self.workspace, every, pending if waved else every, self.row.plan.threads)
+        begun, threads = begun_with(self.workspace, every, pending if waved else every, self.row.plan.threads)
         self.benchmarks = {name: tasks[name] for name in (begun if waved else pending)}
-        with _on_threads(threads):
+        with on_threads(threads):
             if self.kind == TRAIN_BEFORE_TEST and self.tuning.method == "full":
                 self.probes = probe_row(self.row, begun, self.workspace, None)
             alone = self.tuning.method == "full" and self.auxiliary is None
@@ -153,10 +157,11 @@ class FineTuning(TunedCells):
             worth[ask] = math.nan, math.nan, ""
             if ask.task.documents("validation"):
                 (made,) = evaluate(self.scorer, [ask], chat=self.chat, progress=self.row.progress)
-                worth[ask] = _validation(made)
+                worth[ask] = validated(made)
         for (name, style), ask in asks.items():
             value, error, right = worth[ask]
-            self.untuned[name, style] = Candidate(style, 0, value, error, right=right)
+            up = self.judge(name).higher_is_better
+            self.untuned[name, style] = Candidate(style, 0, value, error, right=right, up=up)
 
     # --- the lanes ---------------------------------------------------------------------------------------------------
 
@@ -191,9 +196,7 @@ class FineTuning(TunedCells):
         for group in dict.fromkeys(lane.rivals for lane in self.lanes.values()):
             first = next(lane for lane in self.lanes.values() if lane.rivals == group)
             asked = {
-                next_rate(
-                    self.peaks(name, group), self.tuning.rate_bounds, higher_is_better=self.judge(name).higher_is_better
-                )
+                next_rate(self.peaks(name, group), self.tuning.rate_bounds)
                 for name in self.served(first)
                 if self.judge(name).documents("validation")
             }
@@ -219,21 +222,80 @@ class FineTuning(TunedCells):
         known = [(c, lane) for lane in mine for c in self.curves.get((lane.key, name), ()) if c.tuned]
         return [c for c, lane in known if self.auxiliary is None or c.epoch == self.epochs(lane)]
 
-    def best(self, name: str, candidates: Sequence[Candidate]) -> Candidate:
-        """Return the best candidate on validation."""
-        return select(candidates, higher_is_better=self.judge(name).higher_is_better)
-
     def peaks(self, name: str, group: tuple[str, Style, int]) -> Peaks:
         """Return the best state of every learning rate of a search."""
-        lanes = [lane for lane in self.lanes.values() if lane.rivals == group]
-        return peaks_of(lanes, self.states(name), higher_is_better=self.judge(name).higher_is_better)
+        return peaks_of([lane for lane in self.lanes.values() if lane.rivals == group], self.states(name))
+
+    # --- what the store and the board hear ---------------------------------------------------------------------------
 
     def tell(self, lane: LanePlan, name: str, status: str, *, note: str = "", selected: bool = False) -> None:
-        """Tell the store what a lane is worth on a benchmark; one lane on auxiliary data has a curve for each."""
+        """Tell what a lane is worth on a benchmark so far; one lane on auxiliary data has a curve for each."""
+        from potentia.store import EpochRecord, LaneRecord
+
         curve = self.curves[lane.key, name]
-        if any(not math.isnan(candidate.value) for candidate in curve):
-            key = lane.key if self.auxiliary is None else content_key(lane=lane.key, task=name)
-            self.save_lane(lane, key, name, curve, status, note=note, selected=selected)
+        if all(math.isnan(candidate.value) for candidate in curve):
+            return
+        record = LaneRecord(
+            key=lane.key if self.auxiliary is None else content_key(lane=lane.key, task=name),
+            study=self.row.plan.study_key,
+            model=self.row.plan.model.name,
+            task=name,
+            learning_rate=lane.learning_rate,
+            style=lane.style,
+            seed=lane.seed,
+            status=status,
+            cell=self.every[name],
+            epochs=tuple(EpochRecord(c.epoch, c.loss, c.value, c.stderr, c.seconds, c.tokens) for c in curve),
+            selected=selected,
+            note=note,
+        )
+        self.row.store.save_lane(record)
+        best = max if self.benchmarks[name].higher_is_better else min
+        self.leads[name] = best([*(c.value for c in curve), *([self.leads[name]] if name in self.leads else [])])
+        self.row.board.note(validation=f"{name} {self.leads[name]:.3f}", best=dict(self.leads))
+
+    def commit(
+        self, task: str, step: int | None, test: Evaluation, selection: dict[str, Any], direct: float | None = None
+    ) -> None:
+        """Commit a cell; a score that is no number fails it alone."""
+        cell, now = self.cells.pop((task, step)), time.monotonic()
+        how: dict[str, Any] = {"seconds": now - self.committed, "probe": self.probes.get(task)}
+        try:
+            self.row.commit(cell, test, selection=selection, direct_value=direct, **how)
+        except ModelError as error:
+            self.row.fail(cell, error)
+        self.committed = now
+
+    def keep(self, task: str, save: Callable[[Path], None]) -> None:
+        """Keep the chosen adapter beside the store, where the study wants it."""
+        if self.study.keep_adapters and (task, None) in self.cells:
+            plan = self.row.plan  # an adapter tuned on few bits goes on the whole model too
+            print_of = plan.weights if plan.model.copy_of is not None else plan.original
+            few = {"quantise": plan.model.quantise} if plan.model.quantise else {}
+            base = {"fingerprint": print_of, "source": plan.model.source, **few}
+            with spending("save"):
+                self.row.store.keep_adapter(self.cells[task, None].key, save, {"base": base})
+
+    def fail(self, task: str, error: Exception | str) -> None:
+        """Record the missing cells of a task as failed."""
+        for place in [place for place in self.cells if place[0] == task]:
+            self.row.fail(self.cells.pop(place), error)
+
+    def phase(self, name: str, total: int, unit: str = "docs") -> None:
+        """Begin a phase on the board."""
+        self.began, self.tokens = time.monotonic(), 0
+        self.row.board.phase(name, total=total, unit=unit, tokens_per_second=None)
+
+    def step(self, info: StepInfo) -> None:
+        """Report a training step."""
+        self.tokens += info.tokens
+        rate = self.tokens / max(time.monotonic() - self.began, 1e-9)
+        facts = {"lanes_active": info.active, "lanes_waiting": info.waiting, "tokens_per_second": rate}
+        self.row.board.reach(info.done, before=info.before, **facts)
+
+    def stop(self) -> bool:
+        """Say whether the row is to stop."""
+        return self.row.stop()
 
     # --- training ----------------------------------------------------------------------------------------------------
 
@@ -266,14 +328,14 @@ class FineTuning(TunedCells):
 
     def _on_epoch(self, ended: list[LaneEpoch]) -> set[str]:
         asks = {
-            (e.key, name): self._question(e, name)
+            (e.key, name): self.ask(self.judge(name), "validation", self.lanes[e.key].style, self.trainer.slot(e.key))
             for e in ended
             for name in self._validated(self.lanes[e.key], e.epoch)
         }
         worth = self._evaluate(dict.fromkeys(asks.values()))
         by_key = {epoch.key: epoch for epoch in ended}
         for (key, name), ask in asks.items():
-            by_key[key].notes[name] = list(_validation(worth[ask]))
+            by_key[key].notes[name] = list(validated(worth[ask]))
         for epoch in ended:
             lane = self.lanes[epoch.key]
             self._note(lane, epoch)
@@ -290,10 +352,6 @@ class FineTuning(TunedCells):
             return []
         return [name for name in self.served(lane) if self.judge(name).documents("validation")]
 
-    def _question(self, epoch: LaneEpoch, name: str) -> Ask:
-        style, owner = self.lanes[epoch.key].style, self.trainer.slot(epoch.key)
-        return self.ask(self.judge(name), "validation", style, owner)
-
     def _evaluate(self, asks: Iterable[Ask]) -> dict[Ask, Evaluation]:
         asked = list(asks)
         batches = [asked] if self.together else [[ask] for ask in asked]
@@ -309,7 +367,8 @@ class FineTuning(TunedCells):
             if name in epoch.notes or last:
                 value, error, *right = epoch.notes.get(name, (math.nan, math.nan))
                 work = epoch.loss, epoch.tokens, epoch.seconds
-                curve.append(Candidate(lane.style, epoch.epoch, value, error, lane, *work, "".join(right)))
+                up = self.judge(name).higher_is_better
+                curve.append(Candidate(lane.style, epoch.epoch, value, error, lane, *work, "".join(right), up=up))
             self.curves[lane.key, name] = curve
 
     def _hold(self) -> None:
@@ -320,10 +379,9 @@ class FineTuning(TunedCells):
             return
         held = set()
         for name in self.benchmarks:
-            higher = self.judge(name).higher_is_better
             for seed in {lane.seed for lane in self.lanes.values()}:
                 if own := self.states(name, seed):
-                    kept = own if self.every_rate else leaders(own, higher_is_better=higher)
+                    kept = own if self.every_rate else leaders(own)
                     held |= {(c.lane.key, c.epoch) for c in kept if c.lane is not None}
         self.trainer.hold(held)
 
@@ -332,11 +390,10 @@ class FineTuning(TunedCells):
         names, epochs = self._validated(lane, epoch), self.epochs(lane)
         rivals = [other for other in self.lanes.values() if other.rivals == lane.rivals]
         for name in names:
-            higher = self.judge(name).higher_is_better
-            if self.auxiliary is None and past_its_best(self.curves[lane.key, name], higher_is_better=higher):
+            if self.auxiliary is None and past_its_best(self.curves[lane.key, name]):
                 continue
             same = {other: c for other in rivals for c in self.curves.get((other.key, name), ()) if c.epoch == epoch}
-            if 3 * epoch < epochs or not is_behind(lane, same, epochs - 1, higher_is_better=higher):
+            if 3 * epoch < epochs or not is_behind(lane, same, epochs - 1):
                 return False
         return bool(names)
 
@@ -355,15 +412,28 @@ class FineTuning(TunedCells):
     def _score_on_the_way(self, lane: LanePlan, step: int) -> None:
         """Test the lane as it is now; where there are several to choose from, its scores wait for the choice."""
         for name in self.served(lane):
-            if self.asked(name, step) and not self.on_the_way.path(lane.key, step, name).exists():
-                ask = self.ask(self.benchmarks[name], "test", lane.style, self.trainer.slot(lane.key))
-                with spending("test"):
-                    (made,) = evaluate(self.scorer, [ask], chat=self.chat)
-                if len(self.lanes) > 1 or self.tuning.rate_bounds is not None:
-                    self.on_the_way.put(lane.key, step, name, made)
-                    continue
-                chosen = {"step": step, "style": lane.style, "learning_rate": lane.learning_rate}
-                self.commit(name, step, made, chosen)
+            path = self._waiting(lane, step, name)
+            if (name, step) not in self.cells or path.exists():
+                continue
+            ask = self.ask(self.benchmarks[name], "test", lane.style, self.trainer.slot(lane.key))
+            with spending("test"):
+                (made,) = evaluate(self.scorer, [ask], chat=self.chat)
+            if len(self.lanes) > 1 or self.tuning.rate_bounds is not None:
+                write_file(path, made.to_json(), synced=True)
+                continue
+            chosen = {"step": step, "style": lane.style, "learning_rate": lane.learning_rate}
+            self.commit(name, step, made, chosen)
+
+    def _waiting(self, lane: LanePlan, step: int, task: str) -> Path:
+        return self.workspace / "on-the-way" / f"{content_key(lane=lane.key, step=step, task=task)}.json"
+
+    def on_the_way(self, lane: LanePlan, step: int, task: str) -> Evaluation:
+        """Return what a lane scored on a task after a step."""
+        path = self._waiting(lane, step, task)
+        try:
+            return Evaluation.from_json(path.read_text("utf-8"))
+        except (OSError, KeyError, ValueError, TypeError):
+            raise TuningError(f"the score on {task} after {step} steps was not kept", where=str(path)) from None
 
 
 def tune_row(row: RowRun, kind: Protocol, cells: Sequence[CellPlan]) -> None:
@@ -376,44 +446,3 @@ def tune_row(row: RowRun, kind: Protocol, cells: Sequence[CellPlan]) -> None:
     pending = [name for name in pending if any(place[0] == name for place in tuned.cells)]
     if pending:
         tuned.run(pending)
-
-
-def _begun(folder: Path, every: Sequence[str], pending: Sequence[str], threads: int) -> tuple[list[str], int]:
-    """Return the tasks whose lanes train together, and the threads: those begun with here, if they cover what is left.
-
-    The trainer's packing, and with it the last bits of every number, follows from the list of lanes; so does it from
-    the threads that add up. Cells are committed one by one, so what is still missing shrinks, and a run that goes on
-    may have other workers or another machine; the folder remembers both until all is done.
-    """
-    note = folder / "wave.json"
-    try:
-        known = json.loads(note.read_text())
-        begun, on = list(known["tasks"]), int(known.get("threads", threads))
-        if set(pending) <= set(begun) <= set(every):
-            return begun, on
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    write_file(note, json.dumps({"tasks": list(pending), "threads": threads}))
-    return list(pending), threads
-
-
-@contextmanager
-def _on_threads(threads: int) -> Iterator[None]:
-    """Compute on so many threads meanwhile, where a number is given."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _validation(made: Evaluation) -> tuple[float, float, str]:
-    """Return what a state is worth on validation, its standard error, and which documents it got right."""
-    from potentia.analysis.stats import pack_right
-
-    outcomes, value = [item.value for item in made.outcomes], made.main.value
-    mean = sum(outcomes) / len(outcomes) if outcomes else math.nan
-    return value, made.main.stderr, pack_right(outcomes) if math.isclose(mean, value, abs_tol=1e-6) else ""

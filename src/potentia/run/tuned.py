@@ -1,157 +1,30 @@
-"""What a fine-tuning has around it: what the store and the board hear of its cells, its examples and its schedule.
+"""What a recipe is to the engine: its examples, the shape of its adapters, its schedule; and treated copies.
 
-And treated copies: models that are tuned on test tasks on purpose before the study scores them. A copy is its original
-and an adapter (or all weights) trained on the train splits that ``treat`` names. It is made once, kept beside the
-store, and loaded from there like any other model, so that a resumed row has the very same weights.
+A treated copy is a model that is tuned on test tasks on purpose before the study scores it: its original and an adapter
+(or all weights) trained on the train splits that ``treat`` names. It is made once, kept beside the store, and loaded
+from there like any other model, so that a resumed row has the very same weights.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from potentia.errors import ModelError, TuningError
+from potentia.errors import TuningError
 from potentia.files import write_file
-from potentia.run.ask import Evaluation
-from potentia.run.choice import Candidate, LanePlan
-from potentia.run.plan import CellPlan
 from potentia.run.progress import Stopped, remove_lanes
-from potentia.study import Tuning, content_key
+from potentia.study import Tuning
 from potentia.timing import spending
-from potentia.values.protocol import Protocol
 
 if TYPE_CHECKING:
     from potentia.engine import LoadedModel
-    from potentia.engine.tune import LoraConfig, Schedule, StepInfo, TokenisedExamples
+    from potentia.engine.tune import LoraConfig, Schedule, TokenisedExamples
     from potentia.run.row import RowRun
     from potentia.tasks import ChatTemplate, Task
-
-
-class TunedCells:
-    """Serves the tuning of a row: writes lanes and cells to the store, progress to the board, passes on the stop."""
-
-    def __init__(self, row: RowRun, kind: Protocol, cells: Sequence[CellPlan]) -> None:
-        self.row, self.kind = row, kind
-        self.cells = {(cell.task, cell.protocol.step): cell for cell in cells}
-        self.every = {cell.task: cell.key for cell in row.plan.cells if cell.protocol == kind}
-        self.began = self.committed = time.monotonic()
-        self.tokens = 0
-        self.leads: dict[str, float] = {}  # the best validation so far, by task
-        self.probes: Mapping[str, Mapping[str, Any]] = {}  # by task, where one was made
-
-    def asked(self, task: str, step: int | None) -> bool:
-        """Say whether a cell is still to compute."""
-        return (task, step) in self.cells
-
-    def commit(
-        self, task: str, step: int | None, test: Evaluation, selection: dict[str, Any], direct: float | None = None
-    ) -> None:
-        """Commit a cell; a score that is no number fails it alone."""
-        cell, now = self.cells.pop((task, step)), time.monotonic()
-        try:
-            self.row.commit(
-                cell,
-                test,
-                seconds=now - self.committed,
-                selection=selection,
-                direct_value=direct,
-                probe=self.probes.get(task),
-            )
-        except ModelError as error:
-            self.row.fail(cell, error)
-        self.committed = now
-
-    def keep(self, task: str, save: Callable[[Path], None]) -> None:
-        """Keep the chosen adapter beside the store, where the study wants it."""
-        if self.row.study.keep_adapters and (task, None) in self.cells:
-            plan = self.row.plan  # an adapter tuned on few bits goes on the whole model too
-            print_of = plan.weights if plan.model.copy_of is not None else plan.original
-            base = {"fingerprint": print_of, "source": plan.model.source}
-            if plan.model.quantise:
-                base["quantise"] = plan.model.quantise
-            with spending("save"):
-                self.row.store.keep_adapter(self.cells[task, None].key, save, {"base": base})
-
-    def fail(self, task: str, error: Exception | str) -> None:
-        """Record the missing cells of a task as failed."""
-        for place in [place for place in self.cells if place[0] == task]:
-            self.row.fail(self.cells.pop(place), error)
-
-    def phase(self, name: str, total: int, unit: str = "docs") -> None:
-        """Begin a phase on the board."""
-        self.began, self.tokens = time.monotonic(), 0
-        self.row.board.phase(name, total=total, unit=unit, tokens_per_second=None)
-
-    def step(self, info: StepInfo) -> None:
-        """Report a training step."""
-        self.tokens += info.tokens
-        rate = self.tokens / max(time.monotonic() - self.began, 1e-9)
-        facts = {"lanes_active": info.active, "lanes_waiting": info.waiting, "tokens_per_second": rate}
-        self.row.board.reach(info.done, before=info.before, **facts)
-
-    def save_lane(
-        self,
-        lane: LanePlan,
-        key: str,
-        task: str,
-        curve: Sequence[Candidate],
-        status: str,
-        *,
-        note: str = "",
-        selected: bool = False,
-    ) -> None:
-        """Write the lane's curve to the store and the best validation so far to the board."""
-        from potentia.store import EpochRecord, LaneRecord
-
-        row = self.row
-        record = LaneRecord(
-            key=key,
-            study=row.plan.study_key,
-            model=row.plan.model.name,
-            task=task,
-            learning_rate=lane.learning_rate,
-            style=lane.style,
-            seed=lane.seed,
-            status=status,
-            cell=self.every[task],
-            epochs=tuple(EpochRecord(c.epoch, c.loss, c.value, c.stderr, c.seconds, c.tokens) for c in curve),
-            selected=selected,
-            note=note,
-        )
-        row.store.save_lane(record)
-        best = max if row.tasks.benchmarks[task].higher_is_better else min
-        self.leads[task] = best([*(c.value for c in curve), *([self.leads[task]] if task in self.leads else [])])
-        row.board.note(validation=f"{task} {self.leads[task]:.3f}", best=dict(self.leads))
-
-    def stop(self) -> bool:
-        """Say whether the row is to stop."""
-        return self.row.stop()
-
-
-class OnTheWay:
-    """Test evaluations of lanes at given steps, in files of a folder, until it is known whose count."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def path(self, lane: str, step: int, task: str) -> Path:
-        """Return where the score of a lane on a task is kept."""
-        return self.folder / f"{content_key(lane=lane, step=step, task=task)}.json"
-
-    def put(self, lane: str, step: int, task: str, made: Evaluation) -> None:
-        """Keep what a lane scored on a task; the file is whole or not there."""
-        write_file(self.path(lane, step, task), made.to_json(), synced=True)
-
-    def get(self, lane: str, step: int, task: str) -> Evaluation:
-        """Return what was kept."""
-        path = self.path(lane, step, task)
-        try:
-            return Evaluation.from_json(path.read_text("utf-8"))
-        except (OSError, KeyError, ValueError, TypeError):
-            raise TuningError(f"the score on {task} after {step} steps was not kept", where=str(path)) from None
 
 
 def learned(
@@ -183,6 +56,38 @@ def schedule(tuning: Tuning, rate: float, documents: int | None = None) -> Sched
     same = ("batch", "weight_decay", "betas", "clip", "decay", "warmup_steps", "floor", "loss", "max_tokens")
     epochs = tuning.epochs if documents is None else tuning.rounds(documents)[0]
     return Schedule(epochs=epochs, learning_rate=rate, **{name: getattr(tuning, name) for name in same})
+
+
+def begun_with(folder: Path, every: Sequence[str], pending: Sequence[str], threads: int) -> tuple[list[str], int]:
+    """Return the tasks whose lanes train together, and the threads: those begun with here, if they cover what is left.
+
+    The trainer's packing, and with it the last bits of every number, follows from the list of lanes; so does it from
+    the threads that add up. Cells are committed one by one, so what is still missing shrinks, and a run that goes on
+    may have other workers or another machine; the folder remembers both until all is done.
+    """
+    note = folder / "wave.json"
+    try:
+        known = json.loads(note.read_text())
+        begun, on = list(known["tasks"]), int(known.get("threads", threads))
+        if set(pending) <= set(begun) <= set(every):
+            return begun, on
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    write_file(note, json.dumps({"tasks": list(pending), "threads": threads}))
+    return list(pending), threads
+
+
+@contextmanager
+def on_threads(threads: int) -> Iterator[None]:
+    """Compute on so many threads meanwhile, where a number is given."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def load_treated(row: RowRun) -> LoadedModel:
