@@ -65,7 +65,7 @@ def test_csv_and_parquet_are_the_same_benchmark(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     pd.DataFrame(questions()).to_parquet(tmp_path / "other" / "quiz.parquet")
     one, two = tasks.load(str(tmp_path / "quiz.csv")), tasks.load(str(tmp_path / "other" / "quiz.parquet"))
-    assert [dict(d) for d in one.documents("train")] == [dict(d) for d in two.documents("train")]
+    assert [d.data for d in one.documents("train")] == [d.data for d in two.documents("train")]
     assert one.fingerprint == two.fingerprint
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from potentia.cli import output as out
 from potentia.cli.app import analyze
 from potentia.cli.options import (
     HISTORY,
@@ -25,21 +26,6 @@ from potentia.cli.options import (
     many,
     option,
     path,
-)
-from potentia.cli.output import (
-    check_formats,
-    console,
-    draw_figures,
-    errors,
-    opened,
-    print_findings,
-    print_json,
-    print_notes,
-    print_scoreboard,
-    print_table,
-    print_training,
-    say,
-    training_of,
 )
 from potentia.errors import InputError, PotentiaError
 from potentia.values.findings import Finding, telling
@@ -69,13 +55,13 @@ def analysis(
             common["protocols"] = many("Only these protocols.", "--protocols")
 
         def act(asked: Any) -> None:
-            formats = check_formats(asked.format, tables=True)
-            evidence = opened(*asked.sources, notes=False, **{key: getattr(asked, key) for key in common})
+            formats = out.check_formats(asked.format, tables=True)
+            evidence = out.opened(*asked.sources, notes=False, **{key: getattr(asked, key) for key in common})
             groups = []
             for number, group in enumerate((evidence, *evidence.apart), start=1):
                 if evidence.apart and not asked.as_json:
-                    console.print(f"{number}. {group.name}", style="bold", markup=False)
-                print_notes(group)
+                    out.console.print(f"{number}. {group.name}", style="bold", markup=False)
+                out.print_notes(group)
                 found = find(group, asked)
                 if asked.as_json:
                     told = {name: finding.to_dict() for name, finding in found.items()}
@@ -83,11 +69,11 @@ def analysis(
                 elif show is not None:
                     show(found, group, asked)
                 else:
-                    print_findings(found)
+                    out.print_findings(found)
                 folder = asked.figures / f"group-{number}" if asked.figures and evidence.apart else asked.figures
-                draw_figures(found.values(), folder, formats, titles=not asked.no_titles)
+                out.draw_figures(found.values(), folder, formats, titles=not asked.no_titles)
             if asked.as_json:
-                print_json({"apart": groups} if asked.apart else groups[0]["findings"])
+                out.print_json({"apart": groups} if asked.apart else groups[0]["findings"])
 
         act.__doc__ = find.__doc__
         command(analyze, name, **{**(first or {}), "sources": SOURCES, **own, **common, **OUT})(act)
@@ -100,20 +86,20 @@ def _print_rankings(found: Found, evidence: Evidence, asked: Any) -> None:
     """Print the scores and a summary, or every table; of checkpoints, which are no rivals, the runs."""
     from potentia.analysis.rankings import summarise
 
-    runs = training_of(evidence)
+    runs = out.training_of(evidence)
     if runs is not None:
-        print_training(runs)
-        console.print()
+        out.print_training(runs)
+        out.console.print()
     if runs is None or asked.everything:
-        print_scoreboard(asked.found.scoreboard, most=None if asked.everything else SHOWN)
+        out.print_scoreboard(asked.found.scoreboard, most=None if asked.everything else SHOWN)
     if asked.everything:
-        print_findings({name: f for name, f in found.items() if name != "scoreboard"})
+        out.print_findings({name: f for name, f in found.items() if name != "scoreboard"})
         return
-    console.print()
+    out.console.print()
     for table in filter(None, map(telling, summarise(asked.found))):
-        print_table(table)
+        out.print_table(table)
     tables = sum(len(finding.tables()) for finding in found.values())
-    say(f"All {tables} tables: --all. As a page: potentia report {shlex.quote(asked.sources[0])}", style="dim")
+    out.say(f"All {tables} tables: --all. As a page: potentia report {shlex.quote(asked.sources[0])}", style="dim")
 
 
 @analysis(
@@ -253,8 +239,8 @@ def ablation(evidence: Evidence, asked: Any) -> Found:
 
 
 def _print_exposure(found: Found, _: Evidence, asked: Any) -> None:
-    say(*asked.found.sentences(), to=errors)
-    print_findings(found)
+    out.say(*asked.found.sentences(), to=out.errors)
+    out.print_findings(found)
 
 
 @analysis(
@@ -275,7 +261,7 @@ def exposure(evidence: Evidence, asked: Any) -> Found:
     from potentia.analysis.test_task import find_exposure
 
     asked.found = find_exposure(evidence, clean=asked.clean or ())
-    say(*asked.found.left_out, to=errors)
+    out.say(*asked.found.left_out, to=out.errors)
     return {"signs": asked.found}
 
 
@@ -317,7 +303,7 @@ def test_task(evidence: Evidence, asked: Any) -> Found:
     if not found or ((asked.since or asked.column) and not divided):  # what was asked for in so many words is not there
         hint = "give what is missing with --facts, --task-facts, --chance, --since or --column"
         raise InputError("; ".join(made.problems), where=evidence.source, hint=hint)
-    say(*made.problems, to=errors)
+    out.say(*made.problems, to=out.errors)
     return found
 
 
@@ -367,7 +353,7 @@ def proxy(evidence: Evidence, asked: Any) -> Found:
     pairs = read_pairs(asked.pair_file) if asked.pair_file is not None else asked.pairs
     truth = read(asked.truth) if asked.truth is not None else None
     made = find_proxies(evidence, Options(pairs=pairs, **given), truth)
-    say(*made.problems, to=errors)
+    out.say(*made.problems, to=out.errors)
     return made.named()
 
 
@@ -392,13 +378,13 @@ def judge(evidence: Evidence, asked: Any) -> Found:
     memory = Path(f"{store}.judge.jsonl" if "://" not in store else "potentia.judge.jsonl")
     asking = Judge(asked.url, asked.model, memory, os.environ.get(key) if key else None)
     found = judge_answers(evidence, asking, most=asked.most)
-    say(f"{asking.asked} answers judged now, the rest remembered in {memory}", to=errors)
+    out.say(f"{asking.asked} answers judged now, the rest remembered in {memory}", to=out.errors)
     return {"judge": found}
 
 
 def _print_benchmark(found: Found, _: Evidence, asked: Any) -> None:
-    print_findings(found)
-    console.print(asked.headline, style="bold", markup=False)
+    out.print_findings(found)
+    out.console.print(asked.headline, style="bold", markup=False)
 
 
 @analysis(

@@ -13,23 +13,9 @@ from rich.markup import escape
 from rich.status import Status
 
 from potentia import files
+from potentia.cli import output as out
 from potentia.cli.app import analyze, app
 from potentia.cli.options import ADAPTIVE, ALLOW_CODE, JSON, STUDY, argument, command, flag, many, option, overrides
-from potentia.cli.output import (
-    answer,
-    console,
-    dicts,
-    errors,
-    print_classes,
-    print_findings,
-    print_json,
-    print_notes,
-    print_scoreboard,
-    print_table,
-    print_training,
-    say,
-    training_of,
-)
 from potentia.errors import InputError, StudyError, without_password
 from potentia.values.findings import Table
 
@@ -81,9 +67,9 @@ def run(asked: Any) -> None:
         if getattr(asked, name):
             files.allow(what)
     made = _asked_study(asked)
-    with errors.status("reading tasks and models …") as status:
+    with out.errors.status("reading tasks and models …") as status:
         plan = plan_study(made, tell=partial(_update, status))
-    say(*_notes(plan), to=errors)
+    out.say(*_notes(plan), to=out.errors)
     if asked.dry_run:
         _show_plan(plan, as_json=asked.as_json)
         return
@@ -97,7 +83,7 @@ def run(asked: Any) -> None:
     found = None if result.interrupted else _scores_of(made.store, result.study)
     place = without_password(made.store)
     if asked.as_json:
-        print_json({**vars(result), "store": place, **(_as_json(*found) if found else {})})
+        out.print_json({**vars(result), "store": place, **(_as_json(*found) if found else {})})
     else:
         if found is not None:
             _print_scores(*found, place)
@@ -133,13 +119,13 @@ def _run_adaptive(planned: StudyPlan, asked: Any, workers: int, watch: Any) -> R
     run = AdaptiveRun(
         planned, budget=asked.budget, confidence=asked.confidence, top=asked.top, workers=workers, watch=watch,
         history=read(*asked.history) if asked.history else None,
-        tell=lambda text: errors.print(f"{text} …", style="dim"),
+        tell=lambda text: out.errors.print(f"{text} …", style="dim"),
     )  # fmt: skip
     result, completion, following = run.run()
     if not asked.as_json:
-        print_table(completion.tables()[0])
+        out.print_table(completion.tables()[0])
         if asked.confidence is not None and following is not None and following.now.value >= asked.confidence:
-            errors.print(f"The confidence asked for is reached: {following.now.value:.3f}.")
+            out.errors.print(f"The confidence asked for is reached: {following.now.value:.3f}.")
     return result
 
 
@@ -176,21 +162,21 @@ def _as_json(evidence: Evidence, board: Scoreboard) -> dict[str, Any]:
         for protocol, matrix in evidence.scores.items()
         for model, task, score in matrix.scores()
     ]  # fmt: skip
-    runs = training_of(evidence)
+    runs = out.training_of(evidence)
     return {"scoreboard": board.to_dict(), "scores": scores, **({"training": runs.to_dict()} if runs else {})}
 
 
 def _print_scores(evidence: Evidence, board: Scoreboard, store: str) -> None:
     from potentia.analysis.benchmark import find_classification
 
-    if (runs := training_of(evidence)) is not None:
-        print_training(runs)
+    if (runs := out.training_of(evidence)) is not None:
+        out.print_training(runs)
     else:
-        print_scoreboard(board, most=SHOWN, hint=f"potentia analyze rankings {shlex.quote(store)} --all")
+        out.print_scoreboard(board, most=SHOWN, hint=f"potentia analyze rankings {shlex.quote(store)} --all")
         for one in find_classification(evidence):
-            console.print()
-            print_classes(one)
-    print_notes(evidence)
+            out.console.print()
+            out.print_classes(one)
+    out.print_notes(evidence)
 
 
 def _show_plan(plan: StudyPlan, *, as_json: bool) -> None:
@@ -207,8 +193,8 @@ def _show_plan(plan: StudyPlan, *, as_json: bool) -> None:
         f"{short(cost['train_tokens'])} tokens to train on and {short(cost['score_tokens'])} to score."
     )
     table = Table(f"Plan of {plan.study.name}", ("model", "cells", "done", "to do", "problem"), rows, note=note)
-    found = dicts(("model", "cells", "done", "pending", "problem"), rows)
-    answer(as_json, {"cost": cost, "rows": found}, table)
+    found = out.dicts(("model", "cells", "done", "pending", "problem"), rows)
+    out.answer(as_json, {"cost": cost, "rows": found}, table)
 
 
 def _report_result(result: RunResult, store: str, question: str) -> None:
@@ -216,20 +202,20 @@ def _report_result(result: RunResult, store: str, question: str) -> None:
     shown = escape(shlex.quote(store))
     if result.interrupted:
         again = " ".join(["potentia", *(shlex.quote(without_password(a)) for a in sys.argv[1:])])
-        errors.print(f"[bold]Stopped.[/bold] Everything finished is saved in {escape(store)}.", soft_wrap=True)
-        errors.print(f"To go on: [bold]{escape(again)}[/bold]", soft_wrap=True)  # one line: it is there to be pasted
+        out.errors.print(f"[bold]Stopped.[/bold] Everything finished is saved in {escape(store)}.", soft_wrap=True)
+        out.errors.print(f"To go on: [bold]{escape(again)}[/bold]", soft_wrap=True)
         return
-    console.print(
+    out.console.print(
         f"\n[bold]{result.computed}[/bold] cells computed, {result.reused} found in {escape(store)}, "
         + (f"[red]{result.failed} failed[/red]" if result.failed else "none failed")
     )
-    reasons = result.reasons[:10] if errors.is_terminal else []  # elsewhere the lines above have said them
+    reasons = result.reasons[:10] if out.errors.is_terminal else []  # elsewhere the lines above have said them
     for reason in reasons:
-        errors.print(f"  [red]failed[/red] {escape(reason)}", soft_wrap=True)
+        out.errors.print(f"  [red]failed[/red] {escape(reason)}", soft_wrap=True)
     if result.reasons[len(reasons) :]:
         more = f"… and {len(result.reasons) - len(reasons)} more" if reasons else "why"
-        errors.print(f"  {more}: potentia status {shown}", soft_wrap=True)
-    console.print(f"Next: [bold]potentia report {shown}[/bold] or [bold]potentia analyze {question} {shown}[/bold]")
+        out.errors.print(f"  {more}: potentia status {shown}", soft_wrap=True)
+    out.console.print(f"Next: [bold]potentia report {shown}[/bold] or [bold]potentia analyze {question} {shown}[/bold]")
 
 
 @command(
@@ -255,7 +241,7 @@ def plan(asked: Any) -> None:
     if asked.budget is not None:
         read_budget(asked.budget, 1.0)  # what cannot be read is said before anything is timed
     made = _asked_study(asked)
-    with errors.status("reading tasks and models …") as status:
+    with out.errors.status("reading tasks and models …") as status:
         tell = partial(_update, status)
         planned = plan_study(made, tell=tell)
         cost = estimate_cost(planned, calibrate=asked.calibrate, tell=tell)
@@ -265,13 +251,15 @@ def plan(asked: Any) -> None:
     if asked.as_json:
         found = {"study": made.name, "device": cost.device, "times": cost.source or None, **_totals(planned, cost)}
         found |= {"cells": [vars(cell) for cell in cost.cells]}
-        print_json(found | ({} if chosen is None else {"plan": chosen[0].to_dict(), "completion": chosen[1].to_dict()}))
+        if chosen is not None:
+            found |= {"plan": chosen[0].to_dict(), "completion": chosen[1].to_dict()}
+        out.print_json(found)
     else:
         for table in cost_tables(planned, cost):
-            print_table(table)
+            out.print_table(table)
         if chosen is not None:
             for table in (*chosen[1].tables()[:1], *chosen[0].tables()):
-                print_table(table)
+                out.print_table(table)
     if chosen is not None:
         _write(planned, chosen[0].cells, asked.output, asked.as_json)
 
@@ -306,9 +294,9 @@ def _write(planned: Any, cells: Any, output: Path | None, as_json: bool) -> None
     bare = without_password(text).replace(":***@", "@")  # PostgreSQL takes it from PGPASSWORD or ~/.pgpass
     write_file(output, bare)
     if bare != text:
-        say("The password of the store is not in the file: have it in PGPASSWORD or ~/.pgpass.", to=errors)
+        out.say("The password of the store is not in the file: have it in PGPASSWORD or ~/.pgpass.", to=out.errors)
     if not as_json:
-        say(f"{output}: the chosen cells as a study. Next: potentia run {shlex.quote(str(output))}")
+        out.say(f"{output}: the chosen cells as a study. Next: potentia run {shlex.quote(str(output))}")
 
 
 def _totals(planned: StudyPlan, cost: StudyCost) -> dict[str, Any]:
@@ -407,6 +395,6 @@ def elicitation(asked: Any) -> None:
 
     folder = str(asked.data_dir) if asked.data_dir else None
     made = read_study(asked.study, {"store": asked.store, "data_dir": folder})
-    with errors.status("tuning in three ways …"):
+    with out.errors.status("tuning in three ways …"):
         found = elicit(made, models=asked.models or (), tasks=asked.tasks or (), rank=asked.rank, workers=asked.workers)
-    print_findings({"elicitation": found}, as_json=asked.as_json)
+    out.print_findings({"elicitation": found}, as_json=asked.as_json)

@@ -7,22 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from potentia.cli import output as out
 from potentia.cli.app import app, is_source
 from potentia.cli.options import HISTORY, JSON, OUT, READ, SOURCES, STORE, TABLE, argument, command, flag, option, path
-from potentia.cli.output import (
-    answer,
-    check_formats,
-    console,
-    draw_figures,
-    errors,
-    opened,
-    print_findings,
-    print_json,
-    print_notes,
-    print_sentences,
-    print_table,
-    say,
-)
 from potentia.errors import InputError, without_password
 from potentia.values.findings import Table
 
@@ -57,20 +44,20 @@ def compare(asked: Any) -> None:
     from potentia.analysis.rankings import find_pair
 
     first, second, source = _two_models(asked.given)
-    evidence = opened(source, study=asked.study, protocols=asked.protocols, tasks=asked.tasks)
+    evidence = out.opened(source, study=asked.study, protocols=asked.protocols, tasks=asked.tasks)
     pair = find_pair(evidence, first, second)
     documents = _documents(evidence, pair, asked.items) if asked.items else []
     if asked.as_json:
         shown = {"items": documents} if asked.items else {}
-        print_json({**pair.to_dict(), "sentences": pair.sentences(), **shown})
+        out.print_json({**pair.to_dict(), "sentences": pair.sentences(), **shown})
         return
     for table in pair.tables():
-        print_table(table)
-    print_sentences(pair.sentences())
+        out.print_table(table)
+    out.print_sentences(pair.sentences())
     if asked.items:
         _print_documents(documents, pair)
     elif any(part.documents for part in pair.tasks):
-        say("The documents that tell them apart: --items 5", style="dim")
+        out.say("The documents that tell them apart: --items 5", style="dim")
 
 
 def _two_models(given: list[str]) -> tuple[str, str, str]:
@@ -118,8 +105,8 @@ def _print_documents(found: list[dict[str, Any]], pair: Pair) -> None:
         for d in found
     )  # fmt: skip
     columns = ("protocol", "task", "document", "right", "gold", *pair.names, "end of the prompt")
-    console.print()
-    print_table(Table("Documents that one of the two alone gets right", columns, rows))
+    out.console.print()
+    out.print_table(Table("Documents that one of the two alone gets right", columns, rows))
 
 
 def _end(prompt: str) -> str:
@@ -165,10 +152,10 @@ def report(asked: Any) -> None:
     from potentia.evidence import read
     from potentia.show import ReportOptions, make_report, save_report
 
-    check_formats(asked.format, tables=True)
+    out.check_formats(asked.format, tables=True)
     divided = {name: getattr(asked, name) for name in ("before", "after", "since", "column", "value", "exposed")}
-    with errors.status("reading scores, computing findings …"):
-        evidence = opened(*asked.sources, notes=False, **{name: getattr(asked, name) for name in READ})
+    with out.errors.status("reading scores, computing findings …"):
+        evidence = out.opened(*asked.sources, notes=False, **{name: getattr(asked, name) for name in READ})
         wanted = ReportOptions(
             test_task=TestTaskOptions(**divided | {"since": asked.since or SINCE}) if any(divided.values()) else None,
             proxies=ProxyOptions(asked.target, protocol=evidence.main or "direct") if asked.target else None,
@@ -177,13 +164,13 @@ def report(asked: Any) -> None:
         )
         data = make_report(evidence, items=asked.items, options=wanted)
         place = save_report(data, asked.output)
-    print_notes(data.evidence)
-    with errors.status("drawing figures …"):
-        drawn = draw_figures(data.named().values(), asked.figures, asked.format, titles=not asked.no_titles)
+    out.print_notes(data.evidence)
+    with out.errors.status("drawing figures …"):
+        drawn = out.draw_figures(data.named().values(), asked.figures, asked.format, titles=not asked.no_titles)
     size = place.stat().st_size
     written = {"report": str(place), "bytes": size, "figures": [str(p) for p in drawn]}
     written |= {"findings": list(data.named()), "problem": data.problem}
-    answer(asked.as_json, written, f"{place} ({size / 1e6:.1f} MB)")
+    out.answer(asked.as_json, written, f"{place} ({size / 1e6:.1f} MB)")
 
 
 FILES = {"train-before-test": ["SCORES"], "test-task": ["SCORES", "MODELS"], "proxy": [], "bose": []}
@@ -219,13 +206,13 @@ def reproduce(asked: Any) -> None:
         count = ("no files", "one file", "two files")[len(names)]
         hint = " ".join(["potentia reproduce", asked.paper, *names])
         raise InputError(f"{asked.paper} takes {count}", hint=hint)
-    formats = check_formats(asked.format, tables=True)
+    formats = out.check_formats(asked.format, tables=True)
     found = _reproduced(asked.paper, asked.files, asked.evaluations, asked.resamples)
     if asked.as_json and asked.paper == "train-before-test":
-        print_json(found)
+        out.print_json(found)
     else:
-        print_findings({asked.paper: found}, as_json=asked.as_json)
-    draw_figures([found], asked.figures, formats, titles=not asked.no_titles)
+        out.print_findings({asked.paper: found}, as_json=asked.as_json)
+    out.draw_figures([found], asked.figures, formats, titles=not asked.no_titles)
 
 
 def _reproduced(paper: str, files: list[str], evaluations: Path | None, resamples: int | None) -> Finding:
@@ -278,7 +265,7 @@ def import_scores(asked: Any) -> None:
     how = {name: getattr(asked, name) for name in ("subtasks", *TABLE)}
     read = []
     for source in asked.sources:
-        scores = opened(source, **how).scores
+        scores = out.opened(source, **how).scores
         parts = [scores] if asked.protocol is None else _as_protocol(scores, asked.protocol, source)
         read += [(source, _short_named(part, source) if asked.short_names else part) for part in parts]
     imported = []
@@ -293,7 +280,7 @@ def import_scores(asked: Any) -> None:
     where = without_password(asked.store)
     rows = tuple((*place, *numbers) for place, numbers in counts.items())
     table = Table(f"into {where}", ("source", "study", "new cells", "known before"), rows)
-    answer(asked.as_json, {"store": where, "imported": imported}, table)
+    out.answer(asked.as_json, {"store": where, "imported": imported}, table)
 
 
 def _as_protocol(
@@ -347,7 +334,7 @@ def export(asked: Any) -> None:
     """
     from potentia.formats import write_scores
 
-    evidence = opened(asked.source, **{name: getattr(asked, name) for name in ("study", "protocols", *TABLE)})
+    evidence = out.opened(asked.source, **{name: getattr(asked, name) for name in ("study", "protocols", *TABLE)})
     matrices = evidence.scores
     if str(asked.output) == "-":
         _print_file(matrices, asked.format or "csv")
@@ -357,7 +344,7 @@ def export(asked: Any) -> None:
     what = ", ".join(f"{name} ({len(m.models)} × {len(m.tasks)})" for name, m in matrices.items())
     where = str(written[0]) if len(written) == 1 else f"{len(written)} files in {asked.output}"
     found = {"files": [str(file) for file in written], "protocols": sizes}
-    answer(asked.as_json, found, f"{what}, models × tasks → {where}")
+    out.answer(asked.as_json, found, f"{what}, models × tasks → {where}")
 
 
 def _print_file(matrices: Mapping[Protocol, ScoreMatrix], format: str) -> None:

@@ -176,7 +176,7 @@ def _rows(data: Any, columns: Mapping[str, Any], bad: list[Any]) -> tuple[list[R
     else:
         field = columns.get("text", "text")
         plain = [{field: one} if isinstance(one, str) else dict(one) for one in data]
-        rows = [Record.at(f"row {n}", row) for n, row in enumerate(plain, start=1)]
+        rows = [Record(f"row {n}", row) for n, row in enumerate(plain, start=1)]
     there = {key for row in rows for key in row}
     wanted = {f: c for f, c in columns.items() if f not in _ANSWERS or (isinstance(c, str) and c in there)}
     return rows, map_columns(rows, wanted)

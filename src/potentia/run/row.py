@@ -320,7 +320,7 @@ class RowRun:
         docs = task.documents("test")[:LOOKED_AT]
         if getattr(tokenizer, "unk_token_id", None) is None or not docs:
             return {}
-        texts = [value for doc in docs for value in doc.values() if isinstance(value, str)]
+        texts = [value for doc in docs for value in doc.data.values() if isinstance(value, str)]
         ids = [i for text in texts for i in tokenizer(text, add_special_tokens=False)["input_ids"]]
         share = ids.count(tokenizer.unk_token_id) / max(len(ids), 1)
         return {"unknown_tokens": share} if share else {}

@@ -38,14 +38,9 @@ SPLIT_NAMES = {
 class Record(dict[str, Any]):
     """A row of a user's file that knows where it stands in it."""
 
-    place = ""
-
-    @classmethod
-    def at(cls, place: str, values: Mapping[str, Any]) -> Record:
-        """Make a record with its place."""
-        record = cls(values)
-        record.place = place
-        return record
+    def __init__(self, place: str, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.place = place
 
 
 Bad = list[TaskError]  # rows that cannot be used: each says where it is and why
@@ -102,7 +97,7 @@ class OwnData:
         for name, data in loaded.items():
             if (split := SPLIT_NAMES.get(str(name).lower())) is not None:
                 rows = enumerate(_with_names(data), start=1)
-                found.setdefault(split, [Record.at(f"{self.dataset} ({name}), row {n}", row) for n, row in rows])
+                found.setdefault(split, [Record(f"{self.dataset} ({name}), row {n}", row) for n, row in rows])
         if not found:
             told = f"the dataset has no split of a usual name; it has: {', '.join(map(str, loaded))}"
             raise TaskError(told, where=self.dataset)
@@ -145,7 +140,7 @@ def _read_folder(folder: Path, bad: Bad) -> dict[str, Records]:
     if found:
         return {split: file_records(file, bad) for split, file in found.items()}
     if texts:  # each file is one document
-        return {"train": [Record.at(str(file), {"text": _text(file)}) for file in texts]}
+        return {"train": [Record(str(file), {"text": _text(file)}) for file in texts]}
     if several := sorted(find_splits(folder).values()):  # files of documents under other names: all of them as one
         return {"train": [record for file in several for record in file_records(file, bad)]}
     raise TaskError(
@@ -155,8 +150,8 @@ def _read_folder(folder: Path, bad: Bad) -> dict[str, Records]:
     )
 
 
-def file_records(file: Path, bad: Bad | None = None) -> Records:
-    """Read the rows of one file; a bad row is raised, or added to ``bad``."""
+def file_records(file: Path, bad: Bad) -> Records:
+    """Read the rows of one file; those that are none go to ``bad``."""
     try:
         records = list(_rows(file, bad))
     except OSError as error:
@@ -166,10 +161,10 @@ def file_records(file: Path, bad: Bad | None = None) -> Records:
     return records
 
 
-def _rows(file: Path, bad: Bad | None) -> Iterator[Record]:
+def _rows(file: Path, bad: Bad) -> Iterator[Record]:
     if file.suffix == ".parquet":
         rows = read_dataset(file).to_list()
-        return (Record.at(f"{file}, row {n}", row) for n, row in enumerate(rows, start=1))
+        return (Record(f"{file}, row {n}", row) for n, row in enumerate(rows, start=1))
     if file.suffix not in (*SUFFIXES, ".txt"):
         raise TaskError(
             f"unknown kind of file {file.suffix or file.name!r}",
@@ -179,23 +174,23 @@ def _rows(file: Path, bad: Bad | None) -> Iterator[Record]:
     text = _text(file)
     if file.suffix == ".txt":
         parts = [part.strip("\n") for part in re.split(r"\n[ \t]*\n", text) if part.strip()]
-        return (Record.at(f"{file}, paragraph {n}", {"text": part}) for n, part in enumerate(parts, start=1))
+        return (Record(f"{file}, paragraph {n}", {"text": part}) for n, part in enumerate(parts, start=1))
     if file.suffix == ".csv":
         return _csv_rows(text, file, bad)
     listed = file.suffix == ".json" and text.lstrip().startswith("[")
     return _json_rows(_json_list(text, file) if listed else _json_lines(text, file, bad), bad)
 
 
-def _json_rows(values: Iterator[tuple[str, Any]], bad: Bad | None) -> Iterator[Record]:
+def _json_rows(values: Iterator[tuple[str, Any]], bad: Bad) -> Iterator[Record]:
     for where, value in values:
         if isinstance(value, dict):
-            yield Record.at(where, value)
+            yield Record(where, value)
         else:
             hint = 'write {"question": …}'
-            _refuse(TaskError(f"a {type(value).__name__}, not an object", where=where, hint=hint), bad)
+            bad.append(TaskError(f"a {type(value).__name__}, not an object", where=where, hint=hint))
 
 
-def _json_lines(text: str, file: Path, bad: Bad | None) -> Iterator[tuple[str, Any]]:
+def _json_lines(text: str, file: Path, bad: Bad) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(text.split("\n"), start=1):
         where = f"{file}, line {number}"
         try:
@@ -203,7 +198,7 @@ def _json_lines(text: str, file: Path, bad: Bad | None) -> Iterator[tuple[str, A
                 yield where, json.loads(line)
         except (ValueError, RecursionError) as error:
             hint = "each line holds one JSON object"
-            _refuse(TaskError(f"not valid JSON: {_first_line(error)}", where=where, hint=hint), bad)
+            bad.append(TaskError(f"not valid JSON: {_first_line(error)}", where=where, hint=hint))
 
 
 def _json_list(text: str, file: Path) -> Iterator[tuple[str, Any]]:
@@ -214,7 +209,7 @@ def _json_list(text: str, file: Path) -> Iterator[tuple[str, Any]]:
     yield from ((f"{file}, element {place}", value) for place, value in enumerate(values))
 
 
-def _csv_rows(text: str, file: Path, bad: Bad | None) -> Iterator[Record]:
+def _csv_rows(text: str, file: Path, bad: Bad) -> Iterator[Record]:
     header = text[: text.find("\n")]
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=header.count))
     try:
@@ -223,17 +218,11 @@ def _csv_rows(text: str, file: Path, bad: Bad | None) -> Iterator[Record]:
             where = f"{file}, line {reader.line_num - inside}"
             if None in record or None in record.values():
                 told = f"{len(reader.fieldnames or ())} columns are named, this row has another number"
-                _refuse(TaskError(told, where=where, hint="quote values that hold commas or line breaks"), bad)
+                bad.append(TaskError(told, where=where, hint="quote values that hold commas or line breaks"))
             else:
-                yield Record.at(where, record)
+                yield Record(where, record)
     except csv.Error as error:
         raise TaskError(f"not valid CSV: {error}", where=f"{file}, line {reader.line_num}") from error
-
-
-def _refuse(error: TaskError, bad: Bad | None) -> None:
-    if bad is None:
-        raise error
-    bad.append(error)
 
 
 def _text(file: Path) -> str:
@@ -253,7 +242,11 @@ def _text(file: Path) -> str:
 def read_dataset(file: Path, kind: str | None = None) -> Dataset:
     """Read one split file as a dataset in memory; no cache is written."""
     if (kind or file.suffix[1:]) != "parquet":
-        return from_records(file_records(file), where=str(file))
+        bad: Bad = []
+        records = file_records(file, bad)
+        if bad:
+            raise bad[0]
+        return from_records(records, where=str(file))
     try:
         return _dataset(limited.read_parquet(str(plain_file(file, LARGEST, TaskError).resolve())), str(file))
     except limited.LimitError as error:

@@ -32,7 +32,7 @@ def _rows(own: OwnData, splits: Splits, bad: Bad, make: Callable[[Record], Confi
         return {**(_texts(record) if own.prompt is not None else {}), **make(record)}
 
     return {
-        split: [Record.at(r.place, row) for r in records if (row := _made(made, r, bad)) is not None]
+        split: [Record(r.place, row) for r in records if (row := _made(made, r, bad)) is not None]
         for split, records in splits.items()
     }
 

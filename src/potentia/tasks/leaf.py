@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import SimpleNamespace
@@ -43,8 +43,8 @@ _NO_LABEL = (-1, "-1", "", None)
 _LABELS_SEEN = 50  # documents looked at to tell a labelled split from an unlabelled one
 
 
-class Doc(Mapping[str, Any]):
-    """One document: a mapping of its columns, with an id that is its place in the public split it came from.
+class Doc:
+    """One document: its columns, with an id that is its place in the public split it came from.
 
     In a group, ids run on from one subtask to the next, so that they are unique within a split.
     """
@@ -56,12 +56,6 @@ class Doc(Mapping[str, Any]):
 
     def __getitem__(self, key: str) -> Any:
         return self.data[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.data)
-
-    def __len__(self) -> int:
-        return len(self.data)
 
 
 @dataclass(frozen=True)

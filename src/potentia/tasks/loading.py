@@ -373,4 +373,4 @@ def map_columns(records: Records, columns: Mapping[str, str | Sequence[str]]) ->
             return record.get(column)
         return [str(record[one]) for one in column if record.get(one) not in (None, "")]
 
-    return [Record.at(r.place, {**r, **{name: taken(r, c) for name, c in columns.items()}}) for r in records]
+    return [Record(r.place, {**r, **{name: taken(r, c) for name, c in columns.items()}}) for r in records]
