@@ -6,19 +6,17 @@ The completed matrix, where cells that are not measured yet are predicted, is th
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from html import escape
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, urlencode
 
 import numpy as np
-from markupsafe import Markup
 
 from potentia.analysis.planning import Completion
 from potentia.analysis.rankings import NAMES
-from potentia.show.page import named
 from potentia.values.findings import short_names
 from potentia.values.protocol import Protocol, in_order
 
@@ -38,18 +36,13 @@ class Shown(NamedTuple):
     interval: tuple[float, float] | None = None
 
 
-class View(NamedTuple):
-    """One table of the matrix."""
+@dataclass(frozen=True)
+class View:
+    """One table of the matrix: models and tasks in the order of the page, and what its cells show."""
 
     id: str
     label: str
-    html: Any
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """Models and tasks in the order of the page, and what is known of the models."""
-
+    protocol: Protocol
     models: tuple[str, ...]
     tasks: tuple[str, ...]
     ranks: dict[str, tuple[float, float, float]]
@@ -58,6 +51,60 @@ class Matrix:
     facts: dict[str, dict[str, str]]  # family and kind of a model
     failed: dict[tuple[str, str, str], str]  # model, task, protocol → reason
     address: Callable[[str, str, str], str] | None  # of a cell's details
+    cells: dict[Place, Shown] = field(default_factory=dict)
+    gain: bool = False
+
+    def shown_tasks(self) -> list[str]:
+        """Return the tasks that some model has under this protocol: a column of dots says nothing."""
+        known = {t for _, t in self.cells} | {t for _, t, p in self.failed if p == self.protocol}
+        return [task for task in self.tasks if task in known]
+
+    def names(self) -> list[tuple[str, str]]:
+        """Return every model with its short name."""
+        return list(zip(self.models, short_names(self.models), strict=True))
+
+    @cached_property
+    def _spread(self) -> dict[str, list[float]]:
+        spread: dict[str, list[float]] = {}
+        for (_, task), cell in sorted(self.cells.items(), key=lambda at: at[1].value):
+            spread.setdefault(task, []).append(cell.value)
+        return spread
+
+    def cell(self, model: str, task: str) -> dict[str, Any]:
+        """Return what the template writes of one cell."""
+        reason = "" if self.gain else self.failed.get((model, task, self.protocol), "")
+        cell = self.cells.get((model, task))
+        if cell is None:
+            return {"reason": reason, "value": None}
+        digits = 1 if abs(cell.value) >= 100 else 3
+        digits = digits if cell.interval is None else min(digits, 2)
+        good, share = self._shade(cell.value, task)
+        linked = self.address is not None and not self.gain and cell.interval is None
+        return {
+            "reason": reason,
+            "value": cell.value,
+            "text": f"{cell.value:{'+' if self.gain else ''}.{digits}f}",
+            "good": good,
+            "share": f"{share:.2f}",
+            "link": self.address(model, task, self.protocol) if self.address and linked else "",
+            "error": cell.stderr if math.isfinite(cell.stderr) else None,
+            "half": f"±{1.96 * cell.stderr:.{digits}f}",
+            "interval": cell.interval,
+            "ends": [f"{x:.{digits}f}" for x in cell.interval or ()],
+        }
+
+    def _shade(self, value: float, task: str) -> tuple[bool, float]:
+        """Return whether it is good, and how strong its colour is.
+
+        Scores go by their place among the models of the task, and steeper at the top: there the models differ least
+        and matter most. Gains go by their size.
+        """
+        known, up = self._spread[task], self.up.get(task, True)
+        if self.gain:
+            reach = max(abs(known[0]), abs(known[-1])) or 1.0
+            return (value > 0) == up or value == 0, abs(value) / reach
+        place = bisect_left(known, value) / (len(known) - 1) if len(known) > 1 else 0.5
+        return True, (place if up else 1 - place) ** 1.7
 
 
 def score_views(data: ReportData, told: Answer, live: str) -> list[View]:
@@ -67,20 +114,23 @@ def score_views(data: ReportData, told: Answer, live: str) -> list[View]:
     cells = {p: _cells(data, p) for p in protocols}
     first = protocols[0]
     order = sorted(protocols, key=lambda p: p != data.main)
-    views = [View(p, p.label, _table(matrix, p, cells[p])) for p in order]
+    views = [replace(matrix, id=p, label=p.label, protocol=p, cells=cells[p]) for p in order]
     for p in protocols[1:]:
         both = ((at, cells[first][at], cells[p][at]) for at in cells[p].keys() & cells[first].keys())
         gains = {at: Shown(b.value - a.value, math.hypot(a.stderr, b.stderr)) for at, a, b in both}
         label = f"gain, {p.label}" if len(protocols) > 2 else "gain"
-        views.append(View(f"gain-{p}", label, _table(matrix, p, gains, gain=True)))
+        views.append(replace(matrix, id=f"gain-{p}", label=label, protocol=p, cells=gains, gain=True))
     return views
 
 
 def completed_view(data: ReportData, told: Answer, done: Completion, live: str) -> View:
     """Return the matrix that the study will have: measured cells, and predicted ones with their intervals."""
     order = [int(i) for i in np.argsort(done.rank, kind="stable")][: max(20, MOST_CELLS // len(done.tasks))]
-    matrix = replace(
+    view = replace(
         _matrix(data, told, live),
+        id="completed",
+        label=done.protocol.label,
+        protocol=done.protocol,
         models=tuple(done.models[i] for i in order),
         tasks=done.tasks,
         ranks={done.models[i]: (done.rank[i], done.rank_low[i], done.rank_high[i]) for i in order},
@@ -93,7 +143,7 @@ def completed_view(data: ReportData, told: Answer, done: Completion, live: str) 
         for j, task in enumerate(done.tasks):
             guess = Shown(float(done.mean[i, j]), interval=(float(done.low[i, j]), float(done.high[i, j])))
             cells[model, task] = measured.get((model, task), guess) if done.measured[i, j] else guess
-    return View("completed", done.protocol.label, _table(matrix, done.protocol, cells))
+    return replace(view, cells=cells)
 
 
 def has_details(data: ReportData) -> bool:
@@ -139,7 +189,7 @@ def shown_models(data: ReportData, told: Answer) -> list[str]:
     return models[: max(20, MOST_CELLS // max(1, len(tasks)))]
 
 
-def _matrix(data: ReportData, told: Answer, live: str) -> Matrix:
+def _matrix(data: ReportData, told: Answer, live: str) -> View:
     models, (_, tasks) = shown_models(data, told), names_of(data)
     whole = data.training is not None and data.training.whole
     ranks = {} if whole else {s.model: (s.rank, *s.reach) for s in told.standings}
@@ -155,7 +205,8 @@ def _matrix(data: ReportData, told: Answer, live: str) -> Matrix:
     failed = {(f.model, f.task, f.protocol): f.reason for f in data.failures}
     address = partial(_address, live) if has_details(data) else None
     method = NAMES.get(told.method, told.method)
-    return Matrix(tuple(models), tuple(tasks), ranks, method, up, facts, failed, address)
+    nothing = Protocol("")
+    return View("", "", nothing, tuple(models), tuple(tasks), ranks, method, up, facts, failed, address)
 
 
 def _address(live: str, model: str, task: str, protocol: str) -> str:
@@ -173,85 +224,3 @@ def _cells(data: ReportData, protocol: Protocol) -> dict[Place, Shown]:
         (matrix.models[i], matrix.tasks[j]): Shown(float(matrix.values[i, j]), float(matrix.stderr[i, j]))
         for i, j in zip(*np.nonzero(np.isfinite(matrix.values)), strict=True)
     }
-
-
-def _table(matrix: Matrix, protocol: Protocol, cells: dict[Place, Shown], *, gain: bool = False) -> Any:
-    """Write the table; a task that no model has under this protocol is no column of dots."""
-    known = {t for _, t in cells} | {t for _, t, p in matrix.failed if p == protocol}
-    tasks = [t for t in matrix.tasks if t in known]
-    spread: dict[str, list[float]] = {task: [] for task in tasks}
-    for (_, task), shown in sorted(cells.items(), key=lambda cell: cell[1].value):
-        spread[task].append(shown.value)
-    head = "<th scope=col class=model>model</th>"
-    if matrix.ranks:
-        head += f'<th scope=col class=rank title="by the {escape(matrix.method)}, with its 95 % interval">rank</th>'
-    head += "".join(
-        f"<th scope=col class=task{' data-down' if matrix.up.get(t, True) else ''}><span>{escape(t)}</span></th>"
-        for t in tasks
-    )
-    rows = []
-    for model, short in zip(matrix.models, short_names(matrix.models), strict=True):
-        facts = "".join(f' data-{k}="{escape(v)}"' for k, v in matrix.facts.get(model, {}).items() if v)
-        line = f'<th scope=row class=model title="{escape(model)}">{named(short)}</th>'
-        if matrix.ranks:
-            line += _rank(matrix.ranks.get(model))
-        for task in tasks:
-            reason = "" if gain else matrix.failed.get((model, task, protocol), "")
-            cell = cells.get((model, task))
-            if cell is None:
-                line += _gap(reason)
-                continue
-            good, share = _shade(cell.value, spread[task], matrix.up.get(task, True), gain=gain)
-            linked = matrix.address is not None and not gain and cell.interval is None
-            link = matrix.address(model, task, protocol) if matrix.address and linked else ""
-            line += _score(cell, reason, "" if good else " worse", share, link, gain=gain)
-        rows.append(f'<tr data-name="{escape(model)}"{facts}>{line}</tr>')
-    return Markup(
-        f'<table class="scores" data-protocol="{escape(protocol)}"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table>"
-    )
-
-
-def _rank(rank: tuple[float, float, float] | None) -> str:
-    if rank is None:
-        return "<td class=rank>–</td>"
-    ends = f"<small>{rank[1]:.0f}–{rank[2]:.0f}</small>" if math.isfinite(rank[1] + rank[2]) else ""
-    return f"<td class=rank data-v={rank[0]:g}><b>{rank[0]:.3g}</b>{ends}</td>"
-
-
-def _gap(reason: str) -> str:
-    if not reason:
-        return "<td class='score missing' title='no score'>·<span class=sr>no score</span></td>"
-    told = escape(f"failed: {reason}")
-    return f'<td class="score failed"><span title="{told}">✕</span><span class=sr>{told}</span></td>'
-
-
-def _shade(value: float, known: Sequence[float], up: bool, *, gain: bool) -> tuple[bool, float]:
-    """Return whether it is good, and how strong its colour is.
-
-    Scores go by their place among the models of the task, and steeper at the top: there the models differ least and
-    matter most. Gains go by their size.
-    """
-    if gain:
-        reach = max(abs(known[0]), abs(known[-1])) or 1.0
-        return (value > 0) == up or value == 0, abs(value) / reach
-    place = float(np.searchsorted(known, value)) / (len(known) - 1) if len(known) > 1 else 0.5
-    return True, (place if up else 1 - place) ** 1.7
-
-
-def _score(cell: Shown, reason: str, kind: str, share: float, link: str, *, gain: bool) -> str:
-    digits = 1 if abs(cell.value) >= 100 else 3
-    text = f"{cell.value:{'+' if gain else ''}.{digits}f}"
-    style = f'style="--share:{share:.2f}" data-v="{cell.value:.6g}"'
-    if cell.interval is not None:
-        low, high = (f"{x:.{min(digits, 2)}f}" for x in cell.interval)
-        failed = f'<span class=cross title="{escape(reason)}">✕ </span>' if reason else ""
-        return (
-            f'<td class="score predicted" {style} data-low="{cell.interval[0]:.6g}" data-high="{cell.interval[1]:.6g}" '
-            f'title="predicted, 95 % interval {low} to {high}">{failed}<span class=sr>predicted </span>'
-            f"{cell.value:.{min(digits, 2)}f}<small>{low}–{high}</small></td>"
-        )
-    error = f' data-e="{cell.stderr:.6g}"' if math.isfinite(cell.stderr) else ""
-    half = f"<small>±{1.96 * cell.stderr:.{digits}f}</small>" if error else ""
-    inside = f'<a href="{escape(link)}">{text}</a>' if link else text
-    return f'<td class="score{kind}" {style}{error}>{inside}{half}</td>'
