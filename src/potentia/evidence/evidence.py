@@ -167,9 +167,8 @@ class Evidence:
     def probes(self) -> dict[tuple[str, str], dict[str, Any]]:
         """Return what the probes of the studies recorded, by model and task."""
         found: dict[tuple[str, str], dict[str, Any]] = {}
-        for view in self.stores:
-            with view.open() as store:
-                found |= store.probes(study=view.studies)
+        for store, studies in self._opened():
+            found |= store.probes(study=studies)
         return found
 
     def lanes(self, models: Sequence[str] | None = None) -> list[LaneRecord]:
@@ -184,19 +183,13 @@ class Evidence:
 
     def items(self, cell: str) -> list[ItemOutcome]:
         """Return the outcomes of one cell; none where it is imported or its items are gone."""
-        for view in self.stores:
-            with view.open() as store:
-                if store.has(cell):
-                    return store.items(cell)
-        return []
+        return next((store.items(cell) for store, _ in self._opened() if store.has(cell)), [])
 
     def items_of(self, protocol: str, model: str, task: str) -> list[ItemOutcome]:
         """Return the outcomes of one cell by its names; none where no store has them."""
-        for view in self.stores:
-            with view.open() as store:
-                cells = store.cells(study=view.studies, protocol=protocol, model=model, task=task)
-                if cells:
-                    return store.items(cells[-1].key)
+        for store, studies in self._opened():
+            if cells := store.cells(study=studies, protocol=protocol, model=model, task=task):
+                return store.items(cells[-1].key)
         return []
 
     def narrowed(
@@ -207,14 +200,10 @@ class Evidence:
         models: Sequence[str] | None = None,
     ) -> Evidence:
         """Return the evidence of these protocols, tasks (a benchmark's name keeps all its forms) and models alone."""
-        unknown = [name for name in protocols or () if name not in self.scores]
-        if unknown:
-            there = ", ".join(self.scores)
-            raise InputError(f"no protocol {unknown[0]!r} in {self.source}", hint=f"there are: {there}")
-        strange = [name for name in models or () if name not in self.models]
-        if strange:
-            there = ", ".join(self.models[:8])
-            raise InputError(f"no model {strange[0]!r} in {self.source}", hint=f"there are: {there}")
+        for what, wanted, known in (("protocol", protocols, list(self.scores)), ("model", models, self.models)):
+            if unknown := [name for name in wanted or () if name not in known]:
+                there = ", ".join(known[:8])
+                raise InputError(f"no {what} {unknown[0]!r} in {self.source}", hint=f"there are: {there}")
         chosen: dict[Protocol, ScoreMatrix] = {}
         for protocol in in_order(protocols or self.scores):
             matrix = self.scores[protocol]
@@ -232,9 +221,14 @@ class Evidence:
 
     def _gathered(self, get: Callable[[Store, str], Iterable[T]], key: Callable[[T], object]) -> list[T]:
         found: dict[object, T] = {}
+        for store, studies in self._opened():
+            for study in studies:
+                for record in get(store, study):
+                    found.setdefault(key(record), record)
+        return list(found.values())
+
+    def _opened(self) -> Iterator[tuple[Store, tuple[str, ...]]]:
+        """Open the stores one after the other, each with the keys of its studies."""
         for view in self.stores:
             with view.open() as store:
-                for study in view.studies:
-                    for record in get(store, study):
-                        found.setdefault(key(record), record)
-        return list(found.values())
+                yield store, view.studies

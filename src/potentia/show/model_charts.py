@@ -29,13 +29,9 @@ def rank_charts(data: ReportData) -> list[Bump]:
         return []
     found: list[Bump] = []
     if data.first != data.main:
-        overall = data.rankings.overall
-        before, after = overall.get(data.first), overall.get(data.main)
-        whole = _overall(before, after) if before and after and len(after.tasks) > 1 else None
+        before, after = (data.rankings.overall.get(protocol) for protocol in (data.first, data.main))
         single, note = _by_task(data)
-        if whole is not None:
-            found.append(replace(whole, caption=whole.caption + note))
-        found += single
+        found = [*_overall(before, after, note), *single]
     found += [c for one in data.rankings.alignment.values() for c in one.charts() if isinstance(c, Bump)]
     families = data.evidence.background.families
     return [_shown(replace(c, groups=tuple(families.get(m, "") for m in c.models) if families else ())) for c in found]
@@ -53,19 +49,20 @@ def _shown(chart: Bump) -> Bump:
     return replace(chart, models=names, ranks=chart.ranks[best], groups=groups, caption=caption)
 
 
-def _overall(before: Ranking, after: Ranking) -> Bump | None:
+def _overall(before: Ranking | None, after: Ranking | None, note: str) -> list[Bump]:
     """Join the two overall rankings; both are made by the same rule."""
-    models = [model for model in after.models if model in before.models]
-    if len(models) < 2:
-        return None
-    return Bump(
+    models = [model for model in after.models if model in before.models] if before and after else []
+    if before is None or after is None or len(models) < 2 or len(after.tasks) < 2:
+        return []
+    chart = Bump(
         name="bump-all-tasks",
         title=f"{before.protocol.label} → {after.protocol.label}: all tasks",
-        caption=f"Ranks over all tasks, as in the answer: by the {NAMES[after.method]}, since {after.reason}.",
+        caption=f"Ranks over all tasks, as in the answer: by the {NAMES[after.method]}, since {after.reason}.{note}",
         models=tuple(models),
         columns=(before.protocol.label, after.protocol.label),
         ranks=np.array([[before.rank(m), after.rank(m)] for m in models], dtype=np.float64),
     )
+    return [chart]
 
 
 def _by_task(data: ReportData) -> tuple[list[Bump], str]:
@@ -149,6 +146,10 @@ def evidence_chart(found: EvidenceMap, models: int) -> Heatmap:
 def evidence_payload(found: EvidenceMap) -> dict[str, Any]:
     """Return every pair (as in ``triu_indices``) on every task: difference, p, whether Benjamini–Hochberg keeps it."""
     kept = np.isfinite(found.p) & (found.p <= found.critical)
+
+    def short(row: Any) -> list[float | None]:
+        return [float(f"{value:.3g}") if np.isfinite(value) else None for value in row.tolist()]
+
     return {
         "protocol": found.protocol,
         "label": found.protocol.label,
@@ -156,12 +157,8 @@ def evidence_payload(found: EvidenceMap) -> dict[str, Any]:
         "tasks": found.tasks,
         "basis": found.basis,
         "level": found.level,
-        "difference": [_short(row) for row in found.difference],
-        "p": [_short(row) for row in found.p],
+        "difference": [short(row) for row in found.difference],
+        "p": [short(row) for row in found.p],
         "kept": ["".join("01"[int(k)] for k in row) for row in kept],
         "pairs": [list(row[2:]) for row in found.table().rows],  # wins, losses, ties, mean difference, p, detectable
     }
-
-
-def _short(row: Any) -> list[float | None]:
-    return [float(f"{value:.3g}") if np.isfinite(value) else None for value in row.tolist()]

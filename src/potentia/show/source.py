@@ -169,7 +169,7 @@ def make_report(evidence: Evidence, *, items: int | None = None, options: Report
         consistency=consistency,
         ablation=_or_none(find_ablation, evidence) if consistency is None and forms else None,
         proxies=find_proxies(evidence, options.proxies) if options.proxies is not None else None,
-        completion=_completion(evidence, options.history, training),
+        completion=None if ends is not None else _or_none(partial(find_outlook, history=options.history), evidence),
         cells=cells,
         failures=tuple(evidence.failures()),
         items=_samples(evidence, cells, share),
@@ -185,13 +185,6 @@ def _or_none(
         return find(evidence)
     except but:
         return None
-
-
-def _completion(evidence: Evidence, history: Evidence | None, training: Training | None) -> Completion | None:
-    """Predict what the studies ask for and have not measured; steps of a run are no rivals, and nothing to predict."""
-    if training is not None and training.whole:
-        return None
-    return _or_none(partial(find_outlook, history=history), evidence)
 
 
 def _test_task(evidence: Evidence, options: TestTaskOptions | None) -> TestTask | None:
@@ -210,22 +203,22 @@ def _test_task(evidence: Evidence, options: TestTaskOptions | None) -> TestTask 
 def _samples(evidence: Evidence, cells: tuple[CellRecord, ...], share: int) -> dict[str, ItemSample]:
     """Take items of each cell, until so many were read that the reader would wait."""
     found: dict[str, ItemSample] = {}
-    read_so_far = 0
+    left = READ_BUDGET if share else 0
     for cell in cells:
-        if share and read_so_far < READ_BUDGET and (sample := sample_items(evidence, cell, share)) is not None:
-            found[cell.key] = sample
-            read_so_far += sample.total
+        if left <= 0:
+            break
+        try:
+            outcomes = evidence.items(cell.key)
+        except PotentiaError:  # left behind or damaged: the scores still stand
+            continue
+        if outcomes:
+            found[cell.key] = _sample(cell, outcomes, share)
+            left -= len(outcomes)
     return found
 
 
-def sample_items(evidence: Evidence, cell: CellRecord, count: int) -> ItemSample | None:
+def _sample(cell: CellRecord, outcomes: list[ItemOutcome], count: int) -> ItemSample:
     """Take the first wrong and the first right items of a cell; where one kind is short the other fills up."""
-    try:
-        outcomes = evidence.items(cell.key)
-    except PotentiaError:  # left behind or damaged: the scores still stand
-        return None
-    if not outcomes:
-        return None
     if cell.score.metric.is_text or not cell.score.higher_is_better:  # neither right nor wrong
         return ItemSample(len(outcomes), None, tuple(outcomes[:count]))
     right = [item for item in outcomes if item.value > 0.5]

@@ -85,11 +85,12 @@ class Sheet:
             self.add("circle", tip, cx=x, cy=y, r=size, class_=hue)
             return
         corners = {
-            "square": f"M{x - size:.1f} {y - size:.1f}h{2 * size}v{2 * size}h{-2 * size}z",
-            "diamond": f"M{x:.1f} {y - 1.3 * size:.1f}l{1.3 * size:.1f} {1.3 * size:.1f}l{-1.3 * size:.1f} {1.3 * size:.1f}l{-1.3 * size:.1f} {-1.3 * size:.1f}z",  # noqa: E501
-            "triangle": f"M{x:.1f} {y - 1.2 * size:.1f}l{1.2 * size:.1f} {2.2 * size:.1f}h{-2.4 * size:.1f}z",
+            "square": ((-1, -1), (1, -1), (1, 1), (-1, 1)),
+            "diamond": ((0, -1.3), (1.3, 0), (0, 1.3), (-1.3, 0)),
+            "triangle": ((0, -1.2), (1.2, 1), (-1.2, 1)),
         }
-        self.add("path", tip, d=corners[kind], class_=hue)
+        path = "L".join(f"{x + size * right:.1f} {y + size * down:.1f}" for right, down in corners[kind])
+        self.add("path", tip, d=f"M{path}z", class_=hue)
 
     def path(self, points: Sequence[tuple[float, float]], class_: str, dash: str = "", tip: str = "") -> None:
         """Draw a line through points; a point that is not known breaks it."""
