@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -81,13 +81,17 @@ def items_of(entries: Iterable[Entry]) -> dict[Protocol, dict[str, dict[str, Map
     return found
 
 
-def document(content: object, seen: Container[int] = ()) -> int:
-    """Return a number that names a document by its content; a second document like it gets another."""
-    text = content if isinstance(content, str) else json.dumps(content, sort_keys=True, default=str)
-    number = int(hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:15], 16)
-    while number in seen:
-        number += 1
-    return number
+def documents(pairs: Iterable[tuple[object, Any]]) -> dict[int, float]:
+    """Return the value of every document by a number that names its content; a second one like it gets another."""
+    found: dict[int, float] = {}
+    for content, value in pairs:
+        if isinstance(value, (int, float)):
+            text = content if isinstance(content, str) else json.dumps(content, sort_keys=True, default=str)
+            number = int(hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:15], 16)
+            while number in found:
+                number += 1
+            found[number] = float(value)
+    return found
 
 
 def _check_unicode(name: str, place: str, where: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from potentia.errors import DataError
 from potentia.formats.columns import metric_of, usual_metric
-from potentia.formats.entries import Entry, document, scored, told
+from potentia.formats.entries import Entry, documents, scored, told
 from potentia.formats.table import decoded, json_lines, read_parquet_table, section
 from potentia.values.metric import Metric, Origin, main_metric
 from potentia.values.protocol import DIRECT, Protocol
@@ -115,7 +115,7 @@ def _entry(file: _File, model: str, name: str, body: dict[str, Any], metric: str
         at=f"{where}.{chosen.metric}",
         what=chosen.metric,
         protocol=_protocol(file, name),
-        items=_items(file.path, name, chosen) or _details(file, name, chosen.metric),
+        items=_items(file.path, name, chosen) or _details(file, name, chosen.metric) or None,
         **known,
     )
 
@@ -126,12 +126,12 @@ def _items(results: Path, task: str, chosen: _Measured) -> dict[int, float] | No
     file = results.parent / f"samples_{task}{stamp}.jsonl"
     if not stamp or not file.is_file():
         return None
-    found: dict[int, float] = {}
-    for sample in json_lines(decoded(file), str(file)):
-        value = sample.get(chosen.metric) if isinstance(sample, dict) else None
-        if isinstance(value, (int, float)) and sample.get("filter", "none") == chosen.filter:
-            found[document(sample.get("doc_hash") or sample.get("doc"), found)] = float(value)
-    return found
+    samples = (sample for sample in json_lines(decoded(file), str(file)) if isinstance(sample, dict))
+    return documents(
+        (sample.get("doc_hash") or sample.get("doc"), sample.get(chosen.metric))
+        for sample in samples
+        if sample.get("filter", "none") == chosen.filter
+    )
 
 
 def _as_lm_eval(content: dict[str, Any], where: str) -> dict[str, Any]:
@@ -178,15 +178,15 @@ def _details(file: _File, task: str, metric: str) -> dict[int, float] | None:
     beside = inside / f"details_{name}_{stamp}.parquet"
     if not beside.is_file():
         return None
-    table, found = read_parquet_table(beside), dict[int, float]()
+    table = read_parquet_table(beside)
     if not {"doc", "metric"} <= set(table.columns):  # as before 2025
         return None
-    for _, row in table.rows:
-        doc, values = (row[table.columns.index(column)] for column in ("doc", "metric"))
-        value = values.get(metric) if isinstance(values, dict) else None
-        if isinstance(value, (int, float)) and isinstance(doc, dict):
-            found[document([doc.get("query"), doc.get("choices"), doc.get("gold_index")], found)] = float(value)
-    return found or None
+    both = zip(table.column("doc"), table.column("metric"), strict=True)
+    return documents(
+        ([doc.get("query"), doc.get("choices"), doc.get("gold_index")], values.get(metric))
+        for doc, values in both
+        if isinstance(doc, dict) and isinstance(values, dict)
+    )
 
 
 def _measured(body: dict[str, Any]) -> list[_Measured]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from potentia.errors import DataError
 from potentia.formats.columns import metric_of
-from potentia.formats.entries import Entry, document, scored
+from potentia.formats.entries import Entry, documents, scored
 from potentia.formats.table import section
 from potentia.values.protocol import DIRECT, Protocol
 
@@ -62,7 +62,7 @@ def _samples(samples: Any, scorer: str) -> dict[int, float] | None:
         grade = _GRADES.get(given) if isinstance(given, str) else given
         if isinstance(grade, (int, float)):
             values.setdefault(json.dumps([sample.get("input"), sample.get("target")], default=str), []).append(grade)
-    return {document(key): sum(parts) / len(parts) for key, parts in values.items()} or None
+    return documents((key, sum(parts) / len(parts)) for key, parts in values.items()) or None
 
 
 def as_euroeval(record: Any) -> dict[str, Any] | None:

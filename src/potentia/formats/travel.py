@@ -20,7 +20,7 @@ from typing import Any
 from potentia.errors import DataError, InputError, PotentiaError
 from potentia.files import write_file
 from potentia.formats.columns import metric_of
-from potentia.formats.entries import Entry, document, scored, tidy_row, told
+from potentia.formats.entries import Entry, documents, scored, tidy_row, told
 from potentia.formats.layout import TRAVELS
 from potentia.formats.table import decoded, json_lines, safe_name, section
 from potentia.values.metric import Metric, Scale
@@ -208,16 +208,14 @@ def _known(config: Mapping[str, Any], details: Mapping[str, Any], task: str, at:
 
 def _samples(path: Path) -> dict[str, dict[int, float]]:
     """Return evaluation → document → value of the samples beside a file; documents go by their hash."""
-    found: dict[str, dict[int, float]] = {}
     beside = path.with_name(f"{path.stem}_samples.jsonl")
-    if not beside.is_file():
-        return found
-    for line in json_lines(decoded(beside), str(beside)):
-        value = (line.get("evaluation") or {}).get("score") if isinstance(line, dict) else None
-        if isinstance(value, (int, float)):
-            by = found.setdefault(str(line.get("evaluation_result_id") or line.get("evaluation_name")), {})
-            by[document(line.get("sample_hash") or line.get("input"), by)] = float(value)
-    return found
+    found: dict[str, list[tuple[object, Any]]] = {}
+    for line in json_lines(decoded(beside), str(beside)) if beside.is_file() else ():
+        if isinstance(line, dict):
+            name = str(line.get("evaluation_result_id") or line.get("evaluation_name"))
+            value = (line.get("evaluation") or {}).get("score")
+            found.setdefault(name, []).append((line.get("sample_hash") or line.get("input"), value))
+    return {name: documents(pairs) for name, pairs in found.items()}
 
 
 # --- the Hub ---------------------------------------------------------------------------------------------------------

@@ -55,10 +55,13 @@ def _leaderboard(
         yield [str(place), plain(matrix.models[i]), rank, *cells]
 
 
+def _labels(matrix: ScoreMatrix) -> list[str]:
+    return [task + ("" if up else " ↓") for task, up in zip(matrix.tasks, matrix.higher_is_better, strict=True)]
+
+
 def markdown(matrix: ScoreMatrix) -> str:
     """Return the leaderboard of one protocol as a Markdown table."""
-    tasks = [task + ("" if up else " ↓") for task, up in zip(matrix.tasks, matrix.higher_is_better, strict=True)]
-    head = ["#", "model", "mean rank", *map(_plain, tasks)]
+    head = ["#", "model", "mean rank", *map(_plain, _labels(matrix))]
     rows = [head, ["--:", ":--", *["--:"] * (len(head) - 2)], *_leaderboard(matrix, _plain, "**{}**", "–", " ± ")]
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     lines[1] = lines[1].replace(" ", "")
@@ -67,7 +70,7 @@ def markdown(matrix: ScoreMatrix) -> str:
 
 def latex(matrix: ScoreMatrix) -> str:
     """Return the leaderboard of one protocol as a LaTeX table (needs booktabs)."""
-    tasks = [_tex(t + ("" if up else " ↓")) for t, up in zip(matrix.tasks, matrix.higher_is_better, strict=True)]
+    tasks = list(map(_tex, _labels(matrix)))
     caption = f"{_tex(matrix.protocol)}: models by mean rank; values with standard errors."
     rows = _leaderboard(matrix, _tex, r"\textbf{{{}}}", "--", r"\,$\pm$\,")
     return _booktabs(caption, "rl" + "r" * (len(tasks) + 1), [r"\#", "model", "mean rank", *tasks], rows)

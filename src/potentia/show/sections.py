@@ -1,7 +1,8 @@
 """The sections of a report: each a function from ``ReportData`` to a ``Section``, listed once in ``SECTIONS``.
 
-To add one, write such a function and put it into the list; report, board and navigation then have it. The report is
-one file: style, scripts and data inside, nothing fetched, nothing but our own scripts allowed.
+To add one, write such a function and put it into the list; report, board and navigation then have it. What a section
+says in every report is in ``templates/leads.html`` under its id, or in a template of its own. The report is one file:
+style, scripts and data inside, nothing fetched, nothing but our own scripts allowed.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def _of_few(section: Section, data: ReportData) -> Section:
     """Fold the figures of a few models away: they say nothing of other models."""
     if not data.few:
         return section
-    lead = f"{section.lead} It takes {FEW_MODELS} models or more to say something of others: the figures are folded."
+    lead = f"It takes {FEW_MODELS} models or more to say something of others: the figures are folded."
     return replace(section, lead=lead, charts=(), more=[*section.charts, *section.more], more_title="Figures")
 
 
@@ -135,8 +136,7 @@ def apart_section(data: ReportData) -> Section | None:
         for number, group in enumerate(groups, start=1)
         for table in find_scoreboard(group).tables()[:1]
     ]
-    lead = "Each group is ranked by itself. The rest of this report is about the first group alone."
-    return Section("apart", "Groups", lead, tables=tables, heading="Scores that cannot be compared")
+    return Section("apart", "Groups", "", tables=tables, heading="Scores that cannot be compared")
 
 
 def answer_section(data: ReportData) -> Section:
@@ -150,8 +150,7 @@ def reading_section(data: ReportData) -> Section | None:
     """Say how a foreign table was read: metric, direction, scale and kind of each column, and why."""
     if data.evidence.reading is None:
         return None
-    lead = "What each column was taken for, and why. If one is wrong, say so with `--lower`, `--scale` or `--kind`."
-    return Section("reading", "How it was read", lead, table=data.evidence.reading.tables()[0])
+    return Section("reading", "How it was read", "", table=data.evidence.reading.tables()[0])
 
 
 def scores_section(data: ReportData) -> Section:
@@ -239,13 +238,9 @@ def agreement_section(data: ReportData) -> Section | None:
     aside = [change for pair, change in found.changes.items() if pair != (data.first, data.main)]
     measures = [] if found.measures is None else [found.measures]
     rest = [*found.fewer.values(), *found.groups.values()]
-    lead = (
-        "Agreement says whether the order of the models on one task holds on another: Kendall's τ of every two tasks, "
-        "1 where they rank alike, 0 where they have nothing to do with each other."
-    )
     charts, more = charts_of([*main, *both, *rest]), charts_of([*aside, *others])
     tables = tables_of([*found.agreement.values(), *measures, *found.changes.values(), *rest])
-    return _of_few(Section("agreement", "Agreement", lead, charts, more, "The other protocols", tables), data)
+    return _of_few(Section("agreement", "Agreement", "", charts, more, "The other protocols", tables), data)
 
 
 def evidence_section(data: ReportData) -> Section | None:
@@ -257,11 +252,10 @@ def evidence_section(data: ReportData) -> Section | None:
     maps = [evidence_chart(e, len(data.evidence.planned[p].models)) for p, e in weighed.items()]
     kinds: tuple[Mapping[Protocol, Finding], ...] = (found.significance, found.tau_b, found.ranks)
     both, rest = ([f for by in kinds for f in _split(by, data)[k]] for k in (0, 1))
-    lead = "Every model against every other. Colour is evidence, not the size of a difference."
     tables = tables_of([*(f for by in kinds for f in by.values()), *found.tau_b_changes.values()])
     charts, more = [maps[0], *charts_of(both)], [*maps[1:], *charts_of(rest)]
     context = {"evidence": [evidence_payload(e) for e in weighed.values()]}
-    return Section("evidence", "Evidence", lead, charts, more, "The other protocols", tables,
+    return Section("evidence", "Evidence", "", charts, more, "The other protocols", tables,
                    template="evidence.html", context=context)  # fmt: skip
 
 
@@ -272,15 +266,11 @@ def structure_section(data: ReportData) -> Section | None:
     found = data.rankings
     shown, folded = zip(_split(found.components, data), _split(found.compute, data), strict=True)
     families = [c for by in found.family_components.values() for c in by.values()]
-    lead = (
-        "How many abilities do the scores show? If one component explains most of the variance, the tasks measure much "
-        "the same thing, and the first component (PC1) is a fair summary of a model."
-    )
     tables = tables_of([*found.components.values(), *found.compute.values(), *families])
     charts, more = ([*charts_of(components), *charts_of(compute)] for components, compute in (shown, folded))
     more += charts_of(families)
     title = "The other protocols, and each family by itself" if families else "The other protocols"
-    return _of_few(Section("structure", "Structure", lead, charts, more, title, tables), data)
+    return _of_few(Section("structure", "Structure", "", charts, more, title, tables), data)
 
 
 def benchmarks_section(data: ReportData) -> Section | None:
@@ -289,11 +279,10 @@ def benchmarks_section(data: ReportData) -> Section | None:
         return None
     lists = {v: ", ".join(b.task for b in data.benchmarks if b.verdict == v) for v in ("drop", "fix")}
     said = " ".join(f"{verdict.capitalize()}: {tasks}." for verdict, tasks in lists.items() if tasks)
-    asked = "Each benchmark among the others: does it tell these models apart, and does its ranking mean anything?"
     return Section(
         "benchmarks",
         "Benchmarks",
-        f"{asked} {said or 'All may stay.'}",
+        said or "All may stay.",
         more=charts_of(data.benchmarks),
         more_title="Agreement of each benchmark with the others",
         tables=tables_of(data.benchmarks),
@@ -306,8 +295,7 @@ def perplexity_section(data: ReportData) -> Section | None:
     """Perplexity against tasks."""
     ranked = data.rankings
     found = [] if ranked is None else [*ranked.perplexity.values(), *ranked.perplexity_by_kind.values()]
-    lead = "Whether bits per byte on plain text rank the models as the tasks do; signed so that 1 means alike."
-    section = of_findings("perplexity", "Perplexity", lead, found)
+    section = of_findings("perplexity", "Perplexity", "", found)
     return None if section is None else _of_few(section, data)
 
 
@@ -318,15 +306,9 @@ def test_task_section(data: ReportData) -> Section | None:
     """Training on the test task."""
     if data.test_task is None:
         return None
-    lead = (
-        "What a group of models (the newer ones, where no other was asked for) has more at equal pretraining compute "
-        "(θ), before and after every model was tuned on the same task data: an advantage that vanishes was one of "
-        "preparation. Emergence is the compute c_e from which scores rise above guessing; it falls as models train on "
-        "the task."
-    )
     found, problems = data.test_task.named().values(), data.test_task.problems
     heading = "Training on the test task"
-    return of_findings("test-task", "Test task", lead, found, problems, most=MOST_FIGURES, heading=heading)
+    return of_findings("test-task", "Test task", "", found, problems, most=MOST_FIGURES, heading=heading)
 
 
 def exposure_section(data: ReportData) -> Section | None:
@@ -334,55 +316,34 @@ def exposure_section(data: ReportData) -> Section | None:
     found = data.exposure
     if found is None:
         return None
-    lead = (
-        "How much a model has left to learn of a task, beside models of other families: little is left where it "
-        "trained on such text before. Evidence, not proof; and a high value is no evidence of innocence."
-    )
-    said = f"{lead} {_said([found])}".strip()
+    said = _said([found])
     return of_findings("exposure", "Exposure", said, [found], found.left_out, heading="Signs of exposure")
 
 
 def stability_section(data: ReportData) -> Section | None:
     """Whether scores grow over the checkpoints of a run."""
     found = [data.training if data.runs is None else None, data.stability]  # the answer begins with runs
-    lead = (
-        "Whether a benchmark's score grows with pretraining: Kendall's τ between scores and steps, 1 where every later "
-        "checkpoint scores higher, 0 where scores jump about; and the smallest gap that the benchmark tells apart."
-    )
-    return of_findings("stability", "Stability", lead, found, most=MOST_FIGURES)
+    return of_findings("stability", "Stability", "", found, most=MOST_FIGURES)
 
 
 def consistency_section(data: ReportData) -> Section | None:
     """Base models against their instruct versions."""
     found = [] if data.consistency is None else [data.consistency.consistency]
-    lead = (
-        "Whether the base model that scores better becomes the better instruct model: Kendall's τ over pairs, 1 where "
-        "both are in the same order. Choose base models by the method with the higher τ."
-    )
-    return of_findings("consistency", "Consistency", lead, found, most=MOST_FIGURES)
+    return of_findings("consistency", "Consistency", "", found, most=MOST_FIGURES)
 
 
 def ablation_section(data: ReportData) -> Section | None:
     """Every model by every method, and which method ranks best."""
     paired = data.consistency.ablation if data.consistency is not None else None
-    lead = (
-        "The same models and benchmarks by every method (protocol and prompt form), and the mean rank of each method "
-        "over these cells: 1 would be best everywhere."
-    )
-    return of_findings("ablation", "Methods", lead, [paired, data.ablation])
+    return of_findings("ablation", "Methods", "", [paired, data.ablation])
 
 
 def proxies_section(data: ReportData) -> Section | None:
     """Tasks that stand in for one which early models cannot do yet."""
     if data.proxies is None:
         return None
-    lead = (
-        "Tasks that early models can already do and that tell who will be good at the target: their relevance, "
-        "robustness and weight. Trust them as far as they predict models that had no part in the choice, beside "
-        "perplexity."
-    )
     found = data.proxies.named().values()
-    return of_findings("proxies", "Proxies", lead, found, data.proxies.problems, heading="Proxy tasks")
+    return of_findings("proxies", "Proxies", "", found, data.proxies.problems, heading="Proxy tasks")
 
 
 # --- single cells, and how all was made ------------------------------------------------------------------------------
