@@ -161,3 +161,9 @@ def test_colours_differ_in_lightness_for_any_eye():
     seen = [matrix @ [int(c[k : k + 2], 16) / 255 for k in (1, 3, 5)] for c in colours[:6]]
     apart = [np.linalg.norm(a - b) for i, a in enumerate(seen) for b in seen[i + 1 :]]
     assert min(apart) > 0.12
+
+
+def test_agreement_below_zero_has_a_colour_of_its_own():
+    chart = Heatmap("tau", "τ", "", ("a", "b"), ("x", "y"), np.array([[1.0, -0.5], [0.0, 0.5]]), low=-1.0, high=1.0)
+    drawn = inline_svg(chart)[0]
+    assert re.findall(r'class="down" fill-opacity="[\d.]+"><title>(.*?)</title>', drawn) == ["a, y: -0.500"]

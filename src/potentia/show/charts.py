@@ -157,19 +157,22 @@ def _trimmed(chart: Heatmap) -> Heatmap:
     )
 
 
-def _limits(chart: Heatmap, values: Any) -> tuple[float, float]:
+def _limits(chart: Heatmap, values: Any) -> tuple[float, float, bool]:
+    """Return where the colours end, and whether they part at the centre: numbers below zero have another colour."""
     known = _known(values)
     low = chart.low if chart.low is not None else min(known, default=0.0)
     high = chart.high if chart.high is not None else max(known, default=1.0)
-    return (low, high) if high > low else (low, low + 1.0)
+    if chart.diverging or low < chart.centre < high:
+        reach = max(abs(high - chart.centre), abs(low - chart.centre)) or 1.0
+        return chart.centre - reach, chart.centre + reach, True
+    return low, (high if high > low else low + 1.0), False
 
 
 def _shares(chart: Heatmap, values: Any) -> Any:
     """Return how strong each square's colour is, from 0 to 1; below zero in the other colour."""
-    low, high = _limits(chart, values)
-    if chart.diverging:
-        reach = max(abs(high - chart.centre), abs(low - chart.centre)) or 1.0
-        return np.clip((values - chart.centre) / reach, -1, 1)
+    low, high, parted = _limits(chart, values)
+    if parted:
+        return np.clip((values - chart.centre) / (high - chart.centre), -1, 1)
     share = np.clip((values - low) / (high - low), 0, 1)
     return 0.04 + 0.96 * (1 - share if chart.fewer else share)
 
@@ -178,10 +181,7 @@ def _colour_bar(sheet: Sheet, chart: Heatmap, left: float) -> float:
     """Say what the colours mean, where the squares hold no numbers."""
     if chart.digits is not None and len(chart.columns) <= WRITTEN:
         return 4.0
-    low, high = _limits(chart, chart.values)
-    if chart.diverging:
-        reach = max(abs(high - chart.centre), abs(low - chart.centre)) or 1.0
-        low, high = chart.centre - reach, chart.centre + reach
+    low, high, _ = _limits(chart, chart.values)
     ends = (f"{low:.3g}", f"{high:.3g}")
     x = left + width_of(ends[0]) + 4
     sheet.text(left, 9, ends[0], "muted")
@@ -212,13 +212,11 @@ def _named_rows(
     labels, several = series[0].labels, len(series) > 1
     names, high = _names(labels), max(LINE, step * len(series) + 6)
     reach = [v for one in series for part in (one.y, one.low, one.high) for v in _known(part)]
-    sheet, left = Sheet(), min(widest(names), 0.5 * HALF) + 10
-    top = _legend(sheet, [(one.name, k, "mark") for k, one in enumerate(series)] if several else (), left, HALF - left)
-    scale = make_scale([0.0, *reach] if bars else reach, left, HALF - 16, span=chart.y_range)
+    legend = [(one.name, k, "mark") for k, one in enumerate(series)] if several else ()
+    sheet, scale, top = _rows(names, labels, [0.0, *reach] if bars else reach, chart.y_range, high, legend)
     end = _axis_below(sheet, scale, top, top + high * len(labels), chart.y_label)
     for i, label in enumerate(labels):
         y = top + (i + 0.5) * high
-        sheet.text(left - 8, y, names[i], anchor="end", tip=label)
         known = [scale.inside(one.y[i]) for one in series if math.isfinite(one.y[i])]
         if joined and len(known) > 1:
             sheet.line(min(known), y, max(known), y, "join")
@@ -237,6 +235,22 @@ def _named_rows(
             if not bars:
                 sheet.marker(x, at, k, tip)
     return Drawn(sheet, HALF, end)
+
+
+def _rows(
+    names: Sequence[str],
+    full: Sequence[str],
+    values: Sequence[float],
+    span: tuple[float, float] | None,
+    high: float,
+    legend: Sequence[tuple[str, int, str]],
+) -> tuple[Sheet, Scale, float]:
+    """Begin a drawing with names on the left and a scale to their right."""
+    sheet, left = Sheet(), min(widest(names), 0.5 * HALF) + 10
+    top = _legend(sheet, legend, left, HALF - left)
+    for i, name in enumerate(names):
+        sheet.text(left - 8, top + (i + 0.5) * high, name, anchor="end", tip=full[i])
+    return sheet, make_scale(values, left, HALF - 16, span=span), top
 
 
 # --- points and lines ------------------------------------------------------------------------------------------------
