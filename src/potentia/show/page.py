@@ -55,6 +55,7 @@ class Section:
         return render(
             self.template,
             section=self,
+            table=telling(self.table) if self.table is not None else None,
             figures=figures(self.charts),
             more=figures(self.more),
             tables=[table for table in map(telling, self.tables) if table is not None],
