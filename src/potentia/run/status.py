@@ -65,20 +65,18 @@ def asked_cells(store: Store, record: StudyRecord) -> int | None:
     study = _study(record)
     if study is None:
         return None
-    shots = sum(protocol.kind == "few_shot" for protocol in study.protocols)
-    texts = 0
-    if shots:
-        samples = (store.cells(study=record.key, task=task.name, limit=1) for task in study.benchmarks())
-        texts = sum(cells[0].score.metric.is_text for cells in samples if cells)
-    steps = len(set(study.adjust.at_steps)) if study.adjust and ADJUST in study.protocols else 0
-    rows, tasks = study.rows(), study.benchmarks()
-    left_out = sum(
-        (1 + (steps if protocol == ADJUST else 0)) * (not study.asks(row.name, task.name, protocol))
-        for row in rows
-        for task in tasks
+    steps = len(set(study.adjust.at_steps)) if study.adjust else 0
+    tasks = [task.name for task in study.benchmarks()]
+    shown = any(protocol.kind == "few_shot" for protocol in study.protocols)
+    samples = [store.cells(study=record.key, task=task, limit=1) for task in tasks] if shown else []
+    texts = {cells[0].task for cells in samples if cells and cells[0].score.metric.is_text}
+    return sum(
+        1 + (steps if protocol == ADJUST else 0)
+        for row in study.rows()
         for protocol in study.protocols
+        for task in tasks
+        if study.asks(row.name, task, protocol) and not (protocol.kind == "few_shot" and task in texts)
     )
-    return len(rows) * (len(tasks) * (len(study.protocols) + steps) - shots * texts) - left_out
 
 
 def _study(record: StudyRecord) -> Study | None:

@@ -86,11 +86,11 @@ class Metric:
 
 
 def _known(
-    names: str, scale: Scale | None, *, up: bool = True, kind: Kind = "task", guess: Guess | None = None
+    metrics: str, scale: Scale | None, *, up: bool = True, kind: Kind = "task", guess: Guess | None = None
 ) -> list[tuple[str, Metric, Guess | None]]:
-    """Describe a metric by its name and the others that it goes by."""
-    first, *others = names.split()
-    return [(_key(name), Metric(first, up, kind, scale), guess) for name in (first, *others)]
+    """Describe metrics, divided by commas: each by its name and the others that it goes by."""
+    names = [metric.split() for metric in metrics.split(",")]
+    return [(_key(name), Metric(first, up, kind, scale), guess) for first, *more in names for name in (first, *more)]
 
 
 def _key(name: str) -> str:
@@ -98,56 +98,21 @@ def _key(name: str) -> str:
 
 
 _KNOWN = (
-    *_known("acc accuracy", "share", guess="share"),
-    *_known("acc_norm", "share", guess="share"),
-    *_known("acc_token", "share", guess="share"),
-    *_known("acc_bytes", "share", guess="share"),
-    *_known("exact_match em", "share", guess="share"),
-    *_known("r@1", "share", guess="share"),
-    *_known("balanced_accuracy bal_acc", "share"),
-    *_known("f1 f1_score", "share"),
-    *_known("macro_f1 f1_macro", "share"),
-    *_known("micro_f1 f1_micro", "share"),
-    *_known("precision", "share"),
-    *_known("recall", "share"),
-    *_known("auc auroc roc_auc", "share"),
-    *_known("pass@1 pass_at_1", "share"),
-    *_known("math_verify", "share"),
-    *_known("judge", "share"),
+    *_known("acc accuracy, acc_norm, acc_token, acc_bytes, exact_match em, r@1", "share", guess="share"),
+    *_known("balanced_accuracy bal_acc, f1 f1_score, macro_f1 f1_macro, micro_f1 f1_micro, precision, recall", "share"),
+    *_known("auc auroc roc_auc, pass@1 pass_at_1, math_verify, judge, meteor", "share"),
     *_known("mcc matthews_correlation", "range", guess="zero"),
-    *_known("pearson pearsonr", "range"),
-    *_known("spearman spearmanr", "range"),
-    *_known("bleu sacrebleu", "percent"),
-    *_known("chrf", "percent"),
-    *_known("chrf++ chrfpp", "percent"),
-    *_known("rouge1", None),
-    *_known("rouge2", None),
-    *_known("rougeL", None),
-    *_known("meteor", "share"),
-    *_known("mt_bench mtbench", "range"),
+    *_known("pearson pearsonr, spearman spearmanr, mt_bench mtbench", "range"),
+    *_known("bleu sacrebleu, chrf, chrf++ chrfpp", "percent"),
+    *_known("rouge1, rouge2, rougeL, win_rate winrate", None),
     *_known("elo", "unbounded"),
-    *_known("win_rate winrate", None),
     *_known("brier_score brier", "range", up=False, guess="rest"),
-    *_known("error_rate err error", "share", up=False),
-    *_known("ece calibration_error", "share", up=False),
-    *_known("hallucination_rate", None, up=False),
-    *_known("toxicity", None, up=False),
-    *_known("pct_stereotype", "share", up=False),
-    *_known("likelihood_diff", "unbounded", up=False),
+    *_known("error_rate err error, ece calibration_error, pct_stereotype", "share", up=False),
+    *_known("hallucination_rate, toxicity", None, up=False),
     *_known("ter", "percent", up=False),
-    *_known("wer", "unbounded", up=False),
-    *_known("cer", "unbounded", up=False),
-    *_known("mae", "unbounded", up=False),
-    *_known("mse", "unbounded", up=False),
-    *_known("rmse", "unbounded", up=False),
-    *_known("log_loss logloss", "unbounded", up=False),
-    *_known("bits_per_byte bpb", "unbounded", up=False, kind="text"),
-    *_known("bits_per_character bpc", "unbounded", up=False, kind="text"),
-    *_known("perplexity ppl", "unbounded", up=False, kind="text"),
-    *_known("byte_perplexity", "unbounded", up=False, kind="text"),
-    *_known("word_perplexity", "unbounded", up=False, kind="text"),
-    *_known("nll", "unbounded", up=False, kind="text"),
-    *_known("loss cross_entropy", "unbounded", up=False, kind="text"),
+    *_known("likelihood_diff, wer, cer, mae, mse, rmse, log_loss logloss", "unbounded", up=False),
+    *_known("bits_per_byte bpb, bits_per_character bpc, perplexity ppl", "unbounded", up=False, kind="text"),
+    *_known("byte_perplexity, word_perplexity, nll, loss cross_entropy", "unbounded", up=False, kind="text"),
 )
 _BY_NAME = {name: metric for name, metric, _ in _KNOWN}
 _GUESS = {name: guess for name, _, guess in _KNOWN}
