@@ -186,9 +186,8 @@ class RowRun:
     def _direct(self, cells: list[CellPlan]) -> None:
         (cell,) = cells
         task = self.tasks.benchmarks[cell.task]
-        total = len(task.documents("test")) + (
-            len(self.styles) * len(task.documents("validation")) if len(self.styles) > 1 else 0
-        )
+        looks = len(self.styles) if len(self.styles) > 1 else 0
+        total = len(task.documents("test")) + looks * len(task.documents("validation"))
         self.board.phase(f"{cell.protocol} {cell.task}", total=total)
         began = time.monotonic()
         test, selection = self._ask_untuned(cell.task, cell.protocol, self.progress)
@@ -197,10 +196,9 @@ class RowRun:
     def _ask_untuned(
         self, task: str, protocol: Protocol, progress: Callable[[int], None] | None = None
     ) -> tuple[Evaluation, dict[str, Any]]:
-        shots, asked = self.study.shots_for(task, protocol), self.tasks.benchmarks[task]
-        how: dict[str, Any] = {"styles": self.styles, "chat": self.chat, "shots": shots, "seed": self.study.seed}
+        how: dict[str, Any] = {"styles": self.styles, "chat": self.chat, "seed": self.study.seed, "progress": progress}
         with spending("test"):
-            return direct(self.scorer, asked, **how, progress=progress)
+            return direct(self.scorer, self.tasks.benchmarks[task], shots=self.study.shots_for(task, protocol), **how)
 
     # --- committing and failing -----------------------------------------------------------------------------------
 
@@ -268,14 +266,10 @@ class RowRun:
 
     def manifest(self, cell: CellPlan, selection: dict[str, Any]) -> dict[str, Any]:
         """Say how a cell's score came about, in enough detail to explain or repeat it."""
-        task = self.tasks.benchmarks[cell.task]
-        model = self.plan.model
+        task, model, loaded = self.tasks.benchmarks[cell.task], self.plan.model, self.loaded
         spec = self.study.benchmark(cell.task)
-        told = (
-            task.described()
-            | self._unknown(task)
-            | ({"chance": spec.chance} if spec is not None and spec.chance is not None else {})
-        )
+        chance = {"chance": spec.chance} if spec is not None and spec.chance is not None else {}
+        copy = {"copy_of": model.copy_of, "shown": list(self.tasks.shown)} if model.copy_of else {}
         made: dict[str, Any] = {
             "scoring_version": SCORING_VERSION,
             "versions": versions(),
@@ -283,10 +277,10 @@ class RowRun:
                 "source": model.source,
                 "revision": model.revision,
                 **{name: value for name in LOADED_WITH if (value := getattr(model, name))},
-                **({"copy_of": model.copy_of, "shown": list(self.tasks.shown)} if model.copy_of else {}),
-                "fingerprint": self.loaded.fingerprint,
-                "dtype": str(self.loaded.dtype).removeprefix("torch."),
-                "device": str(self.loaded.device),
+                **copy,
+                "fingerprint": loaded.fingerprint,
+                "dtype": str(loaded.dtype).removeprefix("torch."),
+                "device": str(loaded.device),
                 "kind": self.kind.value,
                 "kind_by": self.kind.by,
             },
@@ -294,23 +288,22 @@ class RowRun:
                 "fingerprint": self.plan.prints[cell.task],
                 "splits": task.plan.to_dict(),
                 "metric": task.metric,
-                **told,
+                **(task.described() | self._unknown(task) | chance),
             },
             "shots": self.study.shots_for(cell.task, cell.protocol),
             "seed": self.study.seed,
             "styles": list(self.styles),
             "scorer": dict(self.scorer.notes),
-            **({"gpu_sharing": "MPS"} if self.loaded.device.type == "cuda" and in_use() else {}),
-            "engine": {part: facts for part, facts in self.loaded.record.items() if part != "training"},
+            **({"gpu_sharing": "MPS"} if loaded.device.type == "cuda" and in_use() else {}),
+            "engine": {part: facts for part, facts in loaded.record.items() if part != "training"},
         }
         if cell.protocol.tuned:
-            made["training"] = {"targets": selection.get("target_modules"), **self.loaded.record.get("training", {})}
+            made["training"] = {"targets": selection.get("target_modules"), **loaded.record.get("training", {})}
         if cell.protocol.kind == "train_before_test":
-            made["tuning"] = self.study.tuning.model_dump(mode="json")
-            made["selection"] = self.study.selection
+            made |= {"tuning": self.study.tuning.model_dump(mode="json"), "selection": self.study.selection}
         if cell.protocol.kind == "adjust" and self.study.adjust is not None:
+            tuning = adjust_tuning(self.study, model, loaded.parameters)
             made["adjust"] = self.study.adjust.model_dump(mode="json")
-            tuning = adjust_tuning(self.study, model, self.loaded.parameters)
             made["adjusted_with"] = tuning.model_dump(mode="json")
         return made
 
