@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from scipy.optimize import nnls
 
-from potentia.analysis.proxy.proxies import choose_proxies, predict
-from potentia.analysis.proxy.robustness import measure_robustness
+from potentia.analysis.proxy.proxies import choose_proxies, measure_robustness, predict
 from potentia.analysis.proxy.sampling import PAPER_CONFIGURATIONS, measure_sampling
 from potentia.analysis.proxy.validation import validate
 from potentia.papers import reproduce_proxy
-from potentia.papers.proxy import PROXY_ROW, TABLE_4, TABLE_5, TABLE_6_AND_8, TASKS
+from potentia.papers.printed import PROXY_ROW, TABLE_4, TABLE_5, TABLE_6_AND_8, TASKS
 from potentia.values.scores import ScoreMatrix
 from score_files import read_scores
 

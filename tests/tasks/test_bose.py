@@ -8,8 +8,7 @@ import pytest
 
 from potentia.errors import TaskError
 from potentia.tasks import load
-from potentia.tasks.forms.judge import math_equal
-from potentia.tasks.forms.reading import bare, last_boxed, solution
+from potentia.tasks.forms.reading import bare, last_boxed, math_equal, solution
 from potentia.values.requests import Continuation, Generation, Likelihood
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -18,19 +18,20 @@ from potentia.analysis.test_task.adjustment import (
     scale_groups,
 )
 from potentia.analysis.test_task.changes import (
+    TREES,
+    Discrimination,
     FamilyComparison,
     Gain,
     Mediation,
     RankShift,
     compare_families,
+    discriminate,
     measure_gain,
     mediate,
     shift_of_ranks,
 )
 from potentia.analysis.test_task.cohort import Cohort, Pair, best_of, pair_up
-from potentia.analysis.test_task.discriminator import TREES, Discrimination, discriminate
-from potentia.analysis.test_task.emergence import EmergenceCurve, trace_emergence
-from potentia.analysis.test_task.frontier import FrontierShift, frontier_shift
+from potentia.analysis.test_task.emergence import EmergenceCurve, FrontierShift, frontier_shift, trace_emergence
 from potentia.formats.staged import StagedScores
 from potentia.papers.evaluations import Evaluations
 from potentia.values.findings import Chart, Finding, Table, jsonable

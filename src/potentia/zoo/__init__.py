@@ -5,6 +5,5 @@
 """
 
 from potentia.zoo.benchmarks import BENCHMARK, BENCHMARKS, Benchmark, items
-from potentia.zoo.library import ZooModel, model, model_folders, models, task_folder
-from potentia.zoo.tokenizer import write_tokenizer
+from potentia.zoo.library import ZooModel, model, model_folders, models, task_folder, write_tokenizer
 from potentia.zoo.world import World, make_world

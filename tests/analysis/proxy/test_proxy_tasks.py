@@ -6,11 +6,17 @@ import pytest
 from scipy.stats import kendalltau
 
 from potentia.analysis.proxy import Options, find_proxies
-from potentia.analysis.proxy.forecast import by_perplexity, make_forecast, reversed_pairs
-from potentia.analysis.proxy.proxies import choose_proxies, ignore_robustness, log_ratio, predict, sigmoid
-from potentia.analysis.proxy.robustness import Robustness, variance_ratio
+from potentia.analysis.proxy.proxies import (
+    Robustness,
+    choose_proxies,
+    ignore_robustness,
+    log_ratio,
+    predict,
+    sigmoid,
+    variance_ratio,
+)
 from potentia.analysis.proxy.sampling import PAPER_CONFIGURATIONS
-from potentia.analysis.proxy.validation import _halves, validate
+from potentia.analysis.proxy.validation import _halves, by_perplexity, make_forecast, reversed_pairs, validate
 from potentia.errors import InputError
 from potentia.evidence import Evidence
 from potentia.values.scores import ScoreMatrix

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from potentia.analysis.proxy.robustness import measure_robustness, variance_ratio
+from potentia.analysis.proxy.proxies import measure_robustness, variance_ratio
 from potentia.errors import InputError
 from potentia.values.scores import ScoreMatrix
 

@@ -17,7 +17,7 @@ from potentia.analysis.base_models.consistency import Consistency, measure_consi
 from potentia.analysis.base_models.stability import Checkpoint, Stability, measure_stability, named_checkpoints
 from potentia.analysis.base_models.training import Training, follow_training
 from potentia.errors import DataError, InputError
-from potentia.values.findings import Finding
+from potentia.values.findings import Finding, Findings
 from potentia.values.protocol import Protocol
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ConsistencyFindings:
+class ConsistencyFindings(Findings):
     """Whether better base models become better instruct models, and which method says it best."""
 
     consistency: Consistency

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from potentia.analysis.base_models.methods import (
+from potentia.analysis.base_models.ablation import (
     Column,
     Improvement,
     columns,

@@ -10,19 +10,19 @@ import numpy as np
 
 from potentia.analysis.base_models.find import known_pairs
 from potentia.analysis.left_out import few, left_out
-from potentia.analysis.proxy.forecast import Forecast, join_pairs, make_forecast
 from potentia.analysis.proxy.proxies import (
     METRICS,
     Metric,
     Normalise,
     ProxyTasks,
+    Robustness,
     Transform,
     choose_proxies,
     ignore_robustness,
     log_ratio,
+    measure_robustness,
     sigmoid,
 )
-from potentia.analysis.proxy.robustness import Robustness, measure_robustness
 from potentia.analysis.proxy.sampling import (
     PAPER_CONFIGURATIONS,
     PAPER_ROUNDS,
@@ -30,9 +30,9 @@ from potentia.analysis.proxy.sampling import (
     SamplingConsistency,
     measure_sampling,
 )
-from potentia.analysis.proxy.validation import Validation, validate
+from potentia.analysis.proxy.validation import Forecast, Validation, join_pairs, make_forecast, validate
 from potentia.errors import InputError
-from potentia.values.findings import Finding
+from potentia.values.findings import Finding, Findings
 from potentia.values.protocol import Protocol
 from potentia.values.scores import ScoreMatrix
 
@@ -85,7 +85,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Proxies:
+class Proxies(Findings):
     """What algorithm 1 says of the measures, the chosen tasks, and how well they predict."""
 
     proxies: ProxyTasks

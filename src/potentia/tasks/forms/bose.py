@@ -19,10 +19,8 @@ from typing import Any
 from potentia.errors import TaskError
 from potentia.facts import benchmark
 from potentia.tasks.forms import register
-from potentia.tasks.forms.judge import judged_by_both
-from potentia.tasks.forms.multiple_choice import Draw, ask_choice, letters, place, read, texts
-from potentia.tasks.forms.reading import question, solution
-from potentia.tasks.forms.template import Template
+from potentia.tasks.forms.multiple_choice import Draw, Template, ask_choice, letters, place, read, texts
+from potentia.tasks.forms.reading import judged_by_both, question, solution
 
 SHOTS = 4
 STOP = "Problem:"
