@@ -188,7 +188,7 @@ def test_families_widen_the_intervals_of_the_published_scores(scores):
 
 def test_fewer_benchmarks_suffice_after_tuning(scores):
     """Section 4: rankings from a few benchmarks transfer; four tuned tasks rank as well as ten direct ones."""
-    from potentia.analysis.rankings.fewer import find_task_curve
+    from potentia.analysis.rankings.aggregate import find_task_curve
 
     direct, tuned = (find_task_curve(scores[p].benchmarks(), splits=100).any_subset for p in SIDES)
     enough = [next(k + 1 for k, tau in enumerate(curve) if tau >= 0.9) for curve in (direct, tuned)]

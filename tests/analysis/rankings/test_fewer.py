@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from potentia.analysis.rankings.fewer import find_task_curve
+from potentia.analysis.rankings.aggregate import find_task_curve
 from potentia.analysis.rankings.find import Options, rank_scores
 from potentia.facts import Background
 from potentia.values.scores import ScoreMatrix

@@ -17,6 +17,7 @@ from typing import Literal
 import numpy as np
 from scipy.stats import chi2, f, false_discovery_control, t
 
+from potentia.analysis.stats.bootstrap import tau_rows
 from potentia.errors import InputError
 from potentia.evidence import Evidence
 from potentia.facts import benchmark
@@ -212,7 +213,7 @@ def judge(
     matrix = matrix.select(models=rows)
     rng = np.random.default_rng(seed)
     values, errors = matrix.oriented()[:, column], matrix.stderr[:, column]
-    documents, answers = _aligned(rows, items or {})
+    documents, answers = _answers(rows, items or {})
     by_items = answers.shape[1] >= 2
     rest = matrix.select(tasks=others).oriented()
     agreement, agreement_p, taus = _agreement(values, rest, rng)
@@ -302,20 +303,6 @@ def _kept(b: BenchmarkVerdict) -> list[str]:
 # --- measures --------------------------------------------------------------------------------------------------------
 
 
-def _tau(one: Floats, two: Floats) -> float:
-    return float(_taus(one[None, :], two[None, :])[0])
-
-
-def _taus(one: Floats, two: Floats) -> Floats:
-    """Return Kendall's τ-b of each row of one with the same row of the other, over what both have: (draws, models)."""
-    first, second = np.triu_indices(one.shape[1], 1)
-    a, b = (np.nan_to_num(np.sign(x[:, first] - x[:, second])) for x in (one, two))
-    both = np.isfinite(one[:, first] - one[:, second]) & np.isfinite(two[:, first] - two[:, second])
-    a, b = a * both, b * both
-    under = np.sqrt((a != 0).sum(axis=1) * (b != 0).sum(axis=1))
-    return np.asarray(np.divide((a * b).sum(axis=1), under, out=np.full(len(a), np.nan), where=under > 0))
-
-
 def _agreement(values: Floats, rest: Floats, rng: np.random.Generator) -> tuple[Interval, float, tuple[float, ...]]:
     """Return the mean τ with the others over models drawn anew, P of it for a shuffled ranking, and τ with each.
 
@@ -325,7 +312,7 @@ def _agreement(values: Floats, rest: Floats, rng: np.random.Generator) -> tuple[
         return Interval(math.nan, math.nan, math.nan), 1.0, ()
     models, draws = len(values), max(100, min(RESAMPLES, 4_000_000 // len(values) ** 2))
     rows = np.concatenate([np.arange(models)[None, :], rng.integers(models, size=(draws, models))])
-    taus = [_taus(values[rows], rest[rows, k]) for k in range(rest.shape[1])]
+    taus = [tau_rows(values[rows], rest[rows, k]) for k in range(rest.shape[1])]
     counted = np.isfinite(taus).sum(axis=0)
     means = np.divide(np.nansum(taus, axis=0), counted, out=np.full(len(rows), np.nan), where=counted > 0)
     low, high = np.nanpercentile(means[1:], [2.5, 97.5])
@@ -333,9 +320,9 @@ def _agreement(values: Floats, rest: Floats, rng: np.random.Generator) -> tuple[
     common = np.nanmean((rest - np.nanmean(rest, axis=0)) / np.where(spread > 0, spread, 1.0), axis=1)
     own, common = values[np.isfinite(common)], common[np.isfinite(common)]
     shuffled = rng.permuted(np.tile(own, (draws, 1)), axis=1)
-    with_common = _exceeded(_tau(own, common), _taus(shuffled, np.tile(common, (draws, 1))))
+    with_common = _exceeded(float(tau_rows(own, common)), tau_rows(shuffled, common))
     shuffled = rng.permuted(np.tile(values, (draws, 1)), axis=1)
-    each = np.stack([_taus(shuffled, np.tile(rest[:, k], (draws, 1))) for k in range(rest.shape[1])])
+    each = np.stack([tau_rows(shuffled, rest[:, k]) for k in range(rest.shape[1])])
     nearest = _exceeded(float(np.nanmax([tau[0] for tau in taus])), np.nanmax(each, axis=0))
     whole = Interval(float(means[0]), float(low), float(high))
     return whole, min(1.0, 2 * min(with_common, nearest)), tuple(float(tau[0]) for tau in taus)
@@ -346,16 +333,12 @@ def _exceeded(seen: float, by_chance: Floats) -> float:
     return (1 + float((by_chance >= seen - 1e-12).sum())) / (1 + len(by_chance)) if math.isfinite(seen) else 1.0
 
 
-def _aligned(models: Sequence[str], items: Mapping[str, Mapping[int, float]]) -> tuple[list[int], Floats]:
+def _answers(models: Sequence[str], items: Mapping[str, Mapping[int, float]]) -> tuple[list[int], Floats]:
     """Return the documents that all models answered, and their outcomes: (models, documents)."""
-    if any(model not in items for model in models):
-        return [], np.empty((len(models), 0))
-    shared = sorted(set.intersection(*(set(items[model]) for model in models)))
-    values = np.array([[items[model][doc] for doc in shared] for model in models], dtype=np.float64)
-    if not values.size:
-        return [], np.empty((len(models), 0))
-    fine: list[bool] = np.asarray(np.isfinite(values).all(axis=0)).tolist()
-    return [doc for doc, ok in zip(shared, fine, strict=True) if ok], values[:, fine]
+    shared = sorted(set.intersection(*(set(items.get(model, ())) for model in models)))
+    values = np.array([[items[model][document] for document in shared] for model in models]).reshape(len(models), -1)
+    fine = np.isfinite(values).all(axis=0)
+    return [document for document, ok in zip(shared, fine, strict=True) if ok], values[:, fine]
 
 
 def _by_items(answers: Floats) -> tuple[float, float]:
@@ -436,4 +419,4 @@ def _gain(
         return None, math.nan
     draws = gains[rng.integers(len(gains), size=(RESAMPLES, len(gains)))].mean(axis=1)
     low, high = np.percentile(draws, [2.5, 97.5])
-    return Interval(float(gains.mean()), float(low), float(high)), _tau(after, before)
+    return Interval(float(gains.mean()), float(low), float(high)), float(tau_rows(after, before))

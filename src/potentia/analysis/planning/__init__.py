@@ -4,4 +4,4 @@ from potentia.analysis.planning.choose import Costs, NextCells, choose_cells
 from potentia.analysis.planning.complete import Completion, complete
 from potentia.analysis.planning.find import Grid, find_completion, find_grid, find_outlook
 from potentia.analysis.planning.race import Choice, Standing
-from potentia.analysis.rankings.fewer import TaskCurve, find_task_curve
+from potentia.analysis.rankings.aggregate import TaskCurve, find_task_curve

@@ -38,38 +38,30 @@ _LEVELS = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98
 
 @dataclass(frozen=True)
 class Calibration:
-    """The distance, in standard deviations of the model, within which the truth lies with each probability."""
+    """The distance, in standard deviations of the model, within which the truth lies with each of ``_LEVELS``."""
 
-    levels: Floats  # (levels,)
     distances: Floats  # (levels,)
     checked: int  # known cells that were hidden and predicted
     wider: float  # by which the standard deviation of a row's sum has to be multiplied
-    unit: str  # what was hidden together: lineage, family, cell, or nothing
 
     def distance(self, level: float) -> float:
         """Half-width of the interval of this level, in standard deviations of the model."""
-        return float(self.stretch(np.array([ndtri(0.5 + level / 2.0)]))[0])
-
-    def stretch(self, normal: Floats) -> Floats:
-        """Turn normal deviates into deviates that are as large as they should be."""
-        grid = ndtri(0.5 + self.levels / 2.0)
-        size = np.abs(normal)
-        end = self.distances[-1] / grid[-1]
-        return np.sign(normal) * np.where(size > grid[-1], size * end, np.interp(size, grid, self.distances))
+        grid, normal = ndtri(0.5 + _LEVELS / 2.0), float(ndtri(0.5 + level / 2.0))
+        beyond = normal * float(self.distances[-1] / grid[-1])
+        return beyond if normal > grid[-1] else float(np.interp(normal, grid, self.distances))
 
 
-def pooled(distances: Floats, unit: str, rows: Floats | None = None) -> Calibration:
+def pooled(distances: Floats, rows: Floats | None = None) -> Calibration:
     """Make the calibration from observed distances |truth − mean| / sd and those of a normal distribution.
 
     ``rows`` are those of whole rows' sums, where they were checked. They are few, so cells count as much as they.
     """
-    pool = np.concatenate([np.abs(distances), _typical(PSEUDO)])
-    quantiles = np.quantile(pool, _LEVELS)
+    quantiles = np.quantile(np.concatenate([np.abs(distances), _typical(PSEUDO)]), _LEVELS)
     quantiles[0] = 0.0
     wider = _mean_square(distances, PSEUDO_CELLS)
     if rows is not None:
         wider = (wider + _mean_square(rows, PSEUDO_ROWS)) / 2.0
-    return Calibration(_LEVELS, np.maximum.accumulate(quantiles), len(distances), float(np.sqrt(wider)), unit)
+    return Calibration(quantiles, len(distances), float(np.sqrt(wider)))
 
 
 def _mean_square(distances: Floats, pseudo: int) -> float:
@@ -123,7 +115,6 @@ def calibrate(
     labels = families if new else _groups(np.asarray(lineage), open_rows, whole, rng)
     groups = np.unique(labels[whole]) if len(whole) else np.array([], dtype=str)
     if len(groups) >= (3 if new else 4) and len(open_rows):
-        unit = "family" if new else "lineage"
         ability = solved.mean[0]
         apart = np.abs(ability[whole][:, None] - ability[open_rows])
         near = np.argsort(apart, axis=1, kind="stable")[:, : min(LIKE, len(open_rows))]
@@ -135,7 +126,7 @@ def calibrate(
         if len(known) > MOST_ROWS:
             problem, labels, whole = problem.take(whole), labels[whole], np.arange(len(whole))
             groups = np.unique(labels)
-        return _by_rows(problem, whole, hidden, labels[whole], rng.permutation(groups), unit)
+        return _by_rows(problem, whole, hidden, labels[whole], rng.permutation(groups), new=new)
     if len(study) > MOST_ROWS:
         few = np.sort(rng.permutation(study)[:MOST_ROWS])
         problem, study = problem.take(few), np.arange(len(few))
@@ -172,7 +163,8 @@ def _by_rows(
     hide: npt.NDArray[np.bool_],
     labels: npt.NDArray[np.str_],
     groups: npt.NDArray[np.str_],
-    unit: str,
+    *,
+    new: bool,
 ) -> Calibration:
     """Hide these cells of the whole rows, a fold of groups at a time, learn everything anew, and predict them."""
     tasks = np.arange(problem.z.shape[1])
@@ -195,8 +187,8 @@ def _by_rows(
         some = gone.any(axis=1)
         sums.append((error.sum(axis=1) / np.sqrt(np.maximum(np.diag(total), 1e-12)))[some])
     distances = np.concatenate([np.zeros(0), *off])
-    found = pooled(distances, unit, np.concatenate(sums))
-    if unit == "family" and len(off) > 1:
+    found = pooled(distances, np.concatenate(sums))
+    if new and len(off) > 1:
         whose = np.concatenate(of)
         found = replace(found, distances=for_new_family([distances[whose == f] for f in np.unique(whose)]))
     return found
@@ -206,7 +198,7 @@ def _by_cells(problem: Problem, study: npt.NDArray[np.intp], rng: np.random.Gene
     """Without whole rows: hide the known cells, a fold at a time; the check may widen a cell's interval, not narrow."""
     cells = np.argwhere(problem.known & np.isin(np.arange(len(problem.z)), study)[:, None])
     if len(cells) < LEAST_CELLS:
-        return pooled(np.zeros(0), "nothing")
+        return pooled(np.zeros(0))
     order = rng.permutation(len(cells))
     rows, tasks = np.arange(len(problem.z)), np.arange(problem.z.shape[1])
     off = []
@@ -216,8 +208,5 @@ def _by_cells(problem: Problem, study: npt.NDArray[np.intp], rng: np.random.Gene
         less = problem.hide(hidden)
         posterior = predict(less, solve(less, learn(less)), rows, tasks)
         off.append(((problem.z - posterior.mean) / np.sqrt(np.maximum(posterior.variance, 1e-12)))[hidden])
-    checked = pooled(np.concatenate(off), "cell")
-    return replace(checked, distances=np.maximum(checked.distances, pooled(np.zeros(0), "").distances))
-
-
-__all__ = ["Calibration", "calibrate", "pooled"]
+    checked = pooled(np.concatenate(off))
+    return replace(checked, distances=np.maximum(checked.distances, pooled(np.zeros(0)).distances))

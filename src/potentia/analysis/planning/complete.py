@@ -207,7 +207,7 @@ def complete(
     elif check:
         calibration = calibrate(problem, solved, rows, lineage=kinship.lineage, family=kinship.family, seed=seed)
     else:
-        calibration = pooled(np.zeros(0), "nothing")
+        calibration = pooled(np.zeros(0))
     posterior = predict(problem, solved, rows, tasks)
     measured = np.isfinite(tuned.values)
     reach = calibration.distance(level) * np.sqrt(posterior.variance)
@@ -278,8 +278,7 @@ def _draw_aggregates(
 ) -> Floats:
     """Mean z score of every model in joint draws of the unseen cells: (draws, models).
 
-    Cells are drawn as wide as the posterior has them. How far single cells are off (``Calibration.stretch``) says
-    nothing of their sum; that of whole rows was checked apart (``Calibration.wider``).
+    Cells are drawn as wide as the posterior has them; how wide their sums should be is ``Calibration.wider``.
     """
     measured = np.isfinite(tuned.values)
     if measured.all():

@@ -11,23 +11,28 @@ A model cannot be better than the models that significantly beat it, nor worse t
 rank lies between 1 + (models that beat it) and n - (models it beats). With the pairwise z threshold each interval holds
 model by model; with the quantile of the largest of all pairwise |z| (Tukey's range, unequal errors, simulated) all
 intervals of a task hold together: a simultaneous rank confidence set.
+
+Fewer benchmarks suffice (section 4): agreement with the ranking over all tasks against the cost of a fixed subset. It
+is chosen on some models and judged on others, with lineages on one side: tasks are added one by one, each time the one
+that raises τ the most per cost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 from scipy.stats import norm, rankdata
 
 from potentia.analysis.rankings.components import standardise
 from potentia.analysis.rankings.decide import noise_of
-from potentia.analysis.stats.bootstrap import LEVEL
+from potentia.analysis.stats.bootstrap import LEVEL, tau_rows
 from potentia.analysis.stats.correlation import nan_mean
 from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.errors import InputError
-from potentia.values.findings import Cell, Chart, Finding, Heatmap, Plot, Points, Table
+from potentia.values.findings import Cell, Chart, Finding, Heatmap, Interval, Line, Plot, Points, Table
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, Outcomes, ScoreMatrix
 
@@ -52,19 +57,22 @@ class Aggregate(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return the ranking by every method, and its sensitivity to each task."""
-        order = np.argsort(self.ranks[:, 0], kind="stable")
-        rows: list[tuple[Cell, ...]] = []
-        for k in order:
-            rows.append((self.models[k], float(self.scores[k, 0]), *map(float, self.ranks[k])))
-        loose: list[tuple[Cell, ...]] = []
-        for j, task in enumerate(self.tasks):
-            cells: list[Cell] = [task]
-            for m in range(len(self.methods)):
-                cells += [self.winners[m][j], float(self.tau[m, j])]
-            loose.append(tuple(cells))
-        heads = ["without"]
-        for method in self.methods:
-            heads += [f"first by {method}", "τ"]
+        rows: list[tuple[Cell, ...]] = [
+            (self.models[k], float(self.scores[k, 0]), *map(float, self.ranks[k]))
+            for k in np.argsort(self.ranks[:, 0], kind="stable")
+        ]
+        loose: list[tuple[Cell, ...]] = [
+            (
+                task,
+                *(
+                    cell
+                    for first, tau in zip(self.winners, self.tau, strict=True)
+                    for cell in (first[j], float(tau[j]))
+                ),
+            )
+            for j, task in enumerate(self.tasks)
+        ]
+        heads = ("without", *(head for method in self.methods for head in (f"first by {method}", "τ")))
         return [
             Table(
                 f"Aggregate ranking ({self.protocol.label}, {len(self.models)} models × {len(self.tasks)} tasks)",
@@ -75,7 +83,7 @@ class Aggregate(Finding):
             ),
             Table(
                 f"The ranking without each task ({self.protocol.label})",
-                tuple(heads),
+                heads,
                 tuple(loose),
                 note=f"With all tasks: {', '.join(f'{o[0]} ({m})' for m in self.methods if (o := self.order(m)))}.",
                 digits=2,
@@ -114,7 +122,7 @@ def aggregate_ranks(matrix: ScoreMatrix) -> Aggregate:
     values = matrix.oriented()
     names = tuple(METHODS)
     scores = np.stack([METHODS[name](values) for name in names], axis=1)
-    ranks = np.stack([_ranks(scores[:, m]) for m in range(len(names))], axis=1)
+    ranks = np.asarray(rankdata(-scores, axis=0, nan_policy="omit"))
     winners, tau = [], np.full((len(names), tasks), np.nan)
     for m, name in enumerate(names):
         if tasks == 1:
@@ -124,16 +132,7 @@ def aggregate_ranks(matrix: ScoreMatrix) -> Aggregate:
         first = np.argmax(np.where(np.isfinite(without), without, -np.inf), axis=0)
         winners.append(tuple(matrix.models[k] for k in first))
         tau[m] = kendall_matrix(scores[:, m : m + 1], without)[0]
-    return Aggregate(
-        protocol=matrix.protocol,
-        models=matrix.models,
-        tasks=matrix.tasks,
-        methods=names,
-        scores=scores,
-        ranks=ranks,
-        winners=tuple(winners),
-        tau=tau,
-    )
+    return Aggregate(matrix.protocol, matrix.models, matrix.tasks, names, scores, ranks, tuple(winners), tau)
 
 
 def first_component(values: Floats) -> Floats:
@@ -188,13 +187,6 @@ METHODS: dict[str, Callable[[Floats], Floats]] = {
 }
 
 
-def _ranks(scores: Floats) -> Floats:
-    ranks = np.full(len(scores), np.nan)
-    known = np.isfinite(scores)
-    ranks[known] = rankdata(-scores[known])
-    return ranks
-
-
 SIMULATIONS = 2_000
 
 
@@ -214,17 +206,10 @@ class RankIntervals(Finding):
     def tables(self) -> Sequence[Table]:
         """Return each model's mean rank and mean interval over tasks, best model first."""
         kind = "simultaneous" if self.simultaneous else "pairwise"
-        mean = np.array([float(nan_mean(r)) for r in self.rank])
-        order = np.argsort(np.where(np.isnan(mean), np.inf, mean), kind="stable")
+        mean, best, worst = nan_mean(self.rank), nan_mean(self.best), nan_mean(self.worst)
         rows: list[tuple[Cell, ...]] = [
-            (
-                self.models[k],
-                float(mean[k]),
-                float(nan_mean(self.best[k])),
-                float(nan_mean(self.worst[k])),
-                int((self.best[k] == 1).sum()),
-            )
-            for k in order
+            (self.models[k], float(mean[k]), float(best[k]), float(worst[k]), int((self.best[k] == 1).sum()))
+            for k in np.argsort(mean, kind="stable")  # NaN last
         ]
         return [
             Table(
@@ -237,7 +222,7 @@ class RankIntervals(Finding):
 
     def charts(self) -> Sequence[Chart]:
         """Return the mean intervals as a chart, best model first."""
-        mean = np.array([float(nan_mean(r)) for r in self.rank])
+        mean, best, worst = nan_mean(self.rank), nan_mean(self.best), nan_mean(self.worst)
         order = [int(k) for k in np.argsort(mean, kind="stable") if np.isfinite(mean[k])]
         return [
             Plot(
@@ -250,8 +235,8 @@ class RankIntervals(Finding):
                         x=tuple(float(k + 1) for k in range(len(order))),
                         y=tuple(float(mean[k]) for k in order),
                         labels=tuple(self.models[k] for k in order),
-                        low=tuple(float(nan_mean(self.best[k])) for k in order),
-                        high=tuple(float(nan_mean(self.worst[k])) for k in order),
+                        low=tuple(float(best[k]) for k in order),
+                        high=tuple(float(worst[k]) for k in order),
                     ),
                 ),
                 x_label="model, by mean rank",
@@ -315,3 +300,128 @@ def simultaneous_threshold(
         drawn = (rng.standard_normal((min(step, simulations - start), count)) @ root.T).astype(np.float32)
         largest[start : start + step] = (np.abs(drawn[:, a] - drawn[:, b]) * per_unit).max(axis=1)
     return float(np.quantile(largest, level))
+
+
+SPLITS = 40
+LEAST = 8  # models of a curve
+
+
+@dataclass(frozen=True)
+class TaskCurve(Finding):
+    """Agreement of subsets of one, two, three … tasks with the whole, on models that the choice did not see."""
+
+    protocol: Protocol
+    tasks: tuple[str, ...]  # in the order of choice, on all models
+    cost: tuple[float, ...]  # share of the cost of all tasks so far
+    held_out: tuple[Interval, ...]  # τ on models left out, mean and 10–90 % over splits
+    seen: tuple[float, ...]  # τ on the models that chose
+    any_subset: tuple[float, ...]  # τ of random subsets of that size, on the models left out
+
+    def enough(self, agreement: float) -> int | None:
+        """Return how many tasks reach this agreement; None where no subset does."""
+        return next((k + 1 for k, value in enumerate(self.held_out) if value.value >= agreement), None)
+
+    def tables(self) -> Sequence[Table]:
+        """Return the curve."""
+        rows: list[tuple[Cell, ...]] = [
+            (k + 1, task, self.cost[k], h.value, f"{h.low:.3f}–{h.high:.3f}", self.seen[k], self.any_subset[k])
+            for k, (task, h) in enumerate(zip(self.tasks, self.held_out, strict=True))
+        ]
+        reached = {level: self.enough(level) for level in (0.8, 0.9, 0.95)}
+        said = ", ".join(f"τ {level:g} takes {k}" for level, k in reached.items() if k is not None)
+        columns = ("tasks", "added", "cost share", "τ, other models", "10–90 %", "τ, same models", "random")
+        note = "Chosen on half of the models, judged on the others."
+        note += f" Of {len(self.tasks)} tasks, {said}." if said else ""
+        return [Table(f"How few tasks suffice ({self.protocol.label})", columns, tuple(rows), note=note)]
+
+    def charts(self) -> Sequence[Chart]:
+        """Return agreement against cost."""
+        return [
+            Plot(
+                name=f"fewer-tasks-{self.protocol}",
+                title=f"Agreement with the whole ranking against cost: {self.protocol.label}",
+                caption="Fixed subsets of tasks, chosen on half of the models; random ones beside.",
+                lines=(
+                    Line("on other models", self.cost, tuple(h.value for h in self.held_out)),
+                    Line("on the same models", self.cost, self.seen),
+                    Line("random tasks, by number", self.cost, self.any_subset, dashed=True),
+                ),
+                x_label="share of the cost of all tasks",
+                y_label="Kendall's τ",
+                group="fewer-tasks",
+            )
+        ]
+
+
+def find_task_curve(
+    matrix: ScoreMatrix,
+    *,
+    costs: Mapping[str, float] | None = None,
+    lineages: Mapping[str, str] | None = None,
+    splits: int = SPLITS,
+    seed: int = 0,
+) -> TaskCurve:
+    """Measure how agreement rises with the tasks of a fixed subset; ``costs`` by task, else all cost the same."""
+    whole = matrix.benchmarks().complete()
+    values, names = whole.oriented(), whole.models
+    if not enough_for_a_curve(whole):
+        raise InputError(
+            f"{len(names)} models have all of {len(whole.tasks)} tasks: too few to choose on some and judge on others",
+            hint=f"at least {LEAST} models and two tasks are needed",
+        )
+    known = [costs[t] for t in whole.tasks if costs and t in costs]
+    usual = float(np.median(known)) if known else 1.0
+    price = np.array([(costs or {}).get(t, usual) for t in whole.tasks], dtype=np.float64)
+    kin = np.array([(lineages or {}).get(m, m) for m in names])
+    kin = kin if len(set(kin.tolist())) >= LEAST // 2 else np.array(names)
+    rng = np.random.default_rng(seed)
+    count = len(whole.tasks)
+    seen, other, plain = (np.empty((splits, count)) for _ in range(3))
+    for split in range(splits):
+        groups = rng.permutation(np.unique(kin))
+        inside = np.isin(kin, groups[: len(groups) // 2])
+        order = choose_tasks(values[inside], price)
+        seen[split] = _taus(values[inside], order)
+        other[split] = _taus(values[~inside], order)
+        plain[split] = _taus(values[~inside], rng.permutation(count))
+    final = choose_tasks(values, price)
+    low, high = np.nanquantile(other, [0.1, 0.9], axis=0)
+    return TaskCurve(
+        protocol=whole.protocol,
+        tasks=tuple(whole.tasks[t] for t in final),
+        cost=tuple((np.cumsum(price[final]) / price.sum()).tolist()),
+        held_out=tuple(
+            Interval(float(m), float(a), float(b), 0.8)
+            for m, a, b in zip(np.nanmean(other, axis=0), low, high, strict=True)
+        ),
+        seen=tuple(np.nanmean(seen, axis=0).tolist()),
+        any_subset=tuple(np.nanmean(plain, axis=0).tolist()),
+    )
+
+
+def enough_for_a_curve(whole: ScoreMatrix) -> bool:
+    """Whether there are models to choose tasks on and others to judge by."""
+    return len(whole.models) >= LEAST and len(whole.tasks) > 1
+
+
+def choose_tasks(values: Floats, price: Floats) -> npt.NDArray[np.intp]:
+    """Order the tasks: each time the one that raises τ with the whole the most for its cost."""
+    z = standardise(values)
+    truth, count = z.mean(axis=1), values.shape[1]
+    order: list[int] = []
+    total, held = np.zeros(len(values)), 0.0
+    while len(order) < count:
+        left = [t for t in range(count) if t not in order]
+        taus = np.nan_to_num(tau_rows(truth, (total[:, None] + z[:, left]).T))
+        gain = np.maximum(taus - held, 0.0)
+        # Where nothing raises τ any more, the least harm.
+        worth = gain / price[left] if gain.max() > 0 else taus
+        best = int(np.argmax(worth))
+        order.append(left[best])
+        total, held = total + z[:, left[best]], float(taus[best])
+    return np.array(order)
+
+
+def _taus(values: Floats, order: npt.NDArray[np.intp]) -> Floats:
+    """τ of the first one, two, three … tasks with all of them."""
+    return tau_rows(mean_z(values), np.cumsum(standardise(values)[:, order], axis=1).T)

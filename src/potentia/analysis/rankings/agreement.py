@@ -16,7 +16,7 @@ from typing import Unpack
 import numpy as np
 import numpy.typing as npt
 
-from potentia.analysis.stats.bootstrap import MODELS, How, Sampling, interval, intervals, item_values, pair_mean
+from potentia.analysis.stats.bootstrap import MODELS, How, Sampling, interval, intervals, item_values, pair_mean, three
 from potentia.analysis.stats.bootstrap import row_draws as draw_rows
 from potentia.analysis.stats.correlation import METHODS, Correlate, mean_offdiagonal, nan_mean
 from potentia.analysis.stats.first import FEW_MODELS
@@ -74,9 +74,7 @@ class Agreement(Finding):
             Table(
                 f"Mean agreement of each task with the others ({what})",
                 ("task", "mean", "low", "high"),
-                tuple(
-                    (self.tasks[k], self.per_task[k].value, self.per_task[k].low, self.per_task[k].high) for k in order
-                ),
+                tuple((self.tasks[k], *three(self.per_task[k])) for k in order),
                 note=f"Intervals: bootstrap over {self.over}.",
             ),
         ]
@@ -166,10 +164,8 @@ class AgreementChange(Finding):
     def tables(self) -> Sequence[Table]:
         """Return the change of the mean, and of each task."""
         what = f"{NAMES[self.method]}, {self.models} models × {len(self.tasks)} tasks"
-        rows: list[tuple[Cell, ...]] = [
-            (f"over {source}", self.mean_before, self.mean_after, i.value, i.low, i.high)
-            for source, i in self.difference.items()
-        ]
+        both = self.mean_before, self.mean_after
+        rows: list[tuple[Cell, ...]] = [(f"over {source}", *both, *three(i)) for source, i in self.difference.items()]
         order = np.argsort(self.per_task_before, kind="stable")
         return [
             Table(
@@ -186,9 +182,7 @@ class AgreementChange(Finding):
                         self.tasks[k],
                         self.per_task_before[k],
                         self.per_task_after[k],
-                        self.per_task_difference[k].value,
-                        self.per_task_difference[k].low,
-                        self.per_task_difference[k].high,
+                        *three(self.per_task_difference[k]),
                     )
                     for k in order
                 ),
@@ -237,8 +231,8 @@ def measure_agreement(
     """
     sampling = Sampling(**how)
     level, draws = sampling.level, _resample([matrix], method, items, sampling)[0]
-    names = _category_names(matrix.tasks, categories)
-    grouped = _by_category(draws.matrix, matrix.tasks, categories or {}, names)
+    groups = categories or {}
+    names = tuple(dict.fromkeys(c for t, c in groups.items() if t in matrix.tasks and c))
     return Agreement(
         protocol=matrix.protocol,
         method=method,
@@ -251,17 +245,13 @@ def measure_agreement(
             mean_offdiagonal(draws.matrix, axis=True), mean_offdiagonal(draws.by_units, axis=True), level=level
         ),
         categories=names,
-        by_category=grouped,
+        by_category=_by_category(draws.matrix, matrix.tasks, groups, names),
         over=draws.over,
     )
 
 
 def compare_agreement(
-    before: ScoreMatrix,
-    after: ScoreMatrix,
-    *,
-    method: str = "kendall",
-    **how: Unpack[How],
+    before: ScoreMatrix, after: ScoreMatrix, *, method: str = "kendall", **how: Unpack[How]
 ) -> AgreementChange:
     """Difference in agreement between two protocols over the models and tasks that both have."""
     one, two = shared(before, after)
@@ -397,12 +387,6 @@ def _with_noise(
     sizes = [len(block) for block in np.array_split(np.arange(draws), max(1, draws * part.values.size // NOISE_BLOCK))]
     noise = np.concatenate([correlate(item_values(part, stored, size, rng)) for size in sizes])
     return np.asarray(tau + (noise - correlate(part.oriented())) * np.sqrt(few / models))
-
-
-def _category_names(tasks: Sequence[str], categories: Mapping[str, str] | None) -> tuple[str, ...]:
-    """Return the categories that these tasks have, in the order of the mapping."""
-    known = set(tasks)
-    return tuple(dict.fromkeys(c for t, c in (categories or {}).items() if t in known and c))
 
 
 def _by_category(tau: Floats, tasks: Sequence[str], categories: Mapping[str, str], names: Sequence[str]) -> Floats:

@@ -54,13 +54,12 @@ class Components(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return the explained variance of the first components, and PC1 of each model."""
-        top = self.explained[:5]
         order = np.argsort(-self.scores[:, 0], kind="stable")
         return [
             Table(
                 f"Explained variance ({self.protocol.label}, {self.group}: {len(self.models)} × {len(self.tasks)})",
                 ("component", "share", "low", "high"),
-                tuple((f"PC{k + 1}", i.value, i.low, i.high) for k, i in enumerate(top)),
+                tuple((f"PC{k + 1}", i.value, i.low, i.high) for k, i in enumerate(self.explained[:5])),
                 note=f"Missing cells: {GAP_NOTES[self.gaps]}. Intervals: bootstrap over {self.over}.",
             ),
             Table(
@@ -110,13 +109,7 @@ GAP_NOTES = {
 }
 
 
-def find_components(
-    matrix: ScoreMatrix,
-    *,
-    group: str = ALL,
-    gaps: str = "models",
-    **how: Unpack[How],
-) -> Components:
+def find_components(matrix: ScoreMatrix, *, group: str = ALL, gaps: str = "models", **how: Unpack[How]) -> Components:
     """Principal components of the standardised scores.
 
     ``gaps`` says what to do about missing cells: leave out the models that have one ("models"), leave out the tasks
@@ -267,11 +260,7 @@ class ComputeFit(Finding):
 
 
 def fit_compute(
-    found: Components,
-    flops: Mapping[str, float],
-    *,
-    families: Mapping[str, str] | None = None,
-    **how: Unpack[How],
+    found: Components, flops: Mapping[str, float], *, families: Mapping[str, str] | None = None, **how: Unpack[How]
 ) -> ComputeFit:
     """Fit PC1 on log10 of pretraining compute over the models whose compute is known."""
     models = [m for m in found.models if np.isfinite(flops.get(m, np.nan)) and flops[m] > 0]

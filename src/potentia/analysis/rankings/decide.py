@@ -79,7 +79,7 @@ class Ranking(Finding):
     @property
     def first(self) -> str:
         """The model that is most likely the best; without standard errors the one with the best score."""
-        return self.models[int(np.argmax(self.p_first)) if self.known else 0]
+        return self.models[int(np.argmax(np.round(self.p_first, 2))) if self.known else 0]
 
     @property
     def sure(self) -> bool:

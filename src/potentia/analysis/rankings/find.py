@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from potentia.analysis.rankings.aggregate import aggregate_ranks, rank_intervals
+from potentia.analysis.rankings.aggregate import (
+    TaskCurve,
+    aggregate_ranks,
+    enough_for_a_curve,
+    find_task_curve,
+    rank_intervals,
+)
 from potentia.analysis.rankings.agreement import (
     SIGNIFICANT,
     Agreement,
@@ -22,7 +28,6 @@ from potentia.analysis.rankings.agreement import (
 from potentia.analysis.rankings.alignment import Alignment, align
 from potentia.analysis.rankings.components import Components, ComputeFit, find_components, fit_compute, without_gaps
 from potentia.analysis.rankings.decide import Ranking, decide
-from potentia.analysis.rankings.fewer import TaskCurve, enough_for_a_curve, find_task_curve
 from potentia.analysis.rankings.found import Rankings
 from potentia.analysis.rankings.groups import (
     GroupAgreement,

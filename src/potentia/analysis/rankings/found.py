@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from potentia.analysis.rankings.aggregate import Aggregate, RankIntervals
+from potentia.analysis.rankings.aggregate import Aggregate, RankIntervals, TaskCurve
 from potentia.analysis.rankings.agreement import Agreement, AgreementChange
 from potentia.analysis.rankings.alignment import Alignment
 from potentia.analysis.rankings.components import Components, ComputeFit
 from potentia.analysis.rankings.decide import Ranking
-from potentia.analysis.rankings.fewer import TaskCurve
 from potentia.analysis.rankings.groups import GroupAgreement, PerplexityAgreement
 from potentia.analysis.rankings.scoreboard import Scoreboard
 from potentia.analysis.rankings.screening import Screening
 from potentia.analysis.rankings.tuning import SameForAll
+from potentia.analysis.stats.first import FEW_MODELS
 from potentia.analysis.stats.significance import Significance
 from potentia.values.findings import Cell, Finding, Findings, Interval, Table
 from potentia.values.protocol import Protocol
@@ -90,34 +90,26 @@ def _key(key: str | tuple[str, ...]) -> str:
 def summarise(found: Rankings) -> Sequence[Table]:
     """Return how far the tasks agree and tell models apart under each protocol, and which tasks to distrust."""
     protocols = list(found.overall)
+    some = {p for p, ranking in found.overall.items() if len(ranking.models) >= FEW_MODELS}  # fewer say nothing of it
+    together: dict[str, dict[Protocol, tuple[Interval, str]]] = {
+        "agreement between tasks (mean Kendall's τ)": {p: (a.interval, a.over) for p, a in found.agreement.items()},
+        "variance on one component (PC1)": {p: (c.explained[0], c.over) for p, c in found.components.items()},
+        "agreement of perplexity with tasks (mean τ)": {p: (t.mean, t.over) for p, t in found.perplexity.items()},
+    }
     rows: list[tuple[Cell, ...]] = []
-    if found.agreement:
-        means = {p: a.interval for p, a in found.agreement.items()}
-        rows.append(("agreement between tasks (mean Kendall's τ)", *(_span(means.get(p)) for p in protocols)))
-    if found.components:
-        shares = {p: c.explained[0] for p, c in found.components.items()}
-        rows.append(("variance on one component (PC1)", *(_span(shares.get(p), percent=True) for p in protocols)))
+    drawn: dict[str, None] = {}
+    for name, means in together.items():
+        shown = {p: mean for p, mean in means.items() if p in some and np.isfinite(mean[0].value)}
+        drawn |= dict.fromkeys(over for _, over in shown.values())
+        if shown:
+            rows.append((name, *(_span(shown[p][0], percent="PC1" in name) if p in shown else None for p in protocols)))
     if found.significance:
         told = {p: (sum(s.significant), sum(s.pairs)) for p, s in found.significance.items()}
         rows.append(("pairs of models told apart on a task", *(_share(*told.get(p, (0, 0))) for p in protocols)))
-    if found.perplexity:
-        texts = {p: text.mean for p, text in found.perplexity.items()}
-        rows.append(("agreement of perplexity with tasks (mean τ)", *(_span(texts.get(p)) for p in protocols)))
-    drawn = dict.fromkeys(a.over for a in found.agreement.values())
-    drawn |= dict.fromkeys(c.over for c in found.components.values())
-    drawn |= dict.fromkeys(p.over for p in found.perplexity.values())
-    tables = []
-    if rows:
-        tables.append(
-            Table(
-                "What the tasks say together",
-                ("", *(p.label for p in protocols)),
-                tuple(rows),
-                note=f"In brackets: 95 % intervals over {' or '.join(drawn)}. 1 is perfect agreement, 0 is none."
-                if any("(" in str(cell) for row in rows for cell in row[1:])
-                else "",
-            )
-        )
+    note = f"In brackets: 95 % intervals over {' or '.join(drawn)}. 1 is perfect agreement, 0 is none." if drawn else ""
+    tables = (
+        [Table("What the tasks say together", ("", *(p.label for p in protocols)), tuple(rows), note)] if rows else []
+    )
     tables += [table for same in found.same.values() for table in same.tables()]
     if found.screening.flags:
         tables.append(
@@ -130,9 +122,7 @@ def summarise(found: Rankings) -> Sequence[Table]:
     return tables
 
 
-def _span(interval: Interval | None, *, percent: bool = False) -> str | None:
-    if interval is None:
-        return None
+def _span(interval: Interval, *, percent: bool) -> str:
     value, low, high = (f"{x:.0%}" if percent else f"{x:.2f}" for x in (interval.value, interval.low, interval.high))
     return f"{value} ({low} to {high})" if np.isfinite(interval.low) else value
 

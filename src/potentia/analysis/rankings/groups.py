@@ -21,7 +21,7 @@ from typing import Unpack
 import numpy as np
 
 from potentia.analysis.rankings.agreement import NAMES
-from potentia.analysis.stats.bootstrap import How, Sampling, pair_mean
+from potentia.analysis.stats.bootstrap import How, Sampling, pair_mean, three
 from potentia.analysis.stats.correlation import METHODS, Correlate, nan_mean
 from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.errors import InputError
@@ -53,7 +53,7 @@ class GroupAgreement(Finding):
             columns += [protocol.label, "low", "high"]
         rows: list[tuple[Cell, ...]] = []
         for name, models, tasks, means in zip(self.groups, self.models, self.tasks, self.means, strict=True):
-            rows.append((name, models, tasks, *(x for m in means for x in (m.value, m.low, m.high))))
+            rows.append((name, models, tasks, *(x for m in means for x in three(m))))
         title = f"Mean {self.measure} over pairs of tasks, by {self.by}"
         return [Table(title, tuple(columns), tuple(rows), f"Intervals: bootstrap over {told or 'models'}.")]
 
@@ -183,7 +183,7 @@ class PerplexityAgreement(Finding):
             *((f"{c} against tasks, mean", i) for c, i in zip(self.corpora, self.per_corpus, strict=True)),
             ("average perplexity against average score", self.averages),
         ]
-        rows: list[tuple[Cell, ...]] = [(name, i.value, i.low, i.high) for name, i in named]
+        rows: list[tuple[Cell, ...]] = [(name, *three(i)) for name, i in named]
         return [
             Table(
                 f"Perplexity ({self.perplexity_protocol.label}) against tasks ({self.task_protocol.label}), "

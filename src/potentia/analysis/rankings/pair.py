@@ -69,11 +69,11 @@ class Lead:
 def lead_of(ranking: Ranking, matrix: ScoreMatrix, items: Outcomes | None, one: str, two: str) -> Lead | None:
     """Compare two models; the likelier of them is the first. None where they share no task."""
     chance = ranking.better(one, two)
-    if chance < 0.5:
-        one, two, chance = two, one, 1.0 - chance
     found = _gap(matrix, items, one, two)
     if found is None:
         return None
+    if chance < 0.5 and found[0].any():  # those that score alike stay in their order
+        one, two, chance, found = two, one, 1.0 - chance, (-found[0], *found[1:])
     gap, variance, _ = found
     half = float(norm.ppf(0.5 + ranking.level / 2)) * np.sqrt(variance.sum()) / len(gap)
     value = float(gap.mean())

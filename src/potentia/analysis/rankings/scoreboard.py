@@ -154,14 +154,15 @@ class Scoreboard(Finding):
     def _notes(self) -> list[str]:
         parts = []
         level = f"{100 * self.ranking.level:.0f} %"
-        errors = f"± is the half-width of the {level} interval of test noise."
+        known = any(score is not None and math.isfinite(score.low) for s in self.standings for score in s.scores)
+        errors = f"± is the half-width of the {level} interval of test noise." if known else ""
         if len(self.tasks) > 1:
             part = f" of {len(self.ranked_on)}" if len(self.tasks) < len(self.ranked_on) else ""
             lacking = sum(all(score is None for score in s.scores) for s in self.standings)
             who = "all models have" if not lacking else f"{len(self.standings) - lacking} models have"
-            parts.append(f"Means over the {len(self.tasks)}{part} tasks that {who}; {errors}")
+            parts.append(f"Means over the {len(self.tasks)}{part} tasks that {who}{'; ' if known else '.'}{errors}")
         elif self.tasks:
-            parts.append(errors)
+            parts += [errors] if known else []
         else:
             parts.append("No task has a score of every model, so there is no mean to compare.")
         if len(self.standings) > 1:

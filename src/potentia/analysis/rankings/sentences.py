@@ -182,10 +182,8 @@ def agreement_sentence(change: AgreementChange | None, alone: Agreement | None) 
         if change.verdict == 0:
             return f"It is open whether the tasks agree more after tuning: {told}."
         return f"The tasks agree {'more' if change.verdict > 0 else 'less'} on the ranking after tuning: {told}."
-    if alone is not None and math.isfinite(alone.mean):
-        spread = ""
-        if alone.models >= FEW_MODELS:
-            spread = f" (95 % interval over {alone.over} {alone.interval.low:.2f} to {alone.interval.high:.2f})"
+    if alone is not None and alone.models >= FEW_MODELS and math.isfinite(alone.mean):
+        spread = f" (95 % interval over {alone.over} {alone.interval.low:.2f} to {alone.interval.high:.2f})"
         return f"The mean Kendall's τ between tasks is {alone.mean:.2f}{spread}; 1 is perfect agreement, 0 is none."
     return None
 

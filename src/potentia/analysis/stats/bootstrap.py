@@ -185,15 +185,14 @@ class Spread:
     value: float
     low: float
     high: float
-    share: float = 0.95
+    share: float = LEVEL
 
 
-def spread_of(values: Floats, share: float = 0.95) -> Spread:
+def spread_of(values: Floats, share: float = LEVEL) -> Spread:
     """Return the mean and the middle share of some repetitions; NaN where there is none."""
     if not len(values):
         return Spread(float("nan"), float("nan"), float("nan"), share)
-    tail = 100 * (1 - share) / 2
-    low, high = np.percentile(values, [tail, 100 - tail])
+    low, high = np.quantile(values, [(1 - share) / 2, (1 + share) / 2])
     return Spread(float(values.mean()), float(low), float(high), share)
 
 
@@ -205,13 +204,15 @@ def three(interval: Interval | Spread) -> tuple[float, float, float]:
 def tau_rows(first: npt.ArrayLike, second: npt.ArrayLike) -> Floats:
     """Kendall's tau-b along the last axis, for any number of leading axes that broadcast (NaN where one is constant).
 
-    Equals ``scipy.stats.kendalltau`` on every row, ties included. Where ``kendall_matrix`` compares every column with
-    every other, this compares row with row, which is what a bootstrap that changes both sides at once needs.
+    Equals ``scipy.stats.kendalltau`` on every row, ties included, over the entries that both have. Where
+    ``kendall_matrix`` compares every column with every other, this compares row with row.
     """
     x, y = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     upper, lower = np.triu_indices(x.shape[-1], k=1)
     sign_x = np.sign(x[..., lower] - x[..., upper])  # (…, pairs)
     sign_y = np.sign(y[..., lower] - y[..., upper])
+    unknown = np.isnan(sign_x) | np.isnan(sign_y)
+    sign_x, sign_y = np.where(unknown, 0.0, sign_x), np.where(unknown, 0.0, sign_y)
     agreement = (sign_x * sign_y).sum(axis=-1)
     untied = np.sqrt((sign_x**2).sum(axis=-1) * (sign_y**2).sum(axis=-1))
     with np.errstate(invalid="ignore", divide="ignore"):
