@@ -156,14 +156,14 @@ def check_adapter(folder: Path, base: str, source: str) -> None:
     if not (folder / "adapter_config.json").is_file() or not any((folder / name).is_file() for name in WEIGHTS):
         hint = "an adapter folder holds adapter_config.json and adapter_model.safetensors, as PEFT writes them"
         raise ModelError(f"no adapter in {folder}", hint=hint)
-    note = _read(folder / NOTE).get("base")
+    note = read_facts(folder / NOTE).get("base")
     made_for = note.get("fingerprint") if isinstance(note, dict) else None
     if made_for is not None and made_for != base:
         named = note.get("source", "another model") if isinstance(note, dict) else "another model"
         raise ModelError(
             f"the adapter in {folder} was made for {named}, not for {source}", hint="give the base that it was made for"
         )
-    given = _read(folder / "adapter_config.json").get("base_model_name_or_path")
+    given = read_facts(folder / "adapter_config.json").get("base_model_name_or_path")
     if made_for is None and _hub_name(given) and _hub_name(source) and str(given).casefold() != source.casefold():
         raise ModelError(
             f"the adapter in {folder} was made for {given}, not for {source}", hint="give the base that it was made for"
@@ -204,7 +204,8 @@ def _hub_name(name: Any) -> bool:
     )
 
 
-def _read(file: Path) -> dict[str, Any]:
+def read_facts(file: Path) -> dict[str, Any]:
+    """Return what a JSON file says, nothing where it is no file of facts."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):

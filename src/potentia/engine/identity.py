@@ -25,7 +25,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from potentia.engine.admission import WEIGHTS, check_adapter
+from potentia.engine.admission import WEIGHTS, check_adapter, read_facts
 from potentia.errors import ModelError
 from potentia.files import PICKLE, allowed, write_file
 
@@ -92,7 +92,7 @@ def may_have_template(source: str) -> bool:
     if not folder.is_dir() or any(folder.glob("*.gguf")):
         return True
     beside = any((folder / name).exists() for name in ("chat_template.jinja", "chat_template.json"))
-    return beside or bool(_facts(folder / "tokenizer_config.json").get("chat_template", False))
+    return beside or bool(read_facts(folder / "tokenizer_config.json").get("chat_template", False))
 
 
 def memory_fingerprint(model: Any, tokenizer: Any) -> str:
@@ -148,21 +148,13 @@ def _weights(folder: Path) -> list[Path]:
 
 def _brings_code(folder: Path) -> bool:
     """Whether the config or the tokenizer's names classes of its own (``trust_remote_code``)."""
-    return any("auto_map" in _facts(folder / name) for name in ("config.json", "tokenizer_config.json"))
+    return any("auto_map" in read_facts(folder / name) for name in ("config.json", "tokenizer_config.json"))
 
 
 def _adapted_base(folder: Path) -> list[str]:
     """Name the model that an adapter in this folder is put on."""
-    base = _facts(folder / "adapter_config.json").get("base_model_name_or_path")
+    base = read_facts(folder / "adapter_config.json").get("base_model_name_or_path")
     return [fingerprint(str(base))] if base and Path(str(base)).resolve() != folder.resolve() else []
-
-
-def _facts(file: Path) -> dict[str, Any]:
-    try:
-        facts = json.loads(file.read_text())
-    except (OSError, ValueError):
-        return {}
-    return facts if isinstance(facts, dict) else {}
 
 
 def _commit(repository: str, revision: str | None, gguf_file: str | None) -> str:

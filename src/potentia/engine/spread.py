@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -115,18 +116,8 @@ def follow(blocks: Sequence[nn.Module], layout: Layout) -> None:
     """Send what enters a block to its place, and what the last one answers home."""
     sent = _Sent()
     for block, place in zip(blocks, layout.places, strict=True):
-        block.register_forward_pre_hook(_Enter(place, sent), with_kwargs=True)
+        block.register_forward_pre_hook(partial(sent.enter, place), with_kwargs=True)
     blocks[-1].register_forward_hook(lambda _module, _inputs, out: sent.moved(out, layout.home))
-
-
-class _Enter:
-    """Brings a block's inputs to its device."""
-
-    def __init__(self, place: torch.device, sent: _Sent) -> None:
-        self.place, self.sent = place, sent
-
-    def __call__(self, _: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        return self.sent.moved(inputs, self.place), self.sent.moved(options, self.place)
 
 
 class _Sent:
@@ -134,6 +125,9 @@ class _Sent:
 
     def __init__(self) -> None:
         self._kept: dict[torch.device, WeakTensorKeyDictionary] = {}
+
+    def enter(self, place: torch.device, _: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        return self.moved(inputs, place), self.moved(options, place)
 
     def moved(self, value: Any, place: torch.device) -> Any:
         if isinstance(value, Tensor):

@@ -95,20 +95,12 @@ class Encoder:
         """Ids of many prompts in one call of the tokenizer."""
         return self._remembered(texts, special=True)
 
-    def document(self, text: str) -> Ids:
-        """Ids of a text to be predicted as a whole; the BOS of its windows is added by whoever cuts them."""
-        return self.documents([text])[0]
-
     def documents(self, texts: Sequence[str]) -> list[Ids]:
-        """Ids of many documents in one call of the tokenizer."""
+        """Ids of texts to be predicted as a whole; the BOS of their windows is added by whoever cuts them."""
         if not self.bos.required:
             return self._remembered(texts, special=True)
         start = self.bos.prefix_id
         return [ids[1:] if ids[:1] == [start] else ids for ids in self._remembered(texts, special=False)]
-
-    def continuation(self, context: str, continuation: str) -> Pair:
-        """Return (context ids, continuation ids); see ``continuations``."""
-        return self.continuations([(context, continuation)])[0]
 
     def continuations(self, pairs: Sequence[tuple[str, str]]) -> list[Pair]:
         """Split each (context, continuation) as lm-eval does.

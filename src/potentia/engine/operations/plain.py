@@ -68,7 +68,7 @@ def gate_back_(both: Tensor, slope: Tensor) -> Tensor:
 def attend(q: Tensor, k: Tensor, v: Tensor, rows: Rows, scale: float, window: int | None) -> tuple[Tensor, Tensor]:
     """Return the answers (N, H, d) to queries (N, H, d) on keys and values (N, K, d), and their log-sums (H, N)."""
     group = q.shape[1] // k.shape[1]
-    out, lse = torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(q.shape[1], q.shape[0]).float()
+    out, lse = torch.empty(q.shape, dtype=q.dtype, device=q.device), torch.empty(q.shape[1::-1], device=q.device)
     for span in _lanes(rows):
         scores, unseen = _scores(q, k, rows.first, span, scale, window)
         lse[:, span] = torch.logsumexp(scores, dim=-1)
@@ -90,21 +90,11 @@ def attend_back(
     into: tuple[Tensor, Tensor, Tensor],
 ) -> None:
     """Write the gradients of queries, keys and values ``into`` three tensors of their shapes."""
-    dq, dk, dv = into
-    group, head = q.shape[1] // k.shape[1], q.shape[2]
-    for span in _lanes(rows):
-        scores, unseen = _scores(q, k, rows.first, span, scale, window)
-        shares = torch.exp(scores - lse[:, span].unsqueeze(-1)).masked_fill(unseen, 0.0)
-        slope = dout[span].float()
-        keys, values = (part[span].repeat_interleave(group, dim=1).float() for part in (k, v))
-        delta = (slope * out[span].float()).sum(dim=-1).t()  # (H, n)
-        ds = shares * (torch.einsum("mhd,nhd->hmn", slope, values) - delta.unsqueeze(-1)) * scale
-        dq[span] = torch.einsum("hmn,nhd->mhd", ds, keys).to(q.dtype)
-        for into_part, sums in (
-            (dk, torch.einsum("hmn,mhd->nhd", ds, q[span].float())),
-            (dv, torch.einsum("hmn,mhd->nhd", shares, slope)),
-        ):
-            into_part[span] = sums.view(len(slope), -1, group, head).sum(dim=2).to(q.dtype)
+    with torch.enable_grad():
+        q, k, v = (part.detach().float().requires_grad_() for part in (q, k, v))
+        answers = attend(q, k, v, rows, scale, window)[0]
+        for part, slope in zip(into, torch.autograd.grad(answers, (q, k, v), dout.float()), strict=True):
+            part.copy_(slope)
 
 
 def _lanes(rows: Rows) -> list[slice]:

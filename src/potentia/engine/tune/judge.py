@@ -35,9 +35,10 @@ def own_gradients(model: nn.Module, bank: AdapterBank, rows: Sequence[Lesson], *
             # a leaf a layer: the gradient of a slice of one long leaf would be as long as all of it
             spans = [slice(site.offset, site.offset + site.size) for site in bank.sites]
             leaves = [bank.weights[row.slot, span].detach().clone().requires_grad_() for span in spans]
-            with _plain_adapters(bank, leaves, row):
+            with _plain_adapters(bank, leaves, row):  # also on the way back, where a block may be computed again
                 loss = own_loss(model, row, bank.device, padding=padding)
-            for span, slope in zip(spans, torch.autograd.grad(loss, leaves, allow_unused=True), strict=True):
+                slopes = torch.autograd.grad(loss, leaves, allow_unused=True)
+            for span, slope in zip(spans, slopes, strict=True):
                 if slope is not None:
                     grads[row.slot, span] += slope
             losses[row.slot] += loss.detach()

@@ -28,7 +28,6 @@ from potentia.engine.split import SplitModel
 from potentia.engine.spread import is_spread
 from potentia.engine.tune.adapters import AdapterBank
 from potentia.engine.tune.check import Verdict, check_lanes, recheck
-from potentia.engine.tune.checkpoint_file import Shelf
 from potentia.engine.tune.lane_run import LaneRun
 from potentia.engine.tune.passes import PassPlan
 from potentia.engine.tune.schedule import Lane, LaneEpoch, LaneSpec, LoraConfig, OnEpoch, StepInfo
@@ -69,9 +68,7 @@ class LaneTrainer:
         self.record: dict[str, Any] = getattr(loaded, "record", {})  # how lanes were checked and run, for manifests
         self._verdicts: dict[tuple[LoraConfig, bool, bool], Verdict] = getattr(loaded, "lanes", {})
         self._bank: AdapterBank | None = None
-        self._specs: dict[str, LaneSpec] = {}
-        self._results: dict[str, Lane] = {}
-        self._shelves: dict[str, Shelf] = {}
+        self._runs: dict[str, LaneRun] = {}  # by the lanes that they trained
         self._resident: dict[str, int] = {}  # lane → the slot that holds its adapter
         self._busy: set[int] = set()  # slots in training
         self._was_training = self.model.training
@@ -118,10 +115,8 @@ class LaneTrainer:
         for lora, group in groups.items():
             self._check(lora, group)
             run = self.run_under_way = LaneRun(self, lora, group, on_epoch, on_step, on_recall, stop)
-            for spec in group:
-                self._specs[spec.key], self._shelves[spec.key] = spec, run.shelf
+            self._runs |= dict.fromkeys(run.lanes, run)
             results |= run.go()
-            self._results |= results
         return {key: results[key] for key in keys}
 
     @property
@@ -187,21 +182,20 @@ class LaneTrainer:
         return self._resident[lane_key]
 
     def _row(self, lane_key: str, epoch: int | None) -> tuple[AdapterBank, Tensor]:
-        if lane_key not in self._specs:
+        if lane_key not in self._runs:
             raise TuningError(f"no lane {lane_key} was trained here")
-        result = self._results.get(lane_key)
+        run = self._runs[lane_key]
         if epoch is None:
-            if result is None or not result.epochs:
+            if not run.lanes[lane_key].epochs:
                 raise TuningError(f"lane {lane_key} finished no epoch")
-            epoch = result.epochs[-1].epoch
-        kept = self._shelves[lane_key].get(lane_key, epoch)
+            epoch = run.lanes[lane_key].epochs[-1].epoch
+        kept = run.shelf.get(lane_key, epoch)
         if kept is None:
             raise TuningError(
                 f"lane {lane_key} has no whole adapter of epoch {epoch}",
                 hint="run the same command again to recompute it",
             )
-        spec = self._specs[lane_key]
-        return self.bank(spec.lora, self.plan.slots if self.plan else 1), kept["adapter"]
+        return self.bank(run.lora, self.plan.slots if self.plan else 1), kept["adapter"]
 
     def adapter_state(self, lane_key: str, epoch: int | None = None) -> dict[str, Tensor]:
         """Return a lane's adapter after an epoch (the last one by default) as PEFT's state dict, fp32 on the CPU."""
