@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from potentia.analysis.test_task.cohort import Cohort
 from potentia.errors import InputError
 from potentia.facts import read_facts
-from potentia.formats.staged import StagedScores
+from potentia.formats import StagedScores
 from potentia.papers.evaluations import Evaluations
 from potentia.papers.test_task import TaskTrainingPaper, reproduce_task_training
 

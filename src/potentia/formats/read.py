@@ -16,8 +16,7 @@ from potentia.formats.columns import Reading, Says
 from potentia.formats.entries import Entry, assemble, entries, items_of
 from potentia.formats.harness import harness_entries
 from potentia.formats.layout import recognise
-from potentia.formats.others import as_euroeval, euroeval_entry, inspect_entry, is_inspect, paper_entries
-from potentia.formats.staged import StagedScores
+from potentia.formats.others import StagedScores, as_euroeval, euroeval_entry, inspect_entry, is_inspect, paper_entries
 from potentia.formats.table import (
     RawTable,
     decoded,

@@ -32,7 +32,7 @@ from potentia.analysis.test_task.changes import (
 )
 from potentia.analysis.test_task.cohort import Cohort, Pair, best_of, pair_up
 from potentia.analysis.test_task.emergence import EmergenceCurve, FrontierShift, frontier_shift, trace_emergence
-from potentia.formats.staged import StagedScores
+from potentia.formats import StagedScores
 from potentia.papers.evaluations import Evaluations
 from potentia.values.findings import Chart, Finding, Table, jsonable
 
