@@ -18,6 +18,7 @@ from potentia.analysis.test_task import Options as TestTaskOptions
 from potentia.analysis.test_task import find_test_task
 from potentia.errors import InputError
 from potentia.evidence import Evidence, read
+from potentia.evidence.join import unfolded
 from potentia.formats import write_scores
 from potentia.show import make_report
 from potentia.store import CellRecord, Store
@@ -363,3 +364,21 @@ def test_lower_is_better_tasks_are_ranked_and_texts_are_not(tmp_path: Path) -> N
     found = read(tmp_path / "scores.csv").scores["direct"]
     assert found.benchmarks().tasks == tuple(names[:-1])
     assert found.corpora().tasks == ("bits_per_byte",)
+
+
+def test_folds_that_were_tuned_otherwise_are_not_joined():
+    def made(recipe: str) -> ScoreMatrix:
+        metric = Metric.of("acc")
+        cells = {
+            ("a", "t#1/2"): Score(0.5, 0.02, 100, metric, Origin(data="one", recipe="same")),
+            ("a", "t#2/2"): Score(0.7, 0.04, 300, metric, Origin(data="two", recipe=recipe)),
+        }
+        return ScoreMatrix.of_cells("train_before_test", cells)
+
+    joined = unfolded(made("same"), [])
+    assert joined.tasks == ("t",)
+    assert joined.values[0, 0] == pytest.approx(0.65)
+    assert joined.stderr[0, 0] == pytest.approx(np.hypot(0.25 * 0.02, 0.75 * 0.04))
+    assert joined.n[0, 0] == 400
+    with pytest.raises(InputError, match=r"folds of a on t cannot be joined: different recipe \(same and other\)"):
+        unfolded(made("other"), [])

@@ -173,7 +173,7 @@ def unfolded(matrix: ScoreMatrix, notes: list[str]) -> ScoreMatrix:
     if list(groups) == list(matrix.tasks):
         return matrix
     cells = {
-        (model, name): _fold_mean([matrix.score(i, j) for j in places])
+        (model, name): _fold_mean([matrix.score(i, j) for j in places], f"{model} on {name}")
         for name, places in groups.items()
         for i, model in enumerate(matrix.models)
         if np.isfinite(matrix.values[i, places]).all()
@@ -188,8 +188,13 @@ def _missing_folds(task: TaskName, tasks: Sequence[str]) -> list[int]:
     return [k for k in range(1, count + 1) if f"{task.whole}#{k}/{count}" not in tasks]
 
 
-def _fold_mean(folds: Sequence[Score]) -> Score:
+def _fold_mean(folds: Sequence[Score], what: str) -> Score:
     """Return the folds of a task taken as one: the mean over their documents together."""
+    for fold in folds[1:]:  # which test different documents, and are alike in all else
+        alike = replace(fold, origin=replace(fold.origin, data=folds[0].origin.data))
+        if different := comparable(folds[0], alike):
+            told = "; different ".join(map(str, different))
+            raise UnlikeError(f"the folds of {what} cannot be joined: different {told}", hint="choose one --study")
     if len(folds) == 1:
         return folds[0]
     n = sum(fold.n for fold in folds)
