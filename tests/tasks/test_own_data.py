@@ -13,8 +13,7 @@ from potentia import tasks
 from potentia.analysis.planning import find_completion, find_grid
 from potentia.errors import StudyError, TaskError
 from potentia.evidence import read
-from potentia.run import plan_study, run_study
-from potentia.run.status import store_status
+from potentia.run import plan_study, run_study, store_status
 from potentia.study import make_study
 
 ROWS = [{"query": f"{i} + 1", "a": str(i), "b": str(i + 1), "c": "", "label": 2, "topic": "sums"} for i in range(40)]

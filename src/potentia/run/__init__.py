@@ -11,19 +11,18 @@ from potentia.run.calibration import estimate_cost
 from potentia.run.cost import StudyCost, parameters_of, pending_work, price, read_budget, tell_time, work_of
 from potentia.run.execute import RunResult, default_workers, run_study
 from potentia.run.plan import CellPlan, RowPlan, StudyPlan, load_tasks, plan_study
-from potentia.run.progress import Count
-from potentia.run.status import asked_cells, is_running, store_status
+from potentia.run.progress import Count, asked_cells, is_running, store_status
 
 if TYPE_CHECKING:
-    from potentia.run.adaptive import AdaptiveRun
-    from potentia.run.budget import complete_study, costs_of, grid_of, proposed_study, study_text
+    from potentia.run.adaptive import AdaptiveRun, complete_study, costs_of, grid_of, proposed_study, study_text
     from potentia.run.elicitation import elicit
     from potentia.run.select import Race
     from potentia.run.tuned import schedule
 
 _LATER = {
-    "AdaptiveRun": "adaptive",
-    **dict.fromkeys(("complete_study", "costs_of", "grid_of", "proposed_study", "study_text"), "budget"),
+    **dict.fromkeys(
+        ("AdaptiveRun", "complete_study", "costs_of", "grid_of", "proposed_study", "study_text"), "adaptive"
+    ),
     "Race": "select",
     "elicit": "elicitation",
     "schedule": "tuned",

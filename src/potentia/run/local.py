@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import lru_cache
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -76,8 +76,7 @@ class Keeper:
     """Says that a row's process is alive while the row runs, and hears when the lease was taken away."""
 
     def __init__(self, store: Store, lease: LeaseRecord) -> None:
-        self.store, self.lease = store, lease
-        self.lost = False
+        self.store, self.lease, self.lost = store, lease, False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True, name=f"lease of {lease.row}")
 
@@ -88,19 +87,15 @@ class Keeper:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
-        try:
+        with suppress(StoreError):  # the store is away: the lease ends with this process
             self.store.let_go(self.lease)
-        except StoreError:
-            return  # the store is away: the lease ends with this process
 
     def _beat(self) -> None:
         from potentia.store import BEAT_SECONDS
 
         while not self._over.wait(BEAT_SECONDS) and not self.lost:
-            try:
+            with suppress(StoreError):  # the row hears of it too, and decides
                 self.lost = not self.store.beat(self.lease)
-            except StoreError:
-                continue  # the row hears of it too, and decides
 
 
 POLITE = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
@@ -294,9 +289,7 @@ class _Pool:
         device = rows[0].study.device if rows else "cpu"
         if device in ("cpu", "spread"):
             return
-        import torch
-
-        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        gpus = _gpus()
         each = -(-self.workers // gpus) if device in ("auto", "cuda") and gpus else self.workers
         if gpus and each > 1:
             self.sharing.start(each)
@@ -306,21 +299,17 @@ class _Pool:
 
     def end(self, seconds: float) -> None:
         """Let the workers go; those that have not left after some seconds are ended."""
+        end = time.monotonic() + seconds
         try:
-            self._end_workers(seconds)
+            for pipe in self.pipes:
+                pipe.close()
+            for process in self.pipes.values():
+                process.join(timeout=max(0.0, end - time.monotonic()))
+                if process.is_alive():
+                    process.kill()
+                    process.join()
         finally:
             self.sharing.end()
-            self.verdicts.cleanup()
-
-    def _end_workers(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        for pipe in self.pipes:
-            pipe.close()
-        for process in self.pipes.values():
-            process.join(timeout=max(0.0, end - time.monotonic()))
-            if process.is_alive():
-                process.kill()
-                process.join()
 
     def _start(self, number: int) -> None:
         ours, theirs = self.context.Pipe()
@@ -386,15 +375,18 @@ def _worker(pipe: Connection, halt: Event, number: int, workers: int, stays: boo
     leave_with_parent()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # a fair share of the cores; nothing is forked here
     os.environ.setdefault("RAYON_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
-    import torch
-
     from potentia.tasks import reading_once
 
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    shelf = ModelCache(among=workers) if stays else None
+    gpus, shelf = _gpus(), ModelCache(among=workers) if stays else None
     with reading_once() if stays else nullcontext():  # rounds of a selection differ in their caps alone
         while _work_one(pipe, halt, number, workers, gpus, shelf):
             pass
+
+
+def _gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def _work_one(pipe: Connection, halt: Event, number: int, workers: int, gpus: int, shelf: ModelCache | None) -> bool:
