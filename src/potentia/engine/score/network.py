@@ -214,14 +214,14 @@ class Network:
         if hasattr(model, "get_base_model"):  # a PEFT wrapper
             model = model.get_base_model()
         self.model = model
-        self._split = SplitModel(model)
-        self.run = self._split.run
+        split = SplitModel(model)
+        self.run, self.logits, self.vocabulary = split.run, split.logits, split.vocabulary  # body, head, its width
         self.device = loaded.device
         self.dtype = loaded.dtype
         self.router = router
         config = getattr(model.config, "text_config", None) or model.config
         self.config = config
-        self.tree_obstacle = _tree_obstacle(self._split.body, config)
+        self.tree_obstacle = _tree_obstacle(split.body, config)
         self._layer_types = frozenset(getattr(config, "layer_types", None) or ())
         self._window = getattr(config, "sliding_window", None)
         if getattr(config, "use_sliding_window", True) is False:
@@ -247,11 +247,6 @@ class Network:
             known = any(owner >= 0 for owner in owners)
             self.router.route(torch.tensor(list(owners), device=self.device) if known else None)
 
-    @property
-    def vocabulary(self) -> int:
-        """How many tokens the model knows."""
-        return self._split.vocabulary
-
     def cache_room(self) -> int:
         """How many tokens' keys and values may be kept: a third of the free memory of a GPU, 2 GiB on a CPU."""
         config = self.config
@@ -262,10 +257,6 @@ class Network:
         size = 2 * layers * kept * width * self.dtype.itemsize
         free = torch.cuda.mem_get_info(self.device)[0] // 3 if self.device.type == "cuda" else CPU_CACHE_BYTES
         return int(free // size)
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Apply the model's own head, and whatever the model does to its output."""
-        return self._split.logits(hidden)
 
     def own_logprobs(self, strand: Strand, *, copies: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the log-probability of each scored token, and whether it is the likeliest, by the model's own forward.
@@ -345,7 +336,7 @@ class Network:
         wanted = np.asarray(targets, dtype=np.int64)[order]
         sent = self._send(np.concatenate([unique, group, wanted]))
         at, which, target = sent[: len(unique)], sent[len(unique) : len(unique) + len(group)], sent[-len(group) :]
-        step = max(1, HEAD_BYTES.get(self.device.type, 1 << 28) // (4 * self._split.vocabulary))
+        step = max(1, HEAD_BYTES.get(self.device.type, 1 << 28) // (4 * self.vocabulary))
         logprobs: list[torch.Tensor] = []
         hits: list[torch.Tensor] = []
         for start in range(0, len(unique), step):

@@ -18,6 +18,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -144,7 +145,7 @@ class FullTrainer:
 
         spec = LaneSpec("full", examples, schedule, seed=seed)
         looks = {*self.looks, *checkpoints}
-        with Shards(self, spec) if self.shards > 1 else _Job(self, spec) as job:
+        with Shards(self, spec) if self.shards > 1 else nullcontext(_Job(self, spec)) as job:
             done = self.steps = job.restore()
             while len(done) < spec.total_steps and not (stop is not None and stop()):
                 step = len(done)
@@ -214,12 +215,6 @@ class _Job:
             folder = trainer.workspace / name
         self.snapshots = Snapshots(folder, SNAPSHOT_SECONDS)
         self._steps = 0  # that are saved
-
-    def __enter__(self) -> _Job:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing is left open."""
 
     def step(self, rows: list[Lesson], rate: float) -> tuple[float, float]:
         """Make one update; returns its loss and its gradient's norm, and makes none where these are no numbers."""

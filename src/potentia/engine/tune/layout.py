@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -199,24 +200,8 @@ def lay(rows: Sequence[Lesson]) -> LongRow:
     )
 
 
-@dataclass(frozen=True)
-class StaticInputs:
-    """The device's copy of a bucket's buffer, and its fields as views."""
-
-    bucket: Bucket
-    buffer: Tensor
-    ids: Tensor
-    places: Tensor
-    keys: Tensor
-    first: Tensor
-    last: Tensor
-    owners: Tensor
-    spans: Tensor
-    positions: Tensor
-    targets: Tensor
-    target_owners: Tensor
-    weights: Tensor
-    tiles: Tensor
+class StaticInputs(SimpleNamespace):
+    """The device's copy of a bucket's buffer, and the bucket's fields as views of it, by their names."""
 
     @classmethod
     def on(cls, device: torch.device, bucket: Bucket) -> StaticInputs:
@@ -226,4 +211,4 @@ class StaticInputs:
         views["spans"] = views["spans"].view(bucket.slots, 2)
         views["tiles"] = views["tiles"].view(-1, 2)
         views["weights"] = views["weights"].view(torch.float32)
-        return cls(bucket, buffer, **views)
+        return cls(bucket=bucket, buffer=buffer, **views)

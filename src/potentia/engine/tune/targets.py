@@ -15,12 +15,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from potentia.engine.split import find_body
 from potentia.engine.spread import out_of_memory
 from potentia.engine.tune.schedule import LoraConfig
 from potentia.errors import TuningError
 
+LINEAR = (nn.Linear, Conv1D)
 ALL_LINEAR = "all-linear"
 
 
@@ -67,7 +69,7 @@ def find_targets(model: nn.Module, lora: LoraConfig) -> Targets:
             hint="set the adapter's dropout to 0, or name other layers with `targets`, such as [q_proj, v_proj]",
         )
     config.target_modules = [name for name, _ in layers]
-    config.fan_in_fan_out = any(_is_conv1d(module) for _, module in layers)
+    config.fan_in_fan_out = any(isinstance(module, Conv1D) for _, module in layers)
     shown = (ALL_LINEAR,) if whole else names
     return Targets(shown, layers, stacked, config)
 
@@ -83,7 +85,7 @@ def _chosen(model: nn.Module, lora: LoraConfig) -> tuple[str | list[str], bool]:
     found = DEFAULTS.get(getattr(model.config, "model_type", ""))
     if found is None:
         head = model.get_output_embeddings()  # type: ignore[operator]
-        return [n for n, m in model.named_modules() if isinstance(m, _linear_types()) and m is not head], True
+        return [n for n, m in model.named_modules() if isinstance(m, LINEAR) and m is not head], True
     return (found if isinstance(found, str) else list(found)), False
 
 
@@ -159,7 +161,7 @@ def _matches(name: str, names: tuple[str, ...]) -> bool:
 
 def _trouble(model: nn.Module, name: str, module: nn.Module, config: Any) -> str | None:
     """Say why a layer cannot be adapted, or None."""
-    if not isinstance(module, _linear_types()):
+    if not isinstance(module, LINEAR):
         return f"is a {type(module).__name__}: adapters fit Linear and Conv1D layers only"
     try:
         from peft.tuners.tuners_utils import _check_lora_target_modules_mamba
@@ -169,7 +171,7 @@ def _trouble(model: nn.Module, name: str, module: nn.Module, config: Any) -> str
         pass
     except ValueError:
         return "takes no adapter of PEFT's in this architecture"
-    return None if type(module) is nn.Linear or _is_conv1d(module) else _unlike_linear(module)
+    return None if type(module) is nn.Linear or isinstance(module, Conv1D) else _unlike_linear(module)
 
 
 @torch.no_grad()
@@ -205,7 +207,7 @@ def _reached(model: nn.Module) -> set[str]:
     def start(_: nn.Module, __: Any, out: Tensor) -> Tensor:
         return out.detach().requires_grad_() * 1  # some models write into it
 
-    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, _linear_types())]
+    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, LINEAR)]
     hooks = [module.register_forward_hook(watch(name)) for name, module in layers]
     embedding: nn.Module = model.get_input_embeddings()  # type: ignore[operator]
     hooks.append(embedding.register_forward_hook(start))
@@ -261,15 +263,3 @@ def _pattern(patterns: dict[str, Any], name: str, otherwise: float) -> float:
 
 def _is_pattern(names: tuple[str, ...]) -> bool:
     return len(names) == 1 and names[0] != ALL_LINEAR and not names[0].replace("_", "").replace(".", "").isalnum()
-
-
-def _is_conv1d(module: nn.Module) -> bool:
-    from transformers.pytorch_utils import Conv1D
-
-    return isinstance(module, Conv1D)
-
-
-def _linear_types() -> tuple[type[nn.Module], ...]:
-    from transformers.pytorch_utils import Conv1D
-
-    return (nn.Linear, Conv1D)
