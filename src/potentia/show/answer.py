@@ -69,8 +69,7 @@ def answer(data: ReportData) -> Answer:
         return Answer(f"No ranking yet: {reason}.", (), _tiles(data))
     headline, sentences = (board.headline(), board.certainty()) if runs is None else (runs.headline(), runs.sentences())
     if found is not None:
-        alone = None if data.few else found.agreement.get(data.main)
-        agreed = agreement_sentence(found.changes.get((data.first, data.main)), alone)
+        agreed = agreement_sentence(found.changes.get((data.first, data.main)), found.agreement.get(data.main))
         sentences += [s for s in (agreed, resolution_sentence(found.significance.get(data.main))) if s is not None]
     return Answer(headline, tuple(map(unbroken, sentences)), _tiles(data), board)
 
