@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from potentia.show.how import ABSENT, _computed
-from potentia.store import CellRecord
+from potentia.show.how import ABSENT, _computed, _study
+from potentia.store import CellRecord, StudyRecord
 from potentia.values.metric import Metric
 from potentia.values.scores import Score
 
@@ -42,3 +42,8 @@ def test_slower_paths_and_odd_weights_come_first():
 def test_cells_of_another_source_say_nothing():
     plain = cell("a", "t")
     assert _computed([CellRecord("k", "s", "a", "t", "direct", plain.scores, "acc", {"imported_from": "x"})]).rows == ()
+
+
+def test_imported_scores_are_called_so():
+    told = _study(StudyRecord("k", "scores.csv", {"name": "scores.csv", "imported": True}))
+    assert told["origin"] == "imported scores"

@@ -42,7 +42,7 @@ def _study(record: StudyRecord) -> dict[str, Any]:
         "created": record.created[:19].replace("T", " "),
         "runnable": runnable,
         "yaml": yaml.safe_dump(spec, sort_keys=False, allow_unicode=True) if runnable else "",
-        "origin": "" if runnable else str(spec.get("source") or spec.get("imported") or "imported scores"),
+        "origin": "" if runnable else str(spec.get("source") or "imported scores"),
     }
 
 
