@@ -28,7 +28,7 @@ def test_every_door_gives_the_same_answer(tmp_path, potentia):
         max(board.ranking.better(board.first, second), 1 - board.ranking.better(board.first, second))
     )
     assert set(MODELS) >= {lead.first, lead.second}
-    if board.certain:
+    if board.ranking.sure:
         assert lead.first == board.first
         assert lead.chance >= SURE
     found = json.loads(potentia("compare", board.first, second, store, "--json").stdout)

@@ -129,16 +129,12 @@ class Race:
         if result.interrupted:
             raise KeyboardInterrupt
         self.last = result.study
-        return self._cells(study, result.study), result
+        with opened(study.store, readonly=True) as store:
+            return list(store.cells(study=result.study)), result
 
     def final(self, store: Store, model: str) -> CellRecord:
         """Return a finalist's cell."""
         return next(c for c in store.cells(study=self.last) if c.model == model)
-
-    def _cells(self, study: Study, key: str) -> list[CellRecord]:
-        """Read what a round left in the store."""
-        with opened(study.store, readonly=True) as store:
-            return list(store.cells(study=key))
 
     @staticmethod
     def _problems(result: RunResult, models: Sequence[str]) -> dict[str, str]:
@@ -214,12 +210,10 @@ def _number(value: Any) -> float:
 
 
 def _validated(cell: CellRecord, documents: int) -> tuple[float, float]:
-    """Return the validation value of a cell's chosen state, and its standard error."""
+    """Return the validation value of a cell's chosen state, and its standard error.
+
+    Without one that of a share, which is an upper bound for other metrics of the unit interval.
+    """
     value, error = (_number(cell.selection.get(key)) for key in ("validation", "validation_stderr"))
-    return value, error if error > 0 else _stderr(value, documents)
-
-
-def _stderr(value: float, documents: int) -> float:
-    """Standard error of a share; for other metrics of the unit interval an upper bound of its size."""
     p = min(max(value, 0.0), 1.0) if math.isfinite(value) else 0.5
-    return math.sqrt((p * (1 - p) + 1.0 / documents) / documents)
+    return value, error if error > 0 else math.sqrt((p * (1 - p) + 1.0 / documents) / documents)

@@ -118,7 +118,7 @@ def answer_context(data: ReportData) -> dict[str, Any]:
         "most": MOST_RUNGS,
         "board": board,
         "ladder": None if board is None else _ladder(board),
-        "method": "" if board is None else NAMES[told.method] if len(board.ranked_on) > 1 else "score",
+        "method": "" if board is None else NAMES[told.method] if len(board.ranking.tasks) > 1 else "score",
         "names": () if board is None else tuple(board.names.values()),
         "outlook": None if data.completion is None else _outlook(data.completion),
     }

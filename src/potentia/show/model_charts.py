@@ -160,5 +160,5 @@ def evidence_payload(found: EvidenceMap) -> dict[str, Any]:
         "difference": [short(row) for row in found.difference],
         "p": [short(row) for row in found.p],
         "kept": ["".join("01"[int(k)] for k in row) for row in kept],
-        "pairs": [list(row[2:]) for row in found.table().rows],  # wins, losses, ties, mean difference, p, detectable
+        "pairs": [list(row) for row in found.rows()],
     }

@@ -102,7 +102,7 @@ def test_a_model_without_a_common_task_is_shown_apart():
 def test_without_standard_errors_nothing_is_claimed():
     evidence = Evidence.of(matrix([[0.612], [0.610], [0.609], [0.400]], np.nan))
     board = find_scoreboard(evidence)
-    assert not board.certain
+    assert not board.ranking.sure
     assert board.headline() == "m0 has the best score of 4 models after the same fine-tuning (1 task)."
     assert "stderr" in board.certainty()[0]
     (table,) = board.tables()
@@ -113,20 +113,20 @@ def test_few_tasks_say_nothing_of_others():
     skill = np.linspace(0.9, 0.2, 8)[:, None]
     for tasks, words in ((3, "It takes 5 tasks"), (6, "other tasks like these")):
         board = find_scoreboard(Evidence.of(matrix(np.repeat(skill, tasks, axis=1), 0.001)))
-        assert board.certain
+        assert board.ranking.sure
         assert words in board.certainty()[0]
 
 
 def test_scores_that_are_all_zero_tie():
     board = find_scoreboard(Evidence.of(matrix([[0.0], [0.0]], 0.0, n=50)))
-    assert not board.certain
+    assert not board.ranking.sure
     assert board.headline().startswith("m0 and m1 tie")
     assert board.ranking.p_first == pytest.approx([0.5, 0.5], abs=0.02)
 
 
 def test_a_share_of_one_is_not_certain():
     board = find_scoreboard(Evidence.of(matrix([[1.0], [0.9]], [[0.0], [0.0688]], n=20)))
-    assert not board.certain
+    assert not board.ranking.sure
 
 
 def test_nothing_that_is_shown_is_nan():

@@ -40,14 +40,6 @@ def test_rankings_have_the_curve_where_models_are_enough():
     assert rank_scores(scores, one_lineage, Options(resamples=20)).fewer
 
 
-def test_heat_maps_go_by_train_size_where_asked():
-    background = Background(train_examples={"t0": 10, "t1": 500, "t2": 90})
-    scores = {"direct": matrix(np.random.default_rng(0).random((6, 3)), stderr=np.full((6, 3), 0.01))}
-    found = rank_scores(scores, background, Options(resamples=20, order="train-size"))
-    (heat, *_) = found.agreement["direct"].charts()
-    assert heat.rows == ("t1", "t2", "t0")
-    assert rank_scores(scores, background, Options(resamples=20)).agreement["direct"].tasks == ("t0", "t1", "t2")
-
 
 def test_a_floor_is_seen_where_chance_is_known():
     values = np.column_stack([np.linspace(0.24, 0.27, 6), np.linspace(0.5, 0.9, 6)])

@@ -46,7 +46,7 @@ def test_scores_and_gains_are_means_with_their_intervals():
     assert top.scores[1].high - top.scores[1].value == pytest.approx(half, rel=1e-5)
     assert top.gain.value == pytest.approx(0.2)
     assert top.gain.high - top.gain.value == pytest.approx(half * math.sqrt(2), rel=1e-5)
-    assert board.certain
+    assert board.ranking.sure
     assert board.headline().startswith("m0 is the best of 6 models after the same fine-tuning")  # no organisation
     (table,) = board.tables()
     assert table.columns == ("rank", "model", "P(first)", "direct", "train-before-test", "gain")
@@ -104,7 +104,7 @@ def test_losses_do_not_enter_a_mean_of_scores():
     board = find_scoreboard(evidence)
     assert board.tasks == ("t0", "t1", "t2")
     assert board.metric == "acc"
-    assert len(board.ranked_on) == 4
+    assert len(board.ranking.tasks) == 4
 
 
 def test_texts_alone_are_ranked_by_bits():
@@ -127,7 +127,7 @@ def test_models_that_tie_are_said_to():
     same = np.tile(SPREAD[:1], (3, 1))
     board = find_scoreboard(both(same - 0.2, same))
     assert board.headline().startswith("m0, m1 and m2 tie")
-    assert not board.certain
+    assert not board.ranking.sure
 
 
 def test_scores_without_errors_have_no_interval():
@@ -145,7 +145,7 @@ def test_as_many_documents_as_it_says_find_the_difference_four_times_in_five():
     n, p = 600, (0.62, 0.60)
     error = np.sqrt([[v * (1 - v) / n] for v in p])
     board = find_scoreboard(Evidence.of(matrix([[p[0]], [p[1]]], stderr=error, n=[[n], [n]])))
-    assert not board.certain
+    assert not board.ranking.sure
     missing = board.missing
     assert missing.rival == "org/m1"
     assert missing.documents == pytest.approx((missing.times - 1) * n, rel=0.1)

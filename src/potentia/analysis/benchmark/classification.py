@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from potentia.analysis.rankings.sentences import listing
 from potentia.evidence import Evidence, study_of
 from potentia.values.findings import Bars, Cell, Chart, Finding, Heatmap, Table, short_names
 from potentia.values.scores import Floats
@@ -116,30 +117,22 @@ class Classification(Finding):
     def sentences(self) -> list[str]:
         """Say whether the best model beats what needs no language model, and which models to distrust."""
         said = []
-        short = dict(
-            zip((one.model for one in self.models), short_names([one.model for one in self.models]), strict=True)
-        )
-        best = self.models[0]
+        named = dict(zip(short_names([one.model for one in self.models]), self.models, strict=True))
         if TFIDF in self.baselines:
-            said.append(_beside(short[best.model], best, TFIDF, self.baselines[TFIDF]))
+            said.append(_beside(next(iter(named)), self.models[0], TFIDF, self.baselines[TFIDF]))
         floor = self.baselines.get(MAJORITY, {})
-        below = [short[one.model] for one in self.models if _difference(one, floor)[1] < 0]
+        below = [name for name, one in named.items() if _difference(one, floor)[1] < 0]
         if below:
             said.append(
-                f"{_several(below)} less than always answering the most frequent label ({floor['acc']:.3f}):"
-                " the tuning, the labels or the prompt may be wrong."
+                f"{listing(below)} score{'s' if len(below) == 1 else ''} less than always answering the most frequent"
+                f" label ({floor['acc']:.3f}): the tuning, the labels or the prompt may be wrong."
             )
-        for one in self.models:
+        for name, one in named.items():
             if one.constant is not None:
-                said.append(f"{short[one.model]} answers {one.constant!r} to nearly every document of {self.task}.")
+                said.append(f"{name} answers {one.constant!r} to nearly every document of {self.task}.")
             if one.unknown >= UNKNOWN:
-                share = f"{one.unknown:.0%}"
-                said.append(f"{short[one.model]} reads {share} of the tokens of {self.task} as unknown.")
+                said.append(f"{name} reads {one.unknown:.0%} of the tokens of {self.task} as unknown.")
         return said
-
-
-def _several(models: Sequence[str]) -> str:
-    return f"{models[0]} scores" if len(models) == 1 else f"{', '.join(models[:-1])} and {models[-1]} score"
 
 
 def _difference(one: Labelled, other: Mapping[str, float]) -> tuple[float, float, float]:
@@ -151,16 +144,12 @@ def _difference(one: Labelled, other: Mapping[str, float]) -> tuple[float, float
 
 def _beside(name: str, one: Labelled, other: str, told: Mapping[str, float]) -> str:
     low, high, gap = _difference(one, told)
+    scores = f"{name} scores {one.scores[0]:.3f}"
     if low > 0:
-        return (
-            f"{name} scores {one.scores[0]:.3f}, {gap:.3f} more than {other} (95 % interval {low:.3f} to {high:.3f})."
-        )
+        return f"{scores}, {gap:.3f} more than {other} (95 % interval {low:.3f} to {high:.3f})."
     sure = "less than" if high < 0 else "not surely more than"
-    between = f"difference {gap:+.3f}, 95 % interval {low:+.3f} to {high:+.3f}"
-    return (
-        f"{name} scores {one.scores[0]:.3f}, {sure} {other} on the same split ({told['acc']:.3f}; {between})."
-        " That classifier costs next to nothing and may do."
-    )
+    between = f"{told['acc']:.3f}; difference {gap:+.3f}, 95 % interval {low:+.3f} to {high:+.3f}"
+    return f"{scores}, {sure} {other} on the same split ({between}). That classifier costs next to nothing and may do."
 
 
 def find_classification(evidence: Evidence, *, best: str | None = None) -> list[Classification]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
@@ -174,10 +175,8 @@ def find_benchmarks(evidence: Evidence) -> tuple[BenchmarkVerdict, ...]:
         return ()
     found = []
     for task in matrix.tasks:
-        try:
+        with suppress(InputError):  # too few models have it
             found.append(find_benchmark(evidence, task))
-        except InputError:  # too few models have it
-            continue
     return tuple(found)
 
 

@@ -56,8 +56,6 @@ LARGE_TEST = 2_000  # items (appendix B.5)
 SMALLEST_GROUP = 5  # models (appendix B.6)
 MANY_CELLS, MANY_RESAMPLES = 20_000, 200  # of a protocol: so many resamples, whatever is asked for
 MANY_MODELS = 100  # of which the curve of few tasks is made
-RESAMPLED = ("families", "lineages", "models")
-ORDERS = ("given", "train-size")
 
 
 @dataclass(frozen=True)
@@ -72,22 +70,15 @@ class Options:
     exclude_flagged: bool = False
     align: tuple[str, str] | None = None
     use_items: bool = True
-    order: str = "given"  # of tasks in heat maps: as given, or by the size of the train split
     resample: str = "families"  # what intervals draw: families or lineages where they are known, or models
 
     def how(self, background: Background) -> How:
-        """Return how intervals are made."""
-        return {
-            "units": self.units(background), "resamples": self.resamples, "level": self.level, "seed": self.seed,
-        }  # fmt: skip
-
-    def units(self, background: Background) -> Units:
-        """Return what intervals draw, with what is known of the models."""
-        known = {"models": MODELS, "families": Units("families", background.families)}
-        known["lineages"] = Units("lineages", background.lineages)
+        """Return how intervals are made: what they draw, with what is known of the models."""
+        known = {"families": Units("families", background.families), "lineages": Units("lineages", background.lineages)}
+        known["models"] = MODELS
         if self.resample not in known:
-            raise InputError(f"no unit {self.resample!r} to resample", hint=f"one of: {', '.join(RESAMPLED)}")
-        return known[self.resample]
+            raise InputError(f"no unit {self.resample!r} to resample", hint=f"one of: {', '.join(known)}")
+        return How(units=known[self.resample], resamples=self.resamples, level=self.level, seed=self.seed)
 
 
 def find_rankings(evidence: Evidence, options: Options | None = None) -> Rankings:
@@ -145,7 +136,7 @@ def rank_scores(
     if max(m.values.size for m in matrices) > MANY_CELLS:
         options = replace(options, resamples=min(options.resamples, MANY_RESAMPLES))
     with threadpool_limits(1, user_api="blas"):  # many small products: threads that wait for each other cost more
-        matrices, screening = _screened([_ordered(m, background, options) for m in matrices], background, options)
+        matrices, screening = _screened(matrices, background, options)
         overall = _overall(matrices, options, items, evidence)
         analysis = _Analysis(scores, matrices, background, options, items, options.how(background))
         return Rankings(_scoreboard(matrices, overall, items), overall, screening, **analysis.findings())
@@ -179,15 +170,6 @@ def _guesses(matrix: ScoreMatrix, background: Background) -> dict[str, float]:
                 task, metric=metric.name, higher_is_better=metric.higher_is_better, known=background.chance
             )
     return found
-
-
-def _ordered(matrix: ScoreMatrix, background: Background, options: Options) -> ScoreMatrix:
-    if options.order not in ORDERS:
-        raise InputError(f"no order {options.order!r} of tasks", hint=f"one of: {', '.join(ORDERS)}")
-    if options.order == "given":
-        return matrix
-    size = background.train_examples
-    return matrix.select(tasks=sorted(matrix.tasks, key=lambda task: -size.get(task, 0.0)))
 
 
 def _overall(

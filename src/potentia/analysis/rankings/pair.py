@@ -339,23 +339,10 @@ class EvidenceMap:
         wins, losses = (real & (self.difference > 0)).sum(axis=1), (real & (self.difference < 0)).sum(axis=1)
         return wins, losses, known.sum(axis=1) - wins - losses
 
-    def table(self) -> Table:
-        """Return one row per pair over all tasks."""
-        wins, losses, ties = self.counts()
-        first, second = np.triu_indices(len(self.models), 1)
-        rows: list[tuple[Cell, ...]] = [
-            (
-                self.models[a],
-                self.models[b],
-                int(wins[k]),
-                int(losses[k]),
-                int(ties[k]),
-                *(float(v[k]) for v in (self.mean, self.mean_p, self.detectable)),
-            )
-            for k, (a, b) in enumerate(zip(first.tolist(), second.tolist(), strict=True))
-        ]
-        columns = ("first", "second", "wins", "losses", "ties", "mean difference", "p", "detectable")
-        return Table(f"Every two models over {len(self.tasks)} tasks ({self.protocol.label})", columns, tuple(rows))
+    def rows(self) -> list[tuple[int | float, ...]]:
+        """Return wins, losses, ties, mean difference, its p and what is detectable of every pair over all tasks."""
+        means = zip(self.mean.tolist(), self.mean_p.tolist(), self.detectable.tolist(), strict=True)
+        return [(*map(int, each), *mean) for *each, mean in zip(*self.counts(), means, strict=True)]
 
 
 def map_evidence(matrix: ScoreMatrix, outcomes: Outcomes | None = None) -> EvidenceMap | None:

@@ -63,19 +63,9 @@ class Scoreboard(Finding):
         return self.ranking.protocol
 
     @property
-    def ranked_on(self) -> tuple[str, ...]:
-        """The tasks of the ranking."""
-        return self.ranking.tasks
-
-    @property
     def first(self) -> str:
         """The model that is most likely the best."""
         return self.ranking.first
-
-    @property
-    def certain(self) -> bool:
-        """Whether the first may be called the best."""
-        return self.ranking.sure
 
     @property
     def names(self) -> dict[str, str]:
@@ -94,7 +84,7 @@ class Scoreboard(Finding):
     def to_dict(self) -> dict[str, Any]:
         """Return every field, and the answer in words."""
         found = {f.name: jsonable(getattr(self, f.name)) for f in fields(self)}
-        return found | {"first": self.first, "sure": self.certain, "answer": [self.headline(), *self.certainty()]}
+        return found | {"first": self.first, "sure": self.ranking.sure, "answer": [self.headline(), *self.certainty()]}
 
     def tables(self) -> Sequence[Table]:
         """Return one row per model, best first."""
@@ -157,7 +147,7 @@ class Scoreboard(Finding):
         known = any(score is not None and math.isfinite(score.low) for s in self.standings for score in s.scores)
         errors = f"± is the half-width of the {level} interval of test noise." if known else ""
         if len(self.tasks) > 1:
-            part = f" of {len(self.ranked_on)}" if len(self.tasks) < len(self.ranked_on) else ""
+            part = f" of {len(self.ranking.tasks)}" if len(self.tasks) < len(self.ranking.tasks) else ""
             lacking = sum(all(score is None for score in s.scores) for s in self.standings)
             who = "all models have" if not lacking else f"{len(self.standings) - lacking} models have"
             parts.append(f"Means over the {len(self.tasks)}{part} tasks that {who}{'; ' if known else '.'}{errors}")
