@@ -40,7 +40,6 @@ def test_rankings_have_the_curve_where_models_are_enough():
     assert rank_scores(scores, one_lineage, Options(resamples=20)).fewer
 
 
-
 def test_a_floor_is_seen_where_chance_is_known():
     values = np.column_stack([np.linspace(0.24, 0.27, 6), np.linspace(0.5, 0.9, 6)])
     scores = {"direct": matrix(values, stderr=np.full((6, 2), 0.02), metrics=("acc", "acc"))}
