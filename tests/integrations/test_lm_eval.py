@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -129,15 +128,18 @@ def test_chat_templates(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_command_line(folder: Path, tmp_path: Path) -> None:
+def test_command_line(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """lm-eval's own command line with the model registered, as the documents print it: no device is named."""
+    from potentia.integrations.lm_eval import main
+
     loaded = tiny("llama", positions=128)
     loaded.model.save_pretrained(tmp_path / "model")
     loaded.tokenizer.save_pretrained(tmp_path / "model")
     arguments = ["--model", "potentia", "--model_args", f"pretrained={tmp_path / 'model'}"]
-    arguments += ["--tasks", "tiny_choice", "--include_path", str(folder)]
-    command = [sys.executable, "-m", "potentia.integrations.lm_eval", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "tiny_choice" in done.stdout
-    assert "acc_norm" in done.stdout
+    monkeypatch.setattr(sys, "argv", ["lm_eval", *arguments, "--tasks", "tiny_choice", "--include_path", str(folder)])
+    main()
+    told = capsys.readouterr().out
+    assert "tiny_choice" in told
+    assert "acc_norm" in told

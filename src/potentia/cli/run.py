@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -299,17 +300,21 @@ def _write(planned: Any, cells: Any, output: Path | None, as_json: bool) -> None
         out.say(f"{output}: the chosen cells as a study. Next: potentia run {shlex.quote(str(output))}")
 
 
+def _sums(cells: Iterable[Any]) -> dict[str, Any]:
+    found = list(cells)
+    parts = ("lanes", "train_tokens", "score_tokens", "flops", "seconds")
+    return {"cells_to_do": len(found), **{part: sum(getattr(cell, part) for cell in found) for part in parts}}
+
+
 def _totals(planned: StudyPlan, cost: StudyCost) -> dict[str, Any]:
-    left = cost.pending
+    total = _sums(cost.pending)
+    seconds = cost.seconds(anew=True)
     return {
-        "cells_to_do": len(left),
-        "cells_done": len(cost.cells) - len(left),
-        "lanes": round(sum(cell.lanes for cell in left)),
-        "train_tokens": sum(cell.train_tokens for cell in left),
-        "score_tokens": sum(cell.score_tokens for cell in left),
-        "flops": sum(cell.flops for cell in left),
-        "seconds": cost.seconds(anew=True),
-        "hours": cost.seconds(anew=True) / 3600,
+        **total,
+        "cells_done": len(cost.cells) - total["cells_to_do"],
+        "lanes": round(total["lanes"]),
+        "seconds": seconds,
+        "hours": seconds / 3600,
         "problems": {row.model.name: row.problem for row in planned.rows if row.problem},
     }
 
@@ -318,27 +323,23 @@ def cost_tables(planned: StudyPlan, cost: StudyCost) -> list[Table]:
     """Return the cost by row and by task."""
     from potentia.run import tell_time
 
-    total = _totals(planned, cost)
     rows: list[tuple[Cell, ...]] = []
     for row in planned.rows:
-        own = [c for c in cost.cells if c.model == row.model.name]
-        left = [c for c in own if not c.done]
-        load = cost.loads[row.model.name] if left else 0.0
-        rows.append(
-            (
-                row.model.name, len(own) - len(left), len(left), round(sum(c.lanes for c in left)),
-                short(sum(c.train_tokens for c in left)), short(sum(c.score_tokens for c in left)),
-                short(sum(c.flops for c in left)), short(cost.weights[row.model.name], "B"),
-                tell_time(sum(c.seconds for c in left) + load), row.problem or "",
-            )
-        )  # fmt: skip
-    whole = sum(c.seconds for c in cost.pending) or 1.0
+        name, own = row.model.name, [c for c in cost.cells if c.model == row.model.name]
+        left = _sums(c for c in own if not c.done)
+        todo = left["cells_to_do"]
+        tokens = [short(left[part]) for part in ("train_tokens", "score_tokens", "flops")]
+        time = tell_time(left["seconds"] + (cost.loads[name] if todo else 0.0))
+        weights = short(cost.weights[name], "B")
+        rows.append((name, len(own) - todo, todo, round(left["lanes"]), *tokens, weights, time, row.problem or ""))
+    whole = _sums(cost.pending)
+    by = "seconds" if whole["seconds"] == whole["seconds"] else "flops"
     tasks = []
     for name in planned.tasks.benchmarks:
-        left = [c for c in cost.pending if c.task == name]
-        seconds = sum(c.seconds for c in left)
-        share = seconds / whole if whole == whole else sum(c.flops for c in left) / max(total["flops"], 1.0)
-        tasks.append((name, len(left), short(sum(c.train_tokens for c in left)), tell_time(seconds), f"{share:.0%}"))
+        left = _sums(c for c in cost.pending if c.task == name)
+        shown = short(left["train_tokens"]), tell_time(left["seconds"])
+        tasks.append((name, left["cells_to_do"], *shown, f"{left[by] / (whole[by] or 1.0):.0%}"))
+    total = _totals(planned, cost)
     per_device = "GPU-hours" if cost.device == "cuda" else "hours of this machine"
     told = f"from {cost.source}" if cost.source else "times are not known: leave --calibrate on"
     note = (
@@ -349,13 +350,10 @@ def cost_tables(planned: StudyPlan, cost: StudyCost) -> list[Table]:
         + (f", {tell_time(cost.start)} of it before the first cell" if cost.start >= 1 and cost.pending else "")
         + f" ({told})."
     )
-    columns: tuple[str, ...] = (
-        "model", "in store", "to do", "lanes", "train", "score", "FLOPs", "weights", "time", "problem",
-    )  # fmt: skip
-    if not any(row[-1] for row in rows):
-        columns, rows = columns[:-1], [row[:-1] for row in rows]
+    columns = ("model", "in store", "to do", "lanes", "train", "score", "FLOPs", "weights", "time", "problem")
+    most = len(columns) - (not total["problems"])
     return [
-        Table(f"Plan of {planned.study.name}", columns, tuple(rows), note=note),
+        Table(f"Plan of {planned.study.name}", columns[:most], tuple(row[:most] for row in rows), note=note),
         Table("By task", ("task", "to do", "train", "time", "share"), tuple(tasks)),
     ]
 
