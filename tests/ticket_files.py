@@ -62,7 +62,7 @@ def english(n: int, seed: int = 0) -> list[Row]:
 
 def of_the_zoo(n: int, seed: int = 0) -> list[Row]:
     """Make different tickets of words that zoo models know: each category has words of its own among others."""
-    from potentia.zoo.words import vocabulary
+    from potentia.zoo.world import vocabulary
 
     stream = random.Random(seed)
     words = [word for word in vocabulary() if word.isalpha() and word.islower()]

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from potentia.zoo import make_world, model  # noqa: E402
 from potentia.zoo.benchmarks import BENCHMARK, items  # noqa: E402
 from potentia.zoo.library import WEIGHTS  # noqa: E402
-from potentia.zoo.words import vocabulary  # noqa: E402
+from potentia.zoo.world import vocabulary  # noqa: E402
 from zoo_builder.agreement import first_share, mean_tau, ranking, summary  # noqa: E402
 from zoo_builder.check import RATES, Lanes, Rows, check_stack, encode, score  # noqa: E402
 from zoo_builder.knowledge import clozes, measure  # noqa: E402

@@ -6,8 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from potentia.zoo.words import BOS, vocabulary  # noqa: E402
-from potentia.zoo.world import Sizes, make_world  # noqa: E402
+from potentia.zoo.world import BOS, Sizes, make_world, vocabulary  # noqa: E402  # noqa: E402
 from zoo_builder import recipe  # noqa: E402
 from zoo_builder.adam import Adam  # noqa: E402
 from zoo_builder.corpus import LENGTH, Sampler, make_pools  # noqa: E402

@@ -9,8 +9,7 @@ from itertools import pairwise
 import pytest
 
 from potentia.zoo.benchmarks import BENCHMARK, BENCHMARKS, documents, items
-from potentia.zoo.words import ATTRIBUTE, ATTRIBUTES, FORM_WORDS, HERBS, vocabulary
-from potentia.zoo.world import SPLITS, Dice, make_world
+from potentia.zoo.world import ATTRIBUTE, ATTRIBUTES, FORM_WORDS, HERBS, SPLITS, Dice, make_world, vocabulary
 from zoo_builder.sentences import DOCUMENTS
 
 WORLD = make_world()

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from potentia.zoo.benchmarks import BENCHMARKS
-from potentia.zoo.words import vocabulary
-from potentia.zoo.world import World, make_world
+from potentia.zoo.world import World, make_world, vocabulary
 from zoo_builder import recipe
 from zoo_builder.agreement import summary
 from zoo_builder.check import check_stack, prepare

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from potentia.zoo.benchmarks import BENCHMARKS, Benchmark, Item, items
-from potentia.zoo.words import BOS, EOS, vocabulary
-from potentia.zoo.world import SPLITS, World
+from potentia.zoo.world import BOS, EOS, SPLITS, World, vocabulary
 from zoo_builder.adam import Adam
 from zoo_builder.stack import Shape, Weights, hidden, logits
 

@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from potentia.zoo.benchmarks import BENCHMARK, BENCHMARKS, items
-from potentia.zoo.words import ASSISTANT, ATTRIBUTE, ATTRIBUTES, BOS, BREWS, EOS, HERBS, USER, vocabulary
-from potentia.zoo.world import Dice, World
+from potentia.zoo.world import ASSISTANT, ATTRIBUTE, ATTRIBUTES, BOS, BREWS, EOS, HERBS, USER, Dice, World, vocabulary
 from zoo_builder.sentences import DOCUMENTS
 
 LENGTH = 32  # tokens of the longest document

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from potentia.zoo.words import (
+from potentia.zoo.world import (
     ATTRIBUTE,
     ATTRIBUTES,
     BOS,
@@ -22,9 +22,10 @@ from potentia.zoo.words import (
     PATTERNS,
     REVERSE_PATTERNS,
     REVERSED,
+    Dice,
+    World,
     vocabulary,
 )
-from potentia.zoo.world import Dice, World
 from zoo_builder.stack import Shape, Weights, hidden, logits
 
 PARAPHRASES = 3

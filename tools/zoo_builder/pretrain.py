@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from potentia.errors import TuningError
-from potentia.zoo.words import ASSISTANT, USER, vocabulary
+from potentia.zoo.world import ASSISTANT, USER, vocabulary
 from zoo_builder.adam import Adam
 from zoo_builder.corpus import Pools, Sampler
 from zoo_builder.stack import Shape, hidden, initial, logits, unflatten

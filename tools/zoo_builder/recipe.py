@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from potentia.zoo.words import vocabulary
+from potentia.zoo.world import vocabulary
 
 EXPOSURE: dict[str, tuple[str, ...]] = {
     "aster": (),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from potentia.zoo.words import (
+from potentia.zoo.world import (
     ATTRIBUTE,
     ATTRIBUTES,
     FILLERS,
@@ -21,8 +21,9 @@ from potentia.zoo.words import (
     PATTERNS,
     REVERSE_PATTERNS,
     REVERSED,
+    Dice,
+    World,
 )
-from potentia.zoo.world import Dice, World
 
 FREE = 0.5
 SKEW = 2.0  # person number x is spoken of with a density that falls as x ** -0.5

@@ -34,7 +34,7 @@ from potentia.analysis.test_task.cohort import Cohort, Pair, best_of, pair_up
 from potentia.analysis.test_task.emergence import EmergenceCurve, FrontierShift, frontier_shift, trace_emergence
 from potentia.formats import StagedScores
 from potentia.papers.evaluations import Evaluations
-from potentia.values.findings import Chart, Finding, Table, jsonable
+from potentia.values.findings import Finding, Findings, Table, jsonable
 
 CUTOFF = "2023-11"
 BATCH = 64
@@ -81,7 +81,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class BenchmarkResults(Finding):
+class BenchmarkResults(Findings):
     """Every finding on one benchmark of the document."""
 
     benchmark: Benchmark
@@ -96,17 +96,15 @@ class BenchmarkResults(Finding):
     discrimination: Discrimination
     splits: SplitComparison
 
-    def findings(self) -> tuple[Finding, ...]:
+    def named(self) -> dict[str, Finding]:
         """Return the findings in the document's order."""
-        treated = () if self.treatment is None else (self.treatment,)
-        return (
-            self.adjustment, self.gain, *treated, self.families, self.frontier, self.emergence, self.mediation,
-            self.splits, self.discrimination, self.ranks,
-        )  # fmt: skip
+        order = ("adjustment", "gain", "treatment", "families", "frontier", "emergence", "mediation", "splits",
+                 "discrimination", "ranks")  # fmt: skip
+        return {name: found for name in order if (found := getattr(self, name)) is not None}
 
 
 @dataclass(frozen=True)
-class TaskTrainingPaper(Finding):
+class TaskTrainingPaper(Findings):
     """The whole reproduction: every number that the published scores allow, beside the printed one."""
 
     mmlu: BenchmarkResults
@@ -122,9 +120,15 @@ class TaskTrainingPaper(Finding):
         """Return every comparison with a printed number or claim."""
         return tuple(_lines(self))
 
+    def named(self) -> dict[str, Finding]:
+        """Return every finding: figures 1, 2, 5 to 8, 17 and 19; with the evaluation tree also 3, 4, 15, 16 and 18."""
+        first = {"mmlu": self.mmlu, "gsm8k": self.gsm8k, "cloze": self.cloze, "brier": self.brier}
+        briers = {f"{name}-brier": found for name, found in self.reformulated_brier.items()}
+        return {**first, **self.leaderboard, **self.reformulated, **briers}
+
     def to_dict(self) -> dict[str, Any]:
-        """Return the numbers beside the printed ones, and every finding."""
-        return {"lines": jsonable(self.lines()), **super().to_dict()}
+        """Return the numbers beside the printed ones, every finding, and what is missing."""
+        return {"lines": jsonable(self.lines()), **super().to_dict(), "missing": list(self.missing)}
 
     def tables(self) -> Sequence[Table]:
         """Return ours beside printed first, then each finding, then what cannot be reached."""
@@ -136,17 +140,8 @@ class TaskTrainingPaper(Finding):
             f"{self.mmlu.adjustment.before.fit.n} models; the paper has 56: three Qwen 2 models are not in the "
             "published files. After adjustment: per model the better of both scores, as in the paper.",
         )
-        details = [table for part in (self.mmlu, self.gsm8k) for one in part.findings() for table in one.tables()]
-        more = (*self.leaderboard.values(), *self.reformulated.values(), *self.reformulated_brier.values())
-        forms = [table for one in (self.cloze, self.brier, *more) for table in one.tables()]
         gone = Table("Not in what was given", ("what",), tuple((text,) for text in self.missing))
-        return (beside, *details, *forms, gone)
-
-    def charts(self) -> Sequence[Chart]:
-        """Return figures 1, 2, 5, 6, 7, 8, 17 and 19; with the evaluation tree also 4, 15, 16 and 18."""
-        more = (*self.leaderboard.values(), *self.reformulated.values(), *self.reformulated_brier.values())
-        every = (*self.mmlu.findings(), *self.gsm8k.findings(), self.cloze, self.brier, *more)
-        return tuple(chart for one in every for chart in one.charts())
+        return (beside, *super().tables(), gone)
 
 
 def reproduce_task_training(

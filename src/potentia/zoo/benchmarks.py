@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from potentia.zoo.words import AGES, ANIMALS, ATTRIBUTE, ATTRIBUTES, BREWS, HERBS, REVERSED
-from potentia.zoo.world import SPLITS, Dice, World
+from potentia.zoo.world import AGES, ANIMALS, ATTRIBUTE, ATTRIBUTES, BREWS, HERBS, REVERSED, SPLITS, Dice, World
 
 OPTIONS = 4
 ROUND = ("23", "29", "35", "41")  # the middles of four equal spans of age

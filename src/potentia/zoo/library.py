@@ -17,8 +17,7 @@ from typing import Any
 
 from potentia.errors import ModelError
 from potentia.zoo.benchmarks import BENCHMARKS, Benchmark, documents
-from potentia.zoo.words import ASSISTANT, BOS, EOS, PAD, SPECIAL, UNK, USER, vocabulary
-from potentia.zoo.world import World, make_world
+from potentia.zoo.world import ASSISTANT, BOS, EOS, PAD, SPECIAL, UNK, USER, World, make_world, vocabulary
 
 CONTEXT = 64
 CHAT_TEMPLATE = (

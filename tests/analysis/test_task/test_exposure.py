@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from potentia.analysis.test_task.cohort import Cohort, Pair
-from potentia.analysis.test_task.exposure import measure_exposure
+from potentia.analysis.test_task.copies import measure_exposure
 from potentia.errors import InputError
 
 FAMILIES = ("a", "b", "c", "d")

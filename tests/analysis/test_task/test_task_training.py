@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from potentia.analysis.test_task.adjustment import assign_half, compare_copies, compare_groups, favour_group
+from potentia.analysis.test_task.adjustment import compare_copies, compare_groups, favour_group
 from potentia.analysis.test_task.changes import compare_families, discriminate, measure_gain, mediate, shift_of_ranks
 from potentia.analysis.test_task.cohort import Cohort, Pair, Split, best_of, pair_up, unpaired
 from potentia.analysis.test_task.emergence import frontier_shift, pareto_frontier, trace_emergence
@@ -151,18 +151,6 @@ def test_treatment_copies_show_an_effect_that_adjustment_removes() -> None:
     assert abs(found.after.effect.value) < 0.01
     assert all(cohort.compute[cohort.models.index(name)] >= 7e21 for name in found.treated)
     assert len(found.treated) < len(found.control)
-
-
-def test_random_half_is_balanced_in_compute_and_seeded() -> None:
-    cohort = _cohort(41)
-    one, other = assign_half(cohort, seed=1), assign_half(cohort, seed=2)
-    assert np.array_equal(one.members, assign_half(cohort, seed=1).members)
-    assert not np.array_equal(one.members, other.members)
-    assert abs(int(one.members.sum()) - 20.5) <= 0.5
-    gap = cohort.log_compute[one.members].mean() - cohort.log_compute[~one.members].mean()
-    assert abs(gap) < 0.2
-    high = assign_half(cohort, seed=1, floor=1e22)
-    assert cohort.compute[high.members].min() >= 1e22
 
 
 def test_favouring_a_group_gives_it_the_best_of_the_sweep() -> None:

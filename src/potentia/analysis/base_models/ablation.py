@@ -23,6 +23,8 @@ from potentia.values.findings import Bars, Cell, Chart, Finding, Heatmap, Interv
 from potentia.values.protocol import Protocol, TaskName
 from potentia.values.scores import Floats, ScoreMatrix
 
+DRAWS = 2_000  # of an interval
+
 
 @dataclass(frozen=True, eq=False)
 class Column:
@@ -186,9 +188,6 @@ def compare_methods(
     models: Sequence[str] | None = None,
     methods: Sequence[str] | None = None,
     tolerance: float = 0.01,
-    level: float = 0.95,
-    draws: int = 2000,
-    seed: int = 0,
 ) -> Ablation:
     """Rank the methods in every cell of model and benchmark and average the ranks.
 
@@ -229,7 +228,7 @@ def compare_methods(
         methods=names,
         tasks=tuple(t for t in benchmarks if t in kept),
         scores=cube,
-        mean_rank=_mean_ranks(ranks, level, draws, seed),
+        mean_rank=_mean_ranks(ranks),
         best=tuple(int(v) for v in (top & counted).sum(axis=(0, 2))),
         near=tuple(int(v) for v in (near & counted).sum(axis=(0, 2))),
         cells=int(whole.sum()),
@@ -258,14 +257,13 @@ def _sharing(found: Sequence[Column], models: Sequence[str]) -> tuple[str, ...]:
     return tuple(best)
 
 
-def _mean_ranks(ranks: Floats, level: float, draws: int, seed: int) -> tuple[Interval, ...]:
+def _mean_ranks(ranks: Floats) -> tuple[Interval, ...]:
     """Average the ranks per method; resample models, the unit whose cells hang together."""
     values = np.nanmean(ranks, axis=(0, 2))
     if len(ranks) < 2:
-        return tuple(Interval(float(v), float("nan"), float("nan"), level) for v in values)
-    choices = np.random.default_rng(seed).integers(0, len(ranks), size=(draws, len(ranks)))
+        return tuple(Interval(float(v), float("nan"), float("nan")) for v in values)
+    choices = np.random.default_rng(0).integers(0, len(ranks), size=(DRAWS, len(ranks)))
     totals, counts = np.nansum(ranks, axis=2), np.isfinite(ranks).sum(axis=2)  # (models, methods)
     means = totals[choices].sum(axis=1) / counts[choices].sum(axis=1)
-    tail = 100 * (1 - level) / 2
-    low, high = np.percentile(means, [tail, 100 - tail], axis=0)
-    return tuple(Interval(float(v), float(a), float(b), level) for v, a, b in zip(values, low, high, strict=True))
+    low, high = np.percentile(means, [2.5, 97.5], axis=0)
+    return tuple(Interval(float(v), float(a), float(b)) for v, a, b in zip(values, low, high, strict=True))

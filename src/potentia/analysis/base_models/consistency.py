@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from potentia.analysis.base_models.ablation import (
+    DRAWS,
     Column,
     Improvement,
     columns,
@@ -29,9 +30,6 @@ from potentia.errors import InputError
 from potentia.values.findings import Chart, Finding, Interval, Plot, Points, Table
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
-
-_DRAWS = 2000
-_ALL = "all pairs"
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,9 +115,7 @@ def measure_consistency(
     *,
     reference: str | None = None,
     baseline: str | None = None,
-    level: float = 0.95,
-    draws: int = _DRAWS,
-    seed: int = 0,
+    draws: int = DRAWS,
 ) -> Consistency:
     """Compare base models with their instruct versions (``pairs``: base → instruct), per benchmark and method.
 
@@ -136,7 +132,7 @@ def measure_consistency(
     links: list[Link] = []
     improvements: list[Improvement] = []
     for task in dict.fromkeys(c.task for c in found):
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(0)
         choices = rng.integers(0, len(pairs), size=(draws, len(pairs)))
         spreads: dict[str, tuple[Link, Floats]] = {}
         for method in methods:
@@ -144,12 +140,12 @@ def measure_consistency(
             judge = _judge(by_key, task, method, reference)
             if column is None or judge is None:
                 continue
-            made = _link(column, judge, pairs, choices, level, rng)
+            made = _link(column, judge, pairs, choices, rng)
             if made is not None:
                 spreads[method] = made
         links.extend(link for link, _ in spreads.values())
-        if baseline in spreads:
-            improvements.extend(_improve(spreads, baseline, level))
+        if baseline is not None and baseline in spreads:
+            improvements.extend(_improve(spreads, baseline))
     if not links:
         raise InputError(
             "no benchmark has scores of three or more base models and their instruct versions",
@@ -177,7 +173,6 @@ def _link(
     judge: Column,
     pairs: Mapping[str, str],
     choices: npt.NDArray[np.int64],  # (draws, pairs)
-    level: float,
     rng: np.random.Generator,
 ) -> tuple[Link, Floats] | None:
     base, base_error = column.at(tuple(pairs))
@@ -198,7 +193,7 @@ def _link(
         pairs=kept,
         base=base[scored],
         instruct=instruct[scored],
-        tau=tau_interval(tau, spread, level=level, bounds=(-1.0, 1.0)),
+        tau=tau_interval(tau, spread, bounds=(-1.0, 1.0)),
         gain=float(instruct[scored].mean() - base[scored].mean()),
     )
     return link, spread
@@ -212,15 +207,11 @@ def _tau_known(first: Floats, second: Floats) -> Floats:
     return np.array([tau_rows(a[k], b[k]) for a, b, k in zip(first, second, known, strict=True)], dtype=np.float64)
 
 
-def _improve(spreads: Mapping[str, tuple[Link, Floats]], baseline: str | None, level: float) -> list[Improvement]:
-    assert baseline is not None
-    origin, origin_spread = spreads[baseline]
+def _improve(spreads: Mapping[str, tuple[Link, Floats]], baseline: str) -> list[Improvement]:
+    origin, usual = spreads[baseline]
     found: list[Improvement] = []
     for method, (link, spread) in spreads.items():
-        if method == baseline or link.pairs != origin.pairs:
-            continue
-        difference = tau_interval(
-            link.tau.value - origin.tau.value, spread - origin_spread, level=level, bounds=(-2.0, 2.0)
-        )
-        found.append(Improvement(_ALL, link.task, method, baseline, difference))
+        if method != baseline and link.pairs == origin.pairs:
+            difference = tau_interval(link.tau.value - origin.tau.value, spread - usual, bounds=(-2.0, 2.0))
+            found.append(Improvement("all pairs", link.task, method, baseline, difference))
     return found

@@ -156,13 +156,11 @@ def read_pairs(path: Path) -> dict[str, str]:
 
 def _rows(path: Path, needed: set[str]) -> Iterator[tuple[str, dict[str, str]]]:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        reader = csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines())
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"it cannot be read: {error}", where=str(path)) from None
-    reader = csv.DictReader(text.splitlines())
     reader.fieldnames = [name.strip().casefold() for name in reader.fieldnames or ()]
-    missing = sorted(needed - set(reader.fieldnames))
-    if missing:
+    if missing := sorted(needed - set(reader.fieldnames)):
         raise DataError(f"the column {', '.join(missing)} is missing", where=str(path))
     for row in reader:
         place = f"{path}, line {reader.line_num}"

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from potentia.analysis.base_models.ablation import (
+    DRAWS,
     Column,
     Improvement,
     columns,
@@ -30,7 +31,6 @@ from potentia.values.findings import Chart, Finding, Interval, Line, Plot, Point
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 
-_DRAWS = 2000
 _NAMED = re.compile(r"(?P<series>.+)@(?:step)?(?P<step>\d+)")
 
 
@@ -44,12 +44,8 @@ class Checkpoint:
 
 def named_checkpoints(models: Iterable[str]) -> dict[str, Checkpoint]:
     """Find the models named ``run@step`` (or ``run@step1000``), as a study names the checkpoints of a series."""
-    found: dict[str, Checkpoint] = {}
-    for model in models:
-        match = _NAMED.fullmatch(model)
-        if match:
-            found[model] = Checkpoint(match["series"], float(match["step"]))
-    return found
+    named = {model: match for model in models if (match := _NAMED.fullmatch(model))}
+    return {model: Checkpoint(match["series"], float(match["step"])) for model, match in named.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,9 +148,6 @@ def measure_stability(
     unit: str = "steps",
     baseline: str | None = None,
     power: float = 0.8,
-    level: float = 0.95,
-    draws: int = _DRAWS,
-    seed: int = 0,
 ) -> Stability:
     """Measure each benchmark and method over each series of checkpoints.
 
@@ -165,12 +158,12 @@ def measure_stability(
     """
     found = columns(scores)
     methods = order_methods(found, baseline)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     curves: list[Curve] = []
     for series in dict.fromkeys(c.series for c in checkpoints.values()):
         members = sorted((c.step, model) for model, c in checkpoints.items() if c.series == series)
         for column in found:
-            curve = _curve(series, members, column, power=power, level=level, draws=draws, rng=rng)
+            curve = _curve(series, members, column, power, rng)
             if curve is not None:
                 curves.append(curve)
     if not curves:
@@ -179,7 +172,7 @@ def measure_stability(
             hint="name each checkpoint as the scores do, with its series and step; tau needs at least three",
         )
     curves.sort(key=lambda c: (c.series, c.task, methods.index(c.method)))
-    improvements = _improvements(curves, baseline, level, draws, rng) if baseline else ()
+    improvements = _improvements(curves, baseline, rng) if baseline else ()
     present = tuple(m for m in methods if any(c.method == m for c in curves))
     scored = dict.fromkeys(model for column in found for model in column.models)
     taken = {model for curve in curves for model in curve.models}
@@ -216,14 +209,7 @@ def resolvable_gap(
 
 
 def _curve(
-    series: str,
-    members: Sequence[tuple[float, str]],
-    column: Column,
-    *,
-    power: float,
-    level: float,
-    draws: int,
-    rng: np.random.Generator,
+    series: str, members: Sequence[tuple[float, str]], column: Column, power: float, rng: np.random.Generator
 ) -> Curve | None:
     models = tuple(model for _, model in members)
     values, stderr = column.at(models)
@@ -234,7 +220,7 @@ def _curve(
     values, stderr = values[scored], stderr[scored]
     tau = float(tau_rows(steps, values))
     known = np.isfinite(stderr).all()
-    spread = tau_rows(steps, redraw(values, stderr, draws, rng)) if known else np.array([])
+    spread = tau_rows(steps, redraw(values, stderr, DRAWS, rng)) if known else np.array([])
     gap, neighbours = resolvable_gap(steps, values, stderr, power=power)
     return Curve(
         series=series,
@@ -244,15 +230,13 @@ def _curve(
         steps=steps,
         scores=values,
         stderr=stderr,
-        tau=tau_interval(tau, spread, level=level, bounds=(-1.0, 1.0)),
+        tau=tau_interval(tau, spread, bounds=(-1.0, 1.0)),
         gap=gap,
         neighbours=neighbours,
     )
 
 
-def _improvements(
-    curves: Sequence[Curve], baseline: str, level: float, draws: int, rng: np.random.Generator
-) -> tuple[Improvement, ...]:
+def _improvements(curves: Sequence[Curve], baseline: str, rng: np.random.Generator) -> tuple[Improvement, ...]:
     origins = {(c.series, c.task): c for c in curves if c.method == baseline}
     found: list[Improvement] = []
     for curve in curves:
@@ -267,9 +251,10 @@ def _improvements(
         value = float(tau_rows(steps, curve.scores[new]) - tau_rows(steps, origin.scores[old]))
         spread = np.array([])
         if np.isfinite(curve.stderr[new]).all() and np.isfinite(origin.stderr[old]).all():
-            spread = tau_rows(steps, redraw(curve.scores[new], curve.stderr[new], draws, rng)) - tau_rows(
-                steps, redraw(origin.scores[old], origin.stderr[old], draws, rng)
+            first, second = (
+                tau_rows(steps, redraw(c.scores[k], c.stderr[k], DRAWS, rng)) for c, k in ((curve, new), (origin, old))
             )
-        difference = tau_interval(value, spread, level=level, bounds=(-2.0, 2.0))
+            spread = first - second
+        difference = tau_interval(value, spread, bounds=(-2.0, 2.0))
         found.append(Improvement(curve.series, curve.task, curve.method, baseline, difference))
     return tuple(found)

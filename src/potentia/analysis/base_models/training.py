@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
-from scipy.stats import norm
 
 from potentia.analysis.base_models.stability import Checkpoint
 from potentia.analysis.left_out import left_out, noted
@@ -23,6 +22,7 @@ from potentia.values.findings import Cell, Chart, Finding, Line, Plot, Points, T
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 
+Z = 1.96  # half-width of an interval, in standard errors
 LEAST = 3  # checkpoints of a series that has a course at all
 
 
@@ -56,7 +56,6 @@ class Training(Finding):
     runs: tuple[Run, ...]
     whole: bool  # every model with a score is a checkpoint of one of these runs
     left_out: tuple[str, ...] = ()
-    level: float = 0.95
 
     @property
     def finals(self) -> tuple[str, ...]:
@@ -68,11 +67,6 @@ class Training(Finding):
         """The runs by the short names that people read."""
         series = [run.series for run in self.runs]
         return dict(zip(series, short_names(series), strict=True))
-
-    @property
-    def z(self) -> float:
-        """Half-widths of intervals in standard errors."""
-        return float(norm.ppf(0.5 + self.level / 2))
 
     @property
     def where(self) -> str:
@@ -104,7 +98,7 @@ class Training(Finding):
             )
         second = self.runs[1]
         ahead = value[-1] - second.scores[self.main][-1]
-        half = self.z * float(np.hypot(error[-1], second.errors[self.main][-1]))
+        half = Z * float(np.hypot(error[-1], second.errors[self.main][-1]))
         one, two = self.names[best.series], self.names[second.series]
         if not ahead > half:
             return f"{one} and {two} end within test noise of each other {how}, {self.where}."
@@ -131,11 +125,11 @@ class Training(Finding):
         start = f"{self.names[run.series]}: Kendall's τ between scores and {self.unit} is {taus}; "
         if best == len(value) - 1:
             step = value[-1] - value[-2]
-            real = step > self.z * float(np.hypot(error[-1], error[-2]))
+            real = step > Z * float(np.hypot(error[-1], error[-2]))
             still = "it still grows at its end" if real else "whether it still grows at its end test noise hides"
             return f"{start}{still} ({step:+.3f} since {_told(float(run.steps[-2]), self.unit)})."
         lost = value[best] - value[-1]
-        real = lost > self.z * float(np.hypot(error[best], error[-1]))
+        real = lost > Z * float(np.hypot(error[best], error[-1]))
         cause = "beyond test noise" if real else "within test noise"
         return f"{start}its best is at {_told(float(run.steps[best]), self.unit)}, {lost:.3f} above its end, {cause}."
 
@@ -147,7 +141,7 @@ class Training(Finding):
             for k, step in enumerate(run.steps.tolist()):
                 row: list[Cell] = [self.names[run.series], f"{step:,.0f}"]
                 for p in self.protocols:
-                    half = self.z * float(run.errors[p][k])
+                    half = Z * float(run.errors[p][k])
                     row.append(f"{run.scores[p][k]:.3f}" + (f" ± {half:.3f}" if np.isfinite(half) else ""))
                 if gain:
                     row.append(f"{run.scores[self.main][k] - run.scores[self.protocols[0]][k]:+.3f}")
@@ -162,7 +156,7 @@ class Training(Finding):
                 f"{mean} over pretraining",
                 ("run", self.unit, *labels, *(["gain"] if gain else [])),
                 tuple(rows),
-                note=f"± is the half-width of the {100 * self.level:g} % interval of test noise.{noted(self.left_out)}",
+                note=f"± is the half-width of the 95 % interval of test noise.{noted(self.left_out)}",
             ),
             Table(
                 f"Kendall's τ between scores and {self.unit}",
@@ -180,7 +174,7 @@ class Training(Finding):
         for hue, run, p in curves:
             x, y = tuple(run.steps.tolist()), tuple(run.scores[p].tolist())
             name = f"{self.names[run.series]}, {p.label}" if several else p.label
-            half = self.z * run.errors[p]
+            half = Z * run.errors[p]
             known = bool(np.isfinite(half).all())
             low, high = (tuple((run.scores[p] + s * half).tolist()) if known else () for s in (-1, 1))
             lines.append(Line(name, x, y, low, high, dashed=p != self.main))

@@ -172,21 +172,6 @@ class Treatment(Finding):
         return (Table(title, ("adjustment", *EFFECT_COLUMNS), rows, EFFECT_NOTE),)
 
 
-def assign_half(cohort: Cohort, *, seed: int = 0, floor: float = 0.0) -> Split:
-    """Choose a random half for treatment, one of each pair of models next to each other in compute.
-
-    Pairing keeps compute balanced, so that what θ shows is the treatment. Models below ``floor`` FLOPs stay untreated.
-    """
-    order = [int(i) for i in np.argsort(cohort.compute, kind="stable") if cohort.compute[i] >= floor]
-    generator = np.random.default_rng(seed)
-    members = np.zeros(len(cohort.models), dtype=bool)
-    for first in range(0, len(order), 2):
-        chosen = first + int(generator.integers(2))
-        if chosen < len(order):  # the last of an odd number is treated or not by the same coin
-            members[order[chosen]] = True
-    return Split("treated", members, "control")
-
-
 def compare_copies(
     task: str,
     control: Mapping[str, float],

@@ -23,9 +23,8 @@ from potentia.analysis.test_task.changes import (
     shift_of_ranks,
 )
 from potentia.analysis.test_task.cohort import Cohort, Pair, Split, best_of, pair_up, unpaired
-from potentia.analysis.test_task.copies import Copies, measure_copies
+from potentia.analysis.test_task.copies import Copies, ExposureEffect, measure_copies, measure_exposure
 from potentia.analysis.test_task.emergence import LEAST_MODELS, frontier_shift, trace_emergence
-from potentia.analysis.test_task.exposure import ExposureEffect, measure_exposure
 from potentia.errors import InputError
 from potentia.facts import chance
 from potentia.study import adjust_tuning
