@@ -6,16 +6,18 @@ without end, a key given twice (YAML would silently keep the last), and texts th
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from potentia.errors import InputError
+from potentia.errors import DataError, InputError
 
 
 def plain_file(path: Path, largest: int, error: type[InputError] = InputError) -> Path:
@@ -177,6 +179,22 @@ class _Walk:
 
     def wrong(self, node: yaml.Node, words: str) -> InputError:
         return self.error(words, where=f"{self.file}:{node.start_mark.line + 1}")
+
+
+def csv_rows(
+    text: str, where: str, rename: Callable[[list[str], str], list[str]]
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """Give the rows of a CSV of facts, each with its place; ``rename`` says what its columns are, or refuses them."""
+    reader = csv.DictReader(io.StringIO(text, newline=""))
+    try:
+        reader.fieldnames = rename([str(column).strip() for column in reader.fieldnames or ()], where)
+        for row in reader:
+            place = f"{where}, line {reader.line_num}"
+            if None in row:
+                raise DataError("more fields than the header has", where=place)
+            yield place, {key: (value or "").strip() for key, value in row.items()}
+    except csv.Error as error:
+        raise DataError(f"this is no CSV: {error}", where=f"{where}, line {reader.line_num}") from None
 
 
 # What the user has allowed files by name is kept in the environment: worker processes know it, and no file that someone

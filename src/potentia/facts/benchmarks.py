@@ -6,17 +6,15 @@ number per member for a group (BBH: 2;2;6;…): the accuracy of a guess is the m
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
 from potentia.errors import DataError, InputError
-from potentia.files import LARGEST, plain_file
+from potentia.files import LARGEST, csv_rows, plain_file
 from potentia.values.metric import Metric
 from potentia.values.protocol import TaskName
 
@@ -73,22 +71,6 @@ def facts_text(path: str | Path) -> str:
         return plain_file(Path(path), LARGEST, DataError).read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"the facts cannot be read: {error}", where=str(path)) from None
-
-
-def csv_rows(
-    text: str, where: str, rename: Callable[[list[str], str], list[str]]
-) -> Iterator[tuple[str, dict[str, str]]]:
-    """Give the rows of a CSV of facts, each with its place; ``rename`` says what its columns are, or refuses them."""
-    reader = csv.DictReader(io.StringIO(text, newline=""))
-    try:
-        reader.fieldnames = rename([str(column).strip() for column in reader.fieldnames or ()], where)
-        for row in reader:
-            place = f"{where}, line {reader.line_num}"
-            if None in row:
-                raise DataError("more fields than the header has", where=place)
-            yield place, {key: (value or "").strip() for key, value in row.items()}
-    except csv.Error as error:
-        raise DataError(f"this is no CSV: {error}", where=f"{where}, line {reader.line_num}") from None
 
 
 def _columns(given: list[str], where: str) -> list[str]:

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Literal
 
 from potentia.errors import DataError
-from potentia.facts.benchmarks import Benchmark, benchmarks, csv_rows, facts_text
+from potentia.facts.benchmarks import Benchmark, benchmarks, facts_text
+from potentia.files import csv_rows
 
 COLUMNS = (
     "name", "family", "kind", "parameters_b", "size_b", "tokens_b", "compute", "date", "base_model", "repository",

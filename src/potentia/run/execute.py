@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from potentia.errors import InputError, StoreError, without_password
+from potentia.errors import InputError, StoreError
 from potentia.run.cost import parameters_of
 from potentia.run.local import POLITE, Stay, Stop, run_rows
 from potentia.run.plan import LoadedTasks, RowPlan, StudyPlan, plan_study, seen, take_over
@@ -163,8 +163,10 @@ def _begin_log(plan: StudyPlan, workers: int, executor: str) -> RunLog:
 
 def _register(plan: StudyPlan) -> None:
     """Make the study known to its store, which is created where there is none, with the cells that are done."""
-    spec = plan.study.model_dump(mode="json") | {"store": without_password(plan.study.store)}
     with opened(plan.study.store, create=True) as store:
+        spec = plan.study.model_dump(mode="json")
+        if "://" in plan.study.store:
+            spec["store"] = store.where  # without its password
         store.study(plan.study.name, plan.key, spec)
         if plan.outdated:
             store.release(plan.key, plan.outdated)
