@@ -30,7 +30,7 @@ from scipy.special import ndtr, owens_t
 
 from potentia.analysis.planning.complete import Completion, expected_spread, steepness
 from potentia.analysis.planning.factors import Posterior
-from potentia.analysis.stats.bootstrap import tau_rows
+from potentia.analysis.stats.bootstrap import interval, tau_rows
 from potentia.errors import InputError
 from potentia.values.findings import Cell, Finding, Interval, Table
 from potentia.values.scores import Floats
@@ -347,12 +347,8 @@ def forecast(state: Outlook, start: Floats, completion: Completion, top: int | N
     else:
         few = max(20, min(len(truth), 2_000_000 // len(state.aggregate) ** 2))
         measure = np.nan_to_num(tau_rows(believed[:few], truth[:few]), nan=0.0 if left.any() else 1.0)  # all tied
-    tail = (1.0 - completion.level) / 2.0
-    low, high = np.quantile(measure, [tail, 1.0 - tail])
-    value = float(measure.mean())
-    if top is None:
-        value = state.expected(start, completion, None, noise)
-    return Interval(value, float(low), float(high), completion.level)
+    value = float(measure.mean()) if top is not None else state.expected(start, completion, None, noise)
+    return interval(value, measure, level=completion.level)
 
 
 def _half(matrix: Floats) -> Floats:

@@ -22,7 +22,7 @@ from potentia.analysis.planning.calibrate import Calibration, calibrate, pooled
 from potentia.analysis.planning.factors import Posterior, Weights, learn, predict, solve
 from potentia.analysis.planning.scale import Scale, set_up
 from potentia.analysis.rankings.aggregate import mean_z
-from potentia.analysis.stats.bootstrap import tau_rows
+from potentia.analysis.stats.bootstrap import interval, tau_rows
 from potentia.errors import InputError
 from potentia.facts import ModelTable
 from potentia.facts import models as known_models
@@ -117,17 +117,10 @@ class Completion(Finding):
             note=f"Ranks with {self.level:.0%} intervals. The finished ranking should agree with this one: τ {tau}.",
             digits=2,
         )
-        if not unseen:
-            return [ranking]
-        return [
-            ranking,
-            Table(
-                f"Predicted cells ({self.protocol}); none of them is measured",
-                ("model", "task", "predicted", "low", "high"),
-                tuple(unseen),
-                note=f"{self.level:.0%} intervals. {self.check}",
-            ),
-        ]
+        title = f"Predicted cells ({self.protocol}); none of them is measured"
+        note = f"{self.level:.0%} intervals. {self.check}"
+        predicted = Table(title, ("model", "task", "predicted", "low", "high"), tuple(unseen), note)
+        return [ranking, predicted] if unseen else [ranking]
 
     def charts(self) -> Sequence[Chart]:
         """Return P(best), the rank intervals, and how sure each predicted cell is."""
@@ -242,7 +235,7 @@ def complete(
         rank_high=np.quantile(ranks, 1.0 - tail, axis=0, method="higher"),
         p_best=shares[:, 0],
         p_rank=shares,
-        agreement=_agreement(alike, level),
+        agreement=interval(float(alike.mean()), alike, level=level),
         history=sum(len(m.models) for m in past),
         checked=calibration.checked,
         fitted=Fitted(weights, scale, calibration),
@@ -290,12 +283,6 @@ def _draw_aggregates(
         spread = scores.std(axis=1, keepdims=True)
         result.append(np.where(spread > 1e-12, centred / np.maximum(spread, 1e-12), 0.0).mean(axis=2))
     return np.concatenate(result)
-
-
-def _agreement(alike: Floats, level: float) -> Interval:
-    tail = (1.0 - level) / 2.0
-    low, high = np.quantile(alike, [tail, 1.0 - tail])
-    return Interval(float(alike.mean()), float(low), float(high), level)
 
 
 def _several(given: ScoreMatrix | Sequence[ScoreMatrix] | None) -> list[ScoreMatrix]:

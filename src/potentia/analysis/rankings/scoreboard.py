@@ -252,11 +252,9 @@ def _shared(
 def _rows(matrix: ScoreMatrix, models: Sequence[str]) -> tuple[Floats, Floats]:
     """Return values and standard errors of these models; NaN where the matrix has no such model."""
     place = {m: k for k, m in enumerate(matrix.models)}
-    values, stderr = (np.full((len(models), len(matrix.tasks)), np.nan) for _ in range(2))
-    rows = [k for k, m in enumerate(models) if m in place]
-    where = [place[models[k]] for k in rows]
-    values[rows], stderr[rows] = matrix.values[where], matrix.stderr[where]
-    return values, stderr
+    rows = [place.get(m, -1) for m in models]
+    there = np.array(rows)[:, None] >= 0
+    return np.where(there, matrix.values[rows], np.nan), np.where(there, matrix.stderr[rows], np.nan)
 
 
 def _means(matrix: ScoreMatrix, models: Sequence[str], tasks: Sequence[str], level: float) -> dict[str, Interval]:

@@ -17,26 +17,27 @@ errors each) and do not agree. The gain of a way is its mean advantage over the 
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 from scipy.stats import rankdata
 
 from potentia.analysis.rankings.decide import decide
+from potentia.analysis.stats.bootstrap import tau_rows
 from potentia.analysis.stats.correlation import nan_mean
-from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.values.findings import Cell, Finding, Table
 from potentia.values.protocol import Protocol
-from potentia.values.scores import ScoreMatrix
+from potentia.values.scores import Floats, ScoreMatrix
 
 if TYPE_CHECKING:
     from potentia.evidence import Evidence
 
 Chosen = Mapping[str, Sequence[tuple[str, Mapping[str, Any]]]]  # by model: its tasks and what was chosen on each
+Places = npt.NDArray[np.intp]
 DOUBTS = ("at the bound", "still rising", "kept untuned")  # as cells record them: these may have more in them
 
 
@@ -279,26 +280,20 @@ def find_elicitation(recipe: str, found: Mapping[str, ScoreMatrix]) -> Elicitati
 def _way(name: str, base: ScoreMatrix, other: ScoreMatrix) -> Way:
     gains = (other.oriented() - base.oriented()).ravel()
     gains = gains[np.isfinite(gains)]
-    error = float(gains.std(ddof=1) / np.sqrt(len(gains))) if len(gains) > 1 else float("nan")
-    pairs, turned = 0, []
-    for j, task in enumerate(base.tasks):
-        for a, b in itertools.combinations(range(len(base.models)), 2):
-            one, two = (_difference(matrix, a, b, j) for matrix in (base, other))
-            if one and two:
-                pairs += 1
-                if one != two:
-                    turned.append(f"{base.models[a]} and {base.models[b]} on {task}")
-    taus = [
-        kendall_matrix(np.column_stack([base.values[:, j], other.values[:, j]]))[0, 1]
-        for j in range(len(base.tasks))
-        if len(base.models) > 2
+    error = float(gains.std(ddof=1) / np.sqrt(len(gains))) if len(gains) > 1 else math.nan
+    first, second = np.triu_indices(len(base.models), 1)
+    one, two = (_order(matrix, first, second) for matrix in (base, other))  # (pairs, tasks)
+    turned = [
+        f"{base.models[first[k]]} and {base.models[second[k]]} on {base.tasks[j]}"
+        for j, k in np.argwhere((one * two == -1).T)
     ]
-    tau = float(np.nanmean(taus)) if taus else float("nan")
-    return Way(name, float(gains.mean()) if len(gains) else float("nan"), error, tau, pairs, tuple(turned))
+    tau = math.nan if len(base.models) < 3 else float(nan_mean(tau_rows(base.values.T, other.values.T)))
+    gain = float(gains.mean()) if len(gains) else math.nan
+    return Way(name, gain, error, tau, int((one * two != 0).sum()), tuple(turned))
 
 
-def _difference(matrix: ScoreMatrix, a: int, b: int, task: int) -> int:
-    """Return the sign of a difference beyond its noise; 0 where there is none."""
-    gap = matrix.values[a, task] - matrix.values[b, task]
-    noise = SURE * np.hypot(matrix.stderr[a, task], matrix.stderr[b, task])
-    return int(np.sign(gap)) if np.isfinite(gap) and abs(gap) > noise else 0
+def _order(matrix: ScoreMatrix, first: Places, second: Places) -> Floats:
+    """Return the signs of differences beyond their noise, (pairs, tasks); 0 where there is none."""
+    gap = matrix.values[first] - matrix.values[second]
+    noise = SURE * np.hypot(matrix.stderr[first], matrix.stderr[second])
+    return np.where(np.abs(gap) > noise, np.sign(gap), 0.0)
