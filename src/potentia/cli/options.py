@@ -71,7 +71,7 @@ def command(group: typer.Typer, name: str, /, **options: Option) -> Callable[[Ca
 
 
 STORE = "potentia.db"
-SOURCES = argument("Stores, score tables or lm-eval results; several are joined.", "[SOURCE]...", list[str], (STORE,))
+SOURCES = argument("Stores, score tables or lm-eval results; several are joined.", "SOURCE", list[str], (STORE,))
 JSON = flag("--json", "Print JSON.")
 YES = flag("--yes", "Do not ask.")
 HISTORY = many("Stores or score files of other models, to predict unmeasured cells with.")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from potentia.values.findings import Cell
 
 SHOWN = 20  # models of the final table
-FILE = argument("The study file; or use the flags alone.", "[STUDY]", Path | None, None)
+FILE = argument("The study file; or use the flags alone.", "STUDY", Path | None, None)
 CONSENT = {
     "allow_code": files.CODE, "allow_pickle": files.PICKLE, "allow_missing_weights": files.MISSING_WEIGHTS,
 }  # fmt: skip

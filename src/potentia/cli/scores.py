@@ -26,7 +26,7 @@ EXCERPT = 160  # characters of a prompt's end
 @command(
     app,
     "compare",
-    given=argument("Two models, by name or a part of it; and a store, or any scores.", "A B [SOURCE]", list[str]),
+    given=argument("Two models, by name or a part of it; and a store, or any scores.", "A B SOURCE", list[str]),
     tasks=READ["tasks"],
     protocols=READ["protocols"],
     items=option("Show this many documents of each task that one of the two alone gets right.", int, 0, min=0),
@@ -180,9 +180,7 @@ FILES = {"train-before-test": ["SCORES"], "test-task": ["SCORES", "MODELS"], "pr
     app,
     "reproduce",
     paper=argument("train-before-test, test-task, proxy or bose.", "PAPER"),
-    files=argument(
-        "The published scores, for test-task also the facts; or your own store.", "[FILES]...", list[str], ()
-    ),
+    files=argument("The published scores, for test-task also the facts; or your own store.", "FILE", list[str], ()),
     evaluations=path("Test task: the authors' tree of evaluations (base, e1, …, new_evals), for figures 3 to 18."),
     resamples=option("Bootstrap samples; else 1000, test-task 1999.", int | None, None, min=0),
     **OUT,
@@ -240,7 +238,7 @@ def _reproduced(paper: str, files: list[str], evaluations: Path | None, resample
 @command(
     app,
     "import",
-    sources=argument("Score files, folders of lm-eval results.", "SCORES...", list[str]),
+    sources=argument("Score files, folders of lm-eval results.", "SCORES", list[str]),
     store=option("SQLite file or database URL.", str, STORE),
     name=option("The study they become; the file's name by default."),
     subtasks=flag("--subtasks", "Take the members of groups such as MMLU."),

@@ -26,7 +26,7 @@ FEW = 1_000  # documents of one's own; a tenth of fewer is a small test
 @command(
     app,
     "init",
-    output=argument("The study file to write.", "[OUTPUT]", Path, Path("study.yaml")),
+    output=argument("The study file to write.", "OUTPUT", Path, Path("study.yaml")),
     models=STUDY["models"],
     tasks=STUDY["tasks"],
     data=many("Your own data: files, a folder, or a dataset's name on the hub."),
