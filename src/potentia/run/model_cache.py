@@ -7,7 +7,7 @@ was tuned as a whole, or that lies over several devices is let go and loaded aga
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -52,17 +52,16 @@ class ModelCache:
             self._kept.popitem()[1].close()
 
     def _may_stay(self, row: RowPlan, loaded: LoadedModel) -> bool:
-        tunings = [row.study.tuning, *([row.study.adjust.tuning] if row.study.adjust else [])]
+        study = row.study
+        tunings = [study.tuning, *([study.adjust.tuning] if study.adjust else [])]
         whole = any(tuning is not None and tuning.method == "full" for tuning in tunings)
-        if whole or (row.study.adjust is not None and row.study.adjust.recipe is not None) or row.model.quantise:
+        if whole or (study.adjust is not None and study.adjust.recipe is not None) or row.model.quantise:
             return False
         weights = [*loaded.model.parameters(), *loaded.model.buffers()]
         if {weight.device for weight in weights} != {loaded.device}:
             return False
-        size = float(sum(weight.nbytes for weight in weights))
-        return (
-            _free() * SHARE / self._among > size
-        )  # on a CPU it is there already: as much is to stay free for the next
+        # on a CPU it is there already: as much is to stay free for the next
+        return bool(_free() * SHARE / self._among > sum(weight.nbytes for weight in weights))
 
 
 def _place(row: RowPlan, device: str) -> tuple[str, ...]:
@@ -72,11 +71,7 @@ def _place(row: RowPlan, device: str) -> tuple[str, ...]:
 def _free() -> float:
     """Bytes of memory that a program may still take; none where the system does not tell."""
     try:
-        with open("/proc/meminfo", encoding="ascii") as file:  # noqa: PTH123 - no file of anyone's
-            told = next(line for line in file if line.startswith("MemAvailable"))
-        return float(told.split()[1]) * 1024
+        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
+        return 1024 * float(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
     except (OSError, StopIteration, ValueError):
-        try:
-            return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-        except (AttributeError, OSError, ValueError):
-            return 0.0
+        return 0.0

@@ -87,19 +87,21 @@ class ModelSpec(Strict):
         if not self.checkpoints:
             return (self,)
         return tuple(
-            self.model_copy(
-                update={
-                    "name": f"{self.name}@{point.step}",
-                    "path": point.path or self.source,
-                    "revision": point.revision or self.revision,
-                    "tokens": point.tokens or self.tokens,
-                    "series": self.name,
-                    "step": point.step,
-                    "checkpoints": (),
-                }
+            self.copied(
+                name=f"{self.name}@{point.step}",
+                path=point.path or self.source,
+                revision=point.revision or self.revision,
+                tokens=point.tokens or self.tokens,
+                series=self.name,
+                step=point.step,
+                checkpoints=(),
             )
             for point in self.checkpoints
         )
+
+    def copied(self, **changes: Any) -> ModelSpec:
+        """Return the model with some fields changed."""
+        return self.model_copy(update=changes)
 
 
 def _named(value: Any) -> Any:
@@ -180,11 +182,8 @@ class TaskSpec(Strict):
     def _one_source(self) -> TaskSpec:
         if self.file is not None and self.dataset is not None:
             raise ValueError("a task has a file or a dataset, not both")
-        if (
-            (self.columns.given() or self.prompt or self.subset or self.labels)
-            and self.file is None
-            and self.dataset is None
-        ):
+        said = self.columns.given() or self.prompt or self.subset or self.labels
+        if said and self.file is None and self.dataset is None:
             raise ValueError("columns, labels, prompt and subset are for data of your own: give a file or a dataset")
         if self.ratios is not None and self.folds is not None:
             raise ValueError("give ratios or folds, not both")
@@ -403,16 +402,9 @@ class Study(Strict):
         plain = tuple(row for model in self.models for row in model.expand())
         if self.treat is None:
             return plain
-        seen = tuple(name for name in self.treat.data if name in {task.name for task in self.tasks})
+        seen = [name for name in self.treat.data if name in {task.name for task in self.tasks}]
         exposed = [
-            row.model_copy(
-                update={
-                    "name": row.name + EXPOSED,
-                    "path": row.source,
-                    "copy_of": row.name,
-                    "exposure": (*row.exposure, *seen),
-                }
-            )
+            row.copied(name=row.name + EXPOSED, path=row.source, copy_of=row.name, exposure=(*row.exposure, *seen))
             for row in plain
         ]
         if self.treat.who == "copies":
