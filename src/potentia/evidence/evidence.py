@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -33,11 +32,9 @@ class StoreView:
     where: str
     studies: tuple[str, ...]  # keys
 
-    @contextmanager
-    def open(self) -> Iterator[Store]:
+    def open(self) -> Store:
         """Open the store for reading."""
-        with Store.open(self.where, readonly=True) as store:
-            yield store
+        return Store.open(self.where, readonly=True)
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from potentia.analysis.planning import Completion
-from potentia.analysis.rankings import (
-    NAMES,
-    Scoreboard,
-    Standing,
-    agreement_sentence,
-    resolution_sentence,
-)
+from potentia.analysis.rankings import NAMES, Scoreboard, Standing, agreement_sentence, resolution_sentence
 from potentia.show.page import chance, count, percent, unbroken
 from potentia.show.svg import Scale, make_scale
 from potentia.values.findings import Interval, short_names

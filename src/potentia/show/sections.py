@@ -26,17 +26,7 @@ from potentia.show.cell_details import cell_payload
 from potentia.show.how import how_context
 from potentia.show.matrix import cell_index, completed_view, has_details, names_of, score_views, shown_models
 from potentia.show.model_charts import evidence_chart, evidence_maps, evidence_payload, rank_charts
-from potentia.show.page import (
-    SCRIPTS,
-    STYLES,
-    Parts,
-    Section,
-    asset,
-    charts_of,
-    of_findings,
-    render,
-    tables_of,
-)
+from potentia.show.page import SCRIPTS, STYLES, Parts, Section, asset, charts_of, of_findings, render, tables_of
 from potentia.show.source import ReportData, ReportOptions, read_report
 from potentia.values.findings import Finding, Heatmap, Table
 from potentia.values.protocol import Protocol
@@ -378,25 +368,9 @@ def how_section(data: ReportData) -> Section:
 
 
 SECTIONS: tuple[Callable[[ReportData], Section | None], ...] = (  # in reading order; the ids are addresses of the board
-    apart_section,
-    answer_section,
-    reading_section,
-    scores_section,
-    classes_section,
-    predicted_section,
-    ranks_section,
-    tuning_section,
-    agreement_section,
-    evidence_section,
-    structure_section,
-    benchmarks_section,
-    perplexity_section,
-    test_task_section,
-    exposure_section,
-    stability_section,
-    consistency_section,
-    ablation_section,
-    proxies_section,
-    cells_section,
+    apart_section, answer_section, reading_section, scores_section, classes_section, predicted_section,
+    ranks_section, tuning_section, agreement_section, evidence_section, structure_section, benchmarks_section,
+    perplexity_section, test_task_section, exposure_section, stability_section, consistency_section,
+    ablation_section, proxies_section, cells_section,
     how_section,
-)
+)  # fmt: skip

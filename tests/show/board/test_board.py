@@ -22,7 +22,7 @@ from potentia.evidence import read
 from potentia.show import ReportOptions, read_report
 from potentia.show.board.app import create_app
 from potentia.show.board.board_state import Watch
-from potentia.show.board.snapshot import Snapshots, Worker
+from potentia.show.board.snapshot import Snapshots
 from potentia.store import Store
 
 SECTIONS = ("answer", "scores", "predicted", "ranks", "agreement", "evidence", "structure", "cells", "how")
@@ -252,7 +252,7 @@ def test_a_row_that_went_silent_does_not_run(tmp_path: Path):
 
 def test_snapshots_are_made_once_and_not_too_often(store: Path):
     async def ask() -> tuple:
-        snapshots = Snapshots(str(store), Worker(ThreadPoolExecutor(1)))
+        snapshots = Snapshots(str(store), ThreadPoolExecutor(1))
         first = await asyncio.gather(*(snapshots.get(STUDY, (22, 1)) for _ in range(20)))
         again = await snapshots.get(STUDY, (23, 1))
         return first, again

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from potentia.show.board.snapshot import Snapshot, Snapshots, Worker
+from potentia.show.board.snapshot import Snapshot, Snapshots
 
 SERVER = """
 import sys, time
@@ -59,6 +59,6 @@ def test_a_killed_server_leaves_no_worker_behind(tmp_path):
 )
 def test_an_answer_is_renewed_by_cells_and_by_time(known, now, age, due):
     """An answer that took half a minute is not kept for ten minutes while a run goes on."""
-    snapshots = Snapshots("nowhere", Worker())
+    snapshots = Snapshots("nowhere")
     snapshot = Snapshot("s", known, seconds=30.0, made=time.time() - age)
     assert snapshots._due("s", snapshot, now) is due

@@ -29,7 +29,7 @@ from potentia.show import SCRIPTS, STYLES, asset, cell_payload, environment
 from potentia.show.board.api import COUNTS, Name, make_api, metrics
 from potentia.show.board.board_state import Desk, there
 from potentia.show.board.security import Guard, is_loopback
-from potentia.show.board.snapshot import Snapshot, Snapshots, Worker, make_snapshot
+from potentia.show.board.snapshot import Snapshot, Snapshots, make_snapshot
 from potentia.store import Store
 from potentia.timing import clock
 
@@ -48,7 +48,7 @@ def create_app(
     ``executor`` runs the analyses; by default one niced process of its own. ``history`` are stores or score files of
     other models, to predict cells that are not measured yet.
     """
-    snapshots = Snapshots(store_url, Worker(executor), partial(make_snapshot, history=history))
+    snapshots = Snapshots(store_url, executor, partial(make_snapshot, history=history))
     desk = Desk(Store.open(store_url, readonly=True), snapshots)
 
     @asynccontextmanager

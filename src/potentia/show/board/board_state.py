@@ -55,7 +55,7 @@ class Desk:
 
     def close(self) -> None:
         """Let the store and the worker go."""
-        self.snapshots.worker.close()
+        self.snapshots.close()
         self.store.close()
 
     def _fresh(self, name: str, read: Callable[[], T]) -> T:

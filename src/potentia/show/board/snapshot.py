@@ -79,35 +79,28 @@ def _settle() -> None:
     leave_with_parent()
 
 
-class Worker:
-    """One niced process for all that is computed; a new one where it was killed."""
-
-    def __init__(self, executor: Executor | None = None) -> None:
-        self.executor = executor
-
-    def get(self) -> Executor:
-        """Return the executor, started when first asked for."""
-        if self.executor is None:
-            self.executor = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_settle)
-        return self.executor
-
-    def close(self) -> None:
-        """Stop it."""
-        if self.executor is not None:
-            self.executor.shutdown(wait=False, cancel_futures=True)
-
-
 class Snapshots:
-    """The latest snapshot of each study; a newer one is made in the background."""
+    """The latest snapshot of each study; a newer one is made in the background.
+
+    Everything is computed by one niced process, or by the ``executor`` given; where it was killed there is a new one.
+    """
 
     def __init__(
-        self, where: str, worker: Worker, make: Callable[[str, str, tuple[int, int]], Snapshot] = make_snapshot
+        self,
+        where: str,
+        executor: Executor | None = None,
+        make: Callable[[str, str, tuple[int, int]], Snapshot] = make_snapshot,
     ) -> None:
-        self.where, self.worker, self.stopped = where, worker, False
-        self._make = make
+        self.where, self.stopped = where, False
+        self._executor, self._make = executor, make
         self._latest: dict[str, Snapshot] = {}
         self._making: dict[str, asyncio.Future[Snapshot]] = {}
         self._not_before: dict[str, float] = {}
+
+    def close(self) -> None:
+        """Stop the worker."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def get(self, study: str, stamp: tuple[int, int]) -> Snapshot:
         """Return the latest snapshot, at once where there is one; the first is waited for."""
@@ -130,7 +123,9 @@ class Snapshots:
         if known is not None and (known.stamp == stamp or not self._due(study, known, stamp)):
             return known
         if study not in self._making:
-            task = asyncio.get_running_loop().run_in_executor(self.worker.get(), self._make, self.where, study, stamp)
+            if self._executor is None:
+                self._executor = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_settle)
+            task = asyncio.get_running_loop().run_in_executor(self._executor, self._make, self.where, study, stamp)
             self._making[study] = task
             task.add_done_callback(lambda done: self._keep(study, done))
         return known
@@ -151,4 +146,4 @@ class Snapshots:
         if (error := done.exception()) is None:
             self._latest[study] = done.result()
         elif isinstance(error, BrokenExecutor):
-            self.worker.executor = None  # killed: the next snapshot gets another
+            self._executor = None  # killed: the next snapshot gets another
