@@ -13,7 +13,7 @@ from potentia.evidence.evidence import Evidence, StoreView, facts_of, specs_of
 from potentia.evidence.join import Cell, UnlikeError, joined, recipe_of, refuse_unlike, unfolded
 from potentia.facts import models as known_models
 from potentia.facts import read_benchmarks, read_facts
-from potentia.formats import Says, read_files, read_frame
+from potentia.formats import Says, read_files
 from potentia.store import Store, StudyRecord
 from potentia.values.protocol import Protocol, TaskName, in_order
 from potentia.values.scores import ScoreMatrix
@@ -143,16 +143,15 @@ def _read_one(
     columns: Mapping[str, str] | None,
     says: Says,
 ) -> Evidence:
-    if not isinstance(source, (str, Path)):
-        name, title, found = "DataFrame", "scores", read_frame(source, metric=metric, columns=columns, says=says)
-    elif is_store(source):
-        return _from_store(str(source), studies, metric)
-    else:
-        path = Path(source).expanduser()
-        name = title = path.name
-        found = read_files(path, metric=metric, subtasks=subtasks, columns=columns, says=says)
-        if metric is not None and not any(m.name for matrix in found.scores.values() for m in matrix.metrics):
-            raise DataError(f"it does not say which scores are by {metric}", where=str(path), hint="leave out --metric")
+    name, title = "DataFrame", "scores"
+    if isinstance(source, (str, Path)):
+        if is_store(source):
+            return _from_store(str(source), studies, metric)
+        source = Path(source).expanduser()
+        name = title = source.name
+    found = read_files(source, metric=metric, subtasks=subtasks, columns=columns, says=says)
+    if metric is not None and not any(m.name for matrix in found.scores.values() for m in matrix.metrics):
+        raise DataError(f"it does not say which scores are by {metric}", where=name, hint="leave out --metric")
     scores = {p: found.scores[p] for p in in_order(found.scores)}
     return Evidence(
         name, title, scores, known_models(), notes=found.notes, reading=found.reading, items_read=found.items

@@ -2,5 +2,5 @@
 
 from potentia.formats.columns import Reading, Says
 from potentia.formats.others import StagedScores
-from potentia.formats.read import Imported, import_scores, read_files, read_frame
+from potentia.formats.read import Imported, import_scores, read_files
 from potentia.formats.write import write_scores, write_tables

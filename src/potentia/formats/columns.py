@@ -121,6 +121,13 @@ class ColumnReading:
     divided: bool
     why: str
 
+    def row(self) -> tuple[str, ...]:
+        """Return it as a row of the table that is shown."""
+        m = self.metric
+        scale = "percent, divided by 100" if self.divided else m.scale or "unknown"
+        kind = "text to predict" if m.is_text else "task"
+        return self.column, m.name or "–", "higher" if m.higher_is_better else "lower", scale, kind, self.why
+
 
 @dataclass(frozen=True)
 class Reading(Finding):
@@ -131,17 +138,9 @@ class Reading(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return one row per column."""
-        rows = tuple(
-            (c.column, c.metric.name or "–", "higher" if c.metric.higher_is_better else "lower", _scale_in_words(c),
-             "text to predict" if c.metric.is_text else "task", c.why)
-            for c in self.columns
-        )  # fmt: skip
+        rows = tuple(column.row() for column in self.columns)
         note = f"Left out: {', '.join(self.left_out)}." if self.left_out else ""
         return (Table("How the table was read", ("column", "metric", "better", "scale", "kind", "why"), rows, note),)
-
-
-def _scale_in_words(column: ColumnReading) -> str:
-    return "percent, divided by 100" if column.divided else column.metric.scale or "unknown"
 
 
 def decide(name: str, values: Sequence[float], says: Says, *, metric: str | None = None, percent: bool = False,

@@ -56,53 +56,47 @@ class _Wishes:
     notes: list[str] = field(default_factory=list)
     readings: list[Reading] = field(default_factory=list)
 
-    def scores(self, found: list[Entry], where: str) -> FileScores:
-        """Put what was read into matrices."""
-        reading = self.readings[0] if self.readings else None
-        return FileScores(assemble(found, where=where), tuple(dict.fromkeys(self.notes)), reading, items_of(found))
-
 
 def read_files(
-    path: Path,
+    source: Path | pd.DataFrame,
     *,
     metric: str | None = None,
     subtasks: bool = False,
     columns: Mapping[str, str] | None = None,
     says: Says | None = None,
 ) -> FileScores:
-    """Read a file, or a folder of results of lm-eval, lighteval, Inspect or EuroEval.
+    """Read a file, a folder of results of lm-eval, lighteval, Inspect or EuroEval, or a pandas table.
 
     ``metric`` picks a metric where a benchmark has several. A group such as MMLU counts as one benchmark; ``subtasks``
     takes its members instead. ``columns`` says which column of a table is which field (``{"score": "Accuracy"}``),
     ``says`` what its columns of scores are.
     """
-    wishes = _Wishes(metric, subtasks, columns or {}, Says.beside(path).joined(says or Says()))
+    where, wishes = "DataFrame", _Wishes(metric, subtasks, columns or {}, says or Says())
+    if isinstance(source, Path):
+        where, wishes.says = str(source), Says.beside(source).joined(wishes.says)
     try:
-        found = _from_folder(path, wishes) if path.is_dir() else _from_file(path, wishes)
+        if not isinstance(source, Path):
+            found = _from_table(_frame(source), wishes)
+        else:
+            found = _from_folder(source, wishes) if source.is_dir() else _from_file(source, wishes)
     except FileNotFoundError:
-        raise DataError("there is no such file", where=str(path), hint="check the path, or run a study first") from None
+        raise DataError("there is no such file", where=where) from None
     except OSError as error:
-        raise DataError(f"it cannot be read: {error.strerror or error}", where=str(path)) from None
-    return wishes.scores(found, str(path))
+        raise DataError(f"it cannot be read: {error.strerror or error}", where=where) from None
+    reading = wishes.readings[0] if wishes.readings else None
+    return FileScores(assemble(found, where=where), tuple(dict.fromkeys(wishes.notes)), reading, items_of(found))
 
 
-def read_frame(
-    frame: pd.DataFrame,
-    *,
-    metric: str | None = None,
-    columns: Mapping[str, str] | None = None,
-    says: Says | None = None,
-) -> FileScores:
-    """Read a pandas table: models × tasks with the models as index or column, or one score a row."""
+def _frame(frame: pd.DataFrame) -> RawTable:
+    """Take a pandas table: models × tasks with the models as index or column, or one score a row."""
     import pandas as pd
 
     if not pd.api.types.is_integer_dtype(frame.index):
         frame = frame.rename_axis(frame.index.name or "model").reset_index()
     rows = frame.astype(object).where(frame.notna(), None).itertuples(index=False, name=None)
-    numbered = tuple((f"row {i}", row) for i, row in enumerate(rows, 1))
-    wishes = _Wishes(metric, False, columns or {}, says or Says())
-    found = _from_table(RawTable("DataFrame", tuple(map(str, frame.columns)), numbered), wishes)
-    return wishes.scores(found, "DataFrame")
+    return RawTable(
+        "DataFrame", tuple(map(str, frame.columns)), tuple((f"row {i}", row) for i, row in enumerate(rows, 1))
+    )
 
 
 def _from_file(path: Path, wishes: _Wishes) -> list[Entry]:

@@ -110,7 +110,7 @@ def make_pages(desk: Desk) -> APIRouter:
     def assets(name: str, request: Request) -> Response:
         if name not in (*SCRIPTS, *STYLES):
             raise HTTPException(404, "there is no such asset")
-        body, packed = _bytes(name)
+        body, packed, _ = _asset(name)
         headers = {"cache-control": "public, max-age=31536000, immutable", "vary": "accept-encoding"}
         if "gzip" in request.headers.get("accept-encoding", ""):
             body, headers = packed, {**headers, "content-encoding": "gzip"}
@@ -178,20 +178,15 @@ def _templates() -> Any:
     base = environment()
     made = base.overlay(loader=ChoiceLoader([PackageLoader("potentia.show.board", "templates"), base.loader]))
     made.filters.update(age=lambda when: f"{clock(max(0.0, time.time() - when))} ago")
-    made.globals.update(asset_url=_asset_url, scripts=SCRIPTS, styles=STYLES)
+    made.globals.update(asset_url=lambda name: _asset(name)[2], scripts=SCRIPTS, styles=STYLES)
     return made
 
 
 @cache
-def _asset_url(name: str) -> str:
-    """Return an asset's address with the hash of its content, so that browsers keep it until it changes."""
-    return f"/assets/{name}?v={hashlib.sha256(asset(name).encode()).hexdigest()[:12]}"
-
-
-@cache
-def _bytes(name: str) -> tuple[bytes, bytes]:
+def _asset(name: str) -> tuple[bytes, bytes, str]:
+    """Return an asset, packed, and its address: with the hash of its content, so that browsers keep it."""
     body = asset(name).encode()
-    return body, gzip.compress(body, mtime=0)
+    return body, gzip.compress(body, mtime=0), f"/assets/{name}?v={hashlib.sha256(body).hexdigest()[:12]}"
 
 
 # --- serving ---------------------------------------------------------------------------------------------------------
