@@ -127,8 +127,8 @@ class TaskTrainingPaper(Findings):
         return {**first, **self.leaderboard, **self.reformulated, **briers}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the numbers beside the printed ones, every finding, and what is missing."""
-        return {"lines": jsonable(self.lines()), **super().to_dict(), "missing": list(self.missing)}
+        """Return the numbers beside the printed ones, and every finding."""
+        return {"lines": jsonable(self.lines()), **Finding.to_dict(self)}
 
     def tables(self) -> Sequence[Table]:
         """Return ours beside printed first, then each finding, then what cannot be reached."""
