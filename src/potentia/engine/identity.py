@@ -21,6 +21,7 @@ import time
 import uuid
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -118,13 +119,15 @@ def memory_fingerprint(model: Any, tokenizer: Any) -> str:
 
 
 def _folder_parts(folder: Path, gguf_file: str | None) -> list[str]:
-    weights = [folder / gguf_file] if gguf_file is not None else _weights(folder)
+    groups = (sorted(folder.glob(pattern)) for pattern in WEIGHT_FILES)
+    weights = [folder / gguf_file] if gguf_file is not None else next((group for group in groups if group), [])
     if not weights or not all(file.is_file() for file in weights):
         raise ModelError(
             f"no weights in {folder}", hint="a model folder holds config.json and *.safetensors (or one .gguf file)"
         )
     refuse_pickles(weights)
-    patterns = (*SETTING_FILES, *(CODE_FILES if _brings_code(folder) else ()))
+    own_code = any("auto_map" in read_facts(folder / name) for name in ("config.json", "tokenizer_config.json"))
+    patterns = (*SETTING_FILES, *(CODE_FILES if own_code else ()))
     settings = sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
     settings = [file for file in settings if file not in weights]
     with ThreadPoolExecutor(max_workers=8) as pool:
@@ -139,16 +142,6 @@ def refuse_pickles(files: Sequence[Path]) -> None:
     pickled = next((file for file in files if file.suffix not in PLAIN), None)
     if pickled is not None and not allowed(PICKLE):
         raise ModelError(f"{pickled.name} in {pickled.parent} is a pickle, which can run code", hint=PICKLE_HINT)
-
-
-def _weights(folder: Path) -> list[Path]:
-    groups = (sorted(folder.glob(pattern)) for pattern in WEIGHT_FILES)
-    return next((group for group in groups if group), [])
-
-
-def _brings_code(folder: Path) -> bool:
-    """Whether the config or the tokenizer's names classes of its own (``trust_remote_code``)."""
-    return any("auto_map" in read_facts(folder / name) for name in ("config.json", "tokenizer_config.json"))
 
 
 def _adapted_base(folder: Path) -> list[str]:
@@ -191,15 +184,9 @@ def _digest(file: Path) -> str:
         after = file.stat()
         same = facts == (after.st_ino, after.st_size, after.st_mtime_ns, after.st_ctime_ns)
         if same and time.time_ns() - after.st_ctime_ns > SETTLED:
-            _remember(note, digest)
+            with suppress(OSError):  # a cache that cannot be written costs time, nothing else
+                write_file(note, json.dumps({"digest": digest}))
         return digest
-
-
-def _remember(note: Path, digest: str) -> None:
-    try:
-        write_file(note, json.dumps({"digest": digest}))
-    except OSError:
-        return  # a cache that cannot be written costs time, nothing else
 
 
 def _cache_folder() -> Path:

@@ -77,12 +77,8 @@ def is_quantised(model: nn.Module) -> bool:
 
 def count_parameters(model: nn.Module) -> int:
     """Count the weights of a model, those that lie two in a byte as two."""
-    return sum(_size(parameter) for parameter in model.parameters())
-
-
-def _size(parameter: Tensor) -> int:
-    shape = getattr(getattr(parameter, "quant_state", None), "shape", None)
-    return parameter.numel() if shape is None else int(torch.Size(shape).numel())
+    shapes = (getattr(getattr(p, "quant_state", None), "shape", None) or p.shape for p in model.parameters())
+    return sum(int(torch.Size(shape).numel()) for shape in shapes)
 
 
 def _forward(module: nn.Module, x: Tensor) -> Tensor:

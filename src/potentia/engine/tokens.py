@@ -181,7 +181,8 @@ class Encoder:
     def _call(self, texts: list[str], *, special: bool) -> Iterable[Ids]:
         if not texts:
             return []
-        clean = [text if text.isascii() else _without_surrogates(text) for text in texts]
+        # no tokenizer takes lone surrogates
+        clean = [text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8") for text in texts]
         encoded = (
             _encode_fast(self._fast, clean, special) if self._fast else _encode_slow(self.tokenizer, clean, special)
         )
@@ -211,11 +212,6 @@ def _fast_backend(tokenizer: Any) -> Any:
         if _encode_fast(backend, probe, special) != _encode_slow(tokenizer, probe, special):
             return None
     return backend
-
-
-def _without_surrogates(text: str) -> str:
-    """Replace lone surrogates, which no tokenizer takes."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _move_spaces(context: str, continuation: str) -> tuple[str, str]:

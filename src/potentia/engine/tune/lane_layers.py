@@ -9,6 +9,7 @@ module runs once for each slot, on that slot's tokens, with W + s · B_k A_k in 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -280,7 +281,9 @@ class StackedForward:
         rows, _ = grouped(x, self.bank.routing, self.sites[0][0].name)
         size = x.shape[0]
         answers: list[Any] = []
-        for slot, first, last in _runs(owners.tolist()):
+        last = 0
+        for slot, stretch in itertools.groupby(owners.tolist()):
+            first, last = last, last + len(list(stretch))
             whole = last - first == rows
             span = slice(0, size) if whole else slice(first * size // rows, last * size // rows)
             part = [_cut(value, span, size) for value in more]
@@ -341,15 +344,6 @@ def _factors(bank: AdapterBank, site: Site, slot: int) -> tuple[Tensor, Tensor]:
         a.view(site.fan_in, site.experts, each).permute(1, 2, 0),
         b.view(each, site.experts, site.fan_out).permute(1, 2, 0),
     )
-
-
-def _runs(owners: list[int]) -> Iterator[tuple[int, int, int]]:
-    """Cut rows into stretches of one slot: (slot, first row, one past the last)."""
-    first = 0
-    for place in range(1, len(owners) + 1):
-        if place == len(owners) or owners[place] != owners[first]:
-            yield owners[first], first, place
-            first = place
 
 
 def _cut(value: Any, span: slice, size: int) -> Any:

@@ -124,7 +124,6 @@ def _best_cuts(
         high = came[high]
 
 
-Ints = npt.NDArray[np.int64]
 # whose rows may share a pass of the model's own layers: all lanes', one lane's, or nobody's
 SHARED, LANE, ROW = "shared passes", "one lane a pass", "one row a pass"
 
@@ -146,39 +145,22 @@ def assemble(rows: Sequence[Lesson], length: int, device: torch.device, dropout:
     """Lay rows out as a right-padded batch, with the positions whose next token is a target."""
     count = len(rows)
     ids = np.zeros((count, length), np.int64)
-    lengths, firsts, owners = _columns(rows)
+    lengths = np.array([len(row.ids) for row in rows])
+    firsts, owners, seeds, steps, order = (
+        np.array([getattr(row, name) for row in rows]) for name in ("first_target", "slot", "seed", "step", "place")
+    )
     for at, row in enumerate(rows):
         ids[at, : lengths[at]] = row.ids
     columns = np.arange(length)
     who, where = np.nonzero((columns >= firsts[:, None]) & (columns < lengths[:, None]))
     weights = np.fromiter((row.weight for row in rows), np.float32, count)[who]
-    parts = _send([ids.ravel(), owners, who * length + where - 1, ids[who, where], owners[who]], device)
-    keys = _keys(rows, np.arange(count)[:, None], columns, device) if dropout else None
-    return Batch(
-        ids=parts[0].view(count, length),
-        owners=parts[1],
-        keys=keys,
-        positions=parts[2],
-        targets=parts[3],
-        target_owners=parts[4],
-        weights=to_device(weights, device),
-    )
-
-
-def _columns(rows: Sequence[Lesson]) -> tuple[Ints, Ints, Ints]:
-    lengths = np.fromiter((len(row.ids) for row in rows), np.int64, len(rows))
-    firsts = np.fromiter((row.first_target for row in rows), np.int64, len(rows))
-    return lengths, firsts, np.fromiter((row.slot for row in rows), np.int64, len(rows))
-
-
-def _keys(rows: Sequence[Lesson], row_of: Ints, places: Ints, device: torch.device) -> Tensor:
-    seeds, steps, order = (np.array([getattr(row, name) for row in rows]) for name in ("seed", "step", "place"))
-    return to_device(token_keys(seeds[row_of], steps[row_of], order[row_of], places), device)
-
-
-def _send(arrays: Sequence[Ints], device: torch.device) -> tuple[Tensor, ...]:
-    """Send several arrays in one transfer."""
-    return torch.split(to_device(np.concatenate(arrays), device), [array.size for array in arrays])
+    arrays = [ids.ravel(), owners, who * length + where - 1, ids[who, where], owners[who]]  # sent in one transfer
+    sent = torch.split(to_device(np.concatenate(arrays), device), [array.size for array in arrays])
+    tokens, whose, positions, targets, target_owners = sent
+    drawn = token_keys(seeds[:, None], steps[:, None], order[:, None], columns) if dropout else None
+    keys = to_device(drawn, device) if drawn is not None else None
+    tokens = tokens.view(count, length)
+    return Batch(tokens, whose, keys, positions, targets, target_owners, to_device(weights, device))
 
 
 def to_device(values: npt.NDArray[Any], device: torch.device) -> Tensor:

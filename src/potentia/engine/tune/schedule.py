@@ -324,20 +324,12 @@ class Lane:
 
     def record(self) -> dict[str, Any]:
         """Plain values for a snapshot."""
-        return {
-            "step": self.step,
-            "slot": self.slot,
-            "status": self.status,
-            "reason": self.reason,
-            "tokens": self.tokens,
-            "epochs": [asdict(epoch) for epoch in self.epochs],
-        }
+        kept = {name: getattr(self, name) for name in ("step", "slot", "status", "reason", "tokens")}
+        return kept | {"epochs": [asdict(epoch) for epoch in self.epochs]}
 
     def recall(self, record: Mapping[str, Any]) -> None:
         """Take up a snapshot's values."""
-        self.step, self.slot, self.status = record["step"], record["slot"], record["status"]
-        self.reason, self.tokens = record["reason"], record.get("tokens", 0)
-        self.epochs = [LaneEpoch(**epoch) for epoch in record["epochs"]]
+        vars(self).update(record, epochs=[LaneEpoch(**epoch) for epoch in record["epochs"]])
 
 
 OnEpoch = Callable[[list[LaneEpoch]], Collection[str] | None]  # ends of epochs: the keys of lanes to drop
