@@ -40,11 +40,17 @@ def on_gpus(monkeypatch, count: int, memory: float, cores: int) -> None:
 @pytest.mark.parametrize(
     ("sizes", "gpus", "memory", "cores", "workers"),
     [
-        ([1e8] * 10, 1, 139, 16, 8),  # small models share a GPU
+        ([1e8] * 10, 1, 139, 16, 6),  # small models share a GPU
         ([1e8] * 10, 1, 139, 4, 2),  # but not the cores
         ([1e8] * 2, 1, 139, 16, 2),  # no more than there are rows
-        ([1.1e9, 1.1e9, 5e8, 5e8, 2.7e8, 2.7e8, 1e8, 1e8, 2e7, 2e7], 1, 139, 16, 8),  # those that fit
-        ([8e9] * 3, 1, 139, 16, 1),  # large ones have it to themselves
+        (
+            [1.1e9] * 2 + [2e7] * 8,
+            1,
+            139,
+            16,
+            6,
+        ),  # with eight, rows of 1.1 B ran out of their parts while half was free
+        ([8e9, 1e8, 1e8], 1, 139, 16, 1),  # the largest decides
         ([1e8] * 10, 4, 139, 64, 8),
     ],
 )

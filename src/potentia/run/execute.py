@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 
 
 LEAST_ROOM, ROOM_PER_PARAMETER = 8 * 2**30, 12.0  # bytes of a GPU that a row needs: weights, passes of lanes, caches
-MOST_PER_GPU, CORES_PER_ROW = 8, 2
-LARGE = 1.5  # how far a row may exceed its share of the GPU: its passes get smaller then
+MOST_PER_GPU, CORES_PER_ROW = 6, 2
 
 
 class Elsewhere(Protocol):
@@ -177,8 +176,8 @@ def _register(plan: StudyPlan) -> None:
 def default_workers(plan: StudyPlan) -> int:
     """Return how many rows run at once: one on a CPU, which uses all threads; on GPUs as many as fit.
 
-    A small model leaves a GPU idle most of the time, so several share one: there is room for their weights, the passes
-    of their lanes and what scoring keeps, and two of the machine's cores each.
+    A small model leaves a GPU idle most of the time, so several share one, in equal parts: the largest has room in its
+    own for its weights, the passes of its lanes and what scoring keeps, and each has two of the machine's cores.
     """
     import torch
 
@@ -189,8 +188,7 @@ def default_workers(plan: StudyPlan) -> int:
     sizes = [size for row in left if (size := parameters_of(row.model)) == size]
     if not sizes or len(sizes) < len(left):  # a model of unknown size may need all of it
         return gpus
-    needs = [LEAST_ROOM + ROOM_PER_PARAMETER * size for size in sizes]
-    room = torch.cuda.get_device_properties(0).total_memory / max(sum(needs) / len(needs), max(needs) / LARGE)
+    room = torch.cuda.get_device_properties(0).total_memory / (LEAST_ROOM + ROOM_PER_PARAMETER * max(sizes))
     each = min(room, (os.cpu_count() or 1) / CORES_PER_ROW / gpus, len(left) / gpus, MOST_PER_GPU)
     return gpus * max(1, int(each))
 
