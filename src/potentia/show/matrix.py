@@ -1,13 +1,14 @@
 """The score matrix of the page: a table for every protocol and for every gain, with gaps and the reasons for them.
 
 The completed matrix, where cells that are not measured yet are predicted, is the same table with those cells hatched.
+One cell by itself is plain values, for the page or the API.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,14 +18,19 @@ import numpy as np
 
 from potentia.analysis.planning import Completion
 from potentia.analysis.rankings import NAMES
+from potentia.store import CellRecord, LaneRecord
 from potentia.values.findings import short_names
 from potentia.values.protocol import Protocol, in_order
+from potentia.values.scores import ItemOutcome
 
 if TYPE_CHECKING:
     from potentia.show.answer import Answer
-    from potentia.show.source import ReportData
+    from potentia.show.source import ItemSample, ReportData
 
 Place = tuple[str, str]  # model, task
+SPLITS = ("train", "validation", "test")
+IN_LANES = ("seeds", "failed_lanes", "validation_stderr", "validation_right")  # of a selection: the lanes say it
+LONGEST = 2_000  # characters of a prompt or an answer; the middle of longer ones is left out
 MOST_CELLS = 12_000  # scores of one table of the page; the best models come first
 
 
@@ -183,16 +189,15 @@ def shown_models(data: ReportData, told: Answer) -> list[str]:
     models, tasks = names_of(data)
     place = {s.model: k for k, s in enumerate(told.standings)}
     models.sort(key=lambda name: (place.get(name, len(place)), name.casefold()))
-    if data.training is not None and data.training.whole:
-        course = {model: k for k, model in enumerate(m for run in data.training.runs for m in run.models)}
+    if data.runs is not None:
+        course = {model: k for k, model in enumerate(m for run in data.runs.runs for m in run.models)}
         models.sort(key=lambda name: course.get(name, len(course)))
     return models[: max(20, MOST_CELLS // max(1, len(tasks)))]
 
 
 def _matrix(data: ReportData, told: Answer, live: str) -> View:
     models, (_, tasks) = shown_models(data, told), names_of(data)
-    whole = data.training is not None and data.training.whole
-    ranks = {} if whole else {s.model: (s.rank, *s.reach) for s in told.standings}
+    ranks = {} if data.runs is not None else {s.model: (s.rank, *s.reach) for s in told.standings}
     up = {
         task: bool(direction)
         for matrix in data.evidence.scores.values()
@@ -224,3 +229,100 @@ def _cells(data: ReportData, protocol: Protocol) -> dict[Place, Shown]:
         (matrix.models[i], matrix.tasks[j]): Shown(float(matrix.values[i, j]), float(matrix.stderr[i, j]))
         for i, j in zip(*np.nonzero(np.isfinite(matrix.values)), strict=True)
     }
+
+
+# --- one cell: its score, what validation chose, the curves of its lanes, prompts and items ---------------------------
+
+
+def cell_payload(
+    cell: CellRecord, lanes: Iterable[LaneRecord], items: ItemSample | None = None, *, manifest: bool = False
+) -> dict[str, Any]:
+    """Return one cell as plain values for the page or the API."""
+    score, splits = cell.score, (cell.manifest.get("task") or {}).get("splits") or {}
+    made: dict[str, Any] = {
+        "key": cell.key,
+        "model": cell.model,
+        "task": cell.task,
+        "protocol": cell.protocol,
+        "metric": cell.metric,
+        "value": _known(score.value),
+        "stderr": _known(score.stderr),
+        "n": score.n,
+        "higher_is_better": score.higher_is_better,
+        "scores": {name: [_round(s.value), _round(s.stderr)] for name, s in cell.scores.items()},
+        "seconds": round(cell.seconds, 2),
+        "created": cell.created,
+        "direct": _known(cell.direct_value),
+        "gain": _known(cell.gain),
+        "selection": {k: v for k, v in cell.selection.items() if k not in IN_LANES and v not in (None, [], {}, 0)},
+        "splits": {name: int(used) for name in SPLITS if (used := (splits.get(name) or {}).get("used")) is not None},
+        "lanes": [lane_payload(lane) for lane in lanes],
+        "items": [item_payload(item) for item in items.shown] if items else [],
+        "total": items.total if items else 0,
+        "right": items.right if items else None,
+    }
+    return made | ({"manifest": cell.manifest} if manifest else {})
+
+
+def lane_payload(lane: LaneRecord) -> dict[str, Any]:
+    """Return one lane with its curve."""
+    return {
+        "key": lane.key,
+        "task": lane.task,
+        "learning_rate": lane.learning_rate,
+        "style": lane.style,
+        "seed": lane.seed,
+        "status": lane.status,
+        "selected": lane.selected,
+        "note": lane.note,
+        "epoch": [point.epoch for point in lane.epochs],
+        "value": [_round(point.value) for point in lane.epochs],
+        "stderr": [_round(point.stderr) for point in lane.epochs],
+        "loss": [_round(point.train_loss) for point in lane.epochs],
+    }
+
+
+def item_payload(item: ItemOutcome) -> dict[str, Any]:
+    """Return one item: what was asked, what was right, what the model chose and how sure it was."""
+    detail = item.detail
+    choices = detail.get("choices")
+    logprobs = detail.get("logprobs")
+    made: dict[str, Any] = {
+        "id": item.doc_id,
+        "value": _round(item.value),
+        "prompt": shorten(str(detail.get("prompt", ""))),
+        "gold": shorten(item.gold),
+        "prediction": shorten(item.prediction),
+    }
+    if isinstance(choices, Sequence) and not isinstance(choices, str):
+        made["choices"] = [shorten(str(choice), 300) for choice in choices]
+        if isinstance(logprobs, Sequence) and len(logprobs) == len(choices):
+            made["logprobs"] = [_round(value) for value in logprobs]
+    return made
+
+
+def find_items(items: Sequence[ItemOutcome], *, query: str = "", outcome: str = "all") -> list[ItemOutcome]:
+    """Return the items that are right or wrong as asked and hold the query in prompt, gold or answer, in any case."""
+    wanted = query.casefold().strip()
+
+    def holds(item: ItemOutcome) -> bool:
+        texts = (str(item.detail.get("prompt", "")), item.gold, item.prediction, str(item.doc_id))
+        return any(wanted in text.casefold() for text in texts)
+
+    return [item for item in items if (outcome == "all" or (item.value > 0.5) == (outcome == "right")) and holds(item)]
+
+
+def shorten(text: str, longest: int = LONGEST) -> str:
+    """Leave out the middle of a long text."""
+    if len(text) <= longest:
+        return text
+    half = longest // 2
+    return f"{text[:half]}\n… {len(text) - 2 * half:,} characters left out …\n{text[-half:]}"
+
+
+def _known(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _round(value: Any) -> float | None:
+    return round(float(value), 5) if isinstance(value, (int, float)) and math.isfinite(value) else None

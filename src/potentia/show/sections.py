@@ -22,9 +22,16 @@ from potentia.analysis.rankings import FEW_MODELS, find_scoreboard
 from potentia.errors import InputError
 from potentia.files import write_file
 from potentia.show.answer import answer, answer_context
-from potentia.show.cell_details import cell_payload
 from potentia.show.how import how_context
-from potentia.show.matrix import cell_index, completed_view, has_details, names_of, score_views, shown_models
+from potentia.show.matrix import (
+    cell_index,
+    cell_payload,
+    completed_view,
+    has_details,
+    names_of,
+    score_views,
+    shown_models,
+)
 from potentia.show.model_charts import evidence_chart, evidence_maps, evidence_payload, rank_charts
 from potentia.show.page import SCRIPTS, STYLES, Parts, Section, asset, charts_of, of_findings, render, tables_of
 from potentia.show.source import ReportData, ReportOptions, read_report
