@@ -15,6 +15,7 @@ SAMPLE = (
     "loss: the prompt's last token counts",
     "optimizer: no clipping",
     "mask: sees a sibling's first token",
+    "tail: temperature of 1.02",
     "routing: requests to other adapters",
     "cache: positions stand still",
     "DoRA: gains of the step before",

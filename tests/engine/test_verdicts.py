@@ -19,7 +19,7 @@ from potentia.engine import LoadedModel
 from potentia.engine.identity import Verdicts, structure
 from potentia.engine.score import Scorer, trial
 from potentia.engine.tune import LaneTrainer, LoraConfig
-from potentia.engine.tune.check import HAND, LONG
+from potentia.engine.tune.check import HAND, LONG, SHARED
 
 
 def pairs(count: int = 4, length: int = 40) -> list[tuple[list[int], list[int]]]:
@@ -97,7 +97,21 @@ def test_a_known_form_is_not_believed_where_a_row_differs() -> None:
     lora = LoraConfig(targets=("q_proj", "v_proj"), dropout=0.0)
     specs = [replace(spec(f"l{i}", seed=i), lora=lora) for i in range(3)]
     with LaneTrainer(loaded, static=True) as trainer:
-        place = loaded.structure, "lanes", lora.kind, str(lora.targets), f"True False {trainer.limit}"
-        loaded.verdicts.put({"form": HAND, "longest": 1 << 20}, *place)
+        loaded.verdicts.put({"form": HAND, "longest": 1 << 20}, *trainer._alike(lora))
         trainer._check(lora, specs)
         assert trainer.verdict(lora).form == LONG
+
+
+def test_processes_of_a_run_hear_of_longer_rows(tmp_path: Path) -> None:
+    """Found on a GPU: a copy remembered its own verdict of short rows, and did not look for its original's."""
+    one, other = Verdicts(tmp_path), Verdicts(tmp_path)
+    one.put({"longest": 10}, "structure", "lanes")
+    assert other.get("structure", "lanes") == {"longest": 10}
+    one.put({"longest": 20}, "structure", "lanes")
+    assert other.get("structure", "lanes") == {"longest": 20}
+    specs = [spec(f"l{i}", seed=i) for i in range(3)]
+    with LaneTrainer(replace(LoadedModel.of(tiny("llama"), words()), verdicts=one)) as trainer:
+        longer = trainer._alike(specs[0].lora)
+        one.put({"form": SHARED, "longest": 1 << 20}, *longer)
+        trainer._check(specs[0].lora, specs)
+        assert other.get(*longer) == {"form": SHARED, "longest": 1 << 20}

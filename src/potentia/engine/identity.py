@@ -221,13 +221,11 @@ class Verdicts:
         self._known: dict[str, dict[str, Any]] = {}
 
     def get(self, *asked: str) -> dict[str, Any] | None:
-        """Return what was found, or None."""
+        """Return what was found, or None; another process may have found more since."""
         key = _join(asked)
-        if key not in self._known and self.folder is not None:
-            try:
+        if self.folder is not None:
+            with suppress(OSError, ValueError):
                 self._known[key] = json.loads((self.folder / key).read_text("utf-8"))
-            except (OSError, ValueError):
-                return None
         return self._known.get(key)
 
     def put(self, found: dict[str, Any], *asked: str) -> None:

@@ -267,7 +267,8 @@ class Network:
         self.route([strand.owner] * copies)
         logits = self.model(input_ids=ids[:, :-1], use_cache=False).logits[0, -strand.scored :]  # (scored, vocabulary)
         wanted = ids[0, -strand.scored :]
-        return log_softmax(logits).gather(1, wanted[:, None])[:, 0], logits.argmax(dim=-1) == wanted
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))  # nothing of this is shared with other paths
+        return torch.log_softmax(wide, -1).gather(1, wanted[:, None])[:, 0], logits.argmax(dim=-1) == wanted
 
     def own_tokens(self, prompt: Ids, room: int, owner: int) -> Ids:
         """Return what the model's own ``generate`` writes after a prompt, greedily."""

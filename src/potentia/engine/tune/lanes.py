@@ -136,8 +136,7 @@ class LaneTrainer:
             self._bank = None
             self._resident.clear()
         with spending("check"):
-            # adapters of another rank, scale or dropout go the same ways
-            alike = self._structure(), "lanes", lora.kind, str(lora.targets), f"{self.static} {recompute} {self.limit}"
+            alike = self._alike(lora)
             found, verdict = self._shared.get(*alike), None
             if found is not None and longest <= found["longest"]:
                 verdict = Verdict(found["form"], found["longest"])
@@ -147,9 +146,16 @@ class LaneTrainer:
                     check_lanes(self.model, lora, specs, limit=self.limit, static=self.static, recompute=recompute),
                     longest=longest,
                 )
-                self._shared.put(asdict(verdict), *alike)
+                found = self._shared.get(*alike)
+                if found is None or found["longest"] < longest:  # another process may know of longer rows by now
+                    self._shared.put(asdict(verdict), *alike)
         self._verdicts[self._way(lora)] = verdict
         self.record["training"] = verdict.as_dict()
+
+    def _alike(self, lora: LoraConfig) -> tuple[str, ...]:
+        """Name what a verdict holds for: adapters of another rank, scale or dropout go the same ways."""
+        how = f"{self.static} {bool(self.recompute)} {self.limit}"
+        return self._structure(), "lanes", lora.kind, str(lora.targets), how
 
     def verdict(self, lora: LoraConfig) -> Verdict:
         """Return what the check found for a shape of adapters."""
