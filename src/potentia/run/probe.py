@@ -122,26 +122,25 @@ class Probing:
     loss: Literal["text", "completion"] = LOSS
 
     def __post_init__(self) -> None:
-        self.texts = {(name, split): self._texts(task, split) for name, task in self.tasks.items() for split in SPLITS}
-        self.records: dict[str, dict[str, Any]] = {name: self._settings(task) for name, task in self.tasks.items()}
-
-    def _settings(self, task: Task) -> dict[str, Any]:
-        return {
-            "version": VERSION,
-            "learning_rate": self.settings.learning_rate,
-            "learned": self.settings.learned,
-            "data": content_key(task=task.fingerprint, documents=self.settings.documents),
+        places = [(name, split) for name, task in self.tasks.items() for split in SPLITS if task.documents(split)]
+        self.texts = {(name, split): self._texts(self.tasks[name], split) for name, split in places}
+        self.records: dict[str, dict[str, Any]] = {
+            name: {
+                "version": VERSION,
+                "learning_rate": self.settings.learning_rate,
+                "learned": self.settings.learned,
+                "data": content_key(task=task.fingerprint, documents=self.settings.documents),
+            }
+            for name, task in self.tasks.items()
         }
 
-    def _texts(self, task: Task, split: SplitName) -> _Texts | None:
+    def _texts(self, task: Task, split: SplitName) -> _Texts:
         """Return the split's documents for the probe, a fixed choice, as tokens."""
         from potentia.engine.tune import encode_examples
 
         documents = task.documents(split)
         chosen = np.random.default_rng(0).permutation(len(documents))[: self.settings.documents]
         examples = task.examples([documents[int(i)] for i in chosen])
-        if not examples:
-            return None
         encoded = encode_examples(self.loaded.encoder, examples, end_id=self.loaded.tokenizer.eos_token_id)
         most = min(MAX_TOKENS, self.loaded.encoder.max_length)
         cut = [encoded.cut(i, most) for i in range(len(encoded))]
@@ -162,11 +161,10 @@ class Probing:
         from potentia.engine.score import Scorer
 
         scorer = Scorer(self.loaded, token_budget=self.token_budget, router=trainer.router)
-        places = [place for place, texts in self.texts.items() if texts is not None]
-        rows = [self._of(place).rows for place in places]
+        rows = [texts.rows for texts in self.texts.values()]
         self.phase("probing, before any update", total=2 * sum(map(len, rows)))
-        for (name, split), losses in zip(places, self._losses(scorer, rows, self.progress), strict=True):
-            self.records[name][split] = losses | {"bytes": self._of((name, split)).bytes}
+        for (name, split), losses in zip(self.texts, self._losses(scorer, rows, self.progress), strict=True):
+            self.records[name][split] = losses | {"bytes": self.texts[name, split].bytes}
         specs = [self._lane(name) for name in self.records]
         self.phase("probing", total=sum(spec.total_steps for spec in specs), unit="steps")
         workspace, trainer.workspace = trainer.workspace, None  # what is scored on the way is in no snapshot
@@ -194,14 +192,9 @@ class Probing:
         )
         return LaneSpec(name, TokenisedExamples.of(ids, prompts), schedule, lora)
 
-    def _of(self, place: Place) -> _Texts:
-        texts = self.texts[place]
-        assert texts is not None  # tasks without documents to train on are not probed
-        return texts
-
     def _learned(self, name: str, split: SplitName) -> Rows:
         """Return the documents that are learned from, or as many of another split."""
-        return self._of((name, split)).rows[: self.settings.learned]
+        return self.texts[name, split].rows[: self.settings.learned]
 
     def _losses(
         self, scorer: Scorer, texts: Sequence[Rows], progress: Callable[[int], None], owners: Sequence[int] = ()
@@ -220,7 +213,7 @@ class Probing:
     def _after(self, ended: list[LaneEpoch], trainer: LaneTrainer, scorer: Scorer) -> None:
         """Take the losses of what was learned from and of what was not, after an epoch."""
         epochs = {lane.key: lane.epoch for lane in ended}
-        places: list[Place] = [(name, split) for name in epochs for split in LEARNED if self.texts[name, split]]
+        places: list[Place] = [(name, split) for name in epochs for split in LEARNED if (name, split) in self.texts]
         slots = [trainer.slot(name) for name, _ in places]
         rows = [self._learned(*place) for place in places]
         heard = self._losses(scorer, rows, lambda _: self.progress(0), slots)

@@ -277,8 +277,8 @@ def validate(
     rng = np.random.default_rng(seed)
     known = groups or {}
     labels = [known.get(c, known.get(b, c)) for b, c in zip(joined.models, joined.chats, strict=True)]
-    taus: dict[str, list[float]] = {}
-    wrong: dict[str, list[float]] = {}
+    perplexity = "perplexity of {} models" if pairs else "perplexity"
+    outcomes: dict[str, list[tuple[float, float]]] = {}  # tau and share of reversed pairs, half by half
     counts: dict[str, int] = dict.fromkeys(wanted, 0)
     for _ in range(splits):
         first, second = _halves(labels, rng)
@@ -292,15 +292,15 @@ def validate(
             found = choose_proxies(joined.matrix(choose_on, wanted, first), target, **choice)
             view = joined.views[score_on]
             test = view.select(models=[view.models[i] for i in second])
-            _record(taus, wrong, name, predict(found.weights, test) if found.weights else None, truth[second])
+            _record(outcomes, name, predict(found.weights, test) if found.weights else None, truth[second])
             if place == 0:
                 for task in found.weights:
                     counts[task] += 1
         if corpora:
             for kind in dict.fromkeys(s[2] for s in strategies):
-                label = f"perplexity of {kind} models" if pairs else "perplexity"
-                _record(taus, wrong, label, rivals[kind][second], truth[second])
-    trials = tuple(_trial(name, taus, wrong, _rival(name, strategies, bool(pairs), bool(corpora))) for name in taus)
+                _record(outcomes, perplexity.format(kind), rivals[kind][second], truth[second])
+    against = {name: perplexity.format(scored) for name, _, scored in strategies} if corpora else {}
+    trials = tuple(_trial(name, outcomes, against.get(name)) for name in outcomes)
     shares = {task: count / splits for task, count in counts.items()}
     return Validation(target, splits, units, "pairs" if pairs else "models", trials, shares)
 
@@ -333,29 +333,19 @@ def _halves(labels: Sequence[str], rng: np.random.Generator) -> tuple[list[int],
     return sorted(sides[0]), sorted(sides[1])
 
 
-def _record(
-    taus: dict[str, list[float]], wrong: dict[str, list[float]], name: str, predicted: Floats | None, truth: Floats
-) -> None:
-    tau, share = float("nan"), float("nan")
+def _record(outcomes: dict[str, list[tuple[float, float]]], name: str, predicted: Floats | None, truth: Floats) -> None:
+    tau = share = math.nan
     if predicted is not None:
         count, pairs = reversed_pairs(predicted, truth)
         tau, share = float(tau_rows(predicted, truth)), count / max(pairs, 1)
-    taus.setdefault(name, []).append(tau)
-    wrong.setdefault(name, []).append(share)
+    outcomes.setdefault(name, []).append((tau, share))
 
 
-def _rival(name: str, strategies: Sequence[tuple[str, str, str]], paired: bool, corpora: bool) -> str | None:
-    kinds = {strategy: scored for strategy, _, scored in strategies}
-    if name not in kinds or not corpora:
-        return None
-    return f"perplexity of {kinds[name]} models" if paired else "perplexity"
-
-
-def _trial(name: str, taus: Mapping[str, list[float]], wrong: Mapping[str, list[float]], rival: str | None) -> Trial:
-    own = np.array(taus[name])
+def _trial(name: str, outcomes: Mapping[str, list[tuple[float, float]]], rival: str | None) -> Trial:
+    own, wrong = np.array(outcomes[name]).T
     gain = wins = None
     if rival is not None:
-        difference = own - np.array(taus[rival])
+        difference = own - np.array(outcomes[rival])[:, 0]
         known = difference[np.isfinite(difference)]
         gain, wins = spread_of(known), float(np.mean(known > 0)) if len(known) else None
-    return Trial(name, spread_of(own[np.isfinite(own)]), float(nan_mean(wrong[name])), gain, wins)
+    return Trial(name, spread_of(own[np.isfinite(own)]), float(nan_mean(wrong)), gain, wins)
