@@ -113,7 +113,7 @@ def test_adapters_are_listed_with_their_size_and_dropped(done: Study, tmp_path: 
     assert (one["model"], one["task"], one["protocol"]) == ("base", "colours", "train_before_test")
     files = [f for f in Path(f"{store}.adapters").rglob("*") if f.is_file()]
     assert listed["bytes"] == one["bytes"] == sum(f.stat().st_size for f in files) > 1000
-    assert json.loads(command("adapters", "drop", store, "--json")) == {"dropped": 1, "bytes": one["bytes"]}
+    assert json.loads(command("adapters", "drop", store, "--yes", "--json")) == {"dropped": 1, "bytes": one["bytes"]}
     assert json.loads(command("adapters", "list", store, "--json"))["adapters"] == []
     from potentia.cli.app import app
 

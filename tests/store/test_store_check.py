@@ -130,7 +130,9 @@ def test_a_link_to_a_store_is_that_store(study: Study, tmp_path: Path):
 
 def test_one_cell_is_discarded_and_computed_again(study: Study):
     asked = ["store", "discard", study.store, "--protocol", "direct"]
-    assert "would discard m0 × colours × direct" in CliRunner().invoke(app, asked).stdout
+    refused = CliRunner().invoke(app, asked)  # no terminal to ask
+    assert "m0 × colours × direct" in refused.stdout
+    assert "this would discard 1 cells" in str(refused.exception)
     assert pending_work(plan_study(study))["cells"] == 0
     assert CliRunner().invoke(app, [*asked, "--yes"]).exit_code == 0
     assert not items_of_all(study, "direct")

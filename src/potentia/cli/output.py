@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
 from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
@@ -51,6 +52,15 @@ def answer(as_json: bool, value: Any, *told: str | Table) -> None:
         return
     for one in told:
         print_table(one) if isinstance(one, Table) else say(one)
+
+
+def agree(what: str, *, yes: bool) -> None:
+    """Go on where the user said --yes, or says so now; where there is no terminal to ask, --yes is needed."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise InputError(f"this would {what}", hint="say that you mean it: --yes")
+    typer.confirm(f"{what[:1].upper()}{what[1:]}?", abort=True)
 
 
 def dicts(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:

@@ -13,7 +13,6 @@ import typer
 from rich.markup import escape
 from rich.status import Status
 
-from potentia import files
 from potentia.cli import output as out
 from potentia.cli.app import analyze, app
 from potentia.cli.options import ADAPTIVE, ALLOW_CODE, JSON, STUDY, argument, command, flag, many, option, overrides
@@ -29,9 +28,7 @@ if TYPE_CHECKING:
 
 SHOWN = 20  # models of the final table
 FILE = argument("The study file; or use the flags alone.", "STUDY", Path | None, None)
-CONSENT = {
-    "allow_code": files.CODE, "allow_pickle": files.PICKLE, "allow_missing_weights": files.MISSING_WEIGHTS,
-}  # fmt: skip
+CONSENT = {"allow_code": "CODE", "allow_pickle": "PICKLE", "allow_missing_weights": "MISSING_WEIGHTS"}
 
 
 @command(
@@ -61,12 +58,13 @@ def run(asked: Any) -> None:
 
       potentia run --models HuggingFaceTB/SmolLM2-135M --tasks arc_easy boolq --protocols direct train_before_test
     """
+    from potentia import files
     from potentia.cli.view import watch
     from potentia.run import default_workers, plan_study, run_study
 
     for name, what in CONSENT.items():
         if getattr(asked, name):
-            files.allow(what)
+            files.allow(getattr(files, what))
     made = _asked_study(asked)
     with out.errors.status("reading tasks and models …") as status:
         plan = plan_study(made, tell=partial(_update, status))

@@ -12,7 +12,7 @@ import typer
 
 from potentia.cli.app import app
 from potentia.cli.options import JSON, READ, STORE, STUDY, Json, StorePath, Study, Yes, command, option, overrides, path
-from potentia.cli.output import answer, columns_of, errors, opened, print_classes, print_json, print_table, say
+from potentia.cli.output import agree, answer, columns_of, errors, opened, print_classes, print_json, print_table, say
 from potentia.errors import InputError, StudyError
 from potentia.values.findings import Table
 
@@ -252,8 +252,8 @@ def drop(
     with Store.open(store, readonly=True) as kept_in:
         cells = _kept(kept_in, store, study, model, task)
         total = sum(_size(kept_in, cell) for cell in cells)
-        if cells and not yes and not as_json:
-            typer.confirm(f"Remove {len(cells)} adapters ({total / 1e6:,.1f} MB)?", abort=True)
+        if cells:
+            agree(f"remove {len(cells)} adapters ({total / 1e6:,.1f} MB)", yes=yes)
         freed = sum(kept_in.drop_adapter(cell.key) for cell in cells)
     told = f"{len(cells)} adapters removed, {freed / 1e6:,.1f} MB set free"
     answer(as_json, {"dropped": len(cells), "bytes": freed}, told)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ import typer
 
 from potentia.cli.app import app
 from potentia.cli.options import STORE, History, Json, StorePath, Study, Yes
-from potentia.cli.output import answer, console, dicts, print_json, print_table, say
+from potentia.cli.output import agree, answer, console, dicts, print_json, print_table, say
 from potentia.errors import InputError, MissingExtraError, without_password
 from potentia.timing import clock
 from potentia.values.findings import Table
@@ -173,7 +172,7 @@ def discard(
     protocol: Annotated[str | None, typer.Option(help="Of this protocol.")] = None,
     key: Annotated[str | None, typer.Option(help="The cell with this key.")] = None,
     study: Study = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; without, only say what would go.")] = False,
+    yes: Yes = False,
 ) -> None:
     """Discard cells, with their items and adapters: the next run of their study computes them anew.
 
@@ -182,18 +181,14 @@ def discard(
     """
     if not (model or task or protocol or key):
         raise InputError("name the cells to discard", hint="--model, --task, --protocol or --key")
-    with _there(store, change=yes) as opened:
+    with _there(store, change=True) as opened:
         cells = opened.cells(study=study, model=model, task=task, protocol=protocol, key=key)
         if not cells:
             raise InputError("no such cell", where=store, hint=f"potentia status {shlex.quote(store)}")
-        if yes:
-            opened.discard([cell.key for cell in cells])
-    does = "discarded" if yes else "would discard"
-    say(*(f"{does} {cell.model} × {cell.task} × {cell.protocol} ({cell.key})" for cell in cells[:20]))
-    if len(cells) > 20:
-        say(f"… and {len(cells) - 20} more")
-    if not yes:
-        say("Nothing was changed; say --yes to do it.")
+        say(*(f"{cell.model} × {cell.task} × {cell.protocol} ({cell.key})" for cell in cells[:20]))
+        agree(f"discard {len(cells)} cells", yes=yes)
+        opened.discard([cell.key for cell in cells])
+    say(f"{len(cells)} cells discarded")
 
 
 @studies.command("list")
@@ -259,12 +254,8 @@ def delete(
         if rows:
             raise InputError(f"{record.name} is running ({rows} rows)", where=store, hint="stop it first: Ctrl-C")
         alone, shared = count_shared(opened, record.key)
-        what = f"{record.name} ({record.key[:8]}) with {alone} cells"
-        if not yes:
-            if not sys.stdin.isatty():
-                raise InputError(f"this would delete {what}", where=store, hint="say that you mean it: --yes")
-            kept = f" {shared} more are used by other studies and stay." if shared else ""
-            typer.confirm(f"Delete {what}?{kept}", abort=True)
+        kept = f" ({shared} more are used by other studies and stay)" if shared else ""
+        agree(f"delete {record.name} ({record.key[:8]}) with {alone} cells{kept}", yes=yes)
         done = delete_study(opened, record.key)
     kept = f"; {done.kept} that other studies use are still there" if done.kept else ""
     answer(as_json, done, f"deleted {done.study} ({done.key[:8]}) with {done.cells} cells{kept}")
