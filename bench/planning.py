@@ -401,7 +401,7 @@ def summary(path: str) -> None:
                 BARS.get((matrix, kind, level)) if what == "ours" else None,
             )
             if what == "ours" and kind in ("half", "cold") and level == LEVELS[0]:
-                show_bars(rows, matrix == "published")
+                show_bars(rows, (matrix, kind) == ("published", "half"))
     right = float(np.mean([one["best"] for one in every])) if every else math.nan
     held = "held" if right >= RIGHT and len(every) >= STOPS else "MISSED"
     print(f"\nall: {told_of_stops(every)} (bar {RIGHT:g} of {STOPS}: {held})")
@@ -442,14 +442,14 @@ def show(title: str, rows: Sequence[Mapping[str, float]], bar: float | None) -> 
           f"log loss {mean['loss']:.3f}; P(best) {mean['p_best']:.2f}, right {mean['best']:.2f}")  # fmt: skip
 
 
-def show_bars(rows: Sequence[Mapping[str, float]], published: bool) -> None:
+def show_bars(rows: Sequence[Mapping[str, float]], headline: bool) -> None:
     """Say which bars the means hold: intervals of pairs, what is said of pairs, the headline."""
     mean = {k: float(np.nanmean([row[k] for row in rows])) for k in (rows[0] if rows else ())}
     if not mean:
         return
     bars = {f"pairs {c:.0%} ± {OFF:g}": abs(mean[f"pairs {c:.0%}"] - c) <= OFF for c in COVER}
     bars[f"said and right ± {SAID:g}"] = abs(mean["said"] - mean["right"]) <= SAID
-    if published:
+    if headline:
         bars[f"headline τ ≥ {HEADLINE:g}"] = mean["headline"] >= HEADLINE
     print("  bars: " + ", ".join(f"{name} {'held' if held else 'MISSED'}" for name, held in bars.items()))
 
