@@ -12,11 +12,17 @@ import pytest
 import tiny
 from potentia.evidence import read
 from potentia.run import execute, local, plan_study, row_parts, run_study
-from potentia.run.plan import StudyPlan, lanes_name, under_way
+from potentia.run.plan import StudyPlan
+from potentia.run.progress import lanes_name
 from potentia.store import Store
 from potentia.study import make_study
 
 TASKS = ["a", "b", "c", "d"]
+
+
+def under_way(plan: StudyPlan, threads: int) -> StudyPlan:
+    """Return the plan as a run has it."""
+    return replace(plan, run="r", rows=tuple(replace(row, run="r", threads=threads) for row in plan.rows))
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ pays in proportion to its size.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -135,7 +136,7 @@ def price(plan: StudyPlan, paces: Sequence[Pace], source: str, device: str, *, s
     sizes = {row.model.name: parameters_of(row.model) for row in plan.rows}
     at = {model: _pace_at(paces, size) for model, size in sizes.items()}
     work = work_of(plan)
-    tuned = {m: sum(c.protocol.tuned and c.protocol.step is None for c in work if c.model == m) for m in sizes}
+    tuned = Counter(cell.model for cell in work if cell.protocol.tuned and cell.protocol.step is None)
     trained = [len(task.documents("train")) for task in plan.tasks.benchmarks.values()]
     looks = max(plan.study.tuning.rounds(documents)[0] for documents in trained)
     cells = []
@@ -149,16 +150,21 @@ def price(plan: StudyPlan, paces: Sequence[Pace], source: str, device: str, *, s
             seconds += cell.train_tokens * (np.nan if pace.train is None else pace.train)
             seconds += pace.each * looks / max(tuned[cell.model], 1)
         cells.append(replace(cell, seconds=float(seconds)))
-    shown = sum(count_tokens(task, "train") for task in plan.tasks.shown.values())
-    if plan.study.treat is not None:
-        documents = sum(len(task.documents("train")) for task in plan.tasks.shown.values())
-        epochs, repeats = plan.study.treat.recipe(plan.study.tuning).rounds(documents)
-        shown *= epochs * repeats
     copies = {row.model.name for row in plan.rows if row.model.copy_of is not None}  # tuned before they are there
+    shown = tokens_shown(plan)
     loads = {m: (pace.load or 0.0) + (shown * (pace.train or 0.0) if m in copies else 0.0) for m, pace in at.items()}
     width = BYTES.get(plan.study.dtype, 4 if device == "cpu" else 2)
     each = {row.model.name: FEW_BYTES.get(row.model.quantise or "", width) for row in plan.rows}
     return StudyCost(tuple(cells), loads, {m: size * each[m] for m, size in sizes.items()}, source, device, start)
+
+
+def tokens_shown(plan: StudyPlan) -> float:
+    """Return the tokens that a treated copy learns from before it is scored."""
+    if plan.study.treat is None:
+        return 0.0
+    shown = plan.tasks.shown.values()
+    epochs, repeats = plan.study.treat.recipe(plan.study.tuning).rounds(sum(len(t.documents("train")) for t in shown))
+    return epochs * repeats * sum(count_tokens(task, "train") for task in shown)
 
 
 def paces_of_store(plan: StudyPlan, store: Store, device: str) -> list[Pace]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from potentia.run.cost import count_tokens, parameters_of, work_of
+from potentia.run.cost import parameters_of, tokens_shown, work_of
 from potentia.run.plan import CellPlan, RowPlan, StudyPlan
 from potentia.run.progress import lanes_name
 from potentia.values.protocol import TRAIN_BEFORE_TEST
@@ -164,11 +164,9 @@ def _prices(plan: StudyPlan, rows: Sequence[RowPlan], device: str) -> dict[str, 
             flops = sizes[work.model] * (4 * work.train_tokens + 2 * work.score_tokens)
             tasks = found[work.model]
             tasks[work.task] = tasks.get(work.task, 0.0) + flops / rate
-    shown = sum(count_tokens(task, "train") for task in plan.tasks.shown.values())
     for row in rows:
-        if row.model.copy_of is not None and plan.study.treat is not None:  # it is made first
-            epochs = plan.study.treat.recipe(plan.study.tuning).epochs
-            found[row.model.name][MAKING] = 4 * sizes[row.model.name] * shown * epochs / rate
+        if row.model.copy_of is not None:  # it is made first
+            found[row.model.name][MAKING] = 4 * sizes[row.model.name] * tokens_shown(plan) / rate
     return found
 
 
