@@ -20,7 +20,7 @@ from scipy.stats import rankdata
 
 from potentia.analysis.planning.calibrate import Calibration, calibrate, pooled
 from potentia.analysis.planning.factors import Posterior, Weights, learn, predict, solve
-from potentia.analysis.planning.scale import Scale, set_up
+from potentia.analysis.planning.features import Scale, set_up
 from potentia.analysis.rankings.aggregate import mean_z
 from potentia.analysis.stats.bootstrap import interval, tau_rows
 from potentia.errors import InputError
