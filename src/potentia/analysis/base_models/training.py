@@ -126,7 +126,7 @@ class Training(Finding):
         if best == len(value) - 1:
             step = value[-1] - value[-2]
             real = step > Z * float(np.hypot(error[-1], error[-2]))
-            still = "it still grows at its end" if real else "whether it still grows at its end test noise hides"
+            still = "it still grows at its end" if real else "its last step up is within test noise"
             return f"{start}{still} ({step:+.3f} since {_told(float(run.steps[-2]), self.unit)})."
         lost = value[best] - value[-1]
         real = lost > Z * float(np.hypot(error[best], error[-1]))
