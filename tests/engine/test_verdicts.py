@@ -61,6 +61,20 @@ def test_a_model_built_alike_is_tried_on_a_few_rows(dtype: torch.dtype, tmp_path
     assert {facts.get("rows") for facts in second.record["scoring"].values()} == {"few: its structure is known"}
 
 
+def test_models_that_compute_otherwise_are_not_built_alike() -> None:
+    """A config does not say how a model attends, and a first layer not what the others are kept in."""
+    plain = build("llama")
+    names = {structure(plain)}
+    before = plain.config._attn_implementation
+    for attention in {"eager", "sdpa"} - {before}:
+        plain.set_attn_implementation(attention)
+        names.add(structure(plain))
+    plain.set_attn_implementation(before)
+    plain.model.layers[-1].mlp.to(torch.bfloat16)
+    names.add(structure(plain))
+    assert len(names) == 3
+
+
 def test_a_known_structure_is_not_believed_where_a_few_rows_differ() -> None:
     """The verdict is a wrong one on purpose: shared beginnings are wrong in this model."""
     loaded = LoadedModel.of(ODD["a look-back by another name"](), words())

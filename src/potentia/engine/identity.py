@@ -260,7 +260,14 @@ def structure(model: Any) -> str:
     device = torch.cuda.get_device_name(first.device) if first.device.type == "cuda" else first.device.type
     versions = (torch.__version__, transformers.__version__, _own_code())
     settings = json.dumps(config, sort_keys=True, default=str)
-    return _join([str(type(model)), settings, repr(kind(model)), str(first.dtype), device, *versions])
+    ways = {  # of attention and experts, which a config does not write down
+        f"{name} {value}"
+        for part in model.modules()
+        for name, value in getattr(getattr(part, "config", None), "__dict__", {}).items()
+        if name.endswith("_implementation_internal")
+    }
+    dtypes = (str(p.dtype) for p in model.parameters())
+    return _join([str(type(model)), settings, repr(kind(model)), *sorted(ways), *dtypes, device, *versions])
 
 
 @lru_cache

@@ -80,7 +80,8 @@ def read_files(
         else:
             found = _from_folder(source, wishes) if source.is_dir() else _from_file(source, wishes)
     except FileNotFoundError:
-        raise DataError("there is no such file", where=where) from None
+        hint = "name a store, a table or a folder of results; a study that is run makes a store"
+        raise DataError("there is no such file", where=where, hint=hint) from None
     except OSError as error:
         raise DataError(f"it cannot be read: {error.strerror or error}", where=where) from None
     reading = wishes.readings[0] if wishes.readings else None
