@@ -20,6 +20,7 @@ from potentia.engine.identity import Verdicts, structure
 from potentia.engine.score import Scorer, trial
 from potentia.engine.tune import LaneTrainer, LoraConfig
 from potentia.engine.tune.check import HAND, LONG, SHARED
+from potentia.errors import TuningError
 
 
 def pairs(count: int = 4, length: int = 40) -> list[tuple[list[int], list[int]]]:
@@ -114,6 +115,22 @@ def test_a_known_form_is_not_believed_where_a_row_differs() -> None:
         loaded.verdicts.put({"form": HAND, "longest": 1 << 20}, *trainer._alike(lora))
         trainer._check(lora, specs)
         assert trainer.verdict(lora).form == LONG
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_that_are_no_numbers_are_not_trained_for_a_known_structure(dtype: torch.dtype) -> None:
+    """In 16 bits they were as far off as the model's own rounding: infinitely."""
+    shared, broken = Verdicts(), tiny("llama").to(dtype)
+    with torch.no_grad():
+        broken.model.layers[-1].mlp.down_proj.weight[0, 0] = float("nan")
+    specs = [spec(f"l{i}", seed=i) for i in range(3)]
+    with LaneTrainer(replace(LoadedModel.of(tiny("llama").to(dtype), words()), verdicts=shared)) as trainer:
+        trainer._check(specs[0].lora, specs)
+    with (
+        LaneTrainer(replace(LoadedModel.of(broken, words()), verdicts=shared)) as trainer,
+        pytest.raises(TuningError, match="cannot be tuned"),
+    ):
+        trainer._check(specs[0].lora, specs)
 
 
 def test_processes_of_a_run_hear_of_longer_rows(tmp_path: Path) -> None:
