@@ -55,7 +55,7 @@ def written(cell: Cell, digits: int = 3) -> str:
         return "–"
     if isinstance(cell, bool):
         return "yes" if cell else "no"
-    return f"{cell:.{digits}f}" if isinstance(cell, float) else str(cell)
+    return f"{cell:z.{digits}f}" if isinstance(cell, float) else str(cell)
 
 
 @dataclass(frozen=True)

@@ -225,5 +225,13 @@ def test_a_model_and_its_treated_copy_are_told_as_variants():
 
 @pytest.mark.parametrize(("tasks", "said"), [(1, "about 1 more task would."), (99, "about 99 more tasks would.")])
 def test_what_more_is_needed_is_named(tasks, said):
-    told = missing_sentence(Missing("a", "b", math.inf, None, tasks, several=True))
+    told = missing_sentence(Missing("a", "b", math.inf, None, tasks, several=True, opposed=True))
     assert told.endswith(said)
+
+
+def test_who_ties_on_a_task_leads_on_no_other():
+    values = np.array([[0.28, 0.33], [0.28, 0.31], [0.1, 0.1]])
+    given = ScoreMatrix.build(["a", "b", "c"], ["t", "u"], values, stderr=np.full(values.shape, 0.05))
+    said = " ".join(find_scoreboard(Evidence.of(given)).certainty())
+    assert "a and b differ little on these tasks." in said
+    assert "lead on different tasks" not in said

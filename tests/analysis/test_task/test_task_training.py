@@ -84,6 +84,12 @@ def test_frontier_area_by_hand() -> None:
     # before: b lifts 0.3 to 0.6 from 21 to 22, and 0.5 to 0.6 from 22 to 23; d stands at the end
     assert found.areas == pytest.approx((0.3 + 0.1, 0.1))
     assert found.ratio == pytest.approx(4.0)
+    assert "shrinks 4.0-fold" in found.tables()[0].note
+    level = Pair("t", cohort, pair.before, np.array([0.6, 0.4, 0.7, 0.5]), chance=0.25)
+    assert "It vanishes by adjustment." in frontier_shift(level, cohort.since("2023-11")).tables()[0].note
+    tied = Pair("t", cohort, np.array([0.3, 0.3, 0.5, 0.9]), pair.after, chance=0.25)
+    moved = shift_of_ranks(tied).tables()[1]
+    assert "3.5" in str(moved), "shared places are not rounded"
     assert found.every[0].models == ("a", "b", "d")
     assert found.every[1].models == ("a", "b", "c")
 

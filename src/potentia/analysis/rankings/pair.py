@@ -113,6 +113,7 @@ class Missing:
     documents: int | None  # per task; None where their number is not known, or none would do
     tasks: int | None  # where documents alone would not do; None beyond reach
     several: bool  # tasks there are
+    opposed: bool  # each leads on a task
 
 
 def what_is_missing(
@@ -126,10 +127,11 @@ def what_is_missing(
     found = _gap(matrix, items, one, two)
     if found is None or not ranking.known or ranking.better(one, two) >= SURE:
         return None
-    _, variance, both = found
+    gaps, variance, both = found
     tasks = [matrix.tasks[k] for k in both]
     if not np.isfinite(variance).all():
         return None
+    several, opposed = len(tasks) > 1, bool(gaps.min() < 0 < gaps.max())
     place = [ranking.models.index(m) for m in (one, two)]
     gap = ranking.draws[:, place[0]] - ranking.draws[:, place[1]]
     scale = scales(matrix, ranking.method)[both]
@@ -141,10 +143,11 @@ def what_is_missing(
         times = noise / (allowed - choice)
         known = [sizes[t] for t in tasks if t in sizes]
         more = max(1, math.ceil((times - 1) * float(np.median(known)))) if known else None
-        return Missing(one, two, times, None if more is None else _two_digits(more), None, len(tasks) > 1)
+        return Missing(one, two, times, None if more is None else _two_digits(more), None, several, opposed)
     wanted = len(tasks) * total / allowed if allowed > 0 else math.inf
     few = ranking.general and wanted <= MOST_TASKS * len(tasks)
-    return Missing(one, two, math.inf, None, max(1, math.ceil(wanted) - len(tasks)) if few else None, len(tasks) > 1)
+    more = max(1, math.ceil(wanted) - len(tasks)) if few else None
+    return Missing(one, two, math.inf, None, more, several, opposed)
 
 
 def reach(level: float = LEVEL) -> float:

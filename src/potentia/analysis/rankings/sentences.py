@@ -128,7 +128,8 @@ def missing_sentence(missing: Missing) -> str:
         return f"About {amount} would separate {one} and {two} in four studies of five."
     if missing.several:
         more = f"about {count(missing.tasks, 'more task')} would" if missing.tasks else "more tasks may"
-        return f"{one} and {two} lead on different tasks. More test documents will not separate them; {more}."
+        how = "lead on different tasks" if missing.opposed else "differ little on these tasks"
+        return f"{one} and {two} {how}. More test documents will not separate them; {more}."
     return f"{one} and {two} score alike. No affordable test would separate them."
 
 

@@ -101,7 +101,9 @@ class RankShift(Finding):
         )
         order = np.argsort(-np.abs(self.shifts), kind="stable")[:10]
         rows = tuple((self.cohort.models[i], *map(float, self.ranks[i]), float(self.shifts[i])) for i in order)
-        return summary, Table("The ten largest shifts", ("model", "before", "after", "places gained"), rows, digits=0)
+        halves = int(bool((self.ranks[order] % 1).any()))  # models that tie share their places
+        columns = ("model", "before", "after", "places gained")
+        return summary, Table("The ten largest shifts", columns, rows, digits=halves)
 
     def charts(self) -> Sequence[Chart]:
         """Return the ranks in two columns joined by lines."""

@@ -68,7 +68,10 @@ class FrontierShift(Finding):
             (stage, area, ", ".join(m for m in every.models if m in inside) or "none")
             for stage, area, every in zip(("before", "after"), self.areas, self.every, strict=True)
         )
-        note = f"Area in score × log₁₀ FLOPs. It shrinks {self.ratio:.1f}-fold by adjustment."
+        before, after = self.areas
+        how = f"shrinks {self.ratio:.1f}-fold" if after > 0 else "vanishes"
+        how = how if before > after else "does not shrink"
+        note = f"Area in score × log₁₀ FLOPs. It {how} by adjustment."
         columns = ("", "area of improvement", "on the frontier")
         return (Table(f"{self.task}: how far models {self.split.label} move the frontier", columns, rows, note, 4),)
 
