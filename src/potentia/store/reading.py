@@ -54,7 +54,7 @@ class Reading(Leases):
         c, linked = s.cells.c, s.study_cells.c
         query = sa.select(c.key, c.model).join_from(s.study_cells, s.cells).where(linked.study == study)
         with self._reading() as connection:
-            return dict(connection.execute(query).tuples().all())
+            return dict(connection.execute(query).all())
 
     def damaged(self, cell_keys: Sequence[str]) -> list[str]:
         """Return those of the committed cells whose items are missing or cut short."""

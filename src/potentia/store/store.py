@@ -277,7 +277,7 @@ class Store(Reading):
             return {}
         alone = len(rows) == 1 and connection.dialect.insert_returning
         if connection.dialect.name == "postgresql" or alone:  # another may claim a key meanwhile: ask the insert itself
-            return dict(connection.execute(self._claiming, rows).tuples().all())
+            return dict(connection.execute(self._claiming, rows).all())
         known = self._numbers(connection, [row["key"] for row in rows])
         last = connection.execute(_LAST).scalar() or 0  # this transaction alone is writing
         fresh = [row for row in rows if row["key"] not in known]
@@ -300,7 +300,7 @@ class Store(Reading):
         found: dict[str, int] = {}
         for chunk in chunks(keys):
             query = sa.select(s.cells.c.key, s.cells.c.id).where(s.cells.c.key.in_(chunk))
-            found.update(connection.execute(query).tuples().all())
+            found.update(connection.execute(query).all())
         return found
 
     def _link(self, connection: sa.Connection, pairs: Collection[tuple[str, int]]) -> None:

@@ -187,8 +187,8 @@ def _divided(connection: sa.Connection, key: str) -> tuple[dict[int, str], dict[
     """Return the cells that only this study has, and those of others, each with its key and the study it goes to."""
     c, linked = s.cells.c, s.study_cells.c
     mine = sa.or_(c.study == key, c.id.in_(sa.select(linked.cell).where(linked.study == key)))
-    own = dict(connection.execute(sa.select(c.id, c.key).where(mine)).tuples().all())
+    own = dict(connection.execute(sa.select(c.id, c.key).where(mine)).all())
     others = sa.select(linked.cell, sa.func.min(linked.study)).where(linked.study != key).group_by(linked.cell)
-    heirs = dict(connection.execute(others.where(linked.cell.in_(sa.select(c.id).where(mine)))).tuples().all())
+    heirs = dict(connection.execute(others.where(linked.cell.in_(sa.select(c.id).where(mine)))).all())
     alone = {number: cell for number, cell in own.items() if number not in heirs}
     return alone, {number: (own[number], heir) for number, heir in heirs.items()}
