@@ -80,7 +80,7 @@ def read_files(
         else:
             found = _from_folder(source, wishes) if source.is_dir() else _from_file(source, wishes)
     except FileNotFoundError:
-        hint = "name a store, a table or a folder of results; a study that is run makes a store"
+        hint = "run a study first, which makes a store, or name a store, a table or a folder of results"
         raise DataError("there is no such file", where=where, hint=hint) from None
     except OSError as error:
         raise DataError(f"it cannot be read: {error.strerror or error}", where=where) from None

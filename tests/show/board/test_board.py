@@ -285,6 +285,16 @@ def test_several_studies_on_one_store(tmp_path: Path):
         assert client.get("/api/studies/other").json()["done"] == 0
 
 
+def test_a_study_that_began_this_second_is_there(tmp_path: Path):
+    path = make_store(tmp_path / "two.db", models=MODELS[:2], tasks=("boolq",))
+    with TestClient(create_app(str(path), executor=ThreadPoolExecutor(1)), base_url="http://127.0.0.1") as client:
+        assert len(client.get("/api/studies").json()) == 1
+        with Store.open(path) as store:
+            store.study("begun", "b" * 32, {})
+        assert client.get("/api/studies/begun").status_code == 200
+        assert client.get("/api/studies/nowhere").status_code == 404
+
+
 def test_prometheus_reads_the_counts(board: TestClient):
     answer = board.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")

@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from functools import lru_cache
@@ -94,9 +94,8 @@ class Desk:
         return told
 
     def study(self, name: str) -> StudyRecord:
-        """Return the study with this key or name, or answer 404."""
-        records = self.studies()
-        found = next((r for r in records if r.key == name), None) or next((r for r in records if r.name == name), None)
+        """Return the study with this key or name, or answer 404; one that began this second is looked for anew."""
+        found = _named(name, self.studies()) or _named(name, self.store.studies())
         return there(found, "there is no such study")
 
     def watch(self, name: str) -> Watch:
@@ -128,6 +127,10 @@ class Desk:
             return self.store.items(key)
         except StoreError as error:  # the items folder was left behind
             raise HTTPException(404, error.message) from error
+
+
+def _named(name: str, records: Sequence[StudyRecord]) -> StudyRecord | None:
+    return next((r for r in records if r.key == name), None) or next((r for r in records if r.name == name), None)
 
 
 def there(found: T | None, otherwise: str = "there is nothing of that name") -> T:
