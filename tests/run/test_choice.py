@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from potentia.run.choice import (
+    MORE,
     Candidate,
     LanePlan,
     leaders,
@@ -17,7 +18,9 @@ from potentia.run.choice import (
     past_its_best,
     select,
     verdict,
+    worst_of,
 )
+from potentia.values.metric import Metric
 
 GRID = (3e-4, 1e-3, 3e-3)
 BOUNDS = (1e-5, 1e-2)
@@ -29,6 +32,18 @@ def state(rate: float, value: float, epoch: int = 1, stderr: float = 0.02) -> Ca
 
 def peaks(*values: float | None, rates: tuple[float, ...] = GRID) -> dict[float, Candidate | None]:
     return {r: None if v is None else state(r, v) for r, v in zip(rates, values, strict=True)}
+
+
+def test_what_cannot_be_better_may_not_have_more_in_it():
+    """ "1.0000 (may have more in it: at the bound)" was said of a perfect validation."""
+    best, worse, none = state(1e-2, 1.0), state(1e-2, 0.98), replace(state(1e-2, 0.0), up=False)
+    share, errors, free = Metric.of("acc"), Metric.of("error_rate"), Metric.of("elo")
+    assert worst_of(["at the bound", "inside"], [best, best], share) == "perfect"
+    assert worst_of(["at the bound", "inside"], [best, worse], share) == "at the bound"
+    assert worst_of(["kept untuned"], [none], errors) == "perfect"
+    assert worst_of(["inside"], [best], share) == "inside"
+    assert worst_of(["still rising"], [best], free) == "still rising"
+    assert "perfect" not in MORE
 
 
 def test_rungs_are_1_3_10():

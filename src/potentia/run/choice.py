@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from potentia.errors import TuningError
 from potentia.run.ask import Evaluation, Style, evaluate
@@ -19,13 +19,14 @@ from potentia.timing import spending
 
 if TYPE_CHECKING:
     from potentia.run.fine_tuning import FineTuning
+    from potentia.values.metric import Metric
 
 LEAD = 0.5  # standard errors of validation by which an end must lead to be followed further
 PATIENCE = 3  # looks in a row, each more than a standard error below its best, after which a lane is past it
 
 # Where a cell's best lies, the most doubtful first: the first three may have more in them.
-Verdict = Literal["kept untuned", "at the bound", "still rising", "one rate", "flat", "inside"]
-VERDICTS: tuple[Verdict, ...] = ("kept untuned", "at the bound", "still rising", "one rate", "flat", "inside")
+Verdict = Literal["kept untuned", "at the bound", "still rising", "one rate", "flat", "inside", "perfect"]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 MORE = VERDICTS[:3]
 
 
@@ -160,6 +161,13 @@ def verdict(chosen: Candidate, peaks: Peaks, curve: Sequence[Candidate]) -> Verd
     return "flat" if chosen.learning_rate in (min(peaks), max(peaks)) else "inside"
 
 
+def worst_of(found: Sequence[Verdict], chosen: Sequence[Candidate], metric: Metric) -> Verdict:
+    """Return the most doubtful over seeds; validation that cannot be better leaves no doubt."""
+    worst = min(found, key=VERDICTS.index)
+    perfect = metric.scale == "share" and all(best.value == float(best.up) for best in chosen)
+    return "perfect" if perfect and worst in MORE else worst
+
+
 def past_its_best(curve: Sequence[Candidate]) -> bool:
     """Say whether a lane's last looks are all clearly worse than its best."""
     looks = [c for c in curve if c.tuned and math.isfinite(c.value)]
@@ -255,7 +263,8 @@ def _search(
     for best in chosen:
         curve = tuning.curves[best.lane.key, name] if best.lane is not None else ()
         found.append(verdict(best, peaks(best), curve))
-    worst = min(found, key=VERDICTS.index)
+    judge = tuning.judge(name)
+    worst = worst_of(found, chosen, judge.metric_of(judge.metric))
     assert best_tuned[0].lane is not None
     made = tuning.results[best_tuned[0].lane.key]
     return {

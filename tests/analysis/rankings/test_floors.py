@@ -7,6 +7,7 @@ import pytest
 
 from potentia.analysis.rankings import find_rankings
 from potentia.analysis.rankings.found import summarise
+from potentia.analysis.rankings.pair import find_pair
 from potentia.evidence import read
 
 
@@ -62,3 +63,10 @@ def test_a_tie_is_told_in_the_order_of_the_table(tmp_path):
     board = find_rankings(read(tmp_path / "s.csv")).scoreboard
     assert board.headline().startswith("A and B tie")
     assert board.certainty()[0].startswith("On this task A and B have the same score")
+
+
+def test_without_standard_errors_a_difference_is_neither_real_nor_not(tmp_path):
+    (tmp_path / "s.csv").write_text("model,task,score\nA,x,0.612\nB,x,0.610\n")
+    found = find_pair(read(tmp_path / "s.csv"), "A", "B")
+    assert found.tasks[0].real is None
+    assert found.tables()[0].rows[0][-2:] == (None, None)

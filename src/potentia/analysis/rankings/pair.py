@@ -177,7 +177,7 @@ class TaskPair:
     first_only: tuple[int, ...] = ()  # documents that the first model alone gets right
     second_only: tuple[int, ...] = ()
     text: bool = False  # a text to predict, in bits; it has no part in a mean of scores
-    real: bool = False  # significant among all tasks of the protocol
+    real: bool | None = None  # significant among all tasks of the protocol; None without standard errors
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,8 @@ class Pair(Finding):
             if items:
                 row += [len(pair.first_only), len(pair.second_only), pair.documents] if counted else [None] * 3
             p = "< 0.001" if pair.p_value < 0.0005 else pair.p_value
-            rows.append((*row, p, pair.test, "yes" if pair.real else "no"))
+            tested = (None, None) if pair.real is None else (pair.test, "yes" if pair.real else "no")
+            rows.append((*row, p, *tested))
         alone = (f"{one} alone", f"{two} alone", "documents") if items else ()
         note = "Difference: the first over the second, where more is better."
         if items:
@@ -268,7 +269,10 @@ def compare_tasks(matrix: ScoreMatrix, outcomes: Outcomes, *, level: float = LEV
     if not found:
         return []
     adjusted = benjamini_hochberg(np.array([[pair.p_value] for pair in found]))[:, 0]
-    return [replace(pair, real=bool(p <= 1 - level)) for pair, p in zip(found, adjusted.tolist(), strict=True)]
+    return [
+        replace(pair, real=None if math.isnan(p) else p <= 1 - level)
+        for pair, p in zip(found, adjusted.tolist(), strict=True)
+    ]
 
 
 def known_model(evidence: Evidence, name: str) -> str:
