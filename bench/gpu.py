@@ -419,7 +419,7 @@ def vllm_peer(bench: Bench) -> None:
         for cached in (False, True):
             harness = VLLM(
                 pretrained=folder, dtype="bfloat16", batch_size="auto", max_model_len=1024, gpu_memory_utilization=0.6,
-                enable_prefix_caching=cached,
+                enable_prefix_caching=cached, enforce_eager=bench.quick,  # compiling takes a minute
             )  # fmt: skip
             calls = [
                 Instance("loglikelihood", {}, (prompt, choice), i)
@@ -427,7 +427,10 @@ def vllm_peer(bench: Bench) -> None:
             ]
             harness.loglikelihood(calls[:64], disable_tqdm=True)
             seconds, _ = clock(bench.device, lambda h=harness, c=calls: h.loglikelihood(c, disable_tqdm=True))
-            bench.tell(what="scoring vLLM", model="410m", prefix_caching=cached, seconds=seconds, documents=len(items))
+            bench.tell(
+                what="scoring vLLM", model="410m", prefix_caching=cached, eager=bench.quick, seconds=seconds,
+                documents=len(items),
+            )  # fmt: skip
             if bench.quick:
                 break
             del harness
