@@ -136,8 +136,8 @@ def adjusted(tmp_path: Path) -> tuple[Path, Path]:
     [
         ((), "trained 2023-11 or later"),
         (("--since", "2023-06"), "trained 2023-06 or later"),
-        (("--column", "language", "--value", "en+cn"), "language en+cn"),
-        (("--exposed",), "saw the form of mmlu"),
+        (("--column", "language", "--value", "en+cn"), "of language en+cn"),
+        (("--exposed",), "shown the form of mmlu"),
     ],
 )
 def test_the_test_task_section_is_divided_as_asked(
@@ -149,7 +149,7 @@ def test_the_test_task_section_is_divided_as_asked(
     assert told["mmlu-adjustment"]["before"]["split"]["label"] == group
     assert set(told) <= set(out["findings"])
     page = (tmp_path / "r.html").read_text()
-    assert group in page
+    assert f"how far models {group} move the frontier" in page
     assert "emergence by amount of test-task training" in page  # scores on the way (adjust@N) are shown
 
 

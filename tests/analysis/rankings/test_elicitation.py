@@ -30,6 +30,18 @@ def test_a_pair_is_turned_where_both_ways_tell_it_apart_and_disagree():
     assert len(found.tables()[1].rows) == 6
 
 
+def test_one_model_says_what_it_reaches_and_not_what_only_a_ranking_can_show():
+    recipe, more = (matrix(values).select(models=["a"]) for values in ([[0.5, 0.5]] * 3, [[0.6, 0.49]] * 3))
+    found = find_elicitation("recipe", {"recipe": recipe, "rank 64": more})
+    first, second, last = found.sentences()
+    assert first == "On t a scores 0.500 by the recipe and 0.600 by rank 64: +0.100 (95 % interval +0.072 to +0.128)."
+    assert second.startswith("On u a scores 0.500 by the recipe and 0.490 by rank 64: -0.010")
+    assert last.startswith("One model cannot show whether the ranking changes")
+    (table,) = found.tables()
+    assert [row[:2] for row in table.rows] == [("t", "rank 64"), ("u", "rank 64")]
+    assert "nan" not in str(found)
+
+
 def test_the_ways_differ_in_capacity_alone():
     fair = Tuning(epochs=2, least_updates=90)
     recipe, higher, whole = ways_of(fair, 64).values()

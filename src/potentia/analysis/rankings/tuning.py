@@ -238,10 +238,14 @@ class Elicitation(Finding):
     models: tuple[str, ...]
     tasks: tuple[str, ...]
     scores: Mapping[str, tuple[tuple[float, ...], ...]]  # by way, then model, then task
+    errors: Mapping[str, tuple[tuple[float, ...], ...]]  # of these scores
     ways: tuple[Way, ...]
 
     def sentences(self) -> list[str]:
-        """Say of every way what it adds and whether it orders models otherwise."""
+        """Say of every way what it adds and whether it orders models otherwise; of one model, what it reaches."""
+        if len(self.models) == 1:
+            alone = "One model cannot show whether the ranking changes: name two or more."
+            return [*(self._reached(*row) for row in self._differences()), alone]
         said = []
         for way in self.ways:
             told = f"{way.name}: {way.gain:+.3f} ± {SURE * way.gain_error:.3f} over the recipe"
@@ -249,8 +253,29 @@ class Elicitation(Finding):
             said.append(f"{told}; {turned}{': ' + '; '.join(way.turned) if way.turned else ''}.")
         return said
 
+    def _differences(self) -> list[tuple[str, str, float, float, float, float]]:
+        """Return task, way, both scores of the first model, and the 95 % interval of the difference by test noise."""
+        rows = []
+        for j, task in enumerate(self.tasks):
+            for way in self.ways:
+                plain, more = (self.scores[name][0][j] for name in (self.recipe, way.name))
+                half = SURE * math.hypot(self.errors[self.recipe][0][j], self.errors[way.name][0][j])
+                rows.append((task, way.name, plain, more, more - plain - half, more - plain + half))
+        return rows
+
+    def _reached(self, task: str, way: str, plain: float, more: float, low: float, high: float) -> str:
+        noise = f"95 % interval {low:+.3f} to {high:+.3f}" if math.isfinite(low) else "its noise is not known"
+        scores = f"{self.models[0]} scores {plain:.3f} by the recipe and {more:.3f} by {way}"
+        return f"On {task} {scores}: {more - plain:+.3f} ({noise})."
+
     def tables(self) -> Sequence[Table]:
-        """Return the ways beside the recipe, and the scores."""
+        """Return the ways beside the recipe, and the scores; of one model, every difference with its interval."""
+        note = " ".join(self.sentences())
+        if len(self.models) == 1:
+            title = f"Has {self.models[0]} more in it than the recipe brings out?"
+            columns = ("task", "way", self.recipe, "score", "difference", "low", "high")
+            told = tuple((*row[:4], row[3] - row[2], *row[4:]) for row in self._differences())
+            return [Table(title, columns, told, note)]
         names = [self.recipe, *(way.name for way in self.ways)]
         summary = Table(
             "Is the recipe enough?",
@@ -259,7 +284,7 @@ class Elicitation(Finding):
                 (w.name, w.gain, SURE * w.gain_error, None if np.isnan(w.tau) else w.tau, w.pairs, len(w.turned))
                 for w in self.ways
             ),
-            note=" ".join(self.sentences()),
+            note,
         )
         rows: list[tuple[Cell, ...]] = [
             (model, task, *(self.scores[name][i][j] for name in names))
@@ -273,8 +298,11 @@ def find_elicitation(recipe: str, found: Mapping[str, ScoreMatrix]) -> Elicitati
     """Compare every way's scores with the recipe's; all matrices have the same models and tasks."""
     base = found[recipe]
     ways = tuple(_way(name, base, other) for name, other in found.items() if name != recipe)
-    scores = {name: tuple(tuple(map(float, row)) for row in matrix.values) for name, matrix in found.items()}
-    return Elicitation(recipe, base.models, base.tasks, scores, ways)
+    scores, errors = (
+        {name: tuple(tuple(map(float, row)) for row in getattr(matrix, part)) for name, matrix in found.items()}
+        for part in ("values", "stderr")
+    )
+    return Elicitation(recipe, base.models, base.tasks, scores, errors, ways)
 
 
 def _way(name: str, base: ScoreMatrix, other: ScoreMatrix) -> Way:

@@ -142,7 +142,7 @@ def compare_groups(pair: Pair, split: Split, *, draws: int = 1999, seed: int = 0
 
 def _tables(stages: Sequence[GroupScaling]) -> tuple[Table, Table]:
     task, split = stages[0].task, stages[0].split
-    name = f"{task}: {split.label} ({int(split.members.sum())} of {len(split.members)} models)"
+    name = f"{task}: models {split.label} ({int(split.members.sum())} of {len(split.members)})"
     effects = tuple((one.stage, *one.fit.effect_row()) for one in stages)
     curves = tuple((one.stage, *one.fit.curve_row()) for one in stages)
     return (
@@ -250,7 +250,7 @@ class RateBudget(Finding):
         if self.favoured is not None and self.usual is not None:
             effects = (
                 ("as chosen", self.usual),
-                (f"{self.favoured.split.label}: best rate by the test", self.favoured),
+                (f"best rate by the test for models {self.favoured.split.label}", self.favoured),
             )
             told: list[tuple[Cell, ...]] = [(n, g.effect.value, g.effect.clustered_p) for n, g in effects]
             why = "A θ that stays small where one group is favoured in the search is no artefact of it (appendix B.3)."

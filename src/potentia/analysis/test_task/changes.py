@@ -63,7 +63,7 @@ class Gain(Finding):
 def measure_gain(pair: Pair, split: Split | None = None) -> Gain:
     """Subtract the score before from the score after, oriented so that a gain is positive."""
     before, after = pair.oriented()
-    parts = split or Split("", np.zeros(len(before), dtype=bool), "all models")
+    parts = split or Split("", np.zeros(len(before), dtype=bool), "all")
     return Gain(pair.task, pair.cohort, parts, after - before)
 
 
@@ -151,7 +151,7 @@ class Mediation(Finding):
         )
         columns = ("effect", "value", "s.e.", "p", "s.e. by family", "p by family", "R²")
         note = f"{self.n} models; compute enters piecewise log-linearly with knots at 10²² and 10²³ FLOPs."
-        return (Table(f"{self.task}: mediation by test-task training, {self.group}", columns, rows, note),)
+        return (Table(f"{self.task}: mediation by test-task training, models {self.group}", columns, rows, note),)
 
 
 def mediate(pair: Pair, split: Split, *, knots: Sequence[float] = KNOTS) -> Mediation:
@@ -297,7 +297,7 @@ class Discrimination(Finding):
     def tables(self) -> Sequence[Table]:
         """Return both accuracies."""
         rows = tuple(
-            (f"{name} against {self.group}", value, interval.low, interval.high)
+            (f"{name} against models {self.group}", value, interval.low, interval.high)
             for name, value, interval in (
                 ("the others", self.before, self.before_interval),
                 ("tuned others", self.after, self.after_interval),

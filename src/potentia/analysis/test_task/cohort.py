@@ -21,11 +21,11 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """A yes/no variable of the models (N of equation 1): a label for people, and who belongs to it."""
+    """A yes/no variable of the models (N of equation 1), and who belongs to it. Labels follow the word "models"."""
 
     label: str
     members: Flags  # (models,)
-    others: str = "the others"
+    others: str = "of the other side"
 
     def sides(self) -> list[tuple[str, Flags]]:
         """Return the others and the group, each with its members; one where the models are not divided."""
@@ -127,7 +127,7 @@ class Cohort:
                 hint="add a column `trained` (year-month) to the facts, or split by another column",
             )
         members = np.array([date >= cutoff for date in self.trained], dtype=bool)
-        return Split(f"trained {cutoff} or later", members, f"before {cutoff}")
+        return Split(f"trained {cutoff} or later", members, f"trained before {cutoff}")
 
     def exposed(self, task: str) -> Split:
         """Split by what the facts say of exposure: N = 1 where the column ``exposure`` (a;b;c) names the task."""
@@ -139,7 +139,7 @@ class Cohort:
                 f"the facts do not divide these models by exposure to {name}",
                 hint="give --facts with a column `exposure` that lists the tasks a model has seen, as ask;table",
             )
-        return Split(f"saw the form of {name}", members, "did not")
+        return Split(f"shown the form of {name}", members, "not shown it")
 
     def where(self, column: str, value: str) -> Split:
         """Split by any column of the facts: N = 1 where it has this value."""
@@ -149,7 +149,7 @@ class Cohort:
         if not members.any() or members.all():
             seen = ", ".join(sorted(set(self.columns[column]))[:8])
             raise InputError(f"{column} = {value!r} does not split these models", hint=f"values there: {seen}")
-        return Split(f"{column} {value}", members, f"other {column}")
+        return Split(f"of {column} {value}", members, f"of another {column}")
 
 
 def against_compute(

@@ -90,7 +90,7 @@ class FrontierShift(Finding):
                     "The shaded area between the two frontiers is the progress per unit of compute.",
                     self.split.points(self.cohort, self.scores[k]),
                     (
-                        Line(f"frontier {self.split.others}", corners, below, dashed=True),
+                        Line(f"frontier of models {self.split.others}", corners, below, dashed=True),
                         Line("frontier of all models", corners, above, below, above),
                     ),
                 )
