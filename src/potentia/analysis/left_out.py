@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 
 def few(names: Collection[str], most: int = 3) -> str:
     """Return the first names, and how many more there are."""
     shown = ", ".join(list(names)[:most])
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown
+
+
+def outside(names: Iterable[str], there: Collection[str]) -> list[str]:
+    """Return the names that are not there."""
+    return [name for name in names if name not in there]
 
 
 def left_out(reasons: Mapping[str, Collection[str]]) -> tuple[str, ...]:

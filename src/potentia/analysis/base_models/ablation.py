@@ -11,13 +11,15 @@ resamples models.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 from scipy.stats import rankdata
 
-from potentia.analysis.left_out import left_out, noted
+from potentia.analysis.left_out import left_out, noted, outside
+from potentia.analysis.stats.bootstrap import three
 from potentia.errors import InputError
 from potentia.values.findings import Bars, Cell, Chart, Finding, Heatmap, Interval, Table
 from potentia.values.protocol import Protocol, TaskName
@@ -27,61 +29,73 @@ DRAWS = 2_000  # of an interval
 
 
 @dataclass(frozen=True, eq=False)
-class Column:
-    """The scores of some models on one benchmark by one method; higher always means better."""
+class Columns:
+    """The scores of all models by benchmark and method; higher always means better."""
 
-    task: str
-    method: str
-    models: tuple[str, ...]
-    values: Floats  # (models,)
-    stderr: Floats  # (models,)
+    models: Mapping[str, int]  # and their places
+    table: Mapping[tuple[str, str], Floats]  # by benchmark and method: (2, models + 1) of values and standard errors
 
-    def at(self, models: Sequence[str]) -> tuple[Floats, Floats]:
-        """Return values and standard errors of these models, NaN where the column lacks one."""
-        nothing = (np.nan, np.nan)
-        known = dict(zip(self.models, zip(self.values, self.stderr, strict=True), strict=True))
-        both = np.array([known.get(model, nothing) for model in models], dtype=np.float64).reshape(-1, 2)
-        return both[:, 0], both[:, 1]
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods in order of appearance."""
+        return tuple(dict.fromkeys(method for _, method in self.table))
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The benchmarks in order of appearance."""
+        return tuple(dict.fromkeys(task for task, _ in self.table))
+
+    def at(self, key: tuple[str, str], models: Iterable[str]) -> Floats:
+        """Return values and standard errors of these models, (2, models); NaN where there is no score."""
+        return self.table[key][:, [self.models.get(model, -1) for model in models]]
+
+    def ordered(self, baseline: str | None) -> tuple[str, ...]:
+        """Return the methods, the baseline first where one is named."""
+        if baseline is None:
+            return self.methods
+        if baseline not in self.methods:
+            raise InputError(f"no method {baseline!r} in these scores", hint=f"there are: {', '.join(self.methods)}")
+        return (baseline, *(name for name in self.methods if name != baseline))
 
 
-def columns(scores: Mapping[Protocol, ScoreMatrix]) -> tuple[Column, ...]:
+def columns(scores: Mapping[Protocol, ScoreMatrix]) -> Columns:
     """Read matrices, keyed by protocol, as columns; a column without any score is left out.
 
     A form that was scored without tuning or examples needs no protocol in front of its name.
     """
-    found: list[Column] = []
+    names = dict.fromkeys(model for matrix in scores.values() for model in matrix.models)
+    models = {model: place for place, model in enumerate(names)}
+    table: dict[tuple[str, str], Floats] = {}
     for protocol, matrix in scores.items():
-        oriented = matrix.oriented()
+        rows, oriented = [models[model] for model in matrix.models], matrix.oriented()
         for k, name in enumerate(map(TaskName, matrix.tasks)):
             method = f"{protocol}:{name.form}" if name.form and protocol != "direct" else name.form or protocol
             if np.isfinite(oriented[:, k]).any():
-                found.append(Column(name.base, method, matrix.models, oriented[:, k], matrix.stderr[:, k]))
-    if not found:
+                column = np.full((2, len(models) + 1), np.nan)  # the last place is of models without a score
+                column[:, rows] = oriented[:, k], matrix.stderr[:, k]
+                table[name.base, method] = column
+    if not table:
         raise InputError("no scores to analyse", hint="choose a protocol and tasks that have scores")
-    return tuple(found)
+    return Columns(models, table)
 
 
-def order_methods(found: Sequence[Column], baseline: str | None = None) -> tuple[str, ...]:
-    """Return the methods in order of appearance, the baseline first where one is named."""
-    names = tuple(dict.fromkeys(column.method for column in found))
-    if baseline is None:
-        return names
-    if baseline not in names:
-        raise InputError(f"no method {baseline!r} in these scores", hint=f"there are: {', '.join(names)}")
-    return (baseline, *(name for name in names if name != baseline))
-
-
-def tau_heatmap(name: str, title: str, caption: str, taus: Mapping[tuple[str, str], float]) -> Heatmap:
-    """Draw Kendall's tau by (label, method)."""
+def tau_charts(
+    what: str, caption: str, taus: Mapping[tuple[str, str], float], improvements: Sequence[Improvement]
+) -> list[Chart]:
+    """Draw Kendall's tau by (label, method), and the improvements over the baseline where there are some."""
     rows, methods = (tuple(dict.fromkeys(key[k] for key in taus)) for k in (0, 1))
     values = np.array([[taus.get((row, method), np.nan) for method in methods] for row in rows])
-    return Heatmap(name, title, caption, rows, methods, values, low=-1, high=1, diverging=True)
-
-
-def mean_tau(taus: Sequence[float]) -> float:
-    """Return the mean of those that are known."""
-    known = [tau for tau in taus if np.isfinite(tau)]
-    return float(np.mean(known)) if known else float("nan")
+    title = f"{what.capitalize()} by method"
+    drawn: list[Chart] = [Heatmap(what, title, caption, rows, methods, values, low=-1, high=1, diverging=True)]
+    if improvements:
+        table = {(f"{i.task} ({i.series})", i.method): i.difference for i in improvements}
+        labels, methods = (tuple(dict.fromkeys(key[k] for key in table)) for k in (0, 1))
+        missing = Interval(np.nan, np.nan, np.nan)
+        bars = {method: [table.get((label, method), missing) for label in labels] for method in methods}
+        caption = f"Difference in Kendall's tau to {improvements[0].baseline}, 95 % intervals; above zero is better."
+        name, title = f"{what}-improvement", f"Improvement in {what}"
+        drawn.append(Bars.of(name, title, caption, labels, bars, "difference in tau"))
+    return drawn
 
 
 @dataclass(frozen=True)
@@ -100,27 +114,14 @@ class Improvement:
         return self.difference.low > 0 or self.difference.high < 0
 
 
-def improvement_table(what: str, improvements: Sequence[Improvement], group: str) -> Table:
-    """Lay out improvements: one row per benchmark and method, with whether the interval leaves out zero."""
-    rows = tuple(
-        (i.series, i.task, i.method, i.difference.value, i.difference.low, i.difference.high, "yes" if i.real else "no")
-        for i in improvements
-    )
+def improvement_tables(what: str, improvements: Sequence[Improvement], group: str) -> list[Table]:
+    """Lay out improvements, one row per benchmark and method; no table where there are none."""
+    if not improvements:
+        return []
+    rows = tuple((i.series, i.task, i.method, *three(i.difference), "yes" if i.real else "no") for i in improvements)
     title = f"Improvement in {what} over {improvements[0].baseline}"
     columns = (group, "task", "method", "difference", "low", "high", "real")
-    return Table(title, columns, rows, note="real: the interval leaves out zero.")
-
-
-def improvement_chart(what: str, improvements: Sequence[Improvement]) -> Bars:
-    """Draw improvements as bars with intervals, one group per benchmark and one colour per method."""
-    labels = tuple(dict.fromkeys(f"{i.task} ({i.series})" for i in improvements))
-    methods = tuple(dict.fromkeys(i.method for i in improvements))
-    table = {(f"{i.task} ({i.series})", i.method): i.difference for i in improvements}
-    missing = Interval(float("nan"), float("nan"), float("nan"))
-
-    caption = f"Difference in Kendall's tau to {improvements[0].baseline}, with 95 % intervals; above zero is better."
-    bars = {method: [table.get((label, method), missing) for label in labels] for method in methods}
-    return Bars.of(f"{what}-improvement", f"Improvement in {what}", caption, labels, bars, "difference in tau")
+    return [Table(title, columns, rows, note="real: the interval leaves out zero.")]
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,27 +144,16 @@ class Ablation(Finding):
         rows: list[tuple[Cell, ...]] = []
         for i, model in enumerate(self.models):
             for j, method in enumerate(self.methods):
-                values = self.scores[i, j]
-                marks = [self._show(i, j, k) for k in range(len(self.tasks))]
-                mean = float(values.mean()) if np.isfinite(values).all() else None
-                rows.append((model if j == 0 else "", method, *marks, mean))
+                marks = [self._show(self.scores[i, :, k], j) for k in range(len(self.tasks))]
+                rows.append((model if j == 0 else "", method, *marks, float(self.scores[i, j].mean())))
+        columns = ("method", "mean rank", "low", "high", "best in", "near best in", "cells")
+        of = zip(self.methods, self.mean_rank, self.best, self.near, strict=True)
+        ranks = tuple((method, *three(rank), best, near, self.cells) for method, rank, best, near in of)
+        marked = f"**: the best method in this cell; *: within {self.tolerance:g} of it."
+        note = f"Only cells scored by all methods count. Intervals resample models.{noted(self.left_out)}"
         return (
-            Table(
-                "Every model by every method",
-                ("model", "method", *self.tasks, "mean"),
-                tuple(rows),
-                note=f"**: the best method in this cell; *: within {self.tolerance:g} of it.",
-            ),
-            Table(
-                "Mean rank of each method (1 is best)",
-                ("method", "mean rank", "low", "high", "best in", "near best in", "cells"),
-                tuple(
-                    (m, r.value, r.low, r.high, b, n, self.cells)
-                    for m, r, b, n in zip(self.methods, self.mean_rank, self.best, self.near, strict=True)
-                ),
-                note=f"Only cells scored by all methods count. Intervals resample models.{noted(self.left_out)}",
-                digits=2,
-            ),
+            Table("Every model by every method", ("model", "method", *self.tasks, "mean"), tuple(rows), marked),
+            Table("Mean rank of each method (1 is best)", columns, ranks, note, digits=2),
         )
 
     def charts(self) -> Sequence[Chart]:
@@ -172,12 +162,10 @@ class Ablation(Finding):
         bars = {name: self.mean_rank}
         return (Bars.of("mean-rank", "Mean rank of each method", caption, self.methods, bars, name),)
 
-    def _show(self, model: int, method: int, task: int) -> str | None:
-        cell = self.scores[model, :, task]
-        value = cell[method]
+    def _show(self, cell: Floats, method: int) -> str | None:
+        value, top = cell[method], np.fmax.reduce(cell)
         if not np.isfinite(value):
             return None
-        top = np.nanmax(cell)
         mark = "**" if value == top else "*" if top - value <= self.tolerance else ""
         return f"{value:.3f}{mark}"
 
@@ -196,65 +184,53 @@ def compare_methods(
     benchmark that not all of them scored is left out.
     """
     found = columns(scores)
-    rows = tuple(models) if models else tuple(dict.fromkeys(model for c in found for model in c.models))
+    rows = tuple(models or found.models)
     names = tuple(methods) if methods else _sharing(found, rows)
-    benchmarks = tuple(dict.fromkeys(c.task for c in found if c.method in names))
-    cube = np.full((len(rows), len(names), len(benchmarks)), np.nan)
-    for column in found:
-        if column.method in names:
-            cube[:, names.index(column.method), benchmarks.index(column.task)] = column.at(rows)[0]
+    tasks = tuple(dict.fromkeys(task for task, method in found.table if method in names))
+    cube = np.full((len(rows), len(names), len(tasks)), np.nan)
+    for task, method in found.table:
+        if method in names:
+            cube[:, names.index(method), tasks.index(task)] = found.at((task, method), rows)[0]
     whole = np.isfinite(cube).all(axis=1)  # (models, tasks)
     if len(names) < 2 or not whole.any():
         raise InputError(
             "no model and benchmark is scored by two methods or more",
             hint="score a task in more than one form, such as arc_easy and arc_easy:blank_ppl, or name fewer methods",
         )
-    keep_rows, keep_tasks = whole.any(axis=1), whole.any(axis=0)
-    cube, whole = cube[keep_rows][:, :, keep_tasks], whole[keep_rows][:, keep_tasks]
-    ranks = rankdata(-cube, axis=1, nan_policy="omit")
-    ranks = np.where(whole[:, None, :], ranks, np.nan)
-    highest = np.fmax.reduce(cube, axis=1, keepdims=True)  # NaN where no method scored the cell
-    top = cube == highest
-    near = ~top & (highest - cube <= tolerance)
-    counted = whole[:, None, :]
-    kept = {k for k, keep in zip((*rows, *benchmarks), (*keep_rows, *keep_tasks), strict=True) if keep}
-    reasons: dict[str, list[str]] = {
-        "not scored by all methods on any task": [m for m in rows if m not in kept],
-        "scored by all methods on no model": [t for t in benchmarks if t not in kept],
-        "methods that share fewer cells": [m for m in dict.fromkeys(c.method for c in found) if m not in names],
+    of_rows, of_tasks = whole.any(axis=1), whole.any(axis=0)
+    reasons = {
+        "not scored by all methods on any task": list(compress(rows, ~of_rows)),
+        "scored by all methods on no model": list(compress(tasks, ~of_tasks)),
+        "methods that share fewer cells": outside(found.methods, names),
     }
+    cube, counted = cube[of_rows][:, :, of_tasks], whole[of_rows][:, None, of_tasks]
+    highest = np.fmax.reduce(cube, axis=1, keepdims=True)  # NaN where no method scored the cell
+    best, near = cube == highest, (cube < highest) & (highest - cube <= tolerance)
     return Ablation(
-        models=tuple(m for m in rows if m in kept),
+        models=tuple(compress(rows, of_rows)),
         methods=names,
-        tasks=tuple(t for t in benchmarks if t in kept),
+        tasks=tuple(compress(tasks, of_tasks)),
         scores=cube,
-        mean_rank=_mean_ranks(ranks),
-        best=tuple(int(v) for v in (top & counted).sum(axis=(0, 2))),
-        near=tuple(int(v) for v in (near & counted).sum(axis=(0, 2))),
+        mean_rank=_mean_ranks(np.where(counted, rankdata(-cube, axis=1, nan_policy="omit"), np.nan)),
+        best=tuple((best & counted).sum(axis=(0, 2)).tolist()),
+        near=tuple((near & counted).sum(axis=(0, 2)).tolist()),
         cells=int(whole.sum()),
         tolerance=tolerance,
         left_out=left_out(reasons),
     )
 
 
-def _sharing(found: Sequence[Column], models: Sequence[str]) -> tuple[str, ...]:
+def _sharing(found: Columns, models: Sequence[str]) -> tuple[str, ...]:
     """Return the methods of some benchmark that together have the most cells; of equal sets the larger."""
-    scored = {(c.task, c.method): np.isfinite(c.at(models)[0]) for c in found}
-    by_task: dict[str, list[str]] = {}
-    for task, method in scored:
-        by_task.setdefault(task, []).append(method)
+    scored = {key: np.isfinite(found.at(key, models)[0]) for key in found.table}
+    nobody = np.zeros(len(models), dtype=bool)
+    sets = [tuple(method for of, method in scored if of == task) for task in found.tasks]
 
     def cells(methods: Sequence[str]) -> tuple[int, int]:
-        whole = [
-            np.all([scored[task, m] for m in methods], axis=0).sum()
-            for task, there in by_task.items()
-            if set(methods) <= set(there)
-        ]
+        whole = [np.all([scored.get((task, m), nobody) for m in methods], axis=0).sum() for task in found.tasks]
         return int(sum(whole)), len(methods)
 
-    sets = [methods for methods in by_task.values() if len(methods) > 1]
-    best: list[str] = max(sets, key=cells) if sets else []
-    return tuple(best)
+    return max((methods for methods in sets if len(methods) > 1), key=cells, default=())
 
 
 def _mean_ranks(ranks: Floats) -> tuple[Interval, ...]:

@@ -9,25 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 import numpy.typing as npt
 
 from potentia.analysis.base_models.ablation import (
     DRAWS,
-    Column,
+    Columns,
     Improvement,
     columns,
-    improvement_chart,
-    improvement_table,
-    mean_tau,
-    order_methods,
-    tau_heatmap,
+    improvement_tables,
+    tau_charts,
 )
-from potentia.analysis.left_out import left_out, noted
-from potentia.analysis.stats.bootstrap import redraw, tau_interval, tau_rows
+from potentia.analysis.left_out import left_out, noted, outside
+from potentia.analysis.stats.bootstrap import redraw, tau_interval, tau_rows, three
+from potentia.analysis.stats.correlation import nan_mean
 from potentia.errors import InputError
-from potentia.values.findings import Chart, Finding, Interval, Plot, Points, Table
+from potentia.values.findings import Cell, Chart, Finding, Interval, Plot, Points, Table
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 
@@ -58,55 +57,35 @@ class Consistency(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return tau per benchmark and method, the mean per method, and the improvements (tables 2 and 3's layout)."""
-        rows = tuple(
-            (k.task, k.method, k.reference, len(k.pairs), k.tau.value, k.tau.low, k.tau.high, k.gain)
-            for k in self.links
+        rows = tuple((k.task, k.method, k.reference, len(k.pairs), *three(k.tau), k.gain) for k in self.links)
+        means: list[tuple[Cell, ...]] = []
+        for method in self.methods:
+            taus = [k.tau.value for k in self.links if k.method == method]
+            means.append((method, int(np.isfinite(taus).sum()), float(nan_mean(taus))))
+        title = "Consistency: Kendall's tau between base models and their instruct versions"
+        columns = ("task", "base models by", "instruct models by", "pairs", "tau", "low", "high", "gain")
+        note = (
+            "gain: mean score of the instruct versions less that of the base models. Intervals resample the pairs, and "
+            f"the scores where their standard errors are known.{noted(self.left_out)}"
         )
-        found = [
-            Table(
-                "Consistency: Kendall's tau between base models and their instruct versions",
-                ("task", "base models by", "instruct models by", "pairs", "tau", "low", "high", "gain"),
-                rows,
-                note="gain: mean score of the instruct versions less that of the base models. Intervals resample the "
-                f"pairs, and the scores where their standard errors are known.{noted(self.left_out)}",
-            ),
-            Table(
-                "Mean consistency of each method",
-                ("method", "tasks", "mean tau"),
-                tuple(self._mean_row(method) for method in self.methods),
-            ),
-        ]
-        if self.improvements:
-            found.append(improvement_table("consistency", self.improvements, "pairs"))
-        return found
+        return (
+            Table(title, columns, rows, note),
+            Table("Mean consistency of each method", ("method", "tasks", "mean tau"), tuple(means)),
+            *improvement_tables("consistency", self.improvements, "pairs"),
+        )
 
     def charts(self) -> Sequence[Chart]:
         """Return tau as a heat map, and base against instruct scores for each benchmark."""
         caption = "Kendall's tau between base models and their instruct versions; 1 means the same order."
         taus = {(k.task, k.method): k.tau.value for k in self.links}
-        drawn: list[Chart] = [tau_heatmap("consistency", "Consistency by method", caption, taus)]
-        if self.improvements:
-            drawn.append(improvement_chart("consistency", self.improvements))
+        drawn = tau_charts("consistency", caption, taus, self.improvements)
+        caption = "Each point is one pair. Points that rise from left to right are consistent."
+        axes = "base model's score", "instruct version's score"
         for task in dict.fromkeys(k.task for k in self.links):
-            drawn.append(
-                Plot(
-                    f"consistency-{task}",
-                    f"{task}: base and instruct",
-                    "Each point is one pair. Points that rise from left to right are consistent.",
-                    points=tuple(
-                        Points(k.method, tuple(k.base.tolist()), tuple(k.instruct.tolist()), tuple(dict(k.pairs)))
-                        for k in self.links
-                        if k.task == task
-                    ),
-                    x_label="base model's score",
-                    y_label="instruct version's score",
-                )
-            )
+            links = [k for k in self.links if k.task == task]
+            points = tuple(Points(k.method, tuple(k.base), tuple(k.instruct), tuple(dict(k.pairs))) for k in links)
+            drawn.append(Plot(f"consistency-{task}", f"{task}: base and instruct", caption, points, (), *axes))
         return drawn
-
-    def _mean_row(self, method: str) -> tuple[str, int, float]:
-        taus = [k.tau.value for k in self.links if k.method == method]
-        return method, int(np.isfinite(taus).sum()), mean_tau(taus)
 
 
 def measure_consistency(
@@ -127,90 +106,71 @@ def measure_consistency(
     if len(pairs) < 3:
         raise InputError(f"{len(pairs)} pairs of base and instruct models; tau needs three", hint="name more pairs")
     found = columns(scores)
-    methods = order_methods(found, baseline)
-    by_key = {(c.task, c.method): c for c in found}
+    methods = found.ordered(baseline)
     links: list[Link] = []
     improvements: list[Improvement] = []
-    for task in dict.fromkeys(c.task for c in found):
+    for task in found.tasks:
         rng = np.random.default_rng(0)
         choices = rng.integers(0, len(pairs), size=(draws, len(pairs)))
-        spreads: dict[str, tuple[Link, Floats]] = {}
+        made: dict[str, tuple[Link, Floats]] = {}
         for method in methods:
-            column = by_key.get((task, method))
-            judge = _judge(by_key, task, method, reference)
-            if column is None or judge is None:
-                continue
-            made = _link(column, judge, pairs, choices, rng)
-            if made is not None:
-                spreads[method] = made
-        links.extend(link for link, _ in spreads.values())
-        if baseline is not None and baseline in spreads:
-            improvements.extend(_improve(spreads, baseline))
+            judge = _judge(found, task, method, reference)
+            link = _link(found, task, method, judge, pairs, choices, rng) if judge else None
+            if link is not None:
+                made[method] = link
+        links += [link for link, _ in made.values()]
+        improvements += _improvements(made, baseline)
     if not links:
         raise InputError(
             "no benchmark has scores of three or more base models and their instruct versions",
             hint="score both sides of each pair, or name the pairs in a CSV file with the columns base and instruct",
         )
-    present = tuple(m for m in methods if any(k.method == m for k in links))
     taken = {model for link in links for pair in link.pairs for model in pair}
-    scored = dict.fromkeys(model for column in found for model in column.models)
-    reasons: dict[str, list[str]] = {
-        "not scored on both sides of the pair": [base for base in pairs if base not in taken],
-        "in no pair of base and instruct": [m for m in scored if m not in pairs and m not in pairs.values()],
+    reasons = {
+        "not scored on both sides of the pair": outside(pairs, taken),
+        "in no pair of base and instruct": outside(found.models, {*pairs, *pairs.values()}),
     }
-    return Consistency(baseline, present, tuple(links), tuple(improvements), left_out(reasons))
+    shown = tuple(sorted({link.method for link in links}, key=methods.index))
+    return Consistency(baseline, shown, tuple(links), tuple(improvements), left_out(reasons))
 
 
-def _judge(by_key: Mapping[tuple[str, str], Column], task: str, method: str, reference: str | None) -> Column | None:
-    if reference == "same":
-        return by_key.get((task, method))
-    names = (reference,) if reference else ("instruct", "instruct:0", "direct", method)
-    return next((by_key[task, name] for name in names if (task, name) in by_key), None)
+def _judge(found: Columns, task: str, method: str, reference: str | None) -> str | None:
+    """Return the method that scores the instruct versions, where the benchmark has it and the method itself."""
+    if (task, method) not in found.table:
+        return None
+    names = {None: ("instruct", "instruct:0", "direct", method), "same": (method,)}.get(reference, (reference,))
+    return next((name for name in names if name and (task, name) in found.table), None)
 
 
 def _link(
-    column: Column,
-    judge: Column,
+    found: Columns,
+    task: str,
+    method: str,
+    judge: str,
     pairs: Mapping[str, str],
     choices: npt.NDArray[np.int64],  # (draws, pairs)
     rng: np.random.Generator,
 ) -> tuple[Link, Floats] | None:
-    base, base_error = column.at(tuple(pairs))
-    instruct, instruct_error = judge.at(tuple(pairs.values()))
-    scored = np.isfinite(base) & np.isfinite(instruct)
+    """Return the link and its tau in every resample; a pair without both scores counts for nothing."""
+    base, instruct = found.at((task, method), pairs), found.at((task, judge), pairs.values())
+    scored = np.isfinite(base[0]) & np.isfinite(instruct[0])
     if scored.sum() < 3:
         return None
-    draws = len(choices)
-    noisy_base, noisy_instruct = redraw(base, base_error, draws, rng), redraw(instruct, instruct_error, draws, rng)
-    # Pairs without both scores are left out of the resample: their differences are NaN and count for nothing.
-    spread = _tau_known(np.take_along_axis(noisy_base, choices, 1), np.take_along_axis(noisy_instruct, choices, 1))
-    tau = float(tau_rows(base[scored], instruct[scored]))
-    kept = tuple(pair for pair, keep in zip(pairs.items(), scored, strict=True) if keep)
-    link = Link(
-        task=column.task,
-        method=column.method,
-        reference=judge.method,
-        pairs=kept,
-        base=base[scored],
-        instruct=instruct[scored],
-        tau=tau_interval(tau, spread, bounds=(-1.0, 1.0)),
-        gain=float(instruct[scored].mean() - base[scored].mean()),
-    )
-    return link, spread
+    drawn = [np.take_along_axis(redraw(side[0], side[1], len(choices), rng), choices, 1) for side in (base, instruct)]
+    spread = tau_rows(*drawn)
+    first, second = base[0, scored], instruct[0, scored]
+    tau = tau_interval(float(tau_rows(first, second)), spread, bounds=(-1.0, 1.0))
+    kept = tuple(compress(pairs.items(), scored))
+    return Link(task, method, judge, kept, first, second, tau, float(second.mean() - first.mean())), spread
 
 
-def _tau_known(first: Floats, second: Floats) -> Floats:
-    """Tau of each row over the entries that both rows have; a NaN takes part in no pair."""
-    known = np.isfinite(first) & np.isfinite(second)
-    if known.all():
-        return tau_rows(first, second)
-    return np.array([tau_rows(a[k], b[k]) for a, b, k in zip(first, second, known, strict=True)], dtype=np.float64)
-
-
-def _improve(spreads: Mapping[str, tuple[Link, Floats]], baseline: str) -> list[Improvement]:
-    origin, usual = spreads[baseline]
-    found: list[Improvement] = []
-    for method, (link, spread) in spreads.items():
+def _improvements(made: Mapping[str, tuple[Link, Floats]], baseline: str | None) -> list[Improvement]:
+    """Compare every method of a benchmark with the baseline, over the same pairs."""
+    if baseline is None or baseline not in made:
+        return []
+    origin, usual = made[baseline]
+    found = []
+    for method, (link, spread) in made.items():
         if method != baseline and link.pairs == origin.pairs:
             difference = tau_interval(link.tau.value - origin.tau.value, spread - usual, bounds=(-2.0, 2.0))
             found.append(Improvement("all pairs", link.task, method, baseline, difference))

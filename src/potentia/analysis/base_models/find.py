@@ -10,7 +10,7 @@ import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from potentia.analysis.base_models.ablation import Ablation, compare_methods
 from potentia.analysis.base_models.consistency import Consistency, measure_consistency
@@ -39,23 +39,21 @@ class ConsistencyFindings(Findings):
 
 
 def find_stability(
-    evidence: Evidence,
-    checkpoints: Mapping[str, Checkpoint] | None = None,
-    *,
-    unit: str | None = None,
-    baseline: str | None = None,
-    power: float = 0.8,
+    evidence: Evidence, checkpoints: Mapping[str, Checkpoint] | None = None, *, unit: str | None = None, **how: Any
 ) -> Stability:
-    """Say how stably scores grow over the checkpoints of a run: those given, else those that studies or names tell."""
-    found = dict(checkpoints) if checkpoints is not None else known_checkpoints(evidence, unit)
-    return measure_stability(evidence.planned, found, unit=unit or "steps", baseline=baseline, power=power)
+    """Say how stably scores grow over the checkpoints of a run: those given, else those that studies or names tell.
+
+    ``how`` is what ``measure_stability`` takes: a baseline method, and the power from which a gap counts as resolved.
+    """
+    found = known_checkpoints(evidence, unit) if checkpoints is None else checkpoints
+    return measure_stability(evidence.planned, found, unit=unit or "steps", **how)
 
 
 def find_training(
     evidence: Evidence, checkpoints: Mapping[str, Checkpoint] | None = None, *, unit: str | None = None
 ) -> Training:
     """Follow the runs that the checkpoints are of: mean scores against steps, and when their order is the final one."""
-    found = dict(checkpoints) if checkpoints is not None else known_checkpoints(evidence, unit)
+    found = known_checkpoints(evidence, unit) if checkpoints is None else checkpoints
     return follow_training(evidence.planned, found, evidence.main or Protocol(""), unit=unit or "steps")
 
 
@@ -83,11 +81,10 @@ def find_consistency(
     baseline: str | None = None,
 ) -> ConsistencyFindings:
     """Compare base models with their instruct versions: the pairs given, else those that studies or facts tell."""
-    found = dict(pairs) if pairs is not None else known_pairs(evidence)
-    scores = evidence.planned
-    consistency = measure_consistency(scores, found, reference=instruct_by, baseline=baseline)
+    found = known_pairs(evidence) if pairs is None else pairs
+    consistency = measure_consistency(evidence.planned, found, reference=instruct_by, baseline=baseline)
     try:
-        ablation = compare_methods(scores, models=list(found))
+        ablation = compare_methods(evidence.planned, models=list(found))
     except InputError:  # no task was scored by two methods
         ablation = None
     return ConsistencyFindings(consistency, ablation)
@@ -136,14 +133,16 @@ def pair_models(models: Sequence[str], table: ModelTable, bases: Mapping[str, st
     ``bases`` (instruct → base) is what a study says; facts say the rest. A base model with several instruct versions
     goes with the first.
     """
-    by_facts = {facts.name: model for model in reversed(models) if (facts := table.find(model))}
+    facts = {model: found for model in models if (found := table.find(model))}
+    by_facts = {found.name: model for model, found in reversed(facts.items())}
+    told = {}
+    for model, found in facts.items():
+        known = table.find(found.base_model) if found.kind == "instruct" and found.base_model else None
+        told[model] = by_facts.get(known.name) if known else None
+    told |= bases or {}
     pairs: dict[str, str] = {}
     for model in models:
-        base = (bases or {}).get(model)
-        facts = table.find(model)
-        if base is None and facts is not None and facts.kind == "instruct" and facts.base_model:
-            known = table.find(facts.base_model)
-            base = by_facts.get(known.name) if known else None
+        base = told.get(model)
         if base in models and base is not None and base != model:
             pairs.setdefault(base, model)
     return pairs

@@ -10,27 +10,28 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
+import numpy.typing as npt
 
 from potentia.analysis.base_models.ablation import (
     DRAWS,
-    Column,
+    Columns,
     Improvement,
     columns,
-    improvement_chart,
-    improvement_table,
-    mean_tau,
-    order_methods,
-    tau_heatmap,
+    improvement_tables,
+    tau_charts,
 )
-from potentia.analysis.left_out import left_out, noted
-from potentia.analysis.stats.bootstrap import redraw, tau_interval, tau_rows
+from potentia.analysis.left_out import left_out, noted, outside
+from potentia.analysis.stats.bootstrap import redraw, tau_interval, tau_rows, three
+from potentia.analysis.stats.correlation import nan_mean
 from potentia.errors import InputError
-from potentia.values.findings import Chart, Finding, Interval, Line, Plot, Points, Table
+from potentia.values.findings import Cell, Chart, Finding, Interval, Line, Plot, Points, Table
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 
+Places = npt.NDArray[np.intp]
 _NAMED = re.compile(r"(?P<series>.+)@(?:step)?(?P<step>\d+)")
 
 
@@ -48,6 +49,14 @@ def named_checkpoints(models: Iterable[str]) -> dict[str, Checkpoint]:
     return {model: Checkpoint(match["series"], float(match["step"])) for model, match in named.items()}
 
 
+def by_series(checkpoints: Mapping[str, Checkpoint]) -> dict[str, dict[str, float]]:
+    """Return the models of every series with their steps, the earliest first."""
+    series: dict[str, dict[str, float]] = {place.series: {} for place in checkpoints.values()}
+    for model, place in sorted(checkpoints.items(), key=lambda item: (item[1].step, item[0])):
+        series[place.series][model] = place.step
+    return series
+
+
 @dataclass(frozen=True, eq=False)
 class Curve:
     """One benchmark by one method over one series of checkpoints, and how stably it grows."""
@@ -63,16 +72,15 @@ class Curve:
     gap: float | None  # the smallest gap resolved, None where none is or where no standard error is known
     neighbours: float | None  # the share of neighbouring checkpoints told apart in the right order
 
-    @property
-    def label(self) -> str:
-        """Benchmark and series."""
-        return f"{self.task} ({self.series})"
+    def at(self, places: Places) -> tuple[Floats, Floats]:
+        """Return scores and standard errors of some checkpoints."""
+        return self.scores[places], self.stderr[places]
 
     def line(self) -> Line:
         """Return scores against steps, with 95 % intervals where they are known."""
         known = bool(np.isfinite(self.stderr).all())
-        low, high = (tuple((self.scores + s * 1.96 * self.stderr).tolist()) if known else () for s in (-1, 1))
-        return Line(self.method, tuple(self.steps.tolist()), tuple(self.scores.tolist()), low, high)
+        low, high = (tuple(self.scores + s * 1.96 * self.stderr) if known else () for s in (-1, 1))
+        return Line(self.method, tuple(self.steps), tuple(self.scores), low, high)
 
 
 @dataclass(frozen=True)
@@ -90,55 +98,45 @@ class Stability(Finding):
     def tables(self) -> Sequence[Table]:
         """Return tau per curve, the mean per method, and the improvements over the baseline (table 1's layout)."""
         rows = tuple(
-            (c.series, c.task, c.method, len(c.steps), c.tau.value, c.tau.low, c.tau.high, c.gap, c.neighbours)
-            for c in self.curves
+            (c.series, c.task, c.method, len(c.steps), *three(c.tau), c.gap, c.neighbours) for c in self.curves
         )
-        found = [
-            Table(
-                f"Stability: Kendall's tau between scores and {self.unit}",
-                ("series", "task", "method", "checkpoints", "tau", "low", "high", f"gap ({self.unit})", "neighbours"),
-                rows,
-                note=f"gap: the smallest distance at which at least {self.power:.0%} of the pairs of checkpoints that "
-                "far apart or farther are significantly in the right order (one-sided, 5 %); – where none is. "
-                f"neighbours: the share of adjacent checkpoints so told apart.{noted(self.left_out)}",
-            ),
-            Table(
-                "Mean stability of each method",
-                ("method", "curves", "mean tau", "resolved"),
-                tuple(self._mean_row(method) for method in self.methods),
-                note="resolved: curves that resolve some gap. Compare methods on the same curves only.",
-            ),
-        ]
-        if self.improvements:
-            found.append(improvement_table("stability", self.improvements, "series"))
-        return found
+        means: list[tuple[Cell, ...]] = []
+        for method in self.methods:
+            own = [c for c in self.curves if c.method == method]
+            tau = float(nan_mean([c.tau.value for c in own]))
+            means.append((method, len(own), tau, sum(c.gap is not None for c in own)))
+        title = f"Stability: Kendall's tau between scores and {self.unit}"
+        gap = f"gap ({self.unit})"
+        columns = ("series", "task", "method", "checkpoints", "tau", "low", "high", gap, "neighbours")
+        note = (
+            f"gap: the smallest distance at which at least {self.power:.0%} of the pairs of checkpoints that far apart "
+            "or farther are significantly in the right order (one-sided, 5 %); – where none is. neighbours: the share "
+            f"of adjacent checkpoints so told apart.{noted(self.left_out)}"
+        )
+        mean_columns = ("method", "curves", "mean tau", "resolved")
+        mean_note = "resolved: curves that resolve some gap. Compare methods on the same curves only."
+        return (
+            Table(title, columns, rows, note),
+            Table("Mean stability of each method", mean_columns, tuple(means), mean_note),
+            *improvement_tables("stability", self.improvements, "series"),
+        )
 
     def charts(self) -> Sequence[Chart]:
         """Return tau as a heat map, and scores against steps for each benchmark and series."""
         caption = f"Kendall's tau between scores and {self.unit}; 1 means that every later checkpoint scores higher."
-        taus = {(c.label, c.method): c.tau.value for c in self.curves}
-        drawn: list[Chart] = [tau_heatmap("stability", "Stability by method", caption, taus)]
-        if self.improvements:
-            drawn.append(improvement_chart("stability", self.improvements))
+        taus = {(f"{c.task} ({c.series})", c.method): c.tau.value for c in self.curves}
+        drawn = tau_charts("stability", caption, taus, self.improvements)
+        caption = (
+            "Scores at each checkpoint, one curve per method, with 95 % intervals where known. "
+            "A stable method rises throughout."
+        )
         for series, task in dict.fromkeys((c.series, c.task) for c in self.curves):
             chosen = [c for c in self.curves if (c.series, c.task) == (series, task)]
-            drawn.append(
-                Plot(
-                    f"stability-{series}-{task}",
-                    f"{task} over the pretraining of {series}",
-                    "Scores at each checkpoint, one curve per method, with 95 % intervals where known. "
-                    "A stable method rises throughout.",
-                    points=tuple(Points(c.method, c.line().x, c.line().y, c.models) for c in chosen),
-                    lines=tuple(c.line() for c in chosen),
-                    x_label=self.unit,
-                    y_label="score",
-                )
-            )
+            lines = tuple(c.line() for c in chosen)
+            points = tuple(Points(line.name, line.x, line.y, c.models) for line, c in zip(lines, chosen, strict=True))
+            name, title = f"stability-{series}-{task}", f"{task} over the pretraining of {series}"
+            drawn.append(Plot(name, title, caption, points, lines, self.unit, "score"))
         return drawn
-
-    def _mean_row(self, method: str) -> tuple[str, int, float, int]:
-        chosen = [c for c in self.curves if c.method == method]
-        return method, len(chosen), mean_tau([c.tau.value for c in chosen]), sum(c.gap is not None for c in chosen)
 
 
 def measure_stability(
@@ -157,15 +155,12 @@ def measure_stability(
     scored.
     """
     found = columns(scores)
-    methods = order_methods(found, baseline)
+    methods = found.ordered(baseline)
     rng = np.random.default_rng(0)
     curves: list[Curve] = []
-    for series in dict.fromkeys(c.series for c in checkpoints.values()):
-        members = sorted((c.step, model) for model, c in checkpoints.items() if c.series == series)
-        for column in found:
-            curve = _curve(series, members, column, power, rng)
-            if curve is not None:
-                curves.append(curve)
+    for series, members in by_series(checkpoints).items():
+        made = (_curve(series, members, found, key, power, rng) for key in found.table)
+        curves += [curve for curve in made if curve is not None]
     if not curves:
         raise InputError(
             "no series has three or more scored checkpoints",
@@ -173,17 +168,15 @@ def measure_stability(
         )
     curves.sort(key=lambda c: (c.series, c.task, methods.index(c.method)))
     improvements = _improvements(curves, baseline, rng) if baseline else ()
-    present = tuple(m for m in methods if any(c.method == m for c in curves))
-    scored = dict.fromkeys(model for column in found for model in column.models)
     taken = {model for curve in curves for model in curve.models}
-    reasons: dict[str, list[str]] = {
-        "no score": [model for model in checkpoints if model not in scored],
-        "of a series of fewer than three scored checkpoints": [
-            model for model in checkpoints if model in scored and model not in taken
-        ],
-        "no checkpoint of a series": [model for model in scored if model not in checkpoints],
+    blank = outside(checkpoints, found.models)
+    reasons = {
+        "no score": blank,
+        "of a series of fewer than three scored checkpoints": outside(checkpoints, {*taken, *blank}),
+        "no checkpoint of a series": outside(found.models, checkpoints),
     }
-    return Stability(unit, baseline, present, tuple(curves), improvements, power, left_out(reasons))
+    shown = tuple(sorted({curve.method for curve in curves}, key=methods.index))
+    return Stability(unit, baseline, shown, tuple(curves), improvements, power, left_out(reasons))
 
 
 def resolvable_gap(
@@ -209,52 +202,43 @@ def resolvable_gap(
 
 
 def _curve(
-    series: str, members: Sequence[tuple[float, str]], column: Column, power: float, rng: np.random.Generator
+    series: str,
+    members: Mapping[str, float],
+    found: Columns,
+    key: tuple[str, str],
+    power: float,
+    rng: np.random.Generator,
 ) -> Curve | None:
-    models = tuple(model for _, model in members)
-    values, stderr = column.at(models)
+    values, stderr = found.at(key, members)
     scored = np.isfinite(values)
     if scored.sum() < 3:
         return None
-    steps = np.array([step for step, _ in members])[scored]
-    values, stderr = values[scored], stderr[scored]
-    tau = float(tau_rows(steps, values))
-    known = np.isfinite(stderr).all()
-    spread = tau_rows(steps, redraw(values, stderr, DRAWS, rng)) if known else np.array([])
-    gap, neighbours = resolvable_gap(steps, values, stderr, power=power)
-    return Curve(
-        series=series,
-        task=column.task,
-        method=column.method,
-        models=tuple(model for model, keep in zip(models, scored, strict=True) if keep),
-        steps=steps,
-        scores=values,
-        stderr=stderr,
-        tau=tau_interval(tau, spread, bounds=(-1.0, 1.0)),
-        gap=gap,
-        neighbours=neighbours,
-    )
+    steps, values, stderr = np.array(list(members.values()))[scored], values[scored], stderr[scored]
+    tau = tau_interval(float(tau_rows(steps, values)), _tau_draws(steps, values, stderr, rng), bounds=(-1.0, 1.0))
+    models = tuple(compress(members, scored))
+    return Curve(series, *key, models, steps, values, stderr, tau, *resolvable_gap(steps, values, stderr, power=power))
+
+
+def _tau_draws(steps: Floats, values: Floats, stderr: Floats, rng: np.random.Generator) -> Floats:
+    """Return tau of scores drawn again; none where a standard error is unknown."""
+    return tau_rows(steps, redraw(values, stderr, DRAWS, rng)) if np.isfinite(stderr).all() else np.array([])
 
 
 def _improvements(curves: Sequence[Curve], baseline: str, rng: np.random.Generator) -> tuple[Improvement, ...]:
+    """Compare every curve with the baseline's, on the checkpoints that both have."""
     origins = {(c.series, c.task): c for c in curves if c.method == baseline}
     found: list[Improvement] = []
     for curve in curves:
-        origin = origins.get((curve.series, curve.task))
-        if origin is None or curve.method == baseline:
+        origin = origins.get((curve.series, curve.task), curve)
+        common, at, at_origin = np.intersect1d(curve.models, origin.models, return_indices=True)
+        if origin is curve or len(common) < 3:
             continue
-        common = [model for model in curve.models if model in set(origin.models)]
-        if len(common) < 3:
-            continue
-        new, old = (np.array([c.models.index(model) for model in common]) for c in (curve, origin))
-        steps = curve.steps[new]
-        value = float(tau_rows(steps, curve.scores[new]) - tau_rows(steps, origin.scores[old]))
+        order = np.argsort(curve.steps[at], kind="stable")
+        steps, new, old = curve.steps[at[order]], curve.at(at[order]), origin.at(at_origin[order])
         spread = np.array([])
-        if np.isfinite(curve.stderr[new]).all() and np.isfinite(origin.stderr[old]).all():
-            first, second = (
-                tau_rows(steps, redraw(c.scores[k], c.stderr[k], DRAWS, rng)) for c, k in ((curve, new), (origin, old))
-            )
-            spread = first - second
+        if np.isfinite([new[1], old[1]]).all():
+            spread = _tau_draws(steps, *new, rng) - _tau_draws(steps, *old, rng)
+        value = float(tau_rows(steps, new[0]) - tau_rows(steps, old[0]))
         difference = tau_interval(value, spread, bounds=(-2.0, 2.0))
         found.append(Improvement(curve.series, curve.task, curve.method, baseline, difference))
     return tuple(found)

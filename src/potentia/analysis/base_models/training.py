@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import compress
 
 import numpy as np
 
-from potentia.analysis.base_models.stability import Checkpoint
-from potentia.analysis.left_out import left_out, noted
+from potentia.analysis.base_models.stability import Checkpoint, by_series
+from potentia.analysis.left_out import left_out, noted, outside
 from potentia.analysis.stats.bootstrap import tau_rows
 from potentia.errors import InputError
 from potentia.values.findings import Cell, Chart, Finding, Line, Plot, Points, Table, short_names
@@ -38,7 +38,7 @@ class Run:
 
     def tau(self, protocol: Protocol) -> float:
         """Kendall's tau between scores and steps: 1 where every later checkpoint scores higher."""
-        return float(tau_rows(self.scores[protocol][None, :], self.steps)[0])
+        return float(tau_rows(self.scores[protocol], self.steps))
 
     def at(self, protocol: Protocol, step: float) -> float:
         """Return the score of the latest checkpoint up to a step."""
@@ -73,125 +73,104 @@ class Training(Finding):
         """The tasks that scores are of."""
         return f"over {len(self.tasks)} tasks" if len(self.tasks) > 1 else f"on {self.tasks[0]}"
 
+    @property
+    def mean(self) -> str:
+        """What a score of a run is called."""
+        return f"{'mean score' if len(self.tasks) > 1 else 'score'} {self.where}"
+
     def settled(self, protocol: Protocol) -> float | None:
         """Return the step from which on the order of the runs is their final one; None where it is only at the end."""
-        ends = [float(run.scores[protocol][-1]) for run in self.runs]
-        steps = sorted({float(s) for run in self.runs for s in run.steps})
-        start = max(float(run.steps[0]) for run in self.runs)
-        found = None
-        for step in reversed([s for s in steps if s >= start]):
-            here = [run.at(protocol, step) for run in self.runs]
-            if any((a - b) * (c - d) <= 0 for (a, c), (b, d) in combinations(zip(here, ends, strict=True), 2)):
-                break
-            found = step
-        return None if found == steps[-1] else found
+        steps = np.unique(np.concatenate([run.steps for run in self.runs]))
+        steps = steps[steps >= max(run.steps[0] for run in self.runs)]
+        scores = np.array([[run.at(protocol, step) for step in steps] for run in self.runs])  # (runs, steps)
+        first, second = np.triu_indices(len(self.runs), 1)
+        gaps = scores[first] - scores[second]  # (pairs, steps)
+        turned = np.flatnonzero((gaps * gaps[:, -1:] <= 0).any(axis=0))
+        start = int(turned[-1]) + 1 if len(turned) else 0
+        return float(steps[start]) if start < len(steps) - 1 else None
 
     def headline(self) -> str:
         """Say which run ends best, or how far the one run came."""
-        how = f"by {self.main.label}"
-        best = self.runs[0]
+        how = f"by {self.main.label}, {self.where}"
+        best, *others = self.runs
         value, error = best.scores[self.main], best.errors[self.main]
-        if len(self.runs) == 1:
-            return (
-                f"{self.names[best.series]} comes from {value[0]:.3f} to {value[-1]:.3f} in {len(best.steps)} "
-                f"checkpoints {how}, {self.where}."
-            )
-        second = self.runs[1]
-        ahead = value[-1] - second.scores[self.main][-1]
+        one = self.names[best.series]
+        if not others:
+            course = f"from {value[0]:.3f} to {value[-1]:.3f} in {len(best.steps)} checkpoints"
+            return f"{one} comes {course} {how}."
+        second = others[0]
+        two, ahead = self.names[second.series], value[-1] - second.scores[self.main][-1]
         half = Z * float(np.hypot(error[-1], second.errors[self.main][-1]))
-        one, two = self.names[best.series], self.names[second.series]
         if not ahead > half:
-            return f"{one} and {two} end within test noise of each other {how}, {self.where}."
-        return f"{one} ends first of {len(self.runs)} runs {how}, {self.where}: {ahead:.3f} ± {half:.3f} before {two}."
+            return f"{one} and {two} end within test noise of each other {how}."
+        return f"{one} ends first of {len(self.runs)} runs {how}: {ahead:.3f} ± {half:.3f} before {two}."
 
     def sentences(self) -> list[str]:
         """Say when the order of the runs settles by each protocol, and whether each run still grows."""
-        told = []
-        if len(self.runs) > 1:
-            for protocol in self.protocols:
-                step = self.settled(protocol)
-                order = ", ".join(
-                    self.names[r.series] for r in sorted(self.runs, key=lambda r: -r.scores[protocol][-1])
-                )
-                when = f"is the final one ({order}) from {_told(step, self.unit)} on" if step is not None else (
-                    f"is the final one ({order}) at the end alone")  # fmt: skip
-                told.append(f"By {protocol.label} the order of the runs {when}.")
-        return told + [self._course(run) for run in self.runs]
+        said = []
+        for protocol in self.protocols if len(self.runs) > 1 else ():
+            step = self.settled(protocol)
+            order = ", ".join(self.names[r.series] for r in sorted(self.runs, key=lambda r: -r.scores[protocol][-1]))
+            when = "at the end alone" if step is None else f"from {self._step(step)} on"
+            said.append(f"By {protocol.label} the order of the runs is the final one ({order}) {when}.")
+        return said + [self._course(run) for run in self.runs]
 
     def _course(self, run: Run) -> str:
-        value, error = run.scores[self.main], run.errors[self.main]
+        value, error, last = run.scores[self.main], run.errors[self.main], len(run.steps) - 1
         best = int(np.argmax(value))
+        other = best if best < last else last - 1
+        real = abs(value[other] - value[-1]) > Z * float(np.hypot(error[other], error[-1]))
         taus = ", ".join(f"{run.tau(p):.2f} by {p.label}" for p in self.protocols)
         start = f"{self.names[run.series]}: Kendall's τ between scores and {self.unit} is {taus}; "
-        if best == len(value) - 1:
-            step = value[-1] - value[-2]
-            real = step > Z * float(np.hypot(error[-1], error[-2]))
+        if best == last:
             still = "it still grows at its end" if real else "its last step up is within test noise"
-            return f"{start}{still} ({step:+.3f} since {_told(float(run.steps[-2]), self.unit)})."
-        lost = value[best] - value[-1]
-        real = lost > Z * float(np.hypot(error[best], error[-1]))
+            return f"{start}{still} ({value[-1] - value[other]:+.3f} since {self._step(run.steps[other])})."
         cause = "beyond test noise" if real else "within test noise"
-        return f"{start}its best is at {_told(float(run.steps[best]), self.unit)}, {lost:.3f} above its end, {cause}."
+        lost = f"{value[best] - value[-1]:.3f} above its end"
+        return f"{start}its best is at {self._step(run.steps[best])}, {lost}, {cause}."
+
+    def _step(self, step: float) -> str:
+        return f"{self.unit.removesuffix('s')} {step:,.0f}"
 
     def tables(self) -> Sequence[Table]:
         """Return one row per checkpoint, and one per run."""
-        gain = len(self.protocols) > 1
+        first, gain = self.protocols[0], len(self.protocols) > 1
         rows: list[tuple[Cell, ...]] = []
         for run in self.runs:
-            for k, step in enumerate(run.steps.tolist()):
-                row: list[Cell] = [self.names[run.series], f"{step:,.0f}"]
-                for p in self.protocols:
-                    half = Z * float(run.errors[p][k])
-                    row.append(f"{run.scores[p][k]:.3f}" + (f" ± {half:.3f}" if np.isfinite(half) else ""))
-                if gain:
-                    row.append(f"{run.scores[self.main][k] - run.scores[self.protocols[0]][k]:+.3f}")
-                rows.append(tuple(row))
-        mean = f"{'Mean score' if len(self.tasks) > 1 else 'Score'} {self.where}"
+            for k, step in enumerate(run.steps):
+                scores = [_noisy(run.scores[p][k], Z * run.errors[p][k]) for p in self.protocols]
+                more = [f"{run.scores[self.main][k] - run.scores[first][k]:+.3f}"] if gain else []
+                rows.append((self.names[run.series], f"{step:,.0f}", *scores, *more))
         labels = tuple(p.label for p in self.protocols)
-        ends: tuple[tuple[Cell, ...], ...] = tuple(
-            (self.names[run.series], len(run.steps), *(run.tau(p) for p in self.protocols)) for run in self.runs
+        taus: tuple[tuple[Cell, ...], ...] = tuple(
+            (self.names[r.series], len(r.steps), *(r.tau(p) for p in self.protocols)) for r in self.runs
         )
+        columns = ("run", self.unit, *labels, *(["gain"] if gain else []))
+        note = f"± is the half-width of the 95 % interval of test noise.{noted(self.left_out)}"
+        why = "1: every later checkpoint scores higher; 0: scores jump about."
+        title = f"Kendall's τ between scores and {self.unit}"
         return [
-            Table(
-                f"{mean} over pretraining",
-                ("run", self.unit, *labels, *(["gain"] if gain else [])),
-                tuple(rows),
-                note=f"± is the half-width of the 95 % interval of test noise.{noted(self.left_out)}",
-            ),
-            Table(
-                f"Kendall's τ between scores and {self.unit}",
-                ("run", "checkpoints", *labels),
-                ends,
-                note="1: every later checkpoint scores higher; 0: scores jump about.",
-            ),
+            Table(f"{self.mean[0].upper()}{self.mean[1:]} over pretraining", columns, tuple(rows), note),
+            Table(title, ("run", "checkpoints", *labels), taus, why),
         ]
 
     def charts(self) -> Sequence[Chart]:
         """Return the scores against steps, a curve for each run and protocol."""
-        curves = [(hue, run, p) for hue, run in enumerate(self.runs) for p in self.protocols]
         several = len(self.runs) > 1
         lines, points = [], []
-        for hue, run, p in curves:
-            x, y = tuple(run.steps.tolist()), tuple(run.scores[p].tolist())
-            name = f"{self.names[run.series]}, {p.label}" if several else p.label
-            half = Z * run.errors[p]
-            known = bool(np.isfinite(half).all())
-            low, high = (tuple((run.scores[p] + s * half).tolist()) if known else () for s in (-1, 1))
-            lines.append(Line(name, x, y, low, high, dashed=p != self.main))
-            points.append(Points(name, x, y, run.models, hue=hue if several else None))
-        mean = f"{'mean score' if len(self.tasks) > 1 else 'score'} {self.where}"
+        for hue, run in enumerate(self.runs):
+            for p in self.protocols:
+                x, y, half = tuple(run.steps), tuple(run.scores[p]), Z * run.errors[p]
+                name = f"{self.names[run.series]}, {p.label}" if several else p.label
+                known = bool(np.isfinite(half).all())
+                low, high = (tuple(run.scores[p] + s * half) if known else () for s in (-1, 1))
+                lines.append(Line(name, x, y, low, high, dashed=p != self.main))
+                points.append(Points(name, x, y, run.models, hue=hue if several else None))
         other = ", ".join(p.label for p in self.protocols if p != self.main)
-        return [
-            Plot(
-                "training",
-                "Scores over pretraining",
-                f"The {mean} at every checkpoint, with 95 % intervals of test noise{other and '; dashed: '}{other}.",
-                points=tuple(points),
-                lines=tuple(lines),
-                x_label=self.unit,
-                y_label=mean,
-            )
-        ]
+        dashed = f"; dashed: {other}" if other else ""
+        caption = f"The {self.mean} at every checkpoint, with 95 % intervals of test noise{dashed}."
+        drawn = tuple(points), tuple(lines), self.unit, self.mean
+        return [Plot("training", "Scores over pretraining", caption, *drawn)]
 
 
 def follow_training(
@@ -203,60 +182,47 @@ def follow_training(
 ) -> Training:
     """Follow every series of three checkpoints and more through the protocols that have them all."""
     matrices = {p: m.benchmarks() for p, m in scores.items()}
-    found = dict.fromkeys(m for matrix in matrices.values() for m in matrix.models if m in checkpoints)
-    series: dict[str, list[str]] = {}
-    for model in sorted(found, key=lambda m: checkpoints[m].step):
-        series.setdefault(checkpoints[model].series, []).append(model)
-    series = {name: models for name, models in series.items() if len(models) >= LEAST}
-    models = [m for of in series.values() for m in of]
-    protocols = [p for p, matrix in matrices.items() if set(models) <= set(matrix.models)]
-    tasks = [
-        task
-        for task in (matrices[protocols[-1]].tasks if protocols else ())
-        if all(task in matrices[p].tasks and _whole(matrices[p], models, task) for p in protocols)
-    ]
-    if not series or not tasks:
+    scored = dict.fromkeys(model for matrix in matrices.values() for model in matrix.models)
+    known = {model: place for model, place in checkpoints.items() if model in scored}
+    series = {name: of for name, of in by_series(known).items() if len(of) >= LEAST}
+    models = [model for of in series.values() for model in of]
+    followed = {p: matrix for p, matrix in matrices.items() if models and set(models) <= set(matrix.models)}
+    tasks = _shared_tasks([matrix.select(models=models) for matrix in followed.values()])
+    if not tasks:
         raise InputError(
             "no series has three or more checkpoints with scores on the same tasks",
             hint="name each checkpoint as the scores do, with its series and step",
         )
+    protocols = tuple(followed)
     main = main if main in protocols else protocols[-1]
-    runs = [_run(name, of, checkpoints, {p: matrices[p] for p in protocols}, tasks) for name, of in series.items()]
+    runs = [_run(name, of, followed, tasks) for name, of in series.items()]
     runs.sort(key=lambda run: -float(run.scores[main][-1]))
-    scored = dict.fromkeys(m for matrix in matrices.values() for m in matrix.models)
-    every = dict.fromkeys(task for matrix in matrices.values() for task in matrix.tasks)
-    reasons: dict[str, list[str]] = {
-        "no checkpoint of a series": [m for m in scored if m not in checkpoints],
-        f"of a series of fewer than {LEAST} checkpoints": [m for m in found if m not in models],
-        "tasks that some checkpoint lacks": [task for task in every if task not in tasks],
-        "protocols that some checkpoint lacks": [str(p) for p in matrices if p not in protocols],
+    reasons = {
+        "no checkpoint of a series": outside(scored, checkpoints),
+        f"of a series of fewer than {LEAST} checkpoints": outside(known, models),
+        "tasks that some checkpoint lacks": outside(
+            dict.fromkeys(t for m in matrices.values() for t in m.tasks), tasks
+        ),
+        "protocols that some checkpoint lacks": outside(map(str, matrices), protocols),
     }
     whole = set(scored) <= set(models)
-    return Training(unit, tuple(tasks), tuple(protocols), main, tuple(runs), whole, left_out(reasons))
+    return Training(unit, tasks, protocols, main, tuple(runs), whole, left_out(reasons))
 
 
 def _run(
-    name: str,
-    models: Sequence[str],
-    checkpoints: Mapping[str, Checkpoint],
-    matrices: Mapping[Protocol, ScoreMatrix],
-    tasks: Sequence[str],
+    series: str, members: Mapping[str, float], matrices: Mapping[Protocol, ScoreMatrix], tasks: Sequence[str]
 ) -> Run:
-    parts = {p: matrix.select(models=models, tasks=tasks) for p, matrix in matrices.items()}
-    order = {p: [m.models.index(model) for model in models] for p, m in parts.items()}
-    return Run(
-        name,
-        tuple(models),
-        np.array([checkpoints[m].step for m in models], dtype=np.float64),
-        {p: m.values[order[p]].mean(axis=1) for p, m in parts.items()},
-        {p: np.sqrt((m.stderr[order[p]] ** 2).sum(axis=1)) / len(tasks) for p, m in parts.items()},
-    )
+    parts = {p: matrix.select(models=members, tasks=tasks) for p, matrix in matrices.items()}
+    means = {p: part.values.mean(axis=1) for p, part in parts.items()}
+    errors = {p: np.sqrt((part.stderr**2).sum(axis=1)) / len(tasks) for p, part in parts.items()}
+    return Run(series, tuple(members), np.array(list(members.values())), means, errors)
 
 
-def _whole(matrix: ScoreMatrix, models: Sequence[str], task: str) -> bool:
-    part = matrix.select(models=models, tasks=[task])
-    return bool(part.higher_is_better[0] and np.isfinite(part.values).all())
+def _shared_tasks(matrices: Sequence[ScoreMatrix]) -> tuple[str, ...]:
+    """Return the tasks that every model has under every protocol, and of which more is better."""
+    whole = [set(compress(m.tasks, np.isfinite(m.values).all(axis=0) & np.array(m.higher_is_better))) for m in matrices]
+    return tuple(task for task in matrices[-1].tasks if all(task in of for of in whole)) if matrices else ()
 
 
-def _told(step: float, unit: str) -> str:
-    return f"{unit.removesuffix('s')} {step:,.0f}"
+def _noisy(value: float, half: float) -> str:
+    return f"{value:.3f}" + (f" ± {half:.3f}" if np.isfinite(half) else "")
