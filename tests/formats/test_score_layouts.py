@@ -47,6 +47,7 @@ def test_a_wide_table_in_per_cent_with_errors_and_shots(tmp_path: Path) -> None:
     assert matrix.tasks == ("mmlu", "gsm8k")
     assert matrix.values[0].tolist() == pytest.approx([0.461, 0.12])
     assert matrix.stderr[0].tolist() == pytest.approx([0.004, 0.009])
+    assert matrix.origin(0, 0).shots == 5, "which stays with the score"
     assert all(column.divided for column in evidence.reading.columns)
 
 

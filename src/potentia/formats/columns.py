@@ -28,25 +28,27 @@ CORPORA = frozenset(
     {"wiki", "stack", "arxiv", "stackexchange", "wikipedia", "wiki_2025", "stackexchange_2025", "arxiv_2025"}
     | {"wikitext", "wikitext2", "wikitext-2", "wikitext103", "wikitext-103", "c4", "ptb", "the_pile", "pile"}
 )
+TEXT = Metric("", False, "text", "unbounded")
 
 
 def metric_of(task: str, name: str | None = None, higher_is_better: bool | None = None) -> Metric:
     """Return the metric of a score: by its name, else as the benchmark is usually scored; what is given wins."""
     named = name or usual_metric(task) or ""
     if not named and task.casefold() in CORPORA and higher_is_better is not True:
-        return Metric("", False, "text", "unbounded")
+        return TEXT
     return Metric.of(named if name else "", Metric.of(named, higher_is_better).higher_is_better)
 
 
 @cache
 def usual_metric(task: str) -> str | None:
-    """Return the metric of a known benchmark, with its filter where it needs one: ``exact_match|flexible-extract``."""
-    known = benchmark(task)
-    return known.metric if known is not None and known.metric else None
+    """Return the metric of a known benchmark, however it is spelled; with its filter where it needs one."""
+    known = benchmark(task) or benchmark(re.sub(r"[\s-]", "_", _key(task)))
+    return known.metric or None if known is not None else None
 
 
 _DOWN, _UP = re.compile(r"[↓⬇]|\blower is better\b|\blower better\b"), re.compile(r"[↑⬆]|\bhigher is better\b")
 _ARROWS = re.compile(r"\s*\(?\s*(?:[↓⬇↑⬆]|(?:lower|higher) (?:is )?better)\s*\)?")
+_AVERAGE = re.compile(r"(avg|average|mean|median|overall|total|macro avg|micro avg)\.?( score| rank)?")
 _WORDS = ("lower", "scale", "kind", "skip", "metric")
 _OPTIONS = "--lower COLUMN, --scale COLUMN=share|percent|range|unbounded, --kind COLUMN=task|text"
 
@@ -104,11 +106,8 @@ class Says:
     def check(self, columns: Iterable[str], where: str) -> None:
         """Refuse what is said of columns that are not there."""
         known = {_key(column) for column in columns}
-        for column in self.columns:
-            if column not in known:
-                raise DataError(
-                    f"no column {column!r}", where=where, hint=f"there are: {', '.join(list(columns)[:20])}"
-                )
+        for column in sorted(self.columns.keys() - known):
+            raise DataError(f"no column {column!r}", where=where, hint=f"there are: {', '.join(list(columns)[:20])}")
 
 
 @dataclass(frozen=True)
@@ -151,30 +150,26 @@ def decide(name: str, values: Sequence[float], says: Says, *, metric: str | None
     """
     said, task = says.about(name), plain_name(name)
     named = said.get("metric") or metric or named_metric(task)
-    text = named is None and task.casefold() in CORPORA
-    usually = None if named or text else usual(task)
-    known = known_metric(named or usually or "") or (Metric("", False, "text", "unbounded") if text else None)
-    low, high = min(values), max(values)
-    why = []
-    if text or usually:
-        why.append("a text to predict by its name" if text else "a known benchmark")
-    elif known is not None:
-        why.append(f"{known.name} is known")
+    known, why = _known(task, named)
     up = _direction(name, said, known, why)
+    low, high = min(values), max(values)
     scale, divided = _scale(said, known, up, percent, low, high, why)
     if scale is None and (up is None or (up and low >= 0 and high <= 10)):
-        rating = low >= 0 and high <= 10
-        doubt = "may be per cent or a rating" if rating else "does not say which way is better, and on what scale"
-        options = f"--scale '{name}=percent' or --scale '{name}=range'" if rating else _OPTIONS
-        beside = f"or in {Path(where).stem}.columns.yaml beside the file"
-        raise DataError(
-            f"the column {name!r} ({low:g} to {high:g}) {doubt}",
-            where=where,
-            hint=f"say it{': ' if rating else ' with '}{options}, {beside}",
-        )
+        raise _doubt(name, low, high, where)
     kind = said.get("kind") or (known.kind if known else "task")
     made = Metric(named or "", up is not False, "text" if kind == "text" else "task", "share" if divided else scale)
     return ColumnReading(name, task, made, divided, "; ".join(why))
+
+
+def _known(task: str, named: str | None) -> tuple[Metric | None, list[str]]:
+    """Return what is known of a column's metric, by its name or that of the task, and why."""
+    if named:
+        known = known_metric(named)
+        return known, [f"{known.name} is known"] if known else []
+    if task.casefold() in CORPORA:
+        return TEXT, ["a text to predict by its name"]
+    usual = usual_metric(task)
+    return known_metric(usual or ""), ["a known benchmark"] if usual else []
 
 
 def _direction(name: str, said: Mapping[str, Any], known: Metric | None, why: list[str]) -> bool | None:
@@ -185,7 +180,7 @@ def _direction(name: str, said: Mapping[str, Any], known: Metric | None, why: li
     if down or up:
         why.append("its arrow")
         return not down
-    return known.higher_is_better if known is not None else None
+    return known.higher_is_better if known else None
 
 
 def _scale(
@@ -197,11 +192,9 @@ def _scale(
         why.append(f"{said['scale']} as said")
         scale = next(scale for scale in SCALES if scale == said["scale"])
         return ("share", True) if scale == "percent" else (scale, False)
-    if known is not None and (known.scale in ("percent", "unbounded") or known.name in ("mt_bench", "brier_score")):
-        return known.scale, False
-    if known is not None and known.scale == "range" and low >= -1 and high <= 1:
-        return "range", False
-    if percent and low >= -100 and high <= 100:
+    if known and (own := _own_scale(known, low, high)) is not None:
+        return own, False
+    if percent and max(-low, high) <= 100:
         why.append("a per cent sign")
         return "share", True
     if low >= 0 and high <= 1:
@@ -210,22 +203,33 @@ def _scale(
     if up is False:
         sure = known is not None and known.scale == "share"
     else:
-        sure = low >= -100 if known is not None else low >= 0 and high > 10
+        sure = low >= -100 if known else low >= 0 and high > 10
     if sure and high <= 100:
         why.append(f"{low:g} to {high:g}: per cent")
         return "share", True
     return None, False
 
 
+def _own_scale(known: Metric, low: float, high: float) -> Scale | None:
+    """Return the scale that a metric always has; None where its scores are written in several ways."""
+    if known.scale in ("percent", "unbounded") or known.name in ("mt_bench", "brier_score"):
+        return known.scale
+    return "range" if known.scale == "range" and max(-low, high) <= 1 else None
+
+
+def _doubt(name: str, low: float, high: float, where: str) -> DataError:
+    what, options = "does not say which way is better, and on what scale", f" with {_OPTIONS}"
+    if low >= 0 and high <= 10:
+        what, options = "may be per cent or a rating", f": --scale '{name}=percent' or --scale '{name}=range'"
+    hint = f"say it{options}, or in {Path(where).stem}.columns.yaml beside the file"
+    return DataError(f"the column {name!r} ({low:g} to {high:g}) {what}", where=where, hint=hint)
+
+
 def named_metric(name: str) -> str | None:
     """Return the metric that a column's name holds, as ``WikiText ppl`` or ``SQuAD (F1)``; the longest counts."""
-    words = [word for word in re.split(r"[^a-z0-9@+]+", name.casefold()) if word]
-    for size in range(min(3, len(words)), 0, -1):
-        for start in range(len(words) - size, -1, -1):
-            found = known_metric("_".join(words[start : start + size]))
-            if found is not None:
-                return found.name
-    return None
+    words = re.findall(r"[a-z0-9@+]+", name.casefold())
+    spans = ("_".join(words[at : at + size]) for size in (3, 2, 1) for at in range(len(words) - size, -1, -1))
+    return next((known.name for known in map(known_metric, spans) if known is not None), None)
 
 
 def plain_name(name: str) -> str:
@@ -237,13 +241,6 @@ def _key(name: str) -> str:
     return plain_name(name).casefold()
 
 
-def usual(task: str) -> str | None:
-    """Return the usual metric of a benchmark, however it is spelled."""
-    return usual_metric(task) or usual_metric(_key(task).replace(" ", "_").replace("-", "_"))
-
-
 def average(name: Any) -> bool:
     """Say whether a row or column is an average over others rather than a model or task."""
-    return bool(
-        re.fullmatch(r"(avg|average|mean|median|overall|total|macro avg|micro avg)\.?( score| rank)?", _key(str(name)))
-    )
+    return _AVERAGE.fullmatch(_key(str(name))) is not None

@@ -22,6 +22,12 @@ from potentia.values.protocol import Protocol
 from potentia.values.scores import Score, ScoreMatrix
 
 UNNAMED = Metric()
+_FACTS = {  # column → the part of a score, and its field
+    "higher_is_better": ("metric", "higher_is_better"), "shots": ("origin", "shots"), "metric_kind": ("metric", "kind"),
+    "metric_scale": ("metric", "scale"), "chance": ("metric", "chance"), "data_fingerprint": ("origin", "data"),
+    "recipe_fingerprint": ("origin", "recipe"), "model_fingerprint": ("origin", "model"),
+    "source": ("origin", "source"), "path": ("origin", "path"),
+}  # fmt: skip
 T = TypeVar("T")
 
 
@@ -42,17 +48,12 @@ class Entry:
     items: Mapping[int, float] | None = None  # the value of every document, by its fingerprint
 
 
-# --- entries to matrices ---------------------------------------------------------------------------------------------
-
-
 def assemble(entries: Iterable[Entry], *, where: str) -> dict[Protocol, ScoreMatrix]:
     """Return one matrix per protocol, names in order of appearance; refuse duplicates and mixed directions."""
     protocols: dict[str, dict[tuple[str, str], Entry]] = {}
     firsts: dict[str, Entry] = {}
     for entry in entries:
-        for name in (entry.protocol, entry.model, entry.task):
-            if not name.isascii():
-                _check_unicode(name, entry.place, where)
+        _check_unicode(entry, where)
         cells = protocols.setdefault(entry.protocol, {})
         twin = cells.get((entry.model, entry.task))
         if twin is not None:
@@ -94,74 +95,51 @@ def documents(pairs: Iterable[tuple[object, Any]]) -> dict[int, float]:
     return found
 
 
-def _check_unicode(name: str, place: str, where: str) -> None:
-    try:
-        name.encode()
-    except UnicodeEncodeError:  # JSON can spell half of a character
-        at = f", {place}" if place else ""
-        raise DataError(f"the name {name!r} holds half of a Unicode character", where=where + at) from None
+def _check_unicode(entry: Entry, where: str) -> None:
+    for name in (entry.protocol, entry.model, entry.task):
+        try:
+            name.encode()
+        except UnicodeEncodeError:  # JSON can spell half of a character
+            at = f", {entry.place}" if entry.place else ""
+            raise DataError(f"the name {name!r} holds half of a Unicode character", where=where + at) from None
 
 
 def _at(first: Entry, second: Entry) -> str:
     return f" ({first.place} and {second.place})" if first.place and second.place else ""
 
 
-# --- rows of a table and objects of a file to entries ----------------------------------------------------------------
-
-
 def entries(rows: Iterable[Row], *, where: str, metric: str | None) -> Iterator[Entry]:
     """Check each row and give its score; of several metrics of one benchmark the wanted or main one is taken."""
-    read = []
+    cells: dict[tuple[str, str, str], list[tuple[str, str | None, Mapping[str, Any]]]] = {}
     metrics: dict[str, dict[str, None]] = {}
     for place, record in rows:
-        task, name = _name(record, "benchmark", f"{where}, {place}"), str(record.get("metric") or "").strip() or None
-        read.append((place, task, name, record))
+        at, name = f"{where}, {place}", str(record.get("metric") or "").strip() or None
+        task = _name(record, "benchmark", at)
+        cell = _name(record, "protocol", at, default="direct"), _name(record, "model", at), task
+        cells.setdefault(cell, []).append((place, name, record))
         if name is not None:
             metrics.setdefault(task, {})[name] = None
     main = {task: metric or main_metric(known, usual_metric(task)) for task, known in metrics.items()}
-    passed: dict[tuple[str, str, str], tuple[str, str]] = {}
-    given: set[tuple[str, str, str]] = set()
-    for place, task, name, record in read:
-        at = f"{where}, {place}"
-        protocol, model = _name(record, "protocol", at, default="direct"), _name(record, "model", at)
-        if name is not None and name != main[task]:
-            passed.setdefault((protocol, model, task), (place, name))
-            continue
-        given.add((protocol, model, task))
-        yield Entry(
-            protocol=protocol,
-            model=model,
-            task=task,
-            value=number(record.get("score"), f"{at}, column score", required=True),
-            stderr=_at_least_zero(record.get("stderr"), f"{at}, column stderr"),
-            n=_at_least_zero(record.get("n"), f"{at}, column n"),
-            place=place,
-            **told(record, task, name, at),
-        )
-    for cell, (place, name) in passed.items():
-        if metric is None and cell not in given:
-            _, model, task = cell
+    for (protocol, model, task), given in cells.items():
+        wanted = [row for row in given if row[1] in (None, main.get(task))]
+        if not wanted and metric is None:
+            place, name, _ = given[0]
             raise DataError(
                 f"{model} has {name} on {task}, where others have {main[task]}",
                 where=f"{where}, {place}, column metric",
                 hint=f"choose one metric for all: --metric {name}",
             )
+        for place, name, record in wanted:
+            at = f"{where}, {place}"
+            value = number(record.get("score"), f"{at}, column score", required=True)
+            error, size = (_at_least_zero(record.get(field), f"{at}, column {field}") for field in ("stderr", "n"))
+            yield Entry(protocol, model, task, value, error, size, place=place, **told(record, task, name, at))
 
 
 def scored(
-    place: str,
-    model: Any,
-    task: Any,
-    value: Any,
-    *,
-    stderr: Any = None,
-    n: Any = None,
-    per: float = 1.0,
-    at: str = "",
-    what: str = "a number",
-    protocol: str,
-    **known: Any,
-) -> Entry:
+    place: str, model: Any, task: Any, value: Any, *, protocol: str, stderr: Any = None, n: Any = None,
+    per: float = 1.0, at: str = "", what: str = "a number", **known: Any,
+) -> Entry:  # fmt: skip
     """Return one score of another tool's file, checked; ``per`` 100 for per cent, ``at`` is where the value stands."""
     at = at or place
     if isinstance(value, str):
@@ -178,7 +156,7 @@ def scored(
 
 def tidy_row(protocol: str, model: str, task: str, score: Score) -> dict[str, Any]:
     """Return a score as the fields of a row, with all that it knows; what is not known is None."""
-    metric, origin = score.metric, score.origin
+    known = {name: getattr(getattr(score, part), field) for name, (part, field) in _FACTS.items()}
     return {
         "protocol": protocol,
         "model": model,
@@ -186,18 +164,9 @@ def tidy_row(protocol: str, model: str, task: str, score: Score) -> dict[str, An
         "score": score.value,
         "stderr": None if math.isnan(score.stderr) else score.stderr,
         "n": float(score.n) if score.n else None,
-        "metric": metric.name or None,
-        "higher_is_better": metric.higher_is_better,
-        "shots": origin.shots,
-        "metric_kind": metric.kind,
-        "metric_scale": metric.scale,
-        "chance": metric.chance,
+        "metric": score.metric.name or None,
         "seeds": ";".join(map(repr, score.seeds)) or None,
-        "data_fingerprint": origin.data,
-        "recipe_fingerprint": origin.recipe,
-        "model_fingerprint": origin.model,
-        "source": origin.source,
-        "path": origin.path,
+        **known,
     }
 
 
@@ -205,30 +174,28 @@ def told(record: Mapping[str, Any], task: str, name: str | None, where: str) -> 
     """Return metric, origin and seeds as a row tells them; what it does not say is known of the name, or unknown."""
     made = metric_of(task, name, _direction(record.get("higher_is_better"), where))
     kind, scale = _word(record, "metric_kind", KINDS, where), _word(record, "metric_scale", SCALES, where)
-    chance, shots = (number(record.get(field), f"{where}, column {field}") for field in ("chance", "shots"))
-    data, recipe, model, source, path = (
-        str(record[field]).strip() or None if record.get(field) is not None else None
-        for field in ("data_fingerprint", "recipe_fingerprint", "model_fingerprint", "source", "path")
+    chance, shots = (
+        None if math.isnan(value := number(record.get(field), f"{where}, column {field}")) else value
+        for field in ("chance", "shots")
     )
-    seeds = re.split(r"[;\s]+", str(record.get("seeds") or "").strip())  # semicolons between them
+    origin: dict[str, Any] = {field: _text(record, name) for name, (part, field) in _FACTS.items() if part == "origin"}
+    seeds = re.split(r"[;\s]+", _text(record, "seeds") or "")  # semicolons between them
     return {
-        "metric": replace(
-            made, kind=kind or made.kind, scale=scale or made.scale, chance=None if math.isnan(chance) else chance
-        ),
-        "origin": Origin(data, recipe, None if math.isnan(shots) else int(shots), model, source, path),
+        "metric": replace(made, kind=kind or made.kind, scale=scale or made.scale, chance=chance),
+        "origin": Origin(**origin | {"shots": None if shots is None else int(shots)}),
         "seeds": tuple(number(seed, f"{where}, column seeds", required=True) for seed in seeds if seed),
     }
 
 
-# --- single fields ---------------------------------------------------------------------------------------------------
+def _text(record: Mapping[str, Any], column: str) -> str | None:
+    value = record.get(column)
+    return None if value is None else str(value).strip() or None
 
 
 def _word(record: Mapping[str, Any], name: str, known: tuple[T, ...], where: str) -> T | None:
-    value = str(record.get(name) or "").strip()
-    if not value:
-        return None
+    value = _text(record, name)
     found = next((word for word in known if word == value), None)
-    if found is None:
+    if value is not None and found is None:
         raise DataError(f"{_short(value)} is none of {', '.join(map(str, known))}", where=f"{where}, column {name}")
     return found
 
@@ -268,13 +235,11 @@ def _at_least_zero(value: Any, where: str) -> float:
 
 
 def _direction(value: Any, where: str) -> bool | None:
-    if value is None or (isinstance(value, str) and not value.strip()):
-        return None
-    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-    known = value if isinstance(value, bool) else words.get(str(value).strip().casefold())
-    if known is None:
+    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False, "": None, "none": None}
+    word = str(value).strip().casefold()
+    if word not in words:
         raise DataError(f"{_short(value)} is neither true nor false", where=f"{where}, column higher_is_better")
-    return known
+    return words[word]
 
 
 def _short(value: Any) -> str:

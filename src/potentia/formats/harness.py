@@ -42,23 +42,11 @@ def harness_entries(content: dict[str, Any], path: Path, *, metric: str | None, 
     results = results | {group: body for group, body in file.part("groups").items() if group not in results}
     if not results:
         raise DataError("the results are empty", where=str(path))
-    model = _model_name(file)
-    hidden = _passed_over(file, results, subtasks=subtasks)
-    old_mmlu: list[Entry] = []
-    for name, body in results.items():
-        if name in hidden or name == "all":
-            continue
-        where = f"{path}, results.{name}"
-        if not isinstance(body, dict):
-            raise DataError("the entry is no object", where=where)
-        entry = _entry(file, model, name, body, metric)
-        if entry is None and metric is None:
-            raise DataError("the entry has no metric", where=where)
-        if entry is not None and entry.task.startswith(_OLD_MMLU) and not subtasks:
-            old_mmlu.append(entry)
-        elif entry is not None:
-            yield entry
-    yield from _pool(old_mmlu)
+    model, hidden = _model_name(file), _passed_over(file, results, subtasks=subtasks)
+    scores = [_entry(file, model, name, body, metric) for name, body in results.items() if name not in hidden]
+    found = [entry for entry in scores if entry is not None]
+    yield from (entry for entry in found if subtasks or not entry.task.startswith(_OLD_MMLU))
+    yield from _pool([entry for entry in found if not subtasks and entry.task.startswith(_OLD_MMLU)])
 
 
 @dataclass(frozen=True)
@@ -94,10 +82,15 @@ class _File:
         return next((int(count) for count in found if isinstance(count, int)), None)
 
 
-def _entry(file: _File, model: str, name: str, body: dict[str, Any], metric: str | None) -> Entry | None:
+def _entry(file: _File, model: str, name: str, body: Any, metric: str | None) -> Entry | None:
+    """Return the score of a task by its metric; None where it lacks the one that is asked for."""
     where = f"{file.path}, results.{name}"
+    if not isinstance(body, dict):
+        raise DataError("the entry is no object", where=where)
     task = name.partition("|")[0] if name in file.part("named") else name  # twice, with other examples
     chosen = _choose(_measured(body), task, metric)
+    if chosen is None and metric is None:
+        raise DataError("the entry has no metric", where=where)
     if chosen is None:
         return None
     own, shots = file.part("potentia", "scores", name), file.shots(name)
@@ -106,10 +99,7 @@ def _entry(file: _File, model: str, name: str, body: dict[str, Any], metric: str
         record = {**own, "higher_is_better": known["metric"].higher_is_better, "shots": shots}
         known = told(record, task, str(own.get("metric") or "") or None, f"{file.path}, potentia.{name}")
     return scored(
-        where,
-        model,
-        task,
-        chosen.value,
+        where, model, task, chosen.value,
         stderr=chosen.stderr if isinstance(chosen.stderr, (int, float)) else None,  # "N/A" where lm-eval has none
         n=_size(file, name),
         at=f"{where}.{chosen.metric}",
@@ -117,7 +107,7 @@ def _entry(file: _File, model: str, name: str, body: dict[str, Any], metric: str
         protocol=_protocol(file, name),
         items=_items(file.path, name, chosen) or _details(file, name, chosen.metric) or None,
         **known,
-    )
+    )  # fmt: skip
 
 
 def _items(results: Path, task: str, chosen: _Measured) -> dict[int, float] | None:
@@ -136,35 +126,32 @@ def _items(results: Path, task: str, chosen: _Measured) -> dict[int, float] | No
 
 def _as_lm_eval(content: dict[str, Any], where: str) -> dict[str, Any]:
     """Write a file of lighteval, or of the leaderboard before it, as lm-eval would have written it."""
-    results = section(content, "results", where)
+    results, configs = section(content, "results", where), section(content, "config_tasks", where)
     parts = {name: found for name in results if (found := _SUITED.fullmatch(name))}
     if not parts:
         return content
-    made: dict[str, Any] = {"results": {}, "n-shot": {}, "n-samples": {}, "higher_is_better": {}, "named": {}}
-    groups: dict[str, list[str]] = {}
-    for name, body in results.items():
-        if name not in parts:
-            made["results"][name] = body
-            continue
-        shots, long = int(parts[name]["shots"]), parts[name]["task"]
+    names = ("n-shot", "n-samples", "higher_is_better", "named", "group_subtasks")
+    made: dict[str, Any] = {name: {} for name in names}
+    made["results"] = {name: body for name, body in results.items() if name not in parts}
+    for name, found in parts.items():
+        long, shots = found["task"], int(found["shots"])
         task = long.removesuffix(_AVERAGE).replace(":", "_")
-        twice = task in made["results"]  # the same benchmark with another number of examples
-        task = f"{task}|{shots}" if twice else task
+        if task in made["results"]:  # the same benchmark with another number of examples
+            task = f"{task}|{shots}"
         if long.endswith(_AVERAGE):
-            begins = long.removesuffix("_average")
-            groups[task] = [m["task"].replace(":", "_") for m in parts.values() if m["task"].startswith(begins)]
-            groups[task] = [member for member in groups[task] if member != long.replace(":", "_")]
-        config = section(section(content, "config_tasks", where), name.rpartition("|")[0], where)
-        config = config or section(section(content, "config_tasks", where), name, where)
-        made["results"][task], made["n-shot"][task], made["named"][task] = body, shots, name
+            others = [other["task"] for other in parts.values() if other["task"] != long]
+            members = [other for other in others if other.startswith(long.removesuffix("_average"))]
+            made["group_subtasks"][task] = [member.replace(":", "_") for member in members]
+        config = section(configs, name.rpartition("|")[0], where) or section(configs, name, where)
+        made["results"][task], made["n-shot"][task], made["named"][task] = results[name], shots, name
         made["n-samples"][task] = {"effective": config.get("effective_num_docs")}
-        metrics = config.get("metric") or config.get("metrics")
-        made["higher_is_better"][task] = {
-            m.get("metric_name"): m.get("higher_is_better")
-            for m in (metrics if isinstance(metrics, list) else ())
-            if isinstance(m, dict) and isinstance(m.get("metric_name"), str)
-        }
-    return {**content, **made, "group_subtasks": groups}
+        made["higher_is_better"][task] = _directions(config.get("metric") or config.get("metrics"))
+    return {**content, **made}
+
+
+def _directions(metrics: Any) -> dict[str, Any]:
+    described = [metric for metric in metrics if isinstance(metric, dict)] if isinstance(metrics, list) else []
+    return {str(metric.get("metric_name")): metric.get("higher_is_better") for metric in described}
 
 
 def _details(file: _File, task: str, metric: str) -> dict[int, float] | None:
@@ -241,11 +228,11 @@ def _metric(file: _File, name: str, task: str, metric: str) -> Metric:
 def _passed_over(file: _File, results: dict[str, Any], *, subtasks: bool) -> set[str]:
     """Return what does not count: members of a group that has a score of its own, or else the groups themselves."""
     groups = {name: members for name in file.part("group_subtasks") if (members := file.below(name))}
-    if subtasks:
-        return set(groups)
-    there = {name: bool(_measured(results[name])) for name in groups if isinstance(results.get(name), dict)}
-    empty = {name for name, scored in there.items() if not scored}
-    return {member for name, scored in there.items() if scored for member in groups[name]} | empty
+    hidden = {"all", *(groups if subtasks else ())}
+    for name, members in groups.items():
+        if not subtasks and isinstance(results.get(name), dict):
+            hidden |= set(members) if _measured(results[name]) else {name}
+    return hidden
 
 
 def _pool(entries: list[Entry]) -> Iterator[Entry]:

@@ -13,7 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from potentia.errors import DataError
-from potentia.formats.columns import ColumnReading, Reading, Says, average, decide, named_metric, plain_name, usual
+from potentia.formats.columns import (
+    ColumnReading,
+    Reading,
+    Says,
+    average,
+    decide,
+    named_metric,
+    plain_name,
+    usual_metric,
+)
 from potentia.formats.table import RawTable
 from potentia.values.metric import known_metric
 from potentia.values.protocol import Protocol
@@ -59,21 +68,18 @@ class Layout:
     reading: Reading | None = None
 
 
-@dataclass
-class _Column:
-    """The scores of one task on their way: the model, the place, value and error of each."""
+@dataclass(frozen=True)
+class _Cell:
+    """One score on its way: where it stands, its fields, and whether a per cent sign stands by it."""
 
-    name: str
-    metric: str | None
-    percent: bool
-    cells: list[tuple[Mapping[str, Any], str, float, float | None]]
+    at: str
+    row: dict[str, Any]
+    percent: bool = False
 
-    def add(self, shared: Mapping[str, Any], at: str, cell: Any, *spread: Any) -> None:
-        """Take one cell, with the error in it or in the cell of errors."""
-        value, error = _value(cell)
-        if value is not None:
-            self.cells.append((shared, at, value, _value(spread[0])[0] if spread else error))
-            self.percent |= "%" in str(cell)
+    @property
+    def column(self) -> tuple[str, str]:
+        """What is decided as one: the task and the metric that the table names."""
+        return str(self.row.get("benchmark") or ""), str(self.row.get("metric") or "")
 
 
 def recognise(table: RawTable, columns: Mapping[str, str] | None = None, says: Says | None = None) -> Layout:
@@ -95,27 +101,30 @@ def recognise(table: RawTable, columns: Mapping[str, str] | None = None, says: S
 
 def _fields(table: RawTable, given: Mapping[str, str]) -> dict[str, str]:
     """Return the column of every field that has one: as given, else by name; a metric's name is a score."""
+    _check_map(table, given)
+    plain = {_plain(name): name for name in reversed(table.columns)}
+    named = {field: [plain[name] for name in names if name in plain] for field, names in SYNONYMS.items()}
+    if "score" not in given and len(named["score"]) > 1:
+        several, first = " and ".join(named["score"]), named["score"][0]
+        raise DataError(f"{several} could each be the score", where=table.where, hint=f"--map score={first}")
+    found: dict[str, str] = {}
+    for field, present in named.items():
+        for column in [given[field]] if field in given else present[:1]:
+            if column not in found.values():
+                found[field] = column
+    if {"model", "benchmark"} <= found.keys():
+        for metric in filter(_metric_of, table.columns):
+            found.setdefault("score", metric)
+    return found
+
+
+def _check_map(table: RawTable, given: Mapping[str, str]) -> None:
     for field, column in given.items():
         if field not in FIELDS:
             raise DataError(f"--map knows no {field!r}", hint=f"map one of: {', '.join(FIELDS)}")
         if column not in table.columns:
             there = ", ".join(table.columns[:20])
             raise DataError(f"no column {column!r} to map to {field}", where=table.where, hint=f"there are: {there}")
-    plain = {_plain(name): name for name in reversed(table.columns)}
-    found: dict[str, str] = {}
-    for field, names in SYNONYMS.items():
-        present = [plain[name] for name in names if name in plain]
-        if field == "score" and field not in given and len(present) > 1:
-            several = " and ".join(present)
-            raise DataError(f"{several} could each be the score", where=table.where, hint=f"--map score={present[0]}")
-        chosen = given.get(field) or next(iter(present), None)
-        if chosen is not None and chosen not in found.values():
-            found[field] = chosen
-    if "score" not in found and {"model", "benchmark"} <= found.keys():
-        metric = next((column for column in table.columns if _metric_of(column)), None)
-        if metric is not None:
-            found["score"] = metric
-    return found
 
 
 def _metric_of(column: str) -> str | None:
@@ -125,67 +134,36 @@ def _metric_of(column: str) -> str | None:
 
 
 def _tidy(table: RawTable, found: Mapping[str, str], says: Says) -> Layout:
+    """Read one score per row."""
+    plain = [_plain(column) for column in table.columns]
     place = {field: table.columns.index(column) for field, column in found.items()}
-    metric = _metric_of(found["score"]) or ""
-    beside = f"{_plain(found['score'])} stderr"
-    if "stderr" not in place and beside in map(_plain, table.columns):
-        place["stderr"] = [_plain(c) for c in table.columns].index(beside)
-    rows = []
+    beside, metric = f"{_plain(found['score'])} stderr", _metric_of(found["score"])
+    if "stderr" not in place and beside in plain:
+        place["stderr"] = plain.index(beside)
+    cells = []
     for at, values in table.rows:
-        row = {field: values[k] for field, k in place.items()}
+        row = ({"metric": metric} if metric else {}) | {field: values[k] for field, k in place.items()}
         value, error = _value(row["score"])
         if value is not None:  # **0.46 ± 0.01** is a number with its error
             row["score"] = value
             row["stderr"] = error if row.get("stderr") is None else row["stderr"]
-        if metric and "metric" not in place:
-            row["metric"] = metric
-        rows.append((at, row | _protocol(row, f"{table.where}, {at}, column {found.get('shots')}")))
+        row |= _protocol(row, f"{table.where}, {at}, column {found.get('shots')}")
+        cells.append(_Cell(at, row, "%" in str(values[place["score"]])))
     if "higher_is_better" in place:
-        return Layout(tuple(rows))
-    return _decided_tidy(table, rows, says)
+        return Layout(tuple((cell.at, cell.row) for cell in cells))
+    rows, read = _decided(table, cells, says)
+    told = tuple(column for column in read if column.divided or not _is_task(column.task))
+    return Layout(rows, (), Reading(told) if told else None)
 
 
 def _protocol(row: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the protocol as a row names it, else by its number of examples."""
+    """Return the protocol of a row that has a number of examples in the place of its name."""
     if "protocol" in row or "shots" not in row:
-        return {"protocol": row["protocol"]} if "protocol" in row else {}
+        return {}
     try:
         return {"protocol": Protocol.few_shot(int(float(str(row["shots"]).strip() or 0)))}
     except ValueError:
         raise DataError(f"{row['shots']!r} is no number of examples", where=where) from None
-
-
-def _decided_tidy(table: RawTable, rows: Sequence[Row], says: Says) -> Layout:
-    """Decide what each task of a tidy table is, by the metric that it names or by its values."""
-    groups: dict[tuple[str, str], list[float]] = {}
-    for _, row in rows:
-        value = _value(row.get("score"))[0]
-        if value is not None:
-            groups.setdefault(_group(row), []).append(value)
-    read = {
-        (task, metric): decide(task, values, says, metric=metric or None, where=table.where)
-        for (task, metric), values in groups.items()
-        if task.strip()
-    }
-    made = []
-    for at, row in rows:
-        column = read.get(_group(row))
-        if column is not None:
-            row = (_share(row) if column.divided else dict(row)) | _said(column, row.get("metric"))
-        made.append((at, row))
-    told = tuple(c for c in read.values() if c.divided or not _is_task(c.task))
-    return Layout(tuple(made), (), Reading(told) if told else None)
-
-
-def _group(row: Mapping[str, Any]) -> tuple[str, str]:
-    return str(row.get("benchmark") or ""), str(row.get("metric") or "")
-
-
-def _said(column: ColumnReading, metric: Any = None) -> dict[str, Any]:
-    """Return what was decided of a column, as the fields of a row."""
-    m = column.metric
-    return {"metric": metric or m.name or None, "higher_is_better": m.higher_is_better, "metric_kind": m.kind,
-            "metric_scale": m.scale}  # fmt: skip
 
 
 def _is_transposed(table: RawTable, found: Mapping[str, str]) -> bool:
@@ -200,7 +178,7 @@ def _is_transposed(table: RawTable, found: Mapping[str, str]) -> bool:
 
 
 def _is_task(name: str) -> bool:
-    return usual(plain_name(name)) is not None or named_metric(name) is not None
+    return usual_metric(plain_name(name)) is not None or named_metric(name) is not None
 
 
 def _wide(table: RawTable, found: Mapping[str, str], says: Says) -> Layout | None:
@@ -208,70 +186,100 @@ def _wide(table: RawTable, found: Mapping[str, str], says: Says) -> Layout | Non
     model = found.get("model") or _names(table)
     if model is None:
         return None
-    known = {model, *(found[f] for f in ("protocol", "shots") if f in found)}
-    numeric = {c for c in table.columns if c not in known and _is_numeric(table.column(c))}
-    errors = {c: base for c in numeric if (base := _error_of(c, numeric)) is not None}
-    raw = {c: c[: -len(" raw")].strip() for c in numeric if _plain(c).endswith(" raw")}
-    left = {c for c in numeric if NO_SCORE.match(_plain(c)) or average(c) or says.about(c).get("skip") is True}
-    twins = set(raw.values()) & numeric  # a leaderboard that shows normalised scores keeps the measured ones beside
-    tasks = [c for c in table.columns if c in numeric and c not in errors and c not in left and c not in twins]
+    about = {field: found[field] for field in ("protocol", "shots") if field in found}
+    tasks, errors, left = _score_columns(table, {model, *about.values()}, says)
     if not tasks:
         return None
-    spread = {base: c for c, base in errors.items()}
-    scores = {task: _Column(raw.get(task, task), None, "%" in task, []) for task in tasks}
-    out = [c for c in table.columns if c not in known and c not in tasks and c not in errors and c not in twins]
-    for at, values in table.rows:
-        row = dict(zip(table.columns, values, strict=True))
+    models = []
+    for at, row in table.records():
         if average(row[model]):
-            out.append(f"the row {row[model]}")
+            left.append(f"the row {row[model]}")
             continue
-        said = {field: row[found[field]] for field in ("protocol", "shots") if field in found}
-        shared = {"model": _unlinked(row[model]), **_protocol(said, f"{table.where}, {at}")}
-        for task in tasks:
-            beside = (row[spread[task]],) if task in spread else ()
-            scores[task].add(shared, f"{at}, column {task}", row[task], *beside)
-    return _decided(table, list(scores.values()), says, out)
+        said = {field: row[column] for field, column in about.items()}
+        models.append((at, row, {"model": _unlinked(row[model]), **said, **_protocol(said, f"{table.where}, {at}")}))
+    cells = [
+        _cell(f"{at}, column {c}", {**shared, "benchmark": task}, row[c], row[errors[c]] if c in errors else None)
+        for c, task in tasks.items()
+        for at, row, shared in models
+    ]
+    return _grid(table, cells, says, left)
+
+
+def _score_columns(table: RawTable, others: set[str], says: Says) -> tuple[dict[str, str], dict[str, str], list[str]]:
+    """Return the columns of scores with their tasks, the column of errors that each has, and what is left out."""
+    numeric = [c for c in _numeric(table) if c not in others]
+    errors = {base: c for c in numeric if (base := _error_of(c, numeric)) is not None}
+    # A leaderboard that shows normalised scores keeps the measured ones beside them.
+    measured = {c: c[: -len(" raw")].strip() for c in numeric if _plain(c).endswith(" raw")}
+    beside = {*others, *errors.values(), *(set(measured.values()) & set(numeric))}
+    tasks = {c: measured.get(c, c) for c in numeric if c not in beside and not _passed_over(c, says)}
+    tasks = {c: task for c, task in tasks.items() if not NO_SCORE.match(_plain(c))}
+    return tasks, errors, [c for c in table.columns if c not in beside and c not in tasks]
 
 
 def _transposed(table: RawTable, found: Mapping[str, str], says: Says) -> Layout | None:
     """Read one row per task and one column per model, as OpenCompass and many papers write it."""
     task = found.get("benchmark") or table.columns[0]
-    beside = [c for c in table.columns if _plain(c) in BESIDE]
-    models = [c for c in table.columns if c != task and c not in beside and _is_numeric(table.column(c))]
-    if not models:
+    numeric = [c for c in _numeric(table) if c != task and _plain(c) not in BESIDE]
+    models = [c for c in numeric if not average(c)]
+    if not numeric:
         return None
-    out = [c for c in table.columns if c != task and c not in models and _plain(c) != "metric"]
-    out += [c for c in models if average(c)]
-    models = [c for c in models if not average(c)]
-    scores = []
-    for at, values in table.rows:
-        row = dict(zip(table.columns, values, strict=True))
-        name = str(row[task])
-        if average(name) or says.about(name).get("skip") is True:
-            out.append(f"the row {name}")
+    left = [c for c in table.columns if c != task and c not in models and _plain(c) != "metric"]
+    cells = []
+    for at, row in table.records():
+        name, metric = str(row[task]), str(row[found["metric"]]) if "metric" in found else ""
+        if _passed_over(name, says):
+            left.append(f"the row {name}")
             continue
-        metric = str(row[found["metric"]]) if "metric" in found else ""
-        column = _Column(name, metric if metric.strip("- ") else None, "%" in name, [])
-        for model in models:
-            column.add({"model": _unlinked(model)}, f"{at}, column {model}", row[model])
-        scores.append(column)
-    return _decided(table, scores, says, out, note="rows are tasks and columns are models")
+        shared = {"benchmark": name, "metric": metric if metric.strip("- ") else None}
+        cells += [_cell(f"{at}, column {m}", {"model": _unlinked(m), **shared}, row[m]) for m in models]
+    return _grid(table, cells, says, left, "rows are tasks and columns are models")
 
 
-def _decided(table: RawTable, scores: list[_Column], says: Says, left: list[str], note: str = "") -> Layout:
-    """Return one row per score, each task read as its name and values say."""
-    scores = [column for column in scores if column.cells]
-    says.check([*(column.name for column in scores), *left], table.where)
-    rows: list[Row] = []
-    read = []
-    for column in scores:
-        values = [value for _, _, value, _ in column.cells]
-        made = decide(column.name, values, says, metric=column.metric, percent=column.percent, where=table.where)
-        read.append(made)
-        for shared, at, value, error in column.cells:
-            row = {**shared, "benchmark": made.task, "score": value, "stderr": error, **_said(made)}
-            rows.append((at, _share(row) if made.divided else row))
-    return Layout(tuple(rows), (note,) if note else (), Reading(tuple(read), tuple(dict.fromkeys(left))))
+def _passed_over(name: str, says: Says) -> bool:
+    return average(name) or says.about(name).get("skip") is True
+
+
+def _cell(at: str, row: dict[str, Any], content: Any, spread: Any = None) -> _Cell:
+    """Take one square of a wide table, with the error in it or in the column of errors."""
+    value, error = _value(content)
+    row |= {"score": value, "stderr": error if spread is None else _value(spread)[0]}
+    return _Cell(at, row, "%" in f"{content}{row['benchmark']}")
+
+
+def _grid(table: RawTable, cells: Sequence[_Cell], says: Says, left: list[str], *notes: str) -> Layout:
+    """Return the scores of a wide table, each task read as its name and values say."""
+    known = [cell for cell in cells if cell.row["score"] is not None]
+    says.check([*dict.fromkeys(cell.row["benchmark"] for cell in known), *left], table.where)
+    rows, read = _decided(table, known, says)
+    return Layout(rows, notes, Reading(read, tuple(dict.fromkeys(left))))
+
+
+def _decided(table: RawTable, cells: Sequence[_Cell], says: Says) -> tuple[tuple[Row, ...], tuple[ColumnReading, ...]]:
+    """Decide what the scores of each task are, by the metric that the table names or by their values."""
+    columns: dict[tuple[str, str], list[_Cell]] = {}
+    for cell in cells:
+        if cell.column[0].strip() and _value(cell.row["score"])[0] is not None:
+            columns.setdefault(cell.column, []).append(cell)
+    read = {}
+    for (task, metric), members in columns.items():
+        values, percent = [_value(cell.row["score"])[0] or 0.0 for cell in members], any(c.percent for c in members)
+        read[task, metric] = decide(task, values, says, metric=metric or None, percent=percent, where=table.where)
+    rows: list[Row] = [(cell.at, _said(cell.row, read.get(cell.column))) for cell in cells]
+    return tuple(rows), tuple(read.values())
+
+
+def _said(row: dict[str, Any], column: ColumnReading | None) -> dict[str, Any]:
+    """Return a row with what was decided of its column; score and error in per cent become shares of 1."""
+    if column is None:
+        return row
+    m = column.metric
+    made = row | {"benchmark": column.task, "metric": m.name or None, "higher_is_better": m.higher_is_better,
+                  "metric_kind": m.kind, "metric_scale": m.scale}  # fmt: skip
+    for field in ("score", "stderr") if column.divided else ():
+        value = _value(row.get(field))[0]
+        made[field] = row.get(field) if value is None else value / 100
+    return made
 
 
 def _names(table: RawTable) -> str | None:
@@ -283,15 +291,17 @@ def _names(table: RawTable) -> str | None:
     return None
 
 
+def _numeric(table: RawTable) -> list[str]:
+    return [column for column in table.columns if _is_numeric(table.column(column))]
+
+
 def _is_numeric(values: Sequence[Any]) -> bool:
     """Say whether a column is numbers and gaps alone, with at least one number."""
-    known = [_value(v)[0] is not None for v in values]
-    return any(known) and all(
-        there or str(v).strip().casefold() in GAPS for there, v in zip(known, values, strict=True)
-    )
+    there = [value for value in values if str(value).strip().casefold() not in GAPS]
+    return bool(there) and all(_value(value)[0] is not None for value in there)
 
 
-def _error_of(column: str, columns: set[str]) -> str | None:
+def _error_of(column: str, columns: Sequence[str]) -> str | None:
     """Return the column whose standard error this is, by its name: ``mmlu_stderr`` beside ``mmlu``."""
     found = re.fullmatch(r"(.+?)[ _.]*(?:stderr|std err|standard error|\(se\)|_se|±)", column, re.IGNORECASE)
     return found[1] if found and found[1] in columns else None
@@ -311,16 +321,6 @@ def _value(cell: Any) -> tuple[float | None, float | None]:
         return float(found[1]), float(error) if error else None
     except ValueError:
         return None, None
-
-
-def _share(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row whose score and error, in per cent, are shares of 1."""
-    made = dict(row)
-    for field in ("score", "stderr"):
-        value = _value(row.get(field))[0]
-        if value is not None:
-            made[field] = value / 100
-    return made
 
 
 def _unlinked(name: Any) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 from potentia.errors import DataError, InputError
 from potentia.formats.columns import metric_of
 from potentia.formats.entries import Entry, documents, scored
-from potentia.formats.table import section
+from potentia.formats.table import inner, section
 from potentia.values.metric import Metric
 from potentia.values.protocol import DIRECT, Protocol
 from potentia.values.scores import ScoreMatrix
@@ -37,30 +37,24 @@ def is_inspect(content: Any) -> bool:
 
 def inspect_entry(content: Mapping[str, Any], where: str, *, metric: str | None) -> Entry:
     """Return the score of one Inspect log: the headline metric, or the one asked for."""
-    about, results = content["eval"], content.get("results")
-    if not isinstance(results, dict) or not results.get("scores"):
+    about, results = content["eval"], inner(content, "results")
+    if not results.get("scores"):
         raise DataError(f"the evaluation has no scores: its status is {content.get('status')!r}", where=where)
-    head = results.get("headline") or {}
+    head = inner(results, "headline")
     for score in results["scores"]:
-        metrics = score.get("metrics") if isinstance(score, dict) else None
-        if not isinstance(metrics, dict) or (head.get("score") not in (None, score.get("name"))):
-            continue
+        metrics = inner(score, "metrics")
         wanted = metric or head.get("metric") or next((m for m in metrics if m != "stderr"), None)
-        if wanted in metrics:
-            task, arguments = str(about.get("task", "")).rpartition("/")[2], about.get("task_args")
-            shots = arguments.get("fewshot") if isinstance(arguments, dict) else None
-            spread = metrics.get("stderr")
-            return scored(
-                where,
-                about.get("model"),
-                task,
-                metrics[wanted].get("value"),
-                stderr=spread.get("value") if isinstance(spread, dict) else None,
-                n=score.get("scored_samples") or results.get("completed_samples"),
-                protocol=Protocol.few_shot(shots) if type(shots) is int else DIRECT,
-                metric=metric_of(task, str(wanted)),
-                items=_samples(content.get("samples"), str(score.get("name"))),
-            )
+        if wanted not in metrics or head.get("score") not in (None, score.get("name")):
+            continue
+        task, shots = str(about.get("task", "")).rpartition("/")[2], inner(about, "task_args").get("fewshot")
+        return scored(
+            where, about.get("model"), task, metrics[wanted].get("value"),
+            stderr=inner(metrics, "stderr").get("value"),
+            n=score.get("scored_samples") or results.get("completed_samples"),
+            protocol=Protocol.few_shot(shots) if type(shots) is int else DIRECT,
+            metric=metric_of(task, str(wanted)),
+            items=_samples(content.get("samples"), str(score.get("name"))),
+        )  # fmt: skip
     raise DataError("the log has no such metric", where=where, hint="leave out --metric to take the headline")
 
 
@@ -68,7 +62,7 @@ def _samples(samples: Any, scorer: str) -> dict[int, float] | None:
     """Return the value of every sample of a log that has them; of several epochs the mean."""
     values: dict[str, list[float]] = {}
     for sample in samples if isinstance(samples, list) else ():
-        given = ((sample.get("scores") or {}).get(scorer) or {}).get("value")
+        given = inner(sample, "scores", scorer).get("value")
         grade = _GRADES.get(given) if isinstance(given, str) else given
         if isinstance(grade, (int, float)):
             values.setdefault(json.dumps([sample.get("input"), sample.get("target")], default=str), []).append(grade)
@@ -80,26 +74,22 @@ def as_euroeval(record: Any) -> dict[str, Any] | None:
 
     Since version 17 a line is of Every Eval Ever, whose evaluations are the metrics of one dataset.
     """
-    if not isinstance(record, dict):
-        return None
-    library = record.get("eval_library")
-    if not isinstance(library, dict) or str(library.get("name")).casefold() != "euroeval":
-        known = record.keys() >= {"dataset", "model", "results"} and "total" in (record.get("results") or {})
-        return record if known else None
-    details, results = library.get("additional_details") or {}, record.get("evaluation_results") or []
-    runs = details.get("raw_results")
+    library, details = inner(record, "eval_library"), inner(record, "eval_library", "additional_details")
+    if str(library.get("name")).casefold() != "euroeval":
+        return record if inner(record, "results", "total") and record.keys() >= {"dataset", "model"} else None
+    results, runs = record.get("evaluation_results") or [], details.get("raw_results") or ()
     runs = json.loads(runs) if isinstance(runs, str) else runs
     total: dict[str, Any] = {}
     for result in results:
         name = str(result["evaluation_name"]).removeprefix("test_")
         total[f"test_{name}"] = score = result["score_details"].get("score")
-        values = [run.get(name, run.get(f"test_{name}")) for run in runs or ()]
+        values = [run.get(name, run.get(f"test_{name}")) for run in runs]
         if len(values) > 1 and isinstance(score, (int, float)) and (mean := statistics.fmean(values)):
             error = statistics.stdev(values) / math.sqrt(len(values)) * abs(score / mean)  # runs may be shares
             total[f"test_{name}_se"] = Z95 * error
-    dataset = details.get("dataset") or (results[0].get("source_data") or {}).get("dataset_name") if results else None
+    dataset = details.get("dataset") or (inner(results[0], "source_data").get("dataset_name") if results else None)
     few = str(details.get("few_shot")).casefold() == "true"
-    model = (record.get("model_info") or {}).get("id")
+    model = inner(record, "model_info").get("id")
     return {"dataset": dataset, "model": model, "few_shot": few, "results": {"total": total}}
 
 
@@ -113,16 +103,13 @@ def euroeval_entry(record: Mapping[str, Any], where: str, *, metric: str | None)
         raise DataError(missing, where=where, hint=f"there are: {', '.join(names)}")
     half = total.get(f"test_{name}_se")
     return scored(
-        where,
-        record["model"],
-        dataset,
-        total[f"test_{name}"],
+        where, record["model"], dataset, total[f"test_{name}"],
         stderr=half / Z95 if isinstance(half, (int, float)) else half,
         per=100.0,
         at=f"{where}, test_{name}",
         protocol="few_shot" if record.get("few_shot") else DIRECT,
         metric=metric_of(str(dataset), name),
-    )
+    )  # fmt: skip
 
 
 def paper_entries(content: dict[str, Any], where: str) -> Iterator[Entry]:

@@ -58,27 +58,23 @@ class _Wishes:
 
 
 def read_files(
-    source: Path | pd.DataFrame,
-    *,
-    metric: str | None = None,
-    subtasks: bool = False,
-    columns: Mapping[str, str] | None = None,
-    says: Says | None = None,
-) -> FileScores:
+    source: Path | pd.DataFrame, *, metric: str | None = None, subtasks: bool = False,
+    columns: Mapping[str, str] | None = None, says: Says | None = None,
+) -> FileScores:  # fmt: skip
     """Read a file, a folder of results of lm-eval, lighteval, Inspect or EuroEval, or a pandas table.
 
     ``metric`` picks a metric where a benchmark has several. A group such as MMLU counts as one benchmark; ``subtasks``
     takes its members instead. ``columns`` says which column of a table is which field (``{"score": "Accuracy"}``),
     ``says`` what its columns of scores are.
     """
-    where, wishes = "DataFrame", _Wishes(metric, subtasks, columns or {}, says or Says())
-    if isinstance(source, Path):
-        where, wishes.says = str(source), Says.beside(source).joined(wishes.says)
+    wishes = _Wishes(metric, subtasks, columns or {}, says or Says())
+    where = str(source) if isinstance(source, Path) else "DataFrame"
     try:
-        if not isinstance(source, Path):
-            found = _from_table(_frame(source), wishes)
-        else:
+        if isinstance(source, Path):
+            wishes.says = Says.beside(source).joined(wishes.says)
             found = _from_folder(source, wishes) if source.is_dir() else _from_file(source, wishes)
+        else:
+            found = _from_table(_frame(source), wishes)
     except FileNotFoundError:
         hint = "run a study first, which makes a store, or name a store, a table or a folder of results"
         raise DataError("there is no such file", where=where, hint=hint) from None
@@ -157,25 +153,17 @@ def _from_records(records: list[Any], where: str, wishes: _Wishes) -> list[Entry
 
 
 def _from_folder(folder: Path, wishes: _Wishes) -> list[Entry]:
-    found_here = sorted(folder.rglob("results*.json")) or sorted(
-        path for path in [*folder.rglob("*.json"), *folder.rglob("*.jsonl")] if not path.name.endswith("_samples.jsonl")
-    )
-    files = [path for path in found_here if path.resolve().is_relative_to(folder.resolve())]
-    if len(files) < len(found_here):
-        wishes.notes.append(f"{len(found_here) - len(files)} links that lead out of {folder} are passed over")
-    if not files:
-        hint = "give the output folder of lm-eval, lighteval, Inspect (as json) or EuroEval"
-        raise DataError("the folder holds no .json results", where=str(folder), hint=hint)
+    """Read all results of a folder; of a cell that was measured again the latest counts."""
     known: dict[tuple[str, str, str], tuple[str, Entry]] = {}
     twice: list[Entry] = []
     older: Counter[str] = Counter()
-    for when, path in sorted((_written_at(path), path) for path in files):
+    for when, path in sorted((_written_at(path), path) for path in _results_in(folder, wishes)):
         for entry in _from_file(path, wishes):
             place = (entry.protocol, entry.model, entry.task)
             before, twin = known.setdefault(place, (when, entry))
             if twin.value == entry.value:  # a copy of the same file says nothing new
                 continue
-            if before < when:  # measured again: the later run counts
+            if before < when:
                 known[place] = when, entry
                 older[entry.model] += 1
             else:
@@ -183,6 +171,18 @@ def _from_folder(folder: Path, wishes: _Wishes) -> list[Entry]:
     again = "score(s) were measured again, and the latest run counts"
     wishes.notes += [f"{model}: {count} {again}" for model, count in older.items()]
     return [entry for _, entry in known.values()] + twice
+
+
+def _results_in(folder: Path, wishes: _Wishes) -> list[Path]:
+    there = sorted(folder.rglob("results*.json")) or sorted([*folder.rglob("*.json"), *folder.rglob("*.jsonl")])
+    there = [path for path in there if not path.name.endswith("_samples.jsonl")]
+    files = [path for path in there if path.resolve().is_relative_to(folder.resolve())]
+    if len(files) < len(there):
+        wishes.notes.append(f"{len(there) - len(files)} links that lead out of {folder} are passed over")
+    if not files:
+        hint = "give the output folder of lm-eval, lighteval, Inspect (as json) or EuroEval"
+        raise DataError("the folder holds no .json results", where=str(folder), hint=hint)
+    return files
 
 
 def _written_at(path: Path) -> str:

@@ -42,6 +42,11 @@ class RawTable:
         place = self.columns.index(name)
         return [values[place] for _, values in self.rows]
 
+    def records(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Give the place of every row, and its values by column."""
+        for at, values in self.rows:
+            yield at, dict(zip(self.columns, values, strict=True))
+
 
 def read_text_table(path: Path) -> RawTable:
     """Read a table of text; the delimiter follows from the header."""
@@ -57,7 +62,11 @@ def read_text_table(path: Path) -> RawTable:
 
 def decoded(path: Path) -> str:
     """Return a file as text: UTF-8, or UTF-16 where it says so, as spreadsheets save it."""
-    data = whole(path)
+    if not path.is_file():
+        raise DataError("this is no plain file", where=str(path))
+    if path.stat().st_size > LARGEST:
+        raise DataError(f"larger than {LARGEST // 2**20} MiB, too large for scores", where=str(path))
+    data = path.read_bytes()
     encoding = "utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
     try:
         text = data.decode(encoding)
@@ -66,15 +75,6 @@ def decoded(path: Path) -> str:
     if sum(map(text.count, ",[{\n")) > MOST_VALUES:
         raise DataError(f"more than {MOST_VALUES:,} values, too many for scores", where=str(path))
     return text
-
-
-def whole(path: Path) -> bytes:
-    """Return the content of a plain file of a size that scores can have."""
-    if not path.is_file():
-        raise DataError("this is no plain file", where=str(path))
-    if path.stat().st_size > LARGEST:
-        raise DataError(f"larger than {LARGEST // 2**20} MiB, too large for scores", where=str(path))
-    return path.read_bytes()
 
 
 def _delimited(path: Path, text: str, delimiter: str) -> RawTable:
@@ -214,9 +214,7 @@ def load_json(path: Path) -> Any:
         return found
 
     try:
-        return json.loads(whole(path).decode("utf-8-sig"), object_pairs_hook=unique)
-    except UnicodeDecodeError as error:
-        raise DataError(f"byte {error.start} is no UTF-8 text", where=str(path), hint="save it as UTF-8") from None
+        return json.loads(decoded(path), object_pairs_hook=unique)
     except json.JSONDecodeError as error:
         place = f"{path}, line {error.lineno}, column {error.colno}"
         cut = error.pos >= len(error.doc.rstrip())
@@ -226,6 +224,13 @@ def load_json(path: Path) -> Any:
         raise
     except (RecursionError, ValueError) as error:
         raise DataError(f"this JSON cannot be read: {type(error).__name__}", where=str(path)) from None
+
+
+def inner(content: Any, *names: str) -> dict[str, Any]:
+    """Return the object under these names; empty where there is none."""
+    for name in names:
+        content = content.get(name) if isinstance(content, dict) else None
+    return content if isinstance(content, dict) else {}
 
 
 def section(content: dict[str, Any], name: str, where: str) -> dict[str, Any]:

@@ -47,26 +47,23 @@ def hub_dataset(task: str) -> str | None:
     return name if name.count("/") == 1 and not Path(name).suffix else None
 
 
-# --- Every Eval Ever: writing ----------------------------------------------------------------------------------------
-
-
 def write_every_eval_ever(
     matrices: Mapping[Protocol, ScoreMatrix], folder: Path, items: Items | None = None
 ) -> list[Path]:
     """Write one file per model, and beside it ``…_samples.jsonl`` where ``items`` gives the outcomes of documents."""
-    models = dict.fromkeys(model for matrix in matrices.values() for model in matrix.models)
+    models: dict[str, list[tuple[Protocol, str, Score]]] = {}
+    for protocol, matrix in matrices.items():
+        for model, task, score in matrix.scores():
+            models.setdefault(model, []).append((protocol, task, score))
     now = str(int(time.time()))
     written: list[Path] = []
-    for model in models:
-        rows = [(p, task, score) for p, matrix in matrices.items() for m, task, score in matrix.scores() if m == model]
-        if not rows:
-            continue
+    for model, rows in models.items():
         developer, _, name = model.rpartition("/")
         place = folder / "data" / "potentia" / safe_name(developer or "unknown") / safe_name(name)
         run = f"potentia/{model.replace('/', '_')}/{now}"
         file = place / f"{uuid.uuid4()}.json"
         body = _aggregate(model, run, now, rows)
-        samples = [line for row in rows for line in _instances(model, run, row, items)]
+        samples = [line for row in rows for line in _instances(model, run, row, items)] if items is not None else []
         if samples:
             beside = file.with_name(f"{file.stem}_samples.jsonl")
             text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in samples)
@@ -106,11 +103,8 @@ def _result(protocol: Protocol, task: str, score: Score) -> dict[str, Any]:
     low, high = _BOUNDS.get(metric.scale, (None, None))
     hub = {"source_type": "hf_dataset", "hf_repo": dataset, "hf_split": "test"}
     source = {"dataset_name": task, **({"source_type": "other"} if dataset is None else hub)}
-    uncertainty: dict[str, Any] = {}
-    if not math.isnan(score.stderr):
-        uncertainty["standard_error"] = {"value": score.stderr}
-    if score.n:
-        uncertainty["num_samples"] = score.n
+    uncertainty: dict[str, Any] = {} if math.isnan(score.stderr) else {"standard_error": {"value": score.stderr}}
+    uncertainty |= {"num_samples": score.n} if score.n else {}
     config: dict[str, Any] = {
         "metric_id": metric.canonical or "score",
         "metric_name": metric.name or "score",
@@ -131,9 +125,9 @@ def _result(protocol: Protocol, task: str, score: Score) -> dict[str, Any]:
     }
 
 
-def _instances(model: str, run: str, row: tuple[Protocol, str, Score], items: Items | None) -> Iterator[dict[str, Any]]:
+def _instances(model: str, run: str, row: tuple[Protocol, str, Score], items: Items) -> Iterator[dict[str, Any]]:
     protocol, task, _ = row
-    for item in items(protocol, model, task) if items is not None else ():
+    for item in items(protocol, model, task):
         prompt, gold = str(item.detail.get("prompt", "")), str(item.gold)
         yield {
             "schema_version": SCHEMA,
@@ -150,9 +144,6 @@ def _instances(model: str, run: str, row: tuple[Protocol, str, Score], items: It
                                     "extraction_method": "custom", "is_terminal": True}],
             "evaluation": {"score": item.value, "is_correct": item.value >= 1.0},
         }  # fmt: skip
-
-
-# --- Every Eval Ever: reading ----------------------------------------------------------------------------------------
 
 
 def is_every_eval_ever(content: Any) -> bool:
@@ -179,16 +170,13 @@ def every_eval_ever_entries(content: Mapping[str, Any], path: Path) -> Iterator[
             raise DataError("the result has no evaluation_name", where=at)
         own = str(result.get("evaluation_result_id") or task)
         yield scored(
-            at,
-            model,
-            task,
-            found.get("score"),
+            at, model, task, found.get("score"),
             stderr=section(spread, "standard_error", at).get("value"),
             n=spread.get("num_samples"),
             protocol=str(details.get("protocol") or DIRECT),
             items=items.get(own) or items.get(task),
             **_known(config, details, task, at),
-        )
+        )  # fmt: skip
 
 
 def _known(config: Mapping[str, Any], details: Mapping[str, Any], task: str, at: str) -> dict[str, Any]:
@@ -216,9 +204,6 @@ def _samples(path: Path) -> dict[str, dict[int, float]]:
             value = (line.get("evaluation") or {}).get("score")
             found.setdefault(name, []).append((line.get("sample_hash") or line.get("input"), value))
     return {name: documents(pairs) for name, pairs in found.items()}
-
-
-# --- the Hub ---------------------------------------------------------------------------------------------------------
 
 
 def write_hub(matrices: Mapping[Protocol, ScoreMatrix], folder: Path) -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import math
 import re
@@ -78,25 +79,25 @@ def latex(matrix: ScoreMatrix) -> str:
 
 def write_tables(tables: Iterable[Table], folder: Path, formats: Iterable[str]) -> list[Path]:
     """Write every table as ``csv`` or ``latex`` (booktabs), in the order and with the ± of the terminal."""
-    files: dict[Path, None] = {}
+    files: list[Path] = []
     for table in tables:
-        rows = [[written(cell, table.digits) for cell in row] for row in table.rows]
-        width = len(table.columns)
         for kind in formats:
-            suffix, count = "tex" if kind == "latex" else "csv", 1
-            file = folder / f"{slug(table.title)}.{suffix}"
-            while file in files:
-                count += 1
-                file = folder / f"{slug(table.title)}-{count}.{suffix}"
-            files[file] = None
-            if kind == "latex":
-                numbers = [any(isinstance(row[k], (int, float)) for row in table.rows) for k in range(width)]
-                align = "".join("r" if number else "l" for number in numbers)
-                head, body = list(map(_tex, table.columns)), [list(map(_tex, row)) for row in rows]
-                write_file(file, _booktabs(_tex(table.title), align, head, body))
-            else:
-                write_file(file, _csv_text([table.columns, *rows]))
-    return list(files)
+            suffix, write = ("tex", _table_in_latex) if kind == "latex" else ("csv", _table_in_csv)
+            names = (slug(table.title) + (f"-{count}" if count > 1 else "") for count in itertools.count(1))
+            paths = (folder / f"{name}.{suffix}" for name in names)
+            files.append(next(path for path in paths if path not in files))
+            write_file(files[-1], write(table, [[written(cell, table.digits) for cell in row] for row in table.rows]))
+    return files
+
+
+def _table_in_csv(table: Table, rows: Sequence[Sequence[str]]) -> str:
+    return _csv_text([table.columns, *rows])
+
+
+def _table_in_latex(table: Table, rows: Sequence[Sequence[str]]) -> str:
+    numbers = [any(isinstance(row[k], (int, float)) for row in table.rows) for k in range(len(table.columns))]
+    align = "".join("r" if number else "l" for number in numbers)
+    return _booktabs(_tex(table.title), align, list(map(_tex, table.columns)), [list(map(_tex, row)) for row in rows])
 
 
 def _booktabs(caption: str, align: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
