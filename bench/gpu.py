@@ -358,7 +358,7 @@ def scoring_8b(bench: Bench) -> None:
 def scoring(
     bench: Bench, name: str = "410m", documents: int = 2000, sizes: Sequence[int] = (64, 128, 256, 512)
 ) -> None:
-    """Score arc_easy beside HFLM with several batch sizes."""
+    """Score arc_easy beside HFLM with several batch sizes, by hand-written layers and by the model's own."""
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
 
@@ -369,16 +369,23 @@ def scoring(
     loaded = make_loaded(bench, name)
     items = questions(bench.carry / "arc_easy.json", 40 if bench.tiny else documents)
     requests = [Continuation(prompt, choice) for prompt, choices in items for choice in choices]
-    Scorer(loaded).loglikelihood(requests[:64])
-    times = []
-    for _ in range(1 if bench.tiny else 4):
-        loaded.__dict__.pop("encoder", None)  # tokenise anew
-        scorer = Scorer(loaded)
-        seconds, ours = clock(bench.device, lambda s=scorer: s.loglikelihood(requests))
-        times.append(seconds)
-    notes = {name: value for name, value in scorer.notes.items() if name != "prompt_samples"}
-    bench.tell(what="scoring ours", model=name, seconds=min(times), all_s=times, documents=len(items), notes=notes)
-    mine = answers(items, [entry.logprob for entry in ours])
+    said: dict[bool, list[float]] = {}
+    for by_hand in (False, True):
+        Scorer(loaded, by_hand=by_hand).loglikelihood(requests[:64])
+        times = []
+        for _ in range(1 if bench.tiny else 5):
+            loaded.__dict__.pop("encoder", None)  # tokenise anew
+            scorer = Scorer(loaded, by_hand=by_hand)
+            seconds, ours = clock(bench.device, lambda s=scorer: s.loglikelihood(requests))
+            times.append(seconds)
+        said[by_hand] = [entry.logprob for entry in ours]
+        notes = {name: value for name, value in scorer.notes.items() if name != "prompt_samples"}
+        bench.tell(
+            what="scoring ours", model=name, layers=notes["layers"], seconds=min(times), all_s=times,
+            documents=len(items), notes=notes, checks=loaded.record.get("scoring"),
+            apart_from_own=max(abs(a - b) for a, b in zip(said[by_hand], said[False], strict=True)),
+        )  # fmt: skip
+    mine = answers(items, said[True])
     for size in [8] if bench.tiny else sizes[1:3] if bench.quick else sizes:
         harness = HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=size)
         calls = [Instance("loglikelihood", {}, (r.context, r.continuation), i) for i, r in enumerate(requests)]
@@ -627,7 +634,8 @@ def table(lines: list[dict[str, Any]]) -> None:
             found = some(what=f"{kind} HFLM", form=line.get("form"), model=line.get("model"))
             best = min((other["seconds"] for other in found if "seconds" in other), default=None)
             ratio = f", {best / line['seconds']:.1f}× HFLM's best ({best:.1f} s)" if best else ""
-            print(f"  {kind} {line.get('form') or line.get('model')}: {line['seconds']:.2f} s{ratio}")
+            which = line.get("form") or f"{line.get('model')}, {line.get('layers')}"
+            print(f"  {kind} {which}: {line['seconds']:.3f} s{ratio}")
 
 
 def main() -> None:

@@ -121,34 +121,74 @@ def checks(tell: Told, loaded: Any, requests: list[Any], device: str) -> None:
 
 
 def scoring(tell: Told, loaded: Any, requests: list[Any], device: str) -> None:
-    """Tell where the time of scoring goes."""
+    """Tell where the time of scoring goes, by hand-written layers and by the model's own."""
     import torch
 
     import gpu
     from potentia.engine.score import Scorer
+    from potentia.engine.tune import LaneTrainer, LoraConfig
 
-    Scorer(loaded).loglikelihood(requests[:64])
+    owners = [number * 12 // len(requests) for number in range(len(requests))]
+    for by_hand in (True, False):
 
-    def work() -> Any:
-        loaded.__dict__.pop("encoder", None)  # tokenise anew
-        return Scorer(loaded).loglikelihood(requests)
+        def work(by_hand: bool = by_hand, some: Any = requests) -> Any:
+            loaded.__dict__.pop("encoder", None)  # tokenise anew
+            return Scorer(loaded, by_hand=by_hand).loglikelihood(some)
 
-    times = [gpu.clock(device, work)[0] for _ in range(5)]
-    tell(f"scoring {len(requests)} requests: {' '.join(f'{t:.3f}' for t in times)} s")
-    encoder, tokenising = loaded.encoder, time.perf_counter()
-    encoder._pairs.clear()
-    encoder._texts.clear()
-    encoder.continuations([(r.context, r.continuation) for r in requests])
-    tell(f"tokenising alone {time.perf_counter() - tokenising:.3f} s")
-    known = [gpu.clock(device, lambda: Scorer(loaded).loglikelihood(requests))[0] for _ in range(3)]
-    tell(f"already tokenised: {' '.join(f'{t:.3f}' for t in known)} s")
-    profiled(tell, "scoring", work, device)
-    if device == "cuda":
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-            seconds = gpu.clock(device, work)[0]
-        kernels, busy = gpu.kernels_of(profiler, seconds)
-        tell(f"the device computes for {busy:.0%} of {seconds:.3f} s")
-        tell("\n".join(kernels))
+        scorer = Scorer(loaded, by_hand=by_hand)
+        scorer.loglikelihood(requests[:64])
+        tell(f"== {scorer.notes['layers']}")
+        times = [gpu.clock(device, work)[0] for _ in range(5)]
+        tell(f"scoring {len(requests)} requests: {' '.join(f'{t:.3f}' for t in times)} s")
+        fresh = [gpu.clock(device, lambda n=n: work(some=requests[n * len(requests) // 16 :]))[0] for n in (1, 1, 2, 2)]
+        tell(f"fewer of them, twice each (a new shape's kernels are chosen the first time): {fresh}")
+        encoder, tokenising = loaded.encoder, time.perf_counter()
+        encoder._pairs.clear()
+        encoder._texts.clear()
+        encoder.continuations([(r.context, r.continuation) for r in requests])
+        tell(f"tokenising alone {time.perf_counter() - tokenising:.3f} s")
+        known = [gpu.clock(device, lambda s=scorer: s.loglikelihood(requests))[0] for _ in range(3)]
+        tell(f"already tokenised: {' '.join(f'{t:.3f}' for t in known)} s")
+        profiled(tell, "scoring", work, device)
+        if device == "cuda":
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+                seconds = gpu.clock(device, work)[0]
+            kernels, busy = gpu.kernels_of(profiler, seconds)
+            tell(f"the device computes for {busy:.0%} of {seconds:.3f} s")
+            tell("\n".join(kernels))
+        with LaneTrainer(loaded) as trainer:
+            trainer.bank(LoraConfig(targets=("all-linear",)), 12).randomise()
+            tuned = Scorer(loaded, router=trainer.router, by_hand=by_hand)
+            times = [gpu.clock(device, lambda s=tuned: s.loglikelihood(requests, owners=owners))[0] for _ in range(4)]
+            tell(f"with 12 adapters, {tuned.notes['layers']}: {' '.join(f'{t:.3f}' for t in times)} s")
+    attention(tell, device)
+
+
+def attention(tell: Told, device: str) -> None:
+    """Tell what attention takes on new shapes and on the same again, by kernels that plan every shape or not."""
+    from contextlib import nullcontext
+
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention as attend
+
+    import lanes
+    from potentia.engine.tune.passes import usual_attention
+
+    place = torch.device(device)
+    for name, way in (("as torch chooses", nullcontext), ("no plans", lambda: usual_attention(place))):
+        for masked in (True, False):
+            first, again = [], []
+            for rows in (40, 41, 42):
+                q = torch.randn(rows, 16, 512 if device == "cuda" else 32, 64, device=place, dtype=torch.bfloat16)
+                mask = torch.zeros(rows, 1, q.shape[2], q.shape[2], device=place, dtype=q.dtype) if masked else None
+                for spent in (first, again, again, again):
+                    lanes.wait(place)
+                    began = time.perf_counter()
+                    with way():
+                        attend(q, q, q, attn_mask=mask, is_causal=mask is None)
+                    lanes.wait(place)
+                    spent.append(round(1000 * (time.perf_counter() - began), 2))
+            tell(f"attention {name}, {'masked' if masked else 'causal'}: new shapes {first} ms, again {again} ms")
 
 
 def one_lane(tell: Told, loaded: Any, device: str, steps: int) -> None:

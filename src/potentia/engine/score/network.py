@@ -9,9 +9,11 @@ and unrelated questions stand side by side in a row without seeing each other. T
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 OVERHANG = 4  # branches of a stem that is already in a row may exceed the row's length by a quarter
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Strand:
     """One sequence to score: its last ``scored`` tokens are predicted, and the last of all is never fed in."""
 
@@ -52,75 +54,6 @@ class Forest:
         return len(self.tokens)
 
 
-class _Planter:
-    """Grow one row at a time from sequences in lexicographic order, so that neighbours share the most."""
-
-    def __init__(self, row_tokens: int, *, share: bool, most: int | None = None) -> None:
-        self.row_tokens = row_tokens
-        self.most = most
-        self.share = share
-        self.rows: list[Forest] = []
-        self.row: Forest | None = None
-        self.path: list[int] = []  # nodes from the root to the tip
-        self.inputs: list[int] = []  # their tokens
-
-    def add(self, strand: Strand) -> None:
-        inputs = strand.ids[:-1]
-        row = self.row
-        shared = common_prefix(self.inputs, inputs) if row is not None and row.owner == strand.owner else 0
-        if row is None or not self._fits(row, strand.owner, len(inputs), shared):
-            self._close()
-            row = self.row = Forest(strand.owner)
-            self.rows.append(row)
-            shared = 0
-        fresh = len(inputs) - shared
-        self._seal(row, shared)
-        if fresh:
-            start = len(row.tokens)
-            if start and (not self.path or self.path[-1] != start - 1):
-                row.branches = True
-            row.tokens.extend(inputs[shared:])
-            row.depths.extend(range(shared, len(inputs)))
-            row.ends.extend([0] * fresh)
-            self.path.extend(range(start, start + fresh))
-        self.inputs = inputs
-        row.reads.append((strand, self.path[len(self.path) - strand.scored :]))
-
-    def _fits(self, row: Forest, owner: int, length: int, shared: int) -> bool:
-        if row.owner != owner:
-            return False
-        fresh = length - shared
-        if fresh == 0:
-            return True
-        if not self.share:
-            return shared == len(self.path) == len(row.tokens)  # a longer copy of the only sequence in the row
-        limit = self.row_tokens
-        if shared > fresh:
-            limit = max(limit, 2 * length)
-            limit += limit // OVERHANG
-        if self.most is not None:
-            limit = min(limit, self.most)
-        return len(row.tokens) + fresh <= limit
-
-    def _seal(self, row: Forest, keep: int) -> None:
-        """End the subtrees of all nodes below the depth that the next sequence shares."""
-        ends, end = row.ends, len(row.tokens)
-        for node in self.path[keep:]:
-            ends[node] = end
-        del self.path[keep:]
-
-    def _close(self) -> None:
-        if self.row is not None:
-            self._seal(self.row, 0)
-        self.row = None
-        self.path = []
-        self.inputs = []
-
-    def finish(self) -> list[Forest]:
-        self._close()
-        return self.rows
-
-
 def plant(
     strands: Sequence[Strand],
     row_tokens: int,
@@ -135,15 +68,48 @@ def plant(
     duplicates), so that it needs no mask of its own. Rows that are shared hold ``most`` tokens at most. A row never
     mixes owners.
     """
-    cut = longest_shared if share and longest_shared is not None else None
-    together = [s for s in strands if cut is None or len(s.ids) <= cut]
-    apart = [s for s in strands if cut is not None and len(s.ids) > cut]
+    cut = longest_shared if share and longest_shared is not None else sys.maxsize
+    room = sys.maxsize if most is None else most
+    rows = _grown([s for s in strands if len(s.ids) <= cut], row_tokens if share else None, room)
+    return rows + _grown([s for s in strands if len(s.ids) > cut], None, room)
+
+
+def _grown(strands: list[Strand], row_tokens: int | None, most: int) -> list[Forest]:
+    """Grow one row at a time from sequences in lexicographic order, so that neighbours share the most."""
     rows: list[Forest] = []
-    for group, sharing in ((together, share), (apart, False)):
-        planter = _Planter(row_tokens, share=sharing, most=most)
-        for strand in sorted(group, key=lambda s: (s.owner, s.ids)):
-            planter.add(strand)
-        rows += planter.finish()
+    row = Forest(-2)  # nobody's
+    path: list[int] = []  # nodes from the root to the tip
+    before: list[int] = []  # their tokens
+    for strand in sorted(strands, key=attrgetter("owner", "ids")):
+        inputs = strand.ids[:-1]
+        mine = row.owner == strand.owner
+        shared = common_prefix(before, inputs) if mine else 0
+        length, held = len(inputs), len(row.tokens)
+        fresh = length - shared
+        if mine and fresh and row_tokens is None:
+            mine = shared == len(path) == held  # a longer copy of the only sequence in the row
+        elif mine and fresh:
+            limit = row_tokens
+            if shared > fresh:
+                limit = max(limit, 2 * length)
+                limit += limit // OVERHANG
+            mine = held + fresh <= min(limit, most)
+        for node in path[shared:] if mine else path:  # their subtrees end here
+            row.ends[node] = held
+        if not mine:
+            row, path, shared, held, fresh = Forest(strand.owner), [], 0, 0, length
+            rows.append(row)
+        del path[shared:]
+        if fresh:
+            row.branches |= held > 0 and (not path or path[-1] != held - 1)
+            row.tokens += inputs[shared:]
+            row.depths += range(shared, length)
+            row.ends += [0] * fresh
+            path += range(held, held + fresh)
+        before = inputs
+        row.reads.append((strand, path[len(path) - strand.scored :]))
+    for node in path:
+        row.ends[node] = len(row.tokens)
     return rows
 
 
@@ -185,6 +151,8 @@ def common_prefix(one: list[int], other: list[int]) -> int:
 HEAD_BYTES = {"cuda": 1 << 29, "cpu": 1 << 28}  # of float32 logits at a time
 CPU_CACHE_BYTES = 1 << 31
 ALIGNMENT = {"cuda": 8, "cpu": 1}  # masked attention on a GPU wants the key length in multiples of 16 bytes
+STRETCH = 16  # tokens that share an adapter in hand-written layers
+HAND, OWN = "hand-written layers", "the model's own layers"
 # words in the names of settings that may be windows
 WINDOWS = ("window", "chunk", "local", "original_max", "block", "topk", "stride", "compress", "span", "back")
 TREE_LAYERS = frozenset({"full_attention", "sliding_attention"})
@@ -209,7 +177,9 @@ class Outcome:
 class Network:
     """Run rows through a causal LM without ever forming logits for positions that nobody reads."""
 
-    def __init__(self, loaded: LoadedModel, router: Router | None = None) -> None:
+    def __init__(self, loaded: LoadedModel, router: Router | None = None, *, by_hand: bool = False) -> None:
+        from potentia.engine.score.by_hand import HandWritten
+
         model = loaded.model
         if hasattr(model, "get_base_model"):  # a PEFT wrapper
             model = model.get_base_model()
@@ -219,6 +189,7 @@ class Network:
         self.device = loaded.device
         self.dtype = loaded.dtype
         self.router = router
+        self.by_hand = HandWritten.of(model) if by_hand else None
         config = getattr(model.config, "text_config", None) or model.config
         self.config = config
         self.tree_obstacle = _tree_obstacle(split.body, config)
@@ -263,9 +234,12 @@ class Network:
 
         This is the reference of all faster paths: one sequence at a time.
         """
+        from potentia.engine.tune.passes import usual_attention
+
         ids = torch.tensor([strand.ids] * copies, device=self.device)
         self.route([strand.owner] * copies)
-        logits = self.model(input_ids=ids[:, :-1], use_cache=False).logits[0, -strand.scored :]  # (scored, vocabulary)
+        with usual_attention(self.device):  # every length is a new shape
+            logits = self.model(input_ids=ids[:, :-1], use_cache=False).logits[0, -strand.scored :]  # (scored, V)
         wanted = ids[0, -strand.scored :]
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))  # nothing of this is shared with other paths
         return torch.log_softmax(wide, -1).gather(1, wanted[:, None])[:, 0], logits.argmax(dim=-1) == wanted
@@ -283,9 +257,8 @@ class Network:
         rows = sorted(rows, key=lambda row: row.owner)
         length = max(1, *(len(row) for row in rows))
         masked = any(row.branches for row in rows)
-        if masked:
-            step = ALIGNMENT.get(self.device.type, 1)
-            length = -(-length // step) * step
+        step = STRETCH if self.by_hand is not None else ALIGNMENT.get(self.device.type, 1) if masked else 1
+        length = -(-length // step) * step
         tokens = np.zeros((len(rows), length), dtype=np.int64)
         for i, row in enumerate(rows):
             tokens[i, : len(row)] = row.tokens
@@ -293,7 +266,8 @@ class Network:
         if masked:
             inputs |= self._tree(rows, length)
         self.route([row.owner for row in rows])
-        hidden = self.run(**inputs, use_cache=False).last_hidden_state  # (rows, length, width)
+        with self.by_hand.active(length) if self.by_hand is not None else nullcontext():
+            hidden = self.run(**inputs, use_cache=False).last_hidden_state  # (rows, length, width)
         return self._read(rows, hidden.reshape(-1, hidden.shape[-1]), length)
 
     def _tree(self, rows: list[Forest], length: int) -> dict[str, Any]:

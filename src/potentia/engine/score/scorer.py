@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 
 from potentia.engine.admission import not_a_number
 from potentia.engine.score.decoding import StopTables
-from potentia.engine.score.network import Forest, Network, Outcome, Router, Strand, batches, plant
+from potentia.engine.score.network import HAND, OWN, Forest, Network, Outcome, Router, Strand, batches, plant
 from potentia.engine.score.trial import Trials
 from potentia.engine.spread import out_of_memory
 from potentia.engine.tokens import BosPolicy, Ids
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 
 Progress = Callable[[int], None]
 
-PORTION = 2048  # requests tokenised and packed at a time
+PORTION, FIRST_PORTION = 2048, 512  # requests tokenised and packed at a time
 ROW_TOKENS = {"cuda": 512, "cpu": 256}
 LONGEST_SHARED = {"cuda": 8192, "cpu": 4096}  # beyond this a mask costs more than a shared prefix saves
 MASK_CELLS = {"cuda": 1 << 28, "cpu": 1 << 24}
@@ -56,7 +57,8 @@ class Scorer:
     that halves when memory runs out; logits exist only where a prediction is read. A path is taken after a trial in
     which it gave the numbers of the plain reference path (see ``trial``). ``owners[i]`` names the
     adapter that request i is to be scored with: it is handed to ``router`` row by row. ``continuous`` asks for texts to
-    be written in seats (see ``continuous``): by default on a GPU.
+    be written in seats (see ``continuous``), ``by_hand`` for hand-written layers where a model has them (see
+    ``by_hand``): both by default on a GPU.
     """
 
     def __init__(
@@ -67,10 +69,12 @@ class Scorer:
         reference: bool = False,
         router: Router | None = None,
         continuous: bool | None = None,
+        by_hand: bool | None = None,
     ) -> None:
         self.loaded = loaded
         self.encoder = loaded.encoder
-        self.network = Network(loaded, router)
+        on_gpu = loaded.device.type == "cuda"
+        self.network = Network(loaded, router, by_hand=on_gpu if by_hand is None else by_hand)
         self.reference = reference
         self.continuous = continuous
         self._tables: StopTables | None = None
@@ -97,6 +101,7 @@ class Scorer:
             "tokens_requested": self._asked,
             "tokens_processed": self._fed,
             "rows_by_path": dict(self._rows),
+            "layers": OWN if self.network.by_hand is None else HAND,
             "writing": sorted(self._ways),
             "fallbacks": list(self._warnings),
             "prompt_samples": [list(ids) for ids in self._samples],
@@ -110,12 +115,12 @@ class Scorer:
         progress: Progress | None = None,
     ) -> list[Likelihood]:
         """Score continuations after their contexts; results in the order of the requests."""
+        # what a GPU would wait for is kept short; a processor's rows, and so their rounding, stay what they were
+        first = FIRST_PORTION if self.loaded.device.type == "cuda" else PORTION
+        bounds = [0, *range(first, len(requests), PORTION), len(requests)]
         portions = (
-            (
-                start,
-                self.encoder.continuations([(r.context, r.continuation) for r in requests[start : start + PORTION]]),
-            )
-            for start in range(0, len(requests), PORTION)
+            (start, self.encoder.continuations([(r.context, r.continuation) for r in requests[start:end]]))
+            for start, end in pairwise(bounds)
         )
         return self._score((self._strands(*portion, owners) for portion in portions), len(requests), progress)
 
@@ -310,9 +315,9 @@ class Tally:
 
     def expect(self, strands: Sequence[Strand]) -> None:
         """Note what is on its way: all strands of a request are announced together."""
-        for strand in strands:
-            self._open[strand.index] += 1
-            self._tokens[strand.index] += strand.scored
+        indices = [strand.index for strand in strands]
+        np.add.at(self._open, indices, 1)
+        np.add.at(self._tokens, indices, [strand.scored for strand in strands])
 
     def collect(self, outcome: Outcome, rows: Iterable[Forest]) -> None:
         """Take a batch's results without waiting for the device; older batches are added up meanwhile."""
@@ -356,13 +361,11 @@ class Tally:
         np.logical_and.at(self._greedy, parcel.strands, parcel.hits.numpy())
         self._finish(parcel.finished)
 
-    def _finish(self, indices: Iterable[int]) -> None:
-        whole = 0
-        for index in indices:
-            self._open[index] -= 1
-            whole += self._open[index] == 0
+    def _finish(self, indices: list[int]) -> None:
+        np.subtract.at(self._open, indices, 1)
+        whole = int((self._open[np.unique(indices)] == 0).sum())
         if self._progress is not None and whole:
-            self._progress(int(whole))
+            self._progress(whole)
 
 
 @contextmanager

@@ -7,7 +7,8 @@ from float32's numbers as the reference is. What holds for short rows need not h
 that no config names. So a path is trusted up to a length: it is tried at the far end of the range that is asked for, on
 rows of every range below and on short rows alone; where that fails, range by range from the shortest. Padded rows are
 tried together with shared beginnings, on the same texts. Where a model of the same structure was found right in this
-run, a few rows in the model's own dtype are enough (see ``verdicts``).
+run, a few rows in the model's own dtype are enough (see ``verdicts``). Layers written out by hand (``by_hand``) are
+tried first where they are asked for; where they fail, the model's own are.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +28,7 @@ import torch
 
 from potentia.engine.admission import admit
 from potentia.engine.score.generate import Draft
-from potentia.engine.score.network import Forest, Network, Strand, batches, horizons, plant
+from potentia.engine.score.network import HAND, Forest, Network, Strand, batches, horizons, plant
 from potentia.engine.spread import out_of_memory
 from potentia.engine.twin import twin
 from potentia.timing import spending
@@ -61,7 +63,7 @@ Found = list[tuple[Strand, list[float]]]  # what a path says of strands' scored 
 Write = Callable[[Network, list[Draft]], list[list[float]]]
 Judged = tuple[str | None, dict[str, Any]]  # what is wrong, or None, and how far it is off
 Tried = Callable[["_Stage"], dict[str, Found | str]]  # by path, or why it is refused
-TUNED = " with adapters"
+TUNED, BY_HAND = " with adapters", " by hand"
 AGREES, _REFUSED = "agrees", "the model refuses it ({}: {})"
 
 
@@ -99,26 +101,34 @@ class Trials:
         if path == "tree" and self.network.tree_obstacle is not None:
             self.checked.setdefault("tree", self.network.tree_obstacle)
             return 0
-        tokens = [token for strand in like for token in strand.ids]
         paths = ("tree", "plain") if path == "tree" else (path,)
-        return self._reach(paths, longest, {strand.owner for strand in like}, partial(self._score, paths, tokens))
+        owners, trial = {strand.owner for strand in like}, partial(self._score, paths, [strand.ids for strand in like])
+        if self.network.by_hand is not None:
+            if self.network.by_hand.usable and self._reach(paths, longest, owners, trial, BY_HAND) == UNBOUNDED:
+                return UNBOUNDED
+            self.network.by_hand = None
+        return self._reach(paths, longest, owners, trial)
 
     def may_write(self, longest: int, like: Sequence[Draft], write: Write, way: str = "writing") -> bool:
         """Say whether a loop may write texts of ``longest`` tokens, prompt and answer together."""
         self._sound()
-        tokens = [token for draft in like for token in draft.prompt]
-        trial = partial(self._write, way, write, tokens)
+        trial = partial(self._write, way, write, [draft.prompt for draft in like])
         return self._reach((way,), longest, {draft.owner for draft in like}, trial) == UNBOUNDED
 
     def _reach(
-        self, paths: Sequence[str], longest: int, owners: set[int], trial: Callable[..., dict[str, Found | str]]
+        self,
+        paths: Sequence[str],
+        longest: int,
+        owners: set[int],
+        trial: Callable[..., dict[str, Found | str]],
+        form: str = "",
     ) -> int:
         """Return the length up to which the first path is trusted, tried once at the far end if nothing is against it.
 
-        The others are tried with it.
+        The others are tried with it. Hand-written layers are trusted at all lengths or not at all.
         """
         asked = [(begin, end) for begin, end in self.ranges if begin < longest]
-        names = {path: [_name(path, begin, owners) for begin, _ in asked] for path in paths}
+        names = {path: [_name(path + form, begin, owners) for begin, _ in asked] for path in paths}
         wanted = names[paths[0]]
         if all(self.checked.get(name, AGREES) == AGREES for name in wanted):
             self._try({path: told[-1] for path, told in names.items()}, owners, partial(trial, *asked[-1]))
@@ -128,6 +138,8 @@ class Trials:
                         self._note(name, AGREES)
             if self.checked[wanted[-1]] == AGREES:
                 return UNBOUNDED
+        if form:
+            return 0
         for place, (begin, end) in enumerate(asked):
             self._try({path: told[place] for path, told in names.items()}, owners, partial(trial, begin, end))
             if self.checked[wanted[place]] != AGREES:
@@ -197,7 +209,7 @@ class Trials:
                     wrong, more = _wrong_in_few_bits(in_few_bits[path], judge, own, whole=whole)
                     facts |= more
                 if facts:
-                    record[names[path]] = facts
+                    record[_recorded(names[path])] = facts | _form(names[path])
                 self._note(names[path], wrong or AGREES)
 
     def _judge_lightly(self, names: dict[str, str], owners: set[int], trial: Tried) -> None:
@@ -209,7 +221,8 @@ class Trials:
                 if wrong is not None:
                     log.debug("%s: %s on a few rows, so it is tried in full", name, wrong)
                     return
-                self.loaded.record.setdefault("scoring", {})[name] = facts | {"rows": "few: its structure is known"}
+                facts |= {"rows": "few: its structure is known"} | _form(name)
+                self.loaded.record.setdefault("scoring", {})[_recorded(name)] = facts
                 self._note(name, AGREES)
 
     @contextmanager
@@ -242,12 +255,15 @@ class Trials:
                 stack.callback(copied.close)
                 copied.randomise()
             upcast = replace(self.loaded, model=judge.model, dtype=torch.float32, checked={}, record={})
-            yield _Stage(Network(upcast, copied), own.owners if bank is not None else [-1]), own, judge.whole
+            network = Network(upcast, copied, by_hand=self.network.by_hand is not None)
+            if self.network.by_hand is not None and network.by_hand is None:
+                raise ValueError("a copy in float32 has layers of another kind")
+            yield _Stage(network, own.owners if bank is not None else [-1]), own, judge.whole
 
     # ---- rows -----------------------------------------------------------------------------------------------------
 
     def _score(
-        self, paths: Sequence[str], tokens: Sequence[int], begin: int, end: int, stage: _Stage
+        self, paths: Sequence[str], texts: Sequence[Ids], begin: int, end: int, stage: _Stage
     ) -> dict[str, Found | str]:
         """Score rows by the first path, and what is compared of them by the others too."""
         wide = self._wide(begin, end)
@@ -259,7 +275,7 @@ class Trials:
         found: dict[str, Found | str] = {}
         made = 0
         for low, width, most in rows:
-            strands = self.made_up(paths[0], low, width, tokens, stage.owners, first=made)
+            strands = self.made_up(paths[0], low, width, texts, stage.owners, first=made)
             made += len(strands)
             for path in paths:
                 before = found.get(path, [])
@@ -294,11 +310,11 @@ class Trials:
         return begin + max(RANGES[0], begin // 4) if end == UNBOUNDED else max(4, end)
 
     def made_up(
-        self, path: str, begin: int, wide: int, tokens: Sequence[int], owners: Sequence[int], *, first: int = 0
+        self, path: str, begin: int, wide: int, texts: Sequence[Ids], owners: Sequence[int], *, first: int = 0
     ) -> list[Strand]:
         """Make strands for a trial: for a tree, rows both as deep and as wide as the range goes."""
         draw = random.Random(begin)
-        pool = _pool(tokens, self.network.vocabulary, draw)
+        pool = _pool(texts, self.network.vocabulary, draw)
         most = min(wide, self.max_length)
 
         def some(count: int) -> Ids:
@@ -328,11 +344,11 @@ class Trials:
     # ---- writing --------------------------------------------------------------------------------------------------
 
     def _write(
-        self, way: str, write: Write, tokens: Sequence[int], begin: int, end: int, stage: _Stage
+        self, way: str, write: Write, texts: Sequence[Ids], begin: int, end: int, stage: _Stage
     ) -> dict[str, Found | str]:
         """Let prompts of several lengths be continued together, one leaving early, and each by the model itself."""
         begin, end = (0, RANGES[0]) if stage.few else (begin, end)
-        strands = self.made_up("plain", begin, self._wide(begin, end), tokens, stage.owners)
+        strands = self.made_up("plain", begin, self._wide(begin, end), texts, stage.owners)
         strands = strands[:FEW] if stage.few else strands
         most = max(1, self.max_length - NEW_TOKENS)
         drafts = [
@@ -419,13 +435,21 @@ def root_mean_square(gaps: Sequence[float]) -> float:
     return total**0.5 if total == total else float("inf")
 
 
+def _recorded(name: str) -> str:
+    return name.replace(BY_HAND, "")
+
+
+def _form(name: str) -> dict[str, str]:
+    return {"form": HAND} if BY_HAND in name else {}
+
+
 def _name(path: str, begin: int, owners: set[int]) -> str:
     return path + (f" beyond {begin} tokens" if begin else "") + (TUNED if max(owners) >= 0 else "")
 
 
-def _pool(tokens: Sequence[int], vocabulary: int, draw: random.Random) -> list[int]:
+def _pool(texts: Sequence[Ids], vocabulary: int, draw: random.Random) -> list[int]:
     """Choose tokens to make rows from: those of the requests, and others where these are few."""
-    seen = list(dict.fromkeys(tokens))
+    seen = list(dict.fromkeys(chain.from_iterable(texts)))
     if len(seen) > POOL:
         seen = draw.sample(seen, POOL)
     return seen if len(seen) >= 8 else [*seen, *(draw.randrange(vocabulary) for _ in range(16))]

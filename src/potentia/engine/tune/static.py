@@ -45,9 +45,13 @@ class StaticRun:
 
 
 class Block:
-    """One layer: its weights, side by side where they read the same input, and its adapters' places."""
+    """One layer: its weights, side by side where they read the same input, and its adapters' places.
 
-    def __init__(self, layer: Any) -> None:
+    Without ``joined`` the weights stay where they are, and there are no ``products``: scoring moves nothing that a
+    captured pass may read.
+    """
+
+    def __init__(self, layer: Any, *, joined: bool = True) -> None:
         self.layer = layer
         attention, mlp = layer.self_attn, layer.mlp
         self.gains = tuple(_gain(part) for part in (layer.input_layernorm, layer.post_attention_layernorm))
@@ -61,7 +65,7 @@ class Block:
         written_out = (layer.input_layernorm, layer.post_attention_layernorm, *self.parts.values())
         if sum(1 for _ in layer.parameters()) > sum(1 for part in written_out for _ in part.parameters()):
             raise TypeError("the layer has parts that are not written out here, as norms of queries and keys")
-        if any(map(_altered, (layer, attention, mlp, *self.parts.values()))):
+        if self.altered:
             raise TypeError("somebody else's forward or hook is in place")
         if any(part.bias is not None for name, part in self.parts.items() if name not in GROUPS[0]):
             raise TypeError("only queries, keys and values may have a bias here")
@@ -69,12 +73,17 @@ class Block:
         self.scale = float(attention.scaling)
         rows = [self.parts[name].weight.shape[0] for name in GROUPS[0]]
         self.heads, self.kept = rows[0] // self.head, rows[1] // self.head
-        self.products = [_side_by_side([self.parts[name] for name in group]) for group in GROUPS]
+        self.products = [_side_by_side([self.parts[name] for name in group]) for group in GROUPS if joined]
         biases = [self.parts[name].bias for name in GROUPS[0]]
         self.bias = torch.cat([bias.detach() for bias in biases]) if all(b is not None for b in biases) else None
         if self.bias is None and any(bias is not None for bias in biases):
             raise TypeError("queries, keys and values need a bias all or none")
         self.adapters: list[ThinGroup | None] = [None] * len(GROUPS)
+
+    @property
+    def altered(self) -> bool:
+        """Whether somebody else's forward or hook is in place."""
+        return any(map(_altered, (self.layer, self.layer.self_attn, self.layer.mlp, *self.parts.values())))
 
     def adapt(self, bank: AdapterBank, where: Mapping[int, Site]) -> None:
         """Note where the bank's adapters of this layer lie, given the sites of all layers' parts."""
@@ -96,8 +105,8 @@ class Block:
 class Blocks:
     """All layers of a model, where all are of this kind."""
 
-    def __init__(self, layers: Sequence[nn.Module]) -> None:
-        self.blocks = [Block(layer) for layer in layers]
+    def __init__(self, layers: Sequence[nn.Module], *, joined: bool = True) -> None:
+        self.blocks = [Block(layer, joined=joined) for layer in layers]
         self._adapted: weakref.ref[AdapterBank] | None = None
 
     @classmethod
