@@ -100,16 +100,17 @@ class _Forward:
         **__: Any,
     ) -> Tensor:
         block, do = self.block, self.whole.operations
-        (one, (_, eps)), (two, (_, eps2)) = zip(self.norms, block.gains, strict=True)
+        one, two = self.norms
+        (_gain, eps), (_gain, eps2) = block.gains
         rows, length, width = hidden_states.shape
         h = hidden_states.reshape(-1, width)
         x, _scale = do.norm(h, one.weight, eps)
         qkv = self._product(0, x)
         do.rotate_(qkv, block.heads + block.kept, block.head, *self.whole.angles(position_embeddings, rows))
-        heads = (part.view(rows, length, -1, block.head).transpose(1, 2) for part in block.queries_keys_values(qkv))
-        out, _weights = sdpa_attention_forward(
-            block.layer.self_attn, *heads, attention_mask, scaling=block.scale, is_causal=True
-        )
+        parts = block.queries_keys_values(qkv)
+        q, k, v = (part.view(rows, length, -1, block.head).transpose(1, 2) for part in parts)
+        own = block.layer.self_attn
+        out, _weights = sdpa_attention_forward(own, q, k, v, attention_mask, scaling=block.scale, is_causal=True)
         y = self._product(1, out.reshape(h.shape[0], -1))
         h, x, _scale = do.add_norm(h, y, two.weight, eps2)
         return self._product(3, do.gate(self._product(2, x)), onto=h).view_as(hidden_states)
@@ -119,7 +120,7 @@ class _Forward:
         parts = [self.block.parts[name] for name in GROUPS[number]]
         sizes = [part.weight.shape[0] for part in parts]
         y = x.new_empty(x.shape[0], sum(sizes))
-        for part, into in zip(parts, y.split(sizes, dim=1), strict=True):
+        for part, into in zip(parts, torch.split(y, sizes, dim=1), strict=True):
             add = part.bias if onto is None else onto
             if add is None:
                 torch.mm(x, part.weight.t(), out=into)

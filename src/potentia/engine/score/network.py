@@ -70,12 +70,12 @@ def plant(
     """
     cut = longest_shared if share and longest_shared is not None else sys.maxsize
     room = sys.maxsize if most is None else most
-    rows = _grown([s for s in strands if len(s.ids) <= cut], row_tokens if share else None, room)
-    return rows + _grown([s for s in strands if len(s.ids) > cut], None, room)
+    rows = _grown([s for s in strands if len(s.ids) <= cut], row_tokens if share else 0, room)
+    return rows + _grown([s for s in strands if len(s.ids) > cut], 0, room)
 
 
-def _grown(strands: list[Strand], row_tokens: int | None, most: int) -> list[Forest]:
-    """Grow one row at a time from sequences in lexicographic order, so that neighbours share the most."""
+def _grown(strands: list[Strand], row_tokens: int, most: int) -> list[Forest]:
+    """Grow one row at a time from sequences in lexicographic order, so that neighbours share the most; 0: nothing."""
     rows: list[Forest] = []
     row = Forest(-2)  # nobody's
     path: list[int] = []  # nodes from the root to the tip
@@ -86,7 +86,7 @@ def _grown(strands: list[Strand], row_tokens: int | None, most: int) -> list[For
         shared = common_prefix(before, inputs) if mine else 0
         length, held = len(inputs), len(row.tokens)
         fresh = length - shared
-        if mine and fresh and row_tokens is None:
+        if mine and fresh and not row_tokens:
             mine = shared == len(path) == held  # a longer copy of the only sequence in the row
         elif mine and fresh:
             limit = row_tokens
