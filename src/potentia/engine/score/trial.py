@@ -62,7 +62,8 @@ TOLERANCE = {
 Found = list[tuple[Strand, list[float]]]  # what a path says of strands' scored tokens
 Write = Callable[[Network, list[Draft]], list[list[float]]]
 Judged = tuple[str | None, dict[str, Any]]  # what is wrong, or None, and how far it is off
-Tried = Callable[["_Stage"], dict[str, Found | str]]  # by path, or why it is refused
+Told = dict[str, Found | str]  # by path, or why it is refused
+Tried = Callable[["_Stage"], Told]
 TUNED, BY_HAND = " with adapters", " by hand"
 AGREES, _REFUSED = "agrees", "the model refuses it ({}: {})"
 
@@ -116,12 +117,7 @@ class Trials:
         return self._reach((way,), longest, {draft.owner for draft in like}, trial) == UNBOUNDED
 
     def _reach(
-        self,
-        paths: Sequence[str],
-        longest: int,
-        owners: set[int],
-        trial: Callable[..., dict[str, Found | str]],
-        form: str = "",
+        self, paths: Sequence[str], longest: int, owners: set[int], trial: Callable[..., Told], form: str = ""
     ) -> int:
         """Return the length up to which the first path is trusted, tried once at the far end if nothing is against it.
 
@@ -164,17 +160,18 @@ class Trials:
             self.checked[name] = verdict
             self.loaded.verdicts.put({"verdict": verdict}, *self._place(name))
 
+    def _record(self, name: str, facts: dict[str, Any]) -> None:
+        if facts:
+            form = {"form": HAND} if BY_HAND in name else {}
+            self.loaded.record.setdefault("scoring", {})[name.replace(BY_HAND, "")] = facts | form
+
     def _place(self, name: str) -> tuple[str, ...]:
         """Name what a verdict holds for: models of this structure, with adapters of this kind."""
         from potentia.engine.tune.adapters import installed_on
 
         bank = installed_on(self.network.model) if name.endswith(TUNED) else None
-        return (
-            self.loaded.structure,
-            "scoring",
-            name,
-            f"{bank.lora.kind} {bank.lora.targets}" if bank is not None else "",
-        )
+        adapters = f"{bank.lora.kind} {bank.lora.targets}" if bank is not None else ""
+        return self.loaded.structure, "scoring", name, adapters
 
     # ---- judging --------------------------------------------------------------------------------------------------
 
@@ -198,7 +195,6 @@ class Trials:
 
     def _judge(self, names: dict[str, str], owners: set[int], trial: Tried) -> None:
         """Compare what paths say with the reference, in float32 and then in the model's own 16 bits."""
-        record = self.loaded.record.setdefault("scoring", {})
         with self._stages(owners) as (judge, own, whole):
             found = trial(judge)
             exactly = {path: _wrong(found[path], judge, copied=own is not None) for path in names if path in found}
@@ -208,8 +204,7 @@ class Trials:
                 if wrong is None and own is not None:
                     wrong, more = _wrong_in_few_bits(in_few_bits[path], judge, own, whole=whole)
                     facts |= more
-                if facts:
-                    record[_recorded(names[path])] = facts | _form(names[path])
+                self._record(names[path], facts)
                 self._note(names[path], wrong or AGREES)
 
     def _judge_lightly(self, names: dict[str, str], owners: set[int], trial: Tried) -> None:
@@ -221,8 +216,7 @@ class Trials:
                 if wrong is not None:
                     log.debug("%s: %s on a few rows, so it is tried in full", name, wrong)
                     return
-                facts |= {"rows": "few: its structure is known"} | _form(name)
-                self.loaded.record.setdefault("scoring", {})[_recorded(name)] = facts
+                self._record(name, facts | {"rows": "few: its structure is known"})
                 self._note(name, AGREES)
 
     @contextmanager
@@ -262,9 +256,7 @@ class Trials:
 
     # ---- rows -----------------------------------------------------------------------------------------------------
 
-    def _score(
-        self, paths: Sequence[str], texts: Sequence[Ids], begin: int, end: int, stage: _Stage
-    ) -> dict[str, Found | str]:
+    def _score(self, paths: Sequence[str], texts: Sequence[Ids], begin: int, end: int, stage: _Stage) -> Told:
         """Score rows by the first path, and what is compared of them by the others too."""
         wide = self._wide(begin, end)
         rows = [(begin, wide, max(end, wide))]
@@ -272,7 +264,7 @@ class Trials:
             rows = [(0, min(wide, RANGES[1]), RANGES[1])]
         elif begin:  # short rows alone, as they come most often
             rows.append((0, RANGES[0], RANGES[0]))
-        found: dict[str, Found | str] = {}
+        found: Told = {}
         made = 0
         for low, width, most in rows:
             strands = self.made_up(paths[0], low, width, texts, stage.owners, first=made)
@@ -343,9 +335,7 @@ class Trials:
 
     # ---- writing --------------------------------------------------------------------------------------------------
 
-    def _write(
-        self, way: str, write: Write, texts: Sequence[Ids], begin: int, end: int, stage: _Stage
-    ) -> dict[str, Found | str]:
+    def _write(self, way: str, write: Write, texts: Sequence[Ids], begin: int, end: int, stage: _Stage) -> Told:
         """Let prompts of several lengths be continued together, one leaving early, and each by the model itself."""
         begin, end = (0, RANGES[0]) if stage.few else (begin, end)
         strands = self.made_up("plain", begin, self._wide(begin, end), texts, stage.owners)
@@ -433,14 +423,6 @@ def root_mean_square(gaps: Sequence[float]) -> float:
     """Return the size of differences; infinite where one is not a number."""
     total = sum(gap * gap for gap in gaps) / max(1, len(gaps))
     return total**0.5 if total == total else float("inf")
-
-
-def _recorded(name: str) -> str:
-    return name.replace(BY_HAND, "")
-
-
-def _form(name: str) -> dict[str, str]:
-    return {"form": HAND} if BY_HAND in name else {}
 
 
 def _name(path: str, begin: int, owners: set[int]) -> str:
