@@ -89,8 +89,7 @@ class Trials:
     """What was tried on one model, remembered with it in ``checked``: "agrees" or what was wrong."""
 
     def __init__(self, network: Network, loaded: LoadedModel) -> None:
-        self.network, self.loaded = network, loaded
-        self.checked = loaded.checked
+        self.network, self.loaded, self.checked = network, loaded, loaded.checked
         self.max_length = most = loaded.max_length
         ends = {*(end for end in RANGES if end < most), *horizons(network.config, most), most}
         # a row of many branches may be wider than any text that the model reads
