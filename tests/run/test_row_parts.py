@@ -181,21 +181,19 @@ def test_two_runs_share_the_parts_of_one_row(world: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("number", "workers", "gpus", "place"),
+    ("number", "gpus", "place"),
     [
-        (0, 2, 2, ("cuda:0", 1.0)),
-        (1, 2, 2, ("cuda:1", 1.0)),
-        (2, 3, 2, ("cuda:0", 0.5)),
-        (1, 3, 2, ("cuda:1", 1.0)),
-        (3, 4, 1, ("cuda:0", 0.25)),
-        (1, 1, 2, ("cuda:1", 1.0)),
-        (1, 2, 0, ("auto", 1.0)),
+        (0, 2, "cuda:0"),
+        (1, 2, "cuda:1"),
+        (2, 2, "cuda:0"),
+        (3, 1, "cuda:0"),
+        (1, 0, "auto"),
     ],
 )
-def test_a_worker_has_a_gpu_or_an_even_share_of_one(number: int, workers: int, gpus: int, place: Any) -> None:
-    assert local.place_of("auto", number, workers, gpus) == place
-    assert local.place_of("cpu", number, workers, gpus) == ("cpu", 1.0)
-    assert local.place_of("cuda:5", number, workers, gpus) == ("cuda:5", 1.0)
+def test_a_worker_has_a_gpu_or_shares_one(number: int, gpus: int, place: str) -> None:
+    assert local.place_of("auto", number, gpus) == place
+    assert local.place_of("cpu", number, gpus) == "cpu"
+    assert local.place_of("cuda:5", number, gpus) == "cuda:5"
 
 
 def test_a_model_larger_than_a_gpu_asks_for_several_and_has_them_alone(

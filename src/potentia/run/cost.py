@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 CHARACTERS_PER_TOKEN = 4.0  # a rough reading of English text; paces are measured by the same ruler
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+LEAST_ROOM, ROOM_PER_PARAMETER = 8 * 2**30, 12.0  # bytes of a GPU that a row needs
 FEW_BYTES = {"8bit": 1.2, "4bit": 0.75}  # per weight; embeddings and head among them, which keep their dtype
 
 
@@ -218,6 +219,11 @@ def count_tokens(task: Task, split: Any) -> float:
     sample = documents[: min(len(documents), 50)]
     length = sum(len(r.context) + len(r.continuation) for r in task.examples(sample)) / len(sample)
     return len(documents) * length / CHARACTERS_PER_TOKEN
+
+
+def room_of(model: ModelSpec) -> float:
+    """Return the bytes of a GPU that a row needs: weights, passes of lanes, caches; NaN where its size is unknown."""
+    return LEAST_ROOM + ROOM_PER_PARAMETER * parameters_of(model)
 
 
 def parameters_of(model: ModelSpec) -> float:

@@ -18,11 +18,12 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from potentia.errors import InputError, StoreError
-from potentia.run.cost import parameters_of
+from potentia.run.cost import room_of
 from potentia.run.local import POLITE, Stay, Stop, run_rows
 from potentia.run.plan import LoadedTasks, RowPlan, StudyPlan, plan_study, seen, take_over
 from potentia.run.progress import RunLog, Stopped, lanes_name, opened, remove_lanes
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from potentia.study import Study
 
 
-LEAST_ROOM, ROOM_PER_PARAMETER = 8 * 2**30, 12.0  # bytes of a GPU that a row needs: weights, passes of lanes, caches
 MOST_PER_GPU, CORES_PER_ROW = 6, 2
 
 
@@ -176,8 +176,8 @@ def _register(plan: StudyPlan) -> None:
 def default_workers(plan: StudyPlan) -> int:
     """Return how many rows run at once: one on a CPU, which uses all threads; on GPUs as many as fit.
 
-    A small model leaves a GPU idle most of the time, so several share one, in equal parts: the largest has room in its
-    own for its weights, the passes of its lanes and what scoring keeps, and each has two of the machine's cores.
+    A small model leaves a GPU idle most of the time, so several share one, as many as have room for what they need
+    where the largest come together, each with two of the machine's cores.
     """
     import torch
 
@@ -185,10 +185,11 @@ def default_workers(plan: StudyPlan) -> int:
         return 1
     gpus = torch.cuda.device_count() if plan.study.device in ("auto", "cuda") else 1
     left = [row for row in plan.rows if row.pending and not row.problem]
-    sizes = [size for row in left if (size := parameters_of(row.model)) == size]
-    if not sizes or len(sizes) < len(left):  # a model of unknown size may need all of it
+    needs = [room_of(row.model) for row in left]
+    if not left or math.isnan(sum(needs)):  # a model of unknown size may need all of it
         return gpus
-    room = torch.cuda.get_device_properties(0).total_memory / (LEAST_ROOM + ROOM_PER_PARAMETER * max(sizes))
+    whole = torch.cuda.get_device_properties(0).total_memory
+    room = sum(together <= whole for together in accumulate(sorted(needs, reverse=True)))
     each = min(room, (os.cpu_count() or 1) / CORES_PER_ROW / gpus, len(left) / gpus, MOST_PER_GPU)
     return gpus * max(1, int(each))
 

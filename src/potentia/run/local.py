@@ -7,6 +7,7 @@ failed and the rows that wait go to a new worker. Ctrl-C lets every worker finis
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
@@ -16,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from functools import lru_cache
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -25,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from potentia.errors import PotentiaError, StoreError
 from potentia.processes import leave_with_parent
-from potentia.run.cost import weight_bytes
+from potentia.run.cost import room_of, weight_bytes
 from potentia.run.model_cache import ModelCache
 from potentia.run.mps import Sharing
 from potentia.run.plan import LoadedTasks, RowPlan, load_tasks, seen
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
 Stop = Callable[[], bool]
 FULL = 0.9  # of a GPU's memory: weights beyond this do not fit it
+BESIDE = 0.97  # of a GPU's memory, for rows that share it: each process has a context of its own besides
 LEAST_GPU = 4 << 30  # bytes; smaller weights fit any GPU
 LEAVE_SECONDS = 60.0  # that workers get to save once they are told to stop
 AGAIN_SECONDS = 1.0  # after which a row that another process has is asked for again
@@ -164,12 +167,18 @@ def too_large(rows: Sequence[RowPlan]) -> list[RowPlan]:
     return [row for row in rows if sizes.get(row.label, 0) > FULL * whole]
 
 
-def place_of(device: str, number: int, workers: int, gpus: int) -> tuple[str, float]:
-    """Return the device of a worker and its share of that GPU's memory: one each, or as many as there are on each."""
-    if not gpus or device not in ("auto", "cuda"):
-        return device, 1.0
-    mine = number % gpus
-    return f"cuda:{mine}", 1.0 / len(range(mine, max(workers, mine + 1), gpus))
+def place_of(device: str, number: int, gpus: int) -> str:
+    """Return the device of a worker: one each, or as many workers as there are on each."""
+    return f"cuda:{number % gpus}" if gpus and device in ("auto", "cuda") else device
+
+
+def shared_out(rows: Sequence[RowPlan], each: int) -> list[RowPlan]:
+    """Return rows with their part of a GPU's memory where so many run on one: by need, with room for the largest."""
+    needs = [room_of(row.model) for row in rows]
+    if math.isnan(sum(needs)):
+        needs = [1.0] * len(rows)
+    most = sum(sorted(needs)[-each:]) / BESIDE
+    return [replace(row, memory=need / most) for row, need in zip(rows, needs, strict=True)]
 
 
 def note(ended: dict[str, RowOutcome], row: RowPlan, outcome: RowOutcome) -> None:
@@ -254,10 +263,9 @@ class _Pool:
         self.had: dict[Connection, set[str]] = {}  # the rows that a worker has had: it may have their models
 
     def run(self, rows: Sequence[RowPlan], stop: Stop) -> dict[str, RowOutcome]:
-        turns, ended = Turns(rows), dict[str, RowOutcome]()
+        ended = dict[str, RowOutcome]()
         try:
-            if not self.pipes:
-                self._share_gpus(rows)
+            turns = Turns(self._share_gpus(rows))
             for number in sorted({*range(self.workers)} - {*self.numbers.values()}):
                 self._start(number)
             while turns or self.busy:
@@ -284,18 +292,19 @@ class _Pool:
             raise Stopped
         return ended
 
-    def _share_gpus(self, rows: Sequence[RowPlan]) -> None:
+    def _share_gpus(self, rows: Sequence[RowPlan]) -> Sequence[RowPlan]:
         """Let workers that share a GPU compute side by side, where that works; the run's log says whether."""
         device = rows[0].study.device if rows else "cpu"
-        if device in ("cpu", "spread"):
-            return
-        gpus = _gpus()
+        gpus = 0 if device in ("cpu", "spread") else _gpus()
         each = -(-self.workers // gpus) if device in ("auto", "cuda") and gpus else self.workers
-        if gpus and each > 1:
+        if not gpus or each == 1:
+            return rows
+        if not self.pipes:
             self.sharing.start(each)
             with opened(rows[0].study.store) as store:
                 facts = {"rows_per_gpu": each, "mps": self.sharing.on, "why_not": self.sharing.why_not}
                 RunLog.of(store, rows[0].run).write("sharing", **facts)
+        return shared_out(rows, each)
 
     def end(self, seconds: float) -> None:
         """Let the workers go; those that have not left after some seconds are ended."""
@@ -379,7 +388,7 @@ def _worker(pipe: Connection, halt: Event, number: int, workers: int, stays: boo
 
     gpus, shelf = _gpus(), ModelCache(among=workers) if stays else None
     with reading_once() if stays else nullcontext():  # rounds of a selection differ in their caps alone
-        while _work_one(pipe, halt, number, workers, gpus, shelf):
+        while _work_one(pipe, halt, number, gpus, shelf):
             pass
 
 
@@ -389,7 +398,7 @@ def _gpus() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def _work_one(pipe: Connection, halt: Event, number: int, workers: int, gpus: int, shelf: ModelCache | None) -> bool:
+def _work_one(pipe: Connection, halt: Event, number: int, gpus: int, shelf: ModelCache | None) -> bool:
     """Take one row and answer how it went; False when there is nobody to answer."""
     import torch
 
@@ -397,9 +406,9 @@ def _work_one(pipe: Connection, halt: Event, number: int, workers: int, gpus: in
         row: RowPlan = pipe.recv()
     except (EOFError, ConnectionResetError):
         return False
-    device, share = place_of(row.study.device, number, workers, gpus)
-    if share < 1:
-        torch.cuda.set_per_process_memory_fraction(share, int(device.partition(":")[2]))
+    device = place_of(row.study.device, number, gpus)
+    if device.startswith("cuda"):
+        torch.cuda.set_per_process_memory_fraction(row.memory, int(device.partition(":")[2] or 0))
     answer: RowOutcome | PotentiaError | None
     try:
         answer = work_row(row, halt.is_set, device=device, shelf=shelf)

@@ -71,6 +71,7 @@ class RowPlan:
     prints: Mapping[str, str]  # fingerprints of the tasks
     problem: str | None = None
     threads: int = 0  # on a CPU; 0 while it is not planned to run
+    memory: float = 1.0  # of its GPU's, where others run beside it
     run: str = ""  # the run that this is for
     part: tuple[int, int] | None = None  # which of how many, where some of the row's tasks are meant
 
