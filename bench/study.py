@@ -2,6 +2,7 @@
 
     python bench/study.py examples/real-models.yaml --data-dir FOLDER_OF_BENCHMARKS
     python bench/study.py STUDY.yaml --data-dir FOLDER --train 200         # other options go to `potentia run`
+    python bench/study.py STUDY.yaml --random                              # weights that are not at hand: at random
     python bench/study.py STUDY.yaml --read study-bench.db                 # what a store says of a run that ended early
 
 One command with default options in a process of its own, into an empty store beside the study; prints seconds by row
@@ -20,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-KINDS = ("load", "treat", "tokenise", "train", "validate", "test", "select", "save", "other")
+KINDS = ("load", "check", "probe", "treat", "tokenise", "train", "validate", "test", "select", "save", "other")
 
 
 def main() -> int:
@@ -29,6 +30,7 @@ def main() -> int:
     parser.add_argument("study", type=Path)
     parser.add_argument("--data-dir", type=Path, help="folder of benchmark splits")
     parser.add_argument("--read", type=Path, metavar="STORE", help="run nothing, tell of what is in a store")
+    parser.add_argument("--random", action="store_true", help="fill models that have a config.json and no weights")
     parser.add_argument("--store", type=Path, default=Path("study-bench.db"))
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     parser.add_argument("--rate", type=float, default=790e12, help="operations a second of large matrix products")
@@ -38,6 +40,8 @@ def main() -> int:
         return 0
     if given.store.exists():
         parser.error(f"{given.store} is there already: the time of a study that is half done says little")
+    if given.random:
+        fill(given.study)
     command = [sys.executable, "-m", "potentia", "run", str(given.study)]
     command += ["--data-dir", str(given.data_dir)] if given.data_dir else []
     began = time.monotonic()
@@ -50,6 +54,22 @@ def main() -> int:
         found = {"wall": wall, "exit": status, "rows": rows, "least_training_s": bound}
         given.out.write_text(json.dumps(found, indent=1))
     return status
+
+
+def fill(study: Path) -> None:
+    """Give the study's models that have a config and no weights random ones: time follows from shapes."""
+    import torch
+    import yaml
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    for model in yaml.safe_load(study.read_text())["models"]:
+        folder = study.parent / model["path"]
+        if (folder / "config.json").exists() and not any(folder.glob("*.safetensors")):
+            torch.manual_seed(0)
+            with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+                made = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.bfloat16)
+            made.save_pretrained(folder)
+            print(f"{model['name']}: random weights", flush=True)
 
 
 def spent(place: Path) -> list[dict[str, Any]]:
