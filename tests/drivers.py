@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from potentia.store.live import began
+from potentia.processes import began
 
 
 class Driver:

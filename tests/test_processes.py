@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from potentia.store.live import began
+from potentia.processes import began
 
 PROGRAM = """
 import multiprocessing, os, signal, sys, time

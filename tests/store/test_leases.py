@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from potentia.store import Store
-from potentia.store import live as module
+from potentia.store import records as module
 from potentia.store import schema as s
 
 CLAIM = """

@@ -166,7 +166,7 @@ def test_a_cell_is_told_with_its_commit_and_once(store: Store, make_cell: MakeCe
     assert not store.commit_cell(make_cell("k1", value=0.9), event={"row": "m", "value": 0.9})
     unspeakable: dict[str, object] = {}
     unspeakable["itself"] = unspeakable
-    with pytest.raises(ValueError, match="Circular"):
+    with pytest.raises(StoreError, match="Circular"):
         store.commit_cell(make_cell("k2"), event=unspeakable)
     assert not store.has("k2")
     assert [(e.kind, e.payload["value"]) for e in store.events("first")] == [("cell", 0.5)]

@@ -1,14 +1,15 @@
 """Results: the store (SQLite or PostgreSQL, items as Parquet)."""
 
 from potentia.store.database import locate
-from potentia.store.live import BEAT_SECONDS, LeaseRecord
 from potentia.store.records import (
+    BEAT_SECONDS,
     CellRecord,
     ChoiceRecord,
     EpochRecord,
     EventRecord,
     FailureRecord,
     LaneRecord,
+    LeaseRecord,
     StudyRecord,
 )
 from potentia.store.store import Store

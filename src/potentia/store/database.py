@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -85,11 +84,6 @@ _STATEMENT = {"statement_timeout": 120}
 _TCP = {"connect_timeout": 10, "keepalives_idle": 20, "keepalives_interval": 5, "keepalives_count": 4}
 _TCP |= {"tcp_user_timeout": 40_000}  # milliseconds
 WRITE = "potentia_write"  # execution option: this transaction will write
-
-
-def now() -> str:
-    """Return this moment in UTC, as ISO 8601 text that sorts by time."""
-    return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
 def locate(where: str | Path) -> tuple[URL, Path | None, Path | None]:
@@ -221,7 +215,8 @@ def speaking(where: str) -> Iterator[None]:
     except exc.DBAPIError as error:
         raise _in_words(str(error.orig), where, away=_is_away(error)) from error
     except exc.SQLAlchemyError as error:  # what is left of a connection that was lost
-        raise _in_words(str(error), where, away="://" in where) from error
+        unwritable = isinstance(getattr(error, "orig", None), ValueError)
+        raise _in_words(str(error), where, away="://" in where and not unwritable) from error
     except UnicodeDecodeError as error:
         raise _in_words("malformed text", where, away=False) from error
     except OSError as error:

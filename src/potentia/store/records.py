@@ -10,15 +10,42 @@ import hashlib
 import json
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from potentia.errors import DamagedItemsError, StoreError
 from potentia.files import write_file
-from potentia.store.database import now
+from potentia.processes import began, place
 from potentia.values.scores import ItemOutcome, Score
+
+
+def now() -> str:
+    """Return this moment in UTC, as ISO 8601 text that sorts by time."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+def dumps(value: Any) -> str:
+    """Write JSON text; arrays and numpy numbers become plain lists and numbers."""
+    return json.dumps(value, default=_plain, separators=(",", ":"))
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return sorted(value, key=str) if isinstance(value, (set, frozenset)) else str(value)
+
+
+def loads(text: str) -> Any:
+    """Read JSON text that a store holds."""
+    try:
+        return json.loads(text)
+    except (ValueError, TypeError, RecursionError) as error:
+        hint = "restore it from a copy, or run again into a new store"
+        raise StoreError("a record of this store is damaged", hint=hint) from error
 
 
 @dataclass(frozen=True)
@@ -81,8 +108,7 @@ class ChoiceRecord:
     @property
     def selection(self) -> Mapping[str, Any]:
         """The selection of the cell, as ``CellRecord`` has it."""
-        found: Mapping[str, Any] = loads(self.text)
-        return found
+        return loads(self.text)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -147,6 +173,51 @@ class EventRecord:
     kind: str
     payload: Mapping[str, Any]
     created: str
+
+
+BEAT_SECONDS = 10.0
+LEASE_SECONDS = 120.0  # without a beat; a server that restarts, or a busy machine, costs nobody his lease
+_unchanged: dict[tuple[str, float], float] = {}  # beats of leases that look dead: since when this process knows them
+
+
+@dataclass(frozen=True)
+class LeaseRecord:
+    """Who computes a row: a process of a host, as part of a run, since when (seconds of the epoch)."""
+
+    id: str
+    study: str
+    row: str
+    run: str
+    host: str
+    place: str
+    pid: int
+    began: str
+    since: float
+    beat: float
+
+    @property
+    def told(self) -> str:
+        """Say who it is."""
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
+        return f"process {self.pid} on {self.host} since {since}"
+
+    def alive(self, moment: float) -> bool:
+        """Say whether its process is there, or may be. A beat that is to come shows that a clock was set back."""
+        if self.place == place():
+            return began(self.pid) == self.began
+        return abs(moment - self.beat) < LEASE_SECONDS
+
+    def gone(self, moment: float) -> bool:
+        """Say whether the lease may be taken: no clock that jumps takes it from a process that still beats.
+
+        From another machine a beat that looks old must be seen to stay as it is, on a clock that does not jump.
+        """
+        if self.alive(moment):
+            return False
+        if self.place == place():
+            return True
+        since = _unchanged.setdefault((self.id, self.beat), time.monotonic())
+        return time.monotonic() - since > 2 * BEAT_SECONDS
 
 
 def items_path(folder: Path, key: str) -> Path:
@@ -234,28 +305,6 @@ def load_values(folder: Path, key: str) -> dict[int, float] | None:
         return dict(zip(table["doc_id"].to_pylist(), table["value"].to_pylist(), strict=True))
     except (OSError, pa.ArrowException, KeyError, ValueError):
         return None
-
-
-def loads(text: str, **how: Any) -> Any:
-    """Read JSON text that a store holds."""
-    try:
-        return json.loads(text, **how)
-    except (ValueError, TypeError, RecursionError) as error:
-        hint = "restore it from a copy, or run again into a new store"
-        raise StoreError("a record of this store is damaged", hint=hint) from error
-
-
-def dumps(value: Any) -> str:
-    """Write JSON text; arrays and numpy numbers become plain lists and numbers."""
-    return json.dumps(value, default=_plain, separators=(",", ":"))
-
-
-def _plain(value: Any) -> Any:
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    if isinstance(value, (set, frozenset)):
-        return sorted(value, key=str)
-    return str(value)
 
 
 def _clean(text: str) -> str:

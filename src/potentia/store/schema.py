@@ -1,25 +1,68 @@
 """The tables, the same on SQLite and PostgreSQL. A store whose tables are of another version is refused.
 
-Structured values (specs, manifests, payloads) are kept as JSON text: nothing queries inside them, and text keeps NaN,
-which PostgreSQL's own JSON types refuse. Manifests have their own table, so that reading a matrix touches none of them.
+A table of records has a column for every field. Manifests have their own table, so that reading a matrix touches none.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import sqlalchemy as sa
 from sqlalchemy import BigInteger, Boolean, Column, Double, ForeignKey, Index, Integer, Table, Text
 
-SCHEMA_VERSION = 4
+from potentia.store.records import (
+    EpochRecord,
+    EventRecord,
+    FailureRecord,
+    LaneRecord,
+    LeaseRecord,
+    StudyRecord,
+    dumps,
+    loads,
+)
 
+SCHEMA_VERSION = 4
 metadata = sa.MetaData()
+
+
+class Json(sa.TypeDecorator[Any]):
+    """A structured value as text: nothing queries inside it, and text keeps NaN, which PostgreSQL's JSON refuses."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, _: Any) -> str | None:
+        """Write it."""
+        return None if value is None else dumps(dict(value) if isinstance(value, Mapping) else value)
+
+    def process_result_value(self, value: str | None, _: Any) -> Any:
+        """Read it."""
+        return None if value is None else loads(value)
+
+
 _NUMBER = BigInteger().with_variant(Integer, "sqlite")  # SQLite's own row number, PostgreSQL's bigserial
 _FLAG = Boolean(create_constraint=False)
+_TYPES: dict[Any, Any] = {str: Text, int: BigInteger, float: Double, bool: _FLAG}  # all else is JSON
 
 
-def _texts(*names: str) -> list[Column[str]]:
-    return [Column(name, Text, nullable=False) for name in names]
+def _table(name: str, *columns: Any, of: type | None = None, **how: Any) -> Table:
+    """Return a table of these columns, and of a record's other fields; what may be None may be NULL."""
+    given = {column.name for column in columns}
+    for field, hint in (get_type_hints(of) if of is not None else {}).items():
+        if field not in given and get_origin(hint) is not tuple:
+            kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+            columns += (Column(field, _TYPES.get(kinds[0], Json), nullable=NoneType in kinds),)
+    return Table(name, metadata, *columns, **how)
+
+
+def _some(kind: Any, *names: str, nullable: bool = False) -> list[Column[Any]]:
+    return [Column(name, kind, nullable=nullable) for name in names]
+
+
+def _key(*names: str) -> list[Column[str]]:
+    return [Column(name, Text, primary_key=True) for name in names]
 
 
 def _study(**how: Any) -> Column[str]:
@@ -33,132 +76,88 @@ def _cell() -> Column[int]:
 
 
 # What a store says of itself: where its items lie.
-settings = Table("settings", metadata, Column("name", Text, primary_key=True), *_texts("value"))
-
-schema_version = Table("schema_version", metadata, Column("version", Integer, primary_key=True, autoincrement=False))
-
-studies = Table(
+settings = _table("settings", *_key("name"), *_some(Text, "value"))
+schema_version = _table("schema_version", Column("version", Integer, primary_key=True, autoincrement=False))
+studies = _table(
     "studies",
-    metadata,
-    Column("key", Text, primary_key=True),
+    *_key("key"),
     Column("name", Text, nullable=False, index=True),
-    *_texts("spec", "created", "opened"),
+    *_some(Text, "opened"),
+    of=StudyRecord,
 )
 
 # Content keys are random text. They are stored once, and all else hangs on a growing number: rows are then appended
 # instead of scattered over every page, which is worth a factor of five in writing.
-cells = Table(
+cells = _table(
     "cells",
-    metadata,
     Column("id", _NUMBER, primary_key=True, autoincrement=True),
     Column("key", Text, nullable=False, unique=True),
     Column("study", Text, ForeignKey("studies.key"), nullable=False),
-    *_texts("model", "task", "protocol", "metric", "created"),
-    Column("seconds", Double, nullable=False),
-    Column("direct_value", Double),
-    Column("gain", Double),
+    *_some(Text, "model", "task", "protocol", "metric", "created"),
+    *_some(Double, "seconds"),
+    *_some(Double, "direct_value", "gain", nullable=True),
     Column("item_count", Integer),  # rows of the Parquet file, NULL where the cell has none
-    Column("data", Text),  # these six: the origin of its scores (values/metric.py), NULL where unknown
-    Column("recipe", Text),
+    # the origin of its scores (values/metric.py), NULL where unknown
+    *_some(Text, "data", "recipe", "identity", "source", "path", nullable=True),
     Column("shots", Integer),
-    Column("identity", Text),
-    Column("source", Text),
-    Column("path", Text),
     Index("cells_by_model", "model", "task", "protocol"),
 )
 
-scores = Table(
+scores = _table(
     "scores",
-    metadata,
     _cell(),
-    Column("name", Text, primary_key=True),
-    *_texts("metric"),
-    Column("value", Double),  # NULL is NaN
-    Column("stderr", Double),  # NULL is NaN: unknown
+    *_key("name"),
+    *_some(Double, "value", "stderr", nullable=True),  # NULL is NaN: unknown
     Column("n", BigInteger, nullable=False),
+    Column("metric", Text, nullable=False),  # from here to chance: what it is of; NULL where unknown
     Column("higher_is_better", _FLAG, nullable=False),
-    Column("kind", Text),  # of the metric: task or text; NULL where unknown, as scale and chance
-    Column("scale", Text),
+    *_some(Text, "kind", "scale", nullable=True),
     Column("chance", Double),
-    Column("seeds", Text),  # the value with every seed, as JSON; NULL where there is one
+    Column("seeds", Json),  # the value with every seed; NULL where there is one
     sqlite_with_rowid=False,
 )
 
-manifests = Table("manifests", metadata, _cell(), *_texts("manifest", "selection"))
+manifests = _table("manifests", _cell(), *_some(Json, "manifest", "selection"))
 
 # What a short fine-tuning before the row's own said of the model and the task (see run/probe.py).
-probes = Table("probes", metadata, _cell(), *_texts("probe"))
+probes = _table("probes", _cell(), *_some(Json, "probe"))
 
 # A cell belongs to every study that asked for it: content keys let a study reuse what another has computed.
-study_cells = Table("study_cells", metadata, _study(primary_key=True), _cell(), sqlite_with_rowid=False)
+study_cells = _table("study_cells", _study(primary_key=True), _cell(), sqlite_with_rowid=False)
 
-failures = Table(
+failures = _table(
     "failures",
-    metadata,
     _study(primary_key=True),
-    *(Column(name, Text, primary_key=True) for name in ("model", "task", "protocol")),
+    *_key("model", "task", "protocol"),
     Column("key", Text, index=True),
-    *_texts("kind", "reason"),
-    Column("hint", Text),
-    Column("attempts", Integer, nullable=False),
-    *_texts("created"),
+    of=FailureRecord,
 )
 
-lanes = Table(
-    "lanes",
-    metadata,
-    Column("key", Text, primary_key=True),
-    _study(nullable=False, index=True),
-    Column("cell", Text, index=True),  # the cell's key, known before it is committed: no foreign key
-    *_texts("model", "task"),
-    Column("learning_rate", Double, nullable=False),
-    *_texts("style"),  # plain or chat
-    Column("seed", BigInteger, nullable=False),
-    *_texts("status"),
-    Column("selected", _FLAG, nullable=False),
-    *_texts("note", "updated"),
+# A lane names its cell by key, which is known before the cell is committed: no foreign key.
+lanes = _table(
+    "lanes", *_key("key"), _study(nullable=False, index=True), Column("cell", Text, index=True), of=LaneRecord
 )
-
-epochs = Table(
+epochs = _table(
     "epochs",
-    metadata,
     Column("lane", Text, ForeignKey("lanes.key", ondelete="CASCADE"), primary_key=True),
     Column("epoch", Integer, primary_key=True, autoincrement=False),
-    *(Column(name, Double) for name in ("train_loss", "value", "stderr")),
-    Column("seconds", Double, nullable=False),
-    Column("tokens", BigInteger, nullable=False),
+    of=EpochRecord,
 )
 
-events = Table(
+events = _table(
     "events",
-    metadata,
     Column("id", _NUMBER, primary_key=True, autoincrement=True),
     _study(nullable=False),
-    *_texts("kind", "payload", "created"),
     Index("events_by_study", "study", "id"),
+    of=EventRecord,
     sqlite_autoincrement=True,  # an id is never given twice
 )
-
-progress = Table(
-    "progress", metadata, _study(primary_key=True), Column("row", Text, primary_key=True), *_texts("payload", "updated")
-)
+progress = _table("progress", _study(primary_key=True), *_key("row"), *_some(Json, "payload"), *_some(Text, "updated"))
 
 # Who computes a row now (see store/live.py), and the cells that are his meanwhile.
-leases = Table(
-    "leases",
-    metadata,
-    Column("id", Text, primary_key=True),
-    _study(nullable=False),
-    *_texts("row", "run", "host", "place"),
-    Column("pid", BigInteger, nullable=False),
-    *_texts("began"),
-    Column("since", Double, nullable=False),
-    Column("beat", Double, nullable=False),
-)
-
-claims = Table(
+leases = _table("leases", *_key("id"), _study(nullable=False), of=LeaseRecord)
+claims = _table(
     "claims",
-    metadata,
-    Column("cell", Text, primary_key=True),
+    *_key("cell"),
     Column("lease", Text, ForeignKey("leases.id", ondelete="CASCADE"), nullable=False, index=True),
 )

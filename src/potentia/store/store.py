@@ -21,7 +21,6 @@ from potentia.store.database import (
     check_version,
     connect,
     locate,
-    now,
     prepare,
     record_items,
     recorded_items,
@@ -29,13 +28,13 @@ from potentia.store.database import (
     store_gone,
     wait_for,
 )
-from potentia.store.reading import CELL, METRIC, ORIGIN, Reading, chunks
-from potentia.store.records import CellRecord, StudyRecord, dumps, items_path, loads, looks_whole, publish, stage
+from potentia.store.live import chunks, columns
+from potentia.store.reading import CELL, METRIC, ORIGIN, Reading
+from potentia.store.records import CellRecord, StudyRecord, dumps, items_path, looks_whole, now, publish, stage
 from potentia.values.scores import ItemOutcome
 
 _LOCK = 0x706F74656E740001  # guards the creation of the tables on PostgreSQL
 ADAPTER_NOTE = "potentia.json"
-_LAST = sa.select(sa.func.max(s.cells.c.id))  # statements of every commit, built once
 _ANY_ITEMS = sa.select(s.cells.c.id).where(s.cells.c.item_count.is_not(None)).limit(1)
 _ANY_FAILURE = sa.select(s.failures.c.study).limit(1)
 
@@ -141,11 +140,11 @@ class Store(Reading):
         """Get the study with this key, or create it."""
         with self._writing() as connection:
             moment = now()
-            row = {"key": key, "name": name, "spec": dumps(dict(spec)), "created": moment, "opened": moment}
-            insert = self._insert(s.studies).values(**row)
-            connection.execute(insert.on_conflict_do_update(index_elements=["key"], set_={"opened": moment}))
-            found = connection.execute(sa.select(s.studies).where(s.studies.c.key == key)).mappings().one()
-            return StudyRecord(found["key"], found["name"], loads(found["spec"]), found["created"])
+            row = {"key": key, "name": name, "spec": spec, "created": moment, "opened": moment}
+            insert = self._insert(s.studies).on_conflict_do_update(index_elements=["key"], set_={"opened": moment})
+            connection.execute(insert, row)
+            found = sa.select(*columns(s.studies, StudyRecord)).where(s.studies.c.key == key)
+            return StudyRecord(**connection.execute(found).mappings().one())
 
     # --- writing cells ----------------------------------------------------------------------------------------------
 
@@ -233,30 +232,24 @@ class Store(Reading):
             return len(found)
 
     def _put(self, connection: sa.Connection, cells: Sequence[CellRecord], items: Mapping[str, int | None]) -> int:
+        """Write the cells whose keys are free, and add all to their studies; returns how many were new."""
         studies = {name: self._study_key(connection, name) for name in {cell.study for cell in cells}}
-        unique: dict[str, CellRecord] = {}
-        for cell in cells:
-            unique.setdefault(cell.key, cell)
+        unique = {cell.key: cell for cell in reversed(cells)}
         rows = [
             {name: getattr(cell, name) for name in CELL}
             | {"study": studies[cell.study], "item_count": items.get(cell.key)}
             | dict(zip(ORIGIN, _values(cell.score.origin), strict=True))
-            for cell in unique.values()
+            for cell in reversed(unique.values())
         ]
-        fresh = self._claim(connection, rows)
-        if fresh:
-            new = [(number, unique[key]) for key, number in fresh.items()]
-            connection.execute(s.scores.insert(), [row for number, cell in new for row in _score_rows(number, cell)])
-            bodies = [
-                {"cell": number, "manifest": dumps(dict(c.manifest)), "selection": dumps(dict(c.selection))}
-                for number, c in new
-            ]
-            connection.execute(s.manifests.insert(), bodies)
-            probed = [{"cell": number, "probe": dumps(dict(c.probe))} for number, c in new if c.probe is not None]
-            if probed:
-                connection.execute(s.probes.insert(), probed)
-        known = self._numbers(connection, [key for key in unique if key not in fresh])
-        numbers = {**known, **fresh}
+        fresh = dict(connection.execute(self._claiming, rows).all()) if rows else {}
+        new = [(number, unique[key]) for key, number in fresh.items()]
+        bodies = [{"cell": n, "manifest": cell.manifest, "selection": cell.selection} for n, cell in new]
+        probes = [{"cell": n, "probe": cell.probe} for n, cell in new if cell.probe is not None]
+        scores = [row for n, cell in new for row in _score_rows(n, cell)]
+        for table, parts in ((s.scores, scores), (s.manifests, bodies), (s.probes, probes)):
+            if parts:
+                connection.execute(table.insert(), parts)
+        numbers = fresh | self._numbers(connection, [key for key in unique if key not in fresh])
         self._link(connection, {(studies[cell.study], numbers[cell.key]) for cell in cells})
         return len(fresh)
 
@@ -270,21 +263,6 @@ class Store(Reading):
         (number,) = self._numbers(connection, [cell.key]).values()
         self._link(connection, {(study, number) for study in studies})
         return fresh
-
-    def _claim(self, connection: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-        """Insert the cells whose keys are free; returns the number of each."""
-        if not rows:
-            return {}
-        alone = len(rows) == 1 and connection.dialect.insert_returning
-        if connection.dialect.name == "postgresql" or alone:  # another may claim a key meanwhile: ask the insert itself
-            return dict(connection.execute(self._claiming, rows).all())
-        known = self._numbers(connection, [row["key"] for row in rows])
-        last = connection.execute(_LAST).scalar() or 0  # this transaction alone is writing
-        fresh = [row for row in rows if row["key"] not in known]
-        numbered = [{**row, "id": number} for number, row in enumerate(fresh, last + 1)]
-        if numbered:
-            connection.execute(s.cells.insert(), numbered)
-        return {row["key"]: row["id"] for row in numbered}
 
     @cached_property
     def _claiming(self) -> Any:
@@ -395,7 +373,7 @@ def _score_rows(number: int, cell: CellRecord) -> list[dict[str, Any]]:
             "value": _null(score.value),
             "stderr": _null(score.stderr),
             "n": int(score.n),
-            "seeds": dumps(score.seeds) if score.seeds else None,
+            "seeds": score.seeds or None,
             **dict(zip(METRIC, _values(score.metric), strict=True)),
         }
         for name, score in cell.scores.items()

@@ -6,7 +6,6 @@ cells, curves, items and adapters of those that another study uses.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,8 +17,8 @@ import sqlalchemy as sa
 
 from potentia.errors import InputError, StoreError
 from potentia.store import schema as s
-from potentia.store.reading import chunks
-from potentia.store.records import StudyRecord, dumps, items_path
+from potentia.store.live import chunks
+from potentia.store.records import StudyRecord, items_path
 from potentia.store.store import Store
 
 Kind = Literal["database", "cell", "items", "stray", "lanes"]
@@ -150,10 +149,9 @@ def rename_study(store: Store, key: str, name: str) -> None:
         raise InputError("a study needs a name")
     with store._writing() as connection:
         here = s.studies.c.key == key
-        spec = json.loads(connection.execute(sa.select(s.studies.c.spec).where(here)).scalar_one())
-        if "name" in spec:
-            spec["name"] = name
-        connection.execute(s.studies.update().where(here).values(name=name, spec=dumps(spec)))
+        spec = connection.execute(sa.select(s.studies.c.spec).where(here)).scalar_one()
+        spec |= {"name": name} if "name" in spec else {}
+        connection.execute(s.studies.update().where(here).values(name=name, spec=spec))
 
 
 def count_shared(store: Store, key: str) -> tuple[int, int]:

@@ -81,6 +81,8 @@ class Metric:
 
     def merged(self, other: Metric) -> Metric:
         """Return the metric with what the other knows beyond it."""
+        if self == other:
+            return self
         gaps = {what: getattr(other, what) for what in ("name", "kind", "scale", "chance") if not getattr(self, what)}
         return replace(self, **{what: value for what, value in gaps.items() if value is not None})
 

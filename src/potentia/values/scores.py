@@ -171,15 +171,14 @@ class ScoreMatrix:
         columns = {name: j for j, name in enumerate(dict.fromkeys((*tasks, *(task for _, task in cells))))}
         values, stderr, n = (np.full((len(rows), len(columns)), np.nan) for _ in range(3))
         origins, seeds = (np.full(values.shape, None, dtype=object) for _ in range(2))
-        metrics = [Metric()] * len(columns)
+        metrics = dict.fromkeys(columns, Metric())
         for (model, task), score in cells.items():
-            i, j = rows[model], columns[task]
-            values[i, j], stderr[i, j], n[i, j] = score.value, score.stderr, score.n or np.nan
-            metrics[j] = score.metric.merged(metrics[j])
-            origins[i, j] = score.origin if score.origin != UNKNOWN else None
-            seeds[i, j] = score.seeds or None
+            place = rows[model], columns[task]
+            values[place], stderr[place], n[place] = score.value, score.stderr, score.n or np.nan
+            origins[place], seeds[place] = score.origin if score.origin != UNKNOWN else None, score.seeds or None
+            metrics[task] = score.metric.merged(metrics[task])
         known = [array if any(array.flat) else None for array in (origins, seeds)]
-        return cls(Protocol(protocol), tuple(rows), tuple(columns), values, stderr, n, tuple(metrics), *known)
+        return cls(Protocol(protocol), tuple(rows), tuple(columns), values, stderr, n, tuple(metrics.values()), *known)
 
     @property
     def shape(self) -> tuple[int, int]:
