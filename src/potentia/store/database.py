@@ -231,6 +231,15 @@ def store_gone(where: str, how: str = "removed") -> StoreError:
     return StoreError(f"the store was {how} while it was in use", where=where, hint=hint)
 
 
+def identity(path: Path) -> tuple[int, int]:
+    """Return which file this is, by device and number."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        raise store_gone(str(path)) from None
+    return found.st_dev, found.st_ino
+
+
 FULL = "free some space, then run the same command again: finished cells are kept"
 
 
@@ -275,7 +284,31 @@ def _is_away(error: exc.DBAPIError) -> bool:
     return "database is locked" in told
 
 
-# --- versions --------------------------------------------------------------------------------------------------------
+# --- what is there ---------------------------------------------------------------------------------------------------
+
+_LOCK = 0x706F74656E740001  # guards the creation of the tables on PostgreSQL
+_ANY_ITEMS = sa.select(s.cells.c.id).where(s.cells.c.item_count.is_not(None)).limit(1)
+
+
+def prepare(url: URL, path: Path | None, where: str, named: Path | None, readonly: bool) -> tuple[sa.Engine, Path]:
+    """Return the engine of a store whose tables are there, and the folder of its items."""
+    with speaking(where):
+        if path is not None and not readonly:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        engine = connect(url, path, readonly=readonly)
+        with engine.connect() as plain:
+            connection = plain.execution_options(**{WRITE: not readonly})
+            with connection.begin():
+                if not readonly:
+                    _create(connection)
+                _check_version(connection, where)
+                recorded = recorded_items(connection)
+                beside = path.with_name(path.name + ".items") if path is not None else None
+                folder = named or recorded or beside or Path("potentia.items").resolve()
+                known = recorded is not None or (connection.execute(_ANY_ITEMS).first() and not folder.is_dir())
+                if not known and folder != beside and not readonly:  # the same command from elsewhere finds them
+                    connection.execute(s.settings.insert().values(name="items", value=str(folder)))
+    return engine, folder
 
 
 def recorded_items(connection: sa.Connection) -> Path | None:
@@ -284,31 +317,23 @@ def recorded_items(connection: sa.Connection) -> Path | None:
     return Path(place) if place else None
 
 
-def record_items(connection: sa.Connection, folder: Path) -> None:
-    """Have the store say where its items lie: the same command from another folder finds them."""
-    connection.execute(s.settings.insert().values(name="items", value=str(folder)))
+def _create(connection: sa.Connection) -> None:
+    """Make the tables in an empty database."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
+    if not sa.inspect(connection).get_table_names():
+        s.metadata.create_all(connection)
+        connection.execute(s.schema_version.insert().values(version=s.SCHEMA_VERSION))
 
 
-def prepare(connection: sa.Connection, where: str) -> None:
-    """Create the tables in an empty database; refuse one that is no store of this version."""
-    if sa.inspect(connection).get_table_names():
-        check_version(connection, where)
-        return
-    s.metadata.create_all(connection)
-    connection.execute(s.schema_version.insert().values(version=s.SCHEMA_VERSION))
-
-
-def check_version(connection: sa.Connection, where: str) -> None:
+def _check_version(connection: sa.Connection, where: str) -> None:
     """Refuse an empty database, one of something else, and a store of another version."""
-    present = set(sa.inspect(connection).get_table_names())
+    present = sa.inspect(connection).get_table_names()
     if not present:
         raise EmptyStoreError("nothing was stored here yet", where=where, hint="check the path, or run a study first")
     if s.schema_version.name not in present:
-        raise NoStoreError(
-            "this database holds other tables and is not a Potentia store",
-            where=where,
-            hint="give another file or database with --store",
-        )
+        what, hint = "this database holds other tables and is not a Potentia store", "give another one with --store"
+        raise NoStoreError(what, where=where, hint=hint)
     version = connection.execute(sa.select(s.schema_version.c.version)).scalar_one_or_none()
     if version is None:
         raise StoreError("the store has no schema version", where=where, hint="restore it from a copy")

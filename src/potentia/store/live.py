@@ -23,7 +23,7 @@ import sqlalchemy as sa
 from potentia.errors import StoreError
 from potentia.processes import began, place
 from potentia.store import schema as s
-from potentia.store.database import WRITE, Patient, at_once, speaking, store_gone
+from potentia.store.database import WRITE, Patient, at_once, identity, speaking, store_gone
 from potentia.store.records import EpochRecord, EventRecord, FailureRecord, LaneRecord, LeaseRecord, now
 
 _EVENT_LOCK = 0x706F74656E746961  # any fixed numbers: on PostgreSQL writers of events wait for one another,
@@ -52,7 +52,7 @@ class LiveStore(Patient):
         self.items_folder = folder
         self._studies: dict[str, str] = {}
         self._own: set[str] = set()  # leases
-        self._file: tuple[Path, tuple[int, int]] | None = None  # of a SQLite store: its path, device and number
+        self._file: tuple[Path, tuple[int, int]] | None = None  # of a SQLite store: its path, and which file it is
 
     @contextmanager
     def _reading(self) -> Iterator[sa.Connection]:
@@ -73,14 +73,7 @@ class LiveStore(Patient):
 
     def _check_there(self) -> None:
         """Refuse to go on with a file that was removed or replaced: SQLite would write on into nowhere."""
-        if self._file is None:
-            return
-        path, known = self._file
-        try:
-            found = path.stat()
-        except FileNotFoundError:
-            raise store_gone(self.where) from None
-        if (found.st_dev, found.st_ino) != known:
+        if self._file is not None and identity(self._file[0]) != self._file[1]:
             raise store_gone(self.where, "replaced by another file")
 
     def _insert(self, table: sa.Table) -> Any:

@@ -141,7 +141,7 @@ class Reading(Leases):
         for key, *cell in self._each(query, study=study):
             values = load_values(self.items_folder, key)
             if values is not None:
-                yield (*cell, values)  # type: ignore[misc]
+                yield (*cell, values)
 
     def protocols(self, *, study: Studies = None) -> list[str]:
         """Return the protocols that have cells."""

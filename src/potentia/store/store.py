@@ -11,31 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import URL
 
 from potentia.errors import EmptyStoreError, NoStoreError, StoreError, without_password
 from potentia.files import whole_folder
 from potentia.store import schema as s
-from potentia.store.database import (
-    WRITE,
-    check_version,
-    connect,
-    locate,
-    prepare,
-    record_items,
-    recorded_items,
-    speaking,
-    store_gone,
-    wait_for,
-)
+from potentia.store.database import identity, locate, prepare, recorded_items, speaking, store_gone, wait_for
 from potentia.store.live import chunks, columns
 from potentia.store.reading import CELL, METRIC, ORIGIN, Reading
 from potentia.store.records import CellRecord, StudyRecord, dumps, items_path, looks_whole, now, publish, stage
 from potentia.values.scores import ItemOutcome
 
-_LOCK = 0x706F74656E740001  # guards the creation of the tables on PostgreSQL
 ADAPTER_NOTE = "potentia.json"
-_ANY_ITEMS = sa.select(s.cells.c.id).where(s.cells.c.item_count.is_not(None)).limit(1)
 _ANY_FAILURE = sa.select(s.failures.c.study).limit(1)
 
 
@@ -45,68 +31,33 @@ class Store(Reading):
     Several processes may write at once. The first writer of a key wins; what is committed is whole and stays.
     """
 
+    _opened: tuple[str, bool]
+
     @classmethod
-    def open(
-        cls,
-        where: str | Path,
-        *,
-        items: str | Path | None = None,
-        readonly: bool = False,
-        create: bool = True,
-        patience: float = 0.0,
-    ) -> Store:
+    def open(cls, where: str | Path, *, readonly: bool = False, create: bool = True, patience: float = 0.0) -> Store:
         """Open or create a store: the path of a SQLite file, or a URL such as ``postgresql+psycopg://host/name``.
 
-        Items lie in ``<file>.items/``; for PostgreSQL in ``items``, or ``?items=FOLDER`` in the URL, or where the store
-        says that they lie, which is ``./potentia.items`` of where it was made. ``readonly`` neither creates nor changes
-        anything. Without ``create`` a store that is not there is an error. A store with ``patience`` waits so many
-        seconds, here and later, while a server is away.
+        Items lie in ``<file>.items/``; for PostgreSQL in ``?items=FOLDER`` of the URL, or where the store says that
+        they lie, which is ``./potentia.items`` of where it was made. ``readonly`` neither creates nor changes anything.
+        Without ``create`` a store that is not there is an error. A store with ``patience`` waits so many seconds, here
+        and later, while a server is away.
         """
-        url, path, named = locate(where)
+        url, path, items = locate(where)
         name = str(path) if path is not None else without_password(url.render_as_string(hide_password=False))
-        named = Path(items).resolve() if items is not None else named
         if path is not None and path.is_dir():
             raise NoStoreError("this is a folder", where=name, hint="give a file, for example potentia.db")
-        if path is not None and readonly and not path.exists():
-            raise NoStoreError("there is no such store", where=name, hint="check the path, or run a study first")
-        if path is not None and not create and not path.exists():
-            raise store_gone(name)
-
-        engine, folder = wait_for(lambda: cls._prepared(url, path, name, named, readonly), patience)
+        if path is not None and not path.exists():
+            if readonly:
+                raise NoStoreError("there is no such store", where=name, hint="check the path, or run a study first")
+            if not create:
+                raise store_gone(name)
+        engine, folder = wait_for(lambda: prepare(url, path, name, items, readonly), patience)
         store = cls(engine, name, folder)
         store.patience = patience
+        store._opened = (str(where), readonly)
         if path is not None and not readonly:
-            try:
-                found = path.stat()
-            except FileNotFoundError:  # just now
-                raise store_gone(name) from None
-            store._file = (path, (found.st_dev, found.st_ino))
-        store._opened = (str(where), items, readonly)
+            store._file = path, identity(path)
         return store
-
-    @staticmethod
-    def _prepared(url: URL, path: Path | None, name: str, named: Path | None, readonly: bool) -> tuple[sa.Engine, Path]:
-        """Return the engine of a store whose tables are there, and the folder of its items."""
-        with speaking(name):
-            if path is not None and not readonly:
-                path.parent.mkdir(parents=True, exist_ok=True)
-            engine = connect(url, path, readonly=readonly)
-            with engine.connect() as plain:
-                connection = plain.execution_options(**{WRITE: not readonly})
-                with connection.begin():
-                    if readonly:
-                        check_version(connection, name)
-                    else:
-                        if engine.dialect.name == "postgresql":
-                            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
-                        prepare(connection, name)
-                    recorded = recorded_items(connection)
-                    beside = path.with_name(path.name + ".items") if path is not None else None
-                    folder = named or recorded or beside or Path("potentia.items").resolve()
-                    known = recorded is not None or (connection.execute(_ANY_ITEMS).first() and not folder.is_dir())
-                    if not known and folder != beside and not readonly:
-                        record_items(connection, folder)
-        return engine, folder
 
     @classmethod
     def find(cls, where: str | Path, *, patience: float = 0.0) -> Store | None:
@@ -118,8 +69,6 @@ class Store(Reading):
             return cls.open(where, readonly=True, patience=patience)
         except EmptyStoreError:
             return None
-
-    _opened: tuple[str, str | Path | None, bool]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, self._opened
@@ -162,7 +111,7 @@ class Store(Reading):
         try:
             with self._writing() as connection:
                 count = len(items) if items is not None else None
-                fresh = self._put(connection, [cell], {cell.key: count})
+                fresh = self._put(connection, [cell], count)
                 if not fresh and staged is not None and not looks_whole(self.items_folder, cell.key):
                     fresh = self._renew(connection, cell, count)
                 if fresh and staged is not None:
@@ -190,14 +139,14 @@ class Store(Reading):
         for cell in cells:
             _check(cell)
         with self._writing() as connection:
-            return self._put(connection, cells, {})
+            return self._put(connection, cells)
 
     def release(self, study: str, cell_keys: Sequence[str]) -> None:
         """Take cells out of a study that does not ask for them any more; they stay in the store."""
         with self._writing() as connection:
-            for number in self._numbers(connection, cell_keys).values():
-                here = sa.and_(s.study_cells.c.study == study, s.study_cells.c.cell == number)
-                connection.execute(s.study_cells.delete().where(here))
+            for some in chunks(list(self._numbers(connection, cell_keys).values())):
+                here = s.study_cells.delete().where(s.study_cells.c.study == study, s.study_cells.c.cell.in_(some))
+                connection.execute(here)
 
     def discard(self, cell_keys: Sequence[str]) -> None:
         """Forget cells wholly, with items and adapters: whoever asks for them computes them anew."""
@@ -231,13 +180,13 @@ class Store(Reading):
             self._link(connection, {(key, number) for number in found.values()})
             return len(found)
 
-    def _put(self, connection: sa.Connection, cells: Sequence[CellRecord], items: Mapping[str, int | None]) -> int:
+    def _put(self, connection: sa.Connection, cells: Sequence[CellRecord], items: int | None = None) -> int:
         """Write the cells whose keys are free, and add all to their studies; returns how many were new."""
         studies = {name: self._study_key(connection, name) for name in {cell.study for cell in cells}}
         unique = {cell.key: cell for cell in reversed(cells)}
         rows = [
             {name: getattr(cell, name) for name in CELL}
-            | {"study": studies[cell.study], "item_count": items.get(cell.key)}
+            | {"study": studies[cell.study], "item_count": items}
             | dict(zip(ORIGIN, _values(cell.score.origin), strict=True))
             for cell in reversed(unique.values())
         ]
@@ -259,7 +208,7 @@ class Store(Reading):
         links = sa.select(s.study_cells.c.study).where(s.study_cells.c.cell == number)
         studies = list(connection.execute(links).scalars())
         connection.execute(s.cells.delete().where(s.cells.c.id == number))
-        fresh = self._put(connection, [cell], {cell.key: count})
+        fresh = self._put(connection, [cell], count)
         (number,) = self._numbers(connection, [cell.key]).values()
         self._link(connection, {(study, number) for study in studies})
         return fresh
@@ -353,8 +302,8 @@ class Store(Reading):
         return size
 
 
-def _reopen(where: str, items: str | Path | None, readonly: bool) -> Store:
-    return Store.open(where, items=items, readonly=readonly)
+def _reopen(where: str, readonly: bool) -> Store:
+    return Store.open(where, readonly=readonly)
 
 
 def _check(cell: CellRecord) -> None:

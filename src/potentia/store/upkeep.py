@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import sqlalchemy as sa
 
@@ -36,41 +36,44 @@ class Problem:
 
 def check_store(store: Store) -> list[Problem]:
     """Read everything once and say what is wrong."""
-    found: list[Problem] = []
     with store._reading() as connection:
-        if connection.dialect.name == "sqlite":
-            told = connection.execute(sa.text("PRAGMA integrity_check")).scalars().all()
-            found += [Problem("database", line) for line in told if line != "ok"]
-            lost = connection.execute(sa.text("PRAGMA foreign_key_check")).all()
-            found += [Problem("database", f"a row of {row[0]} belongs to no row of {row[2]}") for row in lost]
-        c = s.cells.c
-        rows = connection.execute(sa.select(c.id, c.key, c.model, c.task, c.protocol, c.metric, c.item_count)).all()
-        main = sa.select(c.id).join_from(
-            s.cells, s.scores, sa.and_(s.scores.c.cell == c.id, s.scores.c.name == c.metric)
-        )
-        scored = set(connection.execute(main).scalars())
-        told_how = set(connection.execute(sa.select(s.manifests.c.cell)).scalars())
-    for row in rows:
-        place = f"{row.model} × {row.task} × {row.protocol}"
-        if row.id not in scored or row.id not in told_how:
-            found.append(Problem("cell", f"{place}: its score or manifest is missing", row.key))
-        elif row.item_count is not None:
-            try:
-                count = len(store.items(row.key))
-                if count != row.item_count:
-                    found.append(Problem("items", f"{place}: {count} items instead of {row.item_count}", row.key))
-            except StoreError as error:
-                found.append(Problem("items", f"{place}: {error.message}", row.key))
-    found += [Problem("database", told) for told in _unreadable(store)]
+        found = [Problem("database", words) for words in _inconsistent(connection)]
+        c, main = s.cells.c, sa.and_(s.scores.c.cell == s.cells.c.id, s.scores.c.name == s.cells.c.metric)
+        whole = sa.and_(s.scores.c.cell.is_not(None), s.manifests.c.cell.is_not(None)).label("whole")
+        query = sa.select(c.key, c.model, c.task, c.protocol, c.item_count, whole)
+        query = query.outerjoin_from(s.cells, s.scores, main).outerjoin(s.manifests, s.manifests.c.cell == c.id)
+        rows = connection.execute(query.order_by(c.id)).all()
+    found += [problem for row in rows for problem in _of_cell(store, row)]
+    found += [Problem("database", words) for words in _unreadable(store)]
     known = {items_path(store.items_folder, row.key) for row in rows}
-    for path in sorted(store.items_folder.glob("*/*")):
-        if path not in known:
-            found.append(Problem("stray", "belongs to no cell", path=path))
+    strays = [path for path in sorted(store.items_folder.glob("*/*")) if path not in known]
+    found += [Problem("stray", "belongs to no cell", path=path) for path in strays]
     found += [Problem("stray", "half written", path=path) for path in sorted(store.adapters_folder.glob(".*.tmp"))]
-    if store.lanes_folder.is_dir():
-        what = "lanes of a run that did not end; the same run would go on from them"
-        found += [Problem("lanes", what, path=path) for path in sorted(store.lanes_folder.iterdir())]
-    return found
+    what = "lanes of a run that did not end; the same run would go on from them"
+    return found + [Problem("lanes", what, path=path) for path in sorted(store.lanes_folder.glob("*"))]
+
+
+def _inconsistent(connection: sa.Connection) -> list[str]:
+    """Return what SQLite itself finds wrong."""
+    if connection.dialect.name != "sqlite":
+        return []
+    words = connection.execute(sa.text("PRAGMA integrity_check")).scalars().all()
+    lost = connection.execute(sa.text("PRAGMA foreign_key_check")).all()
+    return [*(line for line in words if line != "ok"), *(f"a row of {r[0]} belongs to no row of {r[2]}" for r in lost)]
+
+
+def _of_cell(store: Store, row: Any) -> Iterator[Problem]:
+    place = f"{row.model} × {row.task} × {row.protocol}"
+    if not row.whole:
+        yield Problem("cell", f"{place}: its score or manifest is missing", row.key)
+    elif row.item_count is not None:
+        try:
+            count = len(store.items(row.key))
+        except StoreError as error:
+            yield Problem("items", f"{place}: {error.message}", row.key)
+        else:
+            if count != row.item_count:
+                yield Problem("items", f"{place}: {count} items instead of {row.item_count}", row.key)
 
 
 def _unreadable(store: Store) -> Iterator[str]:
