@@ -57,7 +57,7 @@ def everything(bench: Bench, loaded: Any) -> dict[str, Any]:
     """Score, write, train lanes and tune fully with a model."""
     from gpu import problems
     from potentia.engine.score import Scorer
-    from potentia.engine.tune import FullTrainer, LaneTrainer
+    from potentia.engine.tune import FullLanes, LaneTrainer
     from potentia.values.requests import Continuation, Generation
 
     count = 6 if bench.tiny else 32
@@ -74,9 +74,10 @@ def everything(bench: Bench, loaded: Any) -> dict[str, Any]:
         first = [bank.state(bank.fresh(spec.seed)) for spec in specs]
         states = [trainer.adapter_state(spec.key) for spec in specs]
     update = torch.cat([(s[k] - f[k]).flatten() for s, f in zip(states, first, strict=True) for k in sorted(s)])
-    with FullTrainer(loaded) as full:
+    with FullLanes(loaded) as full:
         before = [weight.float().cpu().clone() for weight in full.weights()]
-        losses = [step.loss for step in full.tune(specs[0].examples, specs[0].schedule)]
+        full.train(specs[:1])
+        losses = [step.loss for step in full.steps]
         after = [weight.float().cpu().clone() for weight in full.weights()]
     moved = torch.cat([(a - b).flatten() for a, b in zip(after, before, strict=True)])
     notes = {

@@ -14,7 +14,7 @@ import tiny
 from potentia import engine
 from potentia.engine.quantised import compute_plainly, count_parameters, keep_small, unpacked
 from potentia.engine.score import Scorer
-from potentia.engine.tune import FullTrainer, LaneTrainer
+from potentia.engine.tune import FullLanes, LaneTrainer
 from potentia.errors import InputError, StudyError, TuningError
 from potentia.run import plan_study, run_study
 from potentia.run.cost import FEW_BYTES
@@ -206,7 +206,7 @@ def test_all_weights_of_a_quantised_base_are_never_tuned(world: Path, tmp_path: 
     with pytest.raises(StudyError, match=r"train_before_test tunes all weights.*base are quantised \(4bit\)"):
         study(world, tmp_path / "f.db", "4bit", tuning={"method": "full"})
     with pytest.raises(TuningError, match="cannot be tuned themselves"):
-        FullTrainer(few("llama", "8bit"))
+        FullLanes(few("llama", "8bit"))
 
 
 def test_weights_that_lie_quantised_are_not_quantised_again(world: Path, tmp_path: Path) -> None:

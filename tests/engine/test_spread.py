@@ -10,7 +10,7 @@ import tiny
 from potentia import engine
 from potentia.engine.score import Scorer
 from potentia.engine.spread import find_blocks, is_spread, lay_out, room_for_passes
-from potentia.engine.tune import FullTrainer, LaneTrainer
+from potentia.engine.tune import FullLanes, LaneTrainer
 from potentia.errors import InputError, ModelError
 from potentia.values.requests import Continuation, Generation
 from two_devices import spread_over_two
@@ -92,8 +92,8 @@ def test_full_tuning_over_two_devices_gives_the_weights_of_one(monkeypatch: pyte
     spec = lane_models.spec(data=lane_models.examples(16))
 
     def trained(model: torch.nn.Module) -> list[torch.Tensor]:
-        with FullTrainer(model) as trainer:
-            trainer.tune(spec.examples, spec.schedule)
+        with FullLanes(model) as trainer:
+            trainer.train([spec])
             return [weight.clone() for weight in trainer.weights()]
 
     model = lane_models.tiny("llama")

@@ -107,14 +107,14 @@ def test_selection_tuned_never_keeps_the_untuned_model(world: Path, tmp_path: Pa
 
 
 def test_full_tuning_goes_on_where_it_was_stopped(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from potentia.engine.tune.full import _Job
+    from potentia.engine.tune.full import Job
     from potentia.run.fine_tuning import FineTuning
 
     tuning = {"method": "full", "learning_rates": [3e-3], "epochs": 3}
     whole, halted = (study(world, tmp_path / f"{name}.db", tuning=tuning) for name in ("whole", "halted"))
     steps: list[int] = []
-    gradients = _Job._gradients
-    monkeypatch.setattr(_Job, "_gradients", lambda self, rows: steps.append(1) or gradients(self, rows))
+    gradients = Job._gradients
+    monkeypatch.setattr(Job, "_gradients", lambda self, rows: steps.append(1) or gradients(self, rows))
     assert run_study(whole).failed == 0
     total = len(steps)
     with monkeypatch.context() as patch:

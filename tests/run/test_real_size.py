@@ -17,7 +17,7 @@ import pytest
 import tiny
 from potentia.engine import identity, split, tokens
 from potentia.engine.score import generate, network, scorer
-from potentia.engine.tune import adapters, full, lane_run
+from potentia.engine.tune import adapters, full, lane_run, trainer
 from potentia.run import ask, run_study
 from potentia.store import Store, reading
 from potentia.study import make_study
@@ -114,8 +114,8 @@ def lowered(monkeypatch: pytest.MonkeyPatch) -> Crossings:
     lower(identity, "REMEMBER_ABOVE", 0)
     lower(ask, "REMEMBERED_PROMPTS", 0)
     lower(reading, "_CHUNK", 2)
-    plan = lane_run.make_plan
-    lower(lane_run, "make_plan", lambda **options: plan(**{**options, "token_budget": 64}))
+    plan = trainer.make_plan
+    lower(trainer, "make_plan", lambda **options: plan(**{**options, "token_budget": 64}))
 
     crossings.watch(tokens.Encoder, "_make_room", "texts", lambda _, encoder, count: encoder._held == count)
     crossings.watch(scorer.Scorer, "_strands", "portions", lambda _, __, start, *___: start > 0)
@@ -124,7 +124,7 @@ def lowered(monkeypatch: pytest.MonkeyPatch) -> Crossings:
     crossings.watch(generate.Writer, "_rows", "texts written", lambda rows, *_: rows <= 3)
     crossings.watch(split.SplitModel, "losses", "pieces", lambda _, __, hidden, *___: hidden.shape[0] > PIECE_TARGETS)
     crossings.watch(adapters.AdapterBank, "gathered", "adapters", lambda _, bank, __: bank.routing.gathered is None)
-    crossings.watch(lane_run.LaneRun, "_fill", "slots", lambda active, run: run.plan.slots < len(run.lanes))
+    crossings.watch(lane_run.LaneRun, "_fill", "slots", lambda active, run: run.bank.slots < len(run.lanes))
     crossings.watch(reading, "chunks", "statements", lambda chunks, _: len(chunks) > 1)
     return crossings
 

@@ -272,14 +272,14 @@ def test_a_stopped_adjustment_scores_no_step_twice(
 def test_a_stopped_full_tuning_before_the_test_goes_on_where_it_was(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from potentia.engine.tune.full import _Job
+    from potentia.engine.tune.full import Job
     from potentia.run.fine_tuning import FineTuning
 
     tuning = TUNING | {"method": "full", "learning_rates": [1e-3, 3e-3]}
     whole, halted = (study(world, tmp_path / f"{n}.db", "train_before_test", tuning=tuning) for n in "ab")
     made: list[int] = []
-    gradients = _Job._gradients
-    monkeypatch.setattr(_Job, "_gradients", lambda self, rows: made.append(1) or gradients(self, rows))
+    gradients = Job._gradients
+    monkeypatch.setattr(Job, "_gradients", lambda self, rows: made.append(1) or gradients(self, rows))
     expected, lanes = ran(whole)
     once = len(made)
     for share in (0.2, 0.5, 0.9):

@@ -88,6 +88,14 @@ class SplitModel:
             slopes.append(states.grad)
         return torch.cat(values), torch.cat(slopes)
 
+    def backward(self, hidden: Tensor, positions: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        """Go back from the losses at some positions of the body's answer; returns these losses."""
+        flat = hidden.detach().reshape(-1, hidden.shape[-1])
+        values, slopes = self.losses(flat.index_select(0, positions), targets, weights)
+        gradient = torch.zeros_like(flat).index_copy_(0, positions, slopes)
+        torch.autograd.backward(hidden, gradient.view_as(hidden))
+        return values
+
 
 def configs_of(model: nn.Module) -> list[Any]:
     """Return the configs that a model's modules read, each once."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from potentia.errors import TuningError
 from potentia.files import write_file
@@ -110,7 +110,7 @@ def load_treated(row: RowRun) -> LoadedModel:
 
 def _make(row: RowRun, name: str) -> Path:
     """Tune the original on the data shown, and keep the result."""
-    from potentia.engine.tune import FullTrainer, LaneSpec, LaneTrainer
+    from potentia.engine.tune import FullLanes, LaneEpoch, LaneSpec, LaneTrainer
 
     study, shown = row.study, row.tasks.shown
     assert study.treat is not None
@@ -123,32 +123,31 @@ def _make(row: RowRun, name: str) -> Path:
     try:
         examples = learned(tuning, loaded, list(shown.values()))
         row.board.phase(f"showing {', '.join(shown)}", total=plan.total_steps(len(examples)), unit="steps")
-        if tuning.method == "full":
-            budget = study.token_budget
-            with FullTrainer(loaded, shards=study.shards, token_budget=budget, workspace=workspace) as trainer:
-                made = trainer.tune(
-                    examples,
-                    plan,
-                    seed=study.treat.seed,
-                    on_step=lambda step: row.board.reach(step.step),
-                    stop=row.stop,
-                )
-                if len(made) < plan.total_steps(len(examples)):
-                    raise Stopped
+        lane = LaneSpec(name, examples, plan, adapter(tuning), study.treat.seed)
+        where: dict[str, Any] = {"token_budget": study.token_budget, "workspace": workspace}
+        full = tuning.method == "full"
+        with FullLanes(loaded, **where, shards=study.shards) if full else LaneTrainer(loaded, **where) as trainer:
 
-                def save(folder: Path) -> None:
+            def hold(ended: list[LaneEpoch]) -> None:
+                if isinstance(trainer, FullLanes):  # adapters are all kept
+                    trainer.hold([(name, epoch.epoch) for epoch in ended])
+
+            def save(folder: Path) -> None:
+                if isinstance(trainer, FullLanes):
+                    trainer.restore(name, plan.epochs)
                     trainer.save(folder)
                     loaded.tokenizer.save_pretrained(str(folder))
+                else:
+                    trainer.save_peft(name, folder)
 
-                return row.store.keep_adapter(name, save, note)
-        lane = LaneSpec(name, examples, plan, adapter(tuning), study.treat.seed)
-        with LaneTrainer(loaded, token_budget=study.token_budget, workspace=workspace) as lanes:
             step = row.board.reach
-            result = lanes.train([lane], on_step=lambda i: step(i.done, before=i.before), stop=row.stop)[name]
+            result = trainer.train(
+                [lane], on_epoch=hold, on_step=lambda i: step(i.done, before=i.before), stop=row.stop
+            )[name]
             if result.status == "interrupted":
                 raise Stopped
             if result.status == "failed":
                 raise TuningError(f"showing {', '.join(shown)} failed: {result.reason}")
-            return row.store.keep_adapter(name, lambda folder: lanes.save_peft(name, folder), note)
+            return row.store.keep_adapter(name, save, note)
     finally:
         loaded.close()

@@ -9,10 +9,9 @@ import torch
 from architectures.odd import ODD
 from architectures.tiny import build
 from lane_models import examples, tiny
-from potentia.engine.tune.full import FullTrainer
+from potentia.engine.tune import FullLanes
 from potentia.engine.tune.passes import LANE, ROW
 from potentia.engine.tune.schedule import LaneSpec, Schedule, data_order
-from potentia.errors import TuningError
 
 RECIPE = Schedule(
     epochs=3,
@@ -33,6 +32,10 @@ def weights(model) -> dict[str, torch.Tensor]:
 
 def largest(one, other) -> float:
     return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def tuned(trainer: FullLanes, data, recipe: Schedule, seed: int = 0, **watch):
+    return trainer.train([LaneSpec("x", data, recipe, seed=seed)], **watch).values()
 
 
 def plain_loop(model, data, recipe: Schedule, seed: int) -> dict[str, torch.Tensor]:
@@ -72,14 +75,13 @@ def test_full_tuning_equals_a_plain_loop(kind: str) -> None:
     model = tiny(kind)
     before = weights(model)
     seen = []
-    with FullTrainer(model) as trainer:
-        steps = trainer.tune(
-            data, RECIPE, seed=5, checkpoints={1, 6}, on_checkpoint=lambda step: seen.append(step.step)
-        )
+    with FullLanes(model) as trainer:
+        (lane,) = tuned(trainer, data, RECIPE, seed=5, on_step=lambda info: seen.append(info.step))
         ours = weights(model)
-    assert len(steps) == 12
-    assert seen == [1, 6]
-    assert steps[-1].loss < steps[0].loss
+    assert lane.status == "done"
+    assert seen == list(range(1, 13))
+    assert len(trainer.steps) == 12
+    assert trainer.steps[-1].loss < trainer.steps[0].loss
     assert largest(ours, theirs) < 1e-5
     assert largest(ours, before) > 3e-4
     assert largest(weights(model), before) == 0
@@ -90,24 +92,26 @@ def test_smaller_passes_leave_the_weights_the_same() -> None:
     out = []
     for budget in (None, 64):
         model = tiny("llama")
-        with FullTrainer(model, token_budget=budget) as trainer:
-            trainer.tune(data, RECIPE)
+        with FullLanes(model, token_budget=budget) as trainer:
+            tuned(trainer, data, RECIPE)
             out.append(weights(model))
     assert largest(*out) < 1e-5
 
 
 def test_half_precision_learns_through_masters() -> None:
     model = tiny("llama").to(torch.bfloat16)
-    with FullTrainer(model) as trainer:
-        steps = trainer.tune(examples(64), Schedule(epochs=4, batch=16, learning_rate=1e-3, decay="constant"))
-    assert steps[-1].loss < steps[0].loss - 0.1
+    with FullLanes(model) as trainer:
+        tuned(trainer, examples(64), Schedule(epochs=4, batch=16, learning_rate=1e-3, decay="constant"))
+    assert trainer.steps[-1].loss < trainer.steps[0].loss - 0.1
 
 
-def test_divergence_is_an_error_and_the_weights_come_back() -> None:
+def test_a_lane_that_diverges_fails_and_the_weights_come_back() -> None:
     model = tiny("llama")
     before = weights(model)
-    with FullTrainer(model) as trainer, pytest.raises(TuningError, match="diverged"):
-        trainer.tune(examples(32), Schedule(learning_rate=1e30, decay="constant"))
+    with FullLanes(model) as trainer:
+        (lane,) = tuned(trainer, examples(32), Schedule(learning_rate=1e30, decay="constant"))
+    assert lane.status == "failed"
+    assert "diverged at step" in lane.reason
     assert largest(weights(model), before) == 0
 
 
@@ -115,26 +119,28 @@ def test_divergence_is_an_error_and_the_weights_come_back() -> None:
 def test_an_interrupted_job_goes_on_bit_for_bit(dtype: torch.dtype, tmp_path) -> None:
     data = examples(60)
 
-    def run(workspace=None, until: int | None = None):
+    def run(workspace=None, until: int = 10**9):
         model = tiny("llama").to(dtype)
         seen: list[int] = []
-        stop = None if until is None else lambda: len(seen) >= until
-        with FullTrainer(model, workspace=workspace) as trainer:
-            done = trainer.tune(
-                data, RECIPE, seed=1, on_step=lambda step: seen.append(step.step), checkpoints={3, 9},
-                on_checkpoint=lambda step: reached.append(step.step), stop=stop,
+        with FullLanes(model, workspace=workspace) as trainer:
+            tuned(
+                trainer, data, RECIPE, seed=1, on_step=lambda info: seen.append(info.step),
+                on_epoch=lambda ended: trainer.hold([(e.key, reached.append(e.epoch) or e.epoch) for e in ended]),
+                stop=lambda: len(seen) >= until,
             )  # fmt: skip
-            return done, seen, weights(model)
+            if until > 12:
+                trainer.restore("x", 3)
+            return trainer.steps, seen, weights(model)
 
     reached: list[int] = []
     whole, _, wanted = run()
-    assert reached == [3, 9]
+    assert reached == [1, 2, 3]
     reached.clear()
     first, *_ = run(tmp_path, until=5)
     again, computed, found = run(tmp_path)
     assert len(first) == 5
     assert computed == list(range(6, len(whole) + 1)), "only what was missing"
-    assert reached == [3, 9], "no checkpoint is scored twice"
+    assert reached == [1, 2, 3], "no epoch is told twice"
     assert again == whole
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
     _, computed, found = run(tmp_path)
@@ -143,27 +149,32 @@ def test_an_interrupted_job_goes_on_bit_for_bit(dtype: torch.dtype, tmp_path) ->
 
 
 def test_a_broken_state_file_is_found_out_and_the_job_starts_over(tmp_path) -> None:
-    data, model = examples(40), tiny("llama")
-    with FullTrainer(model, workspace=tmp_path) as trainer:
-        whole = trainer.tune(data, RECIPE)
+    data = examples(40)
+
+    def run(until: int) -> tuple[int, list]:
+        seen: list[int] = []
+        with FullLanes(tiny("llama"), workspace=tmp_path) as trainer:
+            tuned(trainer, data, RECIPE, on_step=lambda info: seen.append(info.step), stop=lambda: len(seen) >= until)
+        return len(seen), trainer.steps
+
+    _, first = run(7)
     (file,) = tmp_path.rglob("snapshot-*")
     file.write_bytes(file.read_bytes()[:-7])
-    with FullTrainer(model, workspace=tmp_path) as trainer:
-        seen: list[int] = []
-        assert trainer.tune(data, RECIPE, on_step=lambda step: seen.append(step.step)) == whole
-    assert len(seen) == len(whole)
+    made, steps = run(10**9)
+    assert made == len(steps) == 9
+    assert steps[:7] == first
 
 
 def test_a_head_that_reads_tokens_is_tuned_by_its_own_forward() -> None:
     """Found before: the tail ran at target positions without their tokens, silently."""
     data, recipe = examples(24, high=40), Schedule(epochs=1, batch=8, learning_rate=2e-4, warmup_steps=1)
-    with FullTrainer(ODD["a head that reads tokens"]()) as trainer:
-        trainer.tune(data, recipe)
+    with FullLanes(ODD["a head that reads tokens"]()) as trainer:
+        tuned(trainer, data, recipe)
         assert (trainer.form, trainer.record["training"]["form"]) == (LANE, LANE)
         assert trainer.record["training"]["distance"]["lane"] < 1e-4
 
 
 def test_rows_that_change_others_are_kept_apart_in_full_tuning() -> None:
-    with FullTrainer(build("phi3+longrope").to(torch.bfloat16)) as trainer:
-        trainer.tune(examples(24, high=40), Schedule(epochs=1, batch=8, learning_rate=2e-4, warmup_steps=1))
+    with FullLanes(build("phi3+longrope").to(torch.bfloat16)) as trainer:
+        tuned(trainer, examples(24, high=40), Schedule(epochs=1, batch=8, learning_rate=2e-4, warmup_steps=1))
         assert trainer.form == ROW

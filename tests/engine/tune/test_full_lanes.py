@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lane_models import examples, tiny
-from potentia.engine.tune import FullLanes, FullTrainer, LaneSpec, Schedule
+from potentia.engine.tune import FullLanes, LaneSpec, Schedule
 from potentia.errors import TuningError
 
 RECIPE = Schedule(epochs=3, batch=16, learning_rate=1e-3)
@@ -53,8 +53,9 @@ def test_each_lane_is_a_full_tuning_and_a_held_state_comes_back(on_disk: bool, t
         assert [result.status for result in results.values()] == ["done", "done"]
         for spec in lanes():
             alone = tiny("llama")
-            with FullTrainer(alone) as one:
-                steps = one.tune(spec.examples, spec.schedule, seed=spec.seed)
+            with FullLanes(alone) as one:
+                one.train([spec])
+                steps = one.steps
                 assert equal(judge.seen[spec.key, 3], weights(alone))
             per = spec.steps_per_epoch
             assert [epoch.loss for epoch in results[spec.key].epochs] == [

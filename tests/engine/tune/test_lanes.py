@@ -176,25 +176,14 @@ def test_a_row_that_never_fits_is_an_error_that_names_the_fix() -> None:
             trainer.train([spec(epochs=1)])
 
 
-def test_recomputing_activations_changes_nothing() -> None:
-    from dataclasses import replace
-
-    from potentia.engine.tune import lane_run
+def test_recomputing_activations_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from potentia.engine.tune import passes
 
     specs = neighbours(3, dropout=0.1)
     plain = states(tiny("llama"), specs)
-    original = lane_run.make_plan
-    calls = []
-
-    def recomputing(**options):
-        calls.append(1)
-        return replace(original(**options), checkpointing=True)
-
-    lane_run.make_plan = recomputing
-    try:
-        again = states(tiny("llama"), specs)
-    finally:
-        lane_run.make_plan = original
+    calls, own = [], passes.checkpoint
+    monkeypatch.setattr(passes, "checkpoint", lambda *args, **options: calls.append(1) or own(*args, **options))
+    again = states(tiny("llama"), specs, recompute=True)
     assert calls
     assert max(gap(plain[key], again[key]) for key in plain) < 1e-6
 

@@ -6,29 +6,31 @@ import pytest
 import torch
 
 import lane_models
-from potentia.engine.tune import FullTrainer
+from potentia.engine.tune import FullLanes
 from potentia.errors import TuningError
 
 
 @pytest.mark.timeout(300)
 def test_two_processes_tune_to_the_weights_of_one() -> None:
-    spec = lane_models.spec(data=lane_models.examples(20), batch=5, epochs=1)  # an odd row each, and a last short batch
+    spec = lane_models.spec(
+        seed=0, data=lane_models.examples(20), batch=5, epochs=1
+    )  # an odd row each, and a last short batch
 
-    def trained(trainer: FullTrainer) -> tuple[list[torch.Tensor], list[torch.Tensor], list[float]]:
+    def trained(trainer: FullLanes) -> tuple[list[torch.Tensor], list[torch.Tensor], list[float]]:
         on_the_way: list[torch.Tensor] = []
+
+        def look(info) -> None:
+            if info.step in trainer.looks:
+                on_the_way.extend(weight.clone() for weight in trainer.weights())
+
         with trainer:
-            steps = trainer.tune(
-                spec.examples,
-                spec.schedule,
-                checkpoints=[2],
-                on_checkpoint=lambda _: on_the_way.extend(weight.clone() for weight in trainer.weights()),
-            )
-            return [weight.clone() for weight in trainer.weights()], on_the_way, [step.norm for step in steps]
+            trainer.train([spec], on_step=look)
+            return [weight.clone() for weight in trainer.weights()], on_the_way, [step.norm for step in trainer.steps]
 
     model = lane_models.tiny("llama")
     before = [weight.detach().clone() for weight in model.parameters()]
-    one, one_way, norms = trained(FullTrainer(model))
-    two, two_way, two_norms = trained(FullTrainer(model, shards=2))
+    one, one_way, norms = trained(FullLanes(model, looks=[2]))
+    two, two_way, two_norms = trained(FullLanes(model, shards=2, looks=[2]))
     assert len(norms) == spec.total_steps
     assert two_norms == pytest.approx(norms, rel=1e-4)
     moved = max(float((a - b).abs().max()) for a, b in zip(one, before, strict=True))
@@ -49,11 +51,3 @@ def test_what_goes_wrong_in_a_shard_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     shards.pipes = [Gone()]
     with pytest.raises(TuningError, match="a process of the sharded tuning ended"):
         shards.ask("step")
-
-
-def test_a_tuning_of_all_weights_goes_to_the_shards_that_are_asked_for() -> None:
-    from potentia.engine.tune import FullLanes
-
-    model = lane_models.tiny("llama")
-    made = FullLanes(model, shards=3, looks=(2,))
-    assert (made.shards, made.looks) == (3, (2,))

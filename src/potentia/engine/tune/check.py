@@ -33,7 +33,7 @@ from potentia.engine.spread import out_of_memory
 from potentia.engine.tune.adapters import AdapterBank
 from potentia.engine.tune.judge import Gradients, own_gradients
 from potentia.engine.tune.layout import lay
-from potentia.engine.tune.passes import LANE, ROW, SHARED, PassPlan, run_step
+from potentia.engine.tune.passes import LANE, LARGER, ROW, SHARED, PassPlan, run_step, too_long
 from potentia.engine.tune.schedule import LaneSpec, Lesson, LoraConfig, Schedule
 from potentia.engine.tune.static import Blocks, StaticPass, place
 from potentia.engine.tune.steps import COLUMNS, LaneStates, apply_update, settings_row
@@ -209,10 +209,7 @@ class _Trial:
                 if not out_of_memory(error):
                     raise
                 if longest <= SHORTEST:
-                    raise TuningError(
-                        f"one example of {longest} tokens does not fit in memory",
-                        hint="lower max_tokens, or tune on a device with more memory",
-                    ) from error
+                    raise too_long(rows, LARGER) from error
                 self.most = longest // 2
                 continue
             if not bool(truth[1].any()):

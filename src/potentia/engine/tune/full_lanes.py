@@ -1,8 +1,11 @@
-"""Full fine-tunings as lanes: one after another, with the calls of :class:`~potentia.engine.tune.lanes.LaneTrainer`.
+"""Full fine-tunings as lanes (``method: full``): all weights of the model, one lane after another.
 
-A lane here has all weights of the model to itself, so lanes take turns, and the state of an epoch is as large as the
-model: only those that :meth:`FullLanes.hold` names are kept. An interrupted lane goes on from its last snapshot; what
-its epochs said is noted beside it, and a lane that is over leaves its notes and its kept states alone.
+The recipe of "Training on the test task" (appendix B.2) is tuned like this. The calls are those of
+:class:`~potentia.engine.tune.lanes.LaneTrainer`. A lane here has all weights of the model to itself, and the state of
+an epoch is as large as the model: only those that :meth:`FullLanes.hold` names are kept. Weights and moments are saved
+now and then, when asked to stop and at the end; an interrupted lane goes on from there, on a CPU bit for bit as if it
+had not been interrupted. What its epochs said is noted beside it, and a lane that is over leaves its notes and its kept
+states alone.
 """
 
 from __future__ import annotations
@@ -10,66 +13,115 @@ from __future__ import annotations
 import hashlib
 import shutil
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from potentia.engine.quantised import is_quantised
 from potentia.engine.tune.checkpoint_file import Shelf, read_sealed, write_sealed
-from potentia.engine.tune.full import DivergedError, FullStep, FullTrainer
-from potentia.engine.tune.schedule import Lane, LaneEpoch, LaneSpec, OnEpoch, StepInfo
+from potentia.engine.tune.full import FullStep, Job, check_full
+from potentia.engine.tune.passes import LANE, ROW, SHARED
+from potentia.engine.tune.schedule import Lane, LaneEpoch, LaneSpec, StepInfo
+from potentia.engine.tune.sharded import Shards
+from potentia.engine.tune.trainer import Trainer, Watch
+from potentia.engine.twin import twin
 from potentia.errors import TuningError
+from potentia.timing import spending
 
 NOTES, UNDER_WAY = "notes.sealed", "under-way"  # what a lane's folder holds beside its kept states
 State = tuple[str, int]  # a lane's key and an epoch
 
 
-class FullLanes(FullTrainer):
+class FullLanes(Trainer):
     """Tunes all weights of a loaded model for one lane at a time, and puts any held state back for scoring.
 
-    Without a ``workspace`` the held states stay in memory and an interrupted run starts over. With ``shards`` the model
-    has its weights at ends of epochs and after the steps in ``looks``.
+    With ``shards`` a lane has so many processes; the model has its weights at ends of epochs and after the steps in
+    ``looks``. When closed, the original weights come back.
     """
 
     router = None  # the weights themselves are tuned: there is nothing to choose per row
 
-    def __init__(self, loaded: Any, *, workspace: Path | None = None, **options: Any) -> None:
-        super().__init__(loaded, **options)
-        self.folder = workspace
+    def __init__(
+        self,
+        loaded: Any,
+        *,
+        token_budget: int | None = None,
+        workspace: Path | None = None,
+        shards: int = 1,
+        looks: Collection[int] = (),
+    ) -> None:
+        super().__init__(loaded, token_budget, workspace)
+        if is_quantised(self.model):
+            raise TuningError("quantised weights cannot be tuned themselves", hint="use method: lora")
+        self.shards, self.looks = shards, looks
+        self.steps: list[FullStep] = []  # of the lane under way
+        self.form, self._checked = SHARED, 0  # what the check found, up to which length
+        self.parameters = list(self.model.parameters())  # a tied weight appears once
+        self._originals = [(p.detach().to("cpu", copy=True), p.requires_grad) for p in self.parameters]
         self._shelves: dict[str, Shelf] = {}  # of the lanes trained here
         self._now: State | None = None  # what the model is; None for anything but the end of an epoch
 
+    def close(self) -> None:
+        """Put the original weights back."""
+        self.bare()
+        for parameter, (_, flag) in zip(self.parameters, self._originals, strict=True):
+            parameter.requires_grad_(flag)
+        super().close()
+
+    def weights(self) -> list[Tensor]:
+        """Return the weights as they are now; they change with the next step."""
+        return [parameter.detach() for parameter in self.parameters]
+
+    @torch.no_grad()
+    def put(self, weights: Sequence[Tensor]) -> None:
+        """Put these weights into the model."""
+        for parameter, value in zip(self.parameters, weights, strict=True):
+            parameter.copy_(value)
+            parameter.grad = None
+
+    def save(self, folder: Path) -> None:
+        """Write the weights as they are now, in the model's own format."""
+        self.model.save_pretrained(str(folder))  # type: ignore[operator]
+
     # ---- training -------------------------------------------------------------------------------------------------
 
-    def train(
-        self,
-        specs: Sequence[LaneSpec],
-        *,
-        on_epoch: OnEpoch | None = None,
-        on_step: Callable[[StepInfo], None] | None = None,
-        on_recall: Callable[[list[LaneEpoch]], None] | None = None,
-        stop: Callable[[], bool] | None = None,
-    ) -> dict[str, Lane]:
-        """Train every lane to its end; ``on_epoch`` may score the model as it is, and drop the lane.
-
-        The epochs that an earlier run made of a lane are told to ``on_recall`` when the lane's turn comes.
-        """
-        lanes = {spec.key: Lane(spec) for spec in specs}
+    def _train(self, lanes: dict[str, Lane], watch: Watch) -> None:
         for lane in lanes.values():
-            _FullLane(self, lane, on_epoch, on_step, on_recall, stop).go()
+            _FullLane(self, lane, watch).go()
             if not lane.over:
                 break
-        return {key: lane.ended() for key, lane in lanes.items()}
 
     def begin(self, spec: LaneSpec) -> Path | None:
-        """Make the model and the folder ready for a lane."""
+        """Make the model ready for a lane; returns the lane's folder."""
         self.bare()
-        if self.folder is None:
-            self._shelves[spec.key] = Shelf(None)
-            return None
-        name = hashlib.sha256(f"full lane 1\n{self.fingerprint}\n{spec.fingerprint()}".encode()).hexdigest()
-        folder = self.folder / name[:24]
-        self._shelves[spec.key], self.workspace = Shelf(folder), folder / UNDER_WAY
+        folder = None
+        if self.workspace is not None:
+            name = hashlib.sha256(f"full lane 1\n{self.fingerprint}\n{spec.fingerprint()}".encode()).hexdigest()
+            folder = self.workspace / name[:24]
+        self._shelves[spec.key] = Shelf(folder)
         return folder
+
+    def job(self, spec: LaneSpec, folder: Path | None) -> Job | Shards:
+        """Make a lane's job, here or in several processes, in a form that is the model's own."""
+        self._check(spec, (SHARED, LANE, ROW) if self.shards == 1 else (LANE, ROW))
+        if self.shards > 1:
+            return Shards(self, spec, self.form, self.shards)
+        # weights, gradients, masters and two moments stay on the device
+        self.plan = self.pack(1, 1.0, more=self.parameters[0].element_size() + 12)
+        return Job(self, spec, self.form, folder / UNDER_WAY if folder is not None else None)
+
+    def _check(self, spec: LaneSpec, forms: Sequence[str]) -> None:
+        """Find the first form whose losses and gradients are the model's own."""
+        longest = min(self.limit, spec.longest)
+        if self._checked >= longest:
+            return
+        with spending("check"), twin(self.model) as judge:
+            found = check_full(judge.model, spec, self.limit, forms)
+        self.form, self._checked = found.form, longest
+        self.record["training"] = found.as_dict()
 
     def reach(self, state: State | None) -> None:
         """Note what the model is now."""
@@ -106,73 +158,64 @@ class FullLanes(FullTrainer):
 
     def bare(self) -> None:
         """Put the original weights back, so that the untuned model is scored."""
-        self.put()
+        self.put([weight for weight, _ in self._originals])
         self._now = None
 
 
 class _FullLane:
     """One lane from its first step, or from its notes, to its end or a request to stop."""
 
-    def __init__(
-        self,
-        trainer: FullLanes,
-        lane: Lane,
-        on_epoch: OnEpoch | None,
-        on_step: Callable[[StepInfo], None] | None,
-        on_recall: Callable[[list[LaneEpoch]], None] | None,
-        stop: Callable[[], bool] | None,
-    ) -> None:
-        self.trainer, self.lane, self.spec = trainer, lane, lane.spec
-        self.on_epoch, self.on_step, self.on_recall, self.stop = on_epoch, on_step, on_recall, stop
-        self.before: int | None = None  # steps that an earlier run had made
+    def __init__(self, trainer: FullLanes, lane: Lane, watch: Watch) -> None:
+        self.trainer, self.lane, self.spec, self.watch = trainer, lane, lane.spec, watch
+        self.folder = trainer.begin(lane.spec)
 
     def go(self) -> None:
         lane, spec = self.lane, self.spec
         lane.status = "training"
-        self.folder = self.trainer.begin(spec)
         self._recall()
         if lane.over:
             return
-        lane.began = time.monotonic()
-        try:
-            self.trainer.tune(
-                spec.examples,
-                spec.schedule,
-                seed=spec.seed,
-                checkpoints=range(spec.steps_per_epoch, spec.total_steps + 1, spec.steps_per_epoch),
-                on_checkpoint=self._end_epoch,
-                on_step=self._step,
-                stop=lambda: lane.over or (self.stop is not None and self.stop()),
-            )
-        except DivergedError as error:
-            lane.status, lane.reason = "failed", error.message
-        if len(self.trainer.steps) == spec.total_steps and not lane.over:
+        with self.trainer.job(spec, self.folder) as job:
+            steps = self.trainer.steps = job.restore()
+            before, lane.began = len(steps), time.monotonic()
+            while len(steps) < spec.total_steps and not lane.over and not self.watch.stop():
+                self._one_step(job, steps, before)
+            if lane.status != "failed":
+                job.show()
+                job.save(steps, now=True)
+        if len(steps) == spec.total_steps and not lane.over:
             lane.status = "done"
             self.trainer.reach((spec.key, lane.epochs[-1].epoch))
         self._note()
 
-    def _step(self, done: FullStep) -> None:
+    def _one_step(self, job: Job | Shards, steps: list[FullStep], before: int) -> None:
+        lane, schedule, at = self.lane, self.spec.schedule, len(steps) + 1
+        rate = schedule.learning_rate * schedule.factor(at - 1, self.spec.total_steps)
+        made = job.step(self.spec.rows(at - 1, self.trainer.limit), rate)
         self.trainer.reach(None)
-        if self.before is None:
-            self.before = done.step - 1
-        if self.on_step is not None:
-            rows = self.spec.schedule.batch
-            self.on_step(StepInfo(done.step, 1, 0, rows, done.tokens, done=done.step, before=self.before))
+        if not made.sound:
+            lane.status = "failed"
+            lane.reason = f"full tuning diverged at step {at}: loss {made.loss:.3g}, gradient norm {made.norm:.3g}"
+            return
+        steps.append(made)
+        epoch, rest = divmod(at, self.spec.steps_per_epoch)
+        if rest == 0 or at in self.trainer.looks:
+            job.show()
+        self.watch.on_step(StepInfo(at, 1, 0, schedule.batch, made.tokens, done=at, before=before))
+        # an earlier run may have come this far, and been stopped before its next snapshot
+        if rest == 0 and all(known.epoch != epoch for known in lane.epochs):
+            self._end_epoch(epoch, at, steps[-self.spec.steps_per_epoch :])
+        job.save(steps)
 
-    def _end_epoch(self, done: FullStep) -> None:
-        lane, spec = self.lane, self.spec
-        epoch = done.step // spec.steps_per_epoch
-        if any(known.epoch == epoch for known in lane.epochs):
-            return  # an earlier run had come this far, and was stopped before its next snapshot
-        steps = self.trainer.steps[-spec.steps_per_epoch :]
-        loss = sum(step.loss for step in steps) / len(steps)
-        tokens, seconds = sum(step.tokens for step in steps), time.monotonic() - lane.began
-        made = LaneEpoch(spec.key, epoch, done.step, loss, tokens, seconds)
-        self.trainer.reach((spec.key, epoch))
-        dropped = self.on_epoch([made]) if self.on_epoch is not None else None
-        lane.epochs.append(made)
-        lane.step = done.step
-        if done.step < spec.total_steps and spec.key in (dropped or ()):
+    def _end_epoch(self, number: int, at: int, steps: Sequence[FullStep]) -> None:
+        lane, key = self.lane, self.spec.key
+        loss, tokens = sum(step.loss for step in steps) / len(steps), sum(step.tokens for step in steps)
+        epoch = LaneEpoch(key, number, at, loss, tokens, time.monotonic() - lane.began)
+        self.trainer.reach((key, number))
+        dropped = self.watch.on_epoch([epoch]) or ()
+        lane.epochs.append(epoch)
+        lane.step = at
+        if at < self.spec.total_steps and key in dropped:
             lane.status = "dropped"
         self._note()
         lane.began = time.monotonic()
@@ -188,11 +231,12 @@ class _FullLane:
 
     def _recall(self) -> None:
         """Take up the notes of an earlier run; without them its snapshots are worth nothing."""
-        found = read_sealed(self.folder / NOTES) if self.folder is not None else None
+        if self.folder is None:
+            return
+        found = read_sealed(self.folder / NOTES)
         if found is not None:
             self.lane.recall(found[1])
-            if self.on_recall is not None:
-                self.on_recall(self.lane.epochs)
-        elif self.folder is not None:
+            self.watch.on_recall(self.lane.epochs)
+        else:
             shutil.rmtree(self.folder, ignore_errors=True)
             self._note()

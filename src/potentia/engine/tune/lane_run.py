@@ -7,8 +7,9 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,16 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from potentia.engine.quantised import count_parameters
-from potentia.engine.spread import out_of_memory, room_for_passes
 from potentia.engine.tune.adapters import AdapterBank
 from potentia.engine.tune.check import HAND, LONG
 from potentia.engine.tune.checkpoint_file import Shelf, Snapshots
-from potentia.engine.tune.passes import PassPlan, make_plan, token_bytes
-from potentia.engine.tune.schedule import Lane, LaneEpoch, LaneSpec, Lesson, LoraConfig, OnEpoch, StepInfo
+from potentia.engine.tune.passes import LARGER, PassPlan
+from potentia.engine.tune.schedule import Lane, LaneEpoch, LoraConfig, StepInfo
 from potentia.engine.tune.static import Blocks, StaticPass
 from potentia.engine.tune.steps import COLUMNS, LaneStates, PlainSteps, StaticSteps, Steps, settings_row
-from potentia.errors import TuningError
+from potentia.engine.tune.trainer import Watch
 
 if TYPE_CHECKING:
     from potentia.engine.tune.lanes import LaneTrainer
@@ -38,77 +37,46 @@ SNAPSHOT_FORM = "5"  # snapshots of another form are not taken up
 class LaneRun:
     """Lanes in their slots, from the first step or a snapshot to the end of the queue or a request to stop."""
 
-    def __init__(
-        self,
-        trainer: LaneTrainer,
-        lora: LoraConfig,
-        specs: Sequence[LaneSpec],
-        on_epoch: OnEpoch | None,
-        on_step: Callable[[StepInfo], None] | None,
-        on_recall: Callable[[list[LaneEpoch]], None] | None,
-        stop: Callable[[], bool] | None,
-    ) -> None:
-        self.trainer, self.lora = trainer, lora
-        self.on_epoch, self.on_step, self.on_recall, self.stop = on_epoch, on_step, on_recall, stop
+    def __init__(self, trainer: LaneTrainer, lora: LoraConfig, lanes: Sequence[Lane], watch: Watch) -> None:
+        self.trainer, self.lora, self.watch = trainer, lora, watch
         # the longest lanes first: what is left for the end is short; ties keep the given order
-        ordered = sorted(specs, key=lambda spec: -spec.total_steps)
-        self.lanes = {spec.key: Lane(spec) for spec in ordered}
-        folder = self._folder(ordered)
+        self.lanes = {lane.key: lane for lane in sorted(lanes, key=lambda lane: -lane.spec.total_steps)}
+        folder = None
+        if trainer.workspace is not None:
+            facts = [SNAPSHOT_FORM, trainer.fingerprint, *(lane.spec.fingerprint() for lane in self.lanes.values())]
+            folder = Path(trainer.workspace) / hashlib.sha256("\n".join(facts).encode()).hexdigest()[:24]
         self.shelf = Shelf(folder)
         self.snapshots = Snapshots(folder, SNAPSHOT_SECONDS)
         self.step = 0
         self._before = 0  # steps that a snapshot brought
 
-    def _folder(self, specs: Sequence[LaneSpec]) -> Path | None:
-        if self.trainer.workspace is None:
-            return None
-        facts = [SNAPSHOT_FORM, self.trainer.fingerprint, *(spec.fingerprint() for spec in specs)]
-        return Path(self.trainer.workspace) / hashlib.sha256("\n".join(facts).encode()).hexdigest()[:24]
-
-    def go(self) -> dict[str, Lane]:
+    def go(self) -> None:
         """Train until every lane is over or ``stop`` says so."""
         found = self.snapshots.latest()
-        self.plan = PassPlan(**found[1]["plan"]) if found else self._first_plan()
-        self.trainer.plan = self.plan
-        self.bank: AdapterBank = self.trainer.bank(self.lora, self.plan.slots)
-        self.states = LaneStates(self.plan.slots, self.bank.width, self.bank.device)
+        plan = self.trainer.plan = PassPlan(**found[1]["plan"]) if found else self._first_plan()
+        self.bank: AdapterBank = self.trainer.bank(self.lora, plan.slots)
+        self.states = LaneStates(plan.slots, self.bank.width, self.bank.device)
         self.bank.grads.zero_()
         self.steps = self._steps()
         layers = Counter(re.sub(r"\b\d+\b", "*", site.name) for site in self.bank.sites)  # blocks differ in a number
         self.trainer.record["training"] |= {"targets": list(self.bank.targets), "layers": dict(layers)}
         if found:
             self._take_up(*found)
-            if self.on_recall is not None:
-                self.on_recall([epoch for lane in self.lanes.values() for epoch in lane.epochs])
-        while self._fill():
-            if self.stop is not None and self.stop():
-                self._snapshot(now=True)
-                break
+            self.watch.on_recall([epoch for lane in self.lanes.values() for epoch in lane.epochs])
+        while self._fill() and not self.watch.stop():
             self._one_step()
-        else:
-            self._snapshot(now=True)
+        self._snapshot(now=True)
         self.steps.release()
         self.trainer.occupy({})
         for lane in self.lanes.values():
             lane.targets = self.bank.targets
-        return {key: lane.ended() for key, lane in self.lanes.items()}
 
     def _first_plan(self) -> PassPlan:
-        model, lanes = self.trainer.model, list(self.lanes.values())
         tokens = [
             min(spec.schedule.max_tokens, float(spec.examples.lengths.mean())) * spec.schedule.batch
-            for spec in (lane.spec for lane in lanes)
+            for spec in (lane.spec for lane in self.lanes.values())
         ]
-        first = next(model.parameters())
-        parameters = count_parameters(model)
-        plan = make_plan(
-            lanes=len(lanes),
-            tokens_per_step=sum(tokens) / len(tokens),
-            parameters=parameters,
-            memory=room_for_passes(model),
-            token_bytes=token_bytes(getattr(model.config, "text_config", None) or model.config, first.element_size()),
-            token_budget=self.trainer.token_budget,
-        )
+        plan = self.trainer.pack(len(tokens), sum(tokens) / len(tokens))
         return plan if self.trainer.recompute is None else replace(plan, checkpointing=self.trainer.recompute)
 
     def _steps(self) -> Steps:
@@ -128,7 +96,7 @@ class LaneRun:
     def _fill(self) -> list[Lane]:
         """Give free slots to waiting lanes, in the queue's order; returns the lanes in training."""
         active = self._active()
-        free = sorted(set(range(self.plan.slots)) - {lane.slot for lane in active})
+        free = sorted(set(range(self.bank.slots)) - {lane.slot for lane in active})
         waiting = [lane for lane in self.lanes.values() if lane.status == "waiting"]
         for slot, lane in zip(free, waiting, strict=False):
             lane.slot, lane.status, lane.began = slot, "training", time.monotonic()
@@ -148,8 +116,8 @@ class LaneRun:
     def _one_step(self) -> None:
         active = self._active()
         rows = [row for lane in active for row in lane.batch(self.trainer.limit)]
-        self._gradients(self.steps, rows)
-        table = np.zeros((self.plan.slots, COLUMNS), np.float32)
+        self.trainer.in_passes(rows, partial(self.steps.gradients, rows), self._clear, LARGER)
+        table = np.zeros((self.bank.slots, COLUMNS), np.float32)
         for lane in active:
             table[lane.slot] = (
                 *settings_row(lane.spec.schedule, lane.step, lane.spec.total_steps), 1.0, float(lane.step == 0)
@@ -161,35 +129,17 @@ class LaneRun:
         due = [lane for lane in active if lane.step % lane.spec.steps_per_epoch == 0]
         if due or self.step % LOOK_EVERY == 0:
             self._fail_unsound(active)
-        if self.on_step is not None:
-            waiting = sum(lane.status == "waiting" for lane in self.lanes.values())
-            tokens = sum(len(row.ids) for row in rows)
-            done = sum(lane.step for lane in self.lanes.values())
-            self.on_step(StepInfo(self.step, len(active), waiting, len(rows), tokens, done, self._before))
+        waiting = sum(lane.status == "waiting" for lane in self.lanes.values())
+        tokens = sum(len(row.ids) for row in rows)
+        done = sum(lane.step for lane in self.lanes.values())
+        self.watch.on_step(StepInfo(self.step, len(active), waiting, len(rows), tokens, done, self._before))
         due = [lane for lane in due if lane.status == "training"]
         if due:
             self._end_epochs(due)
 
-    def _gradients(self, steps: Steps, rows: list[Lesson]) -> None:
-        """Add up the step's gradients, in smaller passes where memory runs out; effective batches stay as they are."""
-        while True:
-            try:
-                return steps.gradients(rows, self.plan)
-            except (torch.OutOfMemoryError, RuntimeError) as error:
-                if not out_of_memory(error):
-                    raise
-                smaller = self.plan.smaller()
-                if smaller is None:
-                    longest = max(len(row.ids) for row in rows)
-                    raise TuningError(
-                        f"one example of {longest} tokens does not fit in memory",
-                        hint="lower max_tokens, or tune on a device with more memory",
-                    ) from error
-            self.plan = self.trainer.plan = smaller
-            steps.clear()
-            steps.release()
-            if self.bank.device.type == "cuda":
-                torch.cuda.empty_cache()
+    def _clear(self) -> None:
+        self.steps.clear()
+        self.steps.release()
 
     def _fail_unsound(self, active: list[Lane]) -> None:
         flags = self.states.unsound.tolist()
@@ -218,14 +168,14 @@ class LaneRun:
             self.shelf.put(spec.key, epoch.epoch, {"adapter": self.bank.weights[slot]})
             lane.epochs.append(epoch)
             ended[spec.key] = epoch
-        dropped = self.on_epoch(list(ended.values())) if self.on_epoch is not None and ended else None
+        dropped = (self.watch.on_epoch(list(ended.values())) if ended else None) or ()
         self.bank.route(None)
         for key in ended:
             lane = self.lanes[key]
             lane.began = time.monotonic()  # scoring took its time too
             if lane.step >= lane.spec.total_steps:
                 self._end(lane, "done")
-            elif key in (dropped or ()):
+            elif key in dropped:
                 self._end(lane, "dropped")
         self._snapshot()
 
@@ -235,10 +185,11 @@ class LaneRun:
         """Save the state of all lanes under way; unless asked to at once, not more often than pays."""
         if not self.snapshots.due(now=now):
             return
-        at = [lane.slot for lane in self._active()]
+        plan, at = self.trainer.plan, [lane.slot for lane in self._active()]
+        assert plan is not None
         tensors = {name: part[at] for name, part in self._state().items()}
         lanes = {key: lane.record() for key, lane in self.lanes.items()}
-        self.snapshots.save(tensors, {"plan": asdict(self.plan), "step": self.step, "lanes": lanes, "slots": at})
+        self.snapshots.save(tensors, {"plan": asdict(plan), "step": self.step, "lanes": lanes, "slots": at})
 
     def _state(self) -> dict[str, Tensor]:
         """Return what a step changes, by slot."""

@@ -20,29 +20,26 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from potentia.engine.identity import Verdicts
-from potentia.engine.loading import context_length
-from potentia.engine.split import SplitModel
 from potentia.engine.spread import is_spread
 from potentia.engine.tune.adapters import AdapterBank
 from potentia.engine.tune.check import Verdict, check_lanes, recheck
 from potentia.engine.tune.lane_run import LaneRun
-from potentia.engine.tune.passes import PassPlan
-from potentia.engine.tune.schedule import Lane, LaneEpoch, LaneSpec, LoraConfig, OnEpoch, StepInfo
-from potentia.errors import InputError, TuningError
+from potentia.engine.tune.schedule import Lane, LaneSpec, LoraConfig
+from potentia.engine.tune.trainer import Trainer, Watch
+from potentia.errors import TuningError
 from potentia.timing import spending
 
 
-class LaneTrainer:
+class LaneTrainer(Trainer):
     """Trains lanes on a loaded model, and afterwards puts any lane's adapter of any epoch back for scoring.
 
-    ``token_budget`` bounds the padded tokens of one pass (chosen from the model's size otherwise). ``workspace`` is
-    where adapters and snapshots go; without one they stay in memory and an interrupted run starts over. ``static``
-    asks for passes of static sizes, captured as graphs where that pays: by default on a GPU. ``recompute`` says whether
-    activations are computed again in the backward pass: by default where memory is short. Use as a context manager, or
-    call :meth:`close`, to take the adapters off the model.
+    Lanes with the same adapter shape share passes, other shapes take their turn. ``static`` asks for passes of static
+    sizes, captured as graphs where that pays: by default on a GPU. ``recompute`` says whether activations are computed
+    again in the backward pass: by default where memory is short. At ends of epochs adapters are in their slots, and may
+    be scored through :attr:`router`. When closed, the adapters come off the model.
     """
 
     def __init__(
@@ -54,70 +51,41 @@ class LaneTrainer:
         static: bool | None = None,
         recompute: bool | None = None,
     ) -> None:
-        self.model: nn.Module = loaded if isinstance(loaded, nn.Module) else loaded.model
+        super().__init__(loaded, token_budget, workspace)
         self._shared: Verdicts = getattr(loaded, "verdicts", None) or Verdicts()
         self._structure: Callable[[], str] = lambda: getattr(loaded, "structure", "")
-        self.split = SplitModel(self.model)
         on_gpu = next(self.model.parameters()).device.type == "cuda" and not is_spread(self.model)
         self.static = static if static is not None else on_gpu
-        self.token_budget, self.workspace, self.recompute = token_budget, workspace, recompute
-        self.plan: PassPlan | None = None
+        self.recompute = recompute
         self.run_under_way: LaneRun | None = None
-        self.limit: int = getattr(loaded, "max_length", None) or context_length(self.model.config, None)
-        self.fingerprint: str = getattr(loaded, "fingerprint", "")
-        self.record: dict[str, Any] = getattr(loaded, "record", {})  # how lanes were checked and run, for manifests
         self._verdicts: dict[tuple[LoraConfig, bool, bool], Verdict] = getattr(loaded, "lanes", {})
         self._bank: AdapterBank | None = None
         self._runs: dict[str, LaneRun] = {}  # by the lanes that they trained
         self._resident: dict[str, int] = {}  # lane → the slot that holds its adapter
         self._busy: set[int] = set()  # slots in training
-        self._was_training = self.model.training
-        self.model.eval()
-
-    def __enter__(self) -> LaneTrainer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Take the adapters off the model."""
+        self._take_off()
+        super().close()
+
+    def _take_off(self) -> None:
         if self._bank is not None:
             self._bank.close()
             self._bank = None
         self._resident.clear()
-        self.model.train(self._was_training)
 
     # ---- training -------------------------------------------------------------------------------------------------
 
-    def train(
-        self,
-        specs: Sequence[LaneSpec],
-        *,
-        on_epoch: OnEpoch | None = None,
-        on_step: Callable[[StepInfo], None] | None = None,
-        on_recall: Callable[[list[LaneEpoch]], None] | None = None,
-        stop: Callable[[], bool] | None = None,
-    ) -> dict[str, Lane]:
-        """Train every lane to its end; lanes with the same adapter shape share passes, other shapes take their turn.
-
-        ``on_epoch`` gets the lanes whose epoch ended at this step, with their adapters in their slots, and may score
-        through :attr:`router`; it answers with a decision per key (none means keep). A run that is resumed tells
-        ``on_recall`` the epochs it found, before its first step. ``stop`` is asked before a step.
-        """
-        keys = [spec.key for spec in specs]
-        if len(set(keys)) != len(keys):
-            raise InputError("two lanes have the same key")
-        groups: dict[LoraConfig, list[LaneSpec]] = {}
-        for spec in specs:
-            groups.setdefault(spec.lora, []).append(spec)
-        results: dict[str, Lane] = {}
+    def _train(self, lanes: dict[str, Lane], watch: Watch) -> None:
+        groups: dict[LoraConfig, list[Lane]] = {}
+        for lane in lanes.values():
+            groups.setdefault(lane.spec.lora, []).append(lane)
         for lora, group in groups.items():
-            self._check(lora, group)
-            run = self.run_under_way = LaneRun(self, lora, group, on_epoch, on_step, on_recall, stop)
+            self._check(lora, [lane.spec for lane in group])
+            run = self.run_under_way = LaneRun(self, lora, group, watch)
             self._runs |= dict.fromkeys(run.lanes, run)
-            results |= run.go()
-        return {key: results[key] for key in keys}
+            run.go()
 
     @property
     def trainable(self) -> int:
@@ -131,10 +99,7 @@ class LaneTrainer:
         if known is not None and longest <= known.longest:
             self.record["training"] = known.as_dict()
             return
-        if self._bank is not None:
-            self._bank.close()
-            self._bank = None
-            self._resident.clear()
+        self._take_off()
         with spending("check"):
             alike = self._alike(lora)
             found, verdict = self._shared.get(*alike), None
@@ -173,9 +138,7 @@ class LaneTrainer:
     def bank(self, lora: LoraConfig, slots: int) -> AdapterBank:
         """Return the installed adapters for this shape, replacing those of another shape or size."""
         if self._bank is None or self._bank.lora != lora or self._bank.slots != slots:
-            if self._bank is not None:
-                self._bank.close()
-            self._resident.clear()
+            self._take_off()
             self._bank = AdapterBank(self.model, lora, slots)
         return self._bank
 

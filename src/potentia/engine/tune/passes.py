@@ -20,6 +20,7 @@ from potentia.engine.tune.adapters import AdapterBank
 from potentia.engine.tune.dropout import token_keys
 from potentia.engine.tune.judge import own_gradients
 from potentia.engine.tune.schedule import Lesson
+from potentia.errors import TuningError
 
 
 @dataclass(frozen=True)
@@ -221,18 +222,26 @@ def backpropagate(split: SplitModel, batch: Batch, *, whole: bool = False) -> Te
 
     Without ``whole`` the head runs at targets alone; with it the model's own forward makes all logits.
     """
-    if whole:
-        logits = split.model(input_ids=batch.ids, use_cache=False).logits.flatten(0, 1)
-        picked = logits.index_select(0, batch.positions).float()
-        values: Tensor = nn.functional.cross_entropy(picked, batch.targets, reduction="none")
-        torch.autograd.backward((values * batch.weights).sum())
-        return values.detach()
-    hidden = split.hidden(batch.ids)
-    flat = hidden.detach().reshape(-1, hidden.shape[-1])
-    values, slopes = split.losses(flat.index_select(0, batch.positions), batch.targets, batch.weights)
-    gradient = torch.zeros_like(flat).index_copy_(0, batch.positions, slopes)
-    torch.autograd.backward(hidden, gradient.view_as(hidden))
-    return values
+    if not whole:
+        return split.backward(split.hidden(batch.ids), batch.positions, batch.targets, batch.weights)
+    values = own_losses(split.model, batch)
+    torch.autograd.backward((values * batch.weights).sum())
+    return values.detach()
+
+
+def own_losses(model: nn.Module, batch: Batch) -> Tensor:
+    """Return the loss at each target by the model's own forward."""
+    logits = model(input_ids=batch.ids, use_cache=False).logits.flatten(0, 1)
+    picked = logits.index_select(0, batch.positions).float()
+    return nn.functional.cross_entropy(picked, batch.targets, reduction="none")
+
+
+LARGER = "lower max_tokens, or tune on a device with more memory"
+
+
+def too_long(rows: Sequence[Lesson], hint: str) -> TuningError:
+    """Return the error of a row that fits in no memory."""
+    return TuningError(f"one example of {max(len(row.ids) for row in rows)} tokens does not fit in memory", hint=hint)
 
 
 @contextmanager

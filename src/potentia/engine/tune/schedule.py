@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -330,6 +330,3 @@ class Lane:
     def recall(self, record: Mapping[str, Any]) -> None:
         """Take up a snapshot's values."""
         vars(self).update(record, epochs=[LaneEpoch(**epoch) for epoch in record["epochs"]])
-
-
-OnEpoch = Callable[[list[LaneEpoch]], Collection[str] | None]  # ends of epochs: the keys of lanes to drop

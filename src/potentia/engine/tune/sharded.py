@@ -1,9 +1,9 @@
 """Full tuning over several processes (FSDP): weights, gradients and moments in shards, a process and a GPU for each.
 
-The job is :class:`~potentia.engine.tune.full.FullTrainer`'s: the same rows in the same order, one effective batch an
-update, the loss a mean over all its target tokens; each process takes every n-th row. Blocks are gathered when a pass
-needs them (PyTorch's ``fully_shard``), computed in the base's dtype and updated in float32. The model that is scored
-stays here, and gets the weights when somebody looks. A job that is interrupted starts over.
+The job is :class:`~potentia.engine.tune.full.Job`'s: the same rows in the same order, one effective batch an update,
+the loss a mean over all its target tokens; each process takes every n-th row. Blocks are gathered when a pass needs
+them (PyTorch's ``fully_shard``), computed in the base's dtype and updated in float32. The model that is scored stays
+here, and gets the weights when somebody looks. A job that is interrupted starts over.
 """
 
 from __future__ import annotations
@@ -14,18 +14,21 @@ import tempfile
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from potentia.engine.spread import find_blocks
-from potentia.engine.tune.full import FullStep, FullTrainer, adamw, clipped_norm, update
-from potentia.engine.tune.passes import LANE, ROW
+from potentia.engine.tune.full import FullStep, adamw, clipped_norm, update
+from potentia.engine.tune.passes import ROW, assemble, own_losses
 from potentia.engine.tune.schedule import LaneSpec, Lesson
 from potentia.errors import TuningError
 from potentia.processes import leave_with_parent
+
+if TYPE_CHECKING:
+    from potentia.engine.tune.full_lanes import FullLanes
 
 PASS_TOKENS = 4096  # of one process at a time
 WEIGHTS = "weights.safetensors"
@@ -34,15 +37,13 @@ WEIGHTS = "weights.safetensors"
 class Shards:
     """The processes of a job, each with a pipe."""
 
-    def __init__(self, trainer: FullTrainer, spec: LaneSpec) -> None:
-        self.trainer, self.count = trainer, trainer.shards
-        self.model: Any = trainer.model
+    def __init__(self, trainer: FullLanes, spec: LaneSpec, form: str, count: int) -> None:
+        self.trainer, self.count = trainer, count
         first = trainer.parameters[0]
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if first.device.type == "cuda" and self.count > gpus:
             raise TuningError(f"{self.count} shards need as many GPUs, and there are {gpus}", hint="lower `shards`")
-        trainer._check(spec, (LANE, ROW))
-        budget = 1 if trainer.form == ROW else trainer.token_budget or PASS_TOKENS  # 1: each row by itself
+        budget = 1 if form == ROW else trainer.token_budget or PASS_TOKENS  # 1: each row by itself
         self.facts = (spec.schedule, budget, first.device.type, first.dtype)
         self.pipes: list[Connection] = []
         self.processes: list[Any] = []
@@ -51,7 +52,7 @@ class Shards:
         context = torch.multiprocessing.get_context("spawn")
         self._folder = tempfile.TemporaryDirectory(prefix="potentia-shards-")
         self.folder = Path(self._folder.name)
-        self.model.save_pretrained(self.folder / "model")
+        self.trainer.save(self.folder / "model")
         port = _free_port()
         for rank in range(self.count):
             ours, theirs = context.Pipe()
@@ -91,13 +92,13 @@ class Shards:
         """Begin anew: nothing is saved."""
         return []
 
-    def save(self, done: list[FullStep], *, now: bool = False) -> None:
+    def save(self, done: Sequence[FullStep], *, now: bool = False) -> None:
         """Nothing is saved."""
 
-    def step(self, rows: Sequence[Lesson], rate: float) -> tuple[float, float]:
-        """Make one update; returns its loss and its gradient's norm."""
+    def step(self, rows: Sequence[Lesson], rate: float) -> FullStep:
+        """Make one update."""
         loss, norm = self.ask("step", rows, rate)
-        return loss, norm
+        return FullStep(loss, norm, sum(len(row.ids) for row in rows))
 
     def show(self) -> None:
         """Put the weights as they are now into the model."""
@@ -182,15 +183,9 @@ class _Shard:
 
     def _pass(self, rows: Sequence[Lesson]) -> Tensor:
         """Add the gradients of some rows; without any, of a text that counts for nothing."""
-        ids = np.zeros((max(1, len(rows)), max((len(row.ids) for row in rows), default=2)), np.int64)
-        weights = np.zeros(ids.shape, np.float32)
-        for at, row in enumerate(rows):
-            ids[at, : len(row.ids)] = row.ids
-            weights[at, row.first_target : len(row.ids)] = row.weight
-        tokens, counts = torch.from_numpy(ids).to(self.device), torch.from_numpy(weights).to(self.device)
-        logits = self.model(input_ids=tokens, use_cache=False).logits[:, :-1].float()
-        losses = nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
-        loss = (losses * counts[:, 1:].flatten()).sum()
+        rows = rows or [Lesson(np.zeros(2, np.int64), 1, 0, 0, 0, 0, 0.0)]
+        batch = assemble(rows, max(len(row.ids) for row in rows), self.device, dropout=False)
+        loss = (own_losses(self.model, batch) * batch.weights).sum()
         torch.autograd.backward(loss * self.count)  # gradients are averaged over processes
         return loss.detach()
 

@@ -295,11 +295,7 @@ class StaticPass:
                 stack.enter_context(self._stretches(run))
             stack.enter_context(recomputing(self.split.model, recompute))  # of whichever form the layers have
             hidden = self.split.hidden(inputs.ids.long().unsqueeze(0), inputs.places.long().unsqueeze(0))
-            flat = hidden.detach().reshape(-1, hidden.shape[-1])
-            positions = inputs.positions.long()
-            values, slopes = self.split.losses(flat.index_select(0, positions), inputs.targets, inputs.weights)
-            gradient = torch.zeros_like(flat).index_copy_(0, positions, slopes)
-            torch.autograd.backward(hidden, gradient.view_as(hidden))
+            values = self.split.backward(hidden, inputs.positions.long(), inputs.targets, inputs.weights)
             self.losses.index_add_(0, inputs.target_owners, values * inputs.weights)
 
     @contextmanager
