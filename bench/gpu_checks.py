@@ -216,9 +216,9 @@ def captures(bench: Bench) -> None:
     """Capture a step of lanes part by part, and tell which part cannot be captured and at which line."""
     from potentia.engine.split import SplitModel, attending
     from potentia.engine.tune.adapters import AdapterBank
-    from potentia.engine.tune.layout import Route, lay
+    from potentia.engine.tune.layout import Bucket, Route, StaticInputs, lay
     from potentia.engine.tune.schedule import Lane, LoraConfig
-    from potentia.engine.tune.static import Blocks, StaticPass, StaticRun, _within_rows, place
+    from potentia.engine.tune.static import Blocks, StaticPass, StaticRun, _within_rows
     from potentia.engine.tune.steps import COLUMNS, LaneStates, StaticSteps
 
     device, slots = torch.device(bench.device), 6
@@ -232,7 +232,11 @@ def captures(bench: Bench) -> None:
     riders = [Lane(spec) for _, spec in lanes.row_of_lanes("short", slots, 1)]
     for slot, rider in enumerate(riders):
         rider.slot = slot
-    inputs = place(lay([row for rider in riders for row in rider.batch(2048)]), bank, few=True)
+    row = lay([row for rider in riders for row in rider.batch(2048)])
+    inputs = StaticInputs.on(device, Bucket.holding(len(row.ids), len(row.targets), slots, few=True))
+    numbers = np.empty(inputs.bucket.size, np.int32)
+    row.fill(inputs.bucket, numbers)
+    inputs.buffer.copy_(torch.from_numpy(numbers))
     ours = StaticPass(SplitModel(model), bank, Blocks.of(model))
     steps = StaticSteps(ours, LaneStates(slots, bank.width, device))
     steps.update(np.ones((slots, COLUMNS), np.float32))
@@ -297,8 +301,8 @@ def compare(shape: str, device: torch.device, dtype: torch.dtype) -> dict[str, A
     """Run the same five steps through plain passes and through static ones, and float32 passes for the truth."""
     from potentia.engine.split import SplitModel
     from potentia.engine.tune.adapters import AdapterBank
-    from potentia.engine.tune.check import HAND, LONG, check_lanes
-    from potentia.engine.tune.passes import PassPlan, run_step
+    from potentia.engine.tune.check import check_lanes
+    from potentia.engine.tune.passes import HAND, LONG, PassPlan, run_step
     from potentia.engine.tune.schedule import Lane, LoraConfig
     from potentia.engine.tune.static import Blocks, StaticPass
     from potentia.engine.tune.steps import LaneStates, StaticSteps

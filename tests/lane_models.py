@@ -6,6 +6,8 @@ import numpy as np
 import torch
 
 from potentia.engine.tune import LaneSpec, LoraConfig, Schedule, TokenisedExamples
+from potentia.engine.tune.adapters import AdapterBank
+from potentia.engine.tune.layout import Bucket, LongRow, StaticInputs
 
 VOCAB = 96
 
@@ -65,6 +67,15 @@ def spec(key: str = "lane", *, seed: int = 3, data: TokenisedExamples | None = N
     settings = {"learning_rate": 1e-3, "epochs": 5, **schedule}
     lora = LoraConfig(dropout=dropout)
     return LaneSpec(key, data if data is not None else examples(seed=seed), Schedule(**settings), lora, seed)
+
+
+def place(row: LongRow, bank: AdapterBank, *, few: bool) -> StaticInputs:
+    """Put a long row into a bucket of its own."""
+    bucket = Bucket.holding(len(row.ids), len(row.targets), bank.slots, few=few)
+    inputs, numbers = StaticInputs.on(bank.device, bucket), np.empty(bucket.size, np.int32)
+    row.fill(bucket, numbers)
+    inputs.buffer.copy_(torch.from_numpy(numbers))
+    return inputs
 
 
 def gap(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:

@@ -19,7 +19,7 @@ from potentia.engine import LoadedModel
 from potentia.engine.identity import Verdicts, structure
 from potentia.engine.score import Scorer, trial
 from potentia.engine.tune import LaneTrainer, LoraConfig
-from potentia.engine.tune.check import HAND, LONG, SHARED
+from potentia.engine.tune.passes import HAND, LONG, SHARED
 from potentia.errors import TuningError
 
 

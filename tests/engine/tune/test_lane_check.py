@@ -15,8 +15,8 @@ from architectures.tune import by_peft, distance, read_back
 from lane_models import examples, spec, tiny
 from potentia.engine.operations import plain
 from potentia.engine.tune import LaneSpec, LaneTrainer, LoraConfig, Schedule
-from potentia.engine.tune.check import HAND, LONG, check_lanes
-from potentia.engine.tune.passes import LANE, ROW, SHARED
+from potentia.engine.tune.check import check_lanes
+from potentia.engine.tune.passes import HAND, LANE, LONG, ROW, SHARED
 from potentia.errors import TuningError
 
 # which form is right: without static passes, and with them

@@ -10,18 +10,18 @@ import pytest
 import torch
 
 from capture_audit import Audit
-from lane_models import VOCAB, examples, gap, spec, tiny
+from lane_models import VOCAB, examples, gap, place, spec, tiny
 from potentia.engine import split as split_module
 from potentia.engine.split import SplitModel
 from potentia.engine.tune import lanes as lanes_module
 from potentia.engine.tune import static as static_module
 from potentia.engine.tune.adapters import AdapterBank
-from potentia.engine.tune.check import ABSENT, HAND, LONG, Verdict, check_lanes
+from potentia.engine.tune.check import ABSENT, Verdict, check_lanes
 from potentia.engine.tune.lanes import LaneTrainer
 from potentia.engine.tune.layout import STRETCH, Bucket, StaticInputs, lay
-from potentia.engine.tune.passes import SHARED
+from potentia.engine.tune.passes import HAND, LONG, SHARED
 from potentia.engine.tune.schedule import Lane, Lesson, LoraConfig
-from potentia.engine.tune.static import Blocks, place
+from potentia.engine.tune.static import Blocks
 from potentia.engine.tune.steps import COLUMNS, LaneStates, PlainSteps, StaticSteps
 
 FORMS = {

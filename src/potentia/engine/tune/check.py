@@ -4,8 +4,8 @@ The judge is the model's own code on each row alone (``judge``), and torch's Ada
 lengths up to the longest, in three lanes with random adapters. The forms are tried from fast to slow, and the first
 whose losses, gradients of every adapter and updates are the judge's is taken:
 
-* **hand-written layers**: long rows of all lanes through layers written out by hand (``block``), captured;
-* **long rows** of the model's own layers (``static``), captured;
+* **hand-written layers**: long rows of all lanes through layers written out by hand (``static``), captured;
+* **long rows** of the model's own layers, captured;
 * the model's own layers on padded rows: **shared passes** of all lanes, **one lane a pass**;
 * **one row a pass**: the judge itself.
 
@@ -19,10 +19,10 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, astuple, dataclass, field, replace
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,17 +32,15 @@ from potentia.engine.split import SplitModel
 from potentia.engine.spread import out_of_memory
 from potentia.engine.tune.adapters import AdapterBank
 from potentia.engine.tune.judge import Gradients, own_gradients
-from potentia.engine.tune.layout import lay
-from potentia.engine.tune.passes import LANE, LARGER, ROW, SHARED, PassPlan, run_step, too_long
+from potentia.engine.tune.passes import HAND, LANE, LARGER, LONG, ROW, SHARED, PassPlan, too_long
 from potentia.engine.tune.schedule import LaneSpec, Lesson, LoraConfig, Schedule
-from potentia.engine.tune.static import Blocks, StaticPass, place
-from potentia.engine.tune.steps import COLUMNS, LaneStates, apply_update, settings_row
+from potentia.engine.tune.static import Blocks
+from potentia.engine.tune.steps import LaneStates, apply_update, settings_row, steps_in
 from potentia.engine.twin import twin
 from potentia.errors import TuningError
 
 log = logging.getLogger(__name__)
 
-HAND, LONG = "hand-written layers", "long rows"
 COSTS = {
     LONG: "steps take about half as long again",
     SHARED: "steps take two to four times as long on a GPU, and of small models up to forty times",
@@ -52,10 +50,10 @@ COSTS = {
 SLOTS = 3
 DRAWS = 3  # a router decides near ties by rounding: what is wrong is wrong on other rows too
 SHORTEST = 32  # tokens that rows are cut to before memory is given up on
+ABSENT = "its layers are of another kind"
 
 
-@dataclass(frozen=True)
-class Distance:
+class Distance(NamedTuple):
     """How far a form is from the judge: losses, a lane's whole gradient and one layer's, as shares of these."""
 
     loss: float
@@ -64,27 +62,23 @@ class Distance:
 
     def within(self, most: Distance) -> bool:
         """Whether nothing is farther than allowed; what is not a number is, also where the model's own is none."""
-        pairs = zip(astuple(self), astuple(most), strict=True)
-        return all(math.isfinite(off) and off <= allowed for off, allowed in pairs)
+        return all(math.isfinite(off) and off <= allowed for off, allowed in zip(self, most, strict=True))
 
     def times(self, factor: float, least: Distance) -> Distance:
         """Return a multiple, and no less than the rounding of a few operations."""
-        return Distance(
-            max(factor * self.loss, least.loss),
-            max(factor * self.lane, least.lane),
-            max(factor * self.layer, least.layer),
-        )
+        return Distance(*(max(factor * off, low) for off, low in zip(self, least, strict=True)))
 
     def as_dict(self) -> dict[str, float]:
         """Return plain values for a manifest."""
-        return {name: float(f"{value:.2e}") for name, value in asdict(self).items()}
+        return {name: float(f"{value:.2e}") for name, value in self._asdict().items()}
 
     def __str__(self) -> str:
         return f"losses off by {self.loss:.1e}, gradients by {self.lane:.1e}, one layer's by {self.layer:.1e}"
 
 
 WHOLE_BITS = Distance(1e-4, 1e-3, 1e-2)
-FEW_BITS = Distance(4e-3, 2e-2, 5e-2)
+FEW_BITS = Distance(4e-3, 2e-2, 5e-2)  # beside float32
+FEW_ROWS = Distance(8e-3, 4e-2, 0.2)  # beside the model's own 16 bits
 RATE, UPDATE = 1e-3, 1e-4  # of updates that are tried, and how far they may be off, of their size
 MULTIPLE = 3.0  # of the model's own rounding, which differs from form to form: what is wrong shows in float32
 LANE_MULTIPLE = 1.5  # the same of a lane's whole gradient
@@ -115,42 +109,34 @@ def check_lanes(
 ) -> Verdict:
     """Find the fastest form that gives the judge's losses, gradients and updates; no form is an error."""
     began = time.monotonic()
-    verdict = Verdict()
     refused: dict[str, str] = {}
     with twin(model) as judge:
-        verdict.facts["judged_in"] = str(_dtype(judge.model)).removeprefix("torch.")
-        if not judge.whole:
-            verdict.facts["judged_blocks"] = f"{judge.blocks} of {judge.of}, one of each kind"
         structure = _Trial(judge.model, lora, specs, limit, recompute)
-        try:
-            for form in ([HAND, LONG] if static else []) + [SHARED, LANE, ROW]:
+        if not judge.whole:
+            structure.facts["judged_blocks"] = f"{judge.blocks} of {judge.of}, one of each kind"
+        with closing(structure.bank):
+            for form in [HAND, LONG, SHARED, LANE, ROW][0 if static else 2 :]:
                 told = structure.wrong(form)
                 if told is None and judge.copied:
                     told = _wrong_in_few_bits(model, structure, form, whole=judge.whole)
                 if told is None:
-                    verdict.form = form
-                    break
+                    return _taken(type(model).__name__, form, refused, structure.told(began))
                 refused[form] = told
-            verdict.facts |= structure.facts
-        finally:
-            structure.bank.close()
-    if not verdict.form:
-        raise TuningError(
-            f"{type(model).__name__} cannot be tuned here: {refused[ROW]}",
-            hint="potentia models check MODEL shows the distances; name other layers with `targets`",
-        )
+    raise TuningError(
+        f"{type(model).__name__} cannot be tuned here: {refused[ROW]}",
+        hint="potentia models check MODEL shows the distances; name other layers with `targets`",
+    )
+
+
+def _taken(name: str, form: str, refused: dict[str, str], facts: dict[str, Any]) -> Verdict:
+    """Return what was found, and tell where a slower form is taken."""
     if refused:
-        verdict.facts["not_taken"] = refused
+        facts["not_taken"] = refused
     if set(refused.values()) - {ABSENT}:
-        reasons = "; ".join(f"{form}: {reason}" for form, reason in refused.items())
-        cost = COSTS[verdict.form]
-        level = logging.INFO if verdict.form == LONG else logging.WARNING
-        log.log(level, "%s: lanes run as %s, %s (%s)", type(model).__name__, verdict.form, cost, reasons)
-    verdict.facts["seconds"] = round(time.monotonic() - began, 3)
-    return verdict
-
-
-ABSENT = "its layers are of another kind"
+        reasons = "; ".join(f"{other}: {reason}" for other, reason in refused.items())
+        level = logging.INFO if form == LONG else logging.WARNING
+        log.log(level, "%s: lanes run as %s, %s (%s)", name, form, COSTS[form], reasons)
+    return Verdict(form, facts=facts)
 
 
 def recheck(
@@ -159,21 +145,21 @@ def recheck(
     """Return what was found of a model built alike, where a row of each lane is right here too, by its own rounding."""
     began = time.monotonic()
     trial = _Trial(model, lora, specs, limit, recompute, rows_each=1)
-    try:
+    with closing(trial.bank):
         told = trial.wrong(verdict.form)
-    finally:
-        trial.bank.close()
     if told is None and trial.facts["distance"]["lane"] > TELLING:
         told = "gradients that are mostly rounding"
     if told is not None:
         log.debug("%s: %s on a few rows, so it is checked in full", type(model).__name__, told)
         return None
-    facts = trial.facts | {"judged_in": str(trial.bank.dtype).removeprefix("torch."), "judged": "a row a lane"}
-    return replace(verdict, facts=facts | {"seconds": round(time.monotonic() - began, 3)})
+    return replace(verdict, facts=trial.told(began) | {"judged": "a row a lane"})
 
 
 class _Trial:
-    """Forms tried on one model: its adapters, its rows, and what the judge says of them."""
+    """Forms tried on one model: its adapters, its rows, and what the judge says of them.
+
+    The judge is the model's own code, on ``exact``'s model where there is one: then this model is the same in 16 bits.
+    """
 
     def __init__(
         self,
@@ -183,51 +169,62 @@ class _Trial:
         limit: int | None,
         recompute: bool,
         rows_each: int = 2,
+        exact: _Trial | None = None,
     ) -> None:
-        self.model, self.specs, self.limit, self.recompute, self.rows_each = model, specs, limit, recompute, rows_each
-        self.facts: dict[str, Any] = {}
+        self.model, self.specs, self.recompute, self.rows_each, self.exact = model, specs, recompute, rows_each, exact
         self.split = SplitModel(model)
         self.bank = AdapterBank(model, lora, SLOTS)
         self.bank.randomise()
+        self.facts: dict[str, Any] = {"judged_in": str(self.bank.dtype).removeprefix("torch.")}
         self.most = limit
         self.blocks: Blocks | None = None
         self._judged: dict[tuple[int, bool], tuple[list[Lesson], Gradients]] = {}
 
-    def dropping(self, form: str) -> AbstractContextManager[None]:
+    def told(self, began: float) -> dict[str, Any]:
+        """Return what was found, with the seconds that it took."""
+        return self.facts | {"seconds": round(time.monotonic() - began, 3)}
+
+    @contextmanager
+    def dropping(self, form: str) -> Iterator[None]:
         """Drop nothing where a lane has its passes to itself: there the order of its tokens is the model's affair."""
-        return self.bank.without_dropout() if form == LANE else nullcontext()
+        with ExitStack() as stack:
+            for trial in (self, self.exact) if form == LANE else ():
+                if trial is not None:
+                    stack.enter_context(trial.bank.without_dropout())
+            yield
 
     def rows(self, draw: int = 0) -> tuple[list[Lesson], Gradients]:
         """Return rows and what the judge says of them; shorter ones where memory does not hold the longest."""
+        if self.exact is not None:
+            return self.exact.rows(draw)
         key = draw, self.bank.lora.dropout > 0
         while key not in self._judged:
             rows = [row for row in trial_rows(self.specs, self.most, draw) if row.place < self.rows_each]
             try:
                 truth = own_gradients(self.model, self.bank, rows)
             except (torch.OutOfMemoryError, RuntimeError) as error:
-                longest = max(len(row.ids) for row in rows)
                 if not out_of_memory(error):
                     raise
+                longest = max(len(row.ids) for row in rows)
                 if longest <= SHORTEST:
                     raise too_long(rows, LARGER) from error
                 self.most = longest // 2
                 continue
             if not bool(truth[1].any()):
-                hint = "check `targets`"
-                raise TuningError("no adapter changes what the model computes", hint=hint)
+                raise TuningError("no adapter changes what the model computes", hint="check `targets`")
             self.facts.setdefault("rows", [len(row.ids) for row in rows])
             self._judged[key] = rows, truth
         return self._judged[key]
 
     def wrong(self, form: str) -> str | None:
         """Say what is wrong with a form on this model, or None."""
-        found: str | None = None
         if form in (HAND, LONG) and self.bank.lora.kind == "dora":
             return "DoRA runs by the model's own layers"
         if form == HAND and self.blocks is None:
             self.blocks = Blocks.of(self.model)
             if self.blocks is None:
                 return ABSENT
+        found: str | None = None
         for draw in range(DRAWS):
             with self.dropping(form):
                 found = self._tried(form, draw)
@@ -237,15 +234,18 @@ class _Trial:
 
     def _tried(self, form: str, draw: int) -> str | None:
         rows, truth = self.rows(draw)
-        least = WHOLE_BITS if self.bank.dtype in (torch.float32, torch.float64) else self._rounding(rows, truth)
         try:
+            most = self._allowed(rows, truth)
             distance = distance_of(self.bank, self.gradients(form, rows), truth)
-            if not distance.within(least):
-                return str(distance)
+            if self.exact is not None:
+                self.facts["distance_in_few_bits"] = distance.as_dict()
+            if not distance.within(most):
+                return f"{distance} ({most.loss:.1e}, {most.lane:.1e} and {most.layer:.1e} are allowed)"
+            if self.exact is not None:
+                return None
             if form == SHARED:
-                reversed_rows = rows[::-1]
-                mixed = distance_of(self.bank, self.gradients(form, reversed_rows), truth)
-                if not mixed.within(least):
+                mixed = distance_of(self.bank, self.gradients(form, rows[::-1]), truth)
+                if not mixed.within(most):
                     return f"losses and gradients depend on the order of rows: {mixed}"
             update = update_distance(self.bank, truth[1], self.specs[0].schedule)
         except Exception as error:  # whatever it is, the form is not taken
@@ -255,59 +255,51 @@ class _Trial:
         self.facts |= {"distance": distance.as_dict(), "update": update}
         return None
 
-    def _rounding(self, rows: Sequence[Lesson], truth: Gradients) -> Distance:
-        """Return how far the model is from itself on rows of another shape: what 16 bits round."""
-        own = distance_of(self.bank, own_gradients(self.model, self.bank, rows, padding=5), truth)
-        return own.times(MULTIPLE, Distance(2 * FEW_BITS.loss, 2 * FEW_BITS.lane, 4 * FEW_BITS.layer))
+    def _allowed(self, rows: Sequence[Lesson], truth: Gradients) -> Distance:
+        """Return how far a form may be off: in 16 bits by the model's own rounding, on other shapes or from float32."""
+        if self.bank.dtype in (torch.float32, torch.float64):
+            return WHOLE_BITS
+        padding = 5 if self.exact is None else 0
+        own = distance_of(self.bank, own_gradients(self.model, self.bank, rows, padding=padding), truth)
+        if self.exact is None:
+            return own.times(MULTIPLE, FEW_ROWS)
+        self.facts["own_rounding"] = own.as_dict()
+        return own.times(MULTIPLE, FEW_BITS)._replace(lane=max(LANE_MULTIPLE * own.lane, FEW_BITS.lane))
 
     def gradients(self, form: str, rows: Sequence[Lesson]) -> Gradients:
         """Return the losses and gradients that a form gives on these rows, all in one pass where it shares passes."""
-        bank = self.bank
-        bank.grads.zero_()
-        if form in (HAND, LONG):
-            static = StaticPass(self.split, bank, self.blocks if form == HAND else None)
-            static(place(lay(rows), bank, few=False), recompute=self.recompute)
-            losses = static.losses
-        else:
-            plan = PassPlan(bank.slots, 1 << 40, 1 << 40, checkpointing=self.recompute)
-            losses = run_step(self.split, bank, rows, plan, form)
-        found = bank.grads.clone()
-        bank.grads.zero_()
-        return losses.clone(), found
+        states = LaneStates(self.bank.slots, self.bank.width, self.bank.device)
+        steps = steps_in(form, self.split, self.bank, states, self.blocks)
+        steps.clear()
+        steps.gradients(rows, PassPlan(self.bank.slots, 1 << 40, 1 << 40, self.recompute))
+        found = steps.losses.clone(), self.bank.grads.clone()
+        steps.clear()
+        return found
 
 
 def _wrong_in_few_bits(model: nn.Module, structure: _Trial, form: str, *, whole: bool) -> str | None:
-    """Say what is wrong with a form in the model's own 16 bits, or None: by the model's own rounding."""
-    trial = _Trial(model, structure.bank.lora, structure.specs, structure.most, structure.recompute)
-    try:
-        if not whole:  # float32's gradients are another model's: the model's own on other shapes
-            return trial.wrong(form)
-        trial.blocks = Blocks.of(model) if form == HAND else None
-        told = ""
-        with structure.dropping(form), trial.dropping(form):
-            for draw in range(DRAWS):
-                rows, truth = structure.rows(draw)
-                own = distance_of(trial.bank, own_gradients(model, trial.bank, rows), truth)
-                distance = distance_of(trial.bank, trial.gradients(form, rows), truth)
-                structure.facts |= {"distance_in_few_bits": distance.as_dict(), "own_rounding": own.as_dict()}
-                most = own.times(MULTIPLE, FEW_BITS)
-                if distance.within(replace(most, lane=max(LANE_MULTIPLE * own.lane, FEW_BITS.lane))):
-                    return None
-                told = f"{distance} in 16 bits, where the model's own are off: {own}"
-        return told
-    except Exception as error:  # whatever it is, the form is not taken
-        return _refusal(error)
-    finally:
-        trial.bank.close()
+    """Say what is wrong with a form in the model's own 16 bits, or None.
+
+    Float32's gradients of a copy without all blocks are another model's: then the model is judged by itself.
+    """
+    bank, exact = structure.bank, structure if whole else None
+    trial = _Trial(model, bank.lora, structure.specs, structure.most, structure.recompute, exact=exact)
+    with closing(trial.bank):
+        told = trial.wrong(form)
+    if whole:
+        structure.facts |= {
+            name: trial.facts[name] for name in ("distance_in_few_bits", "own_rounding") if name in trial.facts
+        }
+    return told
 
 
 def _refusal(error: Exception) -> str:
     log.debug("a form that was refused", exc_info=error)
-    if out_of_memory(error):
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        return "no memory to try it"
-    return f"{type(error).__name__}: {str(error).strip()[:200]}"
+    if not out_of_memory(error):
+        return f"{type(error).__name__}: {str(error).strip()[:200]}"
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return "no memory to try it"
 
 
 def trial_rows(specs: Sequence[LaneSpec], limit: int | None, draw: int = 0) -> list[Lesson]:
@@ -354,24 +346,20 @@ def distance_of(bank: AdapterBank, ours: Gradients, judge: Gradients) -> Distanc
 
 def update_distance(bank: AdapterBank, grads: Tensor, schedule: Schedule) -> float:
     """Return how far three updates are from torch's AdamW's, after torch's clipping, as a share of their size."""
-    n = bank.slots
-    kept = bank.weights.clone()
-    states = LaneStates(n, bank.width, bank.device)
+    n, kept = bank.slots, bank.weights.clone()
+    states, losses = LaneStates(n, bank.width, bank.device), torch.zeros(n + 1, device=bank.device)
     leaves = [kept[slot].clone().requires_grad_() for slot in range(n)]
     judges = [
         torch.optim.AdamW([leaf], 0.0, schedule.betas, schedule.eps, schedule.weight_decay, foreach=False)
         for leaf in leaves
     ]
     clip = schedule.clip if schedule.clip > 0 else float("inf")
-    total = max(8, schedule.warmup_steps + 8)
+    tried = replace(schedule, warmup_steps=0, learning_rate=RATE)
     try:
-        for step, factor in enumerate((1.0, -0.5, 2.0), max(0, schedule.warmup_steps)):
+        for step, factor in enumerate((1.0, -0.5, 2.0)):
             bank.grads.copy_(grads * factor)
-            table = torch.zeros(n, COLUMNS)
-            count = step - max(0, schedule.warmup_steps)
-            numbers = settings_row(replace(schedule, warmup_steps=0, learning_rate=RATE), count, total)
-            table[:] = torch.tensor([*numbers, 1.0, float(count == 0)])
-            apply_update(bank, states, torch.zeros(n + 1, device=bank.device), table.to(bank.device))
+            numbers = settings_row(tried, step, 8)
+            apply_update(bank, states, losses, torch.tensor([[*numbers, 1.0, step == 0]] * n, device=bank.device))
             for slot, (leaf, judge) in enumerate(zip(leaves, judges, strict=True)):
                 leaf.grad = grads[slot].clone() * factor
                 nn.utils.clip_grad_norm_([leaf], clip)
@@ -386,7 +374,3 @@ def update_distance(bank: AdapterBank, grads: Tensor, schedule: Schedule) -> flo
         bank.grads.zero_()
         bank.weights.copy_(kept)
         bank.refresh()
-
-
-def _dtype(model: nn.Module) -> torch.dtype:
-    return next(p.dtype for p in model.parameters() if p.is_floating_point())

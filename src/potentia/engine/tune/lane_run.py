@@ -18,12 +18,10 @@ import torch
 from torch import Tensor
 
 from potentia.engine.tune.adapters import AdapterBank
-from potentia.engine.tune.check import HAND, LONG
 from potentia.engine.tune.checkpoint_file import Shelf, Snapshots
 from potentia.engine.tune.passes import LARGER, PassPlan
 from potentia.engine.tune.schedule import Lane, LaneEpoch, LoraConfig, StepInfo
-from potentia.engine.tune.static import Blocks, StaticPass
-from potentia.engine.tune.steps import COLUMNS, LaneStates, PlainSteps, StaticSteps, Steps, settings_row
+from potentia.engine.tune.steps import COLUMNS, LaneStates, settings_row, steps_in
 from potentia.engine.tune.trainer import Watch
 
 if TYPE_CHECKING:
@@ -57,7 +55,7 @@ class LaneRun:
         self.bank: AdapterBank = self.trainer.bank(self.lora, plan.slots)
         self.states = LaneStates(plan.slots, self.bank.width, self.bank.device)
         self.bank.grads.zero_()
-        self.steps = self._steps()
+        self.steps = steps_in(self.trainer.verdict(self.lora).form, self.trainer.split, self.bank, self.states)
         layers = Counter(re.sub(r"\b\d+\b", "*", site.name) for site in self.bank.sites)  # blocks differ in a number
         self.trainer.record["training"] |= {"targets": list(self.bank.targets), "layers": dict(layers)}
         if found:
@@ -78,14 +76,6 @@ class LaneRun:
         ]
         plan = self.trainer.pack(len(tokens), sum(tokens) / len(tokens))
         return plan if self.trainer.recompute is None else replace(plan, checkpointing=self.trainer.recompute)
-
-    def _steps(self) -> Steps:
-        """Make steps in the form that the check found."""
-        form, split = self.trainer.verdict(self.lora).form, self.trainer.split
-        if form not in (HAND, LONG):
-            return PlainSteps(split, self.bank, self.states, form)
-        static = StaticPass(split, self.bank, Blocks.of(self.trainer.model) if form == HAND else None)
-        return StaticSteps(static, self.states)
 
     # ---- slots ----------------------------------------------------------------------------------------------------
 

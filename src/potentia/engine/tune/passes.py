@@ -125,7 +125,9 @@ def _best_cuts(
         high = came[high]
 
 
-# whose rows may share a pass of the model's own layers: all lanes', one lane's, or nobody's
+# the forms of training: long rows of all lanes through layers written out by hand or the model's own; or the model's
+# own layers on padded rows, of all lanes, of one lane, or each by itself
+HAND, LONG = "hand-written layers", "long rows"
 SHARED, LANE, ROW = "shared passes", "one lane a pass", "one row a pass"
 
 

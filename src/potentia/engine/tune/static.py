@@ -21,7 +21,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -29,7 +28,7 @@ from potentia.engine.operations import operations
 from potentia.engine.split import SplitModel, attending, configs_of
 from potentia.engine.tune.adapters import AdapterBank, Site
 from potentia.engine.tune.lane_layers import LaneForward
-from potentia.engine.tune.layout import Bucket, LongRow, Route, StaticInputs, ThinGroup
+from potentia.engine.tune.layout import Route, StaticInputs, ThinGroup
 from potentia.engine.tune.passes import recomputing, usual_attention
 
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
@@ -366,13 +365,3 @@ def _within_rows(run: StaticRun) -> Callable[..., Tensor]:
         return out.unsqueeze(0)
 
     return attend
-
-
-def place(row: LongRow, bank: AdapterBank, *, few: bool) -> StaticInputs:
-    """Put a long row into a bucket of its own on the device."""
-    bucket = Bucket.holding(len(row.ids), len(row.targets), bank.slots, few=few)
-    inputs = StaticInputs.on(bank.device, bucket)
-    buffer = np.empty(bucket.size, np.int32)
-    row.fill(bucket, buffer)
-    inputs.buffer.copy_(torch.from_numpy(buffer))
-    return inputs

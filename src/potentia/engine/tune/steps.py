@@ -23,9 +23,9 @@ from potentia.engine.split import SplitModel
 from potentia.engine.spread import out_of_memory
 from potentia.engine.tune.adapters import AdapterBank
 from potentia.engine.tune.layout import GRAIN, Bucket, Ints32, StaticInputs, lay
-from potentia.engine.tune.passes import SHARED, PassPlan, cut_end_to_end, run_step, to_device
+from potentia.engine.tune.passes import HAND, LONG, SHARED, PassPlan, cut_end_to_end, run_step, to_device
 from potentia.engine.tune.schedule import Lesson, Schedule
-from potentia.engine.tune.static import StaticPass
+from potentia.engine.tune.static import Blocks, StaticPass
 
 Table = npt.NDArray[np.float32]
 COLUMNS = 11  # of an update's table: nine settings, whether the lane takes a step, whether it is its first
@@ -88,7 +88,7 @@ class PlainSteps:
 
     def __init__(self, split: SplitModel, bank: AdapterBank, states: LaneStates, form: str = SHARED) -> None:
         self.split, self.bank, self.states, self.form = split, bank, states, form
-        self.losses: Tensor | None = None
+        self.losses = torch.zeros(bank.slots + 1, device=bank.device)  # of the step under way, by slot
 
     def gradients(self, rows: Sequence[Lesson], plan: PassPlan) -> None:
         """Add the gradients of one step of every lane into the bank. Rows come slot by slot."""
@@ -96,7 +96,6 @@ class PlainSteps:
 
     def update(self, table: Table) -> None:
         """Update the lanes that ``table`` (slots, 11) names, by the gradients added since the last update."""
-        assert self.losses is not None
         apply_update(self.bank, self.states, self.losses, to_device(table, self.bank.device))
 
     def clear(self) -> None:
@@ -166,7 +165,7 @@ class StaticSteps:
     """
 
     def __init__(self, static: StaticPass, states: LaneStates) -> None:
-        self.static, self.states = static, states
+        self.static, self.states, self.losses = static, states, static.losses
         self.bank = static.bank
         self.device = self.bank.device
         self.parameters = sum(p.numel() for p in static.split.model.parameters())
@@ -245,7 +244,7 @@ class StaticSteps:
     def clear(self) -> None:
         """Forget a step that was begun: its gradients and losses."""
         self.bank.grads.zero_()
-        self.static.losses.zero_()
+        self.losses.zero_()
 
     def release(self) -> None:
         """Let go of all graphs and their memory."""
@@ -267,8 +266,19 @@ class StaticSteps:
             self._update_graph.replay()
 
     def _update(self) -> None:
-        apply_update(self.bank, self.states, self.static.losses, self._table)
-        self.static.losses.zero_()
+        apply_update(self.bank, self.states, self.losses, self._table)
+        self.losses.zero_()
 
 
 Steps = PlainSteps | StaticSteps
+
+
+def steps_in(
+    form: str, split: SplitModel, bank: AdapterBank, states: LaneStates, blocks: Blocks | None = None
+) -> Steps:
+    """Make steps in a form; ``blocks`` are the hand-written layers, where they are made already."""
+    if form not in (HAND, LONG):
+        return PlainSteps(split, bank, states, form)
+    if form == HAND and blocks is None:
+        blocks = Blocks.of(split.model)
+    return StaticSteps(StaticPass(split, bank, blocks if form == HAND else None), states)
