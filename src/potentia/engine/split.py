@@ -9,7 +9,7 @@ any architecture.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -45,22 +45,10 @@ class SplitModel:
         self._answer = type(out)
         return out
 
-    @contextmanager
-    def _answering(self, hidden: Tensor) -> Iterator[None]:
-        """Let the body answer with ``hidden``."""
-        before = self.body.__dict__.get("forward")
-        self.body.forward = lambda *_, **__: self._answer(last_hidden_state=hidden)
-        try:
-            yield
-        finally:
-            del self.body.forward
-            if before is not None:
-                self.body.forward = before
-
     def logits(self, hidden: Tensor) -> Tensor:
         """Run the tail alone: logits (N, V) of hidden states (N, d)."""
         ids = torch.zeros(1, hidden.shape[0], dtype=torch.long, device=hidden.device)
-        with self._answering(hidden.unsqueeze(0)):
+        with computing({self.body: lambda *_, **__: self._answer(last_hidden_state=hidden.unsqueeze(0))}):
             return self.model(input_ids=ids, use_cache=False).logits.squeeze(0)  # type: ignore[no-any-return]
 
     def losses(self, hidden: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,6 +83,33 @@ class SplitModel:
         gradient = torch.zeros_like(flat).index_copy_(0, positions, slopes)
         torch.autograd.backward(hidden, gradient.view_as(hidden))
         return values
+
+
+@contextmanager
+def computing(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """Let modules compute by these forwards, set on the instances, inside the block."""
+    before = {module: module.__dict__.get("forward") for module in forwards}
+    try:
+        for module, forward in forwards.items():
+            module.forward = forward
+        yield
+    finally:
+        for module, own in before.items():
+            module.__dict__.pop("forward", None)
+            if own is not None:
+                module.forward = own
+
+
+@contextmanager
+def asking(model: nn.Module, wanted: bool) -> Iterator[None]:
+    """Let all weights of a model ask for gradients, or none, inside the block."""
+    before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        model.requires_grad_(wanted)
+        yield
+    finally:
+        for parameter, flag in before:
+            parameter.requires_grad_(flag)
 
 
 def configs_of(model: nn.Module) -> list[Any]:

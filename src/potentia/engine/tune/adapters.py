@@ -12,17 +12,18 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from potentia.engine.split import asking, computing
 from potentia.engine.spread import beside
 from potentia.engine.tune.lane_layers import ADAPTERS, LaneForward, StackedForward, plain_weight
 from potentia.engine.tune.schedule import LoraConfig
-from potentia.engine.tune.targets import Stacked, find_targets
+from potentia.engine.tune.targets import Stacked, Targets, find_targets
 from potentia.errors import TuningError
 
 
@@ -73,52 +74,35 @@ class AdapterBank:
 
     def __init__(self, model: nn.Module, lora: LoraConfig, slots: int) -> None:
         self.model, self.lora, self.slots = model, lora, slots
+        self.adapter, self.routing = ADAPTERS[lora.kind], Routing()
         found = find_targets(model, lora)
-        self.targets, self._config = found.names, found.config
-        self.sites: list[Site] = []
-        offset = 0
-        self.adapter = ADAPTERS[lora.kind]
-        for name, module in found.layers:
-            fan_in, fan_out = _widths(module)
-            size = self.adapter.size(fan_in, fan_out, lora.r)
-            self.sites.append(Site(name, len(self.sites), fan_in, fan_out, offset, size, lora.r, lora.scale))
-            offset += size
-        for entry in found.stacked:
-            site = _stacked_site(entry, len(self.sites), offset)
-            self.sites.append(site)
-            offset += site.size
+        self.targets, self._config, self.sites = found.names, found.config, _sites(found, lora)
+        self.width = sum(site.size for site in self.sites)
         first = next(p for p in model.parameters() if p.is_floating_point())
         self.device, self.dtype = first.device, first.dtype
-        self.width = offset
-        self.weights = torch.zeros(slots + 1, offset, dtype=torch.float32, device=self.device)
+        self.weights = torch.zeros(slots + 1, self.width, dtype=torch.float32, device=self.device)
         self.grads = torch.zeros_like(self.weights)
         self.work = torch.zeros_like(self.weights, dtype=self.dtype)
-        self.factors = torch.ones(offset, device=self.device)
+        self.factors = torch.ones(self.width, device=self.device)
         for site in self.sites:
             self.factors[site.offset : site.offset + site.fan_in * site.rank] = site.scale
         self.anchor = torch.zeros((), requires_grad=True, device=self.device)
-        self.routing = Routing()
-        self._layers = [module for _, module in found.layers]
-        self._frozen = [(p, p.requires_grad) for p in model.parameters()]
-        for parameter, _ in self._frozen:
-            parameter.requires_grad_(False)
-        forwards: list[Any] = [LaneForward(self, *pair) for pair in zip(self.sites, self._layers, strict=False)]
-        holders: dict[int, list[tuple[Site, str]]] = {}
-        names = {id(module): name for name, module in model.named_modules()}
+        self._frozen, self._wearing = ExitStack(), ExitStack()
+        self._frozen.enter_context(asking(model, False))
+        plain, stacked = self.sites[: len(found.layers)], self.sites[len(found.layers) :]
+        self._forwards: dict[nn.Module, Any] = {
+            module: LaneForward(self, site, module) for site, (_, module) in zip(plain, found.layers, strict=True)
+        }
+        names = {module: name for name, module in model.named_modules()}
         self.stacked_at: dict[int, tuple[str, str]] = {}  # site → its module's name and its parameter's
-        for entry, site in zip(found.stacked, self.sites[len(self._layers) :], strict=True):
-            if id(entry.module) not in holders:
-                holders[id(entry.module)] = []
-                self._layers.append(entry.module)
-                forwards.append(StackedForward(self, entry.module, holders[id(entry.module)]))
-            holders[id(entry.module)].append((site, entry.parameter))
-            self.stacked_at[site.index] = names[id(entry.module)], entry.parameter
-        self._forwards = forwards
+        for entry, site in zip(found.stacked, stacked, strict=True):
+            forward = self._forwards.setdefault(entry.module, StackedForward(self, entry.module))
+            forward.sites.append((site, entry.parameter))
+            self.stacked_at[site.index] = names[entry.module], entry.parameter
         self._bases: list[Tensor] = []
         self.gains: dict[int, tuple[Tensor, Tensor]] = {}  # DoRA's, by site: m over the norms, and these (slots + 1, o)
         if lora.kind == "dora":
             self._measure(found.layers)
-        self.worn = False
         self._put_on()
         _INSTALLED[id(model)] = self
 
@@ -137,10 +121,9 @@ class AdapterBank:
     @torch.no_grad()
     def measure(self) -> None:
         """Bring DoRA's gains of all slots up to date: ‖W + s AB‖² = ‖W‖² + 2 s W·AB + s² ‖AB‖² in each column."""
-        if self.lora.kind != "dora":
-            return
         scale = self.lora.scale
-        for site, base, length in zip(self.sites, self._bases, self.lengths, strict=True):
+        for site, base in zip(self.sites, self._bases, strict=False):  # no bases, but for DoRA
+            length = self.lengths[site.index]
             a, b = (beside(part, base) for part in self.views(self.weights, site))  # (K + 1, d, r), (K + 1, r, o)
             across = torch.matmul(a.transpose(1, 2).to(base.dtype), base).float()  # (K + 1, r, o)
             squares = torch.bmm(torch.bmm(a.transpose(1, 2), a), b)
@@ -153,19 +136,13 @@ class AdapterBank:
         return flat[:, begin : begin + site.fan_out]
 
     def _put_on(self) -> None:
-        self._before = [module.__dict__.get("forward") for module in self._layers]
-        for module, forward in zip(self._layers, self._forwards, strict=True):
-            module.forward = forward
+        self._wearing.enter_context(computing(self._forwards))
         embedding = self.model.get_input_embeddings()  # type: ignore[operator]
-        self._hook = embedding.register_forward_pre_hook(self._count)
+        self._wearing.callback(embedding.register_forward_pre_hook(self._count).remove)
         self.worn = True
 
     def _take_off(self) -> None:
-        self._hook.remove()
-        for module, before in zip(self._layers, self._before, strict=True):
-            module.__dict__.pop("forward", None)
-            if before is not None:
-                module.forward = before
+        self._wearing.close()
         self.worn = False
 
     def _count(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -174,22 +151,19 @@ class AdapterBank:
     @contextmanager
     def suspended(self) -> Iterator[None]:
         """Let the model be as it was without adapters inside the block."""
-        if not self.worn:
-            yield
-            return
+        worn = self.worn
         self._take_off()
         try:
             yield
         finally:
-            self._put_on()
+            if worn:
+                self._put_on()
 
     def close(self) -> None:
         """Take the adapters off: the model computes, and asks for gradients, as it did before."""
-        if self.worn:
-            self._take_off()
-        for parameter, flag in self._frozen:
-            parameter.requires_grad_(flag)
-        self._layers, self._before, self._frozen, self._forwards, self._bases = [], [], [], [], []
+        self._take_off()
+        self._frozen.close()
+        self._forwards, self._bases = {}, []
 
     def refresh(self) -> None:
         """Bring the copy that passes multiply with up to date: in the base's dtype, A already scaled by α/r."""
@@ -297,6 +271,21 @@ class AdapterBank:
             yield
         finally:
             routing.owners = routing.keys = routing.gathered = None
+
+
+def _sites(found: Targets, lora: LoraConfig) -> list[Site]:
+    """Lay the adapters of all layers side by side in a row."""
+    sites: list[Site] = []
+    offset = 0
+    for name, module in found.layers:
+        fan_in, fan_out = _widths(module)
+        size = ADAPTERS[lora.kind].size(fan_in, fan_out, lora.r)
+        sites.append(Site(name, len(sites), fan_in, fan_out, offset, size, lora.r, lora.scale))
+        offset += size
+    for entry in found.stacked:
+        sites.append(_stacked_site(entry, len(sites), offset))
+        offset += sites[-1].size
+    return sites
 
 
 def _widths(module: nn.Module) -> tuple[int, int]:

@@ -17,9 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from potentia.engine.score import Scorer
+from potentia.engine.split import asking
 from potentia.engine.tune.adapters import AdapterBank
+from potentia.engine.tune.judge import own_loss
 from potentia.engine.tune.lanes import LaneTrainer
-from potentia.engine.tune.schedule import LaneSpec, LoraConfig, Schedule, TokenisedExamples, data_order
+from potentia.engine.tune.schedule import LaneSpec, LoraConfig, Schedule, TokenisedExamples
 from potentia.engine.twin import twin
 from potentia.errors import TuningError
 from potentia.values.requests import Generation
@@ -172,15 +174,13 @@ def wrapped_by_peft(model: nn.Module, bank: AdapterBank) -> Iterator[Any]:
     """Put PEFT's adapters of the bank's shape on a model, and take them off again."""
     from peft import get_peft_model
 
-    asked = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    wrapped: Any = get_peft_model(model, bank.peft_config(inference=False))
-    wrapped.eval()  # the base's own dropout is off in lanes
-    try:
-        yield wrapped
-    finally:
-        wrapped.unload()
-        for parameter, flag in asked:
-            parameter.requires_grad_(flag)
+    with asking(model, False):
+        wrapped: Any = get_peft_model(model, bank.peft_config(inference=False))
+        wrapped.eval()  # the base's own dropout is off in lanes
+        try:
+            yield wrapped
+        finally:
+            wrapped.unload()
 
 
 def _put(wrapped: Any, state: State) -> None:
@@ -206,15 +206,9 @@ def train_by_peft(wrapped: Any, spec: LaneSpec, start: State) -> State:
         parameters, schedule.learning_rate, schedule.betas, schedule.eps, schedule.weight_decay
     )
     for step in range(spec.total_steps):
-        epoch, at = divmod(step, spec.steps_per_epoch)
-        order = data_order(spec.seed, epoch, len(spec.examples))[at * schedule.batch : (at + 1) * schedule.batch]
-        texts = [spec.text(int(i)) for i in order]
-        count = sum(len(ids) - first for ids, first in texts)
-        for ids, first in texts:
-            row = torch.from_numpy(np.ascontiguousarray(ids))[None].to(device)
+        for row in spec.rows(step):
             with torch.autocast(device.type, dtype=few, enabled=few in (torch.float16, torch.bfloat16)):
-                logits = wrapped(input_ids=row, use_cache=False).logits[0, first - 1 : -1]
-            loss = nn.functional.cross_entropy(logits.float(), row[0, first:], reduction="sum") / count
+                loss = own_loss(wrapped, row, device)
             torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(parameters, schedule.clip if schedule.clip > 0 else math.inf)
         for group in optimizer.param_groups:

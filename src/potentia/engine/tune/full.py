@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from potentia.engine.split import SplitModel
+from potentia.engine.split import SplitModel, asking
 from potentia.engine.tune.check import DRAWS, WHOLE_BITS, Distance, Verdict, trial_rows
 from potentia.engine.tune.checkpoint_file import Snapshots
 from potentia.engine.tune.judge import Gradients, own_loss
@@ -55,9 +55,7 @@ class Job:
     def __init__(self, trainer: Trainer, spec: LaneSpec, form: str, folder: Path | None) -> None:
         self.trainer, self.schedule, self.form = trainer, spec.schedule, form
         self.parameters = list(trainer.model.parameters())
-        for parameter in self.parameters:
-            parameter.requires_grad_(True)
-            parameter.grad = None
+        trainer.model.zero_grad()
         self.masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self.parameters]
         self.optimizer = adamw(self.masters, spec.schedule)
         small = sum(12 * master.numel() for master in self.masters) <= MOST_BYTES
@@ -96,11 +94,8 @@ class Job:
             with recomputing(self.trainer.model, plan.checkpointing):
                 return float(sum(passes_of(self.trainer.split, rows, plan, self.form)))
 
-        def clear() -> None:
-            for parameter in self.parameters:
-                parameter.grad = None
-
-        return self.trainer.in_passes(rows, compute, clear, "lower max_tokens, or use method: lora")
+        hint = "lower max_tokens, or use method: lora"
+        return self.trainer.in_passes(rows, compute, self.trainer.model.zero_grad, hint)
 
     def save(self, done: Sequence[FullStep], *, now: bool = False) -> None:
         """Save the state; unless asked to at once, not more often than pays."""
@@ -166,19 +161,12 @@ def _own(model: nn.Module, rows: Sequence[Lesson]) -> Iterator[Tensor]:
 
 def _full_gradients(model: nn.Module, losses: Iterator[Tensor]) -> Gradients:
     """Return the sum of losses, and the gradient of all weights that computing them leaves, as one row."""
-    parameters = list(model.parameters())
-    asked = [parameter.requires_grad for parameter in parameters]
-    try:
-        for parameter in parameters:
-            parameter.requires_grad_(True)
-            parameter.grad = None
+    with asking(model, True):
+        model.zero_grad()
         loss = torch.stack(list(losses)).sum()
-        slopes = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        return loss, torch.cat([slope.float().flatten() for slope in slopes])
-    finally:
-        for parameter, flag in zip(parameters, asked, strict=True):
-            parameter.grad = None
-            parameter.requires_grad_(flag)
+        slopes = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+        model.zero_grad()
+    return loss, torch.cat([slope.float().flatten() for slope in slopes])
 
 
 def clipped_norm(parameters: list[Tensor], schedule: Schedule) -> float:

@@ -14,6 +14,7 @@ import hashlib
 import shutil
 import time
 from collections.abc import Collection, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from potentia.engine.quantised import is_quantised
+from potentia.engine.split import asking
 from potentia.engine.tune.checkpoint_file import Shelf, read_sealed, write_sealed
 from potentia.engine.tune.full import FullStep, Job, check_full
 from potentia.engine.tune.passes import LANE, ROW, SHARED
@@ -60,15 +62,16 @@ class FullLanes(Trainer):
         self.steps: list[FullStep] = []  # of the lane under way
         self.form, self._checked = SHARED, 0  # what the check found, up to which length
         self.parameters = list(self.model.parameters())  # a tied weight appears once
-        self._originals = [(p.detach().to("cpu", copy=True), p.requires_grad) for p in self.parameters]
+        self._originals = [parameter.detach().to("cpu", copy=True) for parameter in self.parameters]
+        self._asking = ExitStack()
+        self._asking.enter_context(asking(self.model, True))
         self._shelves: dict[str, Shelf] = {}  # of the lanes trained here
         self._now: State | None = None  # what the model is; None for anything but the end of an epoch
 
     def close(self) -> None:
         """Put the original weights back."""
         self.bare()
-        for parameter, (_, flag) in zip(self.parameters, self._originals, strict=True):
-            parameter.requires_grad_(flag)
+        self._asking.close()
         super().close()
 
     def weights(self) -> list[Tensor]:
@@ -158,7 +161,7 @@ class FullLanes(Trainer):
 
     def bare(self) -> None:
         """Put the original weights back, so that the untuned model is scored."""
-        self.put([weight for weight, _ in self._originals])
+        self.put(self._originals)
         self._now = None
 
 

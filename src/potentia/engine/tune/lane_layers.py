@@ -267,9 +267,9 @@ def _add_gradients(
 class StackedForward:
     """The forward of a module whose stacked parameters are adapted: once for each slot, on its own tokens."""
 
-    def __init__(self, bank: AdapterBank, module: nn.Module, sites: list[tuple[Site, str]]) -> None:
-        self.bank, self.module, self.sites = bank, module, sites
-        self.own = module.forward
+    def __init__(self, bank: AdapterBank, module: nn.Module) -> None:
+        self.bank, self.module, self.own = bank, module, module.forward
+        self.sites: list[tuple[Site, str]] = []  # with the names of their parameters
 
     def __call__(self, x: Tensor, *more: Any, **options: Any) -> Any:
         """Compute the module slot by slot."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from potentia.engine.split import SplitModel
+from potentia.engine.split import SplitModel, computing
 from potentia.engine.spread import find_blocks
 from potentia.engine.tune.adapters import AdapterBank
 from potentia.engine.tune.dropout import token_keys
@@ -272,13 +272,6 @@ def recomputing(model: nn.Module, wanted: bool) -> Iterator[None]:
     # those that transformers would recompute
     blocks = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     blocks = blocks or find_blocks(model)  # type: ignore[assignment]
-    before = [block.__dict__.get("forward") for block in blocks]
-    for block in blocks:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
-    try:
+    again = partial(partial, checkpoint, use_reentrant=False, preserve_rng_state=False)
+    with computing({block: again(block.forward) for block in blocks}):
         yield
-    finally:
-        for block, own in zip(blocks, before, strict=True):
-            block.__dict__.pop("forward", None)
-            if own is not None:
-                block.forward = own

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from potentia.engine.operations import operations
-from potentia.engine.split import SplitModel, attending, configs_of
+from potentia.engine.split import SplitModel, attending, computing, configs_of
 from potentia.engine.tune.adapters import AdapterBank, Site
 from potentia.engine.tune.lane_layers import LaneForward
 from potentia.engine.tune.layout import Route, StaticInputs, ThinGroup
@@ -132,13 +132,8 @@ class Blocks:
     def active(self, run: StaticRun) -> Iterator[None]:
         """Let the layers compute in this form inside the block."""
         self.adapt(run.route.bank)
-        try:
-            for block in self.blocks:
-                block.layer.forward = _Forward(block, run)
+        with computing({block.layer: _Forward(block, run) for block in self.blocks}):
             yield
-        finally:
-            for block in self.blocks:
-                block.layer.__dict__.pop("forward", None)
 
 
 class _Forward:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from potentia.engine.split import find_body
+from potentia.engine.split import asking, find_body
 from potentia.engine.spread import out_of_memory
 from potentia.engine.tune.schedule import LoraConfig
 from potentia.errors import TuningError
@@ -211,12 +211,11 @@ def _reached(model: nn.Module) -> set[str]:
     hooks = [module.register_forward_hook(watch(name)) for name, module in layers]
     embedding: nn.Module = model.get_input_embeddings()  # type: ignore[operator]
     hooks.append(embedding.register_forward_hook(start))
-    asked = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     training = model.training
-    model.eval().requires_grad_(False)
+    model.eval()
     try:
-        with torch.enable_grad():
-            ids = torch.arange(4, device=asked[0][0].device)[None]
+        with asking(model, False), torch.enable_grad():
+            ids = torch.arange(4, device=next(model.parameters()).device)[None]
             logits = model(input_ids=ids, use_cache=False).logits
             torch.autograd.backward(torch.logsumexp(logits.float(), dim=-1).sum())
     except RuntimeError as error:
@@ -225,8 +224,6 @@ def _reached(model: nn.Module) -> set[str]:
         return {_kind(name) for name, _ in model.named_modules()}  # training will tell
     finally:
         model.train(training)
-        for parameter, flag in asked:
-            parameter.requires_grad_(flag)
         for hook in hooks:
             hook.remove()
     return reached
