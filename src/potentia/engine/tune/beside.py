@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from potentia.engine.loading import LoadedModel
 
 State = dict[str, Tensor]
+Pair = tuple[list[int], list[int]]
+Said = tuple[list[float], str]  # log-likelihoods, and the way they were computed
 Found = TypeVar("Found")
 
 LANES, EXAMPLES, BATCH, EPOCHS = 3, 8, 4, 2  # four steps
@@ -57,30 +59,45 @@ class Comparison:
 
 def beside_peft(loaded: LoadedModel, lora: LoraConfig) -> list[Comparison]:
     """Compare a loaded model's scores, texts, gradients and updates with plain transformers' and PEFT's."""
-    found = [_scores(loaded), _texts(loaded)]
-    specs = lanes(lora, loaded)
+    pairs, specs = _pairs(loaded), lanes(lora, loaded)
+    found = [_nats("log-likelihoods", _said(loaded, pairs), loaded, lambda model: _plainly(model, pairs), "its")]
+    found.append(_texts(loaded))
     with LaneTrainer(loaded) as trainer:
-        results = trainer.train(specs)
-        failed = [result.reason for result in results.values() if result.status != "done"]
+        failed = [result.reason for result in trainer.train(specs).values() if result.status != "done"]
         if failed:
             raise TuningError(f"a lane failed: {failed[0]}")
         facts = trainer.record["training"]
-        ours = {spec.key: trainer.adapter_state(spec.key) for spec in specs}
         assert trainer.plan is not None
         bank = trainer.bank(lora, trainer.plan.slots)
-        starts = {spec.key: bank.state(bank.fresh(spec.seed)) for spec in specs}
-        for spec in specs:
-            trainer.restore(spec.key, EPOCHS)
-        owners = [trainer.slot(spec.key) for spec in specs]
-        tuned = _tuned_scores(loaded, trainer, owners)
+        ours = [trainer.adapter_state(spec.key) for spec in specs]
+        starts = [bank.state(bank.fresh(spec.seed)) for spec in specs]
+        owners = [trainer.restore(spec.key, EPOCHS) for spec in specs]
+        tuned = _said(loaded, pairs, trainer, [owners[number % LANES] for number in range(len(pairs))])
+
+    def train(model: nn.Module) -> list[State]:
+        with wrapped_by_peft(model, bank) as wrapped:
+            return [train_by_peft(wrapped, spec, start) for spec, start in zip(specs, starts, strict=True)]
+
+    def score(model: nn.Module) -> list[float]:
+        """Score questions to several adapters, one adapter at a time."""
+        said = [0.0] * len(pairs)
+        with wrapped_by_peft(model, bank) as wrapped:
+            for place, state in enumerate(ours):
+                _put(wrapped, state)
+                said[place::LANES] = _plainly(wrapped, pairs[place::LANES])
+        return said
+
     form, gradients = facts["form"], facts["distance"]
     found.append(Comparison("gradients, float32", gradients["lane"], 1e-3, form, "of a lane, as a share of its size"))
     if "distance_in_few_bits" in facts:
         most = max(0.02, 3 * facts["own_rounding"]["lane"])
         found.append(Comparison("gradients, 16 bits", facts["distance_in_few_bits"]["lane"], most, form))
     found.append(Comparison("updates", facts["update"], 1e-4, form, "three of AdamW's"))
-    found.append(_trained(loaded, bank, specs, starts, ours, form))
-    found.append(_adapted_scores(loaded, bank, ours, [spec.key for spec in specs], tuned))
+    theirs, exact = _own_and_exact(loaded.model, train)
+    off, own = (max(map(distance, some, exact, starts)) for some in (ours, theirs))
+    note = "of their movement" + (f"; PEFT's own 16 bits are off by {own:.2g}" if own else "")
+    found.append(Comparison("adapters after four steps", off, max(EXACT["adapter"], TIMES * own), form, note))
+    found.append(_nats("log-likelihoods, 3 adapters", tuned, loaded, score, "PEFT's"))
     return found
 
 
@@ -103,7 +120,7 @@ def lanes(lora: LoraConfig, loaded: LoadedModel) -> list[LaneSpec]:
 # ---- transformers ---------------------------------------------------------------------------------------------------
 
 
-def _pairs(loaded: LoadedModel) -> list[tuple[list[int], list[int]]]:
+def _pairs(loaded: LoadedModel) -> list[Pair]:
     """Make questions with choices: short and long, some that begin alike."""
     stream = np.random.default_rng(0)
     vocabulary = int(loaded.model.get_input_embeddings().weight.shape[0])
@@ -116,7 +133,7 @@ def _pairs(loaded: LoadedModel) -> list[tuple[list[int], list[int]]]:
 
 
 @torch.no_grad()
-def _plainly(model: Any, pairs: Sequence[tuple[list[int], list[int]]]) -> list[float]:
+def _plainly(model: Any, pairs: Sequence[Pair]) -> list[float]:
     """Return log-likelihoods by the model's own forward, one text at a time."""
     device = next(model.parameters()).device
     said = []
@@ -134,21 +151,21 @@ def _own_and_exact(model: nn.Module, compute: Callable[[nn.Module], Found]) -> t
         return own, compute(judge.model) if judge.copied and judge.whole else own
 
 
-def _nats(what: str, way: str, ours: Sequence[float], both: tuple[list[float], list[float]], whose: str) -> Comparison:
-    """Compare log-likelihoods: in 16 bits by how far the model itself is off float32."""
-    own, exact = both
-    rounding = max(abs(a - b) for a, b in zip(own, exact, strict=True))
-    off = max(abs(a - b) for a, b in zip(ours, exact, strict=True))
+def _nats(
+    what: str, ours: Said, loaded: LoadedModel, compute: Callable[[nn.Module], list[float]], whose: str
+) -> Comparison:
+    """Compare log-likelihoods with the model's own: in 16 bits by how far these are off float32."""
+    own, exact = _own_and_exact(loaded.model, compute)
+    rounding, off = (max(abs(a - b) for a, b in zip(some, exact, strict=True)) for some in (own, ours[0]))
     note = f"nats; {whose} own 16 bits are off by {rounding:.2g}" if rounding else "nats"
-    return Comparison(what, off, max(EXACT["score"], 2 * rounding), way, note)
+    return Comparison(what, off, max(EXACT["score"], 2 * rounding), ours[1], note)
 
 
-def _scores(loaded: LoadedModel) -> Comparison:
-    pairs = _pairs(loaded)
-    scorer = Scorer(loaded)
-    ours = [entry.logprob for entry in scorer.loglikelihood_ids(pairs)]
-    both = _own_and_exact(loaded.model, lambda model: _plainly(model, pairs))
-    return _nats("log-likelihoods", " and ".join(scorer.notes["rows_by_path"]), ours, both, "its")
+def _said(loaded: LoadedModel, pairs: Sequence[Pair], router: Any = None, owners: Sequence[int] | None = None) -> Said:
+    """Return log-likelihoods as Potentia computes them, and by which paths."""
+    scorer = Scorer(loaded, router=router)
+    said = [entry.logprob for entry in scorer.loglikelihood_ids(pairs, owners=owners)]
+    return said, " and ".join(scorer.notes["rows_by_path"])
 
 
 def _texts(loaded: LoadedModel) -> Comparison:
@@ -226,49 +243,3 @@ def distance(ours: State, theirs: State, start: State) -> float:
     gap = torch.cat([(ours[name] - theirs[name]).flatten() for name in names]).norm()
     moved = torch.cat([(theirs[name] - start[name]).flatten() for name in names]).norm()
     return float(gap / moved)
-
-
-def _trained(
-    loaded: LoadedModel,
-    bank: AdapterBank,
-    specs: Sequence[LaneSpec],
-    starts: dict[str, State],
-    ours: dict[str, State],
-    form: str,
-) -> Comparison:
-    """Compare trained adapters with PEFT's; in 16 bits both with float32's."""
-
-    def train(model: nn.Module) -> dict[str, State]:
-        with wrapped_by_peft(model, bank) as wrapped:
-            return {spec.key: train_by_peft(wrapped, spec, starts[spec.key]) for spec in specs}
-
-    theirs, exact = _own_and_exact(loaded.model, train)
-    off = max(distance(ours[key], exact[key], starts[key]) for key in exact)
-    own = max(distance(theirs[key], exact[key], starts[key]) for key in exact)
-    note = "of their movement" + (f"; PEFT's own 16 bits are off by {own:.2g}" if own else "")
-    return Comparison("adapters after four steps", off, max(EXACT["adapter"], TIMES * own), form, note)
-
-
-def _tuned_scores(loaded: LoadedModel, trainer: LaneTrainer, owners: Sequence[int]) -> tuple[list[float], str]:
-    pairs = _pairs(loaded)
-    scorer = Scorer(loaded, router=trainer.router)
-    whose = [owners[number % len(owners)] for number in range(len(pairs))]
-    said = [entry.logprob for entry in scorer.loglikelihood_ids(pairs, owners=whose)]
-    return said, " and ".join(scorer.notes["rows_by_path"])
-
-
-def _adapted_scores(
-    loaded: LoadedModel, bank: AdapterBank, states: dict[str, State], keys: Sequence[str], ours: tuple[list[float], str]
-) -> Comparison:
-    """Compare scores of questions to several adapters at once with PEFT's, one adapter at a time."""
-    pairs = _pairs(loaded)
-
-    def score(model: nn.Module) -> list[float]:
-        said = [0.0] * len(pairs)
-        with wrapped_by_peft(model, bank) as wrapped:
-            for place, key in enumerate(keys):
-                _put(wrapped, states[key])
-                said[place :: len(keys)] = _plainly(wrapped, pairs[place :: len(keys)])
-        return said
-
-    return _nats("log-likelihoods, 3 adapters", ours[1], ours[0], _own_and_exact(loaded.model, score), "PEFT's")

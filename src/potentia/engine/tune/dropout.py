@@ -11,24 +11,25 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from potentia.engine.operations import triton_kernels
 
 _STEP = 0x9E3779B9
+Words = npt.NDArray[np.uint64]
+Numbers = npt.NDArray[Any]
 
 
-def _mix64(value: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dtype[np.uint64]]:
+def _mix64(value: Words) -> Words:
     """Return the finaliser of SplitMix64, elementwise."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))
 
 
-def token_keys(
-    seeds: np.ndarray[Any, Any], steps: np.ndarray[Any, Any], rows: np.ndarray[Any, Any], tokens: np.ndarray[Any, Any]
-) -> np.ndarray[Any, np.dtype[np.int32]]:
+def token_keys(seeds: Numbers, steps: Numbers, rows: Numbers, tokens: Numbers) -> npt.NDArray[np.int32]:
     """Make a 31-bit key per token: from its lane's seed and step, its row's place in the batch, its place in the row.
 
     The first three have one entry per row and ``tokens`` any shape that they broadcast against.
@@ -36,9 +37,7 @@ def token_keys(
     return keys_within(row_keys(seeds, steps, rows), tokens)
 
 
-def row_keys(
-    seeds: np.ndarray[Any, Any], steps: np.ndarray[Any, Any], rows: np.ndarray[Any, Any]
-) -> np.ndarray[Any, np.dtype[np.uint64]]:
+def row_keys(seeds: Numbers, steps: Numbers, rows: Numbers) -> Words:
     """Make the part of a key that the tokens of a row share."""
     with np.errstate(over="ignore"):
         key = _mix64(seeds.astype(np.uint64) + np.uint64(_STEP))
@@ -46,9 +45,7 @@ def row_keys(
         return _mix64(key ^ (rows.astype(np.uint64) + np.uint64(0xA5A5A5A5)))
 
 
-def keys_within(
-    row: np.ndarray[Any, np.dtype[np.uint64]], tokens: np.ndarray[Any, Any]
-) -> np.ndarray[Any, np.dtype[np.int32]]:
+def keys_within(row: Words, tokens: Numbers) -> npt.NDArray[np.int32]:
     """Make the keys of tokens at these places of their rows."""
     with np.errstate(over="ignore"):
         key = _mix64(row ^ (tokens.astype(np.uint64) + np.uint64(0x3C6EF372)))
@@ -57,8 +54,7 @@ def keys_within(
 
 def layer_mix(layer: int) -> int:
     """Return what a layer adds to the tokens' keys, as a signed 32-bit number."""
-    value = (layer * _STEP) & 0xFFFFFFFF
-    return _signed(value)
+    return _signed((layer * _STEP) & 0xFFFFFFFF)
 
 
 def _signed(value: int) -> int:
@@ -92,7 +88,7 @@ class Dropout:
         near = x.is_cuda and x.device.index == torch.cuda.current_device()
         found = triton_kernels() if near and x.shape[-1] % 2 == 0 else None
         if found is not None:  # cheaper to draw again than to keep
-            return found.fused_drop(x, self.keys, self.layer, self.p, add)  # type: ignore[no-any-return]
+            return found.fused_drop(x, self.keys, layer_mix(self.layer), self.p, add)  # type: ignore[no-any-return]
         if self._factors is None:
             mask = keep_mask(self.keys, self.layer, x.shape[-1], self.p)
             self._factors = mask.to(x.dtype).mul_(1.0 / (1.0 - self.p)).view_as(x)

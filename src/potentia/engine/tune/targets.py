@@ -9,7 +9,7 @@ head's, those that PEFT refuses and those that answer with something else than a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,27 +117,22 @@ def _by_peft(model: nn.Module, lora: LoraConfig, chosen: str | list[str]) -> Any
 
 
 def _layers(model: nn.Module, names: tuple[str, ...], config: Any, *, strict: bool) -> list[tuple[str, nn.Module]]:
-    reached, body = _reached(model), find_body(model)
-    inside = {id(module) for module in body.modules()}
-    chosen: list[tuple[str, nn.Module]] = []
-    matching = [(name, module) for name, module in model.named_modules() if _matches(name, names)]
-    lost = _not_read_back(model, config, [name for name, _ in matching])
-    for name, module in matching:
-        trouble = _trouble(model, name, module, config)
-        if trouble is None and name in lost:
-            trouble = "has an adapter that PEFT does not find again in its own files (it renames the tensors)"
-        if trouble is None and _kind(name) not in reached:
-            continue  # no text comes here: nothing to learn
-        if trouble is None and id(module) not in inside:
-            trouble = "belongs to the head, which has no adapters"
-        if trouble is None:
-            chosen.append((name, module))
-        elif strict:
-            raise TuningError(f"layer {name} {trouble}", hint="name other layers with `targets`")
-    return chosen
+    """Choose the layers of these names that a text reaches and that can be adapted; ``strict`` refuses the others."""
+    reached, inside = _reached(model), set(find_body(model).modules())
+    matching = {name: module for name, module in model.named_modules() if _matches(name, names)}
+    lost = _not_read_back(model, config, matching)
+    troubles = {name: _trouble(model, name, module, config) for name, module in matching.items()}
+    for name in lost:
+        troubles[name] = troubles[name] or "has an adapter that PEFT does not find again in its own files"
+    for name, module in matching.items():
+        if _kind(name) in reached and module not in inside:
+            troubles[name] = troubles[name] or "belongs to the head, which has no adapters"
+        if strict and troubles[name] is not None:
+            raise TuningError(f"layer {name} {troubles[name]}", hint="name other layers with `targets`")
+    return [(n, module) for n, module in matching.items() if troubles[n] is None and _kind(n) in reached]
 
 
-def _not_read_back(model: nn.Module, config: Any, names: list[str]) -> set[str]:
+def _not_read_back(model: nn.Module, config: Any, names: Iterable[str]) -> set[str]:
     """Name the layers whose adapters PEFT saves under names that it changes on reading, as it does with Laguna's."""
     try:
         from peft.utils.transformers_weight_conversion import convert_peft_adapter_state_dict_for_transformers

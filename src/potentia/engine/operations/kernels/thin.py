@@ -13,19 +13,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from potentia.engine.operations.kernels.elementwise import draw
+
 
 @triton.jit
 def _kept(x, keys, at, threshold, factor):
-    """Elements (T, D) that survive, times the factor; the same draws as ``elementwise``."""
-    h = (at >> 1).to(tl.uint32)[None, :] ^ keys[:, None]
-    h = h ^ (h >> 16)
-    h = h * 0x85EBCA6B
-    h = h ^ (h >> 13)
-    h = h * 0xC2B2AE35
-    h = h ^ (h >> 16)
-    half = tl.where(((at & 1) == 1)[None, :], h >> 16, h & 0xFFFF)
-    draw = ((half + 32768) & 0xFFFF).to(tl.int32)
-    return tl.where(draw >= threshold, x.to(tl.float32) * factor, 0.0)
+    """Elements (T, D) that survive, times the factor."""
+    return tl.where(draw(at[None, :], keys[:, None]) >= threshold, x.to(tl.float32) * factor, 0.0)
 
 
 @triton.jit
