@@ -234,9 +234,7 @@ def captures(bench: Bench) -> None:
         rider.slot = slot
     row = lay([row for rider in riders for row in rider.batch(2048)])
     inputs = StaticInputs.on(device, Bucket.holding(len(row.ids), len(row.targets), slots, few=True))
-    numbers = np.empty(inputs.bucket.size, np.int32)
-    row.fill(inputs.bucket, numbers)
-    inputs.buffer.copy_(torch.from_numpy(numbers))
+    inputs.buffer.copy_(torch.from_numpy(row.filled(inputs.bucket)))
     ours = StaticPass(SplitModel(model), bank, Blocks.of(model))
     steps = StaticSteps(ours, LaneStates(slots, bank.width, device))
     steps.update(np.ones((slots, COLUMNS), np.float32))

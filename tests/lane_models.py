@@ -72,9 +72,8 @@ def spec(key: str = "lane", *, seed: int = 3, data: TokenisedExamples | None = N
 def place(row: LongRow, bank: AdapterBank, *, few: bool) -> StaticInputs:
     """Put a long row into a bucket of its own."""
     bucket = Bucket.holding(len(row.ids), len(row.targets), bank.slots, few=few)
-    inputs, numbers = StaticInputs.on(bank.device, bucket), np.empty(bucket.size, np.int32)
-    row.fill(bucket, numbers)
-    inputs.buffer.copy_(torch.from_numpy(numbers))
+    inputs = StaticInputs.on(bank.device, bucket)
+    inputs.buffer.copy_(torch.from_numpy(row.filled(bucket)))
     return inputs
 
 

@@ -125,29 +125,26 @@ class LongRow:
     target_owners: Ints32
     weights: npt.NDArray[np.float32]
 
-    def fill(self, bucket: Bucket, buffer: Ints32) -> None:
-        """Write all fields into ``buffer`` (bucket.size,)."""
+    def filled(self, bucket: Bucket) -> Ints32:
+        """Return all fields, filled up to a bucket's sizes, end to end (bucket.size,)."""
+        assert len(self.ids) < bucket.tokens
+        assert len(self.targets) < bucket.targets
         alone = np.arange(len(self.ids), bucket.tokens, dtype=np.int32)
         spans = np.zeros((bucket.slots, 2), np.int32)
         for slot, span in self.spans.items():
             spans[slot] = span
         tiles = tile([*self.ends.tolist(), bucket.tokens])
         parts = vars(self) | {"spans": spans.ravel(), "tiles": tiles, "weights": self.weights.view(np.int32)}
-        filling: dict[str, Any] = {
-            "first": alone,
-            "last": alone + 1,
-            "owners": bucket.slots,
-            "target_owners": bucket.slots,
-        }
-        filling["positions"] = bucket.tokens - 1  # no real token stands here
+        filling: dict[str, Any] = {"first": alone, "last": alone + 1, "positions": bucket.tokens - 1}  # no real token
+        filling |= dict.fromkeys(("owners", "target_owners"), bucket.slots)
+        buffer = np.empty(bucket.size, np.int32)
         begin = 0
         for name, length in bucket.fields.items():
             end = begin + len(parts[name])
             buffer[begin:end] = parts[name]
             begin += length
             buffer[end:begin] = filling.get(name, 0)
-        assert len(self.ids) < bucket.tokens
-        assert len(self.targets) < bucket.targets
+        return buffer
 
 
 def lay(rows: Sequence[Lesson]) -> LongRow:

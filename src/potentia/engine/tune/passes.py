@@ -172,6 +172,12 @@ def to_device(values: npt.NDArray[Any], device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
+def send(values: npt.NDArray[Any], into: Tensor) -> None:
+    """Copy an array into a tensor without waiting for the device; torch keeps the pinned copy until it has arrived."""
+    host = torch.from_numpy(values)
+    into.copy_(host.pin_memory() if into.is_cuda else host, non_blocking=True)
+
+
 def run_step(
     split: SplitModel, bank: AdapterBank, rows: Sequence[Lesson], plan: PassPlan, form: str = SHARED
 ) -> Tensor:

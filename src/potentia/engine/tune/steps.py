@@ -8,7 +8,7 @@ each lane's gradient to its own norm as ``clip_grad_norm_`` does, so a lane equa
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,8 +22,8 @@ from potentia.engine.operations import operations
 from potentia.engine.split import SplitModel
 from potentia.engine.spread import out_of_memory
 from potentia.engine.tune.adapters import AdapterBank
-from potentia.engine.tune.layout import GRAIN, Bucket, Ints32, StaticInputs, lay
-from potentia.engine.tune.passes import HAND, LONG, SHARED, PassPlan, cut_end_to_end, run_step, to_device
+from potentia.engine.tune.layout import GRAIN, Bucket, StaticInputs, lay
+from potentia.engine.tune.passes import HAND, LONG, SHARED, PassPlan, cut_end_to_end, run_step, send, to_device
 from potentia.engine.tune.schedule import Lesson, Schedule
 from potentia.engine.tune.static import Blocks, StaticPass
 
@@ -117,38 +117,6 @@ MOST_FILLED = 1024  # tokens
 HURRIED = 2e12
 
 
-class Post:
-    """Sends arrays to the device from pinned memory, without waiting for what was sent before."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._sent: deque[tuple[Tensor, torch.cuda.Event]] = deque()
-
-    def send(self, count: int, fill: Callable[[Ints32], None], into: Tensor) -> None:
-        """Let ``fill`` write ``count`` 32-bit numbers, and copy them ``into`` a tensor."""
-        if self.device.type != "cuda":
-            array = np.empty(count, np.int32)
-            fill(array)
-            into.copy_(torch.from_numpy(array))
-            return
-        memory = self._free(count)
-        fill(memory.numpy()[:count])
-        into.copy_(memory[:count], non_blocking=True)
-        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        arrived.record()
-        self._sent.append((memory, arrived))
-
-    def _free(self, count: int) -> Tensor:
-        while self._sent and self._sent[0][1].query():  # type: ignore[no-untyped-call]
-            memory, _ = self._sent.popleft()
-            if memory.numel() >= count:
-                return memory
-        if len(self._sent) > 64:  # the host is far ahead
-            self._sent[0][1].synchronize()
-            return self._free(count)
-        return torch.empty(count + count // 4, dtype=torch.int32, pin_memory=True)
-
-
 @dataclass
 class _Shelf:
     inputs: StaticInputs
@@ -172,7 +140,6 @@ class StaticSteps:
         self.grain = 1 << int(np.log2(np.clip(FILLED_FREE / self.parameters, GRAIN, MOST_FILLED)))
         self.capturing = self.device.type == "cuda"
         self.captured = self.replayed = 0
-        self._post, self._settings_post = Post(self.device), Post(self.device)
         self._shelves: OrderedDict[Bucket, _Shelf] = OrderedDict()
         self._pool: Any = None
         self._table = torch.zeros(self.bank.slots, COLUMNS, device=self.device)
@@ -188,11 +155,7 @@ class StaticSteps:
             worth = self.capturing and not plan.checkpointing and len(row.ids) * self.parameters < LAUNCH_BOUND
             bucket = Bucket.holding(len(row.ids), len(row.targets), self.bank.slots, few=worth, grain=self.grain)
             shelf = self._shelf(bucket) if worth else _Shelf(StaticInputs.on(self.device, bucket))
-
-            def fill(array: Ints32, row: Any = row, bucket: Bucket = bucket) -> None:
-                row.fill(bucket, array)
-
-            self._post.send(bucket.size, fill, shelf.inputs.buffer)
+            send(row.filled(bucket), shelf.inputs.buffer)
             if worth:
                 self._run(shelf)
             else:
@@ -255,8 +218,7 @@ class StaticSteps:
 
     def update(self, table: Table) -> None:
         """Update the lanes that ``table`` (slots, 11) names, by the gradients added since the last update."""
-        flat = self._table.view(torch.int32).view(-1)
-        self._settings_post.send(table.size, lambda array: np.copyto(array, table.view(np.int32).ravel()), flat)
+        send(table, self._table)
         if self._update_graph is None and self._updates > 0 and self.capturing:
             self._update_graph = self._capture(self._update)
         self._updates += 1
