@@ -10,14 +10,19 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from potentia.analysis.rankings.sentences import listing
 from potentia.evidence import Evidence, study_of
 from potentia.values.findings import Bars, Cell, Chart, Finding, Heatmap, Table, short_names
-from potentia.values.scores import Floats
+from potentia.values.scores import Floats, ItemOutcome
+
+if TYPE_CHECKING:
+    from potentia.store import CellRecord
+
+Answers = Counter[tuple[str, str]]  # documents by true and predicted label
 
 MAJORITY, TFIDF = "majority class", "TF-IDF + logistic regression"
 CONSTANT = 0.98  # share of one answer from which a model is said to answer always the same
@@ -56,62 +61,38 @@ class Classification(Finding):
         rows: list[tuple[Cell, ...]] = [
             (name, *one.scores, one.direct) for name, one in zip(names, self.models, strict=True)
         ]
-        rows += [(name, *(told.get(m, math.nan) for m in METRICS), None) for name, told in self.baselines.items()]
-        best, shown = names[0], len(NAMES) + 1 + any(one.direct == one.direct for one in self.models)
-        return [
-            Table(
-                f"{self.task}: {len(self.labels)} labels, {self.documents} test documents",
-                ("model", *NAMES, "accuracy, direct")[:shown],
-                tuple(row[:shown] for row in rows),
-                note="Macro-F1 and balanced accuracy count every class the same, however rare."
-                + (" The last rows need no language model." if self.baselines else ""),
-            ),
-            Table(
-                f"Classes of {self.task} ({best})",
-                ("label", "documents", "predicted", "precision", "recall", "F1"),
-                tuple(self._classes()),
-            ),
-            Table(
-                f"Confusion on {self.task} ({best}): rows are true labels, columns predictions",
-                ("true", *self.labels),
-                tuple((label, *map(int, row)) for label, row in zip(self.labels, self.confusion, strict=True)),
-            ),
-        ]
-
-    def _classes(self) -> list[tuple[Cell, ...]]:
+        rows += [(name, *(of.get(m, math.nan) for m in METRICS), None) for name, of in self.baselines.items()]
+        columns = ("model", *NAMES, "accuracy, direct")
+        if all(math.isnan(one.direct) for one in self.models):
+            columns, rows = columns[:-1], [row[:-1] for row in rows]
+        title = f"{self.task}: {len(self.labels)} labels, {self.documents} test documents"
+        note = "Macro-F1 and balanced accuracy count every class the same, however rare."
+        note += " The last rows need no language model." if self.baselines else ""
         gold, given, right = self.confusion.sum(axis=1), self.confusion.sum(axis=0), np.diag(self.confusion)
-        rows: list[tuple[Cell, ...]] = []
-        for k, label in enumerate(self.labels):
-            precision = right[k] / given[k] if given[k] else math.nan
-            recall = right[k] / gold[k] if gold[k] else math.nan
-            f1 = 2 * right[k] / (gold[k] + given[k]) if gold[k] + given[k] else math.nan
-            rows.append((label, int(gold[k]), int(given[k]), float(precision), float(recall), float(f1)))
-        return rows
+        shares = (_ratio(right, given), _ratio(right, gold), _ratio(2 * right, gold + given))
+        classes = zip(self.labels, map(int, gold), map(int, given), *shares, strict=True)
+        taken = ((label, *map(int, row)) for label, row in zip(self.labels, self.confusion, strict=True))
+        heads = ("label", "documents", "predicted", "precision", "recall", "F1")
+        confusion = f"Confusion on {self.task} ({names[0]}): rows are true labels, columns predictions"
+        return [
+            Table(title, columns, tuple(rows), note),
+            Table(f"Classes of {self.task} ({names[0]})", heads, tuple(classes)),
+            Table(confusion, ("true", *self.labels), tuple(taken)),
+        ]
 
     def charts(self) -> Sequence[Chart]:
         """Return accuracy beside the baselines, and the confusion of the best model."""
         names = (*short_names([one.model for one in self.models]), *self.baselines)
-        values = (*(one.scores[0] for one in self.models), *(told["acc"] for told in self.baselines.values()))
-        total = np.maximum(self.confusion.sum(axis=1, keepdims=True), 1)
+        values = (*(one.scores[0] for one in self.models), *(of["acc"] for of in self.baselines.values()))
+        bars = {"accuracy": tuple(map(float, values))}
+        caption = "Models, and below them what needs no language model."
+        shares = self.confusion / np.maximum(self.confusion.sum(axis=1, keepdims=True), 1)
+        title = f"What {names[0]} takes for what on {self.task}"
+        why = "Share of the documents of each true label (rows) by predicted label (columns)."
+        place, labels = f"confusion-{self.task}", self.labels
         return [
-            Bars(
-                name=f"classification-{self.task}",
-                title=f"Accuracy on {self.task}",
-                caption="Models, and below them what needs no language model.",
-                labels=names,
-                series={"accuracy": tuple(map(float, values))},
-                y_label="accuracy",
-            ),
-            Heatmap(
-                name=f"confusion-{self.task}",
-                title=f"What {names[0]} takes for what on {self.task}",
-                caption="Share of the documents of each true label (rows) by predicted label (columns).",
-                rows=self.labels,
-                columns=self.labels,
-                values=self.confusion / total,
-                low=0.0,
-                high=1.0,
-            ),
+            Bars(f"classification-{self.task}", f"Accuracy on {self.task}", caption, names, bars, y_label="accuracy"),
+            Heatmap(place, title, why, labels, labels, shares, low=0.0, high=1.0),
         ]
 
     def sentences(self) -> list[str]:
@@ -135,6 +116,10 @@ class Classification(Finding):
         return said
 
 
+def _ratio(part: Floats, whole: Floats) -> list[float]:
+    return [float(x) for x in np.divide(part, whole, out=np.full(len(whole), np.nan), where=whole > 0)]
+
+
 def _difference(one: Labelled, other: Mapping[str, float]) -> tuple[float, float, float]:
     """Return by how much a model is ahead: (low, high, value) of a 95 % interval; NaN where it is not known."""
     gap = one.scores[0] - other.get("acc", math.nan)
@@ -142,85 +127,77 @@ def _difference(one: Labelled, other: Mapping[str, float]) -> tuple[float, float
     return gap - half, gap + half, gap
 
 
-def _beside(name: str, one: Labelled, other: str, told: Mapping[str, float]) -> str:
-    low, high, gap = _difference(one, told)
+def _beside(name: str, one: Labelled, other: str, measured: Mapping[str, float]) -> str:
+    low, high, gap = _difference(one, measured)
     scores = f"{name} scores {one.scores[0]:.3f}"
     if low > 0:
         return f"{scores}, {gap:.3f} more than {other} (95 % interval {low:.3f} to {high:.3f})."
     sure = "less than" if high < 0 else "not surely more than"
-    between = f"{told['acc']:.3f}; difference {gap:+.3f}, 95 % interval {low:+.3f} to {high:+.3f}"
+    between = f"{measured['acc']:.3f}; difference {gap:+.3f}, 95 % interval {low:+.3f} to {high:+.3f}"
     return f"{scores}, {sure} {other} on the same split ({between}). That classifier costs next to nothing and may do."
 
 
 def find_classification(evidence: Evidence, *, best: str | None = None) -> list[Classification]:
     """Return the tests on labelled texts of one's own, under the protocol that ranks; ``best`` where it is chosen."""
-    own = {
-        task.name
-        for study in filter(None, map(study_of, evidence.studies))
-        for task in study.benchmarks()
-        if task.file is not None or task.dataset is not None or "." in task.name or "/" in task.name
-    }
+    own = set()
+    for study in filter(None, map(study_of, evidence.studies)):
+        own |= {task.name for task in study.benchmarks() if task.file or task.dataset or {".", "/"} & set(task.name)}
     if not own or evidence.main is None:
         return []
-    cells = [cell for cell in evidence.cells() if cell.task in own]
-    direct = {(c.task, c.model): c.scores["acc"].value for c in cells if c.protocol == "direct" and "acc" in c.scores}
-    found = []
-    for task in dict.fromkeys(cell.task for cell in cells):
-        mine = {c.model: c for c in cells if c.task == task and c.protocol == evidence.main}
-        labels = next((_task(c).get("labels") for c in mine.values() if _task(c).get("labels")), None)
-        mine = {model: cell for model, cell in mine.items() if all(m in cell.scores for m in METRICS)}
-        if not labels or not mine:
-            continue
-        words = {said: raw for raw, said in labels.items()}
-        answers = {model: evidence.items(cell.key) for model, cell in mine.items()}
-        rows = []
-        for model, cell in mine.items():
-            given = Counter(words.get(item.prediction, item.prediction) for item in answers[model])
-            gold = Counter(words.get(item.gold, item.gold) for item in answers[model])
-            rows.append(
-                Labelled(
-                    model=model,
-                    scores=tuple(cell.scores[m].value for m in METRICS),  # type: ignore[arg-type]
-                    stderr=cell.scores["acc"].stderr,
-                    direct=direct.get((task, model), math.nan),
-                    constant=_constant(given, gold),
-                    unknown=float(_task(cell).get("unknown_tokens") or 0.0),
-                )
-            )
-        rows.sort(key=lambda one: (one.model != best, -one.scores[0], one.model))
-        first = rows[0].model
-        found.append(
-            Classification(
-                task=task,
-                protocol=str(evidence.main),
-                labels=tuple(labels),
-                models=tuple(rows),
-                baselines=_task(mine[first]).get("baselines") or {},
-                confusion=_confusion(answers[first], words, list(labels)),
-                documents=mine[first].scores["acc"].n,
-            )
-        )
-    return found
+    by_task: dict[str, list[CellRecord]] = {}
+    for cell in evidence.cells():
+        if cell.task in own:
+            by_task.setdefault(cell.task, []).append(cell)
+    found = (_classified(evidence, task, cells, best) for task, cells in by_task.items())
+    return [one for one in found if one is not None]
 
 
-def _task(cell: Any) -> Mapping[str, Any]:
+def _classified(evidence: Evidence, task: str, cells: Sequence[CellRecord], best: str | None) -> Classification | None:
+    """Return one test on labelled texts, the best model first; None where its cells have no labels."""
+    ranked = [cell for cell in cells if cell.protocol == evidence.main]
+    labels = next(filter(None, (_task(cell).get("labels") for cell in ranked)), None)
+    ranked = [cell for cell in ranked if set(METRICS) <= set(cell.scores)]
+    if not labels or not ranked:
+        return None
+    ranked.sort(key=lambda cell: (cell.model != best, -cell.scores["acc"].value, cell.model))
+    direct = {c.model: c.scores["acc"].value for c in cells if c.protocol == "direct" and "acc" in c.scores}
+    words = {said: raw for raw, said in labels.items()}
+    answers = {cell.model: _answers(evidence.items(cell.key), words) for cell in ranked}
+    first, counts = ranked[0], answers[ranked[0].model]
+    return Classification(
+        task=task,
+        protocol=str(evidence.main),
+        labels=tuple(labels),
+        models=tuple(_labelled(cell, direct, answers[cell.model]) for cell in ranked),
+        baselines=_task(first).get("baselines") or {},
+        confusion=np.array([[counts[gold, given] for given in labels] for gold in labels], dtype=np.float64),
+        documents=first.scores["acc"].n,
+    )
+
+
+def _labelled(cell: CellRecord, direct: Mapping[str, float], answers: Answers) -> Labelled:
+    accuracy, macro_f1, balanced = (cell.scores[name].value for name in METRICS)
+    unknown = float(_task(cell).get("unknown_tokens") or 0.0)
+    error, before = cell.scores["acc"].stderr, direct.get(cell.model, math.nan)
+    return Labelled(cell.model, (accuracy, macro_f1, balanced), error, before, _constant(answers), unknown)
+
+
+def _task(cell: CellRecord) -> Mapping[str, Any]:
     return cell.manifest.get("task") or {}
 
 
-def _constant(given: Counter[str], gold: Counter[str]) -> str | None:
+def _answers(items: Sequence[ItemOutcome], words: Mapping[str, str]) -> Answers:
+    """Count the documents by true and by predicted label."""
+    return Counter((words.get(one.gold, one.gold), words.get(one.prediction, one.prediction)) for one in items)
+
+
+def _constant(answers: Answers) -> str | None:
     """Return the label that is nearly always answered where the truth is more than that."""
-    total = sum(given.values())
-    if total < 10:
+    gold, given = Counter[str](), Counter[str]()
+    for (right, said), times in answers.items():
+        gold[right] += times
+        given[said] += times
+    if given.total() < 10:
         return None
     label, times = given.most_common(1)[0]
-    return label if times >= CONSTANT * total and gold[label] < 0.9 * total else None
-
-
-def _confusion(items: Sequence[Any], words: Mapping[str, str], labels: list[str]) -> Floats:
-    counts = np.zeros((len(labels), len(labels)))
-    places = {label: k for k, label in enumerate(labels)}
-    for item in items:
-        gold, given = words.get(item.gold, item.gold), words.get(item.prediction, item.prediction)
-        if gold in places and given in places:
-            counts[places[gold], places[given]] += 1
-    return counts
+    return label if times >= CONSTANT * given.total() and gold[label] < 0.9 * given.total() else None

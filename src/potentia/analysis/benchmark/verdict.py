@@ -12,17 +12,18 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import compress, pairwise
 from typing import Literal
 
 import numpy as np
 from scipy.stats import chi2, f, false_discovery_control, t
 
-from potentia.analysis.stats.bootstrap import tau_rows
+from potentia.analysis.stats.bootstrap import tau_rows, three
 from potentia.errors import InputError
 from potentia.evidence import Evidence
 from potentia.facts import benchmark
 from potentia.values.findings import Bars, Cell, Chart, Finding, Interval, Table
+from potentia.values.protocol import Protocol, TaskName
 from potentia.values.scores import Floats, ScoreMatrix
 
 LEVEL = 0.02  # of each of the two tests behind a verdict
@@ -79,8 +80,9 @@ class BenchmarkVerdict(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return the page: the verdict with its reasons, the measures, agreement by task, suspect items."""
-        share = len(self.suspects) / self.documents if self.documents and self.by_items else math.nan
-        single: dict[str, float | None] = {
+        measures: dict[str, Interval | float | None] = {
+            "agreement with the others (mean τ)": self.agreement,
+            "gain by tuning": self.gain,
             "P of such agreement by chance": self.agreement_p,
             "P that models differ by chance alone": self.differences_p,
             "reliability of the ranking": self.reliability,
@@ -92,33 +94,28 @@ class BenchmarkVerdict(Finding):
             "best score": self.best,
             "median score": self.median,
             "τ of direct and tuned ranking": self.direct_tuned,
-            "share of suspect items": share,
+            "share of suspect items": len(self.suspects) / self.documents if self.by_items else None,
             "test documents that are in train": self.in_train,
         }
-        spans = {"agreement with the others (mean τ)": self.agreement, "gain by tuning": self.gain}
-        rows: list[tuple[Cell, ...]] = [
-            (n, one.value, one.low, one.high) for n, one in spans.items() if one is not None
-        ]
-        rows += [(name, _short(value), None, None) for name, value in single.items()]
-        by_items = "" if self.by_items else " Without items: reliability from standard errors, no suspect items."
+        rows = tuple(
+            (name, *(three(value) if isinstance(value, Interval) else (_short(value), None, None)))
+            for name, value in measures.items()
+        )
         near = sorted(zip(self.others, self.taus, strict=True), key=lambda pair: -pair[1])
+        note = "Intervals are of 95 %, over models drawn anew."
+        note += "" if self.by_items else " Without items: reliability from standard errors, no suspect items."
+        title, columns = f"{self.task} ({self.protocol}, {self.models} models)", ("measure", "value", "low", "high")
         tables = [
             Table(f"{self.task}: {self.verdict}", ("", "reason"), tuple(enumerate(self.reasons, start=1))),
-            Table(
-                f"{self.task} ({self.protocol}, {self.models} models)",
-                ("measure", "value", "low", "high"),
-                tuple(rows),
-                note=f"Intervals are of 95 %, over models drawn anew.{by_items}",
-            ),
+            Table(title, columns, rows, note),
             Table(f"Agreement of {self.task} with each other task", ("task", "τ"), tuple(near)),
         ]
         if self.suspects:
             listed = tuple((s.document, s.reason, s.right, s.discrimination) for s in self.suspects[:LISTED])
             more = len(self.suspects) - LISTED
             columns = ("document", "reason", "share right", "discrimination")
-            tables.append(
-                Table(f"Items of {self.task} to look at", columns, listed, f"… and {more} more." * (more > 0))
-            )
+            rest = f"… and {more} more." if more > 0 else ""
+            tables.append(Table(f"Items of {self.task} to look at", columns, listed, rest))
         return tables
 
     def charts(self) -> Sequence[Chart]:
@@ -126,16 +123,9 @@ class BenchmarkVerdict(Finding):
         if not self.others:
             return []
         order = np.argsort(self.taus)[::-1]
-        return [
-            Bars(
-                name=f"benchmark-{self.task}",
-                title=f"Agreement of {self.task} with the others",
-                caption="Kendall's τ of the rankings of models.",
-                labels=tuple(self.others[k] for k in order),
-                series={"τ": tuple(float(self.taus[k]) for k in order)},
-                y_label="τ",
-            )
-        ]
+        labels, taus = tuple(self.others[k] for k in order), tuple(float(self.taus[k]) for k in order)
+        title, caption = f"Agreement of {self.task} with the others", "Kendall's τ of the rankings of models."
+        return [Bars(f"benchmark-{self.task}", title, caption, labels, {"τ": taus}, y_label="τ")]
 
     def headline(self) -> str:
         """Say the verdict in one sentence."""
@@ -150,15 +140,15 @@ def find_benchmark(
     evidence: Evidence, task: str, *, protocol: str | None = None, in_train: int | None = None, seed: int = 0
 ) -> BenchmarkVerdict:
     """Judge one benchmark of the evidence among the others, under the protocol that ranks (or the one given)."""
-    name = protocol or evidence.main
-    chosen = next((p for p in evidence.planned if p == name), None)
-    if chosen is None:
-        raise InputError(f"no protocol {name!r} in {evidence.source}", hint=f"there are: {', '.join(evidence.planned)}")
+    chosen = Protocol(protocol or evidence.main or "")
+    if chosen not in evidence.planned:
+        known = ", ".join(evidence.planned)
+        raise InputError(f"no protocol {str(chosen)!r} in {evidence.source}", hint=f"there are: {known}")
     matrix = evidence.planned[chosen].benchmarks()
     if task not in matrix.tasks:
         raise InputError(f"no scores of {task} in {evidence.source}", hint=f"there are: {', '.join(matrix.tasks[:12])}")
     direct = next((m for p, m in evidence.planned.items() if not p.tuned and task in m.tasks), None)
-    facts = benchmark(task.partition(":")[0])
+    facts = benchmark(TaskName(task).base)
     chance = evidence.background.chance.get(task, facts.chance if facts is not None else None)
     items = evidence.outcomes.get(chosen, {}).get(task, {})
     before = direct if chosen.tuned else None
@@ -204,7 +194,7 @@ def judge(
     """Judge one column of a matrix among the others; ``items`` are outcomes by model and document."""
     column = matrix.tasks.index(task)
     known = np.isfinite(matrix.values)
-    rows = [m for m, there in zip(matrix.models, known[:, column], strict=True) if there]
+    rows = list(compress(matrix.models, known[:, column]))
     if len(rows) < FEWEST:
         raise InputError(f"{task} has scores of {len(rows)} models", hint=f"a verdict needs {FEWEST} at least")
     shared = known[known[:, column]].sum(axis=0)
@@ -250,53 +240,55 @@ def judge(
 
 
 def _decide(b: BenchmarkVerdict, up: bool) -> tuple[Verdict, tuple[str, ...]]:
-    differs, agrees = b.differences_p < LEVEL, b.agreement_p < LEVEL
-    drop, fix = [], []
-    if not math.isfinite(b.differences_p):
-        fix.append("there are neither items nor standard errors: whether its differences are real cannot be told.")
-    elif not differs and not agrees:
-        drop.append(
-            f"its scores differ no more than chance makes them (P = {b.differences_p:.2f}), and its ranking agrees with"
-            f" {'no other' if b.others else 'nothing: there is no other task'}"
-            + (f" (τ {b.agreement.value:.2f}, P = {b.agreement_p:.2f})." if b.others else ".")
-        )
-    elif not differs:
-        more = f" About {b.needed:,.0f} documents would find a difference of {RESOLUTION:g}." if b.by_items else ""
-        fix.append(f"its test is too small to tell these models apart (P = {b.differences_p:.2f}).{more}")
-    elif b.others and len(b.others) >= 2 and b.agreement.high < 0:
-        drop.append(f"it ranks models against the others (τ {b.agreement.value:.2f}): check its metric and its labels.")
-    elif len(b.others) >= 2 and not agrees and b.models >= 6:
-        fix.append(
-            f"its differences are real, but its ranking is not shown to agree with the others"
-            f" (τ {b.agreement.value:.2f}, P = {b.agreement_p:.2f}):"
-            " it measures something else, or its prompt or metric is wrong."
-        )
+    """Return the verdict and its reasons, those to drop it first."""
+    verdict, reason = _by_tests(b)
+    found: dict[Verdict, list[str]] = {"drop": [], "fix": [], "keep": []}
+    found[verdict].append(reason)
     if b.at_floor > 0.5 and math.isfinite(b.chance):
-        fix.append(
-            f"{b.at_floor:.0%} of the models are at the level of a guess ({b.chance:.2f}): it is too hard for them."
-        )
+        floor = f"{b.at_floor:.0%} of the models are at the level of a guess ({b.chance:.2f})"
+        found["fix"].append(f"{floor}: it is too hard for them.")
     if up and b.best <= 1.0 and b.median >= CEILING:
-        drop.append(f"half of the models score {b.median:.2f} or more: there is nothing left to tell apart.")
+        found["drop"].append(f"half of the models score {b.median:.2f} or more: there is nothing left to tell apart.")
     negative = sum("negative" in s.reason for s in b.suspects)
-    if b.documents and negative > SUSPECT * b.documents:
-        fix.append(f"{negative} of {b.documents} items are answered better by worse models: check their answers.")
+    if negative > SUSPECT * b.documents:
+        wrong = f"{negative} of {b.documents} items are answered better by worse models"
+        found["fix"].append(f"{wrong}: check their answers.")
     if b.in_train:
-        fix.append(f"{b.in_train} test documents are also in the training split.")
-    if drop:
-        return "drop", (*drop, *fix)
-    if fix:
-        return "fix", tuple(fix)
-    return "keep", tuple(_kept(b))
+        found["fix"].append(f"{b.in_train} test documents are also in the training split.")
+    worst: Verdict = next(verdict for verdict, reasons in found.items() if reasons)
+    return worst, (*found["drop"], *found["fix"]) if worst != "keep" else _kept(b)
 
 
-def _kept(b: BenchmarkVerdict) -> list[str]:
+def _by_tests(b: BenchmarkVerdict) -> tuple[Verdict, str]:
+    """Return what the test of differences and the test of agreement say together."""
+    if not math.isfinite(b.differences_p):
+        return "fix", "there are neither items nor standard errors: whether its differences are real cannot be told."
+    differs, agrees = b.differences_p < LEVEL, b.agreement_p < LEVEL
+    tau = f"τ {b.agreement.value:.2f}"
+    if not differs and not agrees:
+        same = f"its scores differ no more than chance makes them (P = {b.differences_p:.2f})"
+        if not b.others:
+            return "drop", f"{same}, and its ranking agrees with nothing: there is no other task."
+        return "drop", f"{same}, and its ranking agrees with no other ({tau}, P = {b.agreement_p:.2f})."
+    if not differs:
+        more = f" About {b.needed:,.0f} documents would find a difference of {RESOLUTION:g}." if b.by_items else ""
+        return "fix", f"its test is too small to tell these models apart (P = {b.differences_p:.2f}).{more}"
+    if len(b.others) >= 2 and b.agreement.high < 0:
+        return "drop", f"it ranks models against the others ({tau}): check its metric and its labels."
+    if len(b.others) >= 2 and not agrees and b.models >= 6:
+        alone = f"its differences are real, but its ranking is not shown to agree with the others ({tau}, "
+        return "fix", f"{alone}P = {b.agreement_p:.2f}): it measures something else, or its prompt or metric is wrong."
+    return "keep", ""
+
+
+def _kept(b: BenchmarkVerdict) -> tuple[str, ...]:
     said = [f"its differences are real (P < {LEVEL:g}), with a reliability of {b.reliability:.2f}."]
     if b.others:
         said.append(f"its ranking agrees with the others: mean τ {b.agreement.value:.2f}.")
-        near = max(range(len(b.taus)), key=lambda k: b.taus[k])
-        if b.taus[near] > 0.9 and b.reliability > 0.9:
-            said.append(f"it ranks as {b.others[near]} does (τ {b.taus[near]:.2f}): one of the two would do.")
-    return said
+        near, tau = max(zip(b.others, b.taus, strict=True), key=lambda pair: pair[1])
+        if tau > 0.9 and b.reliability > 0.9:
+            said.append(f"it ranks as {near} does (τ {tau:.2f}): one of the two would do.")
+    return tuple(said)
 
 
 # --- measures --------------------------------------------------------------------------------------------------------
@@ -337,7 +329,7 @@ def _answers(models: Sequence[str], items: Mapping[str, Mapping[int, float]]) ->
     shared = sorted(set.intersection(*(set(items.get(model, ())) for model in models)))
     values = np.array([[items[model][document] for document in shared] for model in models]).reshape(len(models), -1)
     fine = np.isfinite(values).all(axis=0)
-    return [document for document, ok in zip(shared, fine, strict=True) if ok], values[:, fine]
+    return list(compress(shared, fine)), values[:, fine]
 
 
 def _by_items(answers: Floats) -> tuple[float, float]:
@@ -394,15 +386,13 @@ def _suspects(documents: Sequence[int], answers: Floats, *, tuned: bool) -> tupl
     norm = np.sqrt((x**2).sum(axis=0) * (y**2).sum(axis=0))
     r = np.divide((x * y).sum(axis=0), norm, out=np.zeros(n), where=norm > 1e-12)
     score = r * np.sqrt(max(models - 2, 1) / np.maximum(1 - r**2, 1e-9))
-    negative = false_discovery_control(t.cdf(score, max(models - 2, 1))) < FALSE
-    right = answers.mean(axis=0)
-    found = [
-        Suspect(documents[k], "negative discrimination", float(right[k]), float(r[k]))
-        for k in map(int, np.flatnonzero(negative))
-    ]
-    wrong = "always wrong after tuning" if tuned else "always wrong"
-    found += [Suspect(documents[k], wrong, 0.0, 0.0) for k in map(int, np.flatnonzero(answers.max(axis=0) <= 0))]
-    return tuple(sorted(found, key=lambda s: (s.reason != "negative discrimination", s.discrimination)))
+    negative = np.flatnonzero(false_discovery_control(t.cdf(score, max(models - 2, 1))) < FALSE)
+    negative = negative[np.argsort(r[negative], kind="stable")]
+    right, wrong = answers.mean(axis=0), "always wrong after tuning" if tuned else "always wrong"
+    return (
+        *(Suspect(documents[k], "negative discrimination", float(right[k]), float(r[k])) for k in negative),
+        *(Suspect(documents[k], wrong, 0.0, 0.0) for k in np.flatnonzero(answers.max(axis=0) <= 0)),
+    )
 
 
 def _gain(
