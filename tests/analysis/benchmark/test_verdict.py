@@ -93,6 +93,19 @@ def test_what_is_wrong_is_named() -> None:
     assert "7 test documents are also in the training split" in " ".join(shared.reasons)
 
 
+def test_the_level_of_a_guess_follows_the_metric() -> None:
+    """A guess has an MCC of 0 on CoLA, not the accuracy of a coin."""
+    rng = np.random.default_rng(4)
+    matrix, _ = world(rng, answers(rng, np.linspace(0.1, 0.4, 10), 500))
+    tasks = ["cola", *matrix.tasks[1:]]
+    for metric, guess in (("mcc", 0.0), ("acc", 0.5), ("", 0.0)):
+        scores = ScoreMatrix.build(MODELS, tasks, matrix.values, stderr=matrix.stderr, metrics=[metric] * len(tasks))
+        found = find_benchmark(Evidence.of(scores), "cola")
+        assert (found.chance, found.at_floor == 1.0) == (guess, guess == 0.5)
+        assert ("level of a guess" in " ".join(found.reasons)) == (guess == 0.5)
+        assert ("documents it has", None, None, None) in found.tables()[1].rows
+
+
 def test_direct_beside_tuned_and_what_cannot_be_judged() -> None:
     rng = np.random.default_rng(3)
     matrix, _ = world(rng, answers(rng, np.linspace(0.3, 0.8, 10), 500))

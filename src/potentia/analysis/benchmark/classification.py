@@ -62,7 +62,7 @@ class Classification(Finding):
             (name, *one.scores, one.direct) for name, one in zip(names, self.models, strict=True)
         ]
         rows += [(name, *(of.get(m, math.nan) for m in METRICS), None) for name, of in self.baselines.items()]
-        columns = ("model", *NAMES, "accuracy, direct")
+        columns: tuple[str, ...] = ("model", *NAMES, "accuracy, direct")
         if all(math.isnan(one.direct) for one in self.models):
             columns, rows = columns[:-1], [row[:-1] for row in rows]
         title = f"{self.task}: {len(self.labels)} labels, {self.documents} test documents"
@@ -71,7 +71,9 @@ class Classification(Finding):
         gold, given, right = self.confusion.sum(axis=1), self.confusion.sum(axis=0), np.diag(self.confusion)
         shares = (_ratio(right, given), _ratio(right, gold), _ratio(2 * right, gold + given))
         classes = zip(self.labels, map(int, gold), map(int, given), *shares, strict=True)
-        taken = ((label, *map(int, row)) for label, row in zip(self.labels, self.confusion, strict=True))
+        taken: list[tuple[Cell, ...]] = [
+            (label, *map(int, row)) for label, row in zip(self.labels, self.confusion, strict=True)
+        ]
         heads = ("label", "documents", "predicted", "precision", "recall", "F1")
         confusion = f"Confusion on {self.task} ({names[0]}): rows are true labels, columns predictions"
         return [

@@ -21,9 +21,9 @@ from scipy.stats import chi2, f, false_discovery_control, t
 from potentia.analysis.stats.bootstrap import tau_rows, three
 from potentia.errors import InputError
 from potentia.evidence import Evidence
-from potentia.facts import benchmark
+from potentia.facts import chance
 from potentia.values.findings import Bars, Cell, Chart, Finding, Interval, Table
-from potentia.values.protocol import Protocol, TaskName
+from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 
 LEVEL = 0.02  # of each of the two tests behind a verdict
@@ -87,7 +87,7 @@ class BenchmarkVerdict(Finding):
             "P that models differ by chance alone": self.differences_p,
             "reliability of the ranking": self.reliability,
             f"documents to find a difference of {RESOLUTION:g}": self.needed,
-            "documents it has": float(self.documents),
+            "documents it has": float(self.documents) if self.documents else None,
             "share of model pairs that differ": self.resolved,
             "score of a guess": self.chance,
             "share of models at the level of a guess": self.at_floor,
@@ -148,11 +148,18 @@ def find_benchmark(
     if task not in matrix.tasks:
         raise InputError(f"no scores of {task} in {evidence.source}", hint=f"there are: {', '.join(matrix.tasks[:12])}")
     direct = next((m for p, m in evidence.planned.items() if not p.tuned and task in m.tasks), None)
-    facts = benchmark(TaskName(task).base)
-    chance = evidence.background.chance.get(task, facts.chance if facts is not None else None)
     items = evidence.outcomes.get(chosen, {}).get(task, {})
-    before = direct if chosen.tuned else None
-    return judge(matrix, task, items=items, direct=before, chance=chance, in_train=in_train, seed=seed)
+    guess, before = _guess(matrix, task, evidence.background.chance), direct if chosen.tuned else None
+    return judge(matrix, task, items=items, direct=before, chance=guess, in_train=in_train, seed=seed)
+
+
+def _guess(matrix: ScoreMatrix, task: str, known: Mapping[str, float]) -> float | None:
+    """Return the score of a guess by the task's metric; None where nobody knows it."""
+    metric = matrix.metrics[matrix.tasks.index(task)]
+    try:
+        return chance(task, metric=metric.name, higher_is_better=metric.higher_is_better, known=known)
+    except InputError:
+        return None
 
 
 def find_benchmarks(evidence: Evidence) -> tuple[BenchmarkVerdict, ...]:
@@ -390,8 +397,8 @@ def _suspects(documents: Sequence[int], answers: Floats, *, tuned: bool) -> tupl
     negative = negative[np.argsort(r[negative], kind="stable")]
     right, wrong = answers.mean(axis=0), "always wrong after tuning" if tuned else "always wrong"
     return (
-        *(Suspect(documents[k], "negative discrimination", float(right[k]), float(r[k])) for k in negative),
-        *(Suspect(documents[k], wrong, 0.0, 0.0) for k in np.flatnonzero(answers.max(axis=0) <= 0)),
+        *(Suspect(documents[k], "negative discrimination", float(right[k]), float(r[k])) for k in map(int, negative)),
+        *(Suspect(documents[k], wrong, 0.0, 0.0) for k in map(int, np.flatnonzero(answers.max(axis=0) <= 0))),
     )
 
 
