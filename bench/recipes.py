@@ -48,7 +48,7 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "start 1e-4 to 1e-3": {"learning_rates": [1e-4, 3e-4, 1e-3], "rate_bounds": BOUNDS},
     "start 1e-4 to 3e-3": {"learning_rates": [1e-4, 3e-4, 1e-3, 3e-3], "rate_bounds": BOUNDS},
     "no bracketing": {"rate_bounds": None},
-    "five epochs": {"epochs": 5, "least_updates": 200},
+    "three epochs": {"epochs": 3, "least_updates": 200},
     "no race": {"race": False},
     "dropout 0.1": {"dropout": 0.1},
     "rank 32": {"rank": 32, "alpha": 128},

@@ -34,7 +34,7 @@ def test_the_page_is_up_to_date():
     "line",
     [
         "| `models` | list of records | needed | hub names and folders, or records |",
-        "| `epochs` | whole number > 0 | `3` | passes over the training documents |",
+        "| `epochs` | whole number > 0 | `5` | passes over the training documents |",
         "| `learning_rates` | list of numbers > 0 | `[0.0003, 0.001, 0.003]` | the grid; validation chooses from it |",
         "| `dropout` | number ≥ 0, < 1 | `0` | dropout on the adapters' input |",
         "| `method` | `lora` or `rslora` or `dora` or `full` | `lora` |"

@@ -77,7 +77,7 @@ def study_text(
         body["tuning"] = {"epochs": 2, "learning_rates": [1e-3]}
         more = [
             f"caps: {_yaml(body['caps'])}   # documents of each split at most, for a try",
-            f"tuning: {_yaml(body['tuning'])}   # without it: three epochs or more, the rate searched",
+            f"tuning: {_yaml(body['tuning'])}   # without it: five epochs or more, the rate searched",
         ]
     make_study(body)
     lines = [

@@ -54,7 +54,7 @@ class Tuning(Strict):
         description="names of the adapted modules; `[all-linear]`: every linear layer but the head; null: PEFT's own"
         " choice, which differs between architectures",
     )
-    epochs: Positive = Field(3, description="passes over the training documents")
+    epochs: Positive = Field(5, description="passes over the training documents")
     least_updates: int = Field(
         200, ge=0, description="more passes where documents are too few for so many updates; 0 where epochs are named"
     )
