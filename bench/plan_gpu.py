@@ -53,6 +53,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600.0, help="begin nothing that would not end by then")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")) / "plan_gpu.json")
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--row", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--plan", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -71,10 +72,12 @@ def judge(given: argparse.Namespace, folder: Path) -> int:
     """Print predicted and measured, kind by kind, then once more."""
     until = time.monotonic() + given.seconds
     model = given.model or make_model(given, folder / "model")
-    bodies = {kind: make_body(given, folder / kind, model, names) for kind, names in KINDS.items()}
+    bodies = {
+        kind: make_body(given, folder / kind, model, names) for kind, names in KINDS.items() if kind in given.kinds
+    }
     planned: dict[str, dict[str, Any]] = {}
     found: list[dict[str, Any]] = []
-    for turn, kind in itertools.product(range(2), KINDS):
+    for turn, kind in itertools.product(range(2), bodies):
         if time.monotonic() + (1.5 * planned[kind]["predicted_s"] if kind in planned else 20) + 15 > until:
             print(f"{kind}: no time left")
             continue
