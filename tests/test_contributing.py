@@ -69,12 +69,13 @@ class Spread(Chart):
 _DRAWING: '''
 DRAWER = """
 
-@draws_kind(Spread)
+@draw_chart.register
 def _spread(chart: Spread) -> Drawn:
-    sheet, scale, top = _rows(chart.names, chart.names, [*chart.low, *chart.high], None, LINE, ())
-    for k, (low, high) in enumerate(zip(chart.low, chart.high, strict=True)):
-        sheet.line(scale(low), top + (k + 0.5) * LINE, scale(high), top + (k + 0.5) * LINE, "s0 spread")
-    return Drawn(sheet, HALF, top + LINE * len(chart.names))
+    sheet, scale = Sheet(), make_scale([*chart.low, *chart.high], 100.0, HALF)
+    for k, (name, low, high) in enumerate(zip(chart.names, chart.low, chart.high, strict=True)):
+        sheet.text(96.0, (k + 0.5) * LINE, name, anchor="end")
+        sheet.line(scale(low), (k + 0.5) * LINE, scale(high), (k + 0.5) * LINE, "s0 spread")
+    return Drawn(sheet, HALF, LINE * len(chart.names))
 """
 
 

@@ -69,37 +69,49 @@ def answer(data: ReportData) -> Answer:
 
 
 def _tiles(data: ReportData) -> tuple[Tile, ...]:
-    scores, found, runs = data.evidence.planned, data.rankings, data.runs
-    known = {t for m in scores.values() for t in m.tasks}
-    corpora = {t for m in scores.values() for t in m.corpora().tasks}
+    tiles = [_size(data), _first(data)]
+    if data.failures:
+        tiles.append(Tile(str(len(data.failures)), "failed cells", "shown with their reason, never as zero"))
+    tiles += [_agreement(data), _resolved(data)]
+    return tuple(tile for tile in tiles if tile is not None)
+
+
+def _size(data: ReportData) -> Tile:
+    matrices, runs = data.evidence.planned.values(), data.runs
+    corpora = {t for m in matrices for t in m.corpora().tasks}
+    tasks = {t for m in matrices for t in m.tasks} - corpora
     cells = sum(int(np.isfinite(matrix.values).sum()) for matrix in data.evidence.scores.values())
     note = count(cells, "score") + (f", with {count(len(corpora), 'corpus', 'corpora')}" if corpora else "")
     what = "models × tasks" if runs is None else f"checkpoints × tasks, of {count(len(runs.runs), 'run')}"
-    tiles = [Tile(f"{len(data.evidence.models)} × {len(known - corpora)}", what, note)]
-    if data.failures:
-        tiles.append(Tile(str(len(data.failures)), "failed cells", "shown with their reason, never as zero"))
-    if found is None:
-        return tuple(tiles)
-    ranking, resolved = found.overall.get(data.main), found.significance.get(data.main)
-    if ranking is not None and ranking.known and runs is None:
-        first = Tile(chance(float(ranking.p_first.max())), "P(first)", f"by the {NAMES[ranking.method]}")
-        tiles.insert(1, first)
-    change, alone = found.changes.get((data.first, data.main)), found.agreement.get(data.main)
-    if data.few:
-        pass  # a τ of so few models takes few values
-    elif change is not None and np.isfinite([change.mean_before, change.mean_after]).all():
+    return Tile(f"{len(data.evidence.models)} × {len(tasks)}", what, note)
+
+
+def _first(data: ReportData) -> Tile | None:
+    ranking = data.rankings.overall.get(data.main) if data.rankings is not None else None
+    if ranking is None or not ranking.known or data.runs is not None:
+        return None
+    return Tile(chance(float(ranking.p_first.max())), "P(first)", f"by the {NAMES[ranking.method]}")
+
+
+def _agreement(data: ReportData) -> Tile | None:
+    if data.rankings is None or data.few:  # a τ of so few models takes few values
+        return None
+    change, alone = data.rankings.changes.get((data.first, data.main)), data.rankings.agreement.get(data.main)
+    if change is not None and np.isfinite([change.mean_before, change.mean_after]).all():
         taus = f"{change.mean_before:.2f} → {change.mean_after:.2f}"
         note = f"mean Kendall's τ, {change.before.label} → {change.after.label}"
-        tiles.append(Tile(taus, "agreement between tasks", note))
-    elif alone is not None and np.isfinite(alone.mean):
-        tiles.append(Tile(f"{alone.mean:.2f}", "agreement between tasks", "mean Kendall's τ"))
-    if resolved is not None and any(resolved.pairs) and not data.failures:
-        share = sum(resolved.significant) / sum(resolved.pairs)
-        tiles.append(Tile(percent(share), "comparisons resolved", "pairs of models on a task, 95 %"))
-    return tuple(tiles)
+        return Tile(taus, "agreement between tasks", note)
+    if alone is not None and np.isfinite(alone.mean):
+        return Tile(f"{alone.mean:.2f}", "agreement between tasks", "mean Kendall's τ")
+    return None
 
 
-# --- the ladder ------------------------------------------------------------------------------------------------------
+def _resolved(data: ReportData) -> Tile | None:
+    found = data.rankings.significance.get(data.main) if data.rankings is not None else None
+    if found is None or not any(found.pairs) or data.failures:
+        return None
+    share = sum(found.significant) / sum(found.pairs)
+    return Tile(percent(share), "comparisons resolved", "pairs of models on a task, 95 %")
 
 
 def answer_context(data: ReportData) -> dict[str, Any]:
@@ -139,17 +151,17 @@ def _place(scale: Scale, value: float) -> float:
 def _ladder(board: Scoreboard) -> dict[str, Any]:
     """Lay the scoreboard out: ranks, and the scores by the first protocol and by the one that ranks."""
     ends = [k for k, p in enumerate(board.protocols) if p in (board.before, board.protocol)] or [-1]
-    ranks, names = _rank_scale(len(board.standings)), board.names
-    known = [score for s in board.standings for score in (s.scores[k] for k in ends) if score is not None]
+    known = [score for s in board.standings for k in ends if (score := s.scores[k]) is not None]
     reach = [x for score in known for x in (score.value, score.low, score.high) if math.isfinite(x)]
+    ranks = _rank_scale(len(board.standings))
     scores = make_scale(reach, 0.0, 100.0, most=TICKS) if board.tasks and known else None
     rungs = []
     for s in board.standings:
-        before, after = (None if len(ends) == 1 else s.scores[ends[0]]), s.scores[ends[-1]]
+        before, after = (s.scores[ends[0]] if len(ends) > 1 else None), s.scores[ends[-1]]
         rungs.append(
             {
                 "model": s.model,
-                "name": names[s.model],
+                "name": board.names[s.model],
                 "standing": s,
                 "rank": _mark(ranks, Interval(s.rank, *s.reach)),
                 "before_rank": None if s.before is None else _place(ranks, s.before),
@@ -158,8 +170,9 @@ def _ladder(board: Scoreboard) -> dict[str, Any]:
                 "numbers": _numbers(before, after, s.gain),
             }
         )
-    told = {"intervals": board.ranking.known, "errors": any(math.isfinite(score.low) for score in known)}
-    return {"ranks": _axis(ranks), "scores": scores and _axis(scores), "rungs": rungs, **told}
+    errors = any(math.isfinite(score.low) for score in known)
+    return {"ranks": _axis(ranks), "scores": scores and _axis(scores), "rungs": rungs,
+            "intervals": board.ranking.known, "errors": errors}  # fmt: skip
 
 
 def _rank_scale(models: int) -> Scale:
@@ -182,9 +195,6 @@ def _numbers(before: Interval | None, after: Interval | None, gain: Interval | N
     if before is None:
         return half(after), ""
     return f"{before.value:.3f} → {after.value:.3f}", "" if gain is None else half(gain, "+")
-
-
-# --- what is not measured yet ----------------------------------------------------------------------------------------
 
 
 def _outlook(done: Completion) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -46,31 +47,28 @@ def _study(record: StudyRecord) -> dict[str, Any]:
     }
 
 
-# --- what computed the numbers ---------------------------------------------------------------------------------------
-
-
 def _computed(cells: Iterable[CellRecord]) -> Table:
     """Return how each model's cells were trained and scored; slower paths and odd weights come first."""
-    found: dict[tuple[Cell, ...], int] = {}
-    for cell in cells:
-        manifest = cell.manifest
-        if "engine" in manifest:
-            training, scorer = manifest.get("training") or {}, manifest.get("scorer") or {}
-            reasons = [f"{form}: {why}" for form, why in (training.get("not_taken") or {}).items() if why != ABSENT]
-            slower = "; ".join([*reasons, *map(str, scorer.get("fallbacks") or ())]) or None
-            how = (*_trained(training), *_scored(manifest["engine"], scorer), slower)
-            row = (cell.model, Protocol(cell.protocol).label, *how)
-            found[row] = found.get(row, 0) + 1
-    rows = sorted(found, key=lambda row: (not row[-1] and row[-2] == IN_PLACE, str(row[0])))
-    odd = sum(found[row] for row in rows if row[-1] or row[-2] != IN_PLACE)
-    told = f"{odd} of {sum(found.values())} cells took a slower path or have odd weights." if odd else ""
+    found = Counter(_path(cell) for cell in cells if "engine" in cell.manifest)
+    odd = {row for row in found if row[-1] or row[-2] != IN_PLACE}
+    rows = sorted(found, key=lambda row: (row not in odd, str(row[0])))
+    cells_odd = sum(found[row] for row in odd)
+    told = f"{cells_odd} of {found.total()} cells took a slower path or have odd weights. " if odd else ""
     note = (
-        f"{told} Trained as: the fastest form that gave the model's own losses and gradients; distances are its largest"
+        f"{told}Trained as: the fastest form that gave the model's own losses and gradients; distances are its largest"
         " from them, before anything was trained by it."
-    ).strip()
+    )
     columns = ("model", "protocol", "trained as", "gradients off by", "updates off by", "adapters on", "scored by",
                "scores off by", "weights", "slower because", "cells")  # fmt: skip
     return Table("How each model was computed", columns, tuple((*row, found[row]) for row in rows), note)
+
+
+def _path(cell: CellRecord) -> tuple[Cell, ...]:
+    training, scorer = cell.manifest.get("training") or {}, cell.manifest.get("scorer") or {}
+    reasons = [f"{form}: {why}" for form, why in (training.get("not_taken") or {}).items() if why != ABSENT]
+    slower = "; ".join([*reasons, *map(str, scorer.get("fallbacks") or ())]) or None
+    how = (*_trained(training), *_scored(cell.manifest["engine"], scorer))
+    return (cell.model, Protocol(cell.protocol).label, *how, slower)
 
 
 def _trained(training: Mapping[str, Any]) -> tuple[Cell, Cell, Cell, Cell]:
@@ -89,9 +87,6 @@ def _scored(engine: Mapping[str, Any], scorer: Mapping[str, Any]) -> tuple[Cell,
 
 def _size(value: Any) -> str | None:
     return f"{float(value):.0e}" if isinstance(value, (int, float)) else None
-
-
-# --- cost, data, models ----------------------------------------------------------------------------------------------
 
 
 def _costs(cells: Iterable[CellRecord]) -> Table:

@@ -82,8 +82,7 @@ class View:
         cell = self.cells.get((model, task))
         if cell is None:
             return {"reason": reason, "value": None}
-        digits = 1 if abs(cell.value) >= 100 else 3
-        digits = digits if cell.interval is None else min(digits, 2)
+        digits = 1 if abs(cell.value) >= 100 else 2 if cell.interval else 3
         good, share = self._shade(cell.value, task)
         linked = self.address is not None and not self.gain and cell.interval is None
         return {
@@ -157,28 +156,41 @@ def has_details(data: ReportData) -> bool:
     return bool(data.items) or any(cell.manifest.get("task") for cell in data.cells)
 
 
-def cell_index(data: ReportData, models: Sequence[str]) -> dict[str, Any]:
-    """Return which cells there are: for every protocol and model a row of noughts and ones over the tasks."""
-    _, tasks = names_of(data)
-    there = {(c.protocol, c.model, c.task) for c in data.cells}
-    protocols = in_order({c.protocol for c in data.cells})
-    return {
-        "models": models,
-        "tasks": tasks,
-        "protocols": [{"name": p, "label": p.label} for p in protocols],
-        "there": {p: ["".join("01"[(p, m, t) in there] for t in tasks) for m in models] for p in protocols},
-        "main": data.main,
-    }
+def cells_context(data: ReportData, told: Answer) -> dict[str, Any]:
+    """Return what the browser of single cells needs: which there are, and for a file what they hold, by model."""
+    (models, tasks), shown = names_of(data), shown_models(data, told)
+
+    def index(live: str) -> dict[str, Any]:
+        """Return for every protocol and model a row of noughts and ones over the tasks."""
+        there = {(c.protocol, c.model, c.task) for c in data.cells}
+        names, protocols = models if live else shown, in_order({c.protocol for c in data.cells})
+        return {
+            "models": names,
+            "tasks": tasks,
+            "protocols": [{"name": p, "label": p.label} for p in protocols],
+            "there": {p: ["".join("01"[(p, m, t) in there] for t in tasks) for m in names] for p in protocols},
+            "main": data.main,
+        }
+
+    def by_model() -> dict[str, list[Any]]:  # for the file; the board fetches a cell when it is looked at
+        lanes: dict[str | None, list[Any]] = {}
+        for lane in data.evidence.lanes(shown if len(shown) < len(models) else None):
+            lanes.setdefault(lane.cell, []).append(lane)
+        made: dict[str, list[Any]] = {model: [] for model in shown}
+        for cell in data.cells:
+            if cell.model in made:
+                made[cell.model].append(cell_payload(cell, lanes.get(cell.key, ()), data.items.get(cell.key)))
+        return made
+
+    return {"by_model": by_model, "index": index, "per_cell": data.items_per_cell}
 
 
 def names_of(data: ReportData) -> tuple[list[str], list[str]]:
     """Return every model and task that has a score or a failure, tasks in the order of the matrices."""
-    models = dict.fromkeys(m for matrix in data.evidence.scores.values() for m in matrix.models)
-    tasks = dict.fromkeys(t for matrix in data.evidence.scores.values() for t in matrix.tasks)
-    for failure in data.failures:
-        models.setdefault(failure.model)
-        tasks.setdefault(failure.task)
-    return list(models), list(tasks)
+    matrices = data.evidence.scores.values()
+    models = [*(m for matrix in matrices for m in matrix.models), *(failure.model for failure in data.failures)]
+    tasks = [*(t for matrix in matrices for t in matrix.tasks), *(failure.task for failure in data.failures)]
+    return list(dict.fromkeys(models)), list(dict.fromkeys(tasks))
 
 
 def shown_models(data: ReportData, told: Answer) -> list[str]:
@@ -196,22 +208,24 @@ def shown_models(data: ReportData, told: Answer) -> list[str]:
 
 
 def _matrix(data: ReportData, told: Answer, live: str) -> View:
+    """Return the table that all views are made of: models and tasks in the order of the page, and what is known."""
+    measured = {t: m for x in data.evidence.scores.values() for t, m in zip(x.tasks, x.metrics, strict=True)}
     models, (_, tasks) = shown_models(data, told), names_of(data)
-    ranks = {} if data.runs is not None else {s.model: (s.rank, *s.reach) for s in told.standings}
-    up = {
-        task: bool(direction)
-        for matrix in data.evidence.scores.values()
-        for task, direction in zip(matrix.tasks, matrix.higher_is_better, strict=True)
-    }
-    texts = {t for matrix in data.evidence.scores.values() for t in matrix.corpora().tasks}
-    tasks.sort(key=lambda task: task in texts)  # texts to predict come after the tasks
+    tasks.sort(key=lambda task: task in measured and measured[task].is_text)  # texts to predict come after the tasks
     known = data.evidence.background
-    facts = {m: {"family": known.families.get(m, ""), "kind": known.kinds.get(m, "")} for m in models}
-    failed = {(f.model, f.task, f.protocol): f.reason for f in data.failures}
-    address = partial(_address, live) if has_details(data) else None
-    method = NAMES.get(told.method, told.method)
-    nothing = Protocol("")
-    return View("", "", nothing, tuple(models), tuple(tasks), ranks, method, up, facts, failed, address)
+    return View(
+        id="",
+        label="",
+        protocol=Protocol(""),
+        models=tuple(models),
+        tasks=tuple(tasks),
+        ranks={} if data.runs is not None else {s.model: (s.rank, *s.reach) for s in told.standings},
+        method=NAMES.get(told.method, told.method),
+        up={task: metric.higher_is_better for task, metric in measured.items()},
+        facts={m: {"family": known.families.get(m, ""), "kind": known.kinds.get(m, "")} for m in models},
+        failed={(f.model, f.task, f.protocol): f.reason for f in data.failures},
+        address=partial(_address, live) if has_details(data) else None,
+    )
 
 
 def _address(live: str, model: str, task: str, protocol: str) -> str:
@@ -223,35 +237,23 @@ def _address(live: str, model: str, task: str, protocol: str) -> str:
 
 def _cells(data: ReportData, protocol: Protocol) -> dict[Place, Shown]:
     matrix = data.evidence.scores.get(protocol)
-    if matrix is None:
-        return {}
-    return {
-        (matrix.models[i], matrix.tasks[j]): Shown(float(matrix.values[i, j]), float(matrix.stderr[i, j]))
-        for i, j in zip(*np.nonzero(np.isfinite(matrix.values)), strict=True)
-    }
-
-
-# --- one cell: its score, what validation chose, the curves of its lanes, prompts and items ---------------------------
+    found = matrix.scores() if matrix is not None else ()
+    return {(model, task): Shown(score.value, score.stderr) for model, task, score in found}
 
 
 def cell_payload(
     cell: CellRecord, lanes: Iterable[LaneRecord], items: ItemSample | None = None, *, manifest: bool = False
 ) -> dict[str, Any]:
-    """Return one cell as plain values for the page or the API."""
+    """Return one cell as plain values for the page or the API: score, what validation chose, lanes, items."""
     score, splits = cell.score, (cell.manifest.get("task") or {}).get("splits") or {}
     made: dict[str, Any] = {
-        "key": cell.key,
-        "model": cell.model,
-        "task": cell.task,
-        "protocol": cell.protocol,
-        "metric": cell.metric,
+        **_fields(cell, "key", "model", "task", "protocol", "metric", "created"),
         "value": _known(score.value),
         "stderr": _known(score.stderr),
         "n": score.n,
         "higher_is_better": score.higher_is_better,
         "scores": {name: [_round(s.value), _round(s.stderr)] for name, s in cell.scores.items()},
         "seconds": round(cell.seconds, 2),
-        "created": cell.created,
         "direct": _known(cell.direct_value),
         "gain": _known(cell.gain),
         "selection": {k: v for k, v in cell.selection.items() if k not in IN_LANES and v not in (None, [], {}, 0)},
@@ -266,27 +268,20 @@ def cell_payload(
 
 def lane_payload(lane: LaneRecord) -> dict[str, Any]:
     """Return one lane with its curve."""
-    return {
-        "key": lane.key,
-        "task": lane.task,
-        "learning_rate": lane.learning_rate,
-        "style": lane.style,
-        "seed": lane.seed,
-        "status": lane.status,
-        "selected": lane.selected,
-        "note": lane.note,
-        "epoch": [point.epoch for point in lane.epochs],
-        "value": [_round(point.value) for point in lane.epochs],
-        "stderr": [_round(point.stderr) for point in lane.epochs],
-        "loss": [_round(point.train_loss) for point in lane.epochs],
-    }
+    made = _fields(lane, "key", "task", "learning_rate", "style", "seed", "status", "selected", "note")
+    curves = {"value": "value", "stderr": "stderr", "loss": "train_loss"}
+    made["epoch"] = [point.epoch for point in lane.epochs]
+    return made | {name: [_round(getattr(p, field)) for p in lane.epochs] for name, field in curves.items()}
+
+
+def _fields(record: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in names}
 
 
 def item_payload(item: ItemOutcome) -> dict[str, Any]:
     """Return one item: what was asked, what was right, what the model chose and how sure it was."""
     detail = item.detail
-    choices = detail.get("choices")
-    logprobs = detail.get("logprobs")
+    choices, logprobs = detail.get("choices"), detail.get("logprobs")
     made: dict[str, Any] = {
         "id": item.doc_id,
         "value": _round(item.value),

@@ -28,6 +28,7 @@ from potentia.values.protocol import Protocol
 SCRIPTS = ("theme.js", "tables.js", "charts.js", "evidence.js", "cells.js", "live.js")
 STYLES = ("report.css", "chart.css")
 WIDE = 580  # pixels; a wider drawing has a row of its own
+MOST_FIGURES = 6  # in view, of a section of findings
 MOST_ROWS = 300  # of a table in the page
 TAIL = 9  # letters at the end of a name that are never cut
 LARGE = 6_000  # characters of JSON, from which on a value is packed
@@ -65,21 +66,15 @@ class Section:
 
 
 def of_findings(
-    id: str,
-    title: str,
-    lead: str,
-    found: Iterable[Finding | None],
-    problems: tuple[str, ...] = (),
-    *,
-    most: int = 99,
-    heading: str = "",
+    id: str, title: str, lead: str, found: Iterable[Finding | None], *, heading: str = ""
 ) -> Section | None:
-    """Show findings one after the other; of more charts than ``most`` the rest are folded away."""
+    """Show findings one after the other, with their problems; some have a chart for every task, and most are folded."""
     known = [finding for finding in found if finding is not None]
-    if not known and not problems:
+    if not known:
         return None
-    charts, tables = charts_of(known), tables_of(known)
-    return Section(id, title, lead, charts[:most], charts[most:], tables=tables, problems=problems, heading=heading)
+    charts, problems = charts_of(known), tuple(p for finding in known for p in getattr(finding, "problems", ()))
+    shown, folded = charts[:MOST_FIGURES], charts[MOST_FIGURES:]
+    return Section(id, title, lead, shown, folded, tables=tables_of(known), problems=problems, heading=heading)
 
 
 def charts_of(found: Iterable[Finding]) -> list[Chart]:
@@ -120,9 +115,6 @@ def render(template: str, **context: Any) -> str:
 def asset(name: str) -> str:
     """Return one of our own scripts or style sheets."""
     return resources.files("potentia.show").joinpath("assets", name).read_text(encoding="utf-8")
-
-
-# --- words and numbers -----------------------------------------------------------------------------------------------
 
 
 def unbroken(sentence: str) -> str:
@@ -177,9 +169,6 @@ def named(name: str) -> Markup:
     return Markup('<span class="cut"><span>{}</span><span>{}</span></span>').format(name[:-TAIL], name[-TAIL:])
 
 
-# --- figures and tables ----------------------------------------------------------------------------------------------
-
-
 def figures(charts: Iterable[Chart]) -> list[dict[str, Any]]:
     """Return what the figure template needs of every chart that has something to see: words, and the drawing."""
     groups: dict[object, list[Chart]] = {}  # what is compared stands side by side
@@ -216,9 +205,6 @@ def _cell(cell: Cell, digits: int, mark: str) -> str:
     text = f"{cell:,}" if type(cell) is int else written(cell, digits) if known else "–"
     full = f"{cell:.6g}" if isinstance(cell, float) and known else text
     return f"<td{mark}" + (f' data-v="{full}"' if full != text else "") + f">{escape(text)}</td>"
-
-
-# --- data ------------------------------------------------------------------------------------------------------------
 
 
 class Parts:

@@ -23,22 +23,12 @@ from potentia.errors import InputError
 from potentia.files import write_file
 from potentia.show.answer import answer, answer_context
 from potentia.show.how import how_context
-from potentia.show.matrix import (
-    cell_index,
-    cell_payload,
-    completed_view,
-    has_details,
-    names_of,
-    score_views,
-    shown_models,
-)
+from potentia.show.matrix import cells_context, completed_view, has_details, names_of, score_views, shown_models
 from potentia.show.model_charts import evidence_chart, evidence_maps, evidence_payload, rank_charts
 from potentia.show.page import SCRIPTS, STYLES, Parts, Section, asset, charts_of, of_findings, render, tables_of
 from potentia.show.source import ReportData, ReportOptions, read_report
 from potentia.values.findings import Finding, Heatmap, Table
 from potentia.values.protocol import Protocol
-
-MOST_FIGURES = 6  # in view, of sections that have some for every task
 
 
 class Rendered(NamedTuple):
@@ -120,9 +110,6 @@ def _of_few(section: Section, data: ReportData) -> Section:
     return replace(section, lead=lead, charts=(), more=[*section.charts, *section.more], more_title="Figures")
 
 
-# --- the answer, and what it is made of ------------------------------------------------------------------------------
-
-
 def apart_section(data: ReportData) -> Section | None:
     """One ranking per group of scores, where sources cannot be compared."""
     groups = (data.evidence, *data.evidence.apart)
@@ -174,12 +161,6 @@ def scores_section(data: ReportData) -> Section:
     return Section("scores", "Scores", tables=tables_of(flagged)[1:], template="scores.html", context=context)
 
 
-def classes_section(data: ReportData) -> Section | None:
-    """Show tests on labelled texts: models beside baselines, classes, confusion."""
-    lead = _said(data.labelled)
-    return of_findings("classes", "Classes", lead, data.labelled, heading="Labelled texts, class by class")
-
-
 def predicted_section(data: ReportData) -> Section | None:
     """The cells that are not measured yet, hatched among those that are."""
     done = data.completion
@@ -193,9 +174,6 @@ def predicted_section(data: ReportData) -> Section | None:
         "failed": any(f.protocol == done.protocol for f in data.failures),
     }
     return Section("predicted", "Predicted", tables=tables_of([done]), template="predicted.html", context=context)
-
-
-# --- what the scores say of the ranking ------------------------------------------------------------------------------
 
 
 def ranks_section(data: ReportData) -> Section | None:
@@ -296,77 +274,19 @@ def perplexity_section(data: ReportData) -> Section | None:
     return None if section is None else _of_few(section, data)
 
 
-# --- the documents' methods ------------------------------------------------------------------------------------------
-
-
-def test_task_section(data: ReportData) -> Section | None:
-    """Training on the test task."""
-    if data.test_task is None:
-        return None
-    found, problems = data.test_task.named().values(), data.test_task.problems
-    heading = "Training on the test task"
-    return of_findings("test-task", "Test task", "", found, problems, most=MOST_FIGURES, heading=heading)
-
-
 def exposure_section(data: ReportData) -> Section | None:
     """Signs that a model saw a test before."""
-    found = data.exposure
-    if found is None:
+    if (found := data.exposure) is None:
         return None
-    said = _said([found])
-    return of_findings("exposure", "Exposure", said, [found], found.left_out, heading="Signs of exposure")
-
-
-def stability_section(data: ReportData) -> Section | None:
-    """Whether scores grow over the checkpoints of a run."""
-    found = [data.training if data.runs is None else None, data.stability]  # the answer begins with runs
-    return of_findings("stability", "Stability", "", found, most=MOST_FIGURES)
-
-
-def consistency_section(data: ReportData) -> Section | None:
-    """Base models against their instruct versions."""
-    found = [] if data.consistency is None else [data.consistency.consistency]
-    return of_findings("consistency", "Consistency", "", found, most=MOST_FIGURES)
-
-
-def ablation_section(data: ReportData) -> Section | None:
-    """Every model by every method, and which method ranks best."""
-    paired = data.consistency.ablation if data.consistency is not None else None
-    return of_findings("ablation", "Methods", "", [paired, data.ablation])
-
-
-def proxies_section(data: ReportData) -> Section | None:
-    """Tasks that stand in for one which early models cannot do yet."""
-    if data.proxies is None:
-        return None
-    found = data.proxies.named().values()
-    return of_findings("proxies", "Proxies", "", found, data.proxies.problems, heading="Proxy tasks")
-
-
-# --- single cells, and how all was made ------------------------------------------------------------------------------
+    section = of_findings("exposure", "Exposure", _said([found]), [found], heading="Signs of exposure")
+    return section and replace(section, problems=found.left_out)
 
 
 def cells_section(data: ReportData) -> Section | None:
     """One cell at a time: curves, prompts, items."""
     if not has_details(data):
         return None
-    models, shown = names_of(data)[0], shown_models(data, answer(data))
-
-    def by_model() -> dict[str, list[Any]]:  # for the file; the board fetches a cell when it is looked at
-        lanes: dict[str | None, list[Any]] = {}
-        for lane in data.evidence.lanes(shown if len(shown) < len(models) else None):
-            lanes.setdefault(lane.cell, []).append(lane)
-        made: dict[str, list[Any]] = {model: [] for model in shown}
-        for cell in data.cells:
-            if cell.model in made:
-                made[cell.model].append(cell_payload(cell, lanes.get(cell.key, ()), data.items.get(cell.key)))
-        return made
-
-    def index(live: str) -> dict[str, Any]:
-        return cell_index(data, models if live else shown)
-
-    context = {"by_model": by_model, "index": index, "per_cell": data.items_per_cell}
-    return Section("cells", "Cells", template="cells.html", context=context)
+    return Section("cells", "Cells", template="cells.html", context=cells_context(data, answer(data)))
 
 
 def how_section(data: ReportData) -> Section:
@@ -374,10 +294,39 @@ def how_section(data: ReportData) -> Section:
     return Section("how", "How", template="how.html", context={"how": how_context(data)})
 
 
+def _show(
+    id: str, title: str, find: Callable[[ReportData], Iterable[Any]], *, heading: str = "", said: bool = False
+) -> Callable[[ReportData], Section | None]:
+    """Make a section of findings alone, with what they say above them; None is left out."""
+
+    def section(data: ReportData) -> Section | None:
+        found = [finding for finding in find(data) if finding is not None]
+        return of_findings(id, title, _said(found) if said else "", found, heading=heading)
+
+    return section
+
+
 SECTIONS: tuple[Callable[[ReportData], Section | None], ...] = (  # in reading order; the ids are addresses of the board
-    apart_section, answer_section, reading_section, scores_section, classes_section, predicted_section,
-    ranks_section, tuning_section, agreement_section, evidence_section, structure_section, benchmarks_section,
-    perplexity_section, test_task_section, exposure_section, stability_section, consistency_section,
-    ablation_section, proxies_section, cells_section,
+    apart_section,
+    answer_section,
+    reading_section,
+    scores_section,
+    _show("classes", "Classes", lambda data: data.labelled, heading="Labelled texts, class by class", said=True),
+    predicted_section,
+    ranks_section,
+    tuning_section,
+    agreement_section,
+    evidence_section,
+    structure_section,
+    benchmarks_section,
+    perplexity_section,
+    _show("test-task", "Test task", lambda data: [data.test_task], heading="Training on the test task"),
+    exposure_section,
+    # The answer begins with runs.
+    _show("stability", "Stability", lambda data: [None if data.runs else data.training, data.stability]),
+    _show("consistency", "Consistency", lambda data: [data.consistency and data.consistency.consistency]),
+    _show("ablation", "Methods", lambda data: [data.consistency and data.consistency.ablation, data.ablation]),
+    _show("proxies", "Proxies", lambda data: [data.proxies], heading="Proxy tasks"),
+    cells_section,
     how_section,
-)  # fmt: skip
+)
