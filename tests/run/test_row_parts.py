@@ -214,3 +214,128 @@ def test_a_model_larger_than_a_gpu_asks_for_several_and_has_them_alone(
     for size, large in ((80 << 30, list(plan.rows)), (120 << 30, [])):
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda k, s=size: type("P", (), {"total_memory": s}))
         assert local.too_large(plan.rows) == large
+
+
+# --- the lanes of a task in parts ------------------------------------------------------------------------------------
+
+SEARCH = {"learning_rates": [1e-6, 1e-4, 1e-3], "rate_bounds": [1e-7, 1.0], "epochs": 4, "batch": 8, "race": True}
+
+
+class Killed(BaseException):
+    """As SIGKILL: nobody catches it."""
+
+
+def one_task(world: Path, store: Path, **changes: Any) -> Any:
+    tasks = [{"name": "d", "file": str(world / "d.jsonl")}]
+    return study(world, store, **({"tasks": tasks, "tuning": SEARCH, "seeds": 2} | changes))
+
+
+def run_parts(plan: StudyPlan, parts: list[Any]) -> Any:
+    execute._register(plan)
+    return execute.run_rows(parts, plan.tasks, workers=1, stop=lambda: False)
+
+
+def told(store: Path) -> tuple[Any, Any]:
+    """Return all that cells and lanes say, but how long they took and how many trained beside one another."""
+    with Store.open(str(store), readonly=True) as opened:
+        cells = {(c.task, str(c.protocol)): (c.scores, c.selection, c.probe) for c in opened.cells()}
+        lanes = {
+            lane.key: (lane.status, lane.selected, [replace(e, seconds=0.0) for e in lane.epochs])
+            for lane in opened.lanes()
+        }
+    return cells, lanes
+
+
+@pytest.fixture(scope="module")
+def undivided(world: Path) -> Path:
+    assert run_study(one_task(world, world / "undivided.db"), threads=1).computed == 2
+    return world / "undivided.db"
+
+
+def test_lanes_are_divided_where_tasks_are_too_few_for_the_workers(world: Path, tmp_path: Path) -> None:
+    plan = under_way(plan_study(one_task(world, tmp_path / "s.db")), 1)
+    three, many = divided(plan, 3, least=0), divided(plan, 50, least=0)
+    assert [row.label for row in three] == [*(f"one · lanes {k} of 3" for k in (1, 2, 3)), "one"]
+    assert [str(c.protocol) for c in three[0].cells] == ["train_before_test"]
+    assert len(three[-1].cells) == 2
+    assert len(many) == 7, "three rates × two seeds, and who chooses"
+    assert [row.label for row in divided(plan, 3)] == ["one"], "seconds are not worth another loading"
+    full = one_task(world, tmp_path / "s.db", tuning={"method": "full", "learning_rates": [1e-3, 1e-4]})
+    assert len(divided(under_way(plan_study(full), 1), 8, least=0)) == 1
+
+
+@pytest.fixture(scope="module")
+def apart(world: Path) -> Path:
+    plan = under_way(plan_study(one_task(world, world / "apart.db")), 1)
+    ended = run_parts(plan, divided(plan, 3, least=0))
+    assert (ended["one"].done, ended["one"].failed, ended["one"].found) == (2, 0, 0)
+    return world / "apart.db"
+
+
+def test_divided_lanes_give_the_scores_and_the_choice_of_the_whole(undivided: Path, apart: Path) -> None:
+    assert not apart.with_name("apart.db.lanes").exists()
+    assert values(apart) == values(undivided)
+    (cells, lanes), (cells_whole, lanes_whole) = told(apart), told(undivided)
+    choice, choice_whole = (each["d", "train_before_test"][1] for each in (cells, cells_whole))
+    assert {**choice, "validation_stderr": 0} == {**choice_whole, "validation_stderr": 0}
+    assert len(choice["rates_tried"]) > 3, "the search went on beyond the grid"
+    assert {key: lane[:2] for key, lane in lanes.items()} == {key: lane[:2] for key, lane in lanes_whole.items()}
+    assert "dropped" in {lane[0] for lane in lanes.values()}, "the race was held"
+
+
+def test_a_part_of_lanes_that_is_killed_loses_nothing(
+    world: Path, apart: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from potentia.engine.tune import lane_run
+
+    asked = one_task(world, tmp_path / "killed.db")
+    plan = under_way(plan_study(asked), 1)
+    first, second, *_ = divided(plan, 3, least=0)
+    run_parts(plan, [first])
+    steps = 0
+
+    def dying(self: Any, _: Any = lane_run.LaneRun._one_step) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 12:
+            raise Killed
+        _(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(lane_run.LaneRun, "_one_step", dying)
+        with pytest.raises(Killed):
+            run_parts(plan, [second])
+        assert steps == 12
+    again = under_way(plan_study(asked), 1)
+    assert [row.label for row in divided(again, 1, least=0)] == ["one"], "one worker loads the model once"
+    assert [row.lane_parts for row in divided(again, 8, least=0)] == [3] * 4, "as it was begun"
+    assert run_study(asked, threads=1).computed == 2
+    assert told(tmp_path / "killed.db") == told(apart)
+    assert not (tmp_path / "killed.db.lanes").exists()
+
+
+def test_who_chooses_waits_for_the_lanes_also_of_another_run(world: Path, tmp_path: Path) -> None:
+    asked = one_task(world, tmp_path / "s.db")
+    plan = under_way(plan_study(asked), 1)
+    execute._register(plan)
+    parts = divided(plan, 3, least=0)
+    queue = local.Turns(parts)
+    first, second, third = (queue.take() for _ in range(3))
+    assert (first, second, third) == tuple(parts[:3])
+    assert queue.take([first, third]) is None
+    queue.held(first)
+    assert queue.take() is None, "another run trains these lanes"
+    assert len(queue) == 2
+    with Store.open(asked.store) as store:
+        lease, other = local._claim(first, store), local._claim(second, store)
+        assert store.mine(lease)
+        assert store.mine(other)
+        store.let_go(other)
+        for row in (first, parts[-1], plan.rows[0]):
+            assert local.work_row(row, lambda: False, tasks=plan.tasks).held
+        store.let_go(lease)
+        whole = local._claim(plan.rows[0], store)
+        assert local.work_row(second, lambda: False, tasks=plan.tasks).held, "who has the cell has its lanes"
+        store.let_go(whole)
+    lost = local.give_up_row(first, plan.tasks, "its worker died")
+    assert (lost.failed, lost.reasons) == (0, {}), "who chooses trains them"

@@ -38,7 +38,7 @@ from potentia.run.choice import (
 from potentia.run.plan import CellPlan
 from potentia.run.probe import probe_row
 from potentia.run.progress import Stopped, lanes_name, remove_lanes
-from potentia.run.tuned import adapter, begun_with, learned, on_threads, schedule
+from potentia.run.tuned import Begun, adapter, learned, on_threads, schedule
 from potentia.study import adjust_tuning, content_key
 from potentia.timing import spending
 from potentia.values.protocol import ADJUST, TRAIN_BEFORE_TEST, Protocol
@@ -82,20 +82,26 @@ class FineTuning:
         self._done = self._found = 0  # steps of the lanes that ended, and those that an earlier run had made
         self._last: StepInfo | None = None
         self._alone: LanePlan | None = None  # the lane under way where lanes take turns
+        self.lane_parts, self._apart = 1, False  # where rivals train in several parts, their race waits for all
 
     def run(self, pending: Sequence[str]) -> None:
         """Make every tuning, on the tasks and threads that it was begun with; then its folder is not needed."""
         tasks, every = self.row.tasks.benchmarks, list(self.every)
         waved = self.kind == TRAIN_BEFORE_TEST and self.tuning.method != "full"
-        begun, threads = begun_with(self.workspace, every, pending if waved else every, self.row.plan.threads)
-        self.benchmarks = {name: tasks[name] for name in (begun if waved else pending)}
-        with on_threads(threads):
+        plan = self.row.plan
+        begun = Begun(list(pending if waved else every), plan.threads, plan.lane_parts).at(self.workspace, every)
+        if plan.lane_part is not None and plan.lane_parts != begun.lane_parts:
+            return  # another run divides it otherwise
+        self.lane_parts = begun.lane_parts
+        self.benchmarks = {name: tasks[name] for name in (begun.tasks if waved else pending)}
+        with on_threads(begun.threads):
             if self.kind == TRAIN_BEFORE_TEST and self.tuning.method == "full":
-                self.probes = probe_row(self.row, begun, self.workspace, None)
+                self.probes = probe_row(self.row, begun.tasks, self.workspace, None)
             alone = self.tuning.method == "full" and self.auxiliary is None
             for names in [[name] for name in pending] if alone else [list(self.benchmarks)]:
                 self._tune(names, [name for name in pending if name in names])
-        remove_lanes(self.workspace)
+        if plan.lane_part is None:
+            remove_lanes(self.workspace)
 
     @property
     def together(self) -> bool:
@@ -118,11 +124,14 @@ class FineTuning:
             made = LaneTrainer(self.loaded, **where)
         with made as self.trainer:
             self.scorer = Scorer(self.loaded, token_budget=self.study.token_budget, router=self.trainer.router)
-            wave = {lane.key: lane for lane in self._first_lanes(names)}
-            while wave:
+            parts = self._parts(list(self._first_lanes(names)))
+            while parts:
+                wave = {lane.key: lane for part in parts for lane in part}
                 self.lanes |= wave
-                self._train(wave)
-                wave = {lane.key: lane for lane in self._more_lanes()}
+                self._train(wave, parts)
+                if self.row.plan.lane_part is not None:
+                    return  # who chooses from these lanes finds them
+                parts = self._parts(list(self._more_lanes()))
             if isinstance(self.trainer, LaneTrainer) and self.auxiliary is None:
                 self.probes = probe_row(self.row, names, self.workspace, self.trainer)
             for name in wanted:
@@ -190,6 +199,15 @@ class FineTuning:
                 for rate in self.tuning.learning_rates:
                     for seed in range(self.study.seed, self.study.seed + self.study.seeds):
                         yield self._lane(data, style, rate, seed)
+
+    def _parts(self, wave: list[LanePlan]) -> list[list[LanePlan]]:
+        """Return the lanes of a wave by who trains together; the first wave may be divided, and some of it be asked."""
+        if not self.together:
+            return [[lane] for lane in wave]
+        if not wave or self.lanes or self.lane_parts == 1:
+            return [wave] if wave else []
+        parts, wanted = [wave[k :: self.lane_parts] for k in range(self.lane_parts)], self.row.plan.lane_part
+        return parts if wanted is None else [parts[wanted]]
 
     def _more_lanes(self) -> Iterator[LanePlan]:
         """Yield the lanes one rung beyond the ends that lead, for any benchmark that they serve."""
@@ -299,19 +317,20 @@ class FineTuning:
 
     # --- training ----------------------------------------------------------------------------------------------------
 
-    def _train(self, wave: Mapping[str, LanePlan]) -> None:
+    def _train(self, wave: Mapping[str, LanePlan], parts: Sequence[Sequence[LanePlan]]) -> None:
         """Train every lane of a wave to its end."""
-        specs = [self._spec(lane) for lane in wave.values()]
+        specs = {lane.key: self._spec(lane) for lane in wave.values()}
         on_data = f" on {self.auxiliary.name}" if self.auxiliary is not None else ""
         more = ", more rates" if len(wave) < len(self.lanes) else ""
-        self.phase(f"tuning{on_data}{more}", sum(spec.total_steps for spec in specs), "steps")
+        self.phase(f"tuning{on_data}{more}", sum(spec.total_steps for spec in specs.values()), "steps")
         for key, lane in wave.items():
             for name in self.served(lane):
                 self.curves[key, name] = [self.untuned[name, lane.style]]
         self._done = self._found = 0
-        for batch in [specs] if self.together else [[spec] for spec in specs]:
-            self._last = None
-            self._alone = wave[batch[0].key] if not self.together else None
+        self._apart = self.together and self.lane_parts > 1 and len(wave) == len(self.lanes)
+        for part in parts:
+            self._last, batch = None, [specs[lane.key] for lane in part]
+            self._alone = part[0] if not self.together else None
             with spending("train"):
                 made = self.trainer.train(
                     batch, on_epoch=self._on_epoch, on_step=self._on_step, on_recall=self._on_recall, stop=self.stop
@@ -325,6 +344,25 @@ class FineTuning:
             steps = sum(spec.total_steps for spec in batch)
             self._done += steps
             self._found += self._last.before if self._last is not None else steps
+        if self._apart and self.tuning.race and self.row.plan.lane_part is None:
+            self._apart = False
+            self._race(wave)
+
+    def _race(self, wave: Mapping[str, LanePlan]) -> None:
+        """Drop the lanes that would have been dropped beside their rivals, and what they were after that."""
+        ended = {key: list(self.results[key].epochs) for key in wave}
+        for key, name in [(key, name) for key, lane in wave.items() for name in self.served(lane)]:
+            self.curves[key, name] = self.curves[key, name][:1]
+        for epoch in range(1, 1 + max(map(len, ended.values()))):
+            due = [wave[key] for key, epochs in ended.items() if len(epochs) >= epoch]
+            for lane in due:
+                self._note(lane, ended[lane.key][epoch - 1])
+            for lane in [lane for lane in due if epoch < self.epochs(lane) and self._is_lost(lane, epoch)]:
+                result = self.results[lane.key]
+                result.epochs = ended.pop(lane.key)[:epoch]
+                result.status, result.reason, result.step = "dropped", None, result.epochs[-1].step
+                for name in self.served(lane):
+                    self.tell(lane, name, "dropped")
 
     def _on_epoch(self, ended: list[LaneEpoch]) -> set[str]:
         asks = {
@@ -393,7 +431,7 @@ class FineTuning:
             if self.auxiliary is None and past_its_best(self.curves[lane.key, name]):
                 continue
             same = {other: c for other in rivals for c in self.curves.get((other.key, name), ()) if c.epoch == epoch}
-            if 3 * epoch < epochs or not is_behind(lane, same, epochs - 1):
+            if self._apart or 3 * epoch < epochs or not is_behind(lane, same, epochs - 1):
                 return False
         return bool(names)
 

@@ -33,6 +33,8 @@ from potentia.run.mps import Sharing
 from potentia.run.plan import LoadedTasks, RowPlan, load_tasks, seen
 from potentia.run.progress import RunLog, Stopped, opened
 from potentia.run.row import RowOutcome, RowRun
+from potentia.run.row_parts import grid_lanes
+from potentia.values.protocol import TRAIN_BEFORE_TEST
 
 if TYPE_CHECKING:
     from potentia.store import LeaseRecord, Store
@@ -56,14 +58,18 @@ class Turns:
     def __len__(self) -> int:
         return len(self._ready) + len(self._held)
 
-    def take(self, own: Collection[str] = ()) -> RowPlan | None:
-        """Return the next row to try, one of these first, or None while all that are left are held by others."""
-        if not self._ready and self._held and self._held[0][0] <= time.monotonic():
-            self._ready.append(self._held.popleft()[1])
-        row = next((row for row in self._ready if row.model.name in own), self._ready[0] if self._ready else None)
-        if row is not None:
-            self._ready.remove(row)
-        return row
+    def take(self, busy: Collection[RowPlan] = (), own: Collection[str] = ()) -> RowPlan | None:
+        """Return the next row to try, of these models first; None while all wait for others, or for what is busy."""
+        for again in (False, True):
+            if again and self._held and self._held[0][0] <= time.monotonic():
+                self._ready.append(self._held.popleft()[1])
+            lanes = [row for row in (*self._ready, *(row for _, row in self._held), *busy) if row.lane_part is not None]
+            free = [row for row in self._ready if not any(map(row.waits_for, lanes))]
+            if free:
+                row = next((row for row in free if row.model.name in own), free[0])
+                self._ready.remove(row)
+                return row
+        return None
 
     def held(self, row: RowPlan) -> None:
         """Put a row back that another process has."""
@@ -232,7 +238,11 @@ def give_up_row(row: RowPlan, tasks: LoadedTasks, reason: str) -> RowOutcome:
 
 
 def _claim(row: RowPlan, store: Store) -> LeaseRecord:
-    keys = [cell.key for cell in row.pending if cell.key]
+    """Claim the cells of a row, those that can be divided lane by lane."""
+    lanes = [f"/{k}" for k in range(grid_lanes(row.study))]
+    mine = lanes if row.lane_part is None else lanes[row.lane_part :: row.lane_parts]
+    cells = [cell for cell in row.pending if cell.key]
+    keys = [cell.key + lane for cell in cells for lane in (mine if cell.protocol == TRAIN_BEFORE_TEST else [""])]
     return store.claim(row.study_key, row.label, keys, run=row.run)
 
 
@@ -334,7 +344,7 @@ class _Pool:
         self.numbers[ours] = number
 
     def _hand_over(self, pipe: Connection, turns: Turns) -> None:
-        row = turns.take(self.had.setdefault(pipe, set()))
+        row = turns.take(self.busy.values(), self.had.setdefault(pipe, set()))
         if row is not None:
             self.had[pipe].add(row.model.name)
             self.busy[pipe] = row

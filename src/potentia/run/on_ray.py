@@ -84,7 +84,7 @@ def run_elsewhere(
     flag = ray.remote(num_cpus=0)(_Flag).remote()
     turns, pending, ended = Turns(rows), dict[Any, RowPlan](), dict[str, RowOutcome]()
     while turns or pending:
-        while (row := turns.take()) is not None:
+        while (row := turns.take(pending.values())) is not None:
             need = needs(row, gpu_bytes)
             task = ray.remote(max_retries=TRIES, **_within(ray, need.options()))(_row)
             pending[task.remote(row, flag, need.gpu)] = row

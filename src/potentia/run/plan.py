@@ -74,11 +74,19 @@ class RowPlan:
     memory: float = 1.0  # of its GPU's, where others run beside it
     run: str = ""  # the run that this is for
     part: tuple[int, int] | None = None  # which of how many, where some of the row's tasks are meant
+    lane_parts: int = 1  # in how many parts the lanes of its one task train, before what is left of it is done
+    lane_part: int | None = None  # which of these it is, from 0: lanes are trained, and nothing is chosen
 
     @property
     def label(self) -> str:
         """What the row is called while it runs."""
-        return self.model.name if self.part is None else f"{self.model.name} · part {self.part[0]} of {self.part[1]}"
+        name = self.model.name if self.part is None else f"{self.model.name} · part {self.part[0]} of {self.part[1]}"
+        return name if self.lane_part is None else f"{name} · lanes {self.lane_part + 1} of {self.lane_parts}"
+
+    def waits_for(self, other: RowPlan) -> bool:
+        """Say whether another part trains lanes that are chosen from here."""
+        ahead = self.lane_part is None and other.lane_part is not None
+        return ahead and self.model.name == other.model.name and other.cells[0] in self.cells
 
     @property
     def pending(self) -> tuple[CellPlan, ...]:

@@ -84,7 +84,7 @@ class RowRun:
         """Compute every cell of the row that the store does not have by now, and tell where the time went."""
         with self.tally.kept():
             outcome = self._run()
-        if self.outcome.done:
+        if self.outcome.done or self.plan.lane_part is not None:
             self.board.event("row", seconds=self.tally.total, tally=self.tally.seconds)
         return outcome
 
@@ -93,7 +93,7 @@ class RowRun:
             return self.give_up(self.plan.problem)
         pending = len(self.plan.pending)
         (self.plan,) = seen([self.plan], self.store)
-        self.outcome.found = pending - len(self.plan.pending)
+        self.outcome.found = pending - len(self.plan.pending) if self.plan.lane_part is None else 0
         if self.outcome.found:
             take_over(self.plan, self.store)
             done = [(cell.task, cell.protocol) for cell in self.plan.cells if cell.done]
@@ -353,8 +353,11 @@ class RowRun:
                     self.fail(cell, error)
 
     def fail(self, cell: CellPlan, error: Exception | str) -> None:
-        """Record a cell as failed, with the reason."""
+        """Record a cell as failed, with the reason; what lanes fail for, who chooses from them finds out."""
         reason = error if isinstance(error, str) else _reason(error)
+        if self.plan.lane_part is not None:
+            self.board.note(reason=reason)
+            return
         self.store.fail_cell(
             study=self.plan.study_key,
             model=self.plan.model.name,

@@ -5,35 +5,58 @@ parts. How far to go is this run's choice; a part that was begun is neither divi
 on with other workers finds its lanes. A part is leased as a row is, by its cells. Its model is loaded once more, and
 its lanes have fewer beside them: a lane is the same alone and in company up to rounding. All that is adjusted belongs
 to one tuning and stays together; a treated copy is made once, and its row stays whole.
+
+Where one task is longer than workers can wait for, the lanes of its grid train in several parts too, and one more, when
+these have ended, finds them in their folder, holds the race, searches beyond the grid, chooses and tests.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from potentia.run.cost import parameters_of, tokens_shown, work_of
 from potentia.run.plan import CellPlan, RowPlan, StudyPlan
 from potentia.run.progress import lanes_name
+from potentia.run.tuned import Begun
 from potentia.values.protocol import TRAIN_BEFORE_TEST
 
 if TYPE_CHECKING:
     from potentia.store import Store
+    from potentia.study import Study
 
 LEAST_SECONDS = 600.0  # of a part's work, beside loading its model
 FLOPS = {"cuda": 2e14, "cpu": 5e10}  # in a second, of lanes on an H200 and on a thread: only to tell minutes from hours
+STEP_SECONDS = 0.01  # of a lane on a GPU, however small the model
 LOAD_SECONDS, LOAD_RATE = 25.0, 1.5e9  # to start, and bytes of weights read in a second
 CUTS = 40  # lengths of the longest part that are tried, each four fifths of the one before
-WORTH = 0.98  # of the time that the study would take otherwise
+WORTH, LANES_WORTH = 0.98, 0.9  # of the time that the study would take otherwise: lanes apart cost emptier passes
 
 MAKING = ""  # stands for a task where a copy's treatment is priced
 
 Tasks = tuple[str, ...]
-Prices = Mapping[str, float]  # seconds by task
+Chain = tuple[Sequence[float], float]  # the seconds of parts that train lanes, and of the one that waits for them
+
+
+class Price(NamedTuple):
+    """What is left of a task, in seconds: all, of it the lanes of its grid, and the least that one of them takes."""
+
+    whole: float
+    lanes: float = 0.0
+    least: float = 0.0
+
+
+class Leaf(NamedTuple):
+    """Some tasks of a row on one worker; or the lanes of one task on several."""
+
+    tasks: Tasks
+    lane_parts: int = 1
 
 
 def in_parts(
@@ -44,36 +67,33 @@ def in_parts(
     A part takes ``least`` seconds or more; with 0 loading is not counted either, and with infinity nothing is divided.
     What an earlier run has begun in parts is found in any case.
     """
-    asked = least < float("inf")
+    asked = least < math.inf
     prices = _prices(plan, rows, device) if asked else {row.model.name: {} for row in rows}
     sizes = train_sizes(plan)
-    trees = {row.model.name: _Tree(row, sizes, prices[row.model.name], store) for row in rows}
-    loads = {row.model.name: LOAD_SECONDS + 2 * _size(row) / LOAD_RATE if least > 0 else 0.0 for row in rows}
-
-    def divided(limit: float) -> dict[str, list[Tasks]]:
-        return {name: list(tree.leaves(limit)) for name, tree in trees.items()}
-
-    def span(cut: Mapping[str, list[Tasks]]) -> float:
-        return _span([loads[n] + trees[n].price(leaf) for n, leaves in cut.items() for leaf in leaves], workers)
-
-    best = divided(float("inf"))  # what an earlier run has begun in parts stays so
-    shortest = span(best)
-    limit = 0.8 * max((tree.price(tree.tasks) for tree in trees.values()), default=0.0)
-    for _ in range(CUTS if asked else 0):
-        if limit < least:
-            break
-        cut = divided(limit)
-        if span(cut) < WORTH * shortest:
-            best, shortest = cut, span(cut)
-        limit *= 0.8
-    made = [
-        (loads[row.model.name] + trees[row.model.name].price(leaf), part)
+    trees = [
+        _Tree(row, sizes, prices[row.model.name], store, LOAD_SECONDS + 2 * _size(row) / LOAD_RATE if least else 0.0)
         for row in rows
-        for leaf, part in zip(best[row.model.name], _parts(row, best[row.model.name]), strict=True)
+    ]
+    best = [list(tree.leaves(math.inf)) for tree in trees]  # what an earlier run has begun in parts stays so
+    shortest = _span_of(trees, best, workers)
+    longest = max((tree.price(tree.tasks) for tree in trees), default=0.0)
+    limits = [limit for k in range(1, CUTS + 1) if (limit := longest * 0.8**k) >= least]
+    for lanes, worth in ((False, WORTH), (True, LANES_WORTH)) if asked and workers > 1 else ():
+        for limit in limits:
+            cut = [list(tree.leaves(limit, lanes=lanes)) for tree in trees]
+            if (span := _span_of(trees, cut, workers)) < worth * shortest:
+                best, shortest = cut, span
+    made = [
+        part for tree, leaves in zip(trees, best, strict=True) for part in tree.parts(leaves, asked and workers > 1)
     ]
     if asked:
         made.sort(key=lambda pair: -pair[0])
     return [part for _, part in made if part.pending]
+
+
+def grid_lanes(study: Study) -> int:
+    """Return in how many parts the lanes of a task can train: learning rates and seeds; one where all weights do."""
+    return 1 if study.tuning.method == "full" else len(study.tuning.learning_rates) * study.seeds
 
 
 def train_sizes(plan: StudyPlan) -> dict[str, int]:
@@ -84,7 +104,7 @@ def train_sizes(plan: StudyPlan) -> dict[str, int]:
 def every_part(row: RowPlan, sizes: Mapping[str, int]) -> Iterator[RowPlan]:
     """Go through all parts that a row can be divided into, itself first."""
     yield row
-    tree = _Tree(row, sizes, {}, None)
+    tree = _Tree(row, sizes)
     for tasks in tree.below(tree.tasks) if tree.tasks else ():
         yield part_of(row, tasks)
 
@@ -95,12 +115,6 @@ def part_of(row: RowPlan, tasks: Tasks, *, rest: bool = False, number: tuple[int
     return replace(row, cells=cells, part=number)
 
 
-def _parts(row: RowPlan, leaves: Sequence[Tasks]) -> list[RowPlan]:
-    if len(leaves) == 1:
-        return [row]
-    return [part_of(row, leaf, rest=k == 0, number=(k + 1, len(leaves))) for k, leaf in enumerate(leaves)]
-
-
 def _together(cell: CellPlan) -> bool:
     return cell.protocol.kind == "adjust"
 
@@ -108,29 +122,65 @@ def _together(cell: CellPlan) -> bool:
 class _Tree:
     """The tasks of a row, halved and halved again."""
 
-    def __init__(self, row: RowPlan, sizes: Mapping[str, int], prices: Prices, store: Store | None) -> None:
-        self.row, self.sizes, self.prices, self.store = row, sizes, prices, store
+    def __init__(
+        self,
+        row: RowPlan,
+        sizes: Mapping[str, int],
+        prices: Mapping[str, Price] | None = None,
+        store: Store | None = None,
+        load: float = 0.0,
+    ) -> None:
+        self.row, self.sizes, self.prices, self.store, self.load = row, sizes, prices or {}, store, load
         whole = row.model.copy_of is not None or row.problem
         tuned = [cell.task for cell in row.cells if cell.protocol == TRAIN_BEFORE_TEST]
         others = [cell.task for cell in row.cells if not _together(cell)]
         self.tasks: Tasks = () if whole or not tuned else tuple(dict.fromkeys([*tuned, *others]))
+        self._begun = cache(self._look)
 
     def price(self, tasks: Tasks) -> float:
         """Return the seconds of what is left of some tasks."""
-        return sum(self.prices.get(task, 0.0) for task in tasks or self.prices)
+        return sum(self.prices[task].whole for task in tasks or self.prices if task in self.prices)
 
-    def leaves(self, limit: float) -> Iterator[Tasks]:
-        """Go through the parts that take no longer than ``limit``; those begun as they were begun."""
-        yield from self._leaves(self.tasks, limit) if self.tasks else [()]
+    def chain(self, leaf: Leaf) -> Chain:
+        """Return the seconds of the parts of a leaf, each with its loading."""
+        whole = self.load + self.price(leaf.tasks)
+        if leaf.lane_parts == 1:
+            return (), whole
+        price, lanes = self.prices.get(leaf.tasks[0], Price(0.0)), grid_lanes(self.row.study)
+        largest = price.lanes * math.ceil(lanes / leaf.lane_parts) / lanes
+        return [self.load + max(largest, price.least)] * leaf.lane_parts, whole - price.lanes
 
-    def _leaves(self, tasks: Tasks, limit: float) -> Iterator[Tasks]:
-        if len(tasks) < 2 or self._begun(tasks):
-            yield tasks
-        elif self.price(tasks) > limit or any(self._begun(part) for part in self.below(tasks)):
+    def parts(self, leaves: Sequence[Leaf], lanes: bool) -> Iterator[tuple[float, RowPlan]]:
+        """Go through the row in parts, each with the seconds until what it belongs to is done."""
+        for k, leaf in enumerate(leaves):
+            number = (k + 1, len(leaves)) if len(leaves) > 1 else None
+            part = part_of(self.row, leaf.tasks, rest=k == 0, number=number) if number else self.row
+            first, last = self.chain(leaf)
+            tuned = tuple(cell for cell in part.cells if cell.protocol == TRAIN_BEFORE_TEST)
+            for lane_part in range(leaf.lane_parts if first and lanes else 0):
+                yield (
+                    max(first) + last,
+                    replace(part, cells=tuned, lane_part=lane_part, lane_parts=leaf.lane_parts),
+                )
+            yield max(first, default=0.0) + last, replace(part, lane_parts=leaf.lane_parts)
+
+    def leaves(self, limit: float, *, lanes: bool = False) -> Iterator[Leaf]:
+        """Go through the parts that take no longer than ``limit``, with ``lanes`` also of one task; begun ones stay."""
+        yield from self._leaves(self.tasks, limit, lanes) if self.tasks else [Leaf(())]
+
+    def _leaves(self, tasks: Tasks, limit: float, lanes: bool) -> Iterator[Leaf]:
+        begun = self._begun(tasks)
+        if begun is not None:
+            yield Leaf(tasks, begun.lane_parts)
+        elif len(tasks) > 1 and (self.price(tasks) > limit or any(map(self._begun, self.below(tasks)))):
             for half in self.halves(tasks):
-                yield from self._leaves(half, limit)
+                yield from self._leaves(half, limit, lanes)
+        elif len(tasks) == 1 and lanes and self.price(tasks) > limit:
+            lanes_of, price = grid_lanes(self.row.study), self.prices[tasks[0]]
+            each = max(1, int(lanes_of * limit / max(price.lanes, limit)))
+            yield Leaf(tasks, math.ceil(lanes_of / each))
         else:
-            yield tasks
+            yield Leaf(tasks)
 
     def below(self, tasks: Tasks) -> Iterator[Tasks]:
         """Go through all parts of some tasks."""
@@ -148,25 +198,34 @@ class _Tree:
             loads[k] += self.sizes[task] + 1
         return tuple(dealt[0]), tuple(dealt[1])
 
-    def _begun(self, tasks: Tasks) -> bool:
+    def _look(self, tasks: Tasks) -> Begun | None:
+        """Return how an earlier run, or another, has begun with just these tasks."""
         if self.store is None:
-            return False
-        return (self.store.lanes_folder / lanes_name(part_of(self.row, tasks), TRAIN_BEFORE_TEST)).is_dir()
+            return None
+        folder = self.store.lanes_folder / lanes_name(part_of(self.row, tasks), TRAIN_BEFORE_TEST)
+        return Begun.read(folder) or (Begun(list(tasks), 0, 1) if folder.is_dir() else None)
 
 
-def _prices(plan: StudyPlan, rows: Sequence[RowPlan], device: str) -> dict[str, dict[str, float]]:
+def _prices(plan: StudyPlan, rows: Sequence[RowPlan], device: str) -> dict[str, dict[str, Price]]:
     """Estimate the seconds of what is left, by row and task."""
-    rate = FLOPS["cuda" if device != "cpu" else "cpu"] * (1 if device != "cpu" else max(1, rows[0].threads))
-    found: dict[str, dict[str, float]] = {row.model.name: {} for row in rows}
+    on_cpu, tuning = device == "cpu", plan.study.tuning
+    rate = FLOPS["cpu"] * max(1, rows[0].threads) if on_cpu else FLOPS["cuda"]
+    grid = len(tuning.learning_rates) / tuning.expected_lanes
+    found: dict[str, dict[str, Price]] = {row.model.name: {} for row in rows}
     sizes = {row.model.name: _size(row) for row in rows}
     for work in work_of(plan):
-        if not work.done and work.model in found:
-            flops = sizes[work.model] * (4 * work.train_tokens + 2 * work.score_tokens)
-            tasks = found[work.model]
-            tasks[work.task] = tasks.get(work.task, 0.0) + flops / rate
+        if work.done or work.model not in found:
+            continue
+        seconds = sizes[work.model] * (4 * work.train_tokens + 2 * work.score_tokens) / rate
+        price = found[work.model].get(work.task, Price(0.0))
+        price = price._replace(whole=price.whole + seconds)
+        if work.protocol == TRAIN_BEFORE_TEST:
+            updates = tuning.updates(len(plan.tasks.benchmarks[work.task].documents("train")))
+            price = price._replace(lanes=grid * seconds, least=0.0 if on_cpu else STEP_SECONDS * updates)
+        found[work.model][work.task] = price
     for row in rows:
         if row.model.copy_of is not None:  # it is made first
-            found[row.model.name][MAKING] = 4 * sizes[row.model.name] * tokens_shown(plan) / rate
+            found[row.model.name][MAKING] = Price(4 * sizes[row.model.name] * tokens_shown(plan) / rate)
     return found
 
 
@@ -175,9 +234,27 @@ def _size(row: RowPlan) -> float:
     return size if np.isfinite(size) else 1e9
 
 
-def _span(seconds: Sequence[float], workers: int) -> float:
-    """Return how long all parts take, handed out longest first."""
-    free = [0.0] * max(workers, 1)
-    for one in sorted(seconds, reverse=True):
-        heapq.heapreplace(free, free[0] + one)
+def _span_of(trees: Sequence[_Tree], cut: Sequence[Sequence[Leaf]], workers: int) -> float:
+    return makespan([tree.chain(leaf) for tree, leaves in zip(trees, cut, strict=True) for leaf in leaves], workers)
+
+
+def makespan(chains: Sequence[Chain], workers: int) -> float:
+    """Return how long all parts take, handed out longest first; the last of a chain as soon as it need not wait."""
+    free = [0.0] * max(workers, 1)  # when each worker is
+    waiting = sorted(
+        (max(first, default=0.0) + last, k, one) for k, (first, last) in enumerate(chains) for one in first or [last]
+    )
+    left = [len(first) for first, _ in chains]
+    later: list[tuple[float, float]] = []  # from when, and how long
+    while waiting or later:
+        if later and (later[0][0] <= free[0] or not waiting):
+            begin, seconds = heapq.heappop(later)
+            heapq.heapreplace(free, max(begin, free[0]) + seconds)
+            continue
+        _, k, seconds = waiting.pop()
+        end = free[0] + seconds
+        heapq.heapreplace(free, end)
+        left[k] -= 1
+        if left[k] == 0:  # those of a chain are as long as each other: the last to begin ends last
+            heapq.heappush(later, (end, chains[k][1]))
     return max(free)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from potentia.errors import TuningError
 from potentia.files import write_file
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from potentia.engine.tune import LoraConfig, Schedule, TokenisedExamples
     from potentia.run.row import RowRun
     from potentia.tasks import ChatTemplate, Task
+
+NOTE = "wave.json"
 
 
 def learned(
@@ -58,23 +60,33 @@ def schedule(tuning: Tuning, rate: float, documents: int | None = None) -> Sched
     return Schedule(epochs=epochs, learning_rate=rate, **{name: getattr(tuning, name) for name in same})
 
 
-def begun_with(folder: Path, every: Sequence[str], pending: Sequence[str], threads: int) -> tuple[list[str], int]:
-    """Return the tasks whose lanes train together, and the threads: those begun with here, if they cover what is left.
+class Begun(NamedTuple):
+    """What lanes were begun with: the tasks that train together, on how many threads, in how many parts.
 
     The trainer's packing, and with it the last bits of every number, follows from the list of lanes; so does it from
     the threads that add up. Cells are committed one by one, so what is still missing shrinks, and a run that goes on
-    may have other workers or another machine; the folder remembers both until all is done.
+    may have other workers or another machine; the folder of the lanes remembers all three until all is done.
     """
-    note = folder / "wave.json"
-    try:
-        known = json.loads(note.read_text())
-        begun, on = list(known["tasks"]), int(known.get("threads", threads))
-        if set(pending) <= set(begun) <= set(every):
-            return begun, on
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    write_file(note, json.dumps({"tasks": list(pending), "threads": threads}))
-    return list(pending), threads
+
+    tasks: list[str]
+    threads: int
+    lane_parts: int
+
+    @classmethod
+    def read(cls, folder: Path) -> Begun | None:
+        """Return what a folder remembers; None where nothing was begun."""
+        try:
+            return cls(**json.loads((folder / NOTE).read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def at(self, folder: Path, every: Sequence[str]) -> Begun:
+        """Return what was begun here, if it covers what is left of all tasks; else begin."""
+        known = Begun.read(folder)
+        if known is not None and set(self.tasks) <= set(known.tasks) <= set(every):
+            return known
+        write_file(folder / NOTE, json.dumps(self._asdict()))
+        return self
 
 
 @contextmanager
