@@ -131,9 +131,9 @@ def test_dry_run_runs_nothing(potentia: Potentia, folder: Path):
     done = potentia("run", "--models", "./m0", "--tasks", "q.jsonl", "--store", "dry.db", "--dry-run", "--json")
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
-    assert plan["cost"]["cells"] == 2
-    assert plan["cost"]["lanes"] == 4  # three rates, and what the search adds on average
-    assert plan["cost"]["train_tokens"] > 0
+    assert plan["cells_to_do"] == 2
+    assert plan["lanes"] == 4  # three rates, and what the search adds on average
+    assert plan["train_tokens"] > 0
     assert not (folder / "dry.db").exists(), "a dry run leaves nothing behind"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import tiny
-from potentia.run import pending_work, plan_study, run_study
+from potentia.run import plan_study, run_study, work_of
 from potentia.store import Store
 from potentia.study import Study, make_study
 
@@ -87,9 +87,9 @@ def test_the_data_count_by_content_not_by_place(finished: Study, world: Path, tm
 
 
 def test_the_plan_counts_the_tuning_once(world: Path, tmp_path: Path):
-    cost = pending_work(plan_study(study(world, tmp_path / "s.db")))
-    assert cost["lanes"] == 2
-    assert cost["train_tokens"] > 0
+    cost = work_of(plan_study(study(world, tmp_path / "s.db")))
+    assert sum(cell.lanes for cell in cost) == 2
+    assert sum(cell.train_tokens for cell in cost) > 0
 
 
 def test_selection_tuned_never_keeps_the_untuned_model(world: Path, tmp_path: Path):

@@ -60,7 +60,7 @@ def run(asked: Any) -> None:
     """
     from potentia import files
     from potentia.cli.view import watch
-    from potentia.run import default_workers, plan_study, run_study
+    from potentia.run import default_workers, estimate_cost, plan_study, run_study
 
     for name, what in CONSENT.items():
         if getattr(asked, name):
@@ -70,7 +70,7 @@ def run(asked: Any) -> None:
         plan = plan_study(made, tell=partial(_update, status))
     out.say(*_notes(plan), to=out.errors)
     if asked.dry_run:
-        _show_plan(plan, as_json=asked.as_json)
+        _print_cost(plan, estimate_cost(plan, calibrate=False), asked.as_json)
         return
     workers = asked.workers or default_workers(plan)
     if asked.adaptive or asked.budget or asked.confidence:
@@ -178,24 +178,6 @@ def _print_scores(evidence: Evidence, board: Scoreboard, store: str) -> None:
     out.print_notes(evidence)
 
 
-def _show_plan(plan: StudyPlan, *, as_json: bool) -> None:
-    """Print rows, cells and the cost of what is left."""
-    from potentia.run import pending_work
-
-    cost = pending_work(plan)
-    rows = tuple(
-        (row.model.name, len(row.cells), sum(c.done for c in row.cells), len(row.pending), row.problem or "")
-        for row in plan.rows
-    )
-    note = (
-        f"To do: {cost['cells']:,} cells, {cost['lanes']:,} fine-tuning lanes, about "
-        f"{short(cost['train_tokens'])} tokens to train on and {short(cost['score_tokens'])} to score."
-    )
-    table = Table(f"Plan of {plan.study.name}", ("model", "cells", "done", "to do", "problem"), rows, note=note)
-    found = out.dicts(("model", "cells", "done", "pending", "problem"), rows)
-    out.answer(as_json, {"cost": cost, "rows": found}, table)
-
-
 def _report_result(result: RunResult, store: str, question: str) -> None:
     """Say how the run ended and what to do next."""
     shown = escape(shlex.quote(store))
@@ -247,20 +229,20 @@ def plan(asked: Any) -> None:
     chosen = None
     if asked.budget is not None or asked.confidence is not None:
         chosen = _choose(planned, cost, asked.budget, asked.confidence, asked.top, asked.history or [])
-    if asked.as_json:
-        found = {"study": made.name, "device": cost.device, "times": cost.source or None, **_totals(planned, cost)}
-        found |= {"cells": [vars(cell) for cell in cost.cells]}
-        if chosen is not None:
-            found |= {"plan": chosen[0].to_dict(), "completion": chosen[1].to_dict()}
-        out.print_json(found)
-    else:
-        for table in cost_tables(planned, cost):
-            out.print_table(table)
-        if chosen is not None:
-            for table in (*chosen[1].tables()[:1], *chosen[0].tables()):
-                out.print_table(table)
+    _print_cost(planned, cost, asked.as_json, chosen)
     if chosen is not None:
         _write(planned, chosen[0].cells, asked.output, asked.as_json)
+
+
+def _print_cost(planned: StudyPlan, cost: StudyCost, as_json: bool, chosen: Any = None) -> None:
+    """Print rows, cells and the cost of what is left; with the cells that were chosen, where some were."""
+    found = {"study": planned.study.name, "device": cost.device, "times": cost.source or None}
+    found |= {**_totals(planned, cost), "cells": [vars(cell) for cell in cost.cells]}
+    tables = cost_tables(planned, cost)
+    if chosen is not None:
+        found |= {"plan": chosen[0].to_dict(), "completion": chosen[1].to_dict()}
+        tables += [*chosen[1].tables()[:1], *chosen[0].tables()]
+    out.answer(as_json, found, *tables)
 
 
 def _choose(
@@ -339,7 +321,7 @@ def cost_tables(planned: StudyPlan, cost: StudyCost) -> list[Table]:
         tasks.append((name, left["cells_to_do"], *shown, f"{left[by] / (whole[by] or 1.0):.0%}"))
     total = _totals(planned, cost)
     per_device = "GPU-hours" if cost.device == "cuda" else "hours of this machine"
-    told = f"from {cost.source}" if cost.source else "times are not known: leave --calibrate on"
+    told = f"from {cost.source}" if cost.source else "times are not known: potentia plan measures them"
     note = (
         f"To do: {total['cells_to_do']:,} cells ({total['cells_done']:,} in the store), {total['lanes']:,} lanes, "
         f"{short(total['train_tokens'])} tokens to train on and {short(total['score_tokens'])} to score, "

@@ -11,10 +11,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from potentia.errors import TuningError
+from potentia.files import write_file
 from potentia.run.ask import Evaluation, Style, evaluate
+from potentia.study import content_key
 from potentia.timing import spending
 
 if TYPE_CHECKING:
@@ -200,46 +203,36 @@ def validated(made: Evaluation) -> tuple[float, float, str]:
     return value, made.main.stderr, pack_right(outcomes) if math.isclose(mean, value, abs_tol=1e-6) else ""
 
 
+# --- the end of a search: testing what is chosen ---------------------------------------------------------------------
+
+
 def finish(tuning: FineTuning, name: str) -> None:
     """Choose for one benchmark, seed by seed, test what is chosen, and commit the cell."""
-    task = tuning.benchmarks[name]
     tuned = tuning.states(name)
     mine = {key: lane for key, lane in tuning.lanes.items() if name in tuning.served(lane)}
-    reasons = {key: tuning.results[key].reason for key in mine}
-    failures = [f"{mine[key].learning_rate:g} {mine[key].style}: {why}" for key, why in reasons.items() if why]
+    ended = [tuning.results[key] for key in mine]
+    failures = [f"{mine[e.key].learning_rate:g} {mine[e.key].style}: {e.reason}" for e in ended if e.reason]
     if not tuned:
         raise TuningError(f"every lane of {name} failed: {'; '.join(failures)}")
-    untuned = [tuning.untuned[name, style] for style in tuning.styles]
-    blind = not task.documents("validation")  # nothing to choose by (as in MMLU): the tuned model stands
-    chosen, best_tuned = [], []
-    for seed in range(tuning.study.seed, tuning.study.seed + tuning.study.seeds):
-        own = tuning.states(name, seed)
-        forced = own and (blind or tuning.study.selection != "validation")
-        chosen.append(select(own if forced else [*untuned, *own]))
-        best_tuned += [select(own)] if own else []
+    chosen, best_tuned = _chosen(tuning, name)
     _publish_steps(tuning, name, best_tuned)
     if (name, None) not in tuning.cells:
         return
     tests = [_test(tuning, name, best, selected=True) for best in chosen]
     direct = tuning.row.direct_evaluation(name, tuning.trainer.bare)
-    test, kept_direct = Evaluation.mean(tests), False
-    if tuning.study.selection == "paper" and direct is not None:  # the better of both, by the test
-        gain = test.main.value - direct.main.value
-        kept_direct = not (gain > 0 if task.higher_is_better else gain < 0)
-        test = direct if kept_direct else test
-    ended = [tuning.results[key] for key in mine]
+    test = Evaluation.mean(tests)
+    kept_direct = direct is not None and tuning.study.selection == "paper" and not _gains(tuning, name, test, direct)
+    dropped = [result for result in ended if result.status == "dropped"]
     made = dict(zip(chosen, tests, strict=True))
     selection = _told(chosen, tests) | {
         "tuned": chosen[0].tuned and not kept_direct,
         "kept_direct": kept_direct,
-        "epochs_saved_by_race": sum(
-            tuning.epochs(mine[result.key]) - len(result.epochs) for result in ended if result.status == "dropped"
-        ),
+        "epochs_saved_by_race": sum(tuning.epochs(mine[result.key]) - len(result.epochs) for result in dropped),
         "target_modules": list(ended[0].targets),
         "failed_lanes": failures,
         **_search(tuning, name, chosen, best_tuned, kept_direct),
     }
-    if any(best.lane is None for best in chosen) or kept_direct:  # what `selection: tuned` would give
+    if kept_direct or not all(best.tuned for best in chosen):  # what `selection: tuned` would give
         told = [_at_end(tuning, name, best, made) for best in best_tuned]
         means = {key: sum(one[key] for one in told) / len(told) for key in ("value", "stderr")}
         selection["best_tuned"] = told[0] | means
@@ -248,7 +241,28 @@ def finish(tuning: FineTuning, name: str) -> None:
     save = getattr(tuning.trainer, "save_peft", None)  # adapters can be taken away; all weights of a model are not kept
     if save is not None and chosen[0].lane is not None and not kept_direct:
         tuning.keep(name, partial(save, chosen[0].lane.key, epoch=chosen[0].epoch))
-    tuning.commit(name, None, test, selection, direct.main.value if direct is not None else None)
+    final = direct if kept_direct and direct is not None else test
+    tuning.commit(name, None, final, selection, direct.main.value if direct is not None else None)
+
+
+def _chosen(tuning: FineTuning, name: str) -> tuple[list[Candidate], list[Candidate]]:
+    """Return what is chosen for each seed, and the best tuned state of each seed that has one."""
+    chosen, best_tuned = [], []
+    blind = not tuning.benchmarks[name].documents("validation")  # as in MMLU: the tuned model stands
+    untuned = [tuning.untuned[name, style] for style in tuning.styles]
+    if blind or tuning.study.selection != "validation":
+        untuned = []
+    for seed in range(tuning.study.seed, tuning.study.seed + tuning.study.seeds):
+        own = tuning.states(name, seed)
+        chosen.append(select([*untuned, *own] or [tuning.untuned[name, style] for style in tuning.styles]))
+        best_tuned += [select(own)] if own else []
+    return chosen, best_tuned
+
+
+def _gains(tuning: FineTuning, name: str, test: Evaluation, direct: Evaluation) -> bool:
+    """Say whether the test is better after the tuning."""
+    gain = test.main.value - direct.main.value
+    return gain > 0 if tuning.benchmarks[name].higher_is_better else gain < 0
 
 
 def _search(
@@ -307,10 +321,39 @@ def _publish_steps(tuning: FineTuning, name: str, chosen: Sequence[Candidate]) -
     """Hand over the scores on the way of the lanes that were chosen in the end."""
     for step in tuning.at_steps:
         if (name, step) in tuning.cells:
-            tests = [tuning.on_the_way(c.lane, step, name) for c in chosen if c.lane is not None]
+            tests = [_on_the_way(tuning, c.lane, step, name) for c in chosen if c.lane is not None]
             selection = _told(chosen, tests) | {"step": step}
             del selection["epoch"]  # the end of the tuning, where the lane was chosen
             tuning.commit(name, step, Evaluation.mean(tests), selection)
+
+
+def score_on_the_way(tuning: FineTuning, lane: LanePlan, step: int) -> None:
+    """Test a lane as it is now; where there are several to choose from, its scores wait for the choice."""
+    for name in tuning.served(lane):
+        path = _waiting(tuning, lane, step, name)
+        if (name, step) not in tuning.cells or path.exists():
+            continue
+        ask = tuning.ask(tuning.benchmarks[name], "test", lane.style, tuning.trainer.slot(lane.key))
+        with spending("test"):
+            (made,) = evaluate(tuning.scorer, [ask], chat=tuning.chat)
+        if len(tuning.lanes) > 1 or tuning.tuning.rate_bounds is not None:
+            write_file(path, made.to_json(), synced=True)
+        else:
+            told = {"step": step, "style": lane.style, "learning_rate": lane.learning_rate}
+            tuning.commit(name, step, made, told)
+
+
+def _waiting(tuning: FineTuning, lane: LanePlan, step: int, task: str) -> Path:
+    return tuning.workspace / "on-the-way" / f"{content_key(lane=lane.key, step=step, task=task)}.json"
+
+
+def _on_the_way(tuning: FineTuning, lane: LanePlan, step: int, task: str) -> Evaluation:
+    """Return what a lane scored on a task after a step."""
+    path = _waiting(tuning, lane, step, task)
+    try:
+        return Evaluation.from_json(path.read_text("utf-8"))
+    except (OSError, KeyError, ValueError, TypeError):
+        raise TuningError(f"the score on {task} after {step} steps was not kept", where=str(path)) from None
 
 
 def _told(chosen: Sequence[Candidate], tests: Sequence[Evaluation]) -> dict[str, Any]:

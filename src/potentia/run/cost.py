@@ -120,18 +120,6 @@ def work_of(plan: StudyPlan) -> list[CellWork]:
     return found
 
 
-def pending_work(plan: StudyPlan) -> dict[str, float]:
-    """Sum up what is left to do: cells, lanes, tokens to train and to score, and FLOPs where sizes are known."""
-    left = [work for work in work_of(plan) if not work.done]
-    return {
-        "cells": len(left),
-        "lanes": round(sum(work.lanes for work in left)),
-        "train_tokens": sum(work.train_tokens for work in left),
-        "score_tokens": sum(work.score_tokens for work in left),
-        "flops": sum(work.flops for work in left if work.flops == work.flops),
-    }
-
-
 def price(plan: StudyPlan, paces: Sequence[Pace], source: str, device: str, *, start: float = 0.0) -> StudyCost:
     """Put seconds on the work of a study."""
     sizes = {row.model.name: parameters_of(row.model) for row in plan.rows}

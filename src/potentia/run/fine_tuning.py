@@ -16,12 +16,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potentia.errors import ModelError, TuningError
-from potentia.files import write_file
 from potentia.run.ask import Ask, Evaluation, SplitName, Style, evaluate
 from potentia.run.choice import (
     Candidate,
@@ -33,6 +31,7 @@ from potentia.run.choice import (
     next_rate,
     past_its_best,
     peaks_of,
+    score_on_the_way,
     validated,
 )
 from potentia.run.plan import CellPlan
@@ -151,25 +150,22 @@ class FineTuning:
 
     def judge(self, name: str) -> Task:
         """Return whose validation documents choose for a benchmark: its own, else those held out of auxiliary data."""
-        task = self.benchmarks[name]
-        held = self.auxiliary is not None and self.auxiliary.documents("validation")
-        return self.auxiliary if held and self.auxiliary and not task.documents("validation") else task
+        task, other = self.benchmarks[name], self.auxiliary
+        if task.documents("validation") or other is None or not other.documents("validation"):
+            return task
+        return other
 
     def _validate_untuned(self, names: Sequence[str]) -> None:
-        asks = {
-            (name, style): self.ask(self.judge(name), "validation", style) for name in names for style in self.styles
-        }
-        apart = dict.fromkeys(asks.values())  # benchmarks without validation documents have one judge
-        self.phase("validating untuned", sum(len(ask.task.documents("validation")) for ask in apart))
-        worth: dict[Ask, tuple[float, float, str]] = {}
-        for ask in apart:
-            worth[ask] = math.nan, math.nan, ""
+        asks = {(n, style): self.ask(self.judge(n), "validation", style) for n in names for style in self.styles}
+        worth = dict.fromkeys(asks.values(), (math.nan, math.nan, ""))  # benchmarks may have one judge
+        self.phase("validating untuned", sum(len(ask.task.documents("validation")) for ask in worth))
+        for ask in worth:
             if ask.task.documents("validation"):
                 (made,) = evaluate(self.scorer, [ask], chat=self.chat, progress=self.row.progress)
                 worth[ask] = validated(made)
         for (name, style), ask in asks.items():
             value, error, right = worth[ask]
-            up = self.judge(name).higher_is_better
+            up = ask.task.higher_is_better
             self.untuned[name, style] = Candidate(style, 0, value, error, right=right, up=up)
 
     # --- the lanes ---------------------------------------------------------------------------------------------------
@@ -206,8 +202,8 @@ class FineTuning:
             return [[lane] for lane in wave]
         if not wave or self.lanes or self.lane_parts == 1:
             return [wave] if wave else []
-        parts, wanted = [wave[k :: self.lane_parts] for k in range(self.lane_parts)], self.row.plan.lane_part
-        return parts if wanted is None else [parts[wanted]]
+        wanted = self.row.plan.lane_part
+        return [wave[k :: self.lane_parts] for k in range(self.lane_parts) if wanted in (None, k)]
 
     def _more_lanes(self) -> Iterator[LanePlan]:
         """Yield the lanes one rung beyond the ends that lead, for any benchmark that they serve."""
@@ -304,17 +300,6 @@ class FineTuning:
         self.began, self.tokens = time.monotonic(), 0
         self.row.board.phase(name, total=total, unit=unit, tokens_per_second=None)
 
-    def step(self, info: StepInfo) -> None:
-        """Report a training step."""
-        self.tokens += info.tokens
-        rate = self.tokens / max(time.monotonic() - self.began, 1e-9)
-        facts = {"lanes_active": info.active, "lanes_waiting": info.waiting, "tokens_per_second": rate}
-        self.row.board.reach(info.done, before=info.before, **facts)
-
-    def stop(self) -> bool:
-        """Say whether the row is to stop."""
-        return self.row.stop()
-
     # --- training ----------------------------------------------------------------------------------------------------
 
     def _train(self, wave: Mapping[str, LanePlan], parts: Sequence[Sequence[LanePlan]]) -> None:
@@ -332,9 +317,8 @@ class FineTuning:
             self._last, batch = None, [specs[lane.key] for lane in part]
             self._alone = part[0] if not self.together else None
             with spending("train"):
-                made = self.trainer.train(
-                    batch, on_epoch=self._on_epoch, on_step=self._on_step, on_recall=self._on_recall, stop=self.stop
-                )
+                heard: dict[str, Any] = {"on_step": self._on_step, "on_recall": self._note_all, "stop": self.row.stop}
+                made = self.trainer.train(batch, on_epoch=self._on_epoch, **heard)
             self.results |= made
             for spec in batch:
                 for name in self.served(wave[spec.key]):
@@ -355,8 +339,7 @@ class FineTuning:
             self.curves[key, name] = self.curves[key, name][:1]
         for epoch in range(1, 1 + max(map(len, ended.values()))):
             due = [wave[key] for key, epochs in ended.items() if len(epochs) >= epoch]
-            for lane in due:
-                self._note(lane, ended[lane.key][epoch - 1])
+            self._note_all(ended[lane.key][epoch - 1] for lane in due)
             for lane in [lane for lane in due if epoch < self.epochs(lane) and self._is_lost(lane, epoch)]:
                 result = self.results[lane.key]
                 result.epochs = ended.pop(lane.key)[:epoch]
@@ -374,11 +357,10 @@ class FineTuning:
         by_key = {epoch.key: epoch for epoch in ended}
         for (key, name), ask in asks.items():
             by_key[key].notes[name] = list(validated(worth[ask]))
+        self._note_all(ended)
         for epoch in ended:
-            lane = self.lanes[epoch.key]
-            self._note(lane, epoch)
-            for name in self.served(lane):
-                self.tell(lane, name, "training")
+            for name in self.served(self.lanes[epoch.key]):
+                self.tell(self.lanes[epoch.key], name, "training")
         self._hold()
         if not self.tuning.race:
             return set()
@@ -397,17 +379,18 @@ class FineTuning:
             made = [one for batch in batches if batch for one in evaluate(self.scorer, batch, chat=self.chat)]
         return dict(zip(asked, made, strict=True))
 
-    def _note(self, lane: LanePlan, epoch: LaneEpoch) -> None:
-        """Add an epoch to the lane's curves; one that was to be validated and could not is worth NaN."""
-        last = epoch.epoch == self.epochs(lane)
-        for name in self.served(lane):
-            curve = [c for c in self.curves[lane.key, name] if c.epoch < epoch.epoch]
-            if name in epoch.notes or last:
-                value, error, *right = epoch.notes.get(name, (math.nan, math.nan))
-                work = epoch.loss, epoch.tokens, epoch.seconds
-                up = self.judge(name).higher_is_better
-                curve.append(Candidate(lane.style, epoch.epoch, value, error, lane, *work, "".join(right), up=up))
-            self.curves[lane.key, name] = curve
+    def _note_all(self, epochs: Iterable[LaneEpoch]) -> None:
+        """Add epochs to the curves of their lanes; one that was to be validated and could not is worth NaN."""
+        for epoch in epochs:
+            lane = self.lanes[epoch.key]
+            work = epoch.loss, epoch.tokens, epoch.seconds
+            for name in self.served(lane):
+                curve = [c for c in self.curves[lane.key, name] if c.epoch < epoch.epoch]
+                if name in epoch.notes or epoch.epoch == self.epochs(lane):
+                    value, error, *right = epoch.notes.get(name, (math.nan, math.nan))
+                    up = self.judge(name).higher_is_better
+                    curve.append(Candidate(lane.style, epoch.epoch, value, error, lane, *work, "".join(right), up=up))
+                self.curves[lane.key, name] = curve
 
     def _hold(self) -> None:
         """Let the trainer keep the states that lead, for each benchmark and search; adapters are all kept."""
@@ -415,13 +398,10 @@ class FineTuning:
 
         if not isinstance(self.trainer, FullLanes):
             return
-        held = set()
-        for name in self.benchmarks:
-            for seed in {lane.seed for lane in self.lanes.values()}:
-                if own := self.states(name, seed):
-                    kept = own if self.every_rate else leaders(own)
-                    held |= {(c.lane.key, c.epoch) for c in kept if c.lane is not None}
-        self.trainer.hold(held)
+        seeds = {lane.seed for lane in self.lanes.values()}
+        searches = [own for name in self.benchmarks for seed in seeds if (own := self.states(name, seed))]
+        held = [state for own in searches for state in (own if self.every_rate else leaders(own))]
+        self.trainer.hold({(state.lane.key, state.epoch) for state in held if state.lane is not None})
 
     def _is_lost(self, lane: LanePlan, epoch: int) -> bool:
         """Say whether a lane cannot win on any of its tasks: it is past its best, or behind after a third."""
@@ -435,43 +415,16 @@ class FineTuning:
                 return False
         return bool(names)
 
-    def _on_recall(self, epochs: list[LaneEpoch]) -> None:
-        for epoch in epochs:
-            self._note(self.lanes[epoch.key], epoch)
-
     # --- steps -------------------------------------------------------------------------------------------------------
 
     def _on_step(self, info: StepInfo) -> None:
         self._last = info
-        self.step(replace(info, done=self._done + info.done, before=self._found + info.before))
+        self.tokens += info.tokens
+        rate = self.tokens / max(time.monotonic() - self.began, 1e-9)
+        facts = {"lanes_active": info.active, "lanes_waiting": info.waiting, "tokens_per_second": rate}
+        self.row.board.reach(self._done + info.done, before=self._found + info.before, **facts)
         if self._alone is not None and info.done in self.at_steps:
-            self._score_on_the_way(self._alone, info.done)
-
-    def _score_on_the_way(self, lane: LanePlan, step: int) -> None:
-        """Test the lane as it is now; where there are several to choose from, its scores wait for the choice."""
-        for name in self.served(lane):
-            path = self._waiting(lane, step, name)
-            if (name, step) not in self.cells or path.exists():
-                continue
-            ask = self.ask(self.benchmarks[name], "test", lane.style, self.trainer.slot(lane.key))
-            with spending("test"):
-                (made,) = evaluate(self.scorer, [ask], chat=self.chat)
-            if len(self.lanes) > 1 or self.tuning.rate_bounds is not None:
-                write_file(path, made.to_json(), synced=True)
-                continue
-            chosen = {"step": step, "style": lane.style, "learning_rate": lane.learning_rate}
-            self.commit(name, step, made, chosen)
-
-    def _waiting(self, lane: LanePlan, step: int, task: str) -> Path:
-        return self.workspace / "on-the-way" / f"{content_key(lane=lane.key, step=step, task=task)}.json"
-
-    def on_the_way(self, lane: LanePlan, step: int, task: str) -> Evaluation:
-        """Return what a lane scored on a task after a step."""
-        path = self._waiting(lane, step, task)
-        try:
-            return Evaluation.from_json(path.read_text("utf-8"))
-        except (OSError, KeyError, ValueError, TypeError):
-            raise TuningError(f"the score on {task} after {step} steps was not kept", where=str(path)) from None
+            score_on_the_way(self, self._alone, info.done)
 
 
 def tune_row(row: RowRun, kind: Protocol, cells: Sequence[CellPlan]) -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -147,8 +148,7 @@ def load_tasks(study: Study) -> LoadedTasks:
         try:
             loaded[spec.name] = _load_task(study, spec)
             if spec.shots and loaded[spec.name].kind == "corpus":
-                words = f"{spec.name}: a text to predict has no examples before it"
-                raise InputError(words, hint="drop its `shots`")
+                raise InputError(f"{spec.name}: a text to predict has no examples before it", hint="drop its `shots`")
         except InputError as error:
             problems.append(error)
     if problems:
@@ -284,18 +284,16 @@ def _plan_row(whole: Study, study: Study, key: str, tasks: LoadedTasks, model: M
         "auxiliary": tasks.auxiliary.fingerprint if tasks.auxiliary else None,
     }
     cells = []
-    for protocol in map(Protocol, study.protocols):
-        for name, task in tasks.benchmarks.items():
-            if protocol.kind == "few_shot" and task.kind == "corpus":
-                continue  # a text to predict has no examples before it
-            if not whole.asks(model.name, name, protocol):
-                continue
-            own, shots = "", study.shots_for(name, protocol)
-            if not problem:
-                own = cell_key(study, weights, prints[name], protocol, shots=shots, **same)  # type: ignore[arg-type]
-            for step in steps if protocol == ADJUST else ():
-                cells.append(CellPlan(name, protocol.at(step), own and step_key(own, step)))
-            cells.append(CellPlan(name, protocol, own))
+    for protocol, (name, task) in product(map(Protocol, study.protocols), tasks.benchmarks.items()):
+        examples_of_text = protocol.kind == "few_shot" and task.kind == "corpus"  # there are none
+        if examples_of_text or not whole.asks(model.name, name, protocol):
+            continue
+        own, shots = "", study.shots_for(name, protocol)
+        if not problem:
+            own = cell_key(study, weights, prints[name], protocol, shots=shots, **same)  # type: ignore[arg-type]
+        for step in steps if protocol == ADJUST else ():
+            cells.append(CellPlan(name, protocol.at(step), own and step_key(own, step)))
+        cells.append(CellPlan(name, protocol, own))
     return RowPlan(study, key, model, tuple(cells), weights, original, prints, problem)
 
 
@@ -318,10 +316,8 @@ def _seen(cell: CellPlan, row: RowPlan, found: Mapping[str, tuple[str, str]]) ->
     names = (row.model.name, cell.task)
     if cell.done or found.get(cell.key, names) == names:
         return replace(cell, done=cell.done or cell.key in found)
-    step = cell.protocol.step
-    if step is None:
-        own = renamed(cell.key, *names)
-    else:  # named after the cell at the end
+    own, step = renamed(cell.key, *names), cell.protocol.step
+    if step is not None:  # named after the cell at the end
         end = next(other for other in row.cells if (other.task, other.protocol) == (cell.task, ADJUST))
         own = step_key(renamed(end.copy_of or end.key, *names), step)
     return replace(cell, key=own, done=True, copy_of=cell.key)
@@ -373,8 +369,7 @@ WIDEST = 2**22  # of a width, a vocabulary, a number of heads, a rank: several t
 def check_source(model: ModelSpec) -> None:
     """Refuse a model that is plainly a path but not there, lacks its tokenizer, or needs a package that is missing.
 
-    Each would fail every cell of its row, perhaps after hours; said at once it is one sentence. A hub name is left to
-    the hub, and a folder without a config to the loading, which says what it found.
+    Each would fail every cell of its row. A hub name is left to the hub, a folder without a config to the loading.
     """
     source, name = model.source, f"model {model.name!r}"
     path = Path(source).expanduser()
@@ -441,10 +436,8 @@ def _check_adapter(said: Mapping[str, Any], name: str, where: str) -> None:
 def _check_quantised(said: Any, name: str, quantise: str | None) -> None:
     method = str(said.get("quant_method", "")) if isinstance(said, dict) else ""
     if said and quantise:
-        raise InputError(
-            f"{name}: its weights are quantised already ({method or 'as its config.json says'})",
-            hint=f"drop `quantise: {quantise}`, or give the model unquantised",
-        )
+        words = f"{name}: its weights are quantised already ({method or 'as its config.json says'})"
+        raise InputError(words, hint=f"drop `quantise: {quantise}`, or give the model unquantised")
     packages = QUANTISED.get(method, ())
     if packages and not any(map(_is_there, packages)):
         hint = f"pip install {packages[0].replace('.', '-').replace('_', '-')}, or give the model unquantised"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potentia.errors import without_password
-from potentia.study import Study, content_key
+from potentia.study import content_key
 from potentia.values.protocol import ADJUST, Protocol
 
 if TYPE_CHECKING:
@@ -207,6 +207,7 @@ ALIVE_SECONDS = 60.0  # a running row writes its state about once a second
 
 def store_status(where: str, study: str | None = None) -> dict[str, Any]:
     """Return studies with their counts, the failed cells with reasons, and the rows that run now."""
+    from potentia.evidence import study_of
     from potentia.store import Store
 
     with Store.open(where, readonly=True) as store:
@@ -218,7 +219,7 @@ def store_status(where: str, study: str | None = None) -> dict[str, Any]:
             progress = store.get_progress(record.key)
             leases = store.leases(study=record.key)
             running = {lease.row for lease in leases} | {row for row, state in progress.items() if is_running(state)}
-            study_file = _study(record)
+            study_file = study_of(record)
             studies.append(
                 {
                     "name": record.name,
@@ -251,7 +252,9 @@ def asked_cells(store: Store, record: StudyRecord) -> int | None:
     An adjustment that is scored on the way has a cell for each such step. Texts to predict have no few-shot cells;
     which tasks are texts is known as soon as one cell of each is there.
     """
-    study = _study(record)
+    from potentia.evidence import study_of
+
+    study = study_of(record)
     if study is None:
         return None
     steps = len(set(study.adjust.at_steps)) if study.adjust else 0
@@ -266,10 +269,3 @@ def asked_cells(store: Store, record: StudyRecord) -> int | None:
         for task in tasks
         if study.asks(row.name, task, protocol) and not (protocol.kind == "few_shot" and task in texts)
     )
-
-
-def _study(record: StudyRecord) -> Study | None:
-    try:
-        return Study.model_validate(dict(record.spec))
-    except ValueError:  # imported scores have no study
-        return None
