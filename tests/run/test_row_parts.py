@@ -124,6 +124,8 @@ def test_a_row_in_parts_gives_the_numbers_of_the_whole_and_leaves_nothing(
         states = store.get_progress(store.studies()[0].key)
     assert {state["model"] for state in states.values()} == {"one"}
     assert len(states) == 2
+    assert all(state["done"] == state["total"] > 0 for state in states.values()), "documents, of documents"
+    assert not any("lanes_active" in state for state in states.values()), "nothing is trained any more"
 
 
 def test_a_part_that_was_begun_is_found_by_a_run_with_other_workers(

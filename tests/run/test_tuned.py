@@ -233,26 +233,29 @@ def test_scores_on_the_way_are_the_chosen_rates(world: Path, tmp_path: Path, met
 def test_a_stopped_adjustment_scores_no_step_twice(
     world: Path, tmp_path: Path, method: str, rates: list[float], monkeypatch: pytest.MonkeyPatch
 ):
-    from potentia.run import fine_tuning
+    from potentia.run import choice
     from potentia.run.fine_tuning import FineTuning
 
     adjust = {"data": str(world / "auxiliary.jsonl"), "form": "own", "at_steps": [5, 20]}
     tuning = TUNING | {"method": method, "learning_rates": rates}
     whole, halted = (study(world, tmp_path / f"{n}.db", "adjust", tuning=tuning, adjust=adjust) for n in "ab")
     tested: list[str] = []
-    evaluate = fine_tuning.evaluate
+    evaluate = choice.evaluate
 
     def spy(scorer, asks, **options):
-        tested.extend(ask.task.name for ask in asks if ask.split == "test")
+        on_the_way = "progress" not in options
+        tested.extend(ask.task.name for ask in asks if on_the_way and ask.split == "test")
         return evaluate(scorer, asks, **options)
 
-    monkeypatch.setattr(fine_tuning, "evaluate", spy)
+    monkeypatch.setattr(choice, "evaluate", spy)
     expected, _ = ran(whole)
     once = len(tested)
     assert once == 2 * 2 * len(rates), "each rate on each task at each step"
     steps: list[int] = []
-    step = FineTuning.step
-    monkeypatch.setattr(FineTuning, "step", lambda self, info: steps.append(info.done) or step(self, info))
+    step = FineTuning._on_step
+    monkeypatch.setattr(
+        FineTuning, "_on_step", lambda self, info: steps.append(self._done + info.done) or step(self, info)
+    )
     for until in (8, 22, 50)[: 1 + len(rates)]:  # after each of the steps that are scored; in the second rate
         with monkeypatch.context() as patch:
             patch.setattr(FineTuning, "stop", lambda self, until=until: bool(steps) and steps[-1] >= until)

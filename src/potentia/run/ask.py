@@ -94,6 +94,7 @@ def evaluate(
         for p, prompt in enumerate(asked)
         for r, request in enumerate(prompt.requests)
     ]
+    heard = progress and _by_document(progress, sum(map(len, prompts)), len(flat))
     cut_before = scorer.notes["truncated"]
     answers: list[list[list[Any]]] = [[[None] * len(prompt.requests) for prompt in asked] for asked in prompts]
     with_owners = any(ask.owner is not None for ask in asks)
@@ -107,7 +108,7 @@ def evaluate(
         if not chosen:
             continue
         owners = [-1 if owner is None else owner for _, owner, _ in chosen] if with_owners else None
-        given = answer([request for request, _, _ in chosen], owners=owners, progress=progress)
+        given = answer([request for request, _, _ in chosen], owners=owners, progress=heard)
         for (_, _, (a, p, r)), value in zip(chosen, given, strict=True):
             answers[a][p][r] = _answer(kind, value)
     made = []
@@ -117,6 +118,18 @@ def evaluate(
     if len(made) == 1:  # tests are asked one at a time
         made[0] = replace(made[0], cut=scorer.notes["truncated"] - cut_before, requests=len(flat))
     return made
+
+
+def _by_document(progress: Callable[[int], None], documents: int, requests: int) -> Callable[[int], None]:
+    """Return who hears of requests and tells of as large a share of the documents."""
+    answered = 0
+
+    def hear(amount: int) -> None:
+        nonlocal answered
+        before, answered = answered, answered + amount
+        progress(documents * answered // requests - documents * before // requests)
+
+    return hear
 
 
 REMEMBERED_PROMPTS = 4

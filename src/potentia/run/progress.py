@@ -94,6 +94,7 @@ def remove_lanes(folder: Path) -> None:
         folder.parent.rmdir()
 
 
+OF_TRAINING = ("lanes_active", "lanes_waiting", "tokens_per_second")  # true while it goes on
 BRIEF = 0.2  # seconds: phases that follow one another faster than anyone reads are not all written
 
 
@@ -147,7 +148,8 @@ class Board:
     def finish(self, phase: str) -> None:
         """Close the row's record."""
         self._log.write("row", row=self._label, ended=phase)
-        self._state.update({"phase": phase, "left": 0.0, "ended": time.time()})
+        now = {name: fact for name, fact in self._state.items() if name not in OF_TRAINING}
+        self._state = now | {"phase": phase, "left": 0.0, "ended": time.time()}
         self._write(force=True)
 
     def _write(self, *, force: bool = False) -> None:
