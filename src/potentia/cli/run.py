@@ -236,8 +236,8 @@ def plan(asked: Any) -> None:
 
 def _print_cost(planned: StudyPlan, cost: StudyCost, as_json: bool, chosen: Any = None) -> None:
     """Print rows, cells and the cost of what is left; with the cells that were chosen, where some were."""
-    found = {"study": planned.study.name, "device": cost.device, "times": cost.source or None}
-    found |= {**_totals(planned, cost), "cells": [vars(cell) for cell in cost.cells]}
+    found = {"study": planned.study.name, "device": cost.device, "times": cost.source or None, **_totals(planned, cost)}
+    found["cells"] = [vars(cell) for cell in cost.cells]
     tables = cost_tables(planned, cost)
     if chosen is not None:
         found |= {"plan": chosen[0].to_dict(), "completion": chosen[1].to_dict()}
