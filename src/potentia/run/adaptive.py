@@ -23,7 +23,7 @@ from potentia.run.calibration import estimate_cost
 from potentia.run.cost import StudyCost, read_budget
 from potentia.run.execute import RunResult, run_study
 from potentia.run.local import Stay
-from potentia.run.plan import StudyPlan, seen
+from potentia.run.plan import CellPlan, StudyPlan, seen
 from potentia.run.progress import find_store, opened
 from potentia.study import Study, Wanted
 from potentia.values.protocol import ADJUST, TRAIN_BEFORE_TEST, Protocol, TaskName
@@ -156,7 +156,7 @@ class AdaptiveRun:
             return self._run()
 
     def _run(self) -> tuple[RunResult, Completion, NextCells | None]:
-        first = replace(self.plan, rows=tuple(_narrow(row, ()) for row in self.plan.rows))
+        first = self._only(self.plan, lambda _, cell: not cell.protocol.tuned)
         journal = self._journal()
         # The price of a cell is what was thought on the first day; without times the whole study counts as 100 %.
         costs = _costs_from(journal[0]) if journal else self._price()
@@ -167,7 +167,10 @@ class AdaptiveRun:
         self._run_part(first)
         if not journal:
             with opened(self.plan.study.store) as store:
-                store.event(self.plan.key, "adaptive", _costs_as_event(costs, self._measured(store)))
+                values = [[None if v != v else float(v) for v in row] for row in costs.values]
+                names = {"models": list(costs.models), "tasks": list(costs.tasks), "unit": costs.unit}
+                facts = {**names, "costs": values, "measured": self._measured(store)}
+                store.event(self.plan.key, "adaptive", facts)
             journal = self._journal()
         measured = np.array(journal[0]["measured"], dtype=bool)
         for wave in journal[1:]:
@@ -180,8 +183,9 @@ class AdaptiveRun:
                 return self._sum(), done, chosen
             self.tell(f"wave {len(self._journal())}: {len(chosen.cells)} cells")
             with opened(self.plan.study.store) as store:
-                payload = {"cells": [list(cell) for cell in chosen.cells], "p_best": _first(done)}
-                store.event(self.plan.key, "wave", payload)
+                chances = {model: round(float(p), 4) for model, p in zip(done.models, done.p_best, strict=True)}
+                facts = {"cells": [list(cell) for cell in chosen.cells], "p_best": chances}
+                store.event(self.plan.key, "wave", facts)
             self._run_cells(chosen.cells)
             room = self._count(chosen.cells, costs, measured, room)
         return self._sum(), complete_study(self.plan, history=self.history, measured=measured), None
@@ -249,57 +253,33 @@ class AdaptiveRun:
 
     # --- running -------------------------------------------------------------------------------------------------
 
+    @staticmethod
+    def _only(plan: StudyPlan, wanted: Callable[[str, CellPlan], bool]) -> StudyPlan:
+        rows = [replace(row, cells=tuple(c for c in row.cells if wanted(row.model.name, c))) for row in plan.rows]
+        return replace(plan, rows=tuple(rows))
+
     def _run_cells(self, cells: Cells) -> None:
         with opened(self.plan.study.store, readonly=True) as store:
-            rows = tuple(seen(self.plan.rows, store))
-        self._run_part(replace(self.plan, rows=rows, outdated=(), damaged=()), cells)
+            plan = replace(self.plan, rows=tuple(seen(self.plan.rows, store)), outdated=(), damaged=())
+        tuned, wanted = self.grid.protocol, set(cells)
+        plan = self._only(plan, lambda m, c: c.protocol.kind == tuned and (m, TaskName(c.task).whole) in wanted)
+        self._run_part(replace(plan, rows=tuple(row for row in plan.rows if row.cells)))
 
-    def _run_part(self, plan: StudyPlan, cells: Cells | None = None) -> None:
+    def _run_part(self, plan: StudyPlan) -> None:
         if self.results and self.results[-1].interrupted:
             return
-        if cells is not None:
-            by_model = {row.model.name: [t for m, t in cells if m == row.model.name] for row in plan.rows}
-            rows = tuple(_narrow(row, by_model[row.model.name], self.grid.protocol) for row in plan.rows)
-            plan = replace(plan, rows=tuple(row for row in rows if row.cells))
-        if any(row.pending for row in plan.rows):
-            self.results.append(
-                run_study(plan, workers=self.workers, watch=self.watch, stay=self.stay if self.keep else None)
-            )
-        elif not self.results:
-            self.results.append(run_study(plan, workers=1))
+        if not self.results or any(row.pending for row in plan.rows):
+            stay = self.stay if self.keep else None
+            self.results.append(run_study(plan, workers=self.workers, watch=self.watch, stay=stay))
 
     def _sum(self) -> RunResult:
         """All parts as one result."""
-        last = self.results[-1]
-        return RunResult(
-            study=self.plan.key,
-            reused=self.results[0].reused,
-            computed=sum(r.computed for r in self.results),
-            failed=sum(r.failed for r in self.results),
-            interrupted=last.interrupted,
-            reasons=[reason for r in self.results for reason in r.reasons],
-        )
-
-
-def _narrow(row: Any, tasks: Sequence[str], protocol: str | None = None) -> Any:
-    """Keep the untuned cells of a row, or these tuned ones."""
-    if protocol is None:
-        return replace(row, cells=tuple(c for c in row.cells if not c.protocol.tuned))
-    wanted = [c for c in row.cells if c.protocol.kind == protocol and TaskName(c.task).whole in tasks]
-    return replace(row, cells=tuple(wanted))
-
-
-def _costs_as_event(costs: Costs, measured: list[list[bool]]) -> dict[str, Any]:
-    values = [[None if v != v else float(v) for v in row] for row in costs.values]
-    names = {"models": list(costs.models), "tasks": list(costs.tasks), "unit": costs.unit}
-    return {**names, "costs": values, "measured": measured}
+        computed, failed = (sum(getattr(r, name) for r in self.results) for name in ("computed", "failed"))
+        reasons = [reason for r in self.results for reason in r.reasons]
+        first, last = self.results[0], self.results[-1]
+        return RunResult(self.plan.key, first.reused, computed, failed, last.interrupted, reasons)
 
 
 def _costs_from(event: dict[str, Any]) -> Costs:
     values = np.array([[np.nan if v is None else v for v in row] for row in event["costs"]], dtype=np.float64)
     return Costs(tuple(event["models"]), tuple(event["tasks"]), values, str(event["unit"]))
-
-
-def _first(done: Completion) -> dict[str, float]:
-    """The chances of the models, for the board."""
-    return {model: round(float(p), 4) for model, p in zip(done.models, done.p_best, strict=True)}

@@ -122,29 +122,31 @@ def work_of(plan: StudyPlan) -> list[CellWork]:
 
 def price(plan: StudyPlan, paces: Sequence[Pace], source: str, device: str, *, start: float = 0.0) -> StudyCost:
     """Put seconds on the work of a study."""
-    sizes = {row.model.name: parameters_of(row.model) for row in plan.rows}
-    at = {model: _pace_at(paces, size) for model, size in sizes.items()}
-    work = work_of(plan)
+    work, shown = work_of(plan), tokens_shown(plan)
+    width = BYTES.get(plan.study.dtype, 4 if device == "cpu" else 2)
     tuned = Counter(cell.model for cell in work if cell.protocol.tuned and cell.protocol.step is None)
     trained = [len(task.documents("train")) for task in plan.tasks.benchmarks.values()]
     looks = max(plan.study.tuning.rounds(documents)[0] for documents in trained)
-    cells = []
-    for cell in work:
-        pace = at[cell.model]
-        score = pace.score.get(cell.task, _typical(pace.score))
-        if cell.protocol.kind == "few_shot":
-            score = pace.shown.get((cell.task, str(cell.protocol)), score * (1 + (cell.protocol.shots or 0)))
-        seconds = cell.score_tokens * score * (pace.check if cell.train_tokens else 1.0)
-        if cell.train_tokens:
-            seconds += cell.train_tokens * (np.nan if pace.train is None else pace.train)
-            seconds += pace.each * looks / max(tuned[cell.model], 1)
-        cells.append(replace(cell, seconds=float(seconds)))
-    copies = {row.model.name for row in plan.rows if row.model.copy_of is not None}  # tuned before they are there
-    shown = tokens_shown(plan)
-    loads = {m: (pace.load or 0.0) + (shown * (pace.train or 0.0) if m in copies else 0.0) for m, pace in at.items()}
-    width = BYTES.get(plan.study.dtype, 4 if device == "cpu" else 2)
-    each = {row.model.name: FEW_BYTES.get(row.model.quantise or "", width) for row in plan.rows}
-    return StudyCost(tuple(cells), loads, {m: size * each[m] for m, size in sizes.items()}, source, device, start)
+    at, loads, weights = {}, {}, {}
+    for model in (row.model for row in plan.rows):
+        size = parameters_of(model)
+        pace = at[model.name] = _pace_at(paces, size)
+        made = shown * (pace.train or 0.0) if model.copy_of is not None else 0.0  # tuned before it is there
+        loads[model.name] = (pace.load or 0.0) + made
+        weights[model.name] = size * FEW_BYTES.get(model.quantise or "", width)
+    cells = [replace(cell, seconds=_seconds(cell, at[cell.model], looks / max(tuned[cell.model], 1))) for cell in work]
+    return StudyCost(tuple(cells), loads, weights, source, device, start)
+
+
+def _seconds(cell: CellWork, pace: Pace, looks: float) -> float:
+    """Return the seconds of a cell, which has a share of the looks that all lanes of its row take together."""
+    score = pace.score.get(cell.task, _typical(pace.score))
+    if cell.protocol.kind == "few_shot":
+        score = pace.shown.get((cell.task, str(cell.protocol)), score * (1 + (cell.protocol.shots or 0)))
+    if not cell.train_tokens:
+        return float(cell.score_tokens * score)
+    train = np.nan if pace.train is None else pace.train
+    return float(cell.score_tokens * score * pace.check + cell.train_tokens * train + pace.each * looks)
 
 
 def tokens_shown(plan: StudyPlan) -> float:

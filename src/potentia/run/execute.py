@@ -93,33 +93,29 @@ def run_study(
     plan = study if isinstance(study, StudyPlan) else plan_study(study)
     check_machine(plan.study, executor)
     _register(plan)
-    if any(row.pending for row in plan.rows):
+    todo = [row for row in plan.rows if row.pending]
+    if todo:
         run = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:6]}"  # sorts by time
         each = threads or _threads(workers)
+        todo = [replace(row, run=run, threads=each) for row in todo]
         plan = replace(plan, run=run, rows=tuple(replace(row, run=run, threads=each) for row in plan.rows))
-    todo = [row for row in plan.rows if row.pending]
     log = _begin_log(plan, workers, executor)
-    outcomes: dict[str, RowOutcome] = {}
-    interrupted = False
-    if todo:
-        with stoppable() as stop, watch(plan) if watch else nullcontext():
-            try:
-                outcomes = _execute(plan, todo, workers, executor, stop, split, stay)
-            except (Stopped, KeyboardInterrupt):
-                interrupted = True
-            except BaseException as error:
-                log.write("error", error=type(error).__name__, message=str(error), trace=traceback.format_exc())
-                raise
-    finished = sum(cell.done for cell in plan.cells()) + sum(o.found + o.done for o in outcomes.values())
-    _settle(plan, finished)
-    result = RunResult(
-        study=plan.key,
-        reused=sum(cell.done for cell in plan.cells()) + sum(o.found for o in outcomes.values()),
-        computed=sum(o.done for o in outcomes.values()),
-        failed=sum(o.failed for o in outcomes.values()),
-        interrupted=interrupted,
-        reasons=[in_one(name, cells, reason) for name, o in outcomes.items() for reason, cells in o.reasons.items()],
-    )
+    outcomes: dict[str, RowOutcome] | None = {}
+    with stoppable() as stop, watch(plan) if watch and todo else nullcontext():
+        try:
+            outcomes = _execute(plan, todo, workers, executor, stop, split, stay) if todo else {}
+        except (Stopped, KeyboardInterrupt):
+            outcomes = None
+        except BaseException as error:
+            log.write("error", error=type(error).__name__, message=str(error), trace=traceback.format_exc())
+            raise
+    all_of = RowOutcome()
+    for ended in (outcomes or {}).values():
+        all_of = all_of.join(ended)
+    before = sum(cell.done for cell in plan.cells())
+    _settle(plan, before + all_of.found + all_of.done)
+    told = [in_one(name, cells, why) for name, o in (outcomes or {}).items() for why, cells in o.reasons.items()]
+    result = RunResult(plan.key, before + all_of.found, all_of.done, all_of.failed, outcomes is None, told)
     log.write("end", **{name: value for name, value in vars(result).items() if name != "reasons"})
     return result
 

@@ -60,16 +60,24 @@ class Turns:
 
     def take(self, busy: Collection[RowPlan] = (), own: Collection[str] = ()) -> RowPlan | None:
         """Return the next row to try, of these models first; None while all wait for others, or for what is busy."""
-        for again in (False, True):
-            if again and self._held and self._held[0][0] <= time.monotonic():
-                self._ready.append(self._held.popleft()[1])
-            lanes = [row for row in (*self._ready, *(row for _, row in self._held), *busy) if row.lane_part is not None]
-            free = [row for row in self._ready if not any(map(row.waits_for, lanes))]
-            if free:
-                row = next((row for row in free if row.model.name in own), free[0])
-                self._ready.remove(row)
-                return row
-        return None
+        free = self._free(busy)
+        if not free and self._held and self._held[0][0] <= time.monotonic():
+            self._ready.append(self._held.popleft()[1])
+            free = self._free(busy)
+        row = next((row for row in free if row.model.name in own), free[0] if free else None)
+        if row is not None:
+            self._ready.remove(row)
+        return row
+
+    def _free(self, busy: Collection[RowPlan]) -> list[RowPlan]:
+        """Return the rows that choose from no lanes that are still to be trained."""
+        open_rows = (*self._ready, *(row for _, row in self._held), *busy)
+        lanes = {(row.model.name, row.cells[0]) for row in open_rows if row.lane_part is not None}
+        return [
+            row
+            for row in self._ready
+            if row.lane_part is not None or not lanes or lanes.isdisjoint((row.model.name, c) for c in row.cells)
+        ]
 
     def held(self, row: RowPlan) -> None:
         """Put a row back that another process has."""

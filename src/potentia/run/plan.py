@@ -84,11 +84,6 @@ class RowPlan:
         name = self.model.name if self.part is None else f"{self.model.name} · part {self.part[0]} of {self.part[1]}"
         return name if self.lane_part is None else f"{name} · lanes {self.lane_part + 1} of {self.lane_parts}"
 
-    def waits_for(self, other: RowPlan) -> bool:
-        """Say whether another part trains lanes that are chosen from here."""
-        ahead = self.lane_part is None and other.lane_part is not None
-        return ahead and self.model.name == other.model.name and other.cells[0] in self.cells
-
     @property
     def pending(self) -> tuple[CellPlan, ...]:
         """The cells still to compute."""

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from potentia.analysis.planning import Choice, Standing
 from potentia.analysis.rankings import find_scoreboard
 from potentia.analysis.stats import stay_in
 from potentia.errors import InputError, PotentiaError
-from potentia.run.execute import RunResult, default_workers, run_study
+from potentia.run.execute import default_workers, run_study
 from potentia.run.local import Stay
 from potentia.run.plan import load_tasks, plan_study
 from potentia.run.progress import opened
@@ -26,9 +26,18 @@ from potentia.values.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol
 
 if TYPE_CHECKING:
     from potentia.store import CellRecord, Store
+    from potentia.tasks import Task
 
 LEAST = 32  # training documents of the first round, at least
 GLANCE = 8  # test documents of a round that decides by validation: they are not looked at
+
+
+class Out(NamedTuple):
+    """When a model was left behind: the round, and then its chance to be the best and its validation."""
+
+    round: int
+    chance: float
+    validation: float
 
 
 @dataclass
@@ -42,6 +51,10 @@ class Race:
     workers: int = 0  # at once; 0 fits them to the GPUs
     last: str = ""  # key of the final round's study
     stay: Stay | None = None
+    problems: dict[str, str] = field(init=False, default_factory=dict)  # by model
+    out: dict[str, Out] = field(init=False, default_factory=dict)
+    notes: list[str] = field(init=False, default_factory=list)
+    standing: str = field(init=False, default="")
 
     def run(self) -> Choice:
         """Run the rounds and return the answer; the data is read once, and a model stays loaded if memory allows."""
@@ -61,66 +74,56 @@ class Race:
             raise InputError(f"{task.name} has too few documents to tune and to choose by", hint="give more rows")
         names = [row.name for row in self.study.rows()]
         self.tell(f"direct scores of {len(names)} models")
-        direct = self._round(names, "direct", protocols=(DIRECT,))
-        problems = self._problems(direct[1], names)
-        racing = [name for name in names if name not in problems]
-        if not racing:
-            raise PotentiaError("no candidate could be scored", hint=next(iter(problems.values()), ""))
-        out: dict[str, tuple[int, float, float]] = {}  # model → round, P(best) then, validation then
-        whole = len(task.documents("train"))
-        sizes, notes, standing = rounds(len(racing), whole), [], ""
-        for number, size in enumerate(sizes[:-1], start=1):
-            start = time.monotonic()
+        direct = self._round(names, "direct", "scored", protocols=(DIRECT,))
+        racing = [name for name in names if name not in self.problems]
+        sizes = rounds(len(racing), len(task.documents("train")))
+        for number in range(1, len(sizes)):
+            start, size = time.monotonic(), sizes[number - 1]
             now = f"round {number} of {len(sizes)}: {len(racing)} models on {size} documents"
-            self.tell(f"{now} · {standing}" if standing else now)
-            cells, result = self._round(racing, f"round-{number}", train=size, test=GLANCE)
-            problems |= self._problems(result, racing)
-            seen = {c.model: c for c in cells if c.model in racing}
-            racing = [name for name in racing if name in seen]
-            if not racing:
-                raise PotentiaError("no candidate could be tuned", hint=next(iter(problems.values()), ""))
-            told = {m: _validated(seen[m], len(task.documents("validation"))) for m in racing}
-            values, errors = {m: told[m][0] for m in racing}, {m: told[m][1] for m in racing}
-            right = {m: str(seen[m].selection.get("validation_right", "")) for m in racing}
-            up, looks = task.higher_is_better, len(sizes) - 1
-            staying, chance = stay_in(values, errors, right, higher_is_better=up, looks=looks, seed=self.study.seed)
-            leader = max(chance, key=lambda m: chance[m])
-            standing = f"{leader} leads (P(best) {chance[leader]:.2f})"
-            spent = time.monotonic() - start
+            self.tell(f"{now} · {self.standing}" if self.standing else now)
+            seen = self._round(racing, f"round-{number}", "tuned", train=size, test=GLANCE)
+            racing, staying = [name for name in racing if name in seen], self._staying(task, number, len(sizes), seen)
             left = math.inf if self.budget is None else self.budget - (time.monotonic() - began)
-            each = spent / len(racing) * sizes[number] / size
+            each = (time.monotonic() - start) / len(racing) * sizes[number] / size
             if each * len(staying) > left and len(staying) > 2:
                 keep = max(2, int(left / each))
                 enough = f"{min(keep, len(staying))} of the {len(staying)} models"
-                notes.append(f"The budget was enough for {enough} that might win.")
+                self.notes.append(f"The budget was enough for {enough} that might win.")
                 staying = staying[:keep]
-            out |= {m: (number, chance[m], values[m]) for m in racing if m not in staying}
             racing = [name for name in racing if name in staying]
+            for name in racing:
+                del self.out[name]
             if each * len(racing) > left:  # not even they fit: all get the same, smaller share
                 fits = max(size, int(sizes[number] * max(left, 0.0) / (each * len(racing))))
+                self.notes.append(f"The budget was enough for {fits} of {sizes[-1]} training documents.")
                 sizes[number:] = [min(fits, s) for s in sizes[number:]]
-                notes.append(f"The budget was enough for {fits} of {whole} training documents.")
-        self.tell(f"the last {len(racing)} on {sizes[-1]} documents{f' · {standing}' if standing else ''}")
-        cells, result = self._round(racing, "final", train=sizes[-1])
-        problems |= self._problems(result, racing)
-        return self._answer(task, direct[0], cells, out, problems, time.monotonic() - began, sizes[-1], notes)
+        self.tell(f"the last {len(racing)} on {sizes[-1]} documents{self.standing and f' · {self.standing}'}")
+        final = self._round(racing, "final", "tuned", train=sizes[-1])
+        return self._answer(task, direct, final, time.monotonic() - began, sizes[-1])
+
+    def _staying(self, task: Task, number: int, rounds: int, seen: Mapping[str, CellRecord]) -> list[str]:
+        """Return who may win by validation, the likeliest first; all are noted as out until they go on."""
+        told = {m: _validated(cell, len(task.documents("validation"))) for m, cell in seen.items()}
+        values, errors = ({m: one[k] for m, one in told.items()} for k in (0, 1))
+        right = {m: str(cell.selection.get("validation_right", "")) for m, cell in seen.items()}
+        how = {"higher_is_better": task.higher_is_better, "looks": rounds - 1, "seed": self.study.seed}
+        staying, chance = stay_in(values, errors, right, **how)  # type: ignore[arg-type]
+        leader = max(chance, key=lambda m: chance[m])
+        self.standing = f"{leader} leads (P(best) {chance[leader]:.2f})"
+        self.out |= {m: Out(number, chance[m], values[m]) for m in seen}
+        return list(staying)
 
     def _round(
-        self,
-        models: Sequence[str],
-        name: str,
-        *,
-        protocols: Sequence[Protocol] = (TRAIN_BEFORE_TEST,),
-        train: int | None = None,
-        test: int | None = None,
-    ) -> tuple[list[CellRecord], RunResult]:
-        caps = self.study.caps.model_copy(update={k: v for k, v in (("train", train), ("test", test)) if v is not None})
+        self, models: Sequence[str], name: str, done: str, *, protocols: Sequence[Protocol] = (TRAIN_BEFORE_TEST,),
+        **caps: int,
+    ) -> dict[str, CellRecord]:  # fmt: skip
+        """Run a round and return its cells by model, in the order of the models; the reasons of others are noted."""
         study = self.study.model_copy(
             update={
                 "name": f"{self.study.name}-{name}",
                 "models": tuple(row for row in self.study.rows() if row.name in models),
                 "protocols": tuple(protocols),
-                "caps": caps,
+                "caps": self.study.caps.model_copy(update=caps),
                 "keep_adapters": name == "final",
             }
         )
@@ -128,71 +131,62 @@ class Race:
         result = run_study(plan, workers=self.workers or default_workers(plan), stay=self.stay)
         if result.interrupted:
             raise KeyboardInterrupt
+        for model, reason in ((model, reason) for reason in result.reasons for model in models):
+            if reason.startswith((f"{model} × ", f"{model}, ")):
+                self.problems[model] = reason.removeprefix(model).partition(": ")[2]
         self.last = result.study
         with opened(study.store, readonly=True) as store:
-            return list(store.cells(study=result.study)), result
+            found = {cell.model: cell for cell in store.cells(study=result.study)}
+        if not found:
+            who = "finalist" if name == "final" else "candidate"
+            raise PotentiaError(f"no {who} could be {done}", hint=next(iter(self.problems.values()), ""))
+        return {model: found[model] for model in models if model in found}
 
     def final(self, store: Store, model: str) -> CellRecord:
         """Return a finalist's cell."""
         return next(c for c in store.cells(study=self.last) if c.model == model)
 
-    @staticmethod
-    def _problems(result: RunResult, models: Sequence[str]) -> dict[str, str]:
-        return {
-            model: reason.removeprefix(model).partition(": ")[2]
-            for reason in result.reasons
-            for model in models
-            if reason.startswith((f"{model} × ", f"{model}, "))
-        }
-
     def _answer(
-        self,
-        task: Any,
-        direct: Sequence[CellRecord],
-        final: Sequence[CellRecord],
-        out: dict[str, tuple[int, float, float]],
-        problems: dict[str, str],
-        seconds: float,
-        train: int,
-        notes: Sequence[str],
+        self, task: Task, direct: Mapping[str, CellRecord], final: Mapping[str, CellRecord], seconds: float, train: int
     ) -> Choice:
-        if not final:
-            raise PotentiaError("no finalist could be tuned", hint=next(iter(problems.values()), ""))
         from potentia.evidence import read
 
         board = find_scoreboard(read(self.study.store, study=self.last))  # what every other door says of this store
-        ranking, missing, scores = board.ranking, board.missing, {c.model: c.score for c in final}
-        before = {c.model: c for c in direct}
-        each = max((c.seconds / max(c.score.n, 1) for c in before.values()), default=math.nan)
+        ranking, missing = board.ranking, board.missing
+        each = max((c.seconds / max(c.score.n, 1) for c in direct.values()), default=math.nan)
         chance = dict(zip(ranking.models, ranking.p_first.tolist(), strict=True))
-        validation = {m: value for m, (_, _, value) in out.items()}
-        validation |= {c.model: _number(c.selection.get("validation")) for c in final}
-        standings = [
-            Standing(
-                model=m,
-                direct=before[m].score.value if m in before else math.nan,
-                direct_stderr=before[m].score.stderr if m in before else math.nan,
-                tuned=scores[m].value if m in scores else math.nan,
-                tuned_stderr=scores[m].stderr if m in scores else math.nan,
-                validation=validation.get(m, math.nan),
-                p_best=chance.get(m, math.nan) if len(chance) > 1 else 1.0 if m in chance else math.nan,
-                out=out[m][0] if m in out else None,
-                problem=problems.get(m, "") if m not in scores else "",
+        if len(chance) == 1:
+            chance = dict.fromkeys(chance, 1.0)
+        validation = {m: out.validation for m, out in self.out.items()}
+        validation |= {m: _number(cell.selection.get("validation")) for m, cell in final.items()}
+
+        def standing(model: str) -> Standing:
+            before, after = (cells[model].score if model in cells else None for cells in (direct, final))
+            return Standing(
+                model=model,
+                direct=before.value if before else math.nan,
+                direct_stderr=before.stderr if before else math.nan,
+                tuned=after.value if after else math.nan,
+                tuned_stderr=after.stderr if after else math.nan,
+                validation=validation.get(model, math.nan),
+                p_best=chance.get(model, math.nan),
+                out=self.out[model].round if model in self.out else None,
+                problem="" if after else self.problems.get(model, ""),
             )
-            for m in (row.name for row in self.study.rows())
-        ]
+
+        standings = [standing(row.name) for row in self.study.rows()]
         standings.sort(key=lambda s: (-s.p_best if s.p_best == s.p_best else 0.0, s.out is None))
         return Choice(
             task=task.name,
             metric=task.metric,
             ranking=ranking,
             missing=missing,
-            lost=min(sum(chance for _, chance, _ in out.values()), 1.0),
+            lost=min(sum(out.chance for out in self.out.values()), 1.0),
             seconds=seconds,
             more_seconds=each * 2 * missing.documents if missing is not None and missing.documents else math.nan,
             train=train,
             standings=tuple(standings),
-            notes=tuple(notes),
+            notes=tuple(self.notes),
         )
 
 
