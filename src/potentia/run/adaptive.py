@@ -184,8 +184,8 @@ class AdaptiveRun:
             self.tell(f"wave {len(self._journal())}: {len(chosen.cells)} cells")
             with opened(self.plan.study.store) as store:
                 chances = {model: round(float(p), 4) for model, p in zip(done.models, done.p_best, strict=True)}
-                facts = {"cells": [list(cell) for cell in chosen.cells], "p_best": chances}
-                store.event(self.plan.key, "wave", facts)
+                told = {"cells": [list(cell) for cell in chosen.cells], "p_best": chances}
+                store.event(self.plan.key, "wave", told)
             self._run_cells(chosen.cells)
             room = self._count(chosen.cells, costs, measured, room)
         return self._sum(), complete_study(self.plan, history=self.history, measured=measured), None
