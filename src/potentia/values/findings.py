@@ -75,8 +75,8 @@ class Finding:
         return "\n\n".join(str(table) for table in filter(None, map(telling, self.tables()))) or repr(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every field as JSON-ready values; NaN becomes None."""
-        return {f.name: jsonable(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        """Return every field that is shown (``repr``) as JSON-ready values; NaN becomes None."""
+        return {f.name: jsonable(getattr(self, f.name)) for f in dataclasses.fields(self) if f.repr}
 
     def plot(self, chart: int | str = 0) -> Any:
         """Return one of the charts, by number or name, as a picture: a notebook shows it, ``save`` writes it."""

@@ -26,6 +26,8 @@ from scipy.stats import t as student
 from potentia.analysis.planning.factors import MOST_ROWS, Problem, Solved, learn, predict, solve
 from potentia.values.scores import Floats
 
+Rows = npt.NDArray[np.intp]
+Labels = npt.NDArray[np.str_]
 FOLDS = 5
 PSEUDO = 150  # distances of a normal distribution in the pool
 LEAST_CELLS = 40  # known cells of a study that tell something of its unknown ones
@@ -43,6 +45,7 @@ class Calibration:
     distances: Floats  # (levels,)
     checked: int  # known cells that were hidden and predicted
     wider: float  # by which the standard deviation of a row's sum has to be multiplied
+    freedom: int  # of that estimate
 
     def distance(self, level: float) -> float:
         """Half-width of the interval of this level, in standard deviations of the model."""
@@ -51,21 +54,24 @@ class Calibration:
         return beyond if normal > grid[-1] else float(np.interp(normal, grid, self.distances))
 
 
-def pooled(distances: Floats, rows: Floats | None = None) -> Calibration:
-    """Make the calibration from observed distances |truth − mean| / sd and those of a normal distribution.
+def pooled(distances: Floats, rows: Floats) -> Calibration:
+    """Make the calibration from observed distances |truth − mean| / sd of cells and of whole rows' sums.
 
-    ``rows`` are those of whole rows' sums, where they were checked. They are few, so cells count as much as they.
+    A ranking hangs on sums. Rows show errors of the abilities, which move all cells of a row, and cells the others,
+    so both count alike; how well the scale is known goes by the rows, which are fewer.
     """
-    quantiles = np.quantile(np.concatenate([np.abs(distances), _typical(PSEUDO)]), _LEVELS)
-    quantiles[0] = 0.0
-    wider = _mean_square(distances, PSEUDO_CELLS)
-    if rows is not None:
-        wider = (wider + _mean_square(rows, PSEUDO_ROWS)) / 2.0
-    return Calibration(quantiles, len(distances), float(np.sqrt(wider)))
+    wider = np.sqrt((_mean_square(distances, PSEUDO_CELLS) + _mean_square(rows, PSEUDO_ROWS)) / 2.0)
+    return Calibration(_quantiles(distances), len(distances), float(wider), len(rows) + PSEUDO_ROWS)
 
 
 def _mean_square(distances: Floats, pseudo: int) -> float:
     return (float((distances**2).sum()) + pseudo) / (len(distances) + pseudo)
+
+
+def _quantiles(distances: Floats) -> Floats:
+    found = np.quantile(np.concatenate([np.abs(distances), _typical(PSEUDO)]), _LEVELS)
+    found[0] = 0.0
+    return np.asarray(found)
 
 
 def for_new_family(distances: Sequence[Floats]) -> Floats:
@@ -96,117 +102,96 @@ def _shares(count: int) -> Floats:
 def calibrate(
     problem: Problem,
     solved: Solved,
-    study: npt.NDArray[np.intp],
+    study: Rows,
     *,
     lineage: Sequence[str],
     family: Sequence[str],
     seed: int = 0,
 ) -> Calibration:
-    """Hide known scores as the study's are hidden and see how far the predictions are off."""
-    known = problem.known
+    """Hide known scores as the study's are hidden and see how far the predictions are off.
+
+    Whole rows take the gaps of unfinished ones. Where too few are whole, each row has half of its known cells hidden;
+    that check may widen a cell's interval, not narrow it.
+    """
+    known, rng = problem.known, np.random.default_rng(seed)
     open_rows = study[~known[study].all(axis=1)]
     share = known.mean(axis=1)
-    most = share[open_rows].max(initial=0.0)
-    whole = np.flatnonzero(share >= max(0.6, min(0.9, most)))
-    whole = whole[~np.isin(whole, open_rows)] if len(whole) else whole
+    whole = np.flatnonzero(share >= np.clip(share[open_rows].max(initial=0.0), 0.6, 0.9))
+    whole = whole[~np.isin(whole, open_rows)]
     families = np.asarray(family)
     new = len(open_rows) > 0 and _met(families, open_rows, whole) < KNOWN_SHARE
-    rng = np.random.default_rng(seed)
     labels = families if new else _groups(np.asarray(lineage), open_rows, whole, rng)
-    groups = np.unique(labels[whole]) if len(whole) else np.array([], dtype=str)
-    if len(groups) >= (3 if new else 4) and len(open_rows):
-        ability = solved.mean[0]
-        apart = np.abs(ability[whole][:, None] - ability[open_rows])
-        near = np.argsort(apart, axis=1, kind="stable")[:, : min(LIKE, len(open_rows))]
-        pick = open_rows[near[np.arange(len(whole)), rng.integers(near.shape[1], size=len(whole))]]
-        hidden = known[whole] & ~known[pick]
-        if len(whole) > MOST_ROWS:  # enough of them tell
-            few = np.sort(rng.permutation(len(whole))[:MOST_ROWS])
-            whole, hidden = whole[few], hidden[few]
-        if len(known) > MOST_ROWS:
-            problem, labels, whole = problem.take(whole), labels[whole], np.arange(len(whole))
-            groups = np.unique(labels)
-        return _by_rows(problem, whole, hidden, labels[whole], rng.permutation(groups), new=new)
-    if len(study) > MOST_ROWS:
-        few = np.sort(rng.permutation(study)[:MOST_ROWS])
-        problem, study = problem.take(few), np.arange(len(few))
-    return _by_cells(problem, study, rng)
+    enough = len(open_rows) > 0 and len(np.unique(labels[whole])) >= (3 if new else 4)
+    if enough:
+        rows, hidden = whole, known[whole] & ~known[_alike(solved.mean[0], whole, open_rows, rng)]
+    else:
+        rows = study[known[study].sum(axis=1) > 1]
+        hidden = np.array([_half(row, rng) for row in known[rows]]).reshape(len(rows), known.shape[1])
+        labels = np.arange(len(known)).astype(str)
+    if hidden.sum() < (1 if enough else LEAST_CELLS):
+        return pooled(np.zeros(0), np.zeros(0))
+    if len(rows) > MOST_ROWS:  # enough of them tell
+        few = np.sort(rng.permutation(len(rows))[:MOST_ROWS])
+        rows, hidden = rows[few], hidden[few]
+    if len(known) > MOST_ROWS:
+        problem, labels, rows = problem.take(rows), labels[rows], np.arange(len(rows))
+    found = _by_rows(problem, rows, hidden, labels[rows], rng, new=bool(new and enough))
+    return found if enough else replace(found, distances=np.maximum(found.distances, _quantiles(np.zeros(0))))
 
 
-def _met(families: npt.NDArray[np.str_], open_rows: npt.NDArray[np.intp], whole: npt.NDArray[np.intp]) -> float:
+def _alike(ability: Floats, whole: Rows, open_rows: Rows, rng: np.random.Generator) -> Rows:
+    """Return an unfinished row of like ability for every whole one."""
+    apart = np.abs(ability[whole][:, None] - ability[open_rows])
+    near = np.argsort(apart, axis=1, kind="stable")[:, :LIKE]
+    return open_rows[near[np.arange(len(whole)), rng.integers(near.shape[1], size=len(whole))]]
+
+
+def _half(known: npt.NDArray[np.bool_], rng: np.random.Generator) -> npt.NDArray[np.bool_]:
+    """Choose half of the known cells of a row."""
+    cells = np.flatnonzero(known)
+    return np.isin(np.arange(len(known)), rng.permutation(cells)[: len(cells) // 2])
+
+
+def _met(families: Labels, open_rows: Rows, whole: Rows) -> float:
     """How much of its family an open row can lean on: the share of the family's rows that are whole, on average."""
     there = np.array([(families[whole] == f).sum() for f in families[open_rows]], dtype=np.float64)
     missing = np.array([(families[open_rows] == f).sum() for f in families[open_rows]])
     return float((there / (there + missing)).mean())
 
 
-def _groups(
-    lineage: npt.NDArray[np.str_],
-    open_rows: npt.NDArray[np.intp],
-    whole: npt.NDArray[np.intp],
-    rng: np.random.Generator,
-) -> npt.NDArray[np.str_]:
+def _groups(lineage: Labels, open_rows: Rows, whole: Rows, rng: np.random.Generator) -> Labels:
     """Lineages, as many of them taken apart row by row as open rows have a relative that is known.
 
     A base model helps to predict its instruct version where it is known, and the check must lean on it as often.
     """
-    met = np.isin(lineage[open_rows], lineage[whole])
-    share = float(met.mean()) if len(met) else 0.0
+    share = float(np.isin(lineage[open_rows], lineage[whole]).mean()) if len(open_rows) else 0.0
     names = np.unique(lineage)
     apart = np.isin(lineage, names[rng.random(len(names)) < share])
     return np.where(apart, np.array([f"row {i}" for i in range(len(lineage))]), lineage)
 
 
 def _by_rows(
-    problem: Problem,
-    whole: npt.NDArray[np.intp],
-    hide: npt.NDArray[np.bool_],
-    labels: npt.NDArray[np.str_],
-    groups: npt.NDArray[np.str_],
-    *,
-    new: bool,
+    problem: Problem, rows: Rows, hide: npt.NDArray[np.bool_], labels: Labels, rng: np.random.Generator, *, new: bool
 ) -> Calibration:
-    """Hide these cells of the whole rows, a fold of groups at a time, learn everything anew, and predict them."""
-    tasks = np.arange(problem.z.shape[1])
-    off: list[Floats] = []
-    of: list[npt.NDArray[np.str_]] = []  # whose distances these are
+    """Hide these cells of the rows, a fold of groups at a time, learn everything anew, and predict them."""
+    groups, tasks = rng.permutation(np.unique(labels)), np.arange(problem.z.shape[1])
+    off: dict[str, list[Floats]] = {}  # by family, or all together
     sums = [np.zeros(0)]
     for fold in range(min(FOLDS, len(groups))):
-        inside = np.isin(labels, groups[fold::FOLDS])
-        rows, gone = whole[inside], hide[inside]
-        if not gone.any():
+        inside = np.isin(labels, groups[fold::FOLDS]) & hide.any(axis=1)
+        some, gone = rows[inside], hide[inside]
+        if not len(some):
             continue
         hidden = np.zeros_like(problem.known)
-        hidden[rows] = gone
+        hidden[some] = gone
         less = problem.hide(hidden)
-        posterior = predict(less, solve(less, learn(less)), rows, tasks)
-        error = np.where(gone, problem.z[rows] - posterior.mean, 0.0)
-        off.append((error / np.sqrt(np.maximum(posterior.variance, 1e-12)))[gone])
-        of.append(np.repeat(labels[inside][:, None], gone.shape[1], axis=1)[gone])
+        posterior = predict(less, solve(less, learn(less)), some, tasks)
+        error = np.where(gone, problem.z[some] - posterior.mean, 0.0)
+        distance = error / np.sqrt(np.maximum(posterior.variance, 1e-12))
+        for label, row, cells in zip(labels[inside].tolist(), distance, gone, strict=True):
+            off.setdefault(label if new else "", []).append(row[cells])
         total, _ = posterior.covariance_with(gone.astype(np.float64))
-        some = gone.any(axis=1)
-        sums.append((error.sum(axis=1) / np.sqrt(np.maximum(np.diag(total), 1e-12)))[some])
-    distances = np.concatenate([np.zeros(0), *off])
-    found = pooled(distances, np.concatenate(sums))
-    if new and len(off) > 1:
-        whose = np.concatenate(of)
-        found = replace(found, distances=for_new_family([distances[whose == f] for f in np.unique(whose)]))
-    return found
-
-
-def _by_cells(problem: Problem, study: npt.NDArray[np.intp], rng: np.random.Generator) -> Calibration:
-    """Without whole rows: hide the known cells, a fold at a time; the check may widen a cell's interval, not narrow."""
-    cells = np.argwhere(problem.known & np.isin(np.arange(len(problem.z)), study)[:, None])
-    if len(cells) < LEAST_CELLS:
-        return pooled(np.zeros(0))
-    order = rng.permutation(len(cells))
-    rows, tasks = np.arange(len(problem.z)), np.arange(problem.z.shape[1])
-    off = []
-    for fold in range(FOLDS):
-        hidden = np.zeros_like(problem.known)
-        hidden[tuple(cells[order[fold::FOLDS]].T)] = True
-        less = problem.hide(hidden)
-        posterior = predict(less, solve(less, learn(less)), rows, tasks)
-        off.append(((problem.z - posterior.mean) / np.sqrt(np.maximum(posterior.variance, 1e-12)))[hidden])
-    checked = pooled(np.concatenate(off))
-    return replace(checked, distances=np.maximum(checked.distances, pooled(np.zeros(0)).distances))
+        sums.append(error.sum(axis=1) / np.sqrt(np.maximum(np.diag(total), 1e-12)))
+    families = [np.concatenate(one) for one in off.values()]
+    found = pooled(np.concatenate([np.zeros(0), *families]), np.concatenate(sums))
+    return replace(found, distances=for_new_family(families)) if len(families) > 1 else found

@@ -29,17 +29,14 @@ import numpy.typing as npt
 from scipy.special import ndtr, owens_t
 
 from potentia.analysis.planning.complete import Completion, expected_spread, steepness
-from potentia.analysis.planning.factors import Posterior
 from potentia.analysis.stats.bootstrap import interval, tau_rows
+from potentia.analysis.stats.first import root
 from potentia.errors import InputError
 from potentia.values.findings import Cell, Finding, Interval, Table
 from potentia.values.scores import Floats
 
 FORECASTS = 400  # simulated studies behind a forecast
-MAYBE, MEASURED = (
-    0.01,
-    0.25,
-)  # who is in the top at least so likely is measured on this share of the tasks before a stop
+MAYBE, MEASURED = 0.01, 0.25  # who is in the top so likely is measured on this share of the tasks before a stop
 
 
 @dataclass(frozen=True)
@@ -113,8 +110,8 @@ class NextCells(Finding):
         told = f"All cells that are left after these cost {self.left:.4g} {self.unit}."
         if self.confidence is None:
             return told
-        reach = "These cells reach" if self.reached else "The budget ends before"
-        return f"{told} {reach} the {self.confidence:g} asked for."
+        short = "These cells do not reach" if self.budget is None else "The budget ends before"
+        return f"{told} {'These cells reach' if self.reached else short} the {self.confidence:g} asked for."
 
 
 def choose_cells(
@@ -139,23 +136,20 @@ def choose_cells(
     if confidence is not None and not 0 < confidence <= 1:
         raise InputError(f"a confidence of {confidence:g}", hint="a confidence lies between 0 and 1, such as 0.9")
     price = _prices(completion, costs)
-    state = Outlook.of(completion)
-    rng = np.random.default_rng(seed)
-    noise = rng.standard_normal((2, FORECASTS, len(completion.models)))
-    start = state.total
+    given, room = price.copy(), np.inf if budget is None else float(budget)
+    state = Outlook(completion, top, np.random.default_rng(seed))
     cells: list[tuple[int, int]] = []
     expected: list[float] = []
-    now = forecast(state, start, completion, top, noise)
+    now = state.forecast()
     goal = np.inf if confidence is None else needed(confidence, top)
     held = now.value if top is None else _named(completion, top)
-    untested = np.zeros(len(completion.models), dtype=int) if confidence is None else _untested(completion, top)
+    untested = _untested(completion, top if confidence is not None else None)
     settled = held >= goal and not untested.any()
-    room = np.inf if budget is None else float(budget)
     while (most is None or len(cells) < most) and (held < goal or untested.any()):
         open_cells = np.isfinite(price) & (price <= room)
         if held >= goal:
             open_cells &= untested[:, None] > 0
-        found = state.best(open_cells, price, state.pair_weights(completion, top))
+        found = state.best(open_cells, price)
         if found is None:
             break
         room -= price[found]
@@ -163,10 +157,9 @@ def choose_cells(
         state.take(found)
         untested[found[0]] = max(untested[found[0]] - 1, 0)
         cells.append(found)
-        held = state.expected(start, completion, top, noise)
+        held = state.expected()
         expected.append(held)
-    after = forecast(state, start, completion, top, noise)
-    given = _prices(completion, costs)
+    after = state.forecast()
     return NextCells(
         protocol=completion.protocol,
         models=completion.models,
@@ -230,35 +223,26 @@ NEAR = 0.005  # a pair less likely than this to be misordered is settled
 
 
 class Outlook:
-    """The covariance of aggregates and cells, as cells are taken."""
+    """The covariance of aggregates and cells, as cells are taken, and what would then be known of the ranking."""
 
-    def __init__(self, posterior: Posterior, aggregate: Floats, weights: Floats, wider: float) -> None:
-        self.posterior = posterior
-        self.aggregate = aggregate
-        total, cells = posterior.covariance_with(weights)
-        # The spread of whole rows was checked apart from that of cells; both sides of g·gᵀ/v scale with it.
-        self.total, self.cells = total * wider**2, cells * wider
-        self.variance = posterior.variance.copy()
-        self.taken: list[tuple[Floats, float]] = []
-
-    @classmethod
-    def of(cls, completion: Completion) -> Outlook:
+    def __init__(self, completion: Completion, top: int | None, rng: np.random.Generator) -> None:
         """Linearise each model's aggregate in its unseen cells."""
-        posterior, scale = completion.posterior, completion.fitted.scale
-        rise = steepness(posterior, scale)
-        spread = expected_spread(np.where(completion.measured, completion.values, completion.mean), posterior, scale)
+        self.completion, self.top = completion, top
+        self.posterior, self.aggregate = completion.posterior, completion.aggregate
+        scale, wider = completion.fitted.scale, completion.fitted.calibration.wider
+        rise = steepness(self.posterior, scale)
+        filled = np.where(completion.measured, completion.values, completion.mean)
+        spread = expected_spread(filled, self.posterior, scale)
         weights = np.where(completion.measured | (spread < 1e-12), 0.0, rise / np.maximum(spread, 1e-12))
-        weights = weights / len(completion.tasks)
-        return cls(posterior, completion.aggregate, weights, completion.fitted.calibration.wider)
+        total, cells = self.posterior.covariance_with(weights / len(completion.tasks))
+        # The spread of whole rows was checked apart from that of cells; both sides of g·gᵀ/v scale with it.
+        self.start = self.total = total * wider**2
+        self.cells = cells * wider
+        self.variance = self.posterior.variance.copy()
+        self.taken: list[tuple[Floats, float]] = []
+        self.luck = rng.standard_normal((3, FORECASTS, len(self.aggregate)))
 
-    def pair_weights(self, completion: Completion, top: int | None) -> Floats | None:
-        """How much each pair matters: all alike, or by the chance that it straddles the edge of the top."""
-        if top is None:
-            return None
-        p = completion.p_top(top)
-        return np.asarray(p[:, None] * (1.0 - p) + p * (1.0 - p[:, None]))
-
-    def best(self, cells: npt.NDArray[np.bool_], price: Floats, matter: Floats | None) -> tuple[int, int] | None:
+    def best(self, cells: npt.NDArray[np.bool_], price: Floats) -> tuple[int, int] | None:
         """The open cell with the most worth per cost."""
         places = np.argwhere(cells & (self.variance > 1e-10))
         if not len(places):
@@ -273,7 +257,7 @@ class Outlook:
             places, cost, g, v, lost = places[keep], cost[keep], g[:, keep], v[keep], lost[keep]
         total = float(np.trace(self.total) - self.total.sum() / count)
         worth = lost / max(total, 1e-300)
-        first, second, base, share = self._pairs(matter)
+        first, second, base, share = self._pairs()
         if len(base):
             gap = (self.aggregate[first] - self.aggregate[second])[:, None]
             s2 = _pair_variance(self.total, first, second)[:, None]
@@ -283,15 +267,21 @@ class Outlook:
         row, task = places[int(np.argmax(worth / cost))]
         return int(row), int(task)
 
-    def _pairs(self, matter: Floats | None) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], Floats, Floats]:
+    def _pairs(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], Floats, Floats]:
+        """Pairs that may be misordered: both models, how likely, and how much it matters.
+
+        All pairs matter alike; with a top, by the chance that a pair straddles its edge.
+        """
         first, second = np.triu_indices(len(self.aggregate), 1)
         gap = np.abs(self.aggregate[first] - self.aggregate[second])
         flip = ndtr(-gap / np.sqrt(_pair_variance(self.total, first, second)))
-        share = np.ones(len(flip)) if matter is None else matter[first, second]
+        share = np.ones(len(flip))
+        if self.top is not None:
+            p = self.completion.p_top(self.top)
+            share = p[first] * (1.0 - p[second]) + p[second] * (1.0 - p[first])
         weight = flip * share
         near = np.flatnonzero((flip > NEAR) & (weight > 0))
-        if len(near) > PAIRS:
-            near = near[np.argsort(-weight[near])[:PAIRS]]
+        near = near[np.argsort(-weight[near], kind="stable")[:PAIRS]]
         return first[near], second[near], flip[near], share[near]
 
     def take(self, cell: tuple[int, int]) -> None:
@@ -306,17 +296,36 @@ class Outlook:
         self.cells = self.cells - g[:, None, None] * (along / variance)
         self.variance = np.maximum(self.variance - along**2 / variance, 0.0)
 
-    def expected(self, start: Floats, completion: Completion, top: int | None, noise: Floats) -> float:
+    def expected(self) -> float:
         """The forecast's mean: in closed form for pairs, simulated for a top."""
-        if top is not None:
-            return forecast(self, start, completion, top, noise).value
+        if self.top is not None:
+            return self.forecast().value
         first, second = np.triu_indices(len(self.aggregate), 1)
         if not len(first):
             return 1.0
-        before = _pair_variance(start, first, second)
+        before = _pair_variance(self.start, first, second)
         after = np.minimum(_pair_variance(self.total, first, second), before)
         gap = self.aggregate[first] - self.aggregate[second]
         return float(1.0 - 2.0 * expected_misorder(gap, before, before - after).mean())
+
+    def forecast(self) -> Interval:
+        """Simulate what will be believed and what is true: a′ ~ N(a, C − C′) and truth ~ N(a′, C′).
+
+        Who is truly in the top, the noise of the tests hides even when all is measured.
+        """
+        left = root(self.total)
+        believed = self.aggregate + self.luck[0] @ root(self.start - self.total).T
+        truth = believed + self.luck[1] @ left.T
+        count = len(self.aggregate)
+        if self.top is not None:
+            truth = truth + self.luck[2] * self.completion.noise
+            named, real = (np.argsort(-x, axis=1, kind="stable")[:, : self.top] for x in (believed, truth))
+            measure = (named[:, :, None] == real[:, None, :]).any(axis=2).mean(axis=1)
+            return interval(float(measure.mean()), measure, level=self.completion.level)
+        few = max(20, min(len(truth), 2_000_000 // count**2))
+        tied = 0.0 if left.any() and count > 1 else 1.0
+        measure = np.nan_to_num(tau_rows(believed[:few], truth[:few]), nan=tied)
+        return interval(self.expected(), measure, level=self.completion.level)
 
 
 def expected_misorder(gap: Floats, variance: Floats, explained: Floats) -> Floats:
@@ -330,27 +339,3 @@ def expected_misorder(gap: Floats, variance: Floats, explained: Floats) -> Float
 def _pair_variance(total: Floats, first: npt.NDArray[np.intp], second: npt.NDArray[np.intp]) -> Floats:
     own = np.diag(total)
     return np.maximum(own[first] + own[second] - 2.0 * total[first, second], 1e-18)
-
-
-def forecast(state: Outlook, start: Floats, completion: Completion, top: int | None, noise: Floats) -> Interval:
-    """Simulate what will be believed and what is true: a′ ~ N(a, C − C′) and truth ~ N(a′, C′)."""
-    learned, left = _half(start - state.total), _half(state.total)
-    believed = state.aggregate + noise[0] @ learned.T
-    truth = believed + noise[1] @ left.T
-    if top is not None:
-        k = min(top, len(state.aggregate))
-        named = np.argsort(-believed, axis=1, kind="stable")[:, :k]
-        real = np.argsort(-truth, axis=1, kind="stable")[:, :k]
-        measure = (named[:, :, None] == real[:, None, :]).any(axis=2).mean(axis=1)
-    elif len(state.aggregate) < 2:
-        measure = np.ones(len(truth))
-    else:
-        few = max(20, min(len(truth), 2_000_000 // len(state.aggregate) ** 2))
-        measure = np.nan_to_num(tau_rows(believed[:few], truth[:few]), nan=0.0 if left.any() else 1.0)  # all tied
-    value = float(measure.mean()) if top is not None else state.expected(start, completion, None, noise)
-    return interval(value, measure, level=completion.level)
-
-
-def _half(matrix: Floats) -> Floats:
-    values, vectors = np.linalg.eigh(0.5 * (matrix + matrix.T))
-    return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0)))

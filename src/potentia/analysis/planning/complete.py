@@ -11,8 +11,7 @@ cells.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -26,13 +25,15 @@ from potentia.analysis.stats.bootstrap import interval, tau_rows
 from potentia.errors import InputError
 from potentia.facts import ModelTable
 from potentia.facts import models as known_models
-from potentia.values.findings import Bars, Cell, Chart, Finding, Heatmap, Interval, Plot, Points, Table, jsonable
+from potentia.values.findings import Bars, Cell, Chart, Finding, Heatmap, Interval, Plot, Points, Table
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 
 DRAWS = 1_000
 LEVEL = 0.95
-FREEDOM = 8  # of the width of the aggregates' distribution: it is checked on few rows, so it is drawn too
+# How far apart the models will be in all is known to so much, before anything is measured: tasks that agree more than
+# expected stretch the mean z scores of all models alike.
+STRETCH = 0.08
 TIE = 1e-9  # aggregates closer than this are equal but for rounding
 
 
@@ -70,6 +71,7 @@ class Completion(Finding):
     checked: int  # known cells that the intervals were calibrated on
     fitted: Fitted = field(repr=False)
     posterior: Posterior = field(repr=False)
+    noise: Floats = field(repr=False)  # (models,): standard error of the aggregates by the tests that were made
     draws: Floats = field(repr=False)  # (draws, models): aggregates as they may turn out
 
     def p_top(self, k: int) -> Floats:
@@ -87,11 +89,6 @@ class Completion(Finding):
     def order(self) -> list[str]:
         """Return the models from the best to the worst."""
         return [self.models[i] for i in np.argsort(self.rank, kind="stable")]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return every field but the model's insides as JSON-ready values."""
-        inside = ("fitted", "posterior", "draws")
-        return {f.name: jsonable(getattr(self, f.name)) for f in fields(self) if f.name not in inside}
 
     def tables(self) -> Sequence[Table]:
         """Return the ranking with its probabilities, and the predicted cells."""
@@ -200,20 +197,25 @@ def complete(
     elif check:
         calibration = calibrate(problem, solved, rows, lineage=kinship.lineage, family=kinship.family, seed=seed)
     else:
-        calibration = pooled(np.zeros(0))
+        calibration = pooled(np.zeros(0), np.zeros(0))
     posterior = predict(problem, solved, rows, tasks)
     measured = np.isfinite(tuned.values)
     reach = calibration.distance(level) * np.sqrt(posterior.variance)
     middle, one, other = (scale.scores(posterior.mean + k * reach) for k in (0.0, -1.0, 1.0))
     sign = np.where(np.asarray(tuned.higher_is_better, dtype=bool), 1.0, -1.0)
     completed = np.where(measured, tuned.values, middle)
-    aggregate = expected_z(completed * sign, expected_spread(completed, posterior, scale))
+    spread = expected_spread(completed, posterior, scale)
+    aggregate = expected_z(completed * sign, spread)
     rng = np.random.default_rng(seed)
     drawn = _draw_aggregates(tuned, posterior, scale, sign, draws, rng)
-    wider = calibration.wider * np.sqrt(FREEDOM / rng.chisquare(FREEDOM, size=(draws, 1)))
-    drawn = aggregate + wider * (drawn - drawn.mean(axis=0))
-    lots = TIE * np.random.default_rng([seed, 1]).uniform(size=drawn.shape)  # among models that tie, chance decides
-    ranks = rankdata(-(drawn + lots), axis=1, method="ordinal").astype(int)  # (draws, models)
+    freedom = calibration.freedom
+    wider = calibration.wider * np.sqrt(freedom / rng.chisquare(freedom, size=(draws, 1)))
+    stretch = 1.0 + STRETCH * (1.0 - problem.known.mean()) * rng.standard_normal((draws, 1))
+    drawn = aggregate * stretch + wider * (drawn - drawn.mean(axis=0))
+    noise = noise_of_tests(np.where(measured, tuned.stderr, 0.0), spread)
+    luck = np.random.default_rng([seed, 1])  # of the tests; among models that tie, chance decides
+    true = drawn + noise * luck.standard_normal(drawn.shape) + TIE * luck.uniform(size=drawn.shape)
+    ranks = rankdata(-true, axis=1, method="ordinal").astype(int)  # (draws, models)
     shares = np.stack([np.bincount(column - 1, minlength=len(rows)) for column in ranks.T]) / draws
     tail = (1.0 - level) / 2.0
     alike = tau_rows(aggregate, drawn[: min(draws, max(20, 2_000_000 // len(rows) ** 2))])
@@ -240,6 +242,7 @@ def complete(
         checked=calibration.checked,
         fitted=Fitted(weights, scale, calibration),
         posterior=posterior,
+        noise=noise,
         draws=drawn,
     )
 
@@ -264,6 +267,12 @@ def expected_z(scores: Floats, spread: Floats) -> Floats:
     """Mean z score over tasks with the spreads of the finished study; ``mean_z`` where all is measured."""
     centred = scores - scores.mean(axis=0)
     return np.asarray(np.where(spread > 1e-12, centred / np.maximum(spread, 1e-12), 0.0).mean(axis=1))
+
+
+def noise_of_tests(stderr: Floats, spread: Floats) -> Floats:
+    """Standard error of each model's mean z score from the tests that were made; what is drawn has its noise in it."""
+    z = np.where(spread > 1e-12, np.nan_to_num(stderr) / np.maximum(spread, 1e-12), 0.0)
+    return np.asarray(np.sqrt((z**2).sum(axis=1)) / len(spread))
 
 
 def _draw_aggregates(

@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +28,7 @@ from scipy.stats import rankdata
 from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.analysis.stats.first import FEW_MODELS, FEW_TASKS, SURE, paired_noise, root, shares, shrunk
 from potentia.facts import variant_of
-from potentia.values.findings import Cell, Finding, Table, jsonable
+from potentia.values.findings import Cell, Finding, Table
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, Outcomes, ScoreMatrix
 
@@ -134,10 +133,6 @@ class Ranking(Finding):
             )
         ]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return every field but the draws."""
-        return {f.name: jsonable(getattr(self, f.name)) for f in fields(self) if f.name != "draws"}
-
 
 def span(low: float, high: float) -> str | None:
     """Write an interval of ranks."""
@@ -163,18 +158,20 @@ def decide(
     models, tasks = matrix.shape
     known = np.isfinite(matrix.values)
     method = SCORE if tasks == 1 else MEAN_SCORE if models < FEW_MODELS else MEAN_Z
-    scale = scales(matrix, method)
-    x = matrix.oriented() * scale
     rng = np.random.default_rng(seed)
+    filled = None
+    if unseen is not None and not known.all():
+        filled = np.where(known, matrix.values, np.concatenate(list(unseen(2 * LEAST_DRAWS, rng))))
+    scale = scales(matrix, method, filled)
+    x = matrix.oriented() * scale
     count = int(np.clip(MOST_NUMBERS // max(models, 1), LEAST_DRAWS, draws))
     sign = np.where(np.asarray(matrix.higher_is_better, dtype=bool), 1.0, -1.0)
     if known.all():
         estimate = x.mean(axis=1)
-    elif unseen is None:
+    elif filled is None:
         estimate = _additive(x[None], known)[0].mean(axis=2)[0]
     else:
-        expected = np.concatenate(list(unseen(2 * LEAST_DRAWS, rng))).mean(axis=0)
-        estimate = np.where(known, x, expected * sign * scale).mean(axis=1)
+        estimate = (filled.mean(axis=0) * sign * scale).mean(axis=1)
     general = float(np.median(known.sum(axis=1))) >= FEW_TASKS
     drawn = np.zeros((0, models))
     if np.isfinite(matrix.stderr[known]).all() and models > 1:
@@ -230,12 +227,16 @@ def _joined(matrix: ScoreMatrix) -> tuple[ScoreMatrix, tuple[str, ...]]:
     return matrix.select(models=[matrix.models[k] for k in rows], tasks=columns), apart
 
 
-def scales(matrix: ScoreMatrix, method: str) -> Floats:
-    """What a score of each task is multiplied by before the mean is taken."""
+def scales(matrix: ScoreMatrix, method: str, filled: Floats | None = None) -> Floats:
+    """What a score of each task is multiplied by before the mean is taken.
+
+    With missing cells ``filled`` (draws, models, tasks) says how far apart all models are: the few that were measured
+    on a task, often the small ones, would make it count too much.
+    """
     values = matrix.values
     size = np.nanmax(np.abs(values), axis=0)
     if method == MEAN_Z:
-        spread = np.nanstd(values, axis=0)
+        spread = np.nanstd(values, axis=0) if filled is None else np.sqrt(filled.var(axis=1).mean(axis=0))
         varies = spread > 1e-12 * np.maximum(size, 1e-300)
         return np.asarray(np.where(varies, 1.0 / np.where(varies, spread, 1.0), 0.0))
     if (size <= 1.0).all() or len(set(matrix.metrics)) == 1:
