@@ -20,12 +20,12 @@ from scipy.stats import rankdata
 from potentia.analysis.planning.calibrate import Calibration, calibrate, pooled
 from potentia.analysis.planning.factors import Posterior, Weights, learn, predict, solve
 from potentia.analysis.planning.features import Scale, set_up
-from potentia.analysis.rankings.aggregate import mean_z
+from potentia.analysis.rankings.aggregate import mean_z, rank_plot
 from potentia.analysis.stats.bootstrap import interval, tau_rows
 from potentia.errors import InputError
 from potentia.facts import ModelTable
 from potentia.facts import models as known_models
-from potentia.values.findings import Bars, Cell, Chart, Finding, Heatmap, Interval, Plot, Points, Table
+from potentia.values.findings import Bars, Cell, Chart, Finding, Heatmap, Interval, Table
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 
@@ -121,39 +121,31 @@ class Completion(Finding):
 
     def charts(self) -> Sequence[Chart]:
         """Return P(best), the rank intervals, and how sure each predicted cell is."""
-        order = [int(i) for i in np.argsort(self.rank, kind="stable")]
-        names = tuple(self.models[i] for i in order)
+        order = np.argsort(self.rank, kind="stable").tolist()
+        names, level = tuple(self.models[i] for i in order), f"{self.level:.0%}"
         width = np.where(self.measured, 0.0, self.high - self.low)
         return [
             Bars(
-                name=f"planning-best-{self.protocol}",
-                title=f"Probability to be the best model: {self.protocol}",
-                caption=f"From {int(self.measured.sum())} of {self.measured.size} cells.",
+                f"planning-best-{self.protocol}",
+                f"Probability to be the best model: {self.protocol}",
+                f"From {int(self.measured.sum())} of {self.measured.size} cells.",
                 labels=names,
-                series={"P(best)": tuple(float(self.p_best[i]) for i in order)},
+                series={"P(best)": tuple(self.p_best[order].tolist())},
                 y_label="P(best)",
             ),
-            Plot(
-                name=f"planning-ranks-{self.protocol}",
-                title=f"Rank in the finished study: {self.protocol}",
-                caption=f"Predicted rank with {self.level:.0%} intervals.",
-                points=(
-                    Points(
-                        name="predicted rank",
-                        x=tuple(float(k + 1) for k in range(len(order))),
-                        y=tuple(float(self.rank[i]) for i in order),
-                        labels=names,
-                        low=tuple(float(self.rank_low[i]) for i in order),
-                        high=tuple(float(self.rank_high[i]) for i in order),
-                    ),
-                ),
-                x_label="model, by rank",
-                y_label="rank (1 is best)",
+            rank_plot(
+                f"planning-ranks-{self.protocol}",
+                f"Rank in the finished study: {self.protocol}",
+                f"Predicted rank with {level} intervals.",
+                self.models,
+                self.rank,
+                self.rank_low,
+                self.rank_high,
             ),
             Heatmap(
-                name=f"planning-cells-{self.protocol}",
-                title=f"What is not measured yet: {self.protocol}",
-                caption=f"Width of the {self.level:.0%} interval of each predicted cell; 0 where measured.",
+                f"planning-cells-{self.protocol}",
+                f"What is not measured yet: {self.protocol}",
+                f"Width of the {level} interval of each predicted cell; 0 where measured.",
                 rows=names,
                 columns=self.tasks,
                 values=width[order],

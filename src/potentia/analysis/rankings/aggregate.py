@@ -30,6 +30,7 @@ from potentia.analysis.rankings.components import standardise
 from potentia.analysis.rankings.decide import noise_of
 from potentia.analysis.stats.bootstrap import LEVEL, tau_rows
 from potentia.analysis.stats.correlation import nan_mean
+from potentia.analysis.stats.first import root
 from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.errors import InputError
 from potentia.values.findings import Cell, Chart, Finding, Heatmap, Interval, Line, Plot, Points, Table
@@ -222,28 +223,22 @@ class RankIntervals(Finding):
 
     def charts(self) -> Sequence[Chart]:
         """Return the mean intervals as a chart, best model first."""
-        mean, best, worst = nan_mean(self.rank), nan_mean(self.best), nan_mean(self.worst)
-        order = [int(k) for k in np.argsort(mean, kind="stable") if np.isfinite(mean[k])]
-        return [
-            Plot(
-                name=f"rank-intervals-{self.protocol}",
-                title=f"Rank intervals: {self.protocol.label}",
-                caption="Mean rank over tasks, between the mean best and the mean worst possible rank.",
-                points=(
-                    Points(
-                        name=self.protocol.label,
-                        x=tuple(float(k + 1) for k in range(len(order))),
-                        y=tuple(float(mean[k]) for k in order),
-                        labels=tuple(self.models[k] for k in order),
-                        low=tuple(float(best[k]) for k in order),
-                        high=tuple(float(worst[k]) for k in order),
-                    ),
-                ),
-                x_label="model, by mean rank",
-                y_label="rank (1 is best)",
-                group="rank-intervals",
-            )
-        ]
+        caption = "Mean rank over tasks, between the mean best and the mean worst possible rank."
+        name, title = f"rank-intervals-{self.protocol}", f"Rank intervals: {self.protocol.label}"
+        ranks = nan_mean(self.rank), nan_mean(self.best), nan_mean(self.worst)
+        return [rank_plot(name, title, caption, self.models, *ranks, group="rank-intervals")]
+
+
+def rank_plot(
+    name: str, title: str, caption: str, models: Sequence[str], rank: Floats, low: Floats, high: Floats, group: str = ""
+) -> Plot:
+    """Draw ranks with their intervals, best model first."""
+    order = [int(k) for k in np.argsort(rank, kind="stable") if np.isfinite(rank[k])]
+    y, bottom, top = (tuple(x[order].tolist()) for x in (rank, low, high))
+    places, names = tuple(float(k + 1) for k in range(len(order))), tuple(models[k] for k in order)
+    points = (Points("rank", places, y, names, bottom, top),)
+    axes = {"x_label": "model, by rank", "y_label": "rank (1 is best)"}
+    return Plot(name, title, caption, points, group=group, **axes)
 
 
 def rank_intervals(
@@ -290,14 +285,13 @@ def simultaneous_threshold(
     if count < 2:
         return float(norm.ppf(0.5 + level / 2))
     a, b = np.triu_indices(count, 1)
-    values, vectors = np.linalg.eigh(noise)
-    root = vectors * np.sqrt(np.maximum(values, 0.0))
+    half = root(noise)
     scale = np.sqrt(np.maximum(noise[a, a] + noise[b, b] - 2 * noise[a, b], 0.0))
     per_unit = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 0).astype(np.float32)
     largest = np.empty(simulations)
     step = max(1, (1 << 17) // len(a))
     for start in range(0, simulations, step):
-        drawn = (rng.standard_normal((min(step, simulations - start), count)) @ root.T).astype(np.float32)
+        drawn = (rng.standard_normal((min(step, simulations - start), count)) @ half.T).astype(np.float32)
         largest[start : start + step] = (np.abs(drawn[:, a] - drawn[:, b]) * per_unit).max(axis=1)
     return float(np.quantile(largest, level))
 

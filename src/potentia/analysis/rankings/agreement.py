@@ -69,55 +69,48 @@ class Agreement(Finding):
         what = f"{NAMES[self.method]}, {self.protocol.label}, {self.models} models × {len(self.tasks)} tasks"
         rows: list[tuple[Cell, ...]] = [(f"over {s}", self.mean, i.low, i.high) for s, i in self.intervals.items()]
         order = np.argsort([i.value for i in self.per_task], kind="stable")
+        each = tuple((self.tasks[k], *three(self.per_task[k])) for k in order)
+        title, over = f"Mean agreement of each task with the others ({what})", f"Intervals: bootstrap over {self.over}."
         tables = [
             Table(f"Mean agreement over pairs of tasks ({what})", ("interval", "mean", "low", "high"), tuple(rows)),
-            Table(
-                f"Mean agreement of each task with the others ({what})",
-                ("task", "mean", "low", "high"),
-                tuple((self.tasks[k], *three(self.per_task[k])) for k in order),
-                note=f"Intervals: bootstrap over {self.over}.",
-            ),
+            Table(title, ("task", "mean", "low", "high"), each, over),
         ]
         if self.categories:
-            tables.append(
-                Table(
-                    f"Agreement by category ({what})",
-                    ("category", *self.categories),
-                    tuple((c, *map(float, self.by_category[k])) for k, c in enumerate(self.categories)),
-                    note="The diagonal is agreement within a category, over distinct tasks.",
-                )
-            )
+            cells = tuple((c, *map(float, row)) for c, row in zip(self.categories, self.by_category, strict=True))
+            note = "The diagonal is agreement within a category, over distinct tasks."
+            tables.append(Table(f"Agreement by category ({what})", ("category", *self.categories), cells, note))
         return tables
 
     def charts(self) -> Sequence[Chart]:
         """Return the task × task heat map (figures 9, 10, 14, 15) and the categories' (figures 3, 13)."""
+        unit, ties, by = NAMES[self.method], _ties(self.method), f"{self.protocol}-{self.method}"
         charts: list[Chart] = [
             Heatmap(
-                name=f"agreement-{self.protocol}-{self.method}",
-                title=f"Ranking agreement between tasks{_ties(self.method)}: {self.protocol.label}",
-                caption=f"{NAMES[self.method]} of every two tasks, {self.models} models; {mean_in_words(self.mean)}.",
+                f"agreement-{by}",
+                f"Ranking agreement between tasks{ties}: {self.protocol.label}",
+                f"{unit} of every two tasks, {self.models} models; {mean_in_words(self.mean)}.",
                 rows=self.tasks,
                 columns=self.tasks,
                 values=self.matrix,
                 low=-1.0 if np.nanmin(self.matrix, initial=0.0) < -0.2 else 0.0,
                 high=1.0,
-                unit=NAMES[self.method],
+                unit=unit,
                 group=f"agreement-{self.method}",
             )
         ]
         if self.categories:
             charts.append(
                 Heatmap(
-                    name=f"categories-{self.protocol}-{self.method}",
-                    title=f"Agreement by category{_ties(self.method)}: {self.protocol.label}",
-                    caption="Mean over the pairs of tasks of two categories; within a category on the diagonal."
+                    f"categories-{by}",
+                    f"Agreement by category{ties}: {self.protocol.label}",
+                    "Mean over the pairs of tasks of two categories; within a category on the diagonal."
                     + _meanings(self.categories),
                     rows=self.categories,
                     columns=self.categories,
                     values=self.by_category,
                     low=0.0,
                     high=1.0,
-                    unit=NAMES[self.method],
+                    unit=unit,
                     group=f"categories-{self.method}",
                 )
             )
@@ -164,42 +157,29 @@ class AgreementChange(Finding):
     def tables(self) -> Sequence[Table]:
         """Return the change of the mean, and of each task."""
         what = f"{NAMES[self.method]}, {self.models} models × {len(self.tasks)} tasks"
-        both = self.mean_before, self.mean_after
+        both, before, after = (self.mean_before, self.mean_after), self.before.label, self.after.label
         rows: list[tuple[Cell, ...]] = [(f"over {source}", *both, *three(i)) for source, i in self.difference.items()]
-        order = np.argsort(self.per_task_before, kind="stable")
+        tasks = zip(self.tasks, self.per_task_before, self.per_task_after, self.per_task_difference, strict=True)
+        each = [(task, one, two, *three(gap)) for task, one, two, gap in tasks]
+        each = [each[k] for k in np.argsort(self.per_task_before, kind="stable")]
+        columns = (before, after, "difference", "low", "high")
+        more = f"{self.pairs_improved} of {self.pairs} pairs of tasks agree more under {after}."
+        title, note = f"Mean agreement of each task, {before} → {after}", f"Intervals: bootstrap over {self.over}."
         return [
-            Table(
-                f"Agreement, {self.before.label} → {self.after.label} ({what})",
-                ("interval", self.before.label, self.after.label, "difference", "low", "high"),
-                tuple(rows),
-                note=f"{self.pairs_improved} of {self.pairs} pairs of tasks agree more under {self.after.label}.",
-            ),
-            Table(
-                f"Mean agreement of each task, {self.before.label} → {self.after.label}",
-                ("task", self.before.label, self.after.label, "difference", "low", "high"),
-                tuple(
-                    (
-                        self.tasks[k],
-                        self.per_task_before[k],
-                        self.per_task_after[k],
-                        *three(self.per_task_difference[k]),
-                    )
-                    for k in order
-                ),
-                note=f"Intervals: bootstrap over {self.over}.",
-            ),
+            Table(f"Agreement, {before} → {after} ({what})", ("interval", *columns), tuple(rows), more),
+            Table(title, ("task", *columns), tuple(each), note),
         ]
 
     def charts(self) -> Sequence[Chart]:
         """Return the bars of figure 2 (and 12): each task's mean agreement under both protocols."""
-        order = [int(k) for k in np.argsort(self.per_task_before, kind="stable")]
+        order = np.argsort(self.per_task_before, kind="stable").tolist()
+        means = {self.before: self.mean_before, self.after: self.mean_after}
+        told = ", ".join(f"{mean_in_words(mean)} ({protocol.label})" for protocol, mean in means.items())
         return [
             Bars(
-                name=f"agreement-{self.before}-{self.after}-{self.method}",
-                title=f"Mean ranking agreement of each task with all others{_ties(self.method)}",
-                caption=f"{NAMES[self.method]}; {mean_in_words(self.mean_before)} ({self.before.label}), "
-                f"{mean_in_words(self.mean_after)} ({self.after.label}); {self.pairs_improved} of {self.pairs} pairs "
-                "agree more.",
+                f"agreement-{self.before}-{self.after}-{self.method}",
+                f"Mean ranking agreement of each task with all others{_ties(self.method)}",
+                f"{NAMES[self.method]}; {told}; {self.pairs_improved} of {self.pairs} pairs agree more.",
                 labels=tuple(self.tasks[k] for k in order),
                 series={
                     self.before.label: tuple(self.per_task_before[k] for k in order),
@@ -268,7 +248,7 @@ def compare_agreement(
         tasks=one.tasks,
         mean_before=first.mean,
         mean_after=second.mean,
-        difference=second.difference(first, level),
+        difference=second.intervals(level, first),
         pairs_improved=int((second.matrix[i, j] > first.matrix[i, j])[both].sum()),
         pairs=int(both.sum()),
         per_task_before=tuple(task_one.tolist()),
@@ -320,21 +300,13 @@ class _Resamples:
             found["noise"] = pair_mean(self.by_noise)
         return found
 
-    def intervals(self, level: float) -> dict[str, Interval]:
-        return {
-            source: interval(self.mean, draws, level=level, centred=source == "noise")
-            for source, draws in self.means().items()
-        }
-
-    def difference(self, other: _Resamples, level: float) -> dict[str, Interval]:
-        mine, theirs = self.means(), other.means()
-        return {
-            source: interval(
-                self.mean - other.mean, mine[source] - theirs[source], level=level, centred=source == "noise"
-            )
-            for source in mine
-            if source in theirs
-        }
+    def intervals(self, level: float, less: _Resamples | None = None) -> dict[str, Interval]:
+        """Return the intervals of the mean by source, or of its difference to that of other resamples."""
+        value, mine = self.mean, self.means()
+        if less is not None:
+            theirs = less.means()
+            value, mine = value - less.mean, {s: mine[s] - theirs[s] for s in mine if s in theirs}
+        return {s: interval(value, draws, level=level, centred=s == "noise") for s, draws in mine.items()}
 
 
 def _resample(

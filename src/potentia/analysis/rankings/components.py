@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import linregress
 
-from potentia.analysis.stats.bootstrap import How, Sampling
+from potentia.analysis.stats.bootstrap import How, Sampling, three
 from potentia.analysis.stats.first import FEW_MODELS
 from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.errors import InputError
@@ -71,30 +71,26 @@ class Components(Finding):
 
     def charts(self) -> Sequence[Chart]:
         """Return the scree bars (figures 6 and 8) and PC1 of each model (figure 11)."""
-        top = self.explained[:5]
-        order = [int(k) for k in np.argsort(-self.scores[:, 0], kind="stable")]
+        top, label = self.explained[:5], self.protocol.label
+        order = np.argsort(-self.scores[:, 0], kind="stable").tolist()
         name = f"{self.protocol}-{self.group}".replace(" ", "-")
-        charts: list[Chart] = [
-            Bars(
-                name=f"scree-{name}",
-                title=f"Explained variance: {self.protocol.label}, {self.group}",
-                caption=f"The first principal component (PC1) explains {top[0].value:.0%} of the variance.",
-                labels=tuple(f"PC{k + 1}" for k in range(len(top))),
-                series={self.protocol.label: tuple(i.value for i in top)},
-                low={self.protocol.label: tuple(i.low for i in top)},
-                high={self.protocol.label: tuple(i.high for i in top)},
-                y_label="share of variance",
-                group=f"scree-{self.group}",
-            )
-        ]
+        scree = Bars.of(
+            f"scree-{name}",
+            f"Explained variance: {label}, {self.group}",
+            f"The first principal component (PC1) explains {top[0].value:.0%} of the variance.",
+            [f"PC{k + 1}" for k in range(len(top))],
+            {label: top},
+            "share of variance",
+        )
+        charts: list[Chart] = [replace(scree, group=f"scree-{self.group}")]
         if self.group == ALL:
             charts.append(
                 Bars(
-                    name=f"pc1-{name}",
-                    title=f"PC1 of each model: {self.protocol.label}",
-                    caption="Scores on the first principal component (PC1); higher is better.",
+                    f"pc1-{name}",
+                    f"PC1 of each model: {label}",
+                    "Scores on the first principal component (PC1); higher is better.",
                     labels=tuple(self.models[k] for k in order),
-                    series={self.protocol.label: tuple(float(self.scores[k, 0]) for k in order)},
+                    series={label: tuple(self.scores[order, 0].tolist())},
                     y_label="PC1",
                     group="pc1",
                 )
@@ -209,48 +205,29 @@ class ComputeFit(Finding):
     def tables(self) -> Sequence[Table]:
         """Return the fit."""
         rows: tuple[tuple[Cell, ...], ...] = (
-            ("PC1 per factor of ten in compute", self.slope.value, self.slope.low, self.slope.high),
+            ("PC1 per factor of ten in compute", *three(self.slope)),
             ("R²", self.r_squared, None, None),
-            ("Kendall's τ of PC1 and compute", self.tau.value, self.tau.low, self.tau.high),
+            ("Kendall's τ of PC1 and compute", *three(self.tau)),
         )
-        return [
-            Table(
-                f"PC1 against pretraining compute ({self.protocol.label}, {len(self.models)} models with known tokens)",
-                ("quantity", "value", "low", "high"),
-                rows,
-                note=f"Intervals: bootstrap over {self.over}.",
-            )
-        ]
+        title = f"PC1 against pretraining compute ({self.protocol.label}, {len(self.models)} models with known tokens)"
+        return [Table(title, ("quantity", "value", "low", "high"), rows, f"Intervals: bootstrap over {self.over}.")]
 
     def charts(self) -> Sequence[Chart]:
         """Return the scatter of figure 7 with the fitted line."""
         ends = (min(self.flops), max(self.flops))
+        fitted = tuple(self.intercept + self.slope.value * float(np.log10(x)) for x in ends)
         points = []
         for family in sorted(set(self.families)):
             rows = [k for k, f in enumerate(self.families) if f == family]
-            points.append(
-                Points(
-                    name=family,
-                    x=tuple(self.flops[k] for k in rows),
-                    y=tuple(self.pc1[k] for k in rows),
-                    labels=tuple(self.models[k] for k in rows),
-                )
-            )
+            points.append(Points(family, *(tuple(of[k] for k in rows) for of in (self.flops, self.pc1, self.models))))
         return [
             Plot(
-                name=f"compute-{self.protocol}",
-                title=f"PC1 against pretraining compute: {self.protocol.label}",
-                caption="First principal component (PC1) against 6·parameters·tokens; the line explains "
+                f"compute-{self.protocol}",
+                f"PC1 against pretraining compute: {self.protocol.label}",
+                "First principal component (PC1) against 6·parameters·tokens; the line explains "
                 f"{max(self.r_squared, 0.0):.0%} of the variance (R²), Kendall's τ {self.tau.value:.2f}.",
                 points=tuple(points),
-                lines=(
-                    Line(
-                        name="least squares",
-                        x=ends,
-                        y=tuple(self.intercept + self.slope.value * float(np.log10(x)) for x in ends),
-                        dashed=True,
-                    ),
-                ),
+                lines=(Line("least squares", ends, fitted, dashed=True),),
                 x_label="pretraining compute (FLOPs)",
                 y_label="PC1",
                 log_x=True,

@@ -40,36 +40,30 @@ class GroupAgreement(Finding):
     tasks: tuple[int, ...]
     protocols: tuple[Protocol, ...]
     means: tuple[tuple[Interval, ...], ...]  # (groups, protocols)
-    over: tuple[str, ...] = ()  # per group: what its intervals draw, families where it has three or more, else models
-    measure: str = NAMES["kendall"]
+    over: tuple[str, ...]  # per group: what its intervals draw, families where it has three or more, else models
+    measure: str
 
     def tables(self) -> Sequence[Table]:
         """Return one row per group: its size, and each protocol's mean agreement with its interval."""
-        columns = ["group", "models", "tasks"]
-        drawn = dict(zip(self.groups, self.over, strict=True)) if self.over else {}
-        by = {unit: [name for name in self.groups if drawn.get(name) == unit] for unit in dict.fromkeys(self.over)}
+        by = {unit: [g for g, over in zip(self.groups, self.over, strict=True) if over == unit] for unit in self.over}
         told = "; ".join(f"{unit} of {', '.join(names)}" for unit, names in by.items()) if len(by) > 1 else "".join(by)
-        for protocol in self.protocols:
-            columns += [protocol.label, "low", "high"]
+        columns = ("group", "models", "tasks", *(x for p in self.protocols for x in (p.label, "low", "high")))
         rows: list[tuple[Cell, ...]] = []
         for name, models, tasks, means in zip(self.groups, self.models, self.tasks, self.means, strict=True):
             rows.append((name, models, tasks, *(x for m in means for x in three(m))))
         title = f"Mean {self.measure} over pairs of tasks, by {self.by}"
-        return [Table(title, tuple(columns), tuple(rows), f"Intervals: bootstrap over {told or 'models'}.")]
+        return [Table(title, columns, tuple(rows), f"Intervals: bootstrap over {told}.")]
 
     def charts(self) -> Sequence[Chart]:
         """Return grouped bars with intervals."""
-        values = {p.label: tuple(m[k].value for m in self.means) for k, p in enumerate(self.protocols)}
         return [
-            Bars(
-                name=f"agreement-by-{self.by.replace(' ', '-')}",
-                title=f"Ranking agreement by {self.by}",
-                caption=f"Mean {self.measure} over pairs of tasks, with bootstrap intervals.",
-                labels=tuple(f"{g} ({n})" for g, n in zip(self.groups, self.models, strict=True)),
-                series=values,
-                low={p.label: tuple(m[k].low for m in self.means) for k, p in enumerate(self.protocols)},
-                high={p.label: tuple(m[k].high for m in self.means) for k, p in enumerate(self.protocols)},
-                y_label=f"mean {self.measure}",
+            Bars.of(
+                f"agreement-by-{self.by.replace(' ', '-')}",
+                f"Ranking agreement by {self.by}",
+                f"Mean {self.measure} over pairs of tasks, with bootstrap intervals.",
+                [f"{g} ({n})" for g, n in zip(self.groups, self.models, strict=True)],
+                {p.label: [means[k] for means in self.means] for k, p in enumerate(self.protocols)},
+                f"mean {self.measure}",
             )
         ]
 
@@ -105,14 +99,9 @@ def agreement_by_tasks(
     )
 
 
-def size_bins(billions: Mapping[str, float], *, width: float = 1.0) -> dict[str, str]:
+def size_bins(billions: Mapping[str, float]) -> dict[str, str]:
     """Name the size bin of each model: [0, 1), [1, 2), … billions of parameters (table 6)."""
-    bins = {}
-    for model, size in billions.items():
-        if math.isfinite(size):
-            low = math.floor(size / width) * width
-            bins[model] = f"[{low:g}, {low + width:g})"
-    return bins
+    return {m: f"[{int(size)}, {int(size) + 1})" for m, size in billions.items() if math.isfinite(size)}
 
 
 def bin_order(bins: Iterable[str]) -> list[str]:
@@ -121,6 +110,22 @@ def bin_order(bins: Iterable[str]) -> list[str]:
 
 
 def _grouped(cells: Mapping[str, Sequence[ScoreMatrix]], by: str, how: Sampling) -> GroupAgreement:
+    return _built(cells, by, how, dict.fromkeys(cells, kendall_matrix), NAMES["kendall"])
+
+
+def measure_all(matrices: Sequence[ScoreMatrix], **how: Unpack[How]) -> GroupAgreement:
+    """Mean agreement of every matrix by Kendall's, Spearman's and Pearson's correlation."""
+    methods = {NAMES[name]: correlate for name, correlate in METHODS.items()}
+    return _built(dict.fromkeys(methods, matrices), "measure", Sampling(**how), methods, "agreement")
+
+
+def _built(
+    cells: Mapping[str, Sequence[ScoreMatrix]],
+    by: str,
+    how: Sampling,
+    methods: Mapping[str, Correlate],
+    measure: str,
+) -> GroupAgreement:
     groups = list(cells.values())
     return GroupAgreement(
         by=by,
@@ -128,24 +133,9 @@ def _grouped(cells: Mapping[str, Sequence[ScoreMatrix]], by: str, how: Sampling)
         models=tuple(group[0].shape[0] for group in groups),
         tasks=tuple(group[0].shape[1] for group in groups),
         protocols=tuple(matrix.protocol for matrix in groups[0]),
-        means=tuple(tuple(_mean(matrix, how, kendall_matrix) for matrix in group) for group in groups),
+        means=tuple(tuple(_mean(m, how, methods[name]) for m in group) for name, group in cells.items()),
         over=tuple(how.units.over(group[0].models) for group in groups),
-    )
-
-
-def measure_all(matrices: Sequence[ScoreMatrix], **how: Unpack[How]) -> GroupAgreement:
-    """Mean agreement of every matrix by Kendall's, Spearman's and Pearson's correlation."""
-    sampling = Sampling(**how)
-    count = len(METHODS)
-    return GroupAgreement(
-        by="measure",
-        groups=tuple(NAMES[name] for name in METHODS),
-        models=(matrices[0].shape[0],) * count,
-        tasks=(matrices[0].shape[1],) * count,
-        protocols=tuple(m.protocol for m in matrices),
-        means=tuple(tuple(_mean(m, sampling, correlate) for m in matrices) for correlate in METHODS.values()),
-        over=(sampling.units.over(matrices[0].models),) * count,
-        measure="agreement",
+        measure=measure,
     )
 
 

@@ -20,11 +20,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import threading
-from collections import OrderedDict
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,48 +39,29 @@ Signs = npt.NDArray[np.float32]
 Side = tuple[Signs, Signs | None]  # the signs of pairs, and which pairs are known where not all are: (…, tasks, pairs)
 
 
-F = TypeVar("F", bound=Callable[..., Any])
-MOST_BYTES = 256 << 20  # of answers kept by one function
-LEAST_BYTES = 1 << 16  # smaller answers are made again sooner than they are found
+LEAST_BYTES, KEPT = 1 << 16, 16  # smaller answers are made again sooner than they are found; so many are kept
 
 
-def remembered(function: F) -> F:
+def remembered(function: Callable[..., Floats]) -> Callable[..., Floats]:
     """Keep the latest large answers of a pure function of arrays."""
-    known: OrderedDict[bytes, Any] = OrderedDict()
-    lock = threading.Lock()
+    known: dict[bytes, Floats] = {}
 
     @functools.wraps(function)
-    def ask(*arguments: Any, **named: Any) -> Any:
+    def ask(*arguments: Any, **named: Any) -> Floats:
         if not any(np.size(value) * 8 >= LEAST_BYTES for value in (*arguments, *named.values())):
             return function(*arguments, **named)
-        key = _key([*arguments, *(part for pair in sorted(named.items()) for part in pair)])
-        with lock:
-            if key in known:
-                known.move_to_end(key)
-                return known[key]
-        answer = function(*arguments, **named)
-        if answer.nbytes >= LEAST_BYTES:
+        key = hashlib.blake2b(pickle.dumps((arguments, named)), digest_size=16).digest()
+        answer = known.pop(key, None)
+        if answer is None:
+            answer = function(*arguments, **named)
             answer.setflags(write=False)
-            with lock:
-                known[key] = answer
-                while sum(kept.nbytes for kept in known.values()) > MOST_BYTES:
-                    known.popitem(last=False)
+        known[key] = answer  # the last asked for comes last
+        for oldest in list(known)[:-KEPT]:
+            known.pop(oldest, None)
         return answer
 
     ask.forget = known.clear  # type: ignore[attr-defined]
-    return ask  # type: ignore[return-value]
-
-
-def _key(parts: list[Any]) -> bytes:
-    digest = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        if part is None or isinstance(part, (str, bool, int, float)):
-            digest.update(repr(part).encode())
-            continue
-        array = np.ascontiguousarray(part)
-        digest.update(f"{array.dtype.str}{array.shape}".encode())
-        digest.update(array.data.cast("B") if array.size else b"")
-    return digest.digest()
+    return ask
 
 
 @remembered
