@@ -11,34 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from potentia.analysis.rankings.aggregate import (
-    TaskCurve,
-    aggregate_ranks,
-    enough_for_a_curve,
-    find_task_curve,
-    rank_intervals,
-)
-from potentia.analysis.rankings.agreement import (
-    SIGNIFICANT,
-    Agreement,
-    AgreementChange,
-    compare_agreement,
-    measure_agreement,
-)
+from potentia.analysis.rankings import components as pca
+from potentia.analysis.rankings import groups as grouped
+from potentia.analysis.rankings.aggregate import TaskCurve, aggregate_ranks, find_task_curve, rank_intervals
+from potentia.analysis.rankings.aggregate import enough_for_a_curve as enough
+from potentia.analysis.rankings.agreement import SIGNIFICANT, Agreement, compare_agreement, measure_agreement
 from potentia.analysis.rankings.alignment import Alignment, align
-from potentia.analysis.rankings.components import Components, ComputeFit, find_components, fit_compute, without_gaps
 from potentia.analysis.rankings.decide import Ranking, decide
-from potentia.analysis.rankings.found import Rankings
-from potentia.analysis.rankings.groups import (
-    GroupAgreement,
-    PerplexityAgreement,
-    agreement_by_models,
-    agreement_by_tasks,
-    bin_order,
-    compare_perplexity,
-    measure_all,
-    size_bins,
-)
+from potentia.analysis.rankings.found import Changes, Rankings
 from potentia.analysis.rankings.scoreboard import Scoreboard, make_scoreboard
 from potentia.analysis.rankings.screening import Screening, screen
 from potentia.analysis.rankings.tuning import find_same
@@ -139,7 +119,8 @@ def rank_scores(
         matrices, screening = _screened(matrices, background, options)
         overall = _overall(matrices, options, items, evidence)
         analysis = _Analysis(scores, matrices, background, options, items, options.how(background))
-        return Rankings(_scoreboard(matrices, overall, items), overall, screening, **analysis.findings())
+        board = _scoreboard(matrices, overall, items)
+        return Rankings(scoreboard=board, overall=overall, screening=screening, **analysis.findings())
 
 
 def _screened(
@@ -178,8 +159,11 @@ def _overall(
     from potentia.analysis.planning.find import unseen_cells  # planning lies above this room
 
     unseen = {} if evidence is None else unseen_cells(evidence, matrices)
-    how = {"level": options.level, "seed": options.seed}
-    return {m.protocol: decide(m, items.get(m.protocol), unseen=unseen.get(m.protocol), **how) for m in matrices}  # type: ignore[arg-type]
+    level, seed = options.level, options.seed
+    return {
+        p: decide(m, items.get(p), unseen=unseen.get(p), level=level, seed=seed)
+        for p, m in ((matrix.protocol, matrix) for matrix in matrices)
+    }
 
 
 def _scoreboard(
@@ -204,23 +188,26 @@ class _Analysis:
 
     def findings(self) -> dict[str, Any]:
         """Everything but the overall ranking, by the names of ``Rankings``."""
-        options, matrices = self.options, self.matrices
-        tested = [m for m in map(_tested, matrices) if m.tasks]
-        agreement, components = self.agreement(matrices, self.items), self.components()
-        ranked: dict[str, Any] = {"simultaneous": options.simultaneous, "level": options.level, "seed": options.seed}
+        level, seed, simultaneous = self.options.level, self.options.seed, self.options.simultaneous
+        matrices, tested = self.matrices, [m for m in map(_tested, self.matrices) if m.tasks]
+        agreement, components = self.agreement(matrices), self.components()
         several = [m for m in matrices if m.protocol in agreement]
+        items = [self.items.get(m.protocol) for m in tested]
         return {
             "agreement": agreement,
-            "measures": measure_all(several, **self.how) if several else None,
+            "measures": grouped.measure_all(several, **self.how) if several else None,
             "changes": self.changes(matrices),
-            "tau_b": self.agreement(tested, {}, SIGNIFICANT),
+            "tau_b": self.agreement(tested, SIGNIFICANT),
             "tau_b_changes": self.changes(tested, SIGNIFICANT),
             "groups": self.groups() if agreement else {},
             "fewer": self.fewer(),
             "significance": {
-                m.protocol: measure_significance(m, self.items.get(m.protocol), level=options.level) for m in tested
+                m.protocol: measure_significance(m, own, level=level) for m, own in zip(tested, items, strict=True)
             },
-            "ranks": {m.protocol: rank_intervals(m, self.items.get(m.protocol), **ranked) for m in tested},
+            "ranks": {
+                m.protocol: rank_intervals(m, own, simultaneous=simultaneous, level=level, seed=seed)
+                for m, own in zip(tested, items, strict=True)
+            },
             "aggregate": {m.protocol: aggregate_ranks(m) for m in matrices},
             "components": components,
             "family_components": self.families(components),
@@ -230,101 +217,84 @@ class _Analysis:
             "alignment": self.alignment(agreement),
         }
 
-    def agreement(
-        self, matrices: Sequence[ScoreMatrix], items: Mapping[Protocol, Outcomes], method: str = "kendall"
-    ) -> dict[Protocol, Agreement]:
-        return {
-            m.protocol: measure_agreement(
-                m,
-                method=method,
-                categories=self.background.categories,
-                items=item_tables(m, items.get(m.protocol, {})),
-                **self.how,
+    def agreement(self, matrices: Sequence[ScoreMatrix], method: str = "kendall") -> dict[Protocol, Agreement]:
+        found = {}
+        for matrix in (m for m in matrices if len(m.tasks) > 1):
+            items = item_tables(matrix, self.items.get(matrix.protocol, {})) if method != SIGNIFICANT else None
+            found[matrix.protocol] = measure_agreement(
+                matrix, method=method, categories=self.background.categories, items=items, **self.how
             )
-            for m in matrices
-            if len(m.tasks) > 1
-        }
+        return found
 
-    def changes(
-        self, matrices: Sequence[ScoreMatrix], method: str = "kendall"
-    ) -> dict[tuple[Protocol, Protocol], AgreementChange]:
+    def changes(self, matrices: Sequence[ScoreMatrix], method: str = "kendall") -> Changes:
         return {
             (before.protocol, after.protocol): compare_agreement(before, after, method=method, **self.how)
             for before, after in itertools.combinations(matrices, 2)
             if len(set(before.tasks) & set(after.tasks)) > 1 and len(set(before.models) & set(after.models)) > 1
         }
 
-    def groups(self) -> dict[str, GroupAgreement]:
+    def groups(self) -> dict[str, grouped.GroupAgreement]:
         """Agreement among models of one size, family or kind, and among tasks with large and small tests."""
         known, found = self.background, {}
-        sizes = size_bins(known.billions)
+        sizes = grouped.size_bins(known.billions)
         orders: dict[str, tuple[dict[str, str], list[str] | None]] = {
-            "size in billions": (sizes, bin_order(sizes.values())),
+            "size in billions": (sizes, grouped.bin_order(sizes.values())),
             "family": (known.families, None),
             "kind": (known.kinds, None),
         }
         for by, (groups, order) in orders.items():
-            grouped = agreement_by_models(
-                self.matrices, groups, by=by, at_least=SMALLEST_GROUP, order=order, **self.how
-            )
-            if len(grouped.groups) > 2:
-                found[by] = grouped
+            one = grouped.agreement_by_models(self.matrices, groups, by=by, order=order, **self.how)
+            if len(one.groups) > 2:
+                found[by] = one
         tests = items_per_task(self.matrices[0])
-        large = [t for t, n in tests.items() if n > LARGE_TEST]
-        if 1 < len(large) < len(self.matrices[0].tasks):
-            small = [t for t, n in tests.items() if n <= LARGE_TEST]
-            sets = {f"over {LARGE_TEST:,} items": large, f"up to {LARGE_TEST:,} items": small}
-            found["test size"] = agreement_by_tasks(self.matrices, sets, by="test set size", **self.how)
+        sets = {
+            f"over {LARGE_TEST:,} items": [t for t, n in tests.items() if n > LARGE_TEST],
+            f"up to {LARGE_TEST:,} items": [t for t, n in tests.items() if n <= LARGE_TEST],
+        }
+        if 1 < len(next(iter(sets.values()))) < len(self.matrices[0].tasks):
+            found["test size"] = grouped.agreement_by_tasks(self.matrices, sets, by="test set size", **self.how)
         return found
 
     def fewer(self) -> dict[Protocol, TaskCurve]:
         """How few tasks suffice, where enough models have all of them."""
         found, known, rng = {}, self.background.lineages, np.random.default_rng(self.options.seed)
-        for whole in (matrix.complete() for matrix in self.matrices):
-            if enough_for_a_curve(whole):
-                some = np.sort(rng.permutation(len(whole.models))[:MANY_MODELS])  # of many models, some tell
-                part = whole.select(models=[whole.models[k] for k in some])
-                found[whole.protocol] = find_task_curve(part, lineages=known, seed=self.options.seed)
+        for whole in filter(enough, (matrix.complete() for matrix in self.matrices)):
+            some = np.sort(rng.permutation(len(whole.models))[:MANY_MODELS])  # of many models, some tell
+            part = whole.select(models=[whole.models[k] for k in some])
+            found[whole.protocol] = find_task_curve(part, lineages=known, seed=self.options.seed)
         return found
 
-    def components(self) -> dict[Protocol, Components]:
+    def components(self) -> dict[Protocol, pca.Components]:
         gaps = self.options.gaps
-        return {
-            m.protocol: find_components(m, gaps=gaps, **self.how)
-            for m in self.matrices
-            if len(m.tasks) > 1 and without_gaps(m, gaps).shape[0] > 2
-        }
+        several = [m for m in self.matrices if len(m.tasks) > 1 and pca.without_gaps(m, gaps).shape[0] > 2]
+        return {m.protocol: pca.find_components(m, gaps=gaps, **self.how) for m in several}
 
-    def families(self, components: Mapping[Protocol, Components]) -> dict[Protocol, dict[str, Components]]:
+    def families(self, components: Mapping[Protocol, pca.Components]) -> dict[Protocol, dict[str, pca.Components]]:
         """Components of each family by itself."""
-        gaps, families = self.options.gaps, self.background.families
-        found: dict[Protocol, dict[str, Components]] = {}
+        gaps, families, how = self.options.gaps, self.background.families, self.how | {"units": MODELS}
+        found: dict[Protocol, dict[str, pca.Components]] = {}
         for matrix in (m for m in self.matrices if m.protocol in components):
             for family in sorted(set(families.values())):
                 members = matrix.select(models=[m for m in matrix.models if families.get(m) == family])
-                if without_gaps(members, gaps).shape[0] >= SMALLEST_GROUP:
-                    one = find_components(members, group=family, gaps=gaps, **(self.how | {"units": MODELS}))
+                if pca.without_gaps(members, gaps).shape[0] >= SMALLEST_GROUP:
+                    one = pca.find_components(members, group=family, gaps=gaps, **how)
                     found.setdefault(matrix.protocol, {})[family] = one
         return found
 
-    def compute(self, components: Mapping[Protocol, Components]) -> dict[Protocol, ComputeFit]:
+    def compute(self, components: Mapping[Protocol, pca.Components]) -> dict[Protocol, pca.ComputeFit]:
         flops, families = self.background.flops, self.background.families
         return {
-            protocol: fit_compute(whole, flops, families=families, **self.how)
+            protocol: pca.fit_compute(whole, flops, families=families, **self.how)
             for protocol, whole in components.items()
             if len({flops[m] for m in whole.models if m in flops}) > 2
         }
 
-    def perplexity(self) -> dict[Protocol, PerplexityAgreement]:
+    def perplexity(self) -> dict[Protocol, grouped.PerplexityAgreement]:
         """Perplexity against tasks within each protocol."""
-        texts = {m.protocol: self.scores[m.protocol].corpora() for m in self.matrices}
-        return {
-            m.protocol: compare_perplexity(texts[m.protocol], m, **self.how)
-            for m in self.matrices
-            if texts[m.protocol].tasks
-        }
+        texts = [(self.scores[m.protocol].corpora(), m) for m in self.matrices]
+        return {m.protocol: grouped.compare_perplexity(bits, m, **self.how) for bits, m in texts if bits.tasks}
 
-    def perplexity_by_kind(self) -> dict[str, PerplexityAgreement]:
+    def perplexity_by_kind(self) -> dict[str, grouped.PerplexityAgreement]:
         """Perplexity before tuning against tasks after it, for base and for instruct models (figure 5)."""
         tuned = next((m for m in self.matrices if m.protocol == TRAIN_BEFORE_TEST), None)
         bits = self.scores[DIRECT].corpora() if DIRECT in self.scores else None
@@ -335,30 +305,32 @@ class _Analysis:
         for kind in ("base", "instruct"):
             members = {m for m in tuned.models if self.background.kinds.get(m) == kind and m in scored}
             if len(members) > 2:
-                found[kind] = compare_perplexity(bits, tuned, models=members, group=kind, **self.how)
+                found[kind] = grouped.compare_perplexity(bits, tuned, models=members, group=kind, **self.how)
         return found
 
     def alignment(self, agreement: Mapping[Protocol, Agreement]) -> dict[Protocol, Alignment]:
         """Align the two tasks asked for, or those that agree least under the first protocol."""
-        pair, first = self.options.align, self.matrices[0]
+        pair = self.options.align or _least_alike(self.matrices[0], agreement)
         if pair is None:
-            least = agreement.get(first.protocol)
-            if least is None:
-                return {}
-            known = np.isfinite(first.stderr).all(axis=0)
-            tau = np.where(np.triu(np.outer(known, known), 1), least.matrix, np.nan)
-            if not np.isfinite(tau).any():
-                return {}
-            i, j = np.unravel_index(np.nanargmin(tau), tau.shape)
-            pair = (least.tasks[int(i)], least.tasks[int(j)])
-        found = {}
-        for matrix in self.matrices:
-            if set(pair) <= set(matrix.tasks):
-                how = {"level": self.options.level, "families": self.background.families}
-                found[matrix.protocol] = align(matrix, *pair, **how)  # type: ignore[arg-type]
-            elif self.options.align is not None:
+            return {}
+        if self.options.align is not None:
+            for matrix in self.matrices:
                 matrix.select(tasks=pair)  # says which task there is not
-        return found
+        level, families = self.options.level, self.background.families
+        having = [m for m in self.matrices if set(pair) <= set(m.tasks)]
+        return {m.protocol: align(m, *pair, level=level, families=families) for m in having}
+
+
+def _least_alike(matrix: ScoreMatrix, agreement: Mapping[Protocol, Agreement]) -> tuple[str, str] | None:
+    """Return the two tasks with standard errors that agree least."""
+    if matrix.protocol not in agreement:
+        return None
+    known = np.isfinite(matrix.stderr).all(axis=0)
+    tau = np.where(np.triu(np.outer(known, known), 1), agreement[matrix.protocol].matrix, np.nan)
+    if not np.isfinite(tau).any():
+        return None
+    i, j = np.unravel_index(np.nanargmin(tau), tau.shape)
+    return matrix.tasks[int(i)], matrix.tasks[int(j)]
 
 
 def _tested(matrix: ScoreMatrix) -> ScoreMatrix:

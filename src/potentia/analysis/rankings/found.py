@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 
@@ -21,43 +22,37 @@ from potentia.analysis.stats.significance import Significance
 from potentia.values.findings import Cell, Finding, Findings, Interval, Table
 from potentia.values.protocol import Protocol
 
-LABELS = {  # what each finding of a protocol is called, in reading order
-    "scoreboard": "scoreboard",
+Changes = dict[tuple[Protocol, Protocol], AgreementChange]
+
+
+LABELS = {  # what findings are called where not by their field
     "overall": "ranking",
     "same": "same for all",
-    "screening": "screening",
-    "agreement": "agreement",
-    "measures": "measures",
     "changes": "change",
     "tau_b": "tau-b",
     "tau_b_changes": "tau-b change",
     "fewer": "fewer tasks",
     "groups": "by",
-    "significance": "significance",
-    "ranks": "ranks",
-    "aggregate": "aggregate",
-    "components": "components",
     "family_components": "components",
-    "compute": "compute",
-    "perplexity": "perplexity",
     "perplexity_by_kind": "perplexity direct, tuned tasks,",
-    "alignment": "alignment",
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Rankings(Findings):
-    """Every ranking finding, by what it is about; what the scores have no evidence for is absent."""
+    """Every ranking finding in reading order, by what it is about; what the scores have no evidence for is absent."""
 
     scoreboard: Scoreboard
     overall: dict[Protocol, Ranking]
+    same: dict[Protocol, SameForAll] = field(default_factory=dict)
     screening: Screening
     agreement: dict[Protocol, Agreement] = field(default_factory=dict)
     measures: GroupAgreement | None = None
-    changes: dict[tuple[Protocol, Protocol], AgreementChange] = field(default_factory=dict)
+    changes: Changes = field(default_factory=dict)
     tau_b: dict[Protocol, Agreement] = field(default_factory=dict)  # insignificant differences as ties
-    tau_b_changes: dict[tuple[Protocol, Protocol], AgreementChange] = field(default_factory=dict)
-    groups: dict[str, GroupAgreement] = field(default_factory=dict)  # by size, family, kind, test size
+    tau_b_changes: Changes = field(default_factory=dict)
+    fewer: dict[Protocol, TaskCurve] = field(default_factory=dict)
+    groups: dict[str, GroupAgreement] = field(default_factory=dict)  # size, family, kind, test size
     significance: dict[Protocol, Significance] = field(default_factory=dict)
     ranks: dict[Protocol, RankIntervals] = field(default_factory=dict)
     aggregate: dict[Protocol, Aggregate] = field(default_factory=dict)
@@ -65,26 +60,25 @@ class Rankings(Findings):
     family_components: dict[Protocol, dict[str, Components]] = field(default_factory=dict)
     compute: dict[Protocol, ComputeFit] = field(default_factory=dict)
     perplexity: dict[Protocol, PerplexityAgreement] = field(default_factory=dict)
-    perplexity_by_kind: dict[str, PerplexityAgreement] = field(default_factory=dict)  # direct bits, tuned tasks
+    perplexity_by_kind: dict[str, PerplexityAgreement] = field(default_factory=dict)
     alignment: dict[Protocol, Alignment] = field(default_factory=dict)
-    fewer: dict[Protocol, TaskCurve] = field(default_factory=dict)
-    same: dict[Protocol, SameForAll] = field(default_factory=dict)
 
     def named(self) -> dict[str, Finding]:
         """Return every finding under a name of its own, in reading order."""
         found: dict[str, Finding] = {}
-        for name, label in LABELS.items():
-            part = getattr(self, name)
-            if isinstance(part, Finding):
-                found[label] = part
-            for key, one in () if isinstance(part, Finding) or not part else part.items():
-                parts = {_key(key): one} if isinstance(one, Finding) else {f"{key} {k}": v for k, v in one.items()}
-                found |= {f"{label} {name}": finding for name, finding in parts.items()}
+        for about in fields(self):
+            label, part = LABELS.get(about.name, about.name), getattr(self, about.name)
+            found |= {label: part} if isinstance(part, Finding) else {f"{label} {k}": v for k, v in _flat(part or {})}
         return found
 
 
-def _key(key: str | tuple[str, ...]) -> str:
-    return " ".join(key) if isinstance(key, tuple) else key
+def _flat(part: Mapping[Any, Any]) -> Iterator[tuple[str, Finding]]:
+    """Yield findings of one kind, of each family apart where they are so."""
+    for key, one in part.items():
+        if isinstance(one, Finding):
+            yield " ".join(key) if isinstance(key, tuple) else key, one
+        else:
+            yield from ((f"{key} {name}", finding) for name, finding in one.items())
 
 
 def summarise(found: Rankings) -> Sequence[Table]:
