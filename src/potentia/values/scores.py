@@ -242,6 +242,15 @@ class ScoreMatrix:
             seeds=None if self.seeds is None else self.seeds[grid],
         )
 
+    def laid_out(self, models: Sequence[str], tasks: Sequence[str]) -> tuple[Floats, Floats, Floats]:
+        """Return values, standard errors and n of these models and tasks; NaN where there are none."""
+        rows, columns = ({name: k for k, name in enumerate(names)} for names in (self.models, self.tasks))
+        place = np.ix_([rows.get(m, -1) for m in models], [columns.get(t, -1) for t in tasks])
+        values, stderr, n = (
+            np.pad(x, (0, 1), constant_values=np.nan)[place] for x in (self.values, self.stderr, self.n)
+        )
+        return values, stderr, n
+
     def corpora(self) -> ScoreMatrix:
         """Return the texts to predict, scored in bits per byte or perplexity."""
         return self.select(tasks=[t for t, metric in zip(self.tasks, self.metrics, strict=True) if metric.is_text])

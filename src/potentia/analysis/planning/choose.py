@@ -129,12 +129,7 @@ def choose_cells(
     Give a budget, a confidence, or both (the first that is met ends the plan); ``most`` bounds the number of cells,
     for the next wave of an adaptive run. Cells of cost zero are free and always fit.
     """
-    if budget is None and confidence is None and most is None:
-        raise InputError("a plan needs a budget or a confidence", hint="give budget=…, confidence=… or most=…")
-    if top is not None and not 1 <= top <= len(completion.models):
-        raise InputError(f"top {top} of {len(completion.models)} models", hint="top is from 1 to the number of models")
-    if confidence is not None and not 0 < confidence <= 1:
-        raise InputError(f"a confidence of {confidence:g}", hint="a confidence lies between 0 and 1, such as 0.9")
+    _check(completion, top, confidence, endless=budget is None and confidence is None and most is None)
     price = _prices(completion, costs)
     given, room = price.copy(), np.inf if budget is None else float(budget)
     state = Outlook(completion, top, np.random.default_rng(seed))
@@ -177,6 +172,15 @@ def choose_cells(
         settled=bool(settled),
         left=float(np.nansum(price)),
     )
+
+
+def _check(completion: Completion, top: int | None, confidence: float | None, *, endless: bool) -> None:
+    if endless:
+        raise InputError("a plan needs a budget or a confidence", hint="give budget=…, confidence=… or most=…")
+    if top is not None and not 1 <= top <= len(completion.models):
+        raise InputError(f"top {top} of {len(completion.models)} models", hint="top is from 1 to the number of models")
+    if confidence is not None and not 0 < confidence <= 1:
+        raise InputError(f"a confidence of {confidence:g}", hint="a confidence lies between 0 and 1, such as 0.9")
 
 
 def needed(confidence: float, top: int | None) -> float:

@@ -80,18 +80,11 @@ class Kinship:
 def describe(models: Sequence[str], tasks: Sequence[str], direct: Sequence[ScoreMatrix], table: ModelTable) -> Features:
     """Gather the features of ``models`` (a name may come twice: a row of the study and one of its history)."""
     kinship = Kinship.of(models, table)
-    inputs: dict[str, tuple[Floats, Floats]] = {}  # name → mean and variance
     columns, labels = _direct_columns(models, direct)
     scores, spread = components(columns, COMPONENTS)
-    for k in range(scores.shape[1]):
-        inputs[f"component {k + 1}"] = scores[:, k], spread[:, k]
-    facts = [table.find(m) for m in models]
-    inputs["size"] = _standard([np.log(f.parameters) if f and f.parameters else np.nan for f in facts])
-    inputs["tokens"] = _standard([np.log(f.tokens) if f and f.tokens else np.nan for f in facts])
-    months = np.array([_months(f.date) if f and f.date else np.nan for f in facts])
-    date, unsure = _standard(months)
-    inputs["date"] = np.maximum(date, -2.0), unsure
-    inputs["instruct"] = _standard([float(f.kind == "instruct") if f else np.nan for f in facts])
+    inputs = {f"component {k + 1}": (scores[:, k], spread[:, k]) for k in range(scores.shape[1])}
+    known, months = _facts(models, table)
+    inputs |= known
     parts = {name: np.outer(x, x) + np.diag(v) for name, (x, v) in inputs.items()}
     linear = [name for name in inputs if name.startswith("component") or name == "size"]
     parts["curve"] = _curve([inputs[name] for name in linear])
@@ -113,6 +106,18 @@ def describe(models: Sequence[str], tasks: Sequence[str], direct: Sequence[Score
         own=own,
         level=level,
     )
+
+
+def _facts(models: Sequence[str], table: ModelTable) -> tuple[dict[str, tuple[Floats, Floats]], Floats]:
+    """Mean and variance of what is known of the models beside their scores, and the months of their dates."""
+    facts = [table.find(m) for m in models]
+    size, tokens = ([getattr(f, of, None) or np.nan for f in facts] for of in ("parameters", "tokens"))
+    months = np.array([_months(f.date) if f and f.date else np.nan for f in facts])
+    date, unsure = _standard(months)
+    found = {"size": _standard(np.log(size)), "tokens": _standard(np.log(tokens))}
+    found["date"] = np.maximum(date, -2.0), unsure
+    found["instruct"] = _standard([float(f.kind == "instruct") if f else np.nan for f in facts])
+    return found, months
 
 
 def components(columns: Floats, most: int) -> tuple[Floats, Floats]:
@@ -358,7 +363,9 @@ def set_up(
     """Stack study and history and standardise them; a given ``scale`` is kept."""
     tasks, up = _tasks(tuned, history)
     models = [m for matrix in (tuned, *history) for m in matrix.models]
-    values, stderr = (np.vstack([_spread_out(m, tasks, name) for m in (tuned, *history)]) for name in _BLOCKS)
+    blocks = [matrix.laid_out(matrix.models, tasks) for matrix in (tuned, *history)]
+    values, stderr = (np.vstack([block[k] for block in blocks]) for k in (0, 1))
+    stderr = np.where(np.isfinite(values), stderr, np.nan)
     features = describe(models, tasks, direct, table)
     if scale is None:
         links = Links.of(tasks, up, values, chances, _metrics(tasks, (tuned, *history)))
@@ -377,9 +384,6 @@ def set_up(
         level_variance=(LEVEL_SPREAD / scale.spread) ** 2,
     )
     return problem, scale, Kinship.of(models, table)
-
-
-_BLOCKS = ("values", "stderr")
 
 
 def _tasks(tuned: ScoreMatrix, history: Sequence[ScoreMatrix]) -> tuple[list[str], list[bool]]:
@@ -401,13 +405,6 @@ def _metrics(tasks: Sequence[str], matrices: Sequence[ScoreMatrix]) -> list[str]
         for task, metric in zip(matrix.tasks, matrix.metrics, strict=True):
             named.setdefault(task, metric.name)
     return [named[task] for task in tasks]
-
-
-def _spread_out(matrix: ScoreMatrix, tasks: Sequence[str], name: str) -> Floats:
-    block = np.full((len(matrix.models), len(tasks)), np.nan)
-    values: Floats = getattr(matrix, name)
-    block[:, [tasks.index(t) for t in matrix.tasks]] = np.where(np.isfinite(matrix.values), values, np.nan)
-    return block
 
 
 def _scale(links: Links, z: Floats, level: Floats, ability: Floats) -> Scale:

@@ -32,15 +32,8 @@ class Grid:
 
     def laid_out(self, matrix: ScoreMatrix | None) -> ScoreMatrix:
         """Return the scores of this grid; NaN where there are none."""
-        blocks = np.full((3, len(self.models), len(self.tasks)), np.nan)
-        if matrix is not None:
-            models = [m for m in self.models if m in set(matrix.models)]
-            tasks = [t for t in self.tasks if t in set(matrix.tasks)]
-            part = matrix.select(models=models, tasks=tasks)
-            place = np.ix_([self.models.index(m) for m in models], [self.tasks.index(t) for t in tasks])
-            for block, known in zip(blocks, (part.values, part.stderr, part.n), strict=True):
-                block[place] = known
-        values, stderr, n = blocks
+        none = np.full((len(self.models), len(self.tasks)), np.nan)
+        values, stderr, n = (none, none, none) if matrix is None else matrix.laid_out(self.models, self.tasks)
         return ScoreMatrix(self.protocol, self.models, self.tasks, values, stderr, n, self.metrics)
 
 
@@ -59,15 +52,13 @@ def find_grid(evidence: Evidence) -> Grid:
     for matrix in evidence.planned.values():
         metrics = dict(zip(matrix.tasks, matrix.metrics, strict=True)) | metrics
     asked = dict.fromkeys(TaskName(task.name).whole for study in studies for task in study.benchmarks())
-    tasks = [t for t in asked if t in metrics and not metrics[t].is_text]
+    tasks = tuple(t for t in asked if t in metrics and not metrics[t].is_text)
     failed = {(f.model, TaskName(f.task).whole) for f in evidence.failures() if f.protocol == protocol}
-    models = [m for m in dict.fromkeys(row.name for s in studies for row in s.rows())
-              if not tasks or not all((m, t) in failed for t in tasks)]  # fmt: skip
+    rows = dict.fromkeys(row.name for study in studies for row in study.rows())
+    models = tuple(m for m in rows if not {(m, t) for t in tasks} <= failed)
     if not models or not tasks:
         raise InputError("there is nothing to predict: no model has a score on any task yet")
-    return Grid(
-        models=tuple(models), tasks=tuple(tasks), metrics=tuple(metrics[t] for t in tasks), protocol=Protocol(protocol)
-    )
+    return Grid(models, tasks, tuple(metrics[t] for t in tasks), Protocol(protocol))
 
 
 def find_outlook(evidence: Evidence, *, history: Evidence | None = None) -> Completion | None:

@@ -104,33 +104,16 @@ def align(
 def rank_models(
     score1: Floats, stderr1: Floats, score2: Floats, stderr2: Floats, *, level: float = LEVEL
 ) -> tuple[Ints, Ints]:
-    """Algorithm 3: aligned ranks (1 is best) of every model on both tasks; higher scores are better."""
-    order1, order2 = parallel_greedy_order(
-        better(score1, stderr1, level=level), better(score2, stderr2, level=level), score1, score2
-    )
-    return _places(order1), _places(order2)
-
-
-def parallel_greedy_order(
-    better1: npt.NDArray[np.bool_], better2: npt.NDArray[np.bool_], score1: Floats, score2: Floats
-) -> tuple[Ints, Ints]:
-    """Algorithm 2: a linear extension of each partial order, best model first, as alike as greed makes them."""
-    n = len(score1)
+    """Algorithms 2 and 3: ranks (1 is best) that keep both partial orders and are as alike as greed makes them."""
     plain1, plain2 = rankdata(-score1), rankdata(-score2)
-    side1, side2 = _Side(better1), _Side(better2)
-    for _ in range(n):
-        waiting1 = side1.longest_waiting(side2.place)
-        waiting2 = side2.longest_waiting(side1.place)
-        m1, m2 = waiting1, waiting2
+    side1, side2 = _Side(better(score1, stderr1, level=level)), _Side(better(score2, stderr2, level=level))
+    for _ in range(len(score1)):
+        m1, m2 = side1.longest_waiting(side2.place), side2.longest_waiting(side1.place)
         if m1 < 0 and m2 < 0:
             m1 = m2 = _least(plain1 + plain2, side1.available & side2.available)
-        if m1 < 0:
-            m1 = _least(plain2, side1.available)
-        if m2 < 0:
-            m2 = _least(plain1, side2.available)
-        side1.put(m1)
-        side2.put(m2)
-    return side1.order(), side2.order()
+        side1.put(m1 if m1 >= 0 else _least(plain2, side1.available))
+        side2.put(m2 if m2 >= 0 else _least(plain1, side2.available))
+    return side1.place + 1, side2.place + 1
 
 
 class _Side:
@@ -155,16 +138,7 @@ class _Side:
         self.above -= self.beats[model]
         self.available = (self.above == 0) & (self.place == len(self.place))
 
-    def order(self) -> Ints:
-        return np.argsort(self.place, kind="stable")
-
 
 def _least(cost: Floats, allowed: npt.NDArray[np.bool_]) -> int:
     """Return the first allowed model of least cost, or -1 where none is allowed."""
     return int(np.where(allowed, cost, np.inf).argmin()) if allowed.any() else -1
-
-
-def _places(order: Ints) -> Ints:
-    places = np.empty(len(order), dtype=np.int_)
-    places[order] = np.arange(1, len(order) + 1)
-    return places

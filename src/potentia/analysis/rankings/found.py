@@ -83,17 +83,26 @@ def _flat(part: Mapping[Any, Any]) -> Iterator[tuple[str, Finding]]:
 
 def summarise(found: Rankings) -> Sequence[Table]:
     """Return how far the tasks agree and tell models apart under each protocol, and which tasks to distrust."""
+    tables = [*_together(found), *(table for same in found.same.values() for table in same.tables())]
+    if found.screening.flags:
+        flags = tuple((flag.task, flag.reason, flag.evidence) for flag in found.screening.flags)
+        tables.append(Table("Tasks to distrust", ("task", "reason", "evidence"), flags))
+    return tables
+
+
+def _together(found: Rankings) -> list[Table]:
+    """Return the table of what the tasks say together; none where there is nothing to say."""
     protocols = list(found.overall)
     some = {p for p, ranking in found.overall.items() if len(ranking.models) >= FEW_MODELS}  # fewer say nothing of it
-    together: dict[str, dict[Protocol, tuple[Interval, str]]] = {
+    means: dict[str, dict[Protocol, tuple[Interval, str]]] = {
         "agreement between tasks (mean Kendall's τ)": {p: (a.interval, a.over) for p, a in found.agreement.items()},
         "variance on one component (PC1)": {p: (c.explained[0], c.over) for p, c in found.components.items()},
         "agreement of perplexity with tasks (mean τ)": {p: (t.mean, t.over) for p, t in found.perplexity.items()},
     }
     rows: list[tuple[Cell, ...]] = []
     drawn: dict[str, None] = {}
-    for name, means in together.items():
-        shown = {p: mean for p, mean in means.items() if p in some and np.isfinite(mean[0].value)}
+    for name, by_protocol in means.items():
+        shown = {p: mean for p, mean in by_protocol.items() if p in some and np.isfinite(mean[0].value)}
         drawn |= dict.fromkeys(over for _, over in shown.values())
         if shown:
             rows.append((name, *(_span(shown[p][0], percent="PC1" in name) if p in shown else None for p in protocols)))
@@ -101,19 +110,8 @@ def summarise(found: Rankings) -> Sequence[Table]:
         told = {p: (sum(s.significant), sum(s.pairs)) for p, s in found.significance.items()}
         rows.append(("pairs of models told apart on a task", *(_share(*told.get(p, (0, 0))) for p in protocols)))
     note = f"In brackets: 95 % intervals over {' or '.join(drawn)}. 1 is perfect agreement, 0 is none." if drawn else ""
-    tables = (
-        [Table("What the tasks say together", ("", *(p.label for p in protocols)), tuple(rows), note)] if rows else []
-    )
-    tables += [table for same in found.same.values() for table in same.tables()]
-    if found.screening.flags:
-        tables.append(
-            Table(
-                "Tasks to distrust",
-                ("task", "reason", "evidence"),
-                tuple((flag.task, flag.reason, flag.evidence) for flag in found.screening.flags),
-            )
-        )
-    return tables
+    title = "What the tasks say together"
+    return [Table(title, ("", *(p.label for p in protocols)), tuple(rows), note)] if rows else []
 
 
 def _span(interval: Interval, *, percent: bool) -> str:

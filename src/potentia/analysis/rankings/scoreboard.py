@@ -234,33 +234,30 @@ def _shared(
     nothing.
     """
     for protocols in (every, ends, ends[-1:]):
-        if not all(p in matrices for p in protocols):
-            continue
-        tasks = [t for t in matrices[protocols[-1]].tasks if all(t in matrices[p].tasks for p in protocols)]
-        metrics = dict(zip(matrices[protocols[-1]].tasks, matrices[protocols[-1]].metrics, strict=True))
-        tasks = [t for t in tasks if metrics[t].higher_is_better] or tasks
-        tasks = [t for t in tasks if metrics[t].scale in ("share", None) or metrics[t].guess == "zero"] or tasks
-        parts = [matrices[p].select(tasks=tasks) for p in protocols]
-        known = np.logical_and.reduce([np.isfinite(_rows(part, models)[0]) for part in parts])  # (models, tasks)
-        whole = known[known.mean(axis=1) > 0.5] if tasks else known
-        kept = [t for k, t in enumerate(tasks) if len(whole) and whole[:, k].all()]
-        if kept:
-            return protocols, kept
+        if protocols and all(p in matrices for p in protocols):
+            kept = _common([matrices[p] for p in protocols], models)
+            if kept:
+                return protocols, kept
     return ends[-1:], []
 
 
-def _rows(matrix: ScoreMatrix, models: Sequence[str]) -> tuple[Floats, Floats]:
-    """Return values and standard errors of these models; NaN where the matrix has no such model."""
-    place = {m: k for k, m in enumerate(matrix.models)}
-    rows = [place.get(m, -1) for m in models]
-    there = np.array(rows)[:, None] >= 0
-    return np.where(there, matrix.values[rows], np.nan), np.where(there, matrix.stderr[rows], np.nan)
+def _common(matrices: Sequence[ScoreMatrix], models: Sequence[str]) -> list[str]:
+    """Return the tasks of which every model has all scores, but for models that lack more than half of them."""
+    last = matrices[-1]
+    metrics = {t: m for t, m in zip(last.tasks, last.metrics, strict=True) if all(t in one.tasks for one in matrices)}
+    tasks = [t for t, m in metrics.items() if m.higher_is_better] or list(metrics)
+    tasks = [t for t in tasks if metrics[t].scale in ("share", None) or metrics[t].guess == "zero"] or tasks
+    if not tasks:
+        return []
+    known = np.logical_and.reduce([np.isfinite(m.laid_out(models, tasks)[0]) for m in matrices])
+    whole = known[known.mean(axis=1) > 0.5]
+    return [t for k, t in enumerate(tasks) if len(whole) and whole[:, k].all()]
 
 
 def _means(matrix: ScoreMatrix, models: Sequence[str], tasks: Sequence[str], level: float) -> dict[str, Interval]:
     if not tasks:
         return {}
-    values, stderr = _rows(matrix.select(tasks=tasks), models)
+    values, stderr, _ = matrix.laid_out(models, tasks)
     return _intervals(models, values.mean(axis=1), np.sqrt((stderr**2).sum(axis=1)) / len(tasks), level)
 
 
@@ -273,8 +270,8 @@ def _gains(
     items_after: Outcomes,
     level: float,
 ) -> dict[str, Interval]:
-    one, error_one = _rows(before.select(tasks=tasks), models)
-    two, error_two = _rows(after.select(tasks=tasks), models)
+    one, error_one, _ = before.laid_out(models, tasks)
+    two, error_two, _ = after.laid_out(models, tasks)
     variance = error_one**2 + error_two**2
     for j, task in enumerate(tasks):
         for i, model in enumerate(models):
