@@ -26,6 +26,7 @@ from potentia.analysis.rankings.aggregate import mean_z
 from potentia.analysis.stats import may_win, pack_right, stay_in
 from potentia.errors import InputError
 from potentia.facts import ModelTable, models
+from potentia.values.metric import Metric
 from potentia.values.scores import ScoreMatrix
 
 MODELS, TASKS = 14, 6
@@ -179,7 +180,7 @@ def test_the_gradient_is_that_of_the_likelihood():
 
 def test_links_go_there_and_back_in_every_direction():
     values = np.array([[0.3, 1.9, 31.0], [0.9, 0.7, -4.0], [1.0, 0.2, 0.0]])
-    links = Links.of(["arc_easy", "wiki", "elo"], [True, False, True], values)
+    links = Links.of({"arc_easy": Metric(), "wiki": Metric(higher_is_better=False), "elo": Metric()}, values)
     assert links.kinds == ("logit", "log", "plain")
     assert links.chance[0] == 0.25
     assert links.inverse(links.forward(values)) == pytest.approx(values)

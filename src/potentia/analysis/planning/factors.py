@@ -26,7 +26,7 @@ of 500 × 40 cells needs no 20,000 × 20,000 one. ``Posterior`` answers for the 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -68,20 +68,20 @@ class Problem:
 
     def take(self, rows: npt.NDArray[np.intp]) -> Problem:
         """Return the problem of these rows alone."""
+        square = np.ix_(rows, rows)
         return Problem(
-            self.z[rows],
-            self.excess[rows],
-            self.grams[:, rows][:, :, rows],
-            self.mean[rows],
-            self.kin[np.ix_(rows, rows)],
-            self.own[rows],
-            self.level_variance,
+            z=self.z[rows],
+            excess=self.excess[rows],
+            grams=np.stack([gram[square] for gram in self.grams]),
+            mean=self.mean[rows],
+            kin=self.kin[square],
+            own=self.own[rows],
+            level_variance=self.level_variance,
         )
 
     def hide(self, cells: npt.NDArray[np.bool_]) -> Problem:
         """Return the problem with these cells unknown."""
-        z = np.where(cells, np.nan, self.z)
-        return Problem(z, self.excess, self.grams, self.mean, self.kin, self.own, self.level_variance)
+        return replace(self, z=np.where(cells, np.nan, self.z))
 
 
 @dataclass(frozen=True)
@@ -169,12 +169,8 @@ def rest_covariance(problem: Problem, weights: Weights) -> Floats:
     own = problem.own.T[:, :, None] * problem.own.T[:, None, :]
     bend = (problem.mean**2 - np.mean(problem.mean**2)) / np.sqrt(2.0)
     common = TILT * np.outer(problem.mean, problem.mean) + BEND * np.outer(bend, bend)
-    return np.asarray(
-        weights.rest[:, None, None] * kin
-        + weights.own[:, None, None] * own
-        + problem.level_variance[:, None, None]
-        + common
-    )
+    rest, share, level = (x[:, None, None] for x in (weights.rest, weights.own, problem.level_variance))
+    return np.asarray(rest * kin + share * own + level + common)
 
 
 def learn(problem: Problem, *, seed: int = 0) -> Weights:
@@ -188,14 +184,8 @@ def learn(problem: Problem, *, seed: int = 0) -> Weights:
     warm = int(part.known.all(axis=1).sum()) > WHOLE_ROWS
     factors, iterations = (FACTORS, ITERATIONS) if warm else (COLD_FACTORS, COLD_ITERATIONS)
     first = _start(part, min(factors, max(tasks, 1)))
-    best = minimize(
-        _objective,
-        first.pack(),
-        args=(part, first.loadings.shape[1]),
-        jac=True,
-        method="L-BFGS-B",
-        options={"maxiter": iterations, "maxcor": 20},
-    )
+    args, options = (part, first.loadings.shape[1]), {"maxiter": iterations, "maxcor": 20}
+    best = minimize(_objective, first.pack(), args, jac=True, method="L-BFGS-B", options=options)
     return Weights.unpack(best.x, tasks, first.loadings.shape[1])
 
 

@@ -34,6 +34,7 @@ from potentia.analysis.base_models.stability import named_checkpoints
 from potentia.analysis.planning.factors import Problem
 from potentia.errors import InputError
 from potentia.facts import ModelTable, benchmark, chance
+from potentia.values.metric import Metric
 from potentia.values.protocol import TaskName
 from potentia.values.scores import Floats, ScoreMatrix
 
@@ -112,7 +113,7 @@ def _facts(models: Sequence[str], table: ModelTable) -> tuple[dict[str, tuple[Fl
     """Mean and variance of what is known of the models beside their scores, and the months of their dates."""
     facts = [table.find(m) for m in models]
     size, tokens = ([getattr(f, of, None) or np.nan for f in facts] for of in ("parameters", "tokens"))
-    months = np.array([_months(f.date) if f and f.date else np.nan for f in facts])
+    months = np.array([12.0 * int(f.date[:4]) + int(f.date[5:7]) if f and f.date else np.nan for f in facts])
     date, unsure = _standard(months)
     found = {"size": _standard(np.log(size)), "tokens": _standard(np.log(tokens))}
     found["date"] = np.maximum(date, -2.0), unsure
@@ -128,15 +129,14 @@ def components(columns: Floats, most: int) -> tuple[Floats, Floats]:
     higher scores are better.
     """
     rows = len(columns)
+    columns = columns[:, np.isfinite(columns).sum(axis=0) > 1]
+    columns = columns[:, np.nanstd(columns, axis=0) > 1e-9]
     known = np.isfinite(columns)
-    usable = (known.sum(axis=0) > 1) & (_spread(columns, known) > 1e-9)
-    columns, known = columns[:, usable], known[:, usable]
     seen = int(known.any(axis=1).sum())
     count = min(most, columns.shape[1], max(seen - 1, 0))
     if count < 1:
         return np.zeros((rows, 0)), np.zeros((rows, 0))
-    centre = np.where(known, columns, 0.0).sum(axis=0) / known.sum(axis=0)
-    x = np.where(known, (columns - centre) / _spread(columns, known), 0.0)
+    x = np.nan_to_num((columns - np.nanmean(columns, axis=0)) / np.nanstd(columns, axis=0))
     _, singular, right = np.linalg.svd(x, full_matrices=False)
     loadings = right[:count].T * singular[:count] / np.sqrt(seen)  # (columns, count)
     noise = max(float((singular[count:] ** 2).sum()) / max(int(known.sum()), 1), 1e-3)
@@ -169,7 +169,7 @@ def _direct_columns(models: Sequence[str], direct: Sequence[ScoreMatrix]) -> tup
     blocks, labels = [np.zeros((len(models), 0))], []
     for matrix in direct:
         place = {m: i for i, m in enumerate(matrix.models)}
-        links = Links.of(matrix.tasks, matrix.higher_is_better, matrix.values, metrics=[m.name for m in matrix.metrics])
+        links = Links.of(dict(zip(matrix.tasks, matrix.metrics, strict=True)), matrix.values)
         z = np.vstack([links.forward(matrix.values), np.full((1, len(matrix.tasks)), np.nan)])
         blocks.append(z[[place.get(m, len(matrix.models)) for m in models]])
         labels += list(matrix.tasks)
@@ -225,16 +225,6 @@ def _standard(values: npt.ArrayLike) -> tuple[Floats, Floats]:
     return np.where(known, (x - x[known].mean()) / x[known].std(), 0.0), np.where(known, 0.0, 1.0)
 
 
-def _spread(columns: Floats, known: npt.NDArray[np.bool_]) -> Floats:
-    count = np.maximum(known.sum(axis=0), 1)
-    mean = np.where(known, columns, 0.0).sum(axis=0) / count
-    return np.asarray(np.sqrt(np.where(known, (columns - mean) ** 2, 0.0).sum(axis=0) / count))
-
-
-def _months(date: str) -> float:
-    return 12.0 * int(date[:4]) + int(date[5:7])
-
-
 def _root(model: str, table: ModelTable) -> str:
     """Follow base models back to the first one."""
     name, seen = model, set[str]()
@@ -260,22 +250,16 @@ class Links:
     sign: Floats  # (tasks,): −1 where a plain score is better when lower
 
     @classmethod
-    def of(
-        cls,
-        tasks: Sequence[str],
-        higher_is_better: Sequence[bool],
-        known: Floats,
-        chances: Mapping[str, float] | None = None,
-        metrics: Sequence[str] = (),
-    ) -> Links:
+    def of(cls, metrics: Mapping[str, Metric], known: Floats, chances: Mapping[str, float] | None = None) -> Links:
         """Choose each task's link from its direction and from the scores that are known, (models, tasks) with NaN."""
-        kinds, guesses = [], []
-        for column, (task, up) in enumerate(zip(tasks, higher_is_better, strict=True)):
-            values = known[:, column][np.isfinite(known[:, column])]
-            shares, positive = bool((np.abs(values) <= 1.0).all()), bool((values > 0.0).all())
-            kinds.append("logit" if up and shares else "log" if not up and positive else "plain")
-            guesses.append(score_of_guessing(task, chances, metrics[column] if metrics else ""))
-        return cls(tuple(kinds), np.array(guesses), np.where(np.asarray(higher_is_better, dtype=bool), 1.0, -1.0))
+        kinds = []
+        for metric, column in zip(metrics.values(), known.T, strict=True):
+            values, up = column[np.isfinite(column)], metric.higher_is_better
+            share, positive = bool((np.abs(values) <= 1.0).all()), bool((values > 0.0).all())
+            kinds.append("logit" if up and share else "log" if not up and positive else "plain")
+        guesses = [score_of_guessing(task, chances, metric.name) for task, metric in metrics.items()]
+        sign = np.where([metric.higher_is_better for metric in metrics.values()], 1.0, -1.0)
+        return cls(tuple(kinds), np.array(guesses), sign)
 
     def forward(self, values: Floats) -> Floats:
         """Scores on the link scale; (…, tasks), NaN stays NaN."""
@@ -361,14 +345,15 @@ def set_up(
     scale: Scale | None = None,
 ) -> tuple[Problem, Scale, Kinship]:
     """Stack study and history and standardise them; a given ``scale`` is kept."""
-    tasks, up = _tasks(tuned, history)
+    metrics = _metrics([tuned, *history])
+    tasks = list(metrics)
     models = [m for matrix in (tuned, *history) for m in matrix.models]
     blocks = [matrix.laid_out(matrix.models, tasks) for matrix in (tuned, *history)]
     values, stderr = (np.vstack([block[k] for block in blocks]) for k in (0, 1))
     stderr = np.where(np.isfinite(values), stderr, np.nan)
     features = describe(models, tasks, direct, table)
     if scale is None:
-        links = Links.of(tasks, up, values, chances, _metrics(tasks, (tuned, *history)))
+        links = Links.of(metrics, values, chances)
         scale = _scale(links, links.forward(values), features.level, features.mean)
     error = (stderr * scale.links.slope(values)) ** 2
     known = np.isfinite(error)
@@ -386,25 +371,16 @@ def set_up(
     return problem, scale, Kinship.of(models, table)
 
 
-def _tasks(tuned: ScoreMatrix, history: Sequence[ScoreMatrix]) -> tuple[list[str], list[bool]]:
-    up = dict(zip(tuned.tasks, tuned.higher_is_better, strict=True))
-    for matrix in history:
-        for task, direction in zip(matrix.tasks, matrix.higher_is_better, strict=True):
-            if up.setdefault(task, direction) != direction:
-                raise InputError(
-                    f"{task} is better when higher in the study and when lower in its history, or the reverse",
-                    hint="leave the task out of the history, or name the two metrics apart",
-                )
-    return list(up), list(up.values())
-
-
-def _metrics(tasks: Sequence[str], matrices: Sequence[ScoreMatrix]) -> list[str]:
-    """The metric of each task, as the first matrix that has the task calls it."""
-    named: dict[str, str] = {}
-    for matrix in matrices:
-        for task, metric in zip(matrix.tasks, matrix.metrics, strict=True):
-            named.setdefault(task, metric.name)
-    return [named[task] for task in tasks]
+def _metrics(matrices: Sequence[ScoreMatrix]) -> dict[str, Metric]:
+    """The metric of each task, as the first matrix that has it says; all must agree on its direction."""
+    found: dict[str, Metric] = {}
+    for task, metric in (cell for m in matrices for cell in zip(m.tasks, m.metrics, strict=True)):
+        if found.setdefault(task, metric).higher_is_better != metric.higher_is_better:
+            raise InputError(
+                f"{task} is better when higher in the study and when lower in its history, or the reverse",
+                hint="leave the task out of the history, or name the two metrics apart",
+            )
+    return found
 
 
 def _scale(links: Links, z: Floats, level: Floats, ability: Floats) -> Scale:

@@ -62,33 +62,17 @@ class Aggregate(Finding):
             (self.models[k], float(self.scores[k, 0]), *map(float, self.ranks[k]))
             for k in np.argsort(self.ranks[:, 0], kind="stable")
         ]
-        loose: list[tuple[Cell, ...]] = [
-            (
-                task,
-                *(
-                    cell
-                    for first, tau in zip(self.winners, self.tau, strict=True)
-                    for cell in (first[j], float(tau[j]))
-                ),
-            )
-            for j, task in enumerate(self.tasks)
-        ]
+        loose: list[tuple[Cell, ...]] = []
+        for j, task in enumerate(self.tasks):
+            pairs = zip((first[j] for first in self.winners), self.tau[:, j].tolist(), strict=True)
+            loose.append((task, *(cell for pair in pairs for cell in pair)))
         heads = ("without", *(head for method in self.methods for head in (f"first by {method}", "τ")))
+        title = f"Aggregate ranking ({self.protocol.label}, {len(self.models)} models × {len(self.tasks)} tasks)"
+        columns = ("model", self.methods[0], *(f"rank by {m}" for m in self.methods))
+        note = f"With all tasks: {', '.join(f'{o[0]} ({m})' for m in self.methods if (o := self.order(m)))}."
         return [
-            Table(
-                f"Aggregate ranking ({self.protocol.label}, {len(self.models)} models × {len(self.tasks)} tasks)",
-                ("model", self.methods[0], *(f"rank by {m}" for m in self.methods)),
-                tuple(rows),
-                note="Intervals are those of the overall ranking.",
-                digits=1,
-            ),
-            Table(
-                f"The ranking without each task ({self.protocol.label})",
-                heads,
-                tuple(loose),
-                note=f"With all tasks: {', '.join(f'{o[0]} ({m})' for m in self.methods if (o := self.order(m)))}.",
-                digits=2,
-            ),
+            Table(title, columns, tuple(rows), note="Intervals are those of the overall ranking.", digits=1),
+            Table(f"The ranking without each task ({self.protocol.label})", heads, tuple(loose), note, digits=2),
         ]
 
     def charts(self) -> Sequence[Chart]:
@@ -212,14 +196,9 @@ class RankIntervals(Finding):
             (self.models[k], float(mean[k]), float(best[k]), float(worst[k]), int((self.best[k] == 1).sum()))
             for k in np.argsort(mean, kind="stable")  # NaN last
         ]
-        return [
-            Table(
-                f"Rank intervals, mean over {len(self.tasks)} tasks ({self.protocol.label}, {self.level:.0%}, {kind})",
-                ("model", "mean rank", "best possible", "worst possible", "tasks where it may be first"),
-                tuple(rows),
-                digits=1,
-            )
-        ]
+        title = f"Rank intervals, mean over {len(self.tasks)} tasks ({self.protocol.label}, {self.level:.0%}, {kind})"
+        columns = ("model", "mean rank", "best possible", "worst possible", "tasks where it may be first")
+        return [Table(title, columns, tuple(rows), digits=1)]
 
     def charts(self) -> Sequence[Chart]:
         """Return the mean intervals as a chart, best model first."""
@@ -379,15 +358,12 @@ def find_task_curve(
         other[split] = _taus(values[~inside], order)
         plain[split] = _taus(values[~inside], rng.permutation(count))
     final = choose_tasks(values, price)
-    low, high = np.nanquantile(other, [0.1, 0.9], axis=0)
+    mean, (low, high) = np.nanmean(other, axis=0), np.nanquantile(other, [0.1, 0.9], axis=0)
     return TaskCurve(
         protocol=whole.protocol,
         tasks=tuple(whole.tasks[t] for t in final),
         cost=tuple((np.cumsum(price[final]) / price.sum()).tolist()),
-        held_out=tuple(
-            Interval(float(m), float(a), float(b), 0.8)
-            for m, a, b in zip(np.nanmean(other, axis=0), low, high, strict=True)
-        ),
+        held_out=tuple(Interval(*three, 0.8) for three in zip(mean.tolist(), low.tolist(), high.tolist(), strict=True)),
         seen=tuple(np.nanmean(seen, axis=0).tolist()),
         any_subset=tuple(np.nanmean(plain, axis=0).tolist()),
     )

@@ -110,21 +110,19 @@ class Scoreboard(Finding):
         if not self.tasks or not shown:
             return []
         ends = [k for k, p in enumerate(self.protocols) if p in (self.before, self.protocol)]
+        places, names = tuple(float(k + 1) for k in range(len(shown))), tuple(s.model for s in shown)
+        points = []
+        for k in ends:
+            scores = [score for s in shown if (score := s.scores[k]) is not None]
+            value, low, high = (tuple(getattr(score, part) for score in scores) for part in ("value", "low", "high"))
+            reach = (low, high) if all(map(math.isfinite, low)) else ()
+            points.append(Points(self.protocols[k].label, places, value, names, *reach))
         return [
             Plot(
-                name="scoreboard",
-                title=self._title(),
-                caption=f"{self._notes()[0]} Models by rank over all tasks ({self.protocol.label}).",
-                points=tuple(
-                    Points(
-                        self.protocols[k].label,
-                        tuple(float(place) for place in range(1, len(shown) + 1)),
-                        tuple(s.scores[k].value for s in shown),  # type: ignore[union-attr]
-                        tuple(s.model for s in shown),
-                        *_bounds([s.scores[k] for s in shown]),
-                    )
-                    for k in ends
-                ),
+                "scoreboard",
+                self._title(),
+                f"{self._notes()[0]} Models by rank over all tasks ({self.protocol.label}).",
+                points=tuple(points),
                 x_label="model, by rank",
                 y_label=self._mean(),
                 joined=True,
@@ -142,19 +140,18 @@ class Scoreboard(Finding):
         return mean[:1].upper() + mean[1:]
 
     def _notes(self) -> list[str]:
-        parts = []
+        """Say what the scores are means of, what ± is, and how the ranks are made."""
         level = f"{100 * self.ranking.level:.0f} %"
         known = any(score is not None and math.isfinite(score.low) for s in self.standings for score in s.scores)
         errors = f"± is the half-width of the {level} interval of test noise." if known else ""
-        if len(self.tasks) > 1:
+        parts = [errors] if known else []
+        if not self.tasks:
+            parts = ["No task has a score of every model, so there is no mean to compare."]
+        elif len(self.tasks) > 1:
             part = f" of {len(self.ranking.tasks)}" if len(self.tasks) < len(self.ranking.tasks) else ""
             lacking = sum(all(score is None for score in s.scores) for s in self.standings)
             who = "all models have" if not lacking else f"{len(self.standings) - lacking} models have"
-            parts.append(f"Means over the {len(self.tasks)}{part} tasks that {who}{'; ' if known else '.'}{errors}")
-        elif self.tasks:
-            parts += [errors] if known else []
-        else:
-            parts.append("No task has a score of every model, so there is no mean to compare.")
+            parts = [f"Means over the {len(self.tasks)}{part} tasks that {who}{'; ' if known else '.'}{errors}"]
         if len(self.standings) > 1:
             how = f"Ranks are by {self.protocol.label}, by the {NAMES[self.ranking.method]}: {self.ranking.reason}."
             parts.append(f"{how} In brackets: the {level} interval." if self.ranking.known else how)
@@ -292,10 +289,3 @@ def _intervals(models: Sequence[str], values: Floats, errors: Floats, level: flo
         for m, v, e in zip(models, values.tolist(), errors.tolist(), strict=True)
         if math.isfinite(v)
     }
-
-
-def _bounds(scores: Sequence[Interval | None]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    known = [s for s in scores if s is not None and math.isfinite(s.low)]
-    if len(known) < len(scores):
-        return (), ()
-    return tuple(s.low for s in known), tuple(s.high for s in known)

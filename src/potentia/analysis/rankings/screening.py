@@ -72,15 +72,13 @@ class Screening(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return the flags, then the measures of every task."""
-        measures: tuple[tuple[Cell, ...], ...] = tuple(
-            (
-                task,
-                None if np.isnan(self.train_examples[k]) else int(self.train_examples[k]),
-                *(float(m[k]) for m in (self.not_improved, self.agreement, self.best, self.resolved)),
-                ", ".join(f.reason for f in self.flags if f.task == task) or "–",
-            )
-            for k, task in enumerate(self.tasks)
-        )
+        measures: list[tuple[Cell, ...]] = []
+        for k, task in enumerate(self.tasks):
+            train = None if np.isnan(self.train_examples[k]) else int(self.train_examples[k])
+            each = (float(m[k]) for m in (self.not_improved, self.agreement, self.best, self.resolved))
+            measures.append((task, train, *each, ", ".join(f.reason for f in self.flags if f.task == task) or "–"))
+        columns = ("task", "train", "not improved", "τ with the others", "best score", "resolved pairs", "flags")
+        note = "Not improved: share of models that tuning left no better. τ: with the mean of the other tasks."
         return [
             Table(
                 f"Screening: {len(self.flagged)} of {len(self.tasks)} tasks flagged",
@@ -88,13 +86,7 @@ class Screening(Finding):
                 tuple((f.task, f.reason, f.evidence, f.suggestion) for f in self.flags),
                 note="Leave flagged tasks out with --exclude-flagged." if self.flags else "No task is flagged.",
             ),
-            Table(
-                "Screening: measures",
-                ("task", "train", "not improved", "τ with the others", "best score", "resolved pairs", "flags"),
-                measures,
-                note="Not improved: share of models that tuning left no better. τ: with the mean of the other tasks.",
-                digits=2,
-            ),
+            Table("Screening: measures", columns, tuple(measures), note, digits=2),
         ]
 
     def charts(self) -> Sequence[Chart]:
@@ -139,25 +131,32 @@ def screen(
     best = np.fmax.reduce(final.oriented(), axis=0) * np.where(up, 1.0, -1.0)
     flags: list[Flag] = []
     for k, task in enumerate(tasks):
-        found: dict[str, str] = {}  # reason → evidence
-        if train[k] < TRAIN_EXAMPLES:
-            found["few training examples"] = f"{train[k]:.0f} training examples, under {TRAIN_EXAMPLES:,}"
-        if not_improved[k] > NOT_IMPROVED:
-            found["no improvement after tuning"] = f"{not_improved[k]:.0%} of models no better, over {NOT_IMPROVED:.0%}"
-        if unrelated[k] > UNRELATED:
-            with_others = f"τ {agreement[k]:.2f} with the mean of the other tasks (p = {unrelated[k]:.2f})"
-            found["does not rank as the others"] = with_others
         values = final.values[np.isfinite(final.values[:, k]), k]
-        if up[k] and len(values) and CEILING <= np.median(values) <= best[k] <= 1.0:
-            found["ceiling"] = f"half of the models score {np.median(values):.3f} or more"
-        floor = (chance or {}).get(task, 0.0)
-        if up[k] and (share := _at_floor(final, k, floor)) > 0.5:
-            found["floor"] = f"{share:.0%} of models are within two standard errors of chance ({floor:.2f})"
-        if resolved[k] < RESOLVED and len(values) >= FEW_MODELS:
-            found["test split too small"] = (
-                f"{resolved[k]:.0%} of model pairs differ significantly, under {RESOLVED:.0%}"
-            )
-        flags += [Flag(task, reason, evidence, SUGGESTIONS[reason]) for reason, evidence in found.items()]
+        middle, floor = float(np.median(values)) if len(values) else np.nan, (chance or {}).get(task, 0.0)
+        low = _at_floor(final, k, floor)
+        evidence = {
+            "few training examples": (
+                train[k] < TRAIN_EXAMPLES, f"{train[k]:.0f} training examples, under {TRAIN_EXAMPLES:,}"
+            ),
+            "no improvement after tuning": (
+                not_improved[k] > NOT_IMPROVED, f"{not_improved[k]:.0%} of models no better, over {NOT_IMPROVED:.0%}"
+            ),
+            "does not rank as the others": (
+                unrelated[k] > UNRELATED,
+                f"τ {agreement[k]:.2f} with the mean of the other tasks (p = {unrelated[k]:.2f})",
+            ),
+            "ceiling": (
+                up[k] and CEILING <= middle <= best[k] <= 1.0, f"half of the models score {middle:.3f} or more"
+            ),
+            "floor": (
+                up[k] and low > 0.5, f"{low:.0%} of models are within two standard errors of chance ({floor:.2f})"
+            ),
+            "test split too small": (
+                resolved[k] < RESOLVED and len(values) >= FEW_MODELS,
+                f"{resolved[k]:.0%} of model pairs differ significantly, under {RESOLVED:.0%}",
+            ),
+        }  # fmt: skip
+        flags += [Flag(task, why, told, SUGGESTIONS[why]) for why, (found, told) in evidence.items() if found]
     return Screening(final.protocol, tasks, tuple(flags), train, not_improved, agreement, unrelated, best, resolved)
 
 

@@ -173,16 +173,16 @@ def _given(model: str, cells: Sequence[tuple[str, Mapping[str, Any]]], matrix: S
     spread = [float(one["spread"]) for one in chosen if one.get("spread") is not None]
     parts = dict.fromkeys(name for one in chosen for name in one.get("target_modules") or ())
     return Given(
-        model,
-        len(chosen),
-        _median([one["trainable"] for one in chosen]),
-        tuple(parts),
-        _median([one["tokens"] for one in chosen]),
-        _median([one["updates"] for one in chosen]),
-        tuple(sorted(one["learning_rate"] for one in chosen if one.get("learning_rate"))),
-        {doubt: sum(one["search"] == doubt for one in chosen) for doubt in DOUBTS},
-        _median(spread),
-        _median(noise),
+        model=model,
+        cells=len(chosen),
+        trainable=_median([one["trainable"] for one in chosen]),
+        parts=tuple(parts),
+        tokens=_median([one["tokens"] for one in chosen]),
+        updates=_median([one["updates"] for one in chosen]),
+        rates=tuple(sorted(one["learning_rate"] for one in chosen if one.get("learning_rate"))),
+        doubts={doubt: sum(one["search"] == doubt for one in chosen) for doubt in DOUBTS},
+        seed_spread=_median(spread),
+        noise=_median(noise),
     )
 
 
@@ -190,13 +190,11 @@ def _moved(matrix: ScoreMatrix, cells: Chosen) -> tuple[str, ...]:
     """Return the models whose place by mean standardised score changes where doubtful cells are left out."""
     values = matrix.oriented()
     with np.errstate(all="ignore"):
-        scale = np.nanstd(values, axis=0)
-        z = (values - np.nanmean(values, axis=0)) / np.where(scale > 0, scale, np.nan)
+        z = (values - np.nanmean(values, axis=0)) / np.nanstd(values, axis=0)
+    z = np.where(np.isfinite(z), z, np.nan)
     sure = z.copy()
-    for model, own in cells.items():
-        for task, selection in own:
-            if selection.get("may_have_more"):
-                sure[matrix.models.index(model), matrix.tasks.index(task)] = np.nan
+    for model, task in ((m, task) for m, own in cells.items() for task, one in own if one.get("may_have_more")):
+        sure[matrix.models.index(model), matrix.tasks.index(task)] = np.nan
     whole, left = (rankdata(-nan_mean(one), method="min", nan_policy="omit") for one in (z, sure))
     return tuple(m for k, m in enumerate(matrix.models) if np.isfinite(left[k]) and left[k] != whole[k])
 
@@ -210,9 +208,8 @@ def _spread(rates: Sequence[float]) -> str:
     """Say the median rate, and the range around it where there is one."""
     if not rates:
         return "–"
-    middle = f"{float(np.median(rates)):.0e}".replace("e-0", "e-")
-    ends = [f"{rate:.0e}".replace("e-0", "e-") for rate in (rates[0], rates[-1])]
-    return middle if ends[0] == ends[1] else f"{middle} ({ends[0]} … {ends[1]})"
+    middle, low, high = (f"{rate:.0e}".replace("e-0", "e-") for rate in (np.median(rates), rates[0], rates[-1]))
+    return middle if low == high else f"{middle} ({low} … {high})"
 
 
 SURE = 1.96
@@ -277,20 +274,14 @@ class Elicitation(Finding):
             told = tuple((*row[:4], row[3] - row[2], *row[4:]) for row in self._differences())
             return [Table(title, columns, told, note)]
         names = [self.recipe, *(way.name for way in self.ways)]
-        summary = Table(
-            "Is the recipe enough?",
-            ("way", "gain", "±", "τ with the recipe", "pairs told apart", "ordered otherwise"),
-            tuple(
-                (w.name, w.gain, SURE * w.gain_error, None if np.isnan(w.tau) else w.tau, w.pairs, len(w.turned))
-                for w in self.ways
-            ),
-            note,
-        )
+        columns = ("way", "gain", "±", "τ with the recipe", "pairs told apart", "ordered otherwise")
+        ways = tuple((w.name, w.gain, SURE * w.gain_error, w.tau, w.pairs, len(w.turned)) for w in self.ways)
         rows: list[tuple[Cell, ...]] = [
             (model, task, *(self.scores[name][i][j] for name in names))
             for i, model in enumerate(self.models)
             for j, task in enumerate(self.tasks)
         ]
+        summary = Table("Is the recipe enough?", columns, ways, note)
         return [summary, Table("Scores", ("model", "task", *names), tuple(rows))]
 
 
