@@ -62,7 +62,7 @@ def test_an_undecided_pair_is_told_what_would_decide():
     matrix = ScoreMatrix.build(["a", "b"], ["t"], [[0.52], [0.50]], stderr=[[0.02], [0.02]], protocol="direct")
     (sentence,) = find_pair(Evidence.of(matrix), "a", "b").sentences()
     assert "not sure" in sentence
-    assert "About 9,300 more test documents" in sentence  # 625, by the errors, times (2.8 × 0.0283 / 0.02)² less one
+    assert "about 9,300 more test documents" in sentence  # 625, by the errors, times (2.8 × 0.0283 / 0.02)² less one
 
 
 def test_the_command_shows_documents(potentia, store):

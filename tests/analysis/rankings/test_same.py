@@ -42,7 +42,7 @@ def test_doubtful_cells_are_counted_and_the_ranking_that_leans_on_them_is_named(
     (own,) = [one for one in found.given if one.model == "a"]
     assert (own.trainable, own.tokens, own.updates, own.doubts["at the bound"]) == (1000, 9000, 200, 1)
     said = " ".join(found.sentences())
-    assert "Not the same layers were tuned in all models: all-linear; q_proj, v_proj." in said
+    assert "The tuned layers are not the same in all models: all-linear; q_proj, v_proj." in said
     assert "1 of 9 tuned cells may have more in them: 1 at the bound." in said
     assert set(found.moved) == {"a", "b"}, "b leads over all tasks; without a's doubtful cell a does"
     (table,) = found.tables()
@@ -52,5 +52,5 @@ def test_doubtful_cells_are_counted_and_the_ranking_that_leans_on_them_is_named(
 
 def test_a_study_whose_searches_ended_inside_says_so(tmp_path: Path):
     found = find_rankings(evidence(tmp_path / "s.db")).same[TRAIN_BEFORE_TEST]
-    assert "In all 9 tuned cells the search ended inside what was searched." in found.sentences()
+    assert "In all 9 tuned cells the best setting lies inside what was searched." in found.sentences()
     assert not found.moved

@@ -154,7 +154,7 @@ def test_as_many_documents_as_it_says_find_the_difference_four_times_in_five():
     drawn = stream.binomial(size, p, size=(4000, 2)) / size
     z = (drawn[:, 0] - drawn[:, 1]) / np.sqrt((drawn * (1 - drawn)).sum(axis=1) / size)
     assert np.mean(z > norm.ppf(0.975)) == pytest.approx(0.8, abs=0.03)
-    assert f"About {missing.documents:,} more test documents would" in board.certainty()[-1]
+    assert f"about {missing.documents:,} more test documents would" in board.certainty()[-1]
     assert "other tasks" not in " ".join(board.certainty())
 
 

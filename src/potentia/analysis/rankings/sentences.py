@@ -74,7 +74,7 @@ def headline(ranking: Ranking) -> str:
     close = f"{_capital(listing(rivals)) if own else listing(rivals)} {'is' if len(rivals) == 1 else 'are'} close."
     if own:
         together = percent(sum(chance[m] for m in (ranking.first, *own)))
-        close += f" One of {listing([first, *(names[m] for m in own)])} is the best with {together}."
+        close += f" One of {listing([first, *(names[m] for m in own)])} is the best ({together})."
     return f"{first} is most likely the best of {models} {how} ({percent(chance[ranking.first])}, {where}). {close}"
 
 
@@ -95,7 +95,10 @@ def certainty(ranking: Ranking, lead: Lead | None, missing: Missing | None) -> l
         found.append(missing_sentence(missing))
     if ranking.apart:
         apart = listing(list(_names(ranking.apart).values()))
-        found.append(f"{apart} {_share(ranking.apart)} no task with the others, so there is no rank.")
+        one = len(ranking.apart) == 1
+        found.append(
+            f"{apart} {'shares' if one else 'share'} no task with the others and {'has' if one else 'have'} no rank."
+        )
     return found
 
 
@@ -105,16 +108,16 @@ def lead_sentence(lead: Lead) -> str:
     where = f"these {lead.tasks} tasks" if lead.tasks > 1 else "this task"
     gap = lead.difference
     if abs(gap.value) < 0.0005:
-        return f"On {where} {one} and {two} have the same score{_interval(gap)}."
+        return f"On {where} {one} and {two} have the same score{_interval(gap, ' of the difference')}."
     by = f"{abs(gap.value):.3f} {'more' if gap.value >= 0 else 'less'} than {two}"
     return f"On {where} {one} scores {by}{_interval(gap)}."
 
 
-def _interval(gap: Interval) -> str:
+def _interval(gap: Interval, of: str = "") -> str:
     if not math.isfinite(gap.low):
         return ""
     low, high = (gap.low, gap.high) if gap.value >= 0 else (-gap.high, -gap.low)
-    return f" ({100 * gap.level:.0f} % interval {low:.3f} to {high:.3f})"
+    return f" ({100 * gap.level:.0f} % interval{of} {low:.3f} to {high:.3f})"
 
 
 def missing_sentence(missing: Missing) -> str:
@@ -125,12 +128,12 @@ def missing_sentence(missing: Missing) -> str:
             amount = f"{count(missing.documents, 'more test document')}{' a task' if missing.several else ''}"
         else:
             amount = f"{missing.times:.2g} times as many test documents"
-        return f"About {amount} would separate {one} and {two} in four studies of five."
+        return f"If {one} and {two} differ as much as measured, about {amount} would show it in four studies of five."
     if missing.several:
         more = f"about {count(missing.tasks, 'more task')} would" if missing.tasks else "more tasks may"
         how = "lead on different tasks" if missing.opposed else "differ little on these tasks"
         return f"{one} and {two} {how}. More test documents will not separate them; {more}."
-    return f"{one} and {two} score alike. No affordable test would separate them."
+    return f"{one} and {two} score alike. Even 100 times as many test documents would not separate them."
 
 
 def pair_sentences(lead: Lead, protocol: Protocol, pairs: Sequence[TaskPair], missing: Missing | None) -> list[str]:
@@ -143,7 +146,7 @@ def pair_sentences(lead: Lead, protocol: Protocol, pairs: Sequence[TaskPair], mi
         scope = " on tasks like these" if lead.general else f" on {count(lead.tasks, 'task')}"
         first = f"{one} is better than {two} {how}{scope} ({percent(lead.chance)} sure). {lead_sentence(lead)}"
     else:
-        first = f"{one} is likelier the better one {how} ({percent(lead.chance)}), which is not sure. "
+        first = f"{one} may be better than {two} {how}, but that is not sure ({percent(lead.chance)}). "
         first += lead_sentence(lead)
         if missing is not None:
             first += f" {missing_sentence(missing)}"
@@ -205,10 +208,6 @@ def resolution_sentence(found: Significance | None) -> str | None:
 
 def _names(models: Sequence[str]) -> Mapping[str, str]:
     return dict(zip(models, short_names(models), strict=True))
-
-
-def _share(models: Sequence[str]) -> str:
-    return "shares" if len(models) == 1 else "share"
 
 
 def _capital(text: str) -> str:

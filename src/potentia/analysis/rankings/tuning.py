@@ -88,18 +88,15 @@ class SameForAll(Finding):
         parts = {one.parts for one in self.given}
         if len(parts) > 1:
             shown = "; ".join(sorted(", ".join(names) for names in parts))
-            said.append(f"Not the same layers were tuned in all models: {shown}.")
+            said.append(f"The tuned layers are not the same in all models: {shown}.")
         if self.doubtful:
             many = {doubt: sum(one.doubts[doubt] for one in self.given) for doubt in DOUBTS}
             listed = ", ".join(f"{count} {doubt}" for doubt, count in many.items() if count)
             said.append(f"{self.doubtful} of {self.cells} tuned cells may have more in them: {listed}.")
         else:
-            said.append(f"In all {self.cells} tuned cells the search ended inside what was searched.")
+            said.append(f"In all {self.cells} tuned cells the best setting lies inside what was searched.")
         if self.moved:
-            said.append(
-                "The ranking leans on cells that may have more in them: without them other places over all tasks for "
-                f"{', '.join(self.moved)}."
-            )
+            said.append(f"Without these cells, the rank over all tasks changes for {', '.join(self.moved)}.")
         if self.kept:
             said.append(
                 "A model that saw a test's form before the study keeps its advantage where it kept the untuned state; "
@@ -247,6 +244,7 @@ class Elicitation(Finding):
         for way in self.ways:
             told = f"{way.name}: {way.gain:+.3f} ± {SURE * way.gain_error:.3f} over the recipe"
             turned = f"{len(way.turned)} of {way.pairs} pairs that both tell apart are ordered otherwise"
+            turned = turned if way.pairs else "no pair is told apart by both"
             said.append(f"{told}; {turned}{': ' + '; '.join(way.turned) if way.turned else ''}.")
         return said
 
