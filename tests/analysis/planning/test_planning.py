@@ -147,6 +147,34 @@ def test_nobody_is_named_the_best_who_was_never_measured(world):
     assert [model for model, _ in plan.cells] == [tuned.models[best]] * int(np.ceil(MEASURED * len(tuned.tasks)))
 
 
+def test_nobody_is_named_the_best_before_its_rivals_are_measured(world):
+    """Found on published scores: 0.99 for the first, while the second, which is first, had one cell."""
+    tuned, direct = world
+    order = np.argsort(-mean_z(tuned.values))
+    seen = np.ones(tuned.shape, dtype=bool)
+    seen[order[1], 1:] = False
+    done = complete(hide(tuned, seen), direct=direct, facts=NOBODY, draws=400)
+    sure = replace(done, p_rank=np.eye(len(order))[np.argsort(order)], p_best=np.eye(len(order))[order[0]])
+    plan = choose_cells(sure, Costs(tuned.models, tuned.tasks, np.ones(tuned.shape)), confidence=0.9, top=1)
+    assert not plan.settled
+    assert {model for model, _ in plan.cells} == {tuned.models[order[1]]}
+
+
+def test_what_the_tests_cannot_tell_is_not_settled(world):
+    """A finished table orders all models; whether the first is the best, its test noise may still hide."""
+    tuned, direct = world
+    costs = Costs(tuned.models, tuned.tasks, np.ones(tuned.shape))
+    exact, noisy = (
+        complete(replace(tuned, stderr=np.full(tuned.shape, error)), direct=direct, facts=NOBODY, draws=400)
+        for error in (0.0, 0.3)
+    )
+    assert exact.p_best.max() == 1.0
+    assert choose_cells(exact, costs, confidence=0.9, top=1).settled
+    assert noisy.p_best.max() < 0.9
+    assert not choose_cells(noisy, costs, confidence=0.9, top=1).settled
+    assert noisy.agreement.low == 1.0  # the ranking of the table itself is what it is
+
+
 def test_expected_misorder_is_what_simulation_finds():
     rng = np.random.default_rng(0)
     gap, variance, explained = 0.4, 1.0, 0.7

@@ -36,7 +36,8 @@ from potentia.values.findings import Cell, Finding, Interval, Table
 from potentia.values.scores import Floats
 
 FORECASTS = 400  # simulated studies behind a forecast
-MAYBE, MEASURED = 0.01, 0.25  # who is in the top so likely is measured on this share of the tasks before a stop
+# Who is in the top at least so likely, and the next two in any case, is measured on this share of the tasks before a stop.
+MAYBE, RIVALS, MEASURED = 0.01, 2, 0.25
 
 
 @dataclass(frozen=True)
@@ -201,12 +202,16 @@ def _named(completion: Completion, top: int) -> float:
 def _untested(completion: Completion, top: int | None) -> npt.NDArray[np.int_]:
     """How many tasks more each model has to be measured on before a run may name the top: (models,).
 
-    What is said of a model that was never tuned rests on its relatives and its direct scores, and it may be unlike.
+    What is said of a model that was never tuned rests on its relatives and its direct scores, and it may be unlike; so
+    may the first rivals, however unlikely they seem by then.
     """
     if top is None:
         return np.zeros(len(completion.models), dtype=int)
+    chance = completion.p_top(top)
+    asked = chance >= MAYBE
+    asked[np.lexsort((-completion.aggregate, -chance))[: top + RIVALS]] = True
     lacking = math.ceil(MEASURED * len(completion.tasks)) - completion.measured.sum(axis=1)
-    return np.where(completion.p_top(top) >= MAYBE, np.maximum(lacking, 0), 0)
+    return np.where(asked, np.maximum(lacking, 0), 0)
 
 
 def _prices(completion: Completion, costs: Costs) -> Floats:
