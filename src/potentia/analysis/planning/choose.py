@@ -36,7 +36,7 @@ from potentia.values.findings import Cell, Finding, Interval, Table
 from potentia.values.scores import Floats
 
 FORECASTS = 400  # simulated studies behind a forecast
-# Who is in the top at least so likely, and so many rivals in any case, is measured on this share of tasks before a stop.
+# Who is in the top so likely, and so many rivals in any case, is measured on this share of the tasks before a stop.
 MAYBE, RIVALS, MEASURED = 0.01, 2, 0.25
 
 
