@@ -17,7 +17,7 @@ from potentia.analysis.rankings.groups import (
     bin_order,
     size_bins,
 )
-from potentia.analysis.stats.bootstrap import Units, interval, item_values, noisy_values, pair_mean, row_draws
+from potentia.analysis.stats.bootstrap import Units, interval, item_values, pair_mean, row_draws
 from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.analysis.stats.significance import items_per_task, tau_b_matrix
 from potentia.errors import InputError
@@ -187,7 +187,7 @@ def test_noise_has_the_size_of_the_errors_and_the_items():
     items = (rng.random((6, 400)) < 0.7).astype(float)
     stderr = items.std(axis=1, ddof=1) / np.sqrt(400)
     matrix = ScoreMatrix.build([f"m{i}" for i in range(6)], ["t"], items.mean(axis=1), stderr=stderr)
-    by_error = noisy_values(matrix, 4000, np.random.default_rng(1))[:, :, 0]
+    by_error = item_values(matrix, {}, 4000, np.random.default_rng(1))[:, :, 0]
     by_items = item_values(matrix, {"t": items}, 4000, np.random.default_rng(1))[:, :, 0]
     np.testing.assert_allclose(by_error.std(axis=0), stderr, rtol=0.08)
     np.testing.assert_allclose(by_items.std(axis=0), stderr, rtol=0.08)

@@ -213,11 +213,11 @@ def rank_plot(
 ) -> Plot:
     """Draw ranks with their intervals, best model first."""
     order = [int(k) for k in np.argsort(rank, kind="stable") if np.isfinite(rank[k])]
-    y, bottom, top = (tuple(x[order].tolist()) for x in (rank, low, high))
+    middle, bottom, top = (tuple(x[order].tolist()) for x in (rank, low, high))
     places, names = tuple(float(k + 1) for k in range(len(order))), tuple(models[k] for k in order)
-    points = (Points("rank", places, y, names, bottom, top),)
-    axes = {"x_label": "model, by rank", "y_label": "rank (1 is best)"}
-    return Plot(name, title, caption, points, group=group, **axes)
+    points = (Points("rank", places, middle, names, bottom, top),)
+    x, y = "model, by rank", "rank (1 is best)"
+    return Plot(name, title, caption, points, x_label=x, y_label=y, group=group)
 
 
 def rank_intervals(

@@ -69,11 +69,11 @@ class Agreement(Finding):
         what = f"{NAMES[self.method]}, {self.protocol.label}, {self.models} models × {len(self.tasks)} tasks"
         rows: list[tuple[Cell, ...]] = [(f"over {s}", self.mean, i.low, i.high) for s, i in self.intervals.items()]
         order = np.argsort([i.value for i in self.per_task], kind="stable")
-        each = tuple((self.tasks[k], *three(self.per_task[k])) for k in order)
+        each: list[tuple[Cell, ...]] = [(self.tasks[k], *three(self.per_task[k])) for k in order]
         title, over = f"Mean agreement of each task with the others ({what})", f"Intervals: bootstrap over {self.over}."
         tables = [
             Table(f"Mean agreement over pairs of tasks ({what})", ("interval", "mean", "low", "high"), tuple(rows)),
-            Table(title, ("task", "mean", "low", "high"), each, over),
+            Table(title, ("task", "mean", "low", "high"), tuple(each), over),
         ]
         if self.categories:
             cells = tuple((c, *map(float, row)) for c, row in zip(self.categories, self.by_category, strict=True))

@@ -219,7 +219,8 @@ class ComputeFit(Finding):
         points = []
         for family in sorted(set(self.families)):
             rows = [k for k, f in enumerate(self.families) if f == family]
-            points.append(Points(family, *(tuple(of[k] for k in rows) for of in (self.flops, self.pc1, self.models))))
+            x, y = (tuple(of[k] for k in rows) for of in (self.flops, self.pc1))
+            points.append(Points(family, x, y, tuple(self.models[k] for k in rows)))
         return [
             Plot(
                 f"compute-{self.protocol}",

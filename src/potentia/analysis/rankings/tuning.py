@@ -268,9 +268,9 @@ class Elicitation(Finding):
         note = " ".join(self.sentences())
         if len(self.models) == 1:
             title = f"Has {self.models[0]} more in it than the recipe brings out?"
-            columns = ("task", "way", self.recipe, "score", "difference", "low", "high")
+            heads = ("task", "way", self.recipe, "score", "difference", "low", "high")
             told = tuple((*row[:4], row[3] - row[2], *row[4:]) for row in self._differences())
-            return [Table(title, columns, told, note)]
+            return [Table(title, heads, told, note)]
         names = [self.recipe, *(way.name for way in self.ways)]
         columns = ("way", "gain", "±", "τ with the recipe", "pairs told apart", "ordered otherwise")
         ways = tuple((w.name, w.gain, SURE * w.gain_error, w.tau, w.pairs, len(w.turned)) for w in self.ways)

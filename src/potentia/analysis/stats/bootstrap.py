@@ -7,12 +7,8 @@ families are drawn: 61 models of six families are not 61 independent ones, and a
 (i, j) by w_i·w_j. *Noise*: every score is drawn again, from a normal with its standard error, or, where the items are
 stored, by drawing the items of each task (the same items for all models).
 
-Kendall's tau of many noisy copies of the same scores, and the interval that they give.
-
-Scores are measured on a sample of items, so a tau between scores and anything else has an uncertainty. The parametric
-bootstrap draws every score again from a normal law with its standard error and computes tau each time. Drawing adds
-noise to scores that are noisy already and so pulls tau towards zero; the interval therefore also takes the draws'
-spread around *their* mean and puts it around the observed value, and reaches as far as either does.
+Noise is drawn on scores that are noisy already, which pulls tau towards zero; ``tau_interval`` therefore also takes the
+draws' spread around *their* mean, puts it around the observed value, and reaches as far as either does.
 """
 
 from __future__ import annotations
@@ -51,15 +47,6 @@ class Units:
         labels = {self.of.get(model, model) for model in models}
         return self.name if LEAST_UNITS <= len(labels) < len(models) else MODELS.name
 
-    def draws(self, models: Sequence[str], resamples: int, seed: int) -> Floats:
-        """How often each model counts in each resample: (resamples, models)."""
-        rng = np.random.default_rng(seed)
-        if self.over(models) == MODELS.name:
-            return row_draws(len(models), resamples, rng)
-        labels = [self.of.get(model, model) for model in models]
-        place = {label: k for k, label in enumerate(dict.fromkeys(labels))}
-        return row_draws(len(place), resamples, rng)[:, [place[label] for label in labels]]
-
 
 class How(TypedDict, total=False):
     """How intervals are made, as every analysis that has some is told: the fields of ``Sampling``."""
@@ -87,11 +74,16 @@ class Sampling:
 
     def draws(self, models: Sequence[str]) -> Floats:
         """How often each model counts in each resample: (resamples, models)."""
-        return self.units.draws(models, self.resamples, self.seed)
+        rng = np.random.default_rng(self.seed)
+        if self.units.over(models) == MODELS.name:
+            return row_draws(len(models), self.resamples, rng)
+        labels = [self.units.of.get(model, model) for model in models]
+        place = {label: k for k, label in enumerate(dict.fromkeys(labels))}
+        return row_draws(len(place), self.resamples, rng)[:, [place[label] for label in labels]]
 
-    def interval(self, value: float, draws: npt.ArrayLike, *, centred: bool = False) -> Interval:
+    def interval(self, value: float, draws: npt.ArrayLike) -> Interval:
         """Percentile interval of draws."""
-        return interval(value, draws, level=self.level, centred=centred)
+        return interval(value, draws, level=self.level)
 
 
 def with_copies(families: Mapping[str, str], matrix: ScoreMatrix) -> dict[str, str]:
@@ -116,23 +108,15 @@ def with_copies(families: Mapping[str, str], matrix: ScoreMatrix) -> dict[str, s
     return found
 
 
-def noisy_values(matrix: ScoreMatrix, resamples: int, rng: np.random.Generator) -> Floats:
-    """Scores, higher is better, as other runs of the same tests could have given them: (resamples, models, tasks).
-
-    A score with an unknown standard error stays as it is.
-    """
-    return redraw(matrix.oriented(), matrix.stderr, resamples, rng)
-
-
 def item_values(
     matrix: ScoreMatrix, items: Mapping[str, npt.ArrayLike], resamples: int, rng: np.random.Generator
 ) -> Floats:
-    """Like ``noisy_values``, from stored items: ``items[task]`` is (models, items) of per-item values.
+    """Scores, higher is better, as other runs of the same tests could have given them: (resamples, models, tasks).
 
-    All models answer the same drawn items, which keeps the differences between models as sharp as they are. Tasks
-    without items fall back on their standard errors.
+    From stored items, where ``items[task]`` is (models, items) of per-item values: all models answer the same drawn
+    items, which keeps the differences between models as sharp as they are. Else from the standard errors.
     """
-    values = noisy_values(matrix, resamples, rng)
+    values = redraw(matrix.oriented(), matrix.stderr, resamples, rng)
     sign = np.where(np.asarray(matrix.higher_is_better, dtype=bool), 1.0, -1.0)
     for column, task in enumerate(matrix.tasks):
         if task in items:
@@ -169,13 +153,9 @@ def interval(value: float, draws: npt.ArrayLike, *, level: float = LEVEL, centre
     return Interval(float(value), float(low + shift), float(high + shift), level)
 
 
-def intervals(
-    values: npt.ArrayLike, draws: npt.ArrayLike, *, level: float = LEVEL, centred: bool = False
-) -> tuple[Interval, ...]:
+def intervals(values: Floats, draws: Floats, *, level: float = LEVEL) -> tuple[Interval, ...]:
     """One interval per entry of ``values``; ``draws`` is (resamples, entries)."""
-    columns = np.asarray(draws, dtype=np.float64)
-    flat = np.asarray(values, dtype=np.float64)
-    return tuple(interval(v, columns[:, k], level=level, centred=centred) for k, v in enumerate(flat))
+    return tuple(interval(value, draws[:, k], level=level) for k, value in enumerate(values))
 
 
 @dataclass(frozen=True)
