@@ -76,9 +76,10 @@ class Agreement(Finding):
             Table(title, ("task", "mean", "low", "high"), tuple(each), over),
         ]
         if self.categories:
-            cells = tuple((c, *map(float, row)) for c, row in zip(self.categories, self.by_category, strict=True))
+            named = zip(self.categories, self.by_category.tolist(), strict=True)
+            cells: list[tuple[Cell, ...]] = [(category, *row) for category, row in named]
             note = "The diagonal is agreement within a category, over distinct tasks."
-            tables.append(Table(f"Agreement by category ({what})", ("category", *self.categories), cells, note))
+            tables.append(Table(f"Agreement by category ({what})", ("category", *self.categories), tuple(cells), note))
         return tables
 
     def charts(self) -> Sequence[Chart]:
