@@ -6,7 +6,7 @@ lanes are trained by the judge itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -65,52 +65,43 @@ def _plain_adapters(bank: AdapterBank, leaves: Sequence[Tensor], row: Lesson) ->
                 name, parameter = bank.stacked_at[site.index]
                 stack.enter_context(_stacked(modules[name], parameter, site, a, b))
             else:
-                hook = _Hook(bank, site, a, b, row)
-                if bank.lora.kind == "dora":
-                    hook = _DoraHook(bank, site, a, b, row, bank.magnitudes(leaf[None], alone)[0])
-                stack.callback(modules[site.name].register_forward_hook(hook).remove)
+                m = bank.magnitudes(leaf[None], alone)[0] if bank.lora.kind == "dora" else None
+                stack.callback(modules[site.name].register_forward_hook(_hook(bank, site, a, b, m, row)).remove)
         yield
 
 
-class _Hook:
-    """Adds a layer's adapter to its output."""
+def _hook(
+    bank: AdapterBank, site: Site, a: Tensor, b: Tensor, m: Tensor | None, row: Lesson
+) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]:
+    """Return a hook that adds a layer's adapter to its output: s · x A B, where x is dropped out.
 
-    def __init__(self, bank: AdapterBank, site: Site, a: Tensor, b: Tensor, row: Lesson) -> None:
-        self.bank, self.site, self.a, self.b, self.row = bank, site, a, b, row
-
-    def __call__(self, _: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
-        x: Tensor = inputs[0].to(self.bank.dtype)
-        a, b = (beside(part.to(x.dtype), x) for part in (self.a, self.b))
-        return out + self._share(self._dropped(x), a, b).to(out.dtype)
-
-    def _share(self, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        return x @ a @ b * self.site.scale
-
-    def _dropped(self, x: Tensor) -> Tensor:
-        p = self.bank.lora.dropout
-        if p == 0:
-            return x
-        row = self.row
-        seed, step, place = (np.array([value]) for value in (row.seed, row.step, row.place))
-        order = np.arange(x.numel() // x.shape[-1]) % len(row.ids)
-        keys = beside(torch.from_numpy(token_keys(seed, step, place, order)).to(self.bank.device), x)
-        return x * keep_mask(keys, self.site.index, x.shape[-1], p).view_as(x).to(x.dtype) / (1 - p)
-
-
-class _DoraHook(_Hook):
-    """Adds DoRA's adapter: (g − 1) · x W + g · s · x A B, where g = m / ‖W + s · A B‖."""
-
-    def __init__(self, bank: AdapterBank, site: Site, a: Tensor, b: Tensor, row: Lesson, m: Tensor) -> None:
-        super().__init__(bank, site, a, b, row)
-        weight = plain_weight(bank.model.get_submodule(site.name))
-        assert weight is not None
-        self.weight = weight
+    DoRA's, with m, is (g − 1) · x W + g · s · x A B, where g = m / ‖W + s · A B‖.
+    """
+    weight = plain_weight(bank.model.get_submodule(site.name)) if m is not None else None
+    gains: Tensor | None = None
+    if m is not None and weight is not None:
         norms = torch.linalg.norm(weight.float() + beside((a @ b).detach() * site.scale, weight), dim=0)
-        self.gains = beside(m, weight) / norms
+        gains = beside(m, weight) / norms
 
-    def _share(self, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        gains: Tensor = self.gains.to(x.dtype)
-        return (gains - 1) * (x @ self.weight) + gains * super()._share(x, a, b)
+    def add(_: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
+        x = _dropped(inputs[0].to(bank.dtype), bank, site, row)
+        share = x @ beside(a.to(x.dtype), x) @ beside(b.to(x.dtype), x) * site.scale
+        if gains is not None and weight is not None:
+            g = gains.to(x.dtype)
+            share = (g - 1) * (x @ weight) + g * share
+        return out + share.to(out.dtype)
+
+    return add
+
+
+def _dropped(x: Tensor, bank: AdapterBank, site: Site, row: Lesson) -> Tensor:
+    p = bank.lora.dropout
+    if p == 0:
+        return x
+    seed, step, place = (np.array([value]) for value in (row.seed, row.step, row.place))
+    order = np.arange(x.numel() // x.shape[-1]) % len(row.ids)
+    keys = beside(torch.from_numpy(token_keys(seed, step, place, order)).to(bank.device), x)
+    return x * keep_mask(keys, site.index, x.shape[-1], p).view_as(x).to(x.dtype) / (1 - p)
 
 
 @contextmanager

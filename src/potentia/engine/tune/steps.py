@@ -11,6 +11,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -118,8 +119,11 @@ HURRIED = 2e12
 
 
 @dataclass
-class _Shelf:
-    inputs: StaticInputs
+class _Piece:
+    """Work that runs operation by operation at first, which readies every kernel, and is captured the second time."""
+
+    inputs: StaticInputs | None = None
+    hurried: bool = False
     graph: torch.cuda.CUDAGraph | None = None
     uses: int = 0
 
@@ -127,9 +131,9 @@ class _Shelf:
 class StaticSteps:
     """Steps of lanes through static passes: a step of small lanes is hundreds of launches, a captured graph is one.
 
-    The first pass of a bucket runs operation by operation, which also readies every kernel; the second is captured
-    while it is queued, and from then on replayed. Graphs share one pool of memory, and those used longest ago are let
-    go. Where the arithmetic of a pass outlasts its launches, nothing is captured. Nothing here waits for the device.
+    The second pass of a bucket is captured while it is queued, and from then on replayed. Graphs share one pool of
+    memory, and those used longest ago are let go. Where the arithmetic of a pass outlasts its launches, nothing is
+    captured. Nothing here waits for the device.
     """
 
     def __init__(self, static: StaticPass, states: LaneStates) -> None:
@@ -140,13 +144,10 @@ class StaticSteps:
         self.grain = 1 << int(np.log2(np.clip(FILLED_FREE / self.parameters, GRAIN, MOST_FILLED)))
         self.capturing = self.device.type == "cuda"
         self.captured = self.replayed = 0
-        self._shelves: OrderedDict[Bucket, _Shelf] = OrderedDict()
+        self._passes: OrderedDict[Bucket, _Piece] = OrderedDict()
         self._pool: Any = None
         self._table = torch.zeros(self.bank.slots, COLUMNS, device=self.device)
-        self._update_graph: torch.cuda.CUDAGraph | None = None
-        self._updates = 0
-
-    # ---- gradients ------------------------------------------------------------------------------------------------
+        self._updating = _Piece()
 
     def gradients(self, rows: Sequence[Lesson], plan: PassPlan) -> None:
         """Add the gradients of one step of every lane into the bank, and its losses into the pass's."""
@@ -154,33 +155,52 @@ class StaticSteps:
             row = lay(chosen)
             worth = self.capturing and not plan.checkpointing and len(row.ids) * self.parameters < LAUNCH_BOUND
             bucket = Bucket.holding(len(row.ids), len(row.targets), self.bank.slots, few=worth, grain=self.grain)
-            shelf = self._shelf(bucket) if worth else _Shelf(StaticInputs.on(self.device, bucket))
-            send(row.filled(bucket), shelf.inputs.buffer)
             if worth:
-                self._run(shelf)
+                piece = self._pass(bucket)
+                assert piece.inputs is not None
+                send(row.filled(bucket), piece.inputs.buffer)
+                self._run(piece, partial(self.static, piece.inputs))
             else:
-                self.static(shelf.inputs, recompute=plan.checkpointing)
+                inputs = StaticInputs.on(self.device, bucket)
+                send(row.filled(bucket), inputs.buffer)
+                self.static(inputs, recompute=plan.checkpointing)
 
-    def _shelf(self, bucket: Bucket) -> _Shelf:
-        if bucket not in self._shelves:
-            while len(self._shelves) >= MOST_GRAPHS:
-                self._shelves.popitem(last=False)
-            self._shelves[bucket] = _Shelf(StaticInputs.on(self.device, bucket))
-        self._shelves.move_to_end(bucket)
-        return self._shelves[bucket]
+    def update(self, table: Table) -> None:
+        """Update the lanes that ``table`` (slots, 11) names, by the gradients added since the last update."""
+        send(table, self._table)
+        self._run(self._updating, self._update)
 
-    def _run(self, shelf: _Shelf) -> None:
-        if shelf.graph is None and shelf.uses > 0 and self.capturing:
-            hurried = shelf.inputs.bucket.tokens * self.parameters < HURRIED
-            shelf.graph = self._capture(lambda: self.static(shelf.inputs), hurried=hurried)
-        shelf.uses += 1
-        if shelf.graph is None:
-            self.static(shelf.inputs)
+    def _update(self) -> None:
+        apply_update(self.bank, self.states, self.losses, self._table)
+        self.losses.zero_()
+
+    def clear(self) -> None:
+        """Forget a step that was begun: its gradients and losses."""
+        self.bank.grads.zero_()
+        self.losses.zero_()
+
+    # ---- graphs ---------------------------------------------------------------------------------------------------
+
+    def _pass(self, bucket: Bucket) -> _Piece:
+        if bucket not in self._passes:
+            while len(self._passes) >= MOST_GRAPHS:
+                self._passes.popitem(last=False)
+            hurried = bucket.tokens * self.parameters < HURRIED
+            self._passes[bucket] = _Piece(StaticInputs.on(self.device, bucket), hurried)
+        self._passes.move_to_end(bucket)
+        return self._passes[bucket]
+
+    def _run(self, piece: _Piece, work: Callable[[], None]) -> None:
+        if piece.graph is None and piece.uses > 0 and self.capturing:
+            piece.graph = self._capture(work, hurried=piece.hurried)
+        piece.uses += 1
+        if piece.graph is None:
+            work()
         else:
             self.replayed += 1
-            shelf.graph.replay()
+            piece.graph.replay()
 
-    def _capture(self, work: Callable[[], None], *, hurried: bool = False) -> torch.cuda.CUDAGraph | None:
+    def _capture(self, work: Callable[[], None], *, hurried: bool) -> torch.cuda.CUDAGraph | None:
         """Capture what ``work`` queues, or say once why that cannot be done; kernels keep their stream's priority."""
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()  # what passes kept for themselves is the pool's now
@@ -204,32 +224,10 @@ class StaticSteps:
             self._pool = graph.pool()
         return graph
 
-    def clear(self) -> None:
-        """Forget a step that was begun: its gradients and losses."""
-        self.bank.grads.zero_()
-        self.losses.zero_()
-
     def release(self) -> None:
         """Let go of all graphs and their memory."""
-        self._shelves.clear()
-        self._update_graph, self._pool = None, None
-
-    # ---- the update -----------------------------------------------------------------------------------------------
-
-    def update(self, table: Table) -> None:
-        """Update the lanes that ``table`` (slots, 11) names, by the gradients added since the last update."""
-        send(table, self._table)
-        if self._update_graph is None and self._updates > 0 and self.capturing:
-            self._update_graph = self._capture(self._update)
-        self._updates += 1
-        if self._update_graph is None:
-            self._update()
-        else:
-            self._update_graph.replay()
-
-    def _update(self) -> None:
-        apply_update(self.bank, self.states, self.losses, self._table)
-        self.losses.zero_()
+        self._passes.clear()
+        self._updating.graph, self._pool = None, None
 
 
 Steps = PlainSteps | StaticSteps
