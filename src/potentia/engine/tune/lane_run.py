@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -107,12 +108,7 @@ class LaneRun:
         active = self._active()
         rows = [row for lane in active for row in lane.batch(self.trainer.limit)]
         self.trainer.in_passes(rows, partial(self.steps.gradients, rows), self._clear, LARGER)
-        table = np.zeros((self.bank.slots, COLUMNS), np.float32)
-        for lane in active:
-            table[lane.slot] = (
-                *settings_row(lane.spec.schedule, lane.step, lane.spec.total_steps), 1.0, float(lane.step == 0)
-            )  # fmt: skip
-        self.steps.update(table)
+        self.steps.update(self._settings(active))
         for lane in active:
             lane.step += 1
         self.step += 1
@@ -121,11 +117,21 @@ class LaneRun:
             self._fail_unsound(active)
         waiting = sum(lane.status == "waiting" for lane in self.lanes.values())
         tokens = sum(len(row.ids) for row in rows)
-        done = sum(lane.step for lane in self.lanes.values())
-        self.watch.on_step(StepInfo(self.step, len(active), waiting, len(rows), tokens, done, self._before))
+        self.watch.on_step(StepInfo(self.step, len(active), waiting, len(rows), tokens, self._done(), self._before))
         due = [lane for lane in due if lane.status == "training"]
         if due:
             self._end_epochs(due)
+
+    def _settings(self, active: Sequence[Lane]) -> npt.NDArray[np.float32]:
+        """Return the table of an update: the settings of lanes that take a step, by slot."""
+        table = np.zeros((self.bank.slots, COLUMNS), np.float32)
+        for lane in active:
+            numbers = settings_row(lane.spec.schedule, lane.step, lane.spec.total_steps)
+            table[lane.slot] = [*numbers, 1.0, lane.step == 0]
+        return table
+
+    def _done(self) -> int:
+        return sum(lane.step for lane in self.lanes.values())
 
     def _clear(self) -> None:
         self.steps.clear()
@@ -196,5 +202,5 @@ class LaneRun:
         self.step = int(facts["step"])  # type: ignore[call-overload]
         for key, lane in self.lanes.items():
             lane.recall(records[key])
-        self._before = sum(lane.step for lane in self.lanes.values())
+        self._before = self._done()
         self.bank.refresh()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -252,32 +252,25 @@ def too_long(rows: Sequence[Lesson], hint: str) -> TuningError:
     return TuningError(f"one example of {max(len(row.ids) for row in rows)} tokens does not fit in memory", hint=hint)
 
 
-@contextmanager
-def usual_attention(device: torch.device) -> Iterator[None]:
+def usual_attention(device: torch.device) -> AbstractContextManager[None]:
     """Leave attention aside that compiles a plan for every new shape: lanes bring new shapes all the time."""
     if device.type != "cuda":
-        yield
-        return
+        return nullcontext()
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-        yield
+    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 
-@contextmanager
-def recomputing(model: nn.Module, wanted: bool) -> Iterator[None]:
+def recomputing(model: nn.Module, wanted: bool) -> AbstractContextManager[None]:
     """Recompute each block in the backward pass instead of keeping its activations.
 
     The blocks' forwards are wrapped, and their modes left alone: a block in training mode would drop out again.
     """
     if not wanted:
-        yield
-        return
+        return nullcontext()
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     # those that transformers would recompute
     blocks = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    blocks = blocks or find_blocks(model)  # type: ignore[assignment]
     again = partial(partial, checkpoint, use_reentrant=False, preserve_rng_state=False)
-    with computing({block: again(block.forward) for block in blocks}):
-        yield
+    return computing({block: again(block.forward) for block in blocks or find_blocks(model)})

@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,25 +59,29 @@ class Block:
             for group in GROUPS
             for name in group
         }
-        if not all(type(part) is nn.Linear for part in self.parts.values()):
-            raise TypeError("a projection is no plain linear layer")
-        written_out = (layer.input_layernorm, layer.post_attention_layernorm, *self.parts.values())
-        if sum(1 for _ in layer.parameters()) > sum(1 for part in written_out for _ in part.parameters()):
-            raise TypeError("the layer has parts that are not written out here, as norms of queries and keys")
-        if self.altered:
-            raise TypeError("somebody else's forward or hook is in place")
-        if any(part.bias is not None for name, part in self.parts.items() if name not in GROUPS[0]):
-            raise TypeError("only queries, keys and values may have a bias here")
+        self._refuse()
         self.head = int(attention.head_dim)
         self.scale = float(attention.scaling)
         rows = [self.parts[name].weight.shape[0] for name in GROUPS[0]]
         self.heads, self.kept = rows[0] // self.head, rows[1] // self.head
         self.products = [_side_by_side([self.parts[name] for name in group]) for group in GROUPS if joined]
-        biases = [self.parts[name].bias for name in GROUPS[0]]
-        self.bias = torch.cat([bias.detach() for bias in biases]) if all(b is not None for b in biases) else None
-        if self.bias is None and any(bias is not None for bias in biases):
-            raise TypeError("queries, keys and values need a bias all or none")
+        biases = [self.parts[name].bias for name in GROUPS[0]]  # of all three, or of none
+        self.bias = torch.cat([bias.detach() for bias in biases]) if biases[0] is not None else None
         self.adapters: list[ThinGroup | None] = [None] * len(GROUPS)
+
+    def _refuse(self) -> None:
+        """Refuse layers that have more to them than is written out here, as norms of queries and keys."""
+        layer, parts = self.layer, self.parts.values()
+        written_out = (layer.input_layernorm, layer.post_attention_layernorm, *parts)
+        more = sum(1 for _ in layer.parameters()) > sum(1 for part in written_out for _ in part.parameters())
+        biased = {name for name, part in self.parts.items() if getattr(part, "bias", None) is not None}
+        if (
+            more
+            or self.altered
+            or any(type(part) is not nn.Linear for part in parts)
+            or biased not in ({*GROUPS[0]}, set())
+        ):
+            raise TypeError("a layer of another kind")
 
     @property
     def altered(self) -> bool:
@@ -277,17 +281,15 @@ class StaticPass:
         dropped = self.bank.lora.dropout > 0
         route = Route(self.bank, inputs.owners, inputs.spans, inputs.keys if dropped else None)
         run = StaticRun(self.operations, inputs, route)
-        with ExitStack() as stack:
-            stack.enter_context(usual_attention(self.bank.device))
+        with (
+            usual_attention(self.bank.device),
             # in this thread, whose streams and handles are known: another would have to be woken for every pass
-            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+            torch.autograd.set_multithreading_enabled(False),
             # also where the layers' own attention is not called: the model makes no mask of tokens × tokens for it
-            stack.enter_context(attending(self._configs, _within_rows(run)))
-            if self.blocks is not None:
-                stack.enter_context(self.blocks.active(run))
-            else:
-                stack.enter_context(self._stretches(run))
-            stack.enter_context(recomputing(self.split.model, recompute))  # of whichever form the layers have
+            attending(self._configs, _within_rows(run)),
+            self.blocks.active(run) if self.blocks is not None else self._stretches(run),
+            recomputing(self.split.model, recompute),  # of whichever form the layers have
+        ):
             hidden = self.split.hidden(inputs.ids.long().unsqueeze(0), inputs.places.long().unsqueeze(0))
             values = self.split.backward(hidden, inputs.positions.long(), inputs.targets, inputs.weights)
             self.losses.index_add_(0, inputs.target_owners, values * inputs.weights)

@@ -121,15 +121,20 @@ def _layers(model: nn.Module, names: tuple[str, ...], config: Any, *, strict: bo
     reached, inside = _reached(model), set(find_body(model).modules())
     matching = {name: module for name, module in model.named_modules() if _matches(name, names)}
     lost = _not_read_back(model, config, matching)
-    troubles = {name: _trouble(model, name, module, config) for name, module in matching.items()}
-    for name in lost:
-        troubles[name] = troubles[name] or "has an adapter that PEFT does not find again in its own files"
+    chosen = []
     for name, module in matching.items():
-        if _kind(name) in reached and module not in inside:
-            troubles[name] = troubles[name] or "belongs to the head, which has no adapters"
-        if strict and troubles[name] is not None:
-            raise TuningError(f"layer {name} {troubles[name]}", hint="name other layers with `targets`")
-    return [(n, module) for n, module in matching.items() if troubles[n] is None and _kind(n) in reached]
+        trouble = _trouble(model, name, module, config)
+        if trouble is None and name in lost:
+            trouble = "has an adapter that PEFT does not find again in its own files"
+        if trouble is None and _kind(name) not in reached:
+            continue  # no text comes here: nothing to learn
+        if trouble is None and module not in inside:
+            trouble = "belongs to the head, which has no adapters"
+        if trouble is None:
+            chosen.append((name, module))
+        elif strict:
+            raise TuningError(f"layer {name} {trouble}", hint="name other layers with `targets`")
+    return chosen
 
 
 def _not_read_back(model: nn.Module, config: Any, names: Iterable[str]) -> set[str]:
