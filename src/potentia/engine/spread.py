@@ -8,16 +8,20 @@ hold more and are not faster.
 
 from __future__ import annotations
 
+import logging
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from potentia.errors import ModelError
+
+log = logging.getLogger(__name__)
 
 FULL = 0.9  # of a GPU's memory: weights beyond this do not fit it
 FILLED = 0.8  # of a device's free memory that weights may take where there are several
@@ -184,10 +188,46 @@ def _own(device: torch.device) -> int:
     return int(share * torch.cuda.get_device_properties(device).total_memory)
 
 
+def free_memory(device: torch.device) -> int:
+    """Return the memory of a GPU that this process may still take, what torch keeps unused included."""
+    reserved = torch.cuda.memory_reserved(device)
+    left = min(torch.cuda.mem_get_info(device)[0], _own(device) - reserved)
+    return max(0, left) + reserved - torch.cuda.memory_allocated(device)
+
+
 def _free(device: torch.device) -> int:
+    return int(FILLED * free_memory(device)) if device.type == "cuda" else 1 << 62
+
+
+class Holder(Protocol):
+    """Somebody who holds memory for speed alone."""
+
+    def give_back(self) -> bool:
+        """Let go of it; whether there was any."""
+
+
+_HOLDERS: weakref.WeakSet[Holder] = weakref.WeakSet()
+
+
+def may_give_back(holder: Holder) -> None:
+    """Note who is to be asked when memory runs out, for as long as there is somebody."""
+    _HOLDERS.add(holder)
+
+
+def give_back(device: torch.device) -> bool:
+    """Let go of what is held for speed alone, and of what torch keeps for later; whether somebody held something.
+
+    This is what everybody does first when memory runs out, before passes are made smaller: a process that has a part of
+    a GPU may hold as much in captured passes as it lacks.
+    """
     if device.type == "cuda":
-        return int(FILLED * torch.cuda.mem_get_info(device)[0])
-    return 1 << 62
+        torch.cuda.synchronize(device)
+    found = [holder.give_back() for holder in list(_HOLDERS)]
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    if any(found):
+        log.warning("out of memory: captured passes are let go, and made again in fewer sizes")
+    return any(found)
 
 
 _SAYINGS = ("out of memory", "can't allocate memory", "not enough memory", "cublas_status_alloc_failed")

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from potentia.engine.quantised import is_quantised
-from potentia.engine.spread import find_blocks, is_spread
+from potentia.engine.spread import find_blocks, free_memory, is_spread
 
 SHARE = 0.5  # of the free memory that a copy may take
 PROCESSOR_BYTES = 8 << 30
@@ -97,7 +97,4 @@ def kind(block: nn.Module) -> tuple[Any, ...]:
 
 
 def _free(device: torch.device) -> float:
-    if device.type != "cuda":
-        return PROCESSOR_BYTES
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return SHARE * (torch.cuda.mem_get_info(device)[0] + unused)
+    return SHARE * free_memory(device) if device.type == "cuda" else PROCESSOR_BYTES

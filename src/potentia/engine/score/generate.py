@@ -13,7 +13,7 @@ from potentia.engine.admission import not_a_number
 from potentia.engine.score.continuous import ContinuousLoop
 from potentia.engine.score.decoding import Decoding, StopTables, generate_themselves, seen_tokens
 from potentia.engine.score.network import Network, log_softmax
-from potentia.engine.spread import is_spread, out_of_memory
+from potentia.engine.spread import give_back, is_spread, out_of_memory
 from potentia.engine.tokens import Encoder, Ids
 from potentia.errors import ModelError
 from potentia.values.requests import Generation
@@ -316,10 +316,8 @@ class Writer:
         return text
 
     def _halve(self, error: RuntimeError, rows: int) -> bool:
-        if not out_of_memory(error) or rows == 1:
+        if not out_of_memory(error) or (not give_back(self.network.device) and rows == 1):
             return False
-        if self.network.device.type == "cuda":
-            torch.cuda.empty_cache()
         self.token_budget = max(self.token_budget // 2, 1)
         return True
 

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import torch
 
 from potentia.engine.split import SplitModel
+from potentia.engine.spread import free_memory
 from potentia.engine.tokens import Ids
 
 if TYPE_CHECKING:
@@ -226,7 +227,7 @@ class Network:
         kept = size_of(config, "num_key_value_heads", heads)
         layers = size_of(config, "num_hidden_layers", 1)
         size = 2 * layers * kept * width * self.dtype.itemsize
-        free = torch.cuda.mem_get_info(self.device)[0] // 3 if self.device.type == "cuda" else CPU_CACHE_BYTES
+        free = free_memory(self.device) // 3 if self.device.type == "cuda" else CPU_CACHE_BYTES
         return int(free // size)
 
     def own_logprobs(self, strand: Strand, *, copies: int = 1) -> tuple[torch.Tensor, torch.Tensor]:

@@ -20,7 +20,7 @@ from potentia.engine.admission import not_a_number
 from potentia.engine.score.decoding import StopTables
 from potentia.engine.score.network import HAND, OWN, Forest, Network, Outcome, Router, Strand, batches, plant
 from potentia.engine.score.trial import Trials
-from potentia.engine.spread import out_of_memory
+from potentia.engine.spread import give_back, out_of_memory
 from potentia.engine.tokens import BosPolicy, Ids
 from potentia.errors import ModelError
 from potentia.timing import spending
@@ -243,7 +243,7 @@ class Scorer:
         return plant(strands, row_tokens, share=path == "tree", longest_shared=longest, most=most)
 
     def _run(self, rows: list[Forest], tally: Tally, path: str) -> None:
-        """Score rows batch by batch; when memory runs out, halve the budget and go on with what is left."""
+        """Score rows batch by batch; when memory runs out, make room or halve the budget, and go on."""
         cells = MASK_CELLS.get(self.loaded.device.type, 1 << 24)
         left = list(rows)
         while left:
@@ -259,11 +259,11 @@ class Scorer:
                 if not out_of_memory(error):
                     raise
             finished = {id(row) for row in done}
-            left = self._shrink([row for row in left if id(row) not in finished])
+            left = [row for row in left if id(row) not in finished]
+            if not give_back(self.loaded.device):
+                left = self._shrink(left)
 
     def _shrink(self, left: list[Forest]) -> list[Forest]:
-        if self.loaded.device.type == "cuda":
-            torch.cuda.empty_cache()
         longest = max(len(row) for row in left)
         if self.token_budget > longest:
             self.token_budget = max(self.token_budget // 2, 1)

@@ -29,7 +29,7 @@ import torch
 from potentia.engine.admission import admit
 from potentia.engine.score.generate import Draft
 from potentia.engine.score.network import HAND, Forest, Network, Strand, batches, horizons, plant
-from potentia.engine.spread import out_of_memory
+from potentia.engine.spread import give_back, out_of_memory
 from potentia.engine.twin import twin
 from potentia.timing import spending
 
@@ -181,16 +181,22 @@ class Trials:
             return
         names = {path: name for path, name in names.items() if name not in self.checked}
         alike = {path: self.loaded.verdicts.get(*self._place(name)) for path, name in names.items()}
-        try:
-            with spending("check"):
-                if all(told is not None and told["verdict"] == AGREES for told in alike.values()):
-                    self._judge_lightly(names, owners, trial)
-                if first not in self.checked:
-                    self._judge(names, owners, trial)
-        except Exception as error:  # a model may answer anything to inputs that it was not made for
-            if out_of_memory(error):
-                raise
-            self._note(first, _REFUSED.format(type(error).__name__, str(error).strip()[:200]))
+        known = all(told is not None and told["verdict"] == AGREES for told in alike.values())
+        for may_again in (True, False):
+            try:
+                with spending("check"):
+                    if known:
+                        self._judge_lightly(names, owners, trial)
+                    if first not in self.checked:
+                        self._judge(names, owners, trial)
+                return
+            except Exception as error:  # a model may answer anything to inputs that it was not made for
+                if not out_of_memory(error):
+                    self._note(first, _REFUSED.format(type(error).__name__, str(error).strip()[:200]))
+                    return
+            if not (may_again and give_back(self.network.device)):
+                self.checked[first] = "no memory to try it"  # here and now: nothing to tell others
+                return
 
     def _judge(self, names: dict[str, str], owners: set[int], trial: Tried) -> None:
         """Compare what paths say with the reference, in float32 and then in the model's own 16 bits."""

@@ -167,7 +167,8 @@ class AdapterBank:
 
     def refresh(self) -> None:
         """Bring the copy that passes multiply with up to date: in the base's dtype, A already scaled by α/r."""
-        self.work.copy_(self.weights * self.factors)
+        for row, into in zip(self.weights, self.work, strict=True):  # one at a time: all of them are a gigabyte
+            into.copy_(row * self.factors)
         self.measure()
 
     @torch.no_grad()

@@ -50,7 +50,7 @@ COSTS = {
 SLOTS = 3
 DRAWS = 3  # a router decides near ties by rounding: what is wrong is wrong on other rows too
 SHORTEST = 32  # tokens that rows are cut to before memory is given up on
-ABSENT = "its layers are of another kind"
+ABSENT, NO_MEMORY = "its layers are of another kind", "no memory to try it"
 
 
 class Distance(NamedTuple):
@@ -297,9 +297,7 @@ def _refusal(error: Exception) -> str:
     log.debug("a form that was refused", exc_info=error)
     if not out_of_memory(error):
         return f"{type(error).__name__}: {str(error).strip()[:200]}"
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    return "no memory to try it"
+    return NO_MEMORY
 
 
 def trial_rows(specs: Sequence[LaneSpec], limit: int | None, draw: int = 0) -> list[Lesson]:

@@ -107,7 +107,7 @@ class LaneRun:
     def _one_step(self) -> None:
         active = self._active()
         rows = [row for lane in active for row in lane.batch(self.trainer.limit)]
-        self.trainer.in_passes(rows, partial(self.steps.gradients, rows), self._clear, LARGER)
+        self.trainer.in_passes(rows, partial(self.steps.gradients, rows), self.steps.clear, LARGER)
         self.steps.update(self._settings(active))
         for lane in active:
             lane.step += 1
@@ -132,10 +132,6 @@ class LaneRun:
 
     def _done(self) -> int:
         return sum(lane.step for lane in self.lanes.values())
-
-    def _clear(self) -> None:
-        self.steps.clear()
-        self.steps.release()
 
     def _fail_unsound(self, active: list[Lane]) -> None:
         flags = self.states.unsound.tolist()
@@ -183,7 +179,7 @@ class LaneRun:
             return
         plan, at = self.trainer.plan, [lane.slot for lane in self._active()]
         assert plan is not None
-        tensors = {name: part[at] for name, part in self._state().items()}
+        tensors = {name: part.cpu()[at] for name, part in self._state().items()}
         lanes = {key: lane.record() for key, lane in self.lanes.items()}
         self.snapshots.save(tensors, {"plan": asdict(plan), "step": self.step, "lanes": lanes, "slots": at})
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from potentia.engine.identity import Verdicts
 from potentia.engine.spread import is_spread
 from potentia.engine.tune.adapters import AdapterBank
-from potentia.engine.tune.check import Verdict, check_lanes, recheck
+from potentia.engine.tune.check import NO_MEMORY, Verdict, check_lanes, recheck
 from potentia.engine.tune.lane_run import LaneRun
 from potentia.engine.tune.schedule import Lane, LaneSpec, LoraConfig
 from potentia.engine.tune.trainer import Trainer, Watch
@@ -112,7 +112,8 @@ class LaneTrainer(Trainer):
                     longest=longest,
                 )
                 found = self._shared.get(*alike)
-                if found is None or found["longest"] < longest:  # another process may know of longer rows by now
+                tried = NO_MEMORY not in verdict.facts.get("not_taken", {}).values()
+                if tried and (found is None or found["longest"] < longest):  # another may know of longer rows by now
                     self._shared.put(asdict(verdict), *alike)
         self._verdicts[self._way(lora)] = verdict
         self.record["training"] = verdict.as_dict()

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from potentia.engine.operations import operations
 from potentia.engine.split import SplitModel
-from potentia.engine.spread import out_of_memory
+from potentia.engine.spread import may_give_back, out_of_memory
 from potentia.engine.tune.adapters import AdapterBank
 from potentia.engine.tune.layout import GRAIN, Bucket, StaticInputs, lay
 from potentia.engine.tune.passes import HAND, LONG, SHARED, PassPlan, cut_end_to_end, run_step, send, to_device
@@ -146,6 +146,8 @@ class StaticSteps:
         self.captured = self.replayed = 0
         self._passes: OrderedDict[Bucket, _Piece] = OrderedDict()
         self._pool: Any = None
+        self.most_graphs = MOST_GRAPHS
+        may_give_back(self)
         self._table = torch.zeros(self.bank.slots, COLUMNS, device=self.device)
         self._updating = _Piece()
 
@@ -183,7 +185,7 @@ class StaticSteps:
 
     def _pass(self, bucket: Bucket) -> _Piece:
         if bucket not in self._passes:
-            while len(self._passes) >= MOST_GRAPHS:
+            while len(self._passes) >= self.most_graphs:
                 self._passes.popitem(last=False)
             hurried = bucket.tokens * self.parameters < HURRIED
             self._passes[bucket] = _Piece(StaticInputs.on(self.device, bucket), hurried)
@@ -223,6 +225,14 @@ class StaticSteps:
         if self._pool is None:
             self._pool = graph.pool()
         return graph
+
+    def give_back(self) -> bool:
+        """Let go of all graphs for somebody who lacks memory, and keep half as many from now on."""
+        count = sum(piece.graph is not None for piece in self._passes.values())
+        if count:
+            self.most_graphs = max(1, count // 2)
+        self.release()
+        return count > 0
 
     def release(self) -> None:
         """Let go of all graphs and their memory."""

@@ -13,7 +13,7 @@ from torch import nn
 from potentia.engine.loading import context_length
 from potentia.engine.quantised import count_parameters
 from potentia.engine.split import SplitModel
-from potentia.engine.spread import out_of_memory, room_for_passes
+from potentia.engine.spread import give_back, out_of_memory, room_for_passes
 from potentia.engine.tune.passes import PassPlan, make_plan, token_bytes, too_long
 from potentia.engine.tune.schedule import Lane, LaneEpoch, LaneSpec, Lesson, StepInfo
 from potentia.errors import InputError
@@ -105,6 +105,7 @@ class Trainer:
         self, rows: Sequence[Lesson], compute: Callable[[PassPlan], Found], clear: Callable[[], None], hint: str
     ) -> Found:
         """Compute a step's gradients, in smaller passes where memory runs out; effective batches stay as they are."""
+        pressed = False
         while True:
             assert self.plan is not None
             try:
@@ -113,9 +114,9 @@ class Trainer:
                 if not out_of_memory(error):
                     raise
                 smaller = self.plan.smaller()
-                if smaller is None:
+                if smaller is None and pressed:
                     raise too_long(rows, hint) from error
-            self.plan = smaller
             clear()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            if (not give_back(next(self.model.parameters()).device) or pressed) and smaller is not None:
+                self.plan = smaller
+            pressed = True

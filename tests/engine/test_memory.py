@@ -1,0 +1,133 @@
+"""When memory runs out, what is held for speed alone is let go first; then passes are made smaller."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from architectures.tiny import build, words
+from lane_models import examples, gap, spec
+from lane_models import tiny as lane_model
+from potentia.engine import LoadedModel
+from potentia.engine.score import Scorer
+from potentia.engine.spread import give_back, may_give_back
+from potentia.engine.tune import LaneTrainer
+from potentia.values.requests import Continuation, Generation
+
+
+class Kept:
+    """Somebody who holds as much as some tokens need."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens, self.asked = tokens, 0
+        may_give_back(self)
+
+    def give_back(self) -> bool:
+        held, self.tokens = self.tokens > 0, 0
+        self.asked += 1
+        return held
+
+
+@contextmanager
+def limited(model: torch.nn.Module, kept: Kept, limit: int) -> Iterator[list[int]]:
+    """Let a pass fail that has more tokens than the limit leaves beside what is held."""
+    passes: list[int] = []
+
+    def refuse(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        passes.append(inputs[0].shape[0] * inputs[0].shape[1])
+        if passes[-1] + kept.tokens > limit:
+            raise torch.OutOfMemoryError("CUDA out of memory: a part of a GPU is used up")
+
+    hook = model.model.layers[1].register_forward_pre_hook(refuse)
+    try:
+        yield passes
+    finally:
+        hook.remove()
+
+
+def requests() -> list[Continuation]:
+    return [Continuation(f"the river {n} is " + "long " * (n % 9), f" and {word}") for n in range(20) for word in "abc"]
+
+
+def lanes(count: int) -> list:
+    return [spec(f"lane {n}", seed=n, data=examples(24, seed=n), epochs=1, dropout=0.1) for n in range(count)]
+
+
+def made() -> LoadedModel:
+    return LoadedModel.of(build("llama"), words())
+
+
+def test_scoring_keeps_its_passes_where_something_can_be_let_go() -> None:
+    loaded = made()
+    wanted = Scorer(loaded, token_budget=600).loglikelihood(requests())
+    kept = Kept(600)
+    with limited(loaded.model, kept, 1000) as passes:
+        scorer = Scorer(loaded, token_budget=600)
+        found = scorer.loglikelihood(requests())
+    assert max(passes) > 400
+    assert (kept.asked, scorer.token_budget) == (1, 600)
+    assert [one.logprob for one in found] == pytest.approx([one.logprob for one in wanted], abs=1e-4)
+
+
+def test_a_trial_makes_room_and_one_that_never_fits_is_told_to_nobody() -> None:
+    wanted = Scorer(made()).loglikelihood(requests())
+    loaded, kept = made(), Kept(5000)
+    with limited(loaded.model, kept, 5020):
+        scorer = Scorer(loaded)
+        scorer.loglikelihood(requests())
+    assert (kept.asked, "tree" in scorer.notes["rows_by_path"]) == (1, True)
+    loaded = made()
+    with limited(loaded.model, Kept(0), 80):  # a row alone fits; rows of a trial do not
+        scorer = Scorer(loaded)
+        found = scorer.loglikelihood(requests())
+    assert set(scorer.notes["rows_by_path"]) <= {"plain", "single", "reference"}
+    assert "no memory to try it" in loaded.checked.values()
+    assert [one.logprob for one in found] == pytest.approx([one.logprob for one in wanted], abs=1e-4)
+    again = Scorer(made())
+    again.loglikelihood(requests())
+    assert "tree" in again.notes["rows_by_path"]
+
+
+def test_writing_goes_on_in_one_seat_where_something_can_be_let_go() -> None:
+    loaded = made()
+    asked = [Generation("the river is", (), 5)]
+    wanted = Scorer(loaded).generate(asked)
+    kept = Kept(100)
+    with limited(loaded.model, kept, 102):
+        assert Scorer(loaded).generate(asked) == wanted
+    assert kept.asked == 1
+
+
+def test_lanes_keep_their_passes_where_something_can_be_let_go() -> None:
+    specs = lanes(4)
+    with LaneTrainer(lane_model("llama")) as trainer:
+        trainer.train(specs)
+        plain = {s.key: trainer.adapter_state(s.key) for s in specs}
+    model, kept = lane_model("llama"), Kept(100_000)
+    with LaneTrainer(model) as trainer:
+        with limited(model, kept, 100_050) as passes:
+            trainer.train(specs)
+        assert trainer.plan is not None
+        assert trainer.plan.token_budget > max(passes)
+        tight = {s.key: trainer.adapter_state(s.key) for s in specs}
+    assert kept.asked == 1
+    assert max(gap(plain[key], tight[key]) for key in plain) < 1e-5
+
+
+def test_captured_passes_are_let_go_and_made_again_in_fewer_sizes() -> None:
+    specs = lanes(2)
+    with LaneTrainer(lane_model("llama"), static=True) as trainer:
+        trainer.train(specs)
+        assert trainer.run_under_way is not None
+        steps = trainer.run_under_way.steps
+        from potentia.engine.tune.layout import Bucket
+
+        for size in range(1, 7):
+            steps._pass(Bucket(128 * size, 64, 2)).graph = object()  # as if captured
+        assert give_back(torch.device("cpu"))
+        assert not steps._passes
+        assert steps.most_graphs == 3
+        assert not give_back(torch.device("cpu"))
