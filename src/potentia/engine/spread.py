@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -239,3 +239,14 @@ def out_of_memory(error: BaseException) -> bool:
         return True
     text = str(error).lower()
     return isinstance(error, RuntimeError) and any(saying in text for saying in _SAYINGS)
+
+
+def with_room(device: torch.device, work: Callable[[], None]) -> None:
+    """Do a piece of work; where it lacks memory that somebody can give back, once more."""
+    try:
+        return work()
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+    give_back(device)
+    return work()

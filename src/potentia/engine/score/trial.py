@@ -6,9 +6,8 @@ with requests of several adapters where adapters are scored, in float32 (on an u
 from float32's numbers as the reference is. What holds for short rows need not hold beyond: a model may have a window
 that no config names. So a path is trusted up to a length: it is tried at the far end of the range that is asked for, on
 rows of every range below and on short rows alone; where that fails, range by range from the shortest. Padded rows are
-tried together with shared beginnings, on the same texts. Where a model of the same structure was found right in this
-run, a few rows in the model's own dtype are enough (see ``verdicts``). Layers written out by hand (``by_hand``) are
-tried first where they are asked for; where they fail, the model's own are.
+tried together with shared beginnings, on the same texts; layers written out by hand (``by_hand``) before the model's
+own. Where a model of the same structure was found right in this run, a few rows in its own dtype are enough.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ import torch
 from potentia.engine.admission import admit
 from potentia.engine.score.generate import Draft
 from potentia.engine.score.network import HAND, Forest, Network, Strand, batches, horizons, plant
-from potentia.engine.spread import give_back, out_of_memory
+from potentia.engine.spread import out_of_memory, with_room
 from potentia.engine.twin import twin
 from potentia.timing import spending
 
@@ -50,8 +49,8 @@ READ = 64  # last tokens of a long text that are compared: what lies before them
 SLOTS = 3  # adapters that requests of a trial are shared out among, beside the bare model
 MULTIPLE, ROUNDED = 3.0, 0.02  # in 16 bits: of the reference's distance from float32, and what is rounding anyway
 NOTHING = 0.002  # root mean square in float32 that a model of 16 bits does not notice
-# Of each token: |difference| <= absolute + relative × |log-probability|, and the mean over tokens, in nats. The last
-# two count where there is no float32 copy to judge by: quantised models, and those on several devices.
+# Of each token: |difference| <= absolute + relative × |log-probability|, and the mean over tokens, in nats. In 16 bits
+# these count where there is no float32 copy to judge by.
 TOLERANCE = {
     torch.float64: (1e-6, 1e-8, 1e-7),
     torch.float32: (1e-3, 1e-4, 2e-4),
@@ -103,10 +102,10 @@ class Trials:
             return 0
         paths = ("tree", "plain") if path == "tree" else (path,)
         owners, trial = {strand.owner for strand in like}, partial(self._score, paths, [strand.ids for strand in like])
-        if self.network.by_hand is not None:
-            if self.network.by_hand.usable and self._reach(paths, longest, owners, trial, BY_HAND) == UNBOUNDED:
-                return UNBOUNDED
-            self.network.by_hand = None
+        hand = self.network.by_hand
+        if hand is not None and hand.usable and self._reach(paths, longest, owners, trial, BY_HAND) == UNBOUNDED:
+            return UNBOUNDED
+        self.network.by_hand = None
         return self._reach(paths, longest, owners, trial)
 
     def may_write(self, longest: int, like: Sequence[Draft], write: Write, way: str = "writing") -> bool:
@@ -143,9 +142,9 @@ class Trials:
 
     def failures(self) -> Iterator[str]:
         """Tell what is not used, and why."""
-        for name, found in self.checked.items():
-            if found != AGREES:
-                yield f"the {name} path is not used: {found}" if " " not in name else f"not used: {name}: {found}"
+        for name, told in self.checked.items():
+            if told != AGREES:
+                yield f"the {name} path is not used: {told}" if " " not in name else f"not used: {name}: {told}"
 
     def _sound(self) -> None:
         """Refuse what is no causal model, where it was not refused when it was loaded."""
@@ -180,23 +179,23 @@ class Trials:
         if first in self.checked:
             return
         names = {path: name for path, name in names.items() if name not in self.checked}
-        alike = {path: self.loaded.verdicts.get(*self._place(name)) for path, name in names.items()}
-        known = all(told is not None and told["verdict"] == AGREES for told in alike.values())
-        for may_again in (True, False):
-            try:
-                with spending("check"):
-                    if known:
-                        self._judge_lightly(names, owners, trial)
-                    if first not in self.checked:
-                        self._judge(names, owners, trial)
-                return
-            except Exception as error:  # a model may answer anything to inputs that it was not made for
-                if not out_of_memory(error):
-                    self._note(first, _REFUSED.format(type(error).__name__, str(error).strip()[:200]))
-                    return
-            if not (may_again and give_back(self.network.device)):
+        alike = [self.loaded.verdicts.get(*self._place(name)) for name in names.values()]
+        known = all(told is not None and told["verdict"] == AGREES for told in alike)
+
+        def judge() -> None:
+            if known:
+                self._judge_lightly(names, owners, trial)
+            if first not in self.checked:
+                self._judge(names, owners, trial)
+
+        try:
+            with spending("check"):
+                with_room(self.network.device, judge)
+        except Exception as error:  # a model may answer anything to inputs that it was not made for
+            if out_of_memory(error):
                 self.checked[first] = "no memory to try it"  # here and now: nothing to tell others
-                return
+            else:
+                self._note(first, _REFUSED.format(type(error).__name__, str(error).strip()[:200]))
 
     def _judge(self, names: dict[str, str], owners: set[int], trial: Tried) -> None:
         """Compare what paths say with the reference, in float32 and then in the model's own 16 bits."""
@@ -356,12 +355,9 @@ class Trials:
                 own = stage.network.own_tokens(draft.prompt, draft.room, draft.owner)
                 if draft.written != own[: len(draft.written)]:
                     raise ValueError("the model itself continues a text otherwise")
-        found: Found = []
-        for draft, said in zip(drafts, logprobs, strict=True):
-            if count := len(draft.written):
-                whole = [*draft.prompt, *draft.written]
-                found.append((Strand(draft.index, whole, count, draft.owner), said[:count]))
-        return {way: found}
+        counts = [len(draft.written) for draft in drafts]
+        told = [Strand(d.index, [*d.prompt, *d.written], n, d.owner) for d, n in zip(drafts, counts, strict=True)]
+        return {way: [(one, said[: one.scored]) for one, said in zip(told, logprobs, strict=True) if one.scored]}
 
 
 # ---- judging --------------------------------------------------------------------------------------------------------
@@ -415,9 +411,8 @@ def _rounded(
 ) -> bool:
     """Say whether a difference is the model's own rounding: what it gives of the same text in a batch of three.
 
-    Large logits and long texts round by more than a constant allows. In a model of 16 bits, of which this is a copy, a
-    thirtieth of their rounding is nothing (two right paths were refused beyond 1,024 tokens: 0.006 off in a
-    log-likelihood of 53,102, where the same sizes of passes had rounded alike).
+    Large logits and long texts round by more than a constant allows; to a model of 16 bits, of which this is a copy, a
+    thirtieth of its rounding is nothing.
     """
     again = network.own_logprobs(strand, copies=3)[0].tolist()
     off, own = (root_mean_square([a - b for a, b in zip(said, wanted, strict=True)]) for said in (ours, again))
@@ -426,8 +421,8 @@ def _rounded(
 
 def root_mean_square(gaps: Sequence[float]) -> float:
     """Return the size of differences; infinite where one is not a number."""
-    total = sum(gap * gap for gap in gaps) / max(1, len(gaps))
-    return total**0.5 if total == total else float("inf")
+    size = math.sqrt(sum(gap * gap for gap in gaps) / max(1, len(gaps)))
+    return math.inf if math.isnan(size) else size
 
 
 def _name(path: str, begin: int, owners: set[int]) -> str:
@@ -450,7 +445,6 @@ def _telling(rows: Sequence[Forest], few: int) -> list[Strand]:
         for strand, nodes in row.reads
     ]
     if len(reads) > few:
-        part = few // 4
         depths, gaps = (sorted(reads, key=itemgetter(column)) for column in (1, 2))
-        reads = [*depths[:part], *depths[-part:], *gaps[-2 * part :]]
+        reads = [*depths[: few // 4], *depths[-few // 4 :], *gaps[-few // 2 :]]
     return list({strand.index: strand for strand, _, _ in reads}.values())
