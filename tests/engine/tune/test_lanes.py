@@ -176,6 +176,19 @@ def test_a_row_that_never_fits_is_an_error_that_names_the_fix() -> None:
             trainer.train([spec(epochs=1)])
 
 
+def test_where_memory_is_short_lanes_are_checked_with_recomputed_activations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found before: the check ran without, and then lanes were trained with it."""
+    from potentia.engine.tune import lanes, trainer
+
+    monkeypatch.setattr(trainer, "room_for_passes", lambda *_, **__: 1 << 10)
+    asked, own = [], lanes.check_lanes
+    monkeypatch.setattr(lanes, "check_lanes", lambda *a, **o: asked.append(o["recompute"]) or own(*a, **o))
+    with LaneTrainer(tiny("llama")) as made:
+        made.train([spec(epochs=1)])
+        assert made.plan.checkpointing
+    assert asked == [True]
+
+
 def test_recomputing_activations_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     from potentia.engine.tune import passes
 

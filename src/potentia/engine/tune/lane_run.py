@@ -76,7 +76,7 @@ class LaneRun:
             for spec in (lane.spec for lane in self.lanes.values())
         ]
         plan = self.trainer.pack(len(tokens), sum(tokens) / len(tokens))
-        return plan if self.trainer.recompute is None else replace(plan, checkpointing=self.trainer.recompute)
+        return replace(plan, checkpointing=self.trainer.recomputes)
 
     # ---- slots ----------------------------------------------------------------------------------------------------
 

@@ -94,7 +94,7 @@ class LaneTrainer(Trainer):
 
     def _check(self, lora: LoraConfig, specs: Sequence[LaneSpec]) -> None:
         """Compare lanes with the model's own code, once a model for a shape of adapters and the longest rows so far."""
-        longest, recompute = min(self.limit, max(spec.longest for spec in specs)), bool(self.recompute)
+        longest, recompute = min(self.limit, max(spec.longest for spec in specs)), self.recomputes
         known = self._verdicts.get(self._way(lora))
         if known is not None and longest <= known.longest:
             self.record["training"] = known.as_dict()
@@ -120,7 +120,7 @@ class LaneTrainer(Trainer):
 
     def _alike(self, lora: LoraConfig) -> tuple[str, ...]:
         """Name what a verdict holds for: adapters of another rank, scale or dropout go the same ways."""
-        how = f"{self.static} {bool(self.recompute)} {self.limit}"
+        how = f"{self.static} {self.recomputes} {self.limit}"
         return self._structure(), "lanes", lora.kind, str(lora.targets), how
 
     def verdict(self, lora: LoraConfig) -> Verdict:
@@ -128,7 +128,12 @@ class LaneTrainer(Trainer):
         return self._verdicts[self._way(lora)]
 
     def _way(self, lora: LoraConfig) -> tuple[LoraConfig, bool, bool]:
-        return lora, self.static, bool(self.recompute)
+        return lora, self.static, self.recomputes
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether activations are computed again: where it is asked for, or memory is short."""
+        return self.pack(1, 1.0).checkpointing if self.recompute is None else self.recompute
 
     def occupy(self, slots: dict[str, int]) -> None:
         """Note which lanes train in which slots; what a slot held before is gone."""
