@@ -7,6 +7,9 @@ import json
 import numpy as np
 import pytest
 
+from potentia.analysis.rankings import Options, find_rankings
+from potentia.evidence import read
+
 
 @pytest.fixture
 def table(tmp_path):
@@ -121,5 +124,5 @@ def test_items_of_a_store_give_paired_tests(potentia, tmp_path):
     paired = json.loads(done.stdout)["significance direct"]
     assert paired["items"] == [200, 200]
     assert paired["by_items"] == [3, 3]
-    bare = potentia("analyze", "rankings", tmp_path / "potentia.db", "--json", "--resamples", 20, "--no-items")
-    assert json.loads(bare.stdout)["significance direct"]["items"] == [0, 0]
+    bare = find_rankings(read(tmp_path / "potentia.db"), Options(resamples=20, use_items=False)).named()
+    assert bare["significance direct"].to_dict()["items"] == [0, 0]

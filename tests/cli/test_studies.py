@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 
 import pytest
@@ -27,12 +26,6 @@ def store(tmp_path):
     return path
 
 
-def test_they_are_listed(potentia, store):
-    found = json.loads(potentia("studies", "list", store, "--json").stdout)["studies"]
-    assert {f["name"]: (f["own"], f["shared"]) for f in found} == {"other": (0, 6), "made": (16, 6)}
-    assert "cells of its own" in potentia("studies", "list", store).stdout
-
-
 def test_deleting_leaves_what_another_study_uses(potentia, store):
     with Store.open(store, readonly=True) as opened:
         kept = {cell.key: cell.score for cell in opened.cells(study=OTHER)}
@@ -40,7 +33,7 @@ def test_deleting_leaves_what_another_study_uses(potentia, store):
         curves = {lane.key for lane in opened.lanes() if lane.cell in kept}
         assert 0 < len(curves) < len(opened.lanes())
         folder = opened.items_folder
-    done = potentia("studies", "delete", store, "made", "--yes")
+    done = potentia("store", "delete", store, "made", "--yes")
     assert done.returncode == 0, done.stderr
     assert "with 16 cells; 6 that other studies use" in done.stdout
     with Store.open(store) as opened:
@@ -61,7 +54,7 @@ def test_deleting_leaves_what_another_study_uses(potentia, store):
 
 def test_the_last_study_takes_all_with_it(potentia, store):
     for name in ("other", "made"):
-        assert potentia("studies", "delete", store, name, "--yes").returncode == 0
+        assert potentia("store", "delete", store, name, "--yes").returncode == 0
     with Store.open(store, readonly=True) as opened:
         assert opened.studies() == []
         assert opened.cells() == []
@@ -69,7 +62,7 @@ def test_the_last_study_takes_all_with_it(potentia, store):
 
 
 def test_a_renamed_study_is_found_by_both_its_files(potentia, store):
-    assert potentia("studies", "rename", store, STUDY[:8], "first try").returncode == 0
+    assert potentia("store", "rename", store, STUDY[:8], "first try").returncode == 0
     with Store.open(store, readonly=True) as opened:
         record = find_study(opened, "first try")
         assert (record.key, record.spec["name"]) == (STUDY, "first try")
@@ -77,17 +70,17 @@ def test_a_renamed_study_is_found_by_both_its_files(potentia, store):
 
 
 def test_what_is_not_meant_is_refused(potentia, store, tmp_path):
-    refused = potentia("studies", "delete", store, "made")  # no terminal to ask
+    refused = potentia("store", "delete", store, "made")  # no terminal to ask
     assert refused.returncode == 2
     assert "--yes" in refused.stderr
-    assert "there are: other, made" in potentia("studies", "delete", store, "nothing", "--yes").stderr
+    assert "there are: other, made" in potentia("store", "delete", store, "nothing", "--yes").stderr
     with Store.open(store) as opened:
         opened.put_progress(STUDY, MODELS[0], {"phase": "direct", "at": time.time()})
-    running = potentia("studies", "delete", store, "made", "--yes")
+    running = potentia("store", "delete", store, "made", "--yes")
     assert running.returncode == 2
     assert "is running" in running.stderr
     with Store.open(store) as opened:
         opened.study("made", "a" * 32, {"name": "made"})
-    assert "2 studies are called 'made'" in potentia("studies", "rename", store, "made", "x").stderr
-    assert potentia("studies", "list", tmp_path / "no.db").returncode == 2
+    assert "2 studies are called 'made'" in potentia("store", "rename", store, "made", "x").stderr
+    assert potentia("store", "delete", tmp_path / "no.db", "x").returncode == 2
     assert not (tmp_path / "no.db").exists()

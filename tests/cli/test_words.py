@@ -45,7 +45,7 @@ def test_the_options_of_a_long_command_are_in_parts() -> None:
 def test_singular_options_are_accepted(tmp_path: Path) -> None:
     tiny.save_model(tmp_path / "m")
     tiny.save_questions(tmp_path / "q.jsonl")
-    given = ["run", "--model", str(tmp_path / "m"), "--task", str(tmp_path / "q.jsonl"), "--dry-run"]
+    given = ["plan", "--model", str(tmp_path / "m"), "--task", str(tmp_path / "q.jsonl"), "--no-calibrate"]
     given += ["--device", "cpu", "--store", str(tmp_path / "s.db")]
     assert expand_many(typer.main.get_command(app), given) == given
     assert "Plan of study" in shown(*given)

@@ -127,14 +127,15 @@ def test_a_finished_run_ends_with_the_score_table(potentia: Potentia):
     assert not any("other tasks" in line or "choice of tasks" in line for line in lines)
 
 
-def test_dry_run_runs_nothing(potentia: Potentia, folder: Path):
-    done = potentia("run", "--models", "./m0", "--tasks", "q.jsonl", "--store", "dry.db", "--dry-run", "--json")
+def test_a_plan_runs_nothing(potentia: Potentia, folder: Path):
+    asked = ("plan", "--models", "./m0", "--tasks", "q.jsonl", "--store", "dry.db", "--no-calibrate", "--json")
+    done = potentia(*asked)
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     assert plan["cells_to_do"] == 2
     assert plan["lanes"] == 4  # three rates, and what the search adds on average
     assert plan["train_tokens"] > 0
-    assert not (folder / "dry.db").exists(), "a dry run leaves nothing behind"
+    assert not (folder / "dry.db").exists(), "a plan leaves nothing behind"
 
 
 def test_a_flags_path_is_relative_to_where_the_command_runs(potentia: Potentia, folder: Path, tmp_path: Path):
@@ -143,7 +144,7 @@ def test_a_flags_path_is_relative_to_where_the_command_runs(potentia: Potentia, 
     (tmp_path / "d").mkdir()
     data = folder / "d" / "allenai--ai2_arc" / "ARC-Easy"
     data.mkdir(parents=True)
-    arguments = ("run", tmp_path / "study.yaml", "--data-dir", "d", "--store", tmp_path / "s.db", "--dry-run")
+    arguments = ("plan", tmp_path / "study.yaml", "--data-dir", "d", "--store", tmp_path / "s.db", "--no-calibrate")
     done = potentia(*arguments)
     assert done.returncode == 2
     assert str(tmp_path) not in done.stderr.replace(str(tmp_path / "study.yaml"), "")

@@ -35,7 +35,7 @@ def test_exposure_shows_before_adjustment_and_not_after(tmp_path: Path):
     result = run_study(study)
     assert (result.computed, result.failed) == (24, 0), result.reasons
     asked = ["analyze", "test-task", study.store, "--facts", str(folder / "facts.csv"), "--exposed"]
-    said = invoke(app, [*asked, "--chance", "0.25", "--json", "--draws", "99"])
+    said = invoke(app, [*asked, "--chance", "0.25", "--json", "--resamples", "99"])
     assert said.exit_code == 0, said.output
     found = json.loads(said.stdout)["exposure"]
 

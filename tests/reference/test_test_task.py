@@ -207,7 +207,7 @@ def test_commands_print_tables_and_json(files: tuple[Path, Path]) -> None:
     from potentia.cli.app import app
 
     arguments = ["analyze", "test-task", str(files[0]), "--facts", str(files[1]), "--after", "tuned_mc_3ep", "--best"]
-    rest = ["--tasks", "mmlu", "--draws", "0", "--steps", "inter_mc"]
+    rest = ["--tasks", "mmlu", "--resamples", "20", "--steps", "inter_mc"]
     result = CliRunner().invoke(app, [*arguments, *rest, "--json"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)

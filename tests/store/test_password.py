@@ -45,7 +45,10 @@ def test_a_url_is_shown_without_its_password(given: str, shown: str):
 
 # Every command, given a store as people give it; some refuse, which is as telling.
 COMMANDS = {
-    "run": ["--models ./m0 ./m1 --tasks q.jsonl --store URL --dry-run", "--models ./no --tasks q.jsonl --store URL"],
+    "run": [
+        "--models ./m0 ./m1 --tasks q.jsonl --store URL --executor none",
+        "--models ./no --tasks q.jsonl --store URL",
+    ],
     "plan": ["--models ./m0 ./m1 --tasks q.jsonl --store URL"],
     "status": ["URL", "NOWHERE", "URL --study no"],
     "analyze rankings": ["URL --resamples 30", "URL --resamples 30 --all", "NOWHERE"],
@@ -64,15 +67,14 @@ COMMANDS = {
     "report": ["URL -o report.html", "NOWHERE -o other.html"],
     "export": ["URL -o scores.csv", "URL -o eee --format every-eval-ever", "URL -o hub --format hub"],
     "import": ["URL --store copy.db", "scores.csv --store URL --name again"],
-    "track": ["URL --to mlflow --folder tracked"],
+    "track": ["URL --to mlflow -o tracked"],
     "adapters list": ["URL", "URL --model no"],
     "adapters export": ["URL --model m0 --task q -o adapter", "URL --model no --task q -o none"],
     "adapters drop": ["URL --model no"],
     "store check": ["URL", "URL --repair"],
     "store discard": ["URL --model no", "URL --model m0"],
-    "studies list": ["URL"],
-    "studies rename": ["URL no other"],
-    "studies delete": ["URL no"],
+    "store rename": ["URL no other"],
+    "store delete": ["URL no"],
     "serve": ["NOWHERE"],
     # These take no store: it is given where something else belongs.
     "predict": ["adapter q.jsonl -o predicted.csv", "URL q.jsonl"],
@@ -83,7 +85,7 @@ COMMANDS = {
     "tasks list": [""],
     "tasks show": ["URL"],
     "select": ["--data q.jsonl --models URL", "--data URL --models ./m0"],
-    "init": ["made.yaml --models ./m0 --tasks URL --force", "URL --models ./m0 --tasks q.jsonl"],
+    "init": ["made.yaml --models ./m0 --tasks URL", "URL --models ./m0 --tasks q.jsonl"],
     "zoo": ["URL"],
     "demo": ["URL"],
     "doctor": ["URL"],

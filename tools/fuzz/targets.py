@@ -142,9 +142,9 @@ models check X
 predict X QUESTIONS
 adapters merge X -o out/X
 reproduce X CSV
-run STUDY --dry-run
-run STUDY --dry-run --seed X --learning-rates X
-run --models X --tasks QUESTIONS --dry-run
+plan STUDY --no-calibrate
+plan STUDY --no-calibrate --seed X --learning-rates X
+plan --models X --tasks QUESTIONS --no-calibrate
 report X
 adapters list DB
 adapters export DB --model X --task X -o out/X

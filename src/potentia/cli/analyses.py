@@ -12,21 +12,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from potentia.cli import options as shared
 from potentia.cli import output as out
 from potentia.cli.app import analyze
-from potentia.cli.options import (
-    HISTORY,
-    OUT,
-    READ,
-    SOURCES,
-    Option,
-    argument,
-    command,
-    flag,
-    many,
-    option,
-    path,
-)
+from potentia.cli.options import Option, argument, command, filled, flag, many, option, path, some
 from potentia.errors import InputError, PotentiaError
 from potentia.values.findings import Finding, telling
 
@@ -41,7 +30,7 @@ CAP = 50_000  # training examples of a task that count, as a study uses them at 
 
 
 def analysis(
-    name: str, *, show: Show | None = None, first: Mapping[str, Option] | None = None, **own: Option
+    name: str, show: Show | None = None, first: Mapping[str, Option] | None = None, /, **own: Option
 ) -> Callable[[Find], Find]:
     """Make ``potentia analyze NAME`` of a function; its docstring is the help, ``show`` prints in a way of its own.
 
@@ -50,13 +39,11 @@ def analysis(
     """
 
     def register(find: Find) -> Find:
-        common = {key: one for key, one in READ.items() if key not in own}
-        if "protocol" in own:  # else the singular is accepted too
-            common["protocols"] = many("Only these protocols.", "--protocols")
+        common = {key: one for key, one in shared.READ.items() if key not in own}
 
         def act(asked: Any) -> None:
-            formats = out.check_formats(asked.format, tables=True)
-            evidence = out.opened(*asked.sources, notes=False, **{key: getattr(asked, key) for key in common})
+            out.check_formats(asked)
+            evidence = out.opened(*asked.sources, notes=False, **some(asked, common))
             groups = []
             for number, group in enumerate((evidence, *evidence.apart), start=1):
                 if evidence.apart and not asked.as_json:
@@ -71,12 +58,12 @@ def analysis(
                 else:
                     out.print_findings(found)
                 folder = asked.figures / f"group-{number}" if asked.figures and evidence.apart else asked.figures
-                out.draw_figures(found.values(), folder, formats, titles=not asked.no_titles)
+                out.draw_figures(found.values(), folder, asked)
             if asked.as_json:
                 out.print_json({"apart": groups} if asked.apart else groups[0]["findings"])
 
         act.__doc__ = find.__doc__
-        command(analyze, name, **{**(first or {}), "sources": SOURCES, **own, **common, **OUT})(act)
+        command(analyze, name, **{**(first or {}), "sources": shared.SOURCES, **own, **common, **shared.OUT})(act)
         return find
 
     return register
@@ -104,14 +91,13 @@ def _print_rankings(found: Found, evidence: Evidence, asked: Any) -> None:
 
 @analysis(
     "rankings",
-    show=_print_rankings,
+    _print_rankings,
     align=option("Two tasks whose rankings to align; else those that agree least.", tuple[str, str] | None),
     exclude_flagged=flag("--exclude-flagged", "Leave out the tasks that the screening flags."),
     gaps=option("Missing cells in components: leave out models, leave out tasks, or fill the mean.", str, "models"),
     simultaneous=flag("--simultaneous", "Rank intervals that hold for all models of a task together."),
-    use_items=flag("--items/--no-items", "Use stored items for paired tests and for the noise of scores.", True),
     resample=option("What intervals draw: families or lineages of models where known, or models.", str, "families"),
-    resamples=option("Bootstrap resamples.", int, 1000, min=20),
+    resamples=shared.RESAMPLES,
     level=option("Confidence level.", float, 0.95, min=0.5, max=0.999),
     everything=flag("--all", "Print every table of every finding; else the scores and a summary."),
 )
@@ -129,13 +115,12 @@ def rankings(evidence: Evidence, asked: Any) -> Found:
 
     if asked.gaps not in GAPS:
         raise InputError(f"no treatment of gaps {asked.gaps!r}", hint=f"--gaps is one of: {', '.join(GAPS)}")
-    wanted = ("resamples", "level", "gaps", "simultaneous", "exclude_flagged", "align", "use_items", "resample")
-    asked.found = find_rankings(evidence, Options(**{name: getattr(asked, name) for name in wanted}))
+    asked.found = find_rankings(evidence, filled(Options, asked))
     named: Found = asked.found.named()
     return named
 
 
-@analysis("outlook", history=HISTORY)
+@analysis("outlook", history=shared.HISTORY)
 def outlook(evidence: Evidence, asked: Any) -> Found:
     """Predict the cells that a study has not measured, and its final ranking: P(best), ranks with intervals.
 
@@ -145,9 +130,8 @@ def outlook(evidence: Evidence, asked: Any) -> Found:
       potentia analyze outlook potentia.db
     """
     from potentia.analysis.planning import find_outlook
-    from potentia.evidence import read
 
-    found = find_outlook(evidence, history=read(*asked.history) if asked.history else None)
+    found = find_outlook(evidence, history=out.history(asked))
     if found is None:
         store = asked.sources[0]
         hint = f"potentia analyze rankings {shlex.quote(store)}"
@@ -178,7 +162,7 @@ def few_tasks(evidence: Evidence, asked: Any) -> Found:
     "checkpoints",
     steps=path("CSV with the columns model, series, step and/or tokens; models named run@step need none."),
     unit=option("steps or tokens, where both are known."),
-    baseline=option("Compare every method with this one, such as direct."),
+    baseline=shared.BASELINE,
     power=option("Share of pairs that a resolved gap tells apart.", float, 0.8, min=0.5, max=1.0),
 )
 def checkpoints(evidence: Evidence, asked: Any) -> Found:
@@ -204,7 +188,7 @@ def checkpoints(evidence: Evidence, asked: Any) -> Found:
     "consistency",
     pairs=path("CSV with the columns base and instruct; else known facts."),
     instruct_by=option("Method that scores the instruct versions, or 'same'; else instruct, else direct."),
-    baseline=option("Compare every method with this one, such as instruct."),
+    baseline=shared.BASELINE,
 )
 def consistency(evidence: Evidence, asked: Any) -> Found:
     """Say whether better base models become better instruct models, by every method; rank the methods.
@@ -223,7 +207,6 @@ def consistency(evidence: Evidence, asked: Any) -> Found:
 @analysis(
     "ablation",
     models=many("The models to compare on; else all but instruct ones."),
-    methods=many("The methods to compare, as direct or iclip; else those that share most."),
 )
 def ablation(evidence: Evidence, asked: Any) -> Found:
     """Rank the methods (protocols and prompt forms) in every cell of model and benchmark.
@@ -235,19 +218,10 @@ def ablation(evidence: Evidence, asked: Any) -> Found:
     """
     from potentia.analysis.base_models import find_ablation
 
-    return {"ablation": find_ablation(evidence, asked.models, methods=asked.methods)}
+    return {"ablation": find_ablation(evidence, asked.models)}
 
 
-def _print_exposure(found: Found, _: Evidence, asked: Any) -> None:
-    out.say(*asked.found.sentences(), to=out.errors)
-    out.print_findings(found)
-
-
-@analysis(
-    "exposure",
-    show=_print_exposure,
-    clean=many("Models that did not see these tests; of four other families or more."),
-)
+@analysis("exposure", clean=many("Models that did not see these tests; of four other families or more."))
 def exposure(evidence: Evidence, asked: Any) -> Found:
     """Say where a model has less left to learn of a task than models of other families: it may have seen such text.
 
@@ -260,25 +234,20 @@ def exposure(evidence: Evidence, asked: Any) -> Found:
     """
     from potentia.analysis.test_task import find_exposure
 
-    asked.found = find_exposure(evidence, clean=asked.clean or ())
-    out.say(*asked.found.left_out, to=out.errors)
-    return {"signs": asked.found}
+    found = find_exposure(evidence, clean=asked.clean or ())
+    out.say(*found.left_out, *found.sentences(), to=out.errors)
+    return {"signs": found}
 
 
 @analysis(
     "test-task",
-    before=option("Protocol or stage before adjustment."),
-    after=option("Protocol or stage after adjustment."),
-    since=option("Models trained in this month or later are the newer ones; else 2023-11."),
-    column=option("Split by this column of the facts instead of by date."),
-    value=option("… where it has this value."),
-    exposed=flag("--exposed", "Split each task by who saw its form: the facts' column exposure."),
+    **shared.TEST_TASK,
     families=many("Families to compare; else all with three models."),
     chance=option("Score of guessing on the tasks for which nothing else tells it.", float | None),
     steps=option("Stage of intermediate steps; else those of --after (adjust@STEP)."),
     batch=option("Examples per step of the adjustment; the study's own, else 64.", int | None, None, min=1),
     best=flag("--best", "Take the better of both scores after adjustment, as the paper does."),
-    draws=option("Wild cluster bootstrap samples; 0 for none.", int, 1999, min=0),
+    resamples=shared.RESAMPLES,
 )
 def test_task(evidence: Evidence, asked: Any) -> Found:
     """Ask what a group of models has more at equal compute, before and after all were tuned on the same task data.
@@ -292,12 +261,9 @@ def test_task(evidence: Evidence, asked: Any) -> Found:
 
       potentia analyze test-task lab/potentia.db --facts lab/facts.csv --exposed --chance 0.25
     """
-    from potentia.analysis.test_task import SINCE, Options, find_test_task
+    from potentia.analysis.test_task import Options, find_test_task
 
-    wanted = ("before", "after", "column", "value", "exposed", "chance", "steps", "batch", "best", "draws")
-    given = {name: getattr(asked, name) for name in wanted}
-    families = tuple(asked.families) if asked.families else None
-    made = find_test_task(evidence, Options(since=asked.since or SINCE, families=families, **given))
+    made = find_test_task(evidence, filled(Options, asked, draws=asked.resamples))
     found = made.named()
     divided = any("adjustment" in by for by in made.tasks.values())
     if not found or ((asked.since or asked.column) and not divided):  # what was asked for in so many words is not there
@@ -311,7 +277,6 @@ def test_task(evidence: Evidence, asked: Any) -> Found:
     "proxy",
     target=option("The task to predict.", str, ...),
     candidates=many("Candidate tasks; else all other benchmarks."),
-    protocol=option("The protocol of the scores.", str, "direct"),
     correlation=option("kendall, spearman, pearson, or auto: what algorithm 1 chooses.", str, "kendall"),
     normalise=option("both (tasks, then models), feature (tasks only), or none.", str, "both"),
     top=option("t of algorithm 1, top tasks compared; 10, or half of the candidates.", int | None, None, min=1),
@@ -346,13 +311,9 @@ def proxy(evidence: Evidence, asked: Any) -> Found:
     from potentia.analysis.proxy import Options, find_proxies
     from potentia.evidence import read
 
-    plain = ("target", "candidates", "protocol", "correlation", "normalise", "top", "min_relevance",
-             "min_robustness", "weigh", "steepness", "on", "families")  # fmt: skip
-    lists = ("sampled", "rounds", "data_group", "seed_group", "early")
-    given = {name: getattr(asked, name) for name in plain} | {name: getattr(asked, name) or () for name in lists}
     pairs = read_pairs(asked.pair_file) if asked.pair_file is not None else asked.pairs
     truth = read(asked.truth) if asked.truth is not None else None
-    made = find_proxies(evidence, Options(pairs=pairs, **given), truth)
+    made = find_proxies(evidence, filled(Options, asked, pairs=pairs, protocol=evidence.main), truth)
     out.say(*made.problems, to=out.errors)
     return made.named()
 
@@ -382,16 +343,11 @@ def judge(evidence: Evidence, asked: Any) -> Found:
     return {"judge": found}
 
 
-def _print_benchmark(found: Found, _: Evidence, asked: Any) -> None:
-    out.print_findings(found)
-    out.console.print(asked.headline, style="bold", markup=False)
-
-
 @analysis(
     "benchmark",
-    show=_print_benchmark,
-    first={"name": argument("The benchmark to judge.", "TASK")},
-    data_dir=path("Folder of benchmark splits, to look for overlap."),
+    None,
+    {"name": argument("The benchmark to judge.", "TASK")},
+    data_dir=shared.STUDY["data_dir"],
 )
 def benchmark(evidence: Evidence, asked: Any) -> Found:
     """Say whether a benchmark is to be kept, fixed or dropped, and why: agreement, reliability, items to look at.
@@ -404,9 +360,7 @@ def benchmark(evidence: Evidence, asked: Any) -> Found:
     from potentia.analysis.benchmark import find_benchmark
 
     in_train = _in_train(evidence, asked.name, asked.data_dir)
-    found = find_benchmark(evidence, asked.name, in_train=in_train)
-    asked.headline = found.headline()
-    return {"benchmark": found}
+    return {"benchmark": find_benchmark(evidence, asked.name, in_train=in_train)}
 
 
 def _in_train(evidence: Evidence, name: str, data_dir: Path | None) -> int | None:

@@ -11,7 +11,6 @@ import os
 import shlex
 import signal
 import sys
-from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from itertools import takewhile
@@ -30,16 +29,15 @@ PANELS = {
     "Start": ("init", "demo", "run", "select", "predict"),
     "Understand": ("compare", "analyze", "report", "serve"),
     "Exchange": ("import", "export", "track"),
-    "Keep": ("status", "store", "studies", "adapters", "models", "doctor"),
+    "Keep": ("status", "store", "adapters", "models", "doctor"),
     "More": ("tasks", "plan", "reproduce", "zoo"),
 }
-
-
 # The parts of a long list of options; the others come first.
 PARTS = {
     "Data and fine-tuning": "seed seeds learning-rates epochs train validation test",
     "Machine": "device dtype workers executor threads split",
     "Adaptive": "adaptive budget confidence top history",
+    "Test task": "before after since column value exposed families chance steps batch",
     "What is read": "study protocols tasks models facts task-facts map lower scale kind apart metric",
     "What comes out": "figures format no-titles json",
     "Consent": "allow-code allow-pickle allow-missing-weights",
@@ -52,7 +50,9 @@ class _InOrder(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command."""
-        command = super().get_command(ctx, cmd_name)
+        command: Any = super().get_command(ctx, cmd_name)
+        if command is not None and ctx.parent is None:
+            command.rich_help_panel = next((panel for panel, names in PANELS.items() if cmd_name in names), None)
         params: list[Any] = [] if command is None or hasattr(command, "commands") else list(command.params)
         reads = any("--study" in option.opts for option in params)  # else --models and --tasks are what is asked for
         for part, names in PARTS.items() if len(params) > MANY else ():
@@ -63,8 +63,9 @@ class _InOrder(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the commands."""
-        order = [name for names in PANELS.values() for name in names]
-        return sorted(super().list_commands(ctx), key=lambda name: order.index(name) if name in order else len(order))
+        names = super().list_commands(ctx)
+        ordered = [name for panel in PANELS.values() for name in panel if name in names]
+        return ordered + [name for name in names if name not in ordered]
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command; where there is none of that name, say what may be meant."""
@@ -144,27 +145,29 @@ def run() -> None:
         sys.exit(2 if isinstance(told, (InputError, MissingExtraError)) else 1)
 
 
-NO_MEMORY = ("can't start new thread", "std::bad_alloc", "can't allocate memory")
+_PLACES = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP)
+_NO_SPACE = ("No space left on device", "File too large", "Disk quota exceeded")
+_NO_MEMORY = (
+    "can't start new thread", "std::bad_alloc", "failed to map segment", "can't allocate memory",
+    "Cannot allocate memory",
+)  # fmt: skip
 
 
 def _in_words(error: Exception) -> PotentiaError | None:
     """Return an error as one of ours: what is wrong with the input, the disk or the memory; None for a bug."""
-    number, told = error.errno if isinstance(error, OSError) else None, str(error)
+    told, number = str(error), getattr(error, "errno", None)
     if isinstance(error, PotentiaError):
         return error
     if isinstance(error, UnicodeError):
         return InputError(f"a name or path is no Unicode text: {getattr(error, 'reason', error)}")
     if number == errno.ENAMETOOLONG:
         return InputError("a path is too long for this system")
-    if number in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP):
-        return InputError(str(error.strerror), where=str(error.filename))  # type: ignore[attr-defined]
-    full = number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    if full or any(words in told for words in ("No space left on device", "File too large")):
+    if isinstance(error, OSError) and number in _PLACES:
+        return InputError(str(error.strerror), where=str(error.filename))
+    if any(words in told for words in _NO_SPACE):
         return PotentiaError(f"it could not be written: {told}"[:300], hint="free some space")
-    no_memory = isinstance(error, MemoryError) or number == errno.ENOMEM
-    no_memory |= isinstance(error, ImportError) and "failed to map segment" in told
-    no_memory |= isinstance(error, RuntimeError) and any(words in told for words in NO_MEMORY)
-    if no_memory:
+    of_system = isinstance(error, (OSError, RuntimeError, ImportError))
+    if isinstance(error, MemoryError) or (of_system and any(words in told for words in _NO_MEMORY)):
         hint = "is it limited (ulimit -v, a container, a scheduler)? Libraries alone take some 3 GB of addresses"
         return PotentiaError(f"memory ran out: {told}".removesuffix(": "), hint=hint)
     return None
@@ -172,26 +175,9 @@ def _in_words(error: Exception) -> PotentiaError | None:
 
 # --- several values after one flag ------------------------------------------------------------------------------------
 
-# Options whose own values may be files: what follows them is theirs.
-_OF_RUN = frozenset({"--models", "--model", "--tasks", "--task", "--checkpoints"})
 SCORES = (".db", ".csv", ".json", ".jsonl", ".parquet")
-OWN_FILES = {"run": _OF_RUN, "plan": _OF_RUN}
-
-
-@dataclass
-class _Flag:
-    """A flag with its values; an argument without a flag is a value of none."""
-
-    name: str | None
-    values: list[str]
-    many: bool = False
-
-    def written(self) -> list[str]:
-        if self.name is None:
-            return self.values
-        return (
-            [part for value in self.values for part in (self.name, value)] if self.many else [self.name, *self.values]
-        )
+_OF_STUDY = frozenset({"--models", "--model", "--tasks", "--task", "--checkpoints", "--data"})
+OWN_FILES = dict.fromkeys(("run", "plan", "init"), _OF_STUDY)  # flags whose own values may be files
 
 
 def expand_many(command: Any, arguments: list[str]) -> list[str]:
@@ -202,70 +188,64 @@ def expand_many(command: Any, arguments: list[str]) -> list[str]:
     flag are the flag's; else those at the end of a flag's values that are files, folders or database URLs are sources.
     ``--`` ends the values of a flag in any case.
     """
-    name, leaf, rest = _resolve(command, arguments)
-    start = arguments[: len(arguments) - len(rest)]
-    end = rest[rest.index("--") :] if "--" in rest else []
-    flags = _flags(leaf, rest[: len(rest) - len(end)])
-    if not end[1:] and all(flag.name is not None for flag in flags):
-        _give_back(leaf, [flag for flag in flags if flag.many and flag.name not in OWN_FILES.get(name, ())], end)
-    return [*start, *(part for flag in flags for part in flag.written()), *end]
-
-
-def _flags(command: Any, arguments: list[str]) -> list[_Flag]:
-    options = {flag: option for option in command.params for flag in option.opts if flag.startswith("-")}
-    found: list[_Flag] = []
-    place = 0
-    while place < len(arguments):
-        argument, option = arguments[place], options.get(arguments[place])
-        place += 1
-        many = option is not None and option.multiple
-        if option is None or option.is_flag or option.count:
-            bare = not argument.startswith("-") or argument == "-"
-            found.append(_Flag(None, [argument]) if bare else _Flag(argument, []))
-            continue
-        values = arguments[place : place + option.nargs]
-        if many:  # all up to the next flag
-            values = list(takewhile(lambda value: not value.startswith("-") or value == "-", arguments[place:]))
-        place += len(values)
-        found.append(_Flag(argument, values, many and bool(values)))
-    return found
-
-
-def _give_back(command: Any, flags: list[_Flag], end: list[str]) -> None:
-    """Take what are the command's own arguments from the end of a flag's values, the last such flag first."""
-    wanted = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
-    if not wanted:
-        return
-    most = 10**9 if any(argument.nargs < 0 for argument in wanted) else len(wanted)
-    for flag in reversed(flags):
-        taken = 0
-        while taken < min(most, len(flag.values) - 1) and is_source(flag.values[-1 - taken], last=taken == 0):
-            taken += 1
-        if taken:
-            end[:0] = [] if end else ["--"]
-            end += flag.values[-taken:]
-            del flag.values[-taken:]
-            return
-    several = [flag for flag in flags if len(flag.values) > 1]
-    if several and Path(several[-1].values[-1]).suffix in SCORES:  # it is not there, and is told so by its name
-        end += [*([] if end else ["--"]), several[-1].values.pop()]
-
-
-def _resolve(command: Any, arguments: list[str]) -> tuple[str, Any, list[str]]:
-    """Return the command that the arguments name, and those after its name."""
     name, rest = "", arguments
     while rest and rest[0] in getattr(command, "commands", {}):
         name, command, rest = rest[0], command.commands[rest[0]], rest[1:]
-    return name, command, rest
+    start = arguments[: len(arguments) - len(rest)]
+    end = rest[rest.index("--") :] if "--" in rest else []
+    options = {flag: one for one in command.params for flag in one.opts if flag.startswith("-")}
+    several = {flag for flag, one in options.items() if one.multiple}
+    groups = _grouped(rest[: len(rest) - len(end)], options)
+    if not end[1:] and all(_is_flag(group[0]) for group in groups):
+        own = [one.nargs for one in command.params if one.param_type_name == "argument"]
+        most = sys.maxsize if any(count < 0 for count in own) else len(own)
+        taken = _sources([group for group in groups if group[0] in several - OWN_FILES.get(name, frozenset())], most)
+        end = ["--", *taken] if taken else end
+    written = []
+    for flag, *values in groups:
+        repeated = [part for value in values for part in (flag, value)]
+        written += repeated if flag in several and values else [flag, *values]
+    return [*start, *written, *end]
+
+
+def _is_flag(text: str) -> bool:
+    return text.startswith("-") and text != "-"
+
+
+def _grouped(arguments: list[str], options: dict[str, Any]) -> list[list[str]]:
+    """Put every flag together with its values; an argument without a flag stands alone."""
+    groups: list[list[str]] = []
+    left = list(arguments)
+    while left:
+        group = [left.pop(0)]
+        option = options.get(group[0])
+        if option is not None and not option.is_flag:
+            count = len(list(takewhile(lambda text: not _is_flag(text), left))) if option.multiple else option.nargs
+            group += left[:count]
+            del left[:count]
+        groups.append(group)
+    return groups
+
+
+def _sources(groups: list[list[str]], most: int) -> list[str]:
+    """Take what are the command's own arguments from the end of a flag's values, the last such flag first."""
+    for group in reversed(groups):
+        first = len(group)
+        while first > 2 and len(group) - first < most and is_source(group[first - 1], last=first == len(group)):
+            first -= 1
+        if taken := group[first:]:
+            del group[first:]
+            return taken
+    return []
 
 
 def is_source(value: str, *, last: bool = True) -> bool:
-    """Say whether a value is a file, a folder or a URL; the name of a task may be a folder's too unless it is last."""
-    if "://" in value:
+    """Say whether a value is scores, a file, a folder or a URL; a task may have a folder's name unless it is last."""
+    if "://" in value or Path(value).suffix in SCORES:
         return True
     try:
         there = Path(value).expanduser().exists()
-    except (OSError, ValueError):
+    except (OSError, ValueError, RuntimeError):
         return False
     return there and (last or "/" in value or bool(Path(value).suffix))
 
@@ -273,9 +253,3 @@ def is_source(value: str, *, last: bool = True) -> bool:
 # The command groups register themselves on import; each is light until its command runs.
 for _module in ("analyses", "known", "run", "scores", "select", "setup", "stores"):
     import_module(f"potentia.cli.{_module}")
-
-for _panel, _names in PANELS.items():
-    _known: list[Any] = [*app.registered_commands, *app.registered_groups]
-    for _one in _known:
-        if (_one.name or getattr(_one.callback, "__name__", "")) in _names:
-            _one.rich_help_panel = _panel

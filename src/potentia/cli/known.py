@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.markup import escape
 from typer.core import TyperGroup
 
 from potentia.cli.app import app
-from potentia.cli.options import ALLOW_CODE, JSON, READ, STUDY, Json, argument, command
+from potentia.cli.options import ALLOW_CODE, JSON, READ, STUDY, argument, command, flag, many, option
 from potentia.cli.output import answer, columns_of, console, errors, print_json, print_table, say
 from potentia.errors import InputError
 from potentia.values.findings import Table
 
 if TYPE_CHECKING:
+    from potentia.facts import ModelFacts, ModelTable
     from potentia.tasks import Prompt, Task
 
 
@@ -36,13 +37,15 @@ models = typer.Typer(
 app.add_typer(models, name="models")
 
 
-@models.command("list")
-def list_models(
-    name: Annotated[str | None, typer.Argument(help="A model by any of its names, or a part of a name.")] = None,
-    family: Annotated[str | None, typer.Option(help="Only this family, such as qwen.")] = None,
-    facts: Annotated[Path | None, typer.Option(help="A CSV of the same columns that adds or replaces facts.")] = None,
-    as_json: Json = False,
-) -> None:
+@command(
+    models,
+    "list",
+    name=argument("A model by any of its names, or a part of a name.", "NAME", str | None, None),
+    family=option("Only this family, such as qwen."),
+    facts=READ["facts"],
+    as_json=JSON,
+)
+def list_models(asked: Any) -> None:
     """List known models: parameters, training tokens, compute, date, and where the numbers come from.
 
     Examples:
@@ -52,23 +55,14 @@ def list_models(
 
       potentia models gemma-2-2b --json
     """
-    from difflib import get_close_matches
-
     from potentia.facts import models as known_models
 
-    table = known_models(extra_csv=facts)
-    chosen = list(table)
-    if name is not None:
-        found = table.find(name)
-        chosen = [found] if found is not None else table.search(name)
+    table = known_models(extra_csv=asked.facts)
+    chosen = list(table) if asked.name is None else _named(table, asked.name)
+    if asked.family is not None:
+        chosen = [model for model in chosen if model.family == asked.family.strip().casefold()]
         if not chosen:
-            near = get_close_matches(name, [alias for model in table for alias in model.names], n=3)
-            hint = f"did you mean {', '.join(near)}?" if near else "add it with --facts FILE.csv"
-            raise InputError(f"no facts about a model {name!r}", hint=hint)
-    if family is not None:
-        chosen = [model for model in chosen if model.family == family.strip().casefold()]
-        if not chosen:
-            raise InputError(f"no models of a family {family!r}", hint=f"families: {', '.join(table.families())}")
+            raise InputError(f"no models of a family {asked.family!r}", hint=f"families: {', '.join(table.families())}")
     rows = tuple(
         (m.repository or m.name, m.family, m.kind, _billions(m.parameters), _billions(m.tokens),
          None if m.flops is None else f"{m.flops:.2e}", m.date, m.language)
@@ -77,25 +71,36 @@ def list_models(
     columns = ("model", "family", "kind", "N (B)", "D (B)", "FLOPs", "date", "language")
     note = "N parameters, D training tokens, FLOPs = 6·N·D. A dash: not published. More names, sources: --json."
     shown = Table(f"{len(chosen)} models", columns, rows, note=note)
-    answer(as_json, [{**vars(m), "flops": m.flops} for m in chosen], shown)
+    answer(asked.as_json, [{**vars(m), "flops": m.flops} for m in chosen], shown)
+
+
+def _named(table: ModelTable, name: str) -> list[ModelFacts]:
+    """Return the model of this name, else all whose names hold it."""
+    exact = table.find(name)
+    found = [exact] if exact is not None else table.search(name)
+    if not found:
+        near = get_close_matches(name, [alias for model in table for alias in model.names], n=3)
+        hint = f"did you mean {', '.join(near)}?" if near else "add it with --facts FILE.csv"
+        raise InputError(f"no facts about a model {name!r}", hint=hint)
+    return found
 
 
 def _billions(number: float | None) -> str | None:
     return None if number is None else f"{number / 1e9:g}"
 
 
-@models.command("check")
-def check(
-    model: Annotated[str, typer.Argument(help="A folder, a GGUF file or a name of the Hub.")],
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or spread.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    targets: Annotated[
-        list[str] | None, typer.Option(help="Layers to adapt, by the ends of their names; else PEFT's default.")
-    ] = None,
-    adapter: Annotated[str, typer.Option(help="lora, rslora or dora.")] = "lora",
-    trust_remote_code: Annotated[bool, typer.Option(help="Run the code that the model brings.")] = False,
-    as_json: Json = False,
-) -> None:
+@command(
+    models,
+    "check",
+    model=argument("A folder, a GGUF file or a name of the Hub.", "MODEL"),
+    device=STUDY["device"],
+    dtype=STUDY["dtype"],
+    targets=many("Layers to adapt, by the ends of their names; else PEFT's default."),
+    adapter=option("lora, rslora or dora.", str, "lora"),
+    trust_remote_code=flag("--trust-remote-code", "Run the code that the model brings."),
+    as_json=JSON,
+)
+def check(asked: Any) -> None:
     """Compare a model's scores, texts, gradients and updates here with plain transformers' and PEFT's.
 
     Exits with 1 where something is off by more than rounding.
@@ -108,12 +113,11 @@ def check(
     from potentia.engine import load
     from potentia.engine.tune import LoraConfig, beside_peft
 
-    with errors.status(f"loading {model} …"):
-        loaded = load(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
-    lora = LoraConfig(4, 8, 0.0, tuple(targets) if targets else None, adapter)  # type: ignore[arg-type]
+    with errors.status(f"loading {asked.model} …"):
+        how = {"device": asked.device or "auto", "dtype": asked.dtype or "auto"}
+        loaded = load(asked.model, trust_remote_code=asked.trust_remote_code, **how)
     with errors.status("comparing with transformers and PEFT …"):
-        found = beside_peft(loaded, lora)
-    right = all(one.right for one in found)
+        found = beside_peft(loaded, LoraConfig(4, 8, 0.0, tuple(asked.targets or ()) or None, asked.adapter))
     named = f"{type(loaded.model).__name__} in {str(loaded.dtype).removeprefix('torch.')} on {loaded.device}"
     rows = tuple(
         (one.what, f"{one.off:.2g}", f"{one.most:.2g}", "right" if one.right else "WRONG", one.way, one.note)
@@ -121,11 +125,11 @@ def check(
     )
     table = Table(named, ("compared", "off by", "right up to", "verdict", "computed as", "unit"), rows)
     refused = loaded.record.get("training", {}).get("not_taken", {})
+    right = all(one.right for one in found)
     compared = [{**vars(one), "right": one.right} for one in found]
-    value = {"model": model, "as": named, "right": right, "compared": compared, "record": loaded.record}
-    answer(as_json, value, table, *(f"Not taken: {form}: {reason}" for form, reason in refused.items()))
-    if not right:
-        raise typer.Exit(1)
+    value = {"model": asked.model, "as": named, "right": right, "compared": compared, "record": loaded.record}
+    answer(asked.as_json, value, table, *(f"Not taken: {form}: {reason}" for form, reason in refused.items()))
+    raise typer.Exit(int(not right))
 
 
 tasks = typer.Typer(cls=_ListFirst, help="List benchmarks, or show what one of them asks.", rich_markup_mode="rich")
@@ -134,11 +138,8 @@ app.add_typer(tasks, name="tasks")
 _LONG = 1_200  # characters of a prompt that a person reads at a glance
 
 
-@tasks.command("list")
-def list_tasks(
-    everything: Annotated[bool, typer.Option("--all", help="List every task name of the harness.")] = False,
-    as_json: Json = False,
-) -> None:
+@command(tasks, "list", everything=flag("--all", "List every task name of the harness."), as_json=JSON)
+def list_tasks(asked: Any) -> None:
     """List the benchmarks of the papers, those they left out and why; with --all every name of the harness.
 
     Example:
@@ -146,8 +147,8 @@ def list_tasks(
     """
     from potentia.facts import CATEGORIES, benchmarks
 
-    if everything:
-        _list_all(as_json)
+    if asked.everything:
+        _list_all(asked.as_json)
         return
     known = benchmarks()
     meaning = ", ".join(f"{short} {long}" for short, long in CATEGORIES.items())
@@ -156,7 +157,7 @@ def list_tasks(
     left_out = tuple((b.task, b.name, b.metric, b.train_size, b.reason) for b in known if b.status == "excluded")
     others = tuple((b.task, b.name, b.metric, b.reason) for b in known if b.status not in {"paper", "excluded"})
     answer(
-        as_json,
+        asked.as_json,
         known,
         Table("Benchmarks of train-before-test", ("task", "name", "category", "metric", "train"), paper, note=note),
         Table("Left out there", ("task", "name", "metric", "train", "reason"), left_out),

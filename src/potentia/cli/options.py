@@ -1,13 +1,14 @@
-"""Options in the words that several commands share, and how a command is made of many of them.
+"""Options in the words that several commands share, and how a command is made of them.
 
 ``READ`` is what is read, in the words of ``potentia.evidence.read``; ``OUT`` what comes out; ``STUDY`` what a study
-asks for. A command with many of them is a function of what was asked, under ``@command`` with its options.
+asks for. A command is a function of what was asked, under ``@command`` with its options.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, NamedTuple
@@ -24,18 +25,17 @@ class Option(NamedTuple):
 
 def option(help: str, kind: Any = str | None, default: Any = None, *names: str, **limits: Any) -> Option:
     """Describe an option; without a type it is one text, or nothing. ``default=...`` makes it required."""
-    empty = inspect.Parameter.empty if default is ... else default
-    return Option(Annotated[kind, typer.Option(*names, help=help, **limits)], empty)
+    return Option(Annotated[kind, typer.Option(*names, help=help, **limits)], default)
 
 
 def flag(name: str, help: str, default: bool | None = False) -> Option:
-    """Describe a switch, such as ``--best`` or ``--items/--no-items``."""
-    return option(help, bool if default is not None else bool | None, default, name)
+    """Describe a switch, such as ``--exposed`` or ``--pairs/--no-pairs``."""
+    return option(help, bool | None, default, name)
 
 
-def many(help: str, *names: str, kind: Any = str, **limits: Any) -> Option:
+def many(help: str, *names: str, kind: Any = str, default: Any = None, **limits: Any) -> Option:
     """Describe an option that takes several values."""
-    return option(help, list[kind] | None, None, *names, **limits)
+    return option(help, list[kind] | None, default, *names, **limits)
 
 
 def path(help: str) -> Option:
@@ -43,10 +43,14 @@ def path(help: str) -> Option:
     return option(help, Path | None)
 
 
+def output(help: str, default: Any = ..., kind: Any = Path) -> Option:
+    """Describe where the result goes."""
+    return option(help, kind, default, "--output", "-o")
+
+
 def argument(help: str, metavar: str, kind: Any = str, default: Any = ...) -> Option:
     """Describe an argument; without a default it must be given."""
-    empty = inspect.Parameter.empty if default is ... else default
-    return Option(Annotated[kind, typer.Argument(metavar=metavar, help=help)], empty)
+    return Option(Annotated[kind, typer.Argument(metavar=metavar, help=help)], default)
 
 
 def command(group: typer.Typer, name: str, /, **options: Option) -> Callable[[Callable[[Any], None]], Any]:
@@ -63,7 +67,7 @@ def command(group: typer.Typer, name: str, /, **options: Option) -> Callable[[Ca
             ]
         )
         made.__annotations__ = {key: one.kind for key, one in options.items()}
-        made.__doc__, made.__name__ = act.__doc__, name.replace("-", "_")
+        made.__doc__ = act.__doc__
         group.command(name)(made)
         return act
 
@@ -72,25 +76,31 @@ def command(group: typer.Typer, name: str, /, **options: Option) -> Callable[[Ca
 
 STORE = "potentia.db"
 SOURCES = argument("Stores, score tables or lm-eval results; several are joined.", "SOURCE", list[str], (STORE,))
+THE_STORE = argument("The store: a file or a database URL.", "STORE", str, STORE)
 JSON = flag("--json", "Print JSON.")
 YES = flag("--yes", "Do not ask.")
 HISTORY = many("Stores or score files of other models, to predict unmeasured cells with.")
+RESAMPLES = option("Bootstrap resamples; else 1,000, of the test task 1,999.", int | None, None, min=20)
+ALLOW_CODE = flag("--allow-code", "Let your own task files run code (!function, fetched metrics).")
+BASE = option("Where the base model is now, if not where it was.")
 
 READ = {
     "study": many("Studies of the store, by name or key, or all; else the one opened last."),
     "protocols": many("Only these protocols.", "--protocols", "--protocol"),
     "tasks": many("Only these tasks, in all their forms.", "--tasks", "--task"),
     "models": many("Only these models.", "--models"),
-    "facts": path("A CSV of facts on models of your own."),
+    "facts": path("A CSV of facts on models, which adds to the known ones or replaces them."),
     "task_facts": path("A CSV of facts on tasks: task, category, train_size, chance."),
     "columns": many("Say which column of a table is what, as score=Accuracy.", "--map", metavar="FIELD=COLUMN"),
-    "lower": many("Columns that are better when lower.", metavar="COLUMN"),
+    "lower": many("Columns that are better when lower.", default=(), metavar="COLUMN"),
     "scale": many("The scale of a column: share, percent, range or unbounded.", metavar="COLUMN=SCALE"),
     "kind": many("What a column is of: task, or text.", metavar="COLUMN=KIND"),
     "apart": flag("--apart", "Show scores that cannot be compared group by group, instead of refusing them."),
     "metric": option("The metric of the scores, such as acc or brier_score; else each task's own."),
 }
 TABLE = {name: READ[name] for name in ("metric", "columns", "lower", "scale", "kind")}  # how a table is read
+WHICH = {name: READ[name] for name in ("study", "protocols", "tasks")}  # of which cells
+CELLS = {**WHICH, "models": many("Only these models.", "--models", "--model")}
 OUT = {
     "figures": path("Draw the figures, or write the tables, into this folder."),
     "format": many("Of figures pdf, png, svg; of tables csv, latex; several may be given."),
@@ -101,12 +111,12 @@ STUDY = {
     "models": many("Hub names or folders.", "--models", "--model"),
     "checkpoints": many("Folders of checkpoint-390, step1000 …, or hub names with such revisions."),
     "tasks": many("Harness tasks, name:form, or files.", "--tasks", "--task"),
-    "protocols": many("direct, few_shot:K, train_before_test, adjust."),
-    "drop_bad_rows": flag("--drop-bad-rows", "Leave out rows of your files that cannot be used."),
+    "protocols": many("direct, few_shot:K, train_before_test, adjust.", "--protocols", "--protocol"),
+    "drop_bad_rows": flag("--drop-bad-rows", "Leave out rows of your files that cannot be used.", None),
     "name": option("The study's name."),
     "data_dir": path("Folder of datasets: DATASET/CONFIG/SPLIT.parquet"),
     "store": option("SQLite file or database URL."),
-    "device": option("auto, cpu, cuda, cuda:1 …"),
+    "device": option("auto, cpu, cuda, cuda:1, spread …"),
     "dtype": option("auto, float32, bfloat16, float16."),
     "seed": option("Seed of splits, orders and examples.", int | None),
     "seeds": option("Fine-tuning seeds per cell.", int | None),
@@ -116,42 +126,50 @@ STUDY = {
     "validation": option("Use at most this many validation documents.", int | None),
     "test": option("Use at most this many test documents.", int | None),
 }
+WORKERS = option("Rows at once; 0 fits them to the GPUs; one on a CPU.", int, 0, min=0)
 ADAPTIVE = {
     "budget": option("Choose cells for 30min, 2gpu-hours, 10% …"),
     "confidence": option("Choose cells until this agreement is expected.", float | None),
     "top": option("What matters is who is among the first so many.", int | None, None, min=1),
     "history": HISTORY,
 }
-ALLOW_CODE = flag("--allow-code", "Let your own task files run code (!function, fetched metrics).")
+TEST_TASK = {
+    "before": option("Protocol or stage before adjustment."),
+    "after": option("Protocol or stage after adjustment."),
+    "since": option("Models trained in this month or later are the newer ones; else 2023-11."),
+    "column": option("Divide by this column of the facts instead of by date …"),
+    "value": option("… where it has this value."),
+    "exposed": flag("--exposed", "Divide each task by who saw its form: the facts' column exposure.", None),
+}
+BASELINE = option("Compare every method with this one, such as direct or instruct.")
 
-# The same for commands of few options, which are written as typer has it.
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-StorePath = Annotated[str, typer.Argument(metavar="STORE", help="The store: a file or a database URL.")]
-Study = READ["study"].kind
-History = HISTORY.kind
+
+def filled(kind: type, asked: Any, **more: Any) -> Any:
+    """Make the options of an analysis of what was asked; what was not asked keeps its default."""
+    given = {one.name: getattr(asked, one.name, None) for one in fields(kind)} | more
+    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items() if v is not None})
+
+
+def some(asked: Any, names: Any) -> dict[str, Any]:
+    """Return what was asked by these names."""
+    return {name: getattr(asked, name) for name in names}
 
 
 def overrides(asked: Any, **more: Any) -> dict[str, Any]:
     """Return what the options of ``STUDY`` say, as a study file would; ``more`` wins."""
-    given = {**vars(asked), **more}
-
-    def part(*names: str) -> dict[str, Any]:
-        return {name: given.get(name) for name in names}
-
-    plain = part("models", "tasks", "protocols", "name", "store", "device", "dtype", "seed", "seeds")
-    runs = [_series(where) for where in given.get("checkpoints") or ()]
+    given = dict.fromkeys(STUDY) | vars(asked) | more
+    runs = [_series(where) for where in given["checkpoints"] or ()]
+    plain = ("tasks", "protocols", "drop_bad_rows", "name", "store", "device", "dtype", "seed", "seeds")
     return {
-        **plain,
-        "models": [*(plain["models"] or ()), *runs] or None,
-        "drop_bad_rows": given.get("drop_bad_rows") or None,
-        "data_dir": str(given["data_dir"]) if given.get("data_dir") else None,
-        "tuning": part("learning_rates", "epochs"),
-        "caps": part("train", "validation", "test"),
+        **{name: given[name] for name in plain},
+        "models": [*(given["models"] or ()), *runs] or None,
+        "data_dir": str(given["data_dir"]) if given["data_dir"] else None,
+        "tuning": {name: given[name] for name in ("learning_rates", "epochs")},
+        "caps": {name: given[name] for name in ("train", "validation", "test")},
     }
 
 
-def _series(where: str) -> Mapping[str, str]:
+def _series(where: str) -> dict[str, str]:
     """Describe a pretraining run by the folder or repository of its checkpoints."""
     place = Path(where).expanduser()
     name = place.resolve().name if place.is_dir() else where.rpartition("/")[2]

@@ -110,13 +110,15 @@ def _lines(columns: list[str], rows: list[list[str]], right: list[bool]) -> list
 
 
 def print_findings(findings: Mapping[str, Finding], *, as_json: bool = False) -> None:
-    """Print findings as tables, or all of them as one JSON object keyed by name."""
+    """Print findings as tables, each with its headline, or all of them as one JSON object keyed by name."""
     if as_json:
         print_json({name: finding.to_dict() for name, finding in findings.items()})
         return
     for finding in findings.values():
         for table in filter(None, map(telling, finding.tables())):
             print_table(table)
+        if (headline := getattr(finding, "headline", None)) is not None:
+            console.print(headline(), style="bold", markup=False)
 
 
 def print_scoreboard(board: Scoreboard, *, most: int | None = None, hint: str = "--all") -> None:
@@ -176,65 +178,67 @@ def opened(*sources: Any, notes: bool = True, **asked: Any) -> Evidence:
     for name, option in PAIRS.items():
         if name in asked:
             asked[name] = columns_of(asked[name], option)
-    if "lower" in asked:
-        asked["lower"] = asked["lower"] or ()
     evidence = read(*sources, **asked)
     if notes:
         print_notes(evidence)
     return evidence
 
 
+def history(asked: Any) -> Evidence | None:
+    """Read what ``--history`` names: scores of other models."""
+    from potentia.evidence import read
+
+    return read(*asked.history) if asked.history else None
+
+
 PAIRS = {"columns": "--map", "scale": "--scale", "kind": "--kind"}  # options that say name=what
 
 
 def columns_of(pairs: list[str] | None, option: str = "--map") -> dict[str, str]:
-    """Read what ``--map field=column`` and its like say, once for each name."""
-    split = [pair.rpartition("=") if option != "--map" else pair.partition("=") for pair in pairs or ()]
-    wrong = next((left or right for left, sign, right in split if not (left and sign and right)), None)
-    if wrong is not None:
-        such = {"--map": "COLUMN", "--scale": "percent", "--kind": "text"}[option]
-        hint = f"such as {option} {wrong or 'score'}={such}"
-        raise InputError(f"{option} takes two names with = between, not {wrong!r}", hint=hint)
-    return {left.strip(): right for left, _, right in split}
+    """Read what ``--map field=column`` and its like say; a column's name may hold = too."""
+    found = {}
+    for pair in pairs or ():
+        left, _, right = pair.partition("=") if option == "--map" else pair.rpartition("=")
+        if not left or not right:
+            such = {"--map": "COLUMN", "--scale": "percent", "--kind": "text"}[option]
+            hint = f"such as {option} {left or right or 'score'}={such}"
+            raise InputError(f"{option} takes two names with = between, not {left or right!r}", hint=hint)
+        found[left.strip()] = right
+    return found
 
 
 TABLES = ("csv", "latex")
 
 
-def check_formats(formats: list[str] | None, *, tables: bool = False) -> list[str]:
+def check_formats(asked: Any) -> list[str]:
     """Return the formats asked for, pdf where none is; refuse what cannot be drawn before anything is."""
     from potentia.show import FORMATS
 
-    known = (*FORMATS, *TABLES) if tables else tuple(FORMATS)
-    chosen = list(dict.fromkeys(formats or ["pdf"]))
-    for name in chosen:
-        if name not in known:
-            raise InputError(f"no figure format {name!r}", hint=f"--format takes: {', '.join(known)}")
+    known, chosen = (*FORMATS, *TABLES), list(dict.fromkeys(asked.format or ["pdf"]))
+    if wrong := [name for name in chosen if name not in known]:
+        raise InputError(f"no figure format {wrong[0]!r}", hint=f"--format takes: {', '.join(known)}")
     return chosen
 
 
-def draw_figures(
-    findings: Iterable[Finding], folder: Path | None, formats: list[str] | None, *, titles: bool = True
-) -> list[Path]:
+def draw_figures(findings: Iterable[Finding], folder: Path | None, asked: Any) -> list[Path]:
     """Draw every chart of the findings where a folder is given, write their tables, say so, and return the files."""
     if folder is None:
         return []
     from potentia.formats import write_tables
     from potentia.show import draw_all
 
-    found, chosen = list(findings), check_formats(formats, tables=True)
-    figures, tables = ([f for f in chosen if (f in TABLES) == wanted] for wanted in (False, True))
-    written: list[Path] = []
-    if figures:
-        charts = (chart for finding in found for chart in finding.charts() if chart.tells)
-        written = draw_all(on_one_scale(charts), folder, figures, titles=titles)
-        say(f"{len(written)} figures in {folder}", to=errors)
-    if tables:
+    found, formats = list(findings), check_formats(asked)
+    files: list[Path] = []
+    if figures := [name for name in formats if name not in TABLES]:
+        charts = on_one_scale(chart for finding in found for chart in finding.charts() if chart.tells)
+        files = draw_all(charts, folder, figures, titles=not asked.no_titles)
+        say(f"{len(files)} figures in {folder}", to=errors)
+    if tables := [name for name in formats if name in TABLES]:
         every = [table for finding in found for table in map(telling, finding.tables()) if table is not None]
         made = write_tables(every, folder, tables)
         say(f"{len(made)} tables in {folder}", to=errors)
-        written += made
-    return written
+        files += made
+    return files
 
 
 def print_error(error: PotentiaError) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from collections.abc import Iterable
@@ -13,9 +14,10 @@ import typer
 from rich.markup import escape
 from rich.status import Status
 
+from potentia.cli import options as shared
 from potentia.cli import output as out
 from potentia.cli.app import analyze, app
-from potentia.cli.options import ADAPTIVE, ALLOW_CODE, JSON, STUDY, argument, command, flag, many, option, overrides
+from potentia.cli.options import argument, command, flag, many, option, output, overrides
 from potentia.errors import InputError, StudyError, without_password
 from potentia.values.findings import Table
 
@@ -35,20 +37,19 @@ CONSENT = {"allow_code": "CODE", "allow_pickle": "PICKLE", "allow_missing_weight
     app,
     "run",
     study=FILE,
-    **STUDY,
-    workers=option("Rows at once; 0 fits them to the GPUs; one on a CPU.", int, 0, min=0),
+    **shared.STUDY,
+    workers=shared.WORKERS,
     executor=option("local or ray.", str, "local"),
     threads=option("CPU threads of a row; 0 shares the machine evenly.", int, 0, min=0),
     split=flag("--split/--no-split", "Tasks of a row to several workers; by itself for long rows on GPUs.", None),
     adaptive=flag("--adaptive", "Run the cells that tell most, wave by wave; so with a budget or a confidence."),
-    **ADAPTIVE,
-    dry_run=flag("--dry-run", "Print the plan and its cost, run nothing."),
-    allow_code=ALLOW_CODE,
+    **shared.ADAPTIVE,
+    allow_code=shared.ALLOW_CODE,
     allow_pickle=flag("--allow-pickle", "Load weights that are pickles (*.bin), which can run code."),
     allow_missing_weights=flag(
         "--allow-missing-weights", "Score models whose files lack weights, these filled at random."
     ),
-    as_json=JSON,
+    as_json=shared.JSON,
 )
 def run(asked: Any) -> None:
     """Run a study: every model, every task, every protocol. Run it again to resume.
@@ -60,7 +61,7 @@ def run(asked: Any) -> None:
     """
     from potentia import files
     from potentia.cli.view import watch
-    from potentia.run import default_workers, estimate_cost, plan_study, run_study
+    from potentia.run import default_workers, plan_study, run_study
 
     for name, what in CONSENT.items():
         if getattr(asked, name):
@@ -69,9 +70,6 @@ def run(asked: Any) -> None:
     with out.errors.status("reading tasks and models …") as status:
         plan = plan_study(made, tell=partial(_update, status))
     out.say(*_notes(plan), to=out.errors)
-    if asked.dry_run:
-        _print_cost(plan, estimate_cost(plan, calibrate=False), asked.as_json)
-        return
     workers = asked.workers or default_workers(plan)
     if asked.adaptive or asked.budget or asked.confidence:
         result = _run_adaptive(plan, asked, workers, watch)
@@ -112,12 +110,11 @@ def _asked_study(asked: Any) -> Study:
 
 def _run_adaptive(planned: StudyPlan, asked: Any, workers: int, watch: Any) -> RunResult:
     """Run a study by need and show what is known in the end; predictions stay apart from scores."""
-    from potentia.evidence import read
     from potentia.run import AdaptiveRun
 
     run = AdaptiveRun(
         planned, budget=asked.budget, confidence=asked.confidence, top=asked.top, workers=workers, watch=watch,
-        history=read(*asked.history) if asked.history else None,
+        history=out.history(asked),
         tell=lambda text: out.errors.print(f"{text} …", style="dim"),
     )  # fmt: skip
     result, completion, following = run.run()
@@ -203,11 +200,11 @@ def _report_result(result: RunResult, store: str, question: str) -> None:
     app,
     "plan",
     study=FILE,
-    **STUDY,
-    **ADAPTIVE,
-    output=option("The study file to write.", Path | None, None, "--output", "-o"),
+    **shared.STUDY,
+    **shared.ADAPTIVE,
+    output=output("The study file to write.", None, Path | None),
     calibrate=flag("--calibrate/--no-calibrate", "Time the engine on a few documents first.", True),
-    as_json=JSON,
+    as_json=shared.JSON,
 )
 def plan(asked: Any) -> None:
     """Say what a study will cost; with a budget or a confidence, which cells to run, as a study of its own.
@@ -226,48 +223,42 @@ def plan(asked: Any) -> None:
         tell = partial(_update, status)
         planned = plan_study(made, tell=tell)
         cost = estimate_cost(planned, calibrate=asked.calibrate, tell=tell)
-    chosen = None
+    out.say(*_notes(planned), to=out.errors)
+    total = _total(planned, cost)
+    told = {"study": made.name, "device": cost.device, "times": cost.source or None, **total, "cells": cost.cells}
+    tables = cost_tables(planned, cost, total)
+    cells = None
     if asked.budget is not None or asked.confidence is not None:
-        chosen = _choose(planned, cost, asked.budget, asked.confidence, asked.top, asked.history or [])
-    _print_cost(planned, cost, asked.as_json, chosen)
-    if chosen is not None:
-        _write(planned, chosen[0].cells, asked.output, asked.as_json)
+        chosen, completion = _choose(planned, cost, asked)
+        told |= {"plan": chosen.to_dict(), "completion": completion.to_dict()}
+        tables += [completion.tables()[0], *chosen.tables()]
+        cells = chosen.cells
+    out.answer(asked.as_json, told, *tables)
+    if cells is not None and asked.output is not None:
+        _write(planned, cells, asked.output, asked.as_json)
 
 
-def _print_cost(planned: StudyPlan, cost: StudyCost, as_json: bool, chosen: Any = None) -> None:
-    """Print rows, cells and the cost of what is left; with the cells that were chosen, where some were."""
-    found = {"study": planned.study.name, "device": cost.device, "times": cost.source or None, **_totals(planned, cost)}
-    found["cells"] = [vars(cell) for cell in cost.cells]
-    tables = cost_tables(planned, cost)
-    if chosen is not None:
-        found |= {"plan": chosen[0].to_dict(), "completion": chosen[1].to_dict()}
-        tables += [*chosen[1].tables()[:1], *chosen[0].tables()]
-    out.answer(as_json, found, *tables)
+def _choose(planned: StudyPlan, cost: StudyCost, asked: Any) -> tuple[Any, Any]:
+    """Choose the cells that are worth their cost, with what is expected of the whole study."""
+    import numpy as np
 
-
-def _choose(
-    planned: Any, cost: Any, budget: str | None, confidence: float | None, top: int | None, history: list[str]
-) -> Any:
     from potentia.analysis.planning import choose_cells
-    from potentia.evidence import read
     from potentia.run import complete_study, costs_of, grid_of, read_budget
 
-    completion = complete_study(planned, history=read(*history) if history else None)
+    completion = complete_study(planned, history=out.history(asked))
     costs = costs_of(grid_of(planned), cost)
-    whole = float(sum(v for v in costs.values.ravel() if v == v))
-    room = None if budget is None else read_budget(budget, whole)
-    if room is not None and costs.unit != "seconds" and not str(budget).rstrip().endswith("%"):
+    room = None if asked.budget is None else read_budget(asked.budget, float(np.nansum(costs.values)))
+    if room is not None and costs.unit != "seconds" and not asked.budget.rstrip().endswith("%"):
         told = "no times are known, so a budget in time says nothing"
         raise InputError(told, hint="leave --calibrate on, or say 10%")
-    return choose_cells(completion, costs, budget=room, confidence=confidence, top=top), completion
+    return choose_cells(completion, costs, budget=room, confidence=asked.confidence, top=asked.top), completion
 
 
-def _write(planned: Any, cells: Any, output: Path | None, as_json: bool) -> None:
+def _write(planned: Any, cells: Any, output: Path, as_json: bool) -> None:
+    """Write the chosen cells as a study of its own, without the password of its store."""
     from potentia.files import write_file
     from potentia.run import proposed_study, study_text
 
-    if output is None:
-        return
     if output.exists():
         raise InputError("the file is there already", where=str(output), hint="give a new name with --output")
     study = proposed_study(planned.study, cells, name=f"{planned.study.name}-chosen")
@@ -280,15 +271,17 @@ def _write(planned: Any, cells: Any, output: Path | None, as_json: bool) -> None
         out.say(f"{output}: the chosen cells as a study. Next: potentia run {shlex.quote(str(output))}")
 
 
+AMOUNTS = ("lanes", "train_tokens", "score_tokens", "flops", "seconds")
+
+
 def _sums(cells: Iterable[Any]) -> dict[str, Any]:
-    found = list(cells)
-    parts = ("lanes", "train_tokens", "score_tokens", "flops", "seconds")
-    return {"cells_to_do": len(found), **{part: sum(getattr(cell, part) for cell in found) for part in parts}}
+    """Add up what the cells that are not done will take."""
+    left = [cell for cell in cells if not cell.done]
+    return {"cells_to_do": len(left), **{part: sum(getattr(cell, part) for cell in left) for part in AMOUNTS}}
 
 
-def _totals(planned: StudyPlan, cost: StudyCost) -> dict[str, Any]:
-    total = _sums(cost.pending)
-    seconds = cost.seconds(anew=True)
+def _total(planned: StudyPlan, cost: StudyCost) -> dict[str, Any]:
+    total, seconds = _sums(cost.cells), cost.seconds(anew=True)
     return {
         **total,
         "cells_done": len(cost.cells) - total["cells_to_do"],
@@ -299,43 +292,55 @@ def _totals(planned: StudyPlan, cost: StudyCost) -> dict[str, Any]:
     }
 
 
-def cost_tables(planned: StudyPlan, cost: StudyCost) -> list[Table]:
+def cost_tables(planned: StudyPlan, cost: StudyCost, total: dict[str, Any]) -> list[Table]:
     """Return the cost by row and by task."""
-    from potentia.run import tell_time
-
-    rows: list[tuple[Cell, ...]] = []
-    for row in planned.rows:
-        name, own = row.model.name, [c for c in cost.cells if c.model == row.model.name]
-        left = _sums(c for c in own if not c.done)
-        todo = left["cells_to_do"]
-        tokens = [short(left[part]) for part in ("train_tokens", "score_tokens", "flops")]
-        time = tell_time(left["seconds"] + (cost.loads[name] if todo else 0.0))
-        weights = short(cost.weights[name], "B")
-        rows.append((name, len(own) - todo, todo, round(left["lanes"]), *tokens, weights, time, row.problem or ""))
-    whole = _sums(cost.pending)
-    by = "seconds" if whole["seconds"] == whole["seconds"] else "flops"
-    tasks = []
-    for name in planned.tasks.benchmarks:
-        left = _sums(c for c in cost.pending if c.task == name)
-        shown = short(left["train_tokens"]), tell_time(left["seconds"])
-        tasks.append((name, left["cells_to_do"], *shown, f"{left[by] / (whole[by] or 1.0):.0%}"))
-    total = _totals(planned, cost)
-    per_device = "GPU-hours" if cost.device == "cuda" else "hours of this machine"
-    told = f"from {cost.source}" if cost.source else "times are not known: potentia plan measures them"
-    note = (
-        f"To do: {total['cells_to_do']:,} cells ({total['cells_done']:,} in the store), {total['lanes']:,} lanes, "
-        f"{short(total['train_tokens'])} tokens to train on and {short(total['score_tokens'])} to score, "
-        f"{short(total['flops'])} FLOPs, {tell_time(total['seconds'])} on {cost.device}"
-        + (f" = {total['hours']:.3g} {per_device}" if total["hours"] == total["hours"] else "")
-        + (f", {tell_time(cost.start)} of it before the first cell" if cost.start >= 1 and cost.pending else "")
-        + f" ({told})."
-    )
+    rows = [_row_cost(row, cost) for row in planned.rows]
     columns = ("model", "in store", "to do", "lanes", "train", "score", "FLOPs", "weights", "time", "problem")
     most = len(columns) - (not total["problems"])
+    by_row = tuple(row[:most] for row in rows)
+    by_task = tuple(_task_cost(name, cost) for name in planned.tasks.benchmarks)
     return [
-        Table(f"Plan of {planned.study.name}", columns[:most], tuple(row[:most] for row in rows), note=note),
-        Table("By task", ("task", "to do", "train", "time", "share"), tuple(tasks)),
+        Table(f"Plan of {planned.study.name}", columns[:most], by_row, note=_cost_note(cost, total)),
+        Table("By task", ("task", "to do", "train", "time", "share"), by_task),
     ]
+
+
+def _row_cost(row: Any, cost: StudyCost) -> tuple[Cell, ...]:
+    from potentia.run import tell_time
+
+    name = row.model.name
+    own = [cell for cell in cost.cells if cell.model == name]
+    left = _sums(own)
+    todo = left["cells_to_do"]
+    tokens = [short(left[part]) for part in ("train_tokens", "score_tokens", "flops")]
+    time = tell_time(left["seconds"] + (cost.loads[name] if todo else 0.0))
+    weights = short(cost.weights[name], "B")
+    return (name, len(own) - todo, todo, round(left["lanes"]), *tokens, weights, time, row.problem or "")
+
+
+def _task_cost(name: str, cost: StudyCost) -> tuple[Cell, ...]:
+    from potentia.run import tell_time
+
+    whole, own = _sums(cost.cells), _sums(cell for cell in cost.cells if cell.task == name)
+    by = "flops" if math.isnan(whole["seconds"]) else "seconds"
+    share = own[by] / (whole[by] or 1.0)
+    return name, own["cells_to_do"], short(own["train_tokens"]), tell_time(own["seconds"]), f"{share:.0%}"
+
+
+def _cost_note(cost: StudyCost, total: dict[str, Any]) -> str:
+    from potentia.run import tell_time
+
+    time = f"{tell_time(total['seconds'])} on {cost.device}"
+    if not math.isnan(total["hours"]):
+        time += f" = {total['hours']:.3g} {'GPU-hours' if cost.device == 'cuda' else 'hours of this machine'}"
+    if cost.start >= 1 and cost.pending:
+        time += f", {tell_time(cost.start)} of it before the first cell"
+    source = f"from {cost.source}" if cost.source else "times are not known: leave --calibrate on"
+    return (
+        f"To do: {total['cells_to_do']:,} cells ({total['cells_done']:,} in the store), {total['lanes']:,} lanes, "
+        f"{short(total['train_tokens'])} tokens to train on and {short(total['score_tokens'])} to score, "
+        f"{short(total['flops'])} FLOPs, {time} ({source})."
+    )
 
 
 def short(value: float, unit: str = "") -> str:
@@ -355,10 +360,10 @@ def short(value: float, unit: str = "") -> str:
     models=many("Of the study; else all."),
     tasks=many("Of the study; else the first three."),
     rank=option("The higher rank of adapters.", int, 64, min=1),
-    data_dir=STUDY["data_dir"],
-    store=STUDY["store"],
-    workers=option("Rows at once.", int, 1, min=1),
-    as_json=JSON,
+    data_dir=shared.STUDY["data_dir"],
+    store=shared.STUDY["store"],
+    workers=shared.WORKERS,
+    as_json=shared.JSON,
 )
 def elicitation(asked: Any) -> None:
     """Tune some cells of a study by adapters of a higher rank and by all weights too, and compare the rankings.
@@ -374,5 +379,7 @@ def elicitation(asked: Any) -> None:
     folder = str(asked.data_dir) if asked.data_dir else None
     made = read_study(asked.study, {"store": asked.store, "data_dir": folder})
     with out.errors.status("tuning in three ways …"):
-        found = elicit(made, models=asked.models or (), tasks=asked.tasks or (), rank=asked.rank, workers=asked.workers)
+        found = elicit(
+            made, models=asked.models or (), tasks=asked.tasks or (), rank=asked.rank, workers=asked.workers or 1
+        )
     out.print_findings({"elicitation": found}, as_json=asked.as_json)

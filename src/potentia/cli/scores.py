@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from potentia.cli import options as shared
 from potentia.cli import output as out
 from potentia.cli.app import app, is_source
-from potentia.cli.options import HISTORY, JSON, OUT, READ, SOURCES, STORE, TABLE, argument, command, flag, option, path
+from potentia.cli.options import argument, command, filled, flag, option, output, path, some
 from potentia.errors import InputError, without_password
 from potentia.values.findings import Table
 
@@ -27,11 +28,9 @@ EXCERPT = 160  # characters of a prompt's end
     app,
     "compare",
     given=argument("Two models, by name or a part of it; and a store, or any scores.", "A B SOURCE", list[str]),
-    tasks=READ["tasks"],
-    protocols=READ["protocols"],
     items=option("Show this many documents of each task that one of the two alone gets right.", int, 0, min=0),
-    study=READ["study"],
-    as_json=JSON,
+    **shared.WHICH,
+    as_json=shared.JSON,
 )
 def compare(asked: Any) -> None:
     """Say which of two models is better on each task, and whether that is real: paired, document by document.
@@ -44,7 +43,7 @@ def compare(asked: Any) -> None:
     from potentia.analysis.rankings import find_pair
 
     first, second, source = _two_models(asked.given)
-    evidence = out.opened(source, study=asked.study, protocols=asked.protocols, tasks=asked.tasks)
+    evidence = out.opened(source, **some(asked, shared.WHICH))
     pair = find_pair(evidence, first, second)
     documents = _documents(evidence, pair, asked.items) if asked.items else []
     if asked.as_json:
@@ -62,7 +61,7 @@ def compare(asked: Any) -> None:
 
 def _two_models(given: list[str]) -> tuple[str, str, str]:
     """Tell the two models from the scores, which stand last, or first."""
-    names, source = list(given), STORE
+    names, source = list(given), shared.STORE
     if len(names) > 2:
         source = names.pop(0 if is_source(names[0]) and not is_source(names[-1]) else -1)
     scores = [name for name in names if "://" in name or Path(name).is_file()]
@@ -74,26 +73,22 @@ def _two_models(given: list[str]) -> tuple[str, str, str]:
 
 def _documents(evidence: Evidence, pair: Pair, most: int) -> list[dict[str, Any]]:
     """Return documents that one model alone gets right, each with what both said; ``most`` of each kind and task."""
-    wanted = {(part.protocol, part.task) for part in pair.tasks if part.documents}
-    cells: dict[tuple[str, str, str], str] = {
-        (cell.protocol, cell.task, cell.model): cell.key
-        for cell in evidence.cells()
-        if cell.model in (pair.first, pair.second) and (cell.protocol, cell.task) in wanted
-    }
+    keys = {(cell.protocol, cell.task, cell.model): cell.key for cell in evidence.cells()}
     found = []
-    for part in pair.tasks:
-        keys = [cells.get((part.protocol, part.task, model)) for model in (pair.first, pair.second)]
-        if not part.documents or None in keys:
+    for part in (part for part in pair.tasks if part.documents):
+        both = [keys.get((part.protocol, part.task, model)) for model in (pair.first, pair.second)]
+        if None in both:
             continue
-        one, two = ({item.doc_id: item for item in evidence.items(key)} for key in keys if key is not None)
-        for right, documents in ((pair.first, part.first_only), (pair.second, part.second_only)):
-            for number in documents[:most]:
-                detail = one[number].detail or {}
-                found.append({
-                    "protocol": part.protocol, "task": part.task, "document": number, "right": right,
-                    "prompt": str(detail.get("prompt", "")), "gold": one[number].gold,
-                    "first": one[number].prediction, "second": two[number].prediction,
-                })  # fmt: skip
+        one, two = ({item.doc_id: item for item in evidence.items(str(key))} for key in both)
+        only = [(pair.first, number) for number in part.first_only[:most]]
+        only += [(pair.second, number) for number in part.second_only[:most]]
+        for right, number in only:
+            item = one[number]
+            found.append({
+                "protocol": part.protocol, "task": part.task, "document": number, "right": right,
+                "prompt": str((item.detail or {}).get("prompt", "")), "gold": item.gold,
+                "first": item.prediction, "second": two[number].prediction,
+            })  # fmt: skip
     return found
 
 
@@ -117,20 +112,15 @@ def _end(prompt: str) -> str:
 @command(
     app,
     "report",
-    sources=SOURCES,
-    output=option("The HTML file.", Path, Path("report.html"), "--output", "-o"),
+    sources=shared.SOURCES,
+    output=output("The HTML file.", Path("report.html")),
     items=option("Items of each cell to show, half of them wrong; by default up to 40.", int | None, None, min=0),
-    before=option("Test task: protocol or stage before adjustment."),
-    after=option("Test task: protocol or stage after adjustment."),
-    since=option("Test task: models trained in this month or later are the newer ones."),
-    column=option("Test task: divide by this column of the facts instead …"),
-    value=option("… where it has this value."),
-    exposed=flag("--exposed", "Test task: divide each task by who saw its form."),
-    target=option("Proxy tasks: the task to predict."),
-    baseline=option("Stability and consistency: compare every method with this one."),
-    history=HISTORY,
-    **READ,
-    **OUT,
+    target=option("Show proxies of this task: the one to predict."),
+    baseline=shared.BASELINE,
+    history=shared.HISTORY,
+    **shared.TEST_TASK,
+    **shared.READ,
+    **shared.OUT,
 )
 def report(asked: Any) -> None:
     """Write a report: the answer, scores, ranks, agreement, evidence, every cell, and how it was made, in one file.
@@ -147,26 +137,24 @@ def report(asked: Any) -> None:
       potentia report staged.csv --facts models.csv --before base --after tuned_mc_3ep
     """
     from potentia.analysis.proxy import Options as ProxyOptions
-    from potentia.analysis.test_task import SINCE
     from potentia.analysis.test_task import Options as TestTaskOptions
-    from potentia.evidence import read
     from potentia.show import ReportOptions, make_report, save_report
 
-    out.check_formats(asked.format, tables=True)
-    divided = {name: getattr(asked, name) for name in ("before", "after", "since", "column", "value", "exposed")}
+    out.check_formats(asked)
     with out.errors.status("reading scores, computing findings …"):
-        evidence = out.opened(*asked.sources, notes=False, **{name: getattr(asked, name) for name in READ})
+        evidence = out.opened(*asked.sources, notes=False, **some(asked, shared.READ))
+        divided = any(some(asked, shared.TEST_TASK).values())
         wanted = ReportOptions(
-            test_task=TestTaskOptions(**divided | {"since": asked.since or SINCE}) if any(divided.values()) else None,
-            proxies=ProxyOptions(asked.target, protocol=evidence.main or "direct") if asked.target else None,
+            test_task=filled(TestTaskOptions, asked) if divided else None,
+            proxies=filled(ProxyOptions, asked, protocol=evidence.main) if asked.target else None,
             baseline=asked.baseline,
-            history=read(*asked.history) if asked.history else None,
+            history=out.history(asked),
         )
         data = make_report(evidence, items=asked.items, options=wanted)
         place = save_report(data, asked.output)
     out.print_notes(data.evidence)
     with out.errors.status("drawing figures …"):
-        drawn = out.draw_figures(data.named().values(), asked.figures, asked.format, titles=not asked.no_titles)
+        drawn = out.draw_figures(data.named().values(), asked.figures, asked)
     size = place.stat().st_size
     written = {"report": str(place), "bytes": size, "figures": [str(p) for p in drawn]}
     written |= {"findings": list(data.named()), "problem": data.problem}
@@ -182,8 +170,8 @@ FILES = {"train-before-test": ["SCORES"], "test-task": ["SCORES", "MODELS"], "pr
     paper=argument("train-before-test, test-task, proxy or bose.", "PAPER"),
     files=argument("The published scores, for test-task also the facts; or your own store.", "FILE", list[str], ()),
     evaluations=path("Test task: the authors' tree of evaluations (base, e1, …, new_evals), for figures 3 to 18."),
-    resamples=option("Bootstrap samples; else 1000, test-task 1999.", int | None, None, min=0),
-    **OUT,
+    resamples=shared.RESAMPLES,
+    **shared.OUT,
 )
 def reproduce(asked: Any) -> None:
     """Print every number of a paper beside the same number from the published scores, or from yours.
@@ -204,48 +192,47 @@ def reproduce(asked: Any) -> None:
         count = ("no files", "one file", "two files")[len(names)]
         hint = " ".join(["potentia reproduce", asked.paper, *names])
         raise InputError(f"{asked.paper} takes {count}", hint=hint)
-    formats = out.check_formats(asked.format, tables=True)
-    found = _reproduced(asked.paper, asked.files, asked.evaluations, asked.resamples)
+    out.check_formats(asked)
+    found = _reproduced(asked)
     if asked.as_json and asked.paper == "train-before-test":
         out.print_json(found)
     else:
         out.print_findings({asked.paper: found}, as_json=asked.as_json)
-    out.draw_figures([found], asked.figures, formats, titles=not asked.no_titles)
+    out.draw_figures([found], asked.figures, asked)
 
 
-def _reproduced(paper: str, files: list[str], evaluations: Path | None, resamples: int | None) -> Finding:
+def _reproduced(asked: Any) -> Finding:
     from potentia import papers
 
-    if paper == "proxy":
+    if asked.paper == "proxy":
         return papers.reproduce_proxy()
-    if paper == "bose":
+    if asked.paper == "bose":
         return papers.reproduce_bose()
-    if paper == "train-before-test":
+    if asked.paper == "train-before-test":
         from potentia.evidence import read
 
-        return papers.reproduce_train_before_test(read(files[0]).scores, resamples=resamples or 1000)
+        return papers.reproduce_train_before_test(read(asked.files[0]).scores, resamples=asked.resamples or 1000)
     from potentia.analysis.test_task import Cohort
     from potentia.facts import read_facts
     from potentia.formats import StagedScores
 
-    scores, facts = map(Path, files)
-    tree = papers.Evaluations.read(evaluations) if evaluations is not None else None
-    draws = 1999 if resamples is None else resamples
+    scores, facts = map(Path, asked.files)
+    tree = papers.Evaluations.read(asked.evaluations) if asked.evaluations is not None else None
     cohort = Cohort.known(table=read_facts(facts))
-    return papers.reproduce_task_training(StagedScores.read(scores), cohort, tree, draws=draws)
+    return papers.reproduce_task_training(StagedScores.read(scores), cohort, tree, draws=asked.resamples or 1999)
 
 
 @command(
     app,
     "import",
     sources=argument("Score files, folders of lm-eval results.", "SCORES", list[str]),
-    store=option("SQLite file or database URL.", str, STORE),
+    store=option("SQLite file or database URL.", str, shared.STORE),
     name=option("The study they become; the file's name by default."),
     subtasks=flag("--subtasks", "Take the members of groups such as MMLU."),
     protocol=option("How all of these were scored, where the files do not say: direct, adjust, …"),
     short_names=flag("--short-names", "Call a model by the last part of its path: base and tuned folders join."),
-    **TABLE,
-    as_json=JSON,
+    **shared.TABLE,
+    as_json=shared.JSON,
 )
 def import_scores(asked: Any) -> None:
     """Put scores measured elsewhere into a store: tidy CSV or Parquet, lm-eval results, the paper's JSON, a store.
@@ -260,7 +247,7 @@ def import_scores(asked: Any) -> None:
     from potentia import formats
     from potentia.store import Store
 
-    how = {name: getattr(asked, name) for name in ("subtasks", *TABLE)}
+    how = some(asked, ("subtasks", *shared.TABLE))
     read = []
     for source in asked.sources:
         scores = out.opened(source, **how).scores
@@ -311,12 +298,11 @@ def _short_named(scores: Mapping[Protocol, ScoreMatrix], source: str) -> dict[Pr
     app,
     "export",
     source=argument("A store, or any score file.", "STORE"),
-    output=option("The file, a folder for lm-eval, or - to print.", Path, ..., "--output", "-o"),
+    output=output("The file, a folder for lm-eval, or - to print."),
     format=option("csv, parquet, lm-eval, every-eval-ever, hub, markdown or latex; else by the file's name."),
-    study=READ["study"],
-    protocols=READ["protocols"],
-    **TABLE,
-    as_json=JSON,
+    **shared.WHICH,
+    **shared.TABLE,
+    as_json=shared.JSON,
 )
 def export(asked: Any) -> None:
     """Write scores as a table, as lm-eval results, or as a leaderboard.
@@ -332,7 +318,7 @@ def export(asked: Any) -> None:
     """
     from potentia.formats import write_scores
 
-    evidence = out.opened(asked.source, **{name: getattr(asked, name) for name in ("study", "protocols", *TABLE)})
+    evidence = out.opened(asked.source, **some(asked, (*shared.WHICH, *shared.TABLE)))
     matrices = evidence.scores
     if str(asked.output) == "-":
         _print_file(matrices, asked.format or "csv")

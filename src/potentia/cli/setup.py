@@ -10,13 +10,13 @@ import shutil
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from potentia.cli.app import app
-from potentia.cli.options import JSON, STUDY, Json, argument, command, flag, many
-from potentia.cli.output import answer, console, dicts, errors, print_json, print_table, say
+from potentia.cli.options import JSON, STUDY, argument, command, flag, many, output
+from potentia.cli.output import answer, console, dicts, errors, say
 from potentia.errors import InputError, without_password
 from potentia.values.findings import Table
 
@@ -32,7 +32,6 @@ FEW = 1_000  # documents of one's own; a tenth of fewer is a small test
     data=many("Your own data: files, a folder, or a dataset's name on the hub."),
     protocols=STUDY["protocols"],
     quick=flag("--quick", "Small caps and one learning rate, for a try."),
-    force=flag("--force", "Write over a file that is there."),
     as_json=JSON,
 )
 def init(asked: Any) -> None:
@@ -45,19 +44,19 @@ def init(asked: Any) -> None:
     """
     from potentia.files import write_file
 
-    output, tasks, data = asked.output, asked.tasks or [], asked.data or []
-    if output.exists() and not asked.force:
-        raise InputError(f"{output} is there already", hint="give another name, or --force")
+    file, tasks, data = asked.output, asked.tasks or [], asked.data or []
+    if file.exists():
+        raise InputError(f"{file} is there already", hint="give another name")
     models = asked.models or _ask("Models (hub names or folders, parted by spaces)", "--models")
     if not tasks and not data:
         told = _ask("Tasks of the harness, or files of your own, parted by spaces", "--tasks or --data")
         data = [name for name in told if Path(name).exists()]
         tasks = [name for name in told if name not in data]
     protocols = asked.protocols or ["direct", "train_before_test"]
-    write_file(output, without_password(study_text(output, models, tasks, data, protocols, asked.quick)))
-    line = f"  potentia run {shlex.quote(str(output))}"
-    written = f"{output} is written. See what it would do, then run it:"
-    answer(asked.as_json, {"study": str(output)}, written, f"{line} --dry-run", line)
+    write_file(file, without_password(study_text(file, models, tasks, data, protocols, asked.quick)))
+    written = f"{file} is written. See what it will cost, then run it:"
+    lines = [f"  potentia {act} {shlex.quote(str(file))}" for act in ("plan", "run")]
+    answer(asked.as_json, {"study": str(file)}, written, *lines)
 
 
 def study_text(
@@ -129,14 +128,14 @@ def _yaml(value: Any) -> str:
     return text.removesuffix("...\n").strip()
 
 
-@app.command()
-def demo(
-    folder: Annotated[Path, typer.Option("--out", "-o", help="Where models, scores and report go.")] = Path(
-        "potentia-demo"
-    ),
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer models, tasks and epochs: about two minutes.")] = False,
-    as_json: Json = False,
-) -> None:
+@command(
+    app,
+    "demo",
+    output=output("Where models, scores and report go.", Path("potentia-demo")),
+    quick=flag("--quick", "Fewer models, tasks and epochs: about two minutes."),
+    as_json=JSON,
+)
+def demo(asked: Any) -> None:
     """Fine-tune and test every embedded model on every embedded task, then show what that changes.
 
     The models are tiny and ours; which test each family trained for is planted, so the truth is known.
@@ -149,10 +148,10 @@ def demo(
     from potentia.run import plan_study, run_study
     from potentia.show import write_report
 
-    study = demo_study(folder, quick=quick)
+    study = demo_study(asked.output, quick=asked.quick)
     plan = plan_study(study)
     todo = sum(len(row.pending) for row in plan.rows)
-    if todo and not as_json:
+    if todo and not asked.as_json:
         console.print(
             f"[bold]Potentia demo[/bold]: {len(plan.rows)} tiny models × {len(study.tasks)} tasks, as they are "
             f"and after the same fine-tuning: {todo} cells to compute on this CPU."
@@ -160,32 +159,31 @@ def demo(
     result = run_study(plan, workers=min(4, os.cpu_count() or 1), watch=watch)
     if result.interrupted:
         errors.print("[bold]Stopped.[/bold] Everything finished is saved.")
-        say(f"To go on: potentia demo -o {shlex.quote(str(folder))}{' --quick' if quick else ''}", to=errors)
+        again = f"potentia demo -o {shlex.quote(str(asked.output))}{' --quick' if asked.quick else ''}"
+        say(f"To go on: {again}", to=errors)
         raise typer.Exit(130)
-    finding = demo_findings(study)
-    report = folder / "report.html"
+    finding, report = demo_findings(study), asked.output / "report.html"
     if result.computed or not report.exists():
         write_report(study.store, report, study=study.name)
-    if as_json:
-        print_json({**finding.to_dict(), "report": str(report), "failed": result.failed})
-    else:
-        for table in finding.tables():
-            print_table(table)
-        console.print(
-            "The effect is planted: each family of these models saw some test forms in pretraining and not others. "
-            "It shows the mechanism at work; it is no evidence about real models.",
-            style="dim",
-        )
-        console.print()
-        say(f"Report: {report.resolve().as_uri()}", f"Live:   potentia serve {shlex.quote(str(study.store))}")
+    answer(
+        asked.as_json,
+        {**finding.to_dict(), "report": str(report), "failed": result.failed},
+        *finding.tables(),
+        "The effect is planted: each family of these models saw some test forms in pretraining and not others.",
+        "It shows the mechanism at work; it is no evidence about real models.\n",
+        f"Report: {report.resolve().as_uri()}",
+        f"Live:   potentia serve {shlex.quote(str(study.store))}",
+    )
     raise typer.Exit(result.exit_code)
 
 
-@app.command()
-def zoo(
-    folder: Annotated[Path, typer.Argument(help="Where models, tasks, facts and study files go.")] = Path("lab"),
-    as_json: Json = False,
-) -> None:
+@command(
+    app,
+    "zoo",
+    folder=argument("Where models, tasks, facts and study files go.", "FOLDER", Path, Path("lab")),
+    as_json=JSON,
+)
+def zoo(asked: Any) -> None:
     """Lay out the embedded models, benchmarks and ready studies, to try every method where the truth is planted.
 
     Families of these tiny models saw different test forms in pretraining; two have kept their checkpoints, four have
@@ -195,22 +193,14 @@ def zoo(
     """
     from potentia.lab import lay_out
 
-    laboratory = lay_out(folder)
-    commands = laboratory.commands()
-    if as_json:
-        print_json(
-            {"folder": str(folder), "models": laboratory.models, "tasks": laboratory.tasks,
-             "facts": str(laboratory.facts), "store": str(laboratory.store), "commands": commands}
-        )  # fmt: skip
-        return
-    say(
-        f"{laboratory.models} models, {laboratory.tasks} benchmarks, {laboratory.facts.name} "
-        f"and {len(laboratory.studies)} studies in {folder}\n"
-    )
-    for question, lines in commands.items():
-        say(QUESTIONS[question], style="bold")
-        say(*(f"  {line}" for line in lines), "")
-    say("What each of them found here, and what the truth is: docs/laboratory.md", style="dim")
+    made = lay_out(asked.folder)
+    told = {"folder": str(asked.folder), "models": made.models, "tasks": made.tasks, "facts": str(made.facts)}
+    told |= {"store": str(made.store), "commands": made.commands()}
+    counted = f"{made.models} models, {made.tasks} benchmarks, {made.facts.name} and {len(made.studies)} studies"
+    lines = [f"{counted} in {asked.folder}", ""]
+    for question, commands in made.commands().items():
+        lines += [QUESTIONS[question], *(f"  {line}" for line in commands), ""]
+    answer(asked.as_json, told, *lines, "What each of them found here, and what the truth is: docs/laboratory.md")
 
 
 QUESTIONS = {
@@ -237,8 +227,8 @@ _EXTRAS = {
 _HUB_SECONDS = 3.0
 
 
-@app.command()
-def doctor(as_json: Json = False) -> None:
+@command(app, "doctor", as_json=JSON)
+def doctor(asked: Any) -> None:
     """Print versions, device, cache folders, whether the hub answers, and what is missing.
 
     Example:
@@ -256,7 +246,7 @@ def doctor(as_json: Json = False) -> None:
     )
     missing = tuple(tuple(m.values()) for m in report["missing"])
     answer(
-        as_json,
+        asked.as_json,
         report,
         Table("Versions", ("part", "version"), versions),
         Table("Machine", ("what", "found"), tuple(machine)),

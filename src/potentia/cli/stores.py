@@ -1,54 +1,59 @@
-"""What a store holds and whether it is whole: ``status``, ``serve``, ``store``, ``studies``, ``track``."""
+"""What a store holds and whether it is whole: ``status``, ``serve``, ``store``, ``track``."""
 
 from __future__ import annotations
 
 import json
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from potentia.cli.app import app
-from potentia.cli.options import STORE, History, Json, StorePath, Study, Yes
-from potentia.cli.output import agree, answer, console, dicts, print_json, print_table, say
+from potentia.cli.options import CELLS, HISTORY, JSON, THE_STORE, YES, argument, command, flag, option, output
+from potentia.cli.output import agree, answer, console, dicts, history, print_json, print_table, say
 from potentia.errors import InputError, MissingExtraError, without_password
 from potentia.timing import clock
 from potentia.values.findings import Table
+from potentia.values.protocol import TaskName
 
 if TYPE_CHECKING:
-    from potentia.store import Store
+    from potentia.store import CellRecord, Store
 
-store_group = typer.Typer(help="A store's health: check, repair, discard.", no_args_is_help=True)
-studies = typer.Typer(help="The studies of a store: list, rename, delete.", no_args_is_help=True)
+store_group = typer.Typer(help="A store's upkeep: check it, discard cells, rename and delete studies.")
 app.add_typer(store_group, name="store")
-app.add_typer(studies, name="studies")
-
-StudyName = Annotated[str, typer.Argument(metavar="STUDY", help="The study, by name or key.")]
+A_STORE = THE_STORE._replace(default=...)
+STUDY_NAME = argument("The study, by name or key.", "STUDY")
+ONE_STUDY = option("One study, by name or key; status shows all of them, else it is the one opened last.")
 EVERY = 2.0  # seconds between two looks of `status --watch`
 
 
-@app.command()
-def status(
-    store: StorePath = STORE,
-    study: Annotated[str | None, typer.Option(help="Only this study (its name or key).")] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Follow it until Ctrl-C; in a pipe, a line a change.")] = False,
-    as_json: Json = False,
-) -> None:
+@command(
+    app,
+    "status",
+    store=THE_STORE,
+    study=ONE_STUDY,
+    watch=flag("--watch", "Follow it until Ctrl-C; in a pipe, a line a change."),
+    as_json=JSON,
+)
+def status(asked: Any) -> None:
     """Say what a store holds: studies, cells done and failed, rows that run now.
 
     Example: potentia status potentia.db --watch
     """
     from potentia.run import store_status
 
-    if watch:
-        _follow(lambda: store_status(store, study), as_json=as_json)
-    elif as_json:
-        print_json(store_status(store, study))
+    look = partial(store_status, asked.store, asked.study)
+    if asked.watch:
+        _follow(look, as_json=asked.as_json)
+    elif asked.as_json:
+        print_json(look())
     else:
-        _print_status(store_status(store, study))
+        _print_status(look())
 
 
 def _print_status(state: dict[str, Any]) -> None:
@@ -60,17 +65,15 @@ def _print_status(state: dict[str, Any]) -> None:
     print_table(Table(f"Studies in {state['store']}", columns, rows))
     if any(one["running"] for one in state["studies"]):
         print_table(running(state))
-    if state["failures"]:
-        print_table(Table("Failed cells", ("model", "cells", "reason"), tuple(_in_one(state["failures"]))))
-
-
-def _in_one(failures: list[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
-    """Give one row for each model and reason, however many cells failed for it."""
-    grouped: dict[tuple[str, str], list[str]] = {}
-    for f in failures:
-        grouped.setdefault((f["model"], f["reason"]), []).append(f"{f['task']} × {f['protocol']}")
-    for (model, reason), cells in grouped.items():
-        yield model, cells[0] if len(cells) == 1 else f"{len(cells)} cells", reason
+    failed: dict[tuple[str, str], list[str]] = defaultdict(list)  # one row for each model and reason
+    for one in state["failures"]:
+        failed[one["model"], one["reason"]].append(f"{one['task']} × {one['protocol']}")
+    if failed:
+        listed = [
+            (model, cells[0] if len(cells) == 1 else f"{len(cells)} cells", reason)
+            for (model, reason), cells in failed.items()
+        ]
+        print_table(Table("Failed cells", ("model", "cells", "reason"), tuple(listed)))
 
 
 def running(state: dict[str, Any]) -> Table:
@@ -121,157 +124,125 @@ def _line(one: dict[str, Any], *, as_json: bool) -> str:
     return f"{one['name']}: {one['done']}{asked} cells, {one['failed']} failed, {one['running']} rows running"
 
 
-def _there(store: str, *, change: bool = True) -> Store:
-    """Open a store that is there: none is made."""
+def _there(store: str) -> Store:
+    """Open a store that is there, to change it: none is made."""
     from potentia.store import Store
 
-    looked_at = Store.open(store, readonly=True)
-    if not change:
-        return looked_at
-    looked_at.close()
+    Store.open(store, readonly=True).close()
     return Store.open(store)
 
 
-@store_group.command()
-def check(
-    store: StorePath = STORE,
-    repair: Annotated[bool, typer.Option("--repair", help="Have the next run replace broken cells.")] = False,
-    as_json: Json = False,
-) -> None:
+@command(
+    store_group,
+    "check",
+    store=THE_STORE,
+    repair=flag("--repair", "Have the next run replace broken cells."),
+    as_json=JSON,
+)
+def check(asked: Any) -> None:
     """Read every cell with its items and say what is not whole; exit code 1 where something is not.
 
     Example:
       potentia store check potentia.db --repair
     """
-    from potentia.store import check_store, repair_store
+    from potentia.store import Store, check_store, repair_store
 
-    with _there(store, change=repair) as opened:
+    with _there(asked.store) if asked.repair else Store.open(asked.store, readonly=True) as opened:
         problems = check_store(opened)
-        if repair:
+        if asked.repair:
             repair_store(opened, problems)
         cells = opened.count()
     wrong = [problem for problem in problems if problem.kind != "lanes"]
     rows = tuple((p.kind, p.what, p.key or "", str(p.path or "")) for p in problems)
-    told: list[str | Table] = [f"{cells} cells, all whole"]
+    told: list[str | Table] = [
+        f"{len(wrong)} problems, {cells} cells are whole" if rows else f"{cells} cells, all whole"
+    ]
     if rows:
-        table = Table("Not as it should be", ("kind", "what", "cell", "file"), rows)
-        told = [f"{len(wrong)} problems, {cells} cells are whole", table]
+        told.append(Table("Not as it should be", ("kind", "what", "cell", "file"), rows))
     if wrong:
         again = "run the study again: it computes the broken cells anew and replaces them"
-        told.append(again if repair else "--repair helps")
+        told.append(again if asked.repair else "--repair helps")
     found = dicts(("kind", "what", "key", "path"), rows)
-    answer(as_json, {"cells": cells, "repaired": repair, "problems": found}, *told)
-    raise typer.Exit(int(bool(wrong) and not repair))
+    answer(asked.as_json, {"cells": cells, "repaired": asked.repair, "problems": found}, *told)
+    raise typer.Exit(int(bool(wrong) and not asked.repair))
 
 
-@store_group.command()
-def discard(
-    store: StorePath,
-    model: Annotated[str | None, typer.Option(help="Of this model.")] = None,
-    task: Annotated[str | None, typer.Option(help="Of this task.")] = None,
-    protocol: Annotated[str | None, typer.Option(help="Of this protocol.")] = None,
-    key: Annotated[str | None, typer.Option(help="The cell with this key.")] = None,
-    study: Study = None,
-    yes: Yes = False,
-) -> None:
+@command(store_group, "discard", store=THE_STORE, **CELLS, yes=YES)
+def discard(asked: Any) -> None:
     """Discard cells, with their items and adapters: the next run of their study computes them anew.
 
     Example:
       potentia store discard potentia.db --model pythia-70m --task arc_easy --protocol direct --yes
     """
-    if not (model or task or protocol or key):
-        raise InputError("name the cells to discard", hint="--model, --task, --protocol or --key")
-    with _there(store, change=True) as opened:
-        cells = opened.cells(study=study, model=model, task=task, protocol=protocol, key=key)
+    if not (asked.models or asked.tasks or asked.protocols):
+        raise InputError("name the cells to discard", hint="--model, --task or --protocol")
+    with _there(asked.store) as opened:
+        cells = [cell for cell in opened.cells(study=asked.study) if _wanted(cell, asked)]
         if not cells:
-            raise InputError("no such cell", where=store, hint=f"potentia status {shlex.quote(store)}")
+            raise InputError("no such cell", where=asked.store, hint=f"potentia status {shlex.quote(asked.store)}")
         say(*(f"{cell.model} × {cell.task} × {cell.protocol} ({cell.key})" for cell in cells[:20]))
-        agree(f"discard {len(cells)} cells", yes=yes)
+        agree(f"discard {len(cells)} cells", yes=asked.yes)
         opened.discard([cell.key for cell in cells])
     say(f"{len(cells)} cells discarded")
 
 
-@studies.command("list")
-def list_studies(store: StorePath = STORE, as_json: Json = False) -> None:
-    """List the studies, the one opened last first, with their cells and how many of these other studies use too.
-
-    Example: potentia studies list potentia.db
-    """
-    from potentia.store import Store, count_shared
-
-    with Store.open(store, readonly=True) as opened:
-        rows = [
-            (r.name, r.key, r.created[:16].replace("T", " "), *count_shared(opened, r.key)) for r in opened.studies()
-        ]
-    where = without_password(store)
-    table = Table(
-        f"Studies in {where}",
-        ("study", "key", "created", "cells of its own", "shared"),
-        tuple((name, key[:8], when, own, shared) for name, key, when, own, shared in rows),
-        note="Shared cells are used by other studies too: deleting one study leaves them.",
+def _wanted(cell: CellRecord, asked: Any) -> bool:
+    tasks = {cell.task, TaskName(cell.task).base}
+    return (
+        cell.model in (asked.models or [cell.model])
+        and cell.protocol in (asked.protocols or [cell.protocol])
+        and not tasks.isdisjoint(asked.tasks or tasks)
     )
-    found = dicts(("name", "key", "created", "own", "shared"), rows)
-    answer(as_json, {"store": where, "studies": found}, table)
 
 
-@studies.command()
-def rename(
-    store: StorePath,
-    study: StudyName,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Its new name.")],
-    as_json: Json = False,
-) -> None:
+@command(store_group, "rename", store=A_STORE, study=STUDY_NAME, name=argument("Its new name.", "NAME"), as_json=JSON)
+def rename(asked: Any) -> None:
     """Give a study another name; its file goes on with it under the old name and the new one.
 
-    Example: potentia studies rename potentia.db study first-try
+    Example: potentia store rename potentia.db study first-try
     """
     from potentia.store import find_study, rename_study
 
-    with _there(store) as opened:
-        record = find_study(opened, study)
-        rename_study(opened, record.key, name)
-    told = f"{record.name} ({record.key[:8]}) is called {name} now"
-    answer(as_json, {"key": record.key, "before": record.name, "name": name}, told)
+    with _there(asked.store) as opened:
+        record = find_study(opened, asked.study)
+        rename_study(opened, record.key, asked.name)
+    told = f"{record.name} ({record.key[:8]}) is called {asked.name} now"
+    answer(asked.as_json, {"key": record.key, "before": record.name, "name": asked.name}, told)
 
 
-@studies.command()
-def delete(
-    store: StorePath,
-    study: StudyName,
-    yes: Yes = False,
-    as_json: Json = False,
-) -> None:
+@command(store_group, "delete", store=A_STORE, study=STUDY_NAME, yes=YES, as_json=JSON)
+def delete(asked: Any) -> None:
     """Delete a study with the cells, items and adapters that are its alone; what another study uses stays.
 
-    Example: potentia studies delete potentia.db first-try --yes
+    Example: potentia store delete potentia.db first-try --yes
     """
     from potentia.run import store_status
     from potentia.store import count_shared, delete_study, find_study
 
-    with _there(store) as opened:
-        record = find_study(opened, study)
-        rows = sum(found["running"] for found in store_status(store, record.key)["studies"])
+    with _there(asked.store) as opened:
+        record = find_study(opened, asked.study)
+        rows = sum(found["running"] for found in store_status(asked.store, record.key)["studies"])
         if rows:
-            raise InputError(f"{record.name} is running ({rows} rows)", where=store, hint="stop it first: Ctrl-C")
+            raise InputError(f"{record.name} is running ({rows} rows)", where=asked.store, hint="stop it first: Ctrl-C")
         alone, shared = count_shared(opened, record.key)
-        kept = f" ({shared} more are used by other studies and stay)" if shared else ""
-        agree(f"delete {record.name} ({record.key[:8]}) with {alone} cells{kept}", yes=yes)
+        stay = f" ({shared} more are used by other studies and stay)" if shared else ""
+        agree(f"delete {record.name} ({record.key[:8]}) with {alone} cells{stay}", yes=asked.yes)
         done = delete_study(opened, record.key)
-    kept = f"; {done.kept} that other studies use are still there" if done.kept else ""
-    answer(as_json, done, f"deleted {done.study} ({done.key[:8]}) with {done.cells} cells{kept}")
+    stay = f"; {done.kept} that other studies use are still there" if done.kept else ""
+    answer(asked.as_json, done, f"deleted {done.study} ({done.key[:8]}) with {done.cells} cells{stay}")
 
 
-@app.command()
-def serve(
-    store: StorePath = STORE,
-    host: Annotated[str, typer.Option(help="Address to listen on; any but loopback asks for a token.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8765,
-    token: Annotated[
-        str | None, typer.Option(envvar="POTENTIA_TOKEN", help="Token to ask for; made up where one is needed.")
-    ] = None,
-    history: History = None,
-    open_browser: Annotated[bool, typer.Option("--open", help="Open the board in a browser.")] = False,
-) -> None:
+@command(
+    app,
+    "serve",
+    store=THE_STORE,
+    host=option("Address to listen on; any but loopback asks for a token.", str, "127.0.0.1"),
+    port=option("Port; 0 takes a free one.", int, 8765, min=0, max=65535),
+    token=option("Token to ask for; made up where one is needed.", envvar="POTENTIA_TOKEN"),
+    history=HISTORY,
+    open_browser=flag("--open", "Open the board in a browser."),
+)
+def serve(asked: Any) -> None:
     """Show running and finished studies in a browser: rows, lanes, curves, costs, failures, and every finding.
 
     The board only reads. On 127.0.0.1 it needs no token; on any other address nothing is served without one.
@@ -290,33 +261,30 @@ def serve(
     from potentia.show.board.app import serve as run_server
     from potentia.store import Store
 
-    Store.open(store, readonly=True).close()  # say at once what is wrong with it
-    if history:
-        from potentia.evidence import read
-
-        read(*history)
-    asked = choose_token(host, token)
-    listener = bind(host, port)
-    place = address(host, listener.getsockname()[1], asked)
-    shown = address(host, listener.getsockname()[1], None) if token is not None else place  # a given one is known
-    given = " (it asks for the token you gave)" if token is not None else ""
-    say(f"the board of {without_password(store)} is at {shown}{given}")
+    Store.open(asked.store, readonly=True).close()  # say at once what is wrong with it
+    history(asked)
+    token = choose_token(asked.host, asked.token)
+    listener = bind(asked.host, asked.port)
+    port = listener.getsockname()[1]
+    place, known = address(asked.host, port, token), asked.token is not None  # a given one is known
+    shown = f"{address(asked.host, port, None)} (it asks for the token you gave)" if known else place
+    say(f"the board of {without_password(asked.store)} is at {shown}")
     say("it only reads; Ctrl-C stops it", style="dim")
-    if open_browser:
+    if asked.open_browser:
         typer.launch(place)
-    run_server(store, listener, token=asked, history=tuple(history or ()))
+    run_server(asked.store, listener, token=token, history=tuple(asked.history or ()))
 
 
-@app.command()
-def track(
-    store: StorePath,
-    to: Annotated[str, typer.Option(help="tensorboard, wandb or mlflow.")] = "tensorboard",
-    study: Annotated[str | None, typer.Option(help="Which study; the one opened last where absent.")] = None,
-    folder: Annotated[Path, typer.Option("--out", "-o", help="Where TensorBoard's files go.")] = Path(
-        "potentia-tracks"
-    ),
-    as_json: Json = False,
-) -> None:
+@command(
+    app,
+    "track",
+    store=THE_STORE,
+    to=option("tensorboard, wandb or mlflow.", str, "tensorboard"),
+    study=ONE_STUDY,
+    output=output("Where TensorBoard's files go.", Path("potentia-tracks")),
+    as_json=JSON,
+)
+def track(asked: Any) -> None:
     """Send a study's learning curves and scores to TensorBoard, W&B or MLflow.
 
     Example: potentia track potentia.db --to tensorboard -o tracks
@@ -324,11 +292,11 @@ def track(
     from potentia.integrations import send
     from potentia.store import Store
 
-    with Store.open(store, readonly=True) as opened:
+    with Store.open(asked.store, readonly=True) as opened:
         names = [record.name for record in opened.studies()]
         if not names:
-            raise InputError("the store holds no study", where=store, hint="run one first: potentia run STUDY")
-        chosen = study or names[0]
-        counts = send(opened, chosen, to=to, folder=folder)
-    told = f"{sum(counts.values())} values of {len(counts)} models of {chosen} sent to {to}"
-    answer(as_json, {"study": chosen, "to": to, "values": counts}, told)
+            raise InputError("the store holds no study", where=asked.store, hint="run one first: potentia run STUDY")
+        chosen = asked.study or names[0]
+        counts = send(opened, chosen, to=asked.to, folder=asked.output)
+    told = f"{sum(counts.values())} values of {len(counts)} models of {chosen} sent to {asked.to}"
+    answer(asked.as_json, {"study": chosen, "to": asked.to, "values": counts}, told)
