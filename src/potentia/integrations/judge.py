@@ -27,7 +27,6 @@ from potentia.study import content_key
 from potentia.tasks import verified
 from potentia.values.findings import Cell, Finding, Table
 from potentia.values.protocol import Protocol
-from potentia.values.scores import ItemOutcome
 
 ASK = (
     "Question:\n{question}\n\nRight answer:\n{gold}\n\nAnswer to judge:\n{answer}\n\n"
@@ -131,25 +130,18 @@ def judge_answers(
         items = [item for item in evidence.items(cell.key) if "generated" in item.detail][:most]
         if not items:
             continue
-        asked = [(_question(item), item.gold, str(item.detail["generated"])) for item in items]
+        asked = [
+            (str(item.detail.get("question") or item.detail["prompt"]), item.gold, str(item.detail["generated"]))
+            for item in items
+        ]
         scores = [
-            (
-                item.value,
-                verified(item.detail.get("metrics") or {}, item.gold, str(item.detail["generated"])),
-                float(right),
-            )
-            for item, right in zip(items, judge.judge(asked, progress), strict=True)
+            (item.value, verified(item.detail.get("metrics") or {}, item.gold, answer), float(right))
+            for item, (_, _, answer), right in zip(items, asked, judge.judge(asked, progress), strict=True)
             if right is not None
         ]
-        unclear = len(items) - len(scores)
-        current, checked, right = np.mean(scores, axis=0).tolist() if scores else [math.nan] * 3
-        rows.append(
-            (cell.model, cell.task, Protocol(cell.protocol).label, len(items), unclear, current, checked, right)
-        )
+        means = np.mean(scores, axis=0).tolist() if scores else [math.nan] * 3
+        counts = len(items), len(items) - len(scores)
+        rows.append((cell.model, cell.task, Protocol(cell.protocol).label, *counts, *means))
     if not rows:
         raise DataError("no written answers are stored here", where=evidence.source, hint="run a generation task")
     return Judged(judge.model, tuple(rows))
-
-
-def _question(item: ItemOutcome) -> str:
-    return str(item.detail.get("question") or item.detail["prompt"])

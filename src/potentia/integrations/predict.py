@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from potentia.engine import LoadedModel
-    from potentia.tasks import Record
+    from potentia.tasks import Leaf, Record
 
 Progress = Callable[[int], None]
 # What of a definition says how to ask; metrics and functions are not taken from a note.
@@ -29,6 +29,7 @@ _ASKED = (
     "output_type", "doc_to_text", "doc_to_choice", "doc_to_target", "target_delimiter", "generation_kwargs", "labels",
 )  # fmt: skip
 _ANSWERS = ("label", "answer", "completion")  # fields that a file to predict may lack
+_METRICS = {"multiple_choice": "acc", "generate_until": "exact_match"}  # by what is asked
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,11 @@ class Predictions:
 
     def records(self) -> list[dict[str, Any]]:
         """Return the same as plain records."""
-        told = []
-        for row, predicted, shares in zip(self.rows, self.predicted, self.probabilities, strict=True):
-            best = {"predicted": predicted, "probability": max(shares.values(), default=None)}
-            told.append({**row, **best, **{f"p({label})": share for label, share in shares.items()}})
-        return told
+        return [
+            {**row, "predicted": predicted, "probability": max(shares.values(), default=None)}
+            | {f"p({label})": share for label, share in shares.items()}
+            for row, predicted, shares in zip(self.rows, self.predicted, self.probabilities, strict=True)
+        ]
 
     def write(self, path: Path) -> None:
         """Write them as CSV, JSON or JSON lines, by the file's name."""
@@ -88,14 +89,12 @@ def predict(
 
     ``base`` is where its base model is now, if not where it was. ``dtype`` is that of the test where absent.
     """
-    from potentia.engine import chat_template
-    from potentia.engine.score import Scorer
     from potentia.tasks import Leaf, bad_rows, from_records, unanswered
 
     note = read_note(Path(adapter))
     asked, task = note.get("asked") or {}, str(note.get("task"))
     config = {key: value for key, value in (asked.get("config") or {}).items() if key in _ASKED}
-    if config.get("output_type") not in ("multiple_choice", "generate_until"):
+    if config.get("output_type") not in _METRICS:
         raise InputError(
             f"{task} cannot be asked with rows of a file",
             where=str(adapter),
@@ -109,34 +108,15 @@ def predict(
     usable = [document for document in documents if document is not None]
     if not usable:
         raise InputError("there is no row to predict", where=None if isinstance(data, (list, tuple)) else str(data))
-    metric = {"metric": "exact_match" if config["output_type"] == "generate_until" else "acc", "aggregation": "mean"}
-    leaf = Leaf(
-        {**config, "task": task, "test_split": "test", "metric_list": [metric | {"higher_is_better": True}]},
-        {"test": from_records(usable, where=task)},
-    )
+    metric = {"metric": _METRICS[config["output_type"]], "aggregation": "mean", "higher_is_better": True}
+    config |= {"task": task, "test_split": "test", "metric_list": [metric]}
+    leaf = Leaf(config, {"test": from_records(usable, where=task)})
     loaded = load_adapted(Path(adapter), note, base=base, device=device, dtype=dtype)
     try:
-        chat = chat_template(loaded.tokenizer) if (note.get("selection") or {}).get("style") == "chat" else None
-        requests = [leaf.requests(document, shots=0, chat=chat) for document in usable]
-        flat: list[Any] = [request for several in requests for request in several]
-        scorer = Scorer(loaded)
-        if leaf.kind == "generation":
-            texts = scorer.generate(flat, progress=progress)
-            answers: Iterator[tuple[str, dict[str, float]]] = iter([(str(text).strip(), {}) for text in texts])
-        else:
-            given = iter([answer.logprob for answer in scorer.loglikelihood(flat, progress=progress)])
-            names = list(config.get("labels") or {})
-            answers = iter(
-                [
-                    _chosen(names or leaf.choices(document), [next(given) for _ in several], note.get("metric"))
-                    for document, several in zip(usable, requests, strict=True)
-                ]
-            )
+        answers = iter(_answers(leaf, usable, loaded, note, progress))
     finally:
         loaded.close()
-    told: list[tuple[str | None, dict[str, float]]] = [
-        next(answers) if document is not None else (None, {}) for document in documents
-    ]
+    told = [(None, {}) if document is None else next(answers) for document in documents]
     return Predictions(
         rows=tuple(map(dict, rows)),
         predicted=tuple(label for label, _ in told),
@@ -147,13 +127,29 @@ def predict(
     )
 
 
-def _chosen(names: Sequence[str], logprobs: Sequence[float], metric: Any) -> tuple[str, dict[str, float]]:
-    """Choose as the metric of the test does, and give each name its share of the probability of all."""
+def _answers(
+    leaf: Leaf, documents: Sequence[dict[str, Any]], loaded: LoadedModel, note: Mapping[str, Any], progress: Any
+) -> list[tuple[str, dict[str, float]]]:
+    """Ask the model: the label (or text) of each document, chosen as the test chooses, and the share of each label."""
+    from potentia.engine import chat_template
+    from potentia.engine.score import Scorer
     from potentia.tasks import best
 
-    weights = [math.exp(value - max(logprobs)) for value in logprobs]
-    shares = {name: weight / sum(weights) for name, weight in zip(names, weights, strict=True)}
-    return names[best(str(metric), names, [(value, False) for value in logprobs])], shares
+    chat = chat_template(loaded.tokenizer) if (note.get("selection") or {}).get("style") == "chat" else None
+    requests = [leaf.requests(document, shots=0, chat=chat) for document in documents]
+    flat: list[Any] = [request for several in requests for request in several]
+    if leaf.kind == "generation":
+        return [(str(text).strip(), {}) for text in Scorer(loaded).generate(flat, progress=progress)]
+    given = iter(Scorer(loaded).loglikelihood(flat, progress=progress))
+    labels = list(leaf.config.get("labels") or {})
+    answers = []
+    for document, several in zip(documents, requests, strict=True):
+        names, logprobs = labels or leaf.choices(document), [next(given).logprob for _ in several]
+        weights = [math.exp(value - max(logprobs)) for value in logprobs]
+        shares = {name: weight / sum(weights) for name, weight in zip(names, weights, strict=True)}
+        place = best(str(note.get("metric")), names, [(value, False) for value in logprobs])
+        answers.append((names[place], shares))
+    return answers
 
 
 def _gold(config: Mapping[str, Any], record: Record) -> str | None:

@@ -25,21 +25,20 @@ def send(store: Store, study: str, *, to: str, folder: Path) -> dict[str, int]:
     if to not in _OPENERS:
         raise InputError(f"no tracker {to!r}", hint=f"one of: {', '.join(_OPENERS)}")
     cells, lanes = store.cells(study=study), store.lanes(study=study)
-    counts: dict[str, int] = {}
+    counts = {}
     for model in sorted({cell.model for cell in cells} | {lane.model for lane in lanes}):
+        values: list[Any] = [
+            (f"{cell.protocol}/{cell.task}", cell.score.value, 0) for cell in cells if cell.model == model
+        ]
+        for lane in (lane for lane in lanes if lane.model == model):
+            name = f"{lane.task}/lr {lane.learning_rate:g} {lane.style} seed {lane.seed}"
+            values += [(f"validation/{name}", point.value, point.epoch) for point in lane.epochs]
+            values += [(f"train loss/{name}", point.train_loss, point.epoch) for point in lane.epochs]
+        known = [value for value in values if value[1] is not None]
         with _OPENERS[to](study, model, folder) as log:
-            sent = 0
-            for lane in (lane for lane in lanes if lane.model == model):
-                name = f"{lane.task}/lr {lane.learning_rate:g} {lane.style} seed {lane.seed}"
-                for point in lane.epochs:
-                    for kind, value in (("validation", point.value), ("train loss", point.train_loss)):
-                        if value is not None:
-                            log(f"{kind}/{name}", value, point.epoch)
-                            sent += 1
-            for cell in (cell for cell in cells if cell.model == model):
-                log(f"{cell.protocol}/{cell.task}", cell.score.value, 0)
-                sent += 1
-        counts[model] = sent
+            for value in known:
+                log(*value)
+        counts[model] = len(known)
     return counts
 
 

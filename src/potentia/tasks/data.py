@@ -114,35 +114,33 @@ def _with_names(data: Any) -> Iterator[dict[str, Any]]:
 
 def read_files(paths: Sequence[Path], bad: Bad) -> dict[str, Records]:
     """Read one file or folder, or several files: the splits that they are named after, or all of them as one."""
-    for path in paths:
-        if not path.exists():
-            raise TaskError(f"there is no file or folder {path}", hint="check the path")
+    if missing := [path for path in paths if not path.exists()]:
+        raise TaskError(f"there is no file or folder {missing[0]}", hint="check the path")
     if len(paths) == 1 and paths[0].is_dir():
         return _read_folder(paths[0], bad)
     if folders := [path for path in paths if path.is_dir()]:
         raise TaskError("give one folder, or several files", where=str(folders[0]))
-    splits = [SPLIT_NAMES.get(path.stem.lower()) for path in paths]
-    if len(paths) > 1 and None not in splits and len(set(splits)) == len(splits):
-        return {str(split): file_records(path, bad) for split, path in zip(splits, paths, strict=True)}
+    splits = {SPLIT_NAMES.get(path.stem.lower(), ""): path for path in paths}
+    if len(paths) > 1 and "" not in splits and len(splits) == len(paths):
+        return {split: file_records(path, bad) for split, path in splits.items()}
     return {"train": [record for path in paths for record in file_records(path, bad)]}
 
 
 def _read_folder(folder: Path, bad: Bad) -> dict[str, Records]:
-    texts = sorted(folder.glob("*.txt"))
+    texts, others = sorted(folder.glob("*.txt")), find_splits(folder)
     found: dict[str, Path] = {}
-    for name, file in {**{text.stem: text for text in texts}, **find_splits(folder)}.items():
-        if (split := SPLIT_NAMES.get(name.lower())) is None:
-            continue
+    for name, file in {**{text.stem: text for text in texts}, **others}.items():
+        split = SPLIT_NAMES.get(name.lower(), "")
         if split in found:
             told = f"two files for the split {split}: {found[split].name} and {file.name}"
             raise TaskError(told, where=str(folder))
-        found[split] = file
+        found |= {split: file} if split else {}
     if found:
         return {split: file_records(file, bad) for split, file in found.items()}
     if texts:  # each file is one document
         return {"train": [Record(str(file), {"text": _text(file)}) for file in texts]}
-    if several := sorted(find_splits(folder).values()):  # files of documents under other names: all of them as one
-        return {"train": [record for file in several for record in file_records(file, bad)]}
+    if others:  # files of documents under other names: all of them as one
+        return {"train": [record for file in sorted(others.values()) for record in file_records(file, bad)]}
     raise TaskError(
         "no file of documents in this folder",
         where=str(folder),
@@ -162,27 +160,24 @@ def file_records(file: Path, bad: Bad) -> Records:
 
 
 def _rows(file: Path, bad: Bad) -> Iterator[Record]:
-    if file.suffix == ".parquet":
-        rows = read_dataset(file).to_list()
-        return (Record(f"{file}, row {n}", row) for n, row in enumerate(rows, start=1))
     if file.suffix not in (*SUFFIXES, ".txt"):
         raise TaskError(
             f"unknown kind of file {file.suffix or file.name!r}",
             where=str(file),
             hint=f"one of {', '.join((*SUFFIXES, '.txt', '.yaml'))}",
         )
+    if file.suffix == ".parquet":
+        return (Record(f"{file}, row {n}", row) for n, row in enumerate(read_dataset(file).to_list(), start=1))
     text = _text(file)
     if file.suffix == ".txt":
         parts = [part.strip("\n") for part in re.split(r"\n[ \t]*\n", text) if part.strip()]
         return (Record(f"{file}, paragraph {n}", {"text": part}) for n, part in enumerate(parts, start=1))
-    if file.suffix == ".csv":
-        return _csv_rows(text, file, bad)
-    listed = file.suffix == ".json" and text.lstrip().startswith("[")
-    return _json_rows(_json_list(text, file) if listed else _json_lines(text, file, bad), bad)
+    return _csv_rows(text, file, bad) if file.suffix == ".csv" else _json_rows(text, file, bad)
 
 
-def _json_rows(values: Iterator[tuple[str, Any]], bad: Bad) -> Iterator[Record]:
-    for where, value in values:
+def _json_rows(text: str, file: Path, bad: Bad) -> Iterator[Record]:
+    """Give the objects of a JSON file: one a line, or all of them in one list."""
+    for where, value in _json_values(text, file, bad):
         if isinstance(value, dict):
             yield Record(where, value)
         else:
@@ -190,7 +185,13 @@ def _json_rows(values: Iterator[tuple[str, Any]], bad: Bad) -> Iterator[Record]:
             bad.append(TaskError(f"a {type(value).__name__}, not an object", where=where, hint=hint))
 
 
-def _json_lines(text: str, file: Path, bad: Bad) -> Iterator[tuple[str, Any]]:
+def _json_values(text: str, file: Path, bad: Bad) -> Iterator[tuple[str, Any]]:
+    if file.suffix == ".json" and text.lstrip().startswith("["):
+        try:
+            yield from ((f"{file}, element {place}", value) for place, value in enumerate(json.loads(text)))
+        except (ValueError, RecursionError) as error:
+            raise TaskError(f"not valid JSON: {_first_line(error)}", where=str(file)) from error
+        return
     for number, line in enumerate(text.split("\n"), start=1):
         where = f"{file}, line {number}"
         try:
@@ -199,14 +200,6 @@ def _json_lines(text: str, file: Path, bad: Bad) -> Iterator[tuple[str, Any]]:
         except (ValueError, RecursionError) as error:
             hint = "each line holds one JSON object"
             bad.append(TaskError(f"not valid JSON: {_first_line(error)}", where=where, hint=hint))
-
-
-def _json_list(text: str, file: Path) -> Iterator[tuple[str, Any]]:
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise TaskError(f"not valid JSON: {_first_line(error)}", where=str(file)) from error
-    yield from ((f"{file}, element {place}", value) for place, value in enumerate(values))
 
 
 def _csv_rows(text: str, file: Path, bad: Bad) -> Iterator[Record]:
@@ -336,10 +329,9 @@ def _named_files(config: Mapping[str, Any], options: Mapping[str, Any]) -> dict[
     import datasets
 
     named = options.get("data_files") or {}
-    splits = named if isinstance(named, Mapping) else {"train": named}
     read: dict[str, Dataset] = {}
-    for split, patterns in splits.items():
-        listed = [str(one) for one in (patterns if isinstance(patterns, list) else [patterns])]
+    for split, patterns in (named if isinstance(named, Mapping) else {"train": named}).items():
+        listed = map(str, patterns if isinstance(patterns, list) else [patterns])
         files = [Path(file) for one in listed if "://" not in one for file in sorted(glob(one, recursive=True))]  # noqa: PTH207
         for file in files:
             with plain_file(file, LARGEST, TaskError).open("rb") as stream:

@@ -102,16 +102,7 @@ def choice(own: OwnData, splits: Splits, bad: Bad) -> Made:
 
 
 def _choice_row(record: Mapping[str, Any]) -> Config:
-    question, choices = _string(record, "question"), record.get("choices")
-    if isinstance(choices, str):  # a cell of a csv
-        for parse in (json.loads, ast.literal_eval):
-            try:
-                choices = parse(choices)
-                break
-            except (ValueError, SyntaxError, RecursionError, MemoryError):
-                continue
-        if isinstance(choices, str) and "|" in choices:
-            choices = [part.strip() for part in choices.split("|")]
+    question, choices = _string(record, "question"), _choices(record.get("choices"))
     if not isinstance(choices, (list, tuple)):
         hint = 'write ["first", "second"], in a csv also first|second'
         raise TaskError(f"choices is {choices!r}, not a list", hint=hint)
@@ -121,6 +112,19 @@ def _choice_row(record: Mapping[str, Any]) -> Config:
     if blank := [place for place, choice in enumerate(choices) if not choice.strip()]:
         raise TaskError(f"choice {blank[0]} is empty")
     return {"question": question, "choices": choices, "answer": record.get("answer")}
+
+
+def _choices(given: Any) -> Any:
+    """Read the choices of a cell of a csv, which are written as a list or with | between them."""
+    if not isinstance(given, str):
+        return given
+    for parse in (json.loads, ast.literal_eval):
+        try:
+            given = parse(given)
+            break
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+    return [part.strip() for part in given.split("|")] if isinstance(given, str) and "|" in given else given
 
 
 Read = Callable[[Any, Sequence[str]], int | None]  # the place of the right choice, where an answer can be read so
@@ -219,11 +223,12 @@ def _verbalised(labels: Sequence[str], given: Mapping[str, str]) -> dict[str, st
     """
     if unknown := sorted(set(map(str, given)) - set(labels)):
         raise TaskError(f"no row has the label {unknown[0]!r}", hint=f"there are: {', '.join(labels[:12])}")
-    plain = {label: " ".join(re.sub(r"[_\s]+", " ", label).split()) or label for label in labels}
-    words = {label: str(given[label]) if label in given else plain[label] for label in labels}
-    if len(set(words.values())) < len(words):
-        words = {label: given.get(label, label) for label in labels}
-    if len(set(words.values())) < len(words):
+    spaced = {label: " ".join(re.sub(r"[_\s]+", " ", label).split()) or label for label in labels}
+    for plain in (spaced, {label: label for label in labels}):
+        words = {label: str(given.get(label, plain[label])) for label in labels}
+        if len(set(words.values())) == len(words):
+            break
+    else:
         raise TaskError("two labels have the same words", hint="give each label words of its own under `labels`")
     inside = any(a != b and b.startswith(a) for a in words.values() for b in words.values())
     return {label: f"{said}." for label, said in words.items()} if inside else words

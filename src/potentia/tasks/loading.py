@@ -22,6 +22,7 @@ from potentia.study import Caps
 from potentia.tasks import forms, kinds
 from potentia.tasks.data import LIMITED, SUFFIXES, Bad, OwnData, Record, Records, from_records, load_splits
 from potentia.tasks.definitions import leaf_configs, task_index, user_leaves
+from potentia.tasks.harness import SPLIT_KEYS
 from potentia.tasks.leaf import Leaf
 from potentia.tasks.task import Division, Split, Task
 from potentia.values.protocol import TaskName
@@ -73,27 +74,15 @@ def load(
     used are left out rather than told.
     """
     asked = (name, data_dir, repr(own), answer_tokens, drop_bad_rows)
-    found = None if _remembered is None else _remembered.get(asked)
-    if found is None:
-        found = _read(name, data_dir, own, answer_tokens, drop_bad_rows)
-        if _remembered is not None:
-            _remembered[asked] = found
+    found = (_remembered or {}).get(asked) or _read(name, data_dir, own, answer_tokens, drop_bad_rows)
+    if _remembered is not None:
+        _remembered[asked] = found
     leaves, weights, label, metric, mine = found
-    form = TaskName(name).form
     if mean is not None:
         named = (name.split("|")[0] for name in leaves[0].metric_names)
         weights = dict.fromkeys((*named, "acc", "acc_norm", "brier_score"), mean == "items")
-    task = Task(
-        f"{label}:{form}" if form else label,
-        leaves,
-        metric=metric,
-        weights=weights,
-        caps=caps,
-        seed=seed,
-        carve=carve,
-        division=division,
-        hold_out=hold_out,
-    )
+    how: dict[str, Any] = {"caps": caps, "seed": seed, "carve": carve, "division": division, "hold_out": hold_out}
+    task = Task(label, leaves, metric=metric, weights=weights, **how)
     if mine is not None:
         task.own = mine
         task.notes += mine.notes
@@ -131,10 +120,12 @@ def _read(
     mine: OwnTask | None = None
     weights: Mapping[str, bool] = {}
     metric = None
-    if own is not None or (path is not None and path.suffix not in (".yaml", ".yml")):
-        mine = read_own(own or OwnData(files=(str(path),), drop_bad_rows=drop_bad_rows), data_dir)
+    if path is not None and path.suffix not in (".yaml", ".yml"):
+        own = OwnData(files=(str(path),), drop_bad_rows=drop_bad_rows)
+    if own is not None:
+        mine = read_own(own, data_dir)
         label = str(mine.config["task"])
-        sources = [({**mine.config, LIMITED: bool(own and own.prompt)}, mine.data)]
+        sources = [({**mine.config, LIMITED: bool(own.prompt)}, mine.data)]
     else:
         if path is not None:
             label, configs, weights = user_leaves(path)
@@ -143,7 +134,8 @@ def _read(
             metric = known.metric if (known := benchmark(base)) else None
         sources = [(config, load_splits(config, data_dir)) for config in configs]
     leaves = [_formed(config, data, form, answer_tokens) for config, data in sources]
-    return leaves, weights, label, metric or next(iter(weights), None), mine
+    metric = metric or next(iter(weights), None)
+    return leaves, weights, f"{label}:{form}" if form else label, metric, mine
 
 
 def _stock_leaves(name: str) -> tuple[list[kinds.Config], dict[str, bool]]:
@@ -170,13 +162,12 @@ def _drop_duplicates(task: Task) -> None:
         if split != "test":
             repeated = frozenset(doc.id for doc, key in zip(docs, keys, strict=True) if key in seen)
             dropped[split] = task.without(repeated, split)
+            if repeated and not task.documents(split):
+                by = "the test repeats" if split == "validation" else "validation and test repeat"
+                what = "training" if split == "train" else split
+                raise TaskError(f"{by} every {what} document", hint="drop_overlap: false keeps them")
         seen |= set(keys) - {""}
-    if dropped["train"] and not task.documents("train"):
-        raise TaskError("validation and test repeat every training document", hint="drop_overlap: false keeps them")
-    if dropped["validation"] and not task.documents("validation"):
-        raise TaskError("the test repeats every validation document", hint="drop_overlap: false keeps them")
-    if any(dropped.values()):
-        told = " and ".join(f"{dropped[split]} of {split}" for split in ("train", "validation") if dropped[split])
+    if told := " and ".join(f"{dropped[split]} of {split}" for split in ("train", "validation") if dropped[split]):
         task.notes.append(f"Duplicates across splits are dropped: {told} (drop_overlap: false keeps them).")
 
 
@@ -223,8 +214,7 @@ def read_own(own: OwnData, data_dir: Path | None = None) -> OwnTask:
         raise bad_rows(bad, total)
     rows = {split: records for split, records in rows.items() if records}
     config = {"task": own.label, **config, **({} if own.prompt is None else {"doc_to_text": own.prompt})}
-    for split, key in (("train", "training_split"), ("validation", "validation_split"), ("test", "test_split")):
-        config[key] = split if split in rows else None
+    config |= {key: split if split in rows else None for split, key in SPLIT_KEYS.items()}
     data = {split: from_records(records, where=own.label) for split, records in rows.items()}
     return OwnTask(config, data, dict(own.columns), tuple(_notes(own, config, bad, total)))
 
@@ -328,20 +318,24 @@ def _reading(own: OwnData, splits: kinds.Splits) -> tuple[OwnData, kinds.Make]:
         found |= _named(columns, [f for f in ("text", "label") if f not in found], taken=map(str, found.values()))
         if {"text", "label"} <= set(found):
             return replace(own, columns=found), kinds.labelled
-    if "text" in there:
-        everything = [record for records in splits.values() for record in records]
-        if "text" not in own.columns and (column := _few_values(everything, "text")):
-            raise TaskError(
-                f"is the column {column} a label? It has few distinct values, so this may be no corpus",
-                where=own.where,
-                hint=f"say so in the task's entry: columns: {{text: text, label: {column}}} (--map label={column});"
-                " for a corpus columns: {text: text} (--map text=text)",
-            )
-        return own, kinds.corpus
+    if "text" not in there:
+        raise _no_benchmark(own, columns)
+    everything = [record for records in splits.values() for record in records]
+    if "text" not in own.columns and (column := _few_values(everything, "text")):
+        raise TaskError(
+            f"is the column {column} a label? It has few distinct values, so this may be no corpus",
+            where=own.where,
+            hint=f"say so in the task's entry: columns: {{text: text, label: {column}}} (--map label={column});"
+            " for a corpus columns: {text: text} (--map text=text)",
+        )
+    return own, kinds.corpus
+
+
+def _no_benchmark(own: OwnData, columns: set[str]) -> TaskError:
     missing = ""
-    for wanted in ({"prompt", "completion"}, {"question", "choices", "answer"}):
-        missing = f": missing {', '.join(sorted(wanted - columns))}" if columns & wanted else missing
-    raise TaskError(
+    for fields, _ in reversed(_KINDS[:2]):
+        missing = f": missing {', '.join(sorted(set(fields) - columns))}" if columns & set(fields) else missing
+    return TaskError(
         f"the columns {', '.join(sorted(columns)) or 'none'} make no benchmark{missing}",
         where=own.where,
         hint="one of: question, choices, answer | text, label | prompt, completion | text; "

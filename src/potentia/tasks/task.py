@@ -94,30 +94,22 @@ def divide(
     if not train + validation + test:
         raise TaskError("no split has any document")
     order = np.random.default_rng([seed, _CARVE]).permutation(train)
-    if train and not validation and not test:
+    if not validation and not test:
         parts, how = _folded(order, division.fold, carve) if division.fold else _shared(order, division.ratios)
         rows = {split: _ordered(source, "train", part) for split, part in zip(SPLITS, parts, strict=True)}
         return rows, dict.fromkeys(SPLITS, f"{how} of the one split")
-    if division.fold is not None or division.ratios is not None:
+    if division != Division():
         raise TaskError(
             "ratios and folds are for data in one split; this has its own", hint="leave them out, or give one file"
         )
     tested = "test" if test else "validation"
-    held = _held(train, carve) if train >= 2 and not (validation and test) else 0
-    chosen: dict[Split, Rows] = {
-        "train": _ordered(source, "train", order[held:]),
-        "validation": _ordered(source, "train", order[:held]),
-        "test": Rows(source, tested, tuple(range(test or validation))),
-    }
-    origins: dict[Split, str] = {
-        "train": "train" if train else "none",
-        "validation": f"{carve:.0%} of train" if held else "none",
-        "test": tested,
-    }
+    held = 0 if train < 2 or (validation and test) else _held(train, carve)
+    selected, origin = _ordered(source, "train", order[:held]), f"{carve:.0%} of train" if held else "none"
     if validation and test:
-        chosen["validation"] = Rows(source, "validation", tuple(range(validation)))
-        origins["validation"] = "validation"
-    return chosen, origins
+        selected, origin = Rows(source, "validation", tuple(range(validation))), "validation"
+    rows = {"train": _ordered(source, "train", order[held:]), "validation": selected}
+    rows["test"] = Rows(source, tested, tuple(range(test or validation)))
+    return rows, {"train": "train" if train else "none", "validation": origin, "test": tested}
 
 
 Order = np.ndarray[Any, np.dtype[np.int64]]
@@ -155,7 +147,7 @@ def undivided(
 ) -> tuple[dict[Split, list[Rows]], dict[Split, str]]:
     """Leave auxiliary data whole: all of train is trained on, but for ``hold_out`` documents kept to choose by."""
     every = [Rows(i, "train", tuple(range(size.get("train") or 0))) for i, size in enumerate(sizes)]
-    total = sum(len(part.rows) for part in every)
+    total = _count(every)
     if hold_out and hold_out >= total:
         raise TaskError(f"{hold_out} documents to hold out of {total} leave none to train on")
     held = cap(every, hold_out, seed=seed)
@@ -170,7 +162,7 @@ def undivided(
 
 def cap(parts: Sequence[Rows], limit: int | None, *, seed: int) -> list[Rows]:
     """Keep at most ``limit`` rows of a split that may span several sources: a seeded sample, in the public order."""
-    total = sum(len(part.rows) for part in parts)
+    total = _count(parts)
     if limit is None or total <= limit:
         return list(parts)
     keep = np.zeros(total, dtype=bool)
@@ -181,6 +173,10 @@ def cap(parts: Sequence[Rows], limit: int | None, *, seed: int) -> list[Rows]:
         start += len(part.rows)
         kept.append(replace(part, rows=tuple(row for row, wanted in zip(part.rows, mine, strict=True) if wanted)))
     return kept
+
+
+def _count(parts: Sequence[Rows]) -> int:
+    return sum(len(part.rows) for part in parts)
 
 
 def _ordered(source: int, public: str, rows: Order) -> Rows:
@@ -251,19 +247,14 @@ class Task:
     ) -> tuple[SplitPlan, dict[Split, list[Rows]]]:
         sizes = [leaf.sizes() for leaf in self._leaves]
         if hold_out is None:
-            divided = [
-                divide(size, seed=seed, carve=carve, source=i, division=division) for i, size in enumerate(sizes)
-            ]
-            whole = {split: [chosen[split] for chosen, _ in divided] for split in SPLITS}
-            origins = {split: ", ".join(dict.fromkeys(origin[split] for _, origin in divided)) for split in SPLITS}
+            each = [divide(size, seed=seed, carve=carve, source=i, division=division) for i, size in enumerate(sizes)]
+            whole = {split: [rows[split] for rows, _ in each] for split in SPLITS}
+            origins = {split: ", ".join(dict.fromkeys(origin[split] for _, origin in each)) for split in SPLITS}
         else:
             whole, origins = undivided(sizes, hold_out=hold_out, seed=seed)
         rows = {split: cap(parts, getattr(caps, split), seed=seed) for split, parts in whole.items()}
-        parts = {
-            split: Part(origins[split], *(sum(len(r.rows) for r in which[split]) for which in (whole, rows)))
-            for split in SPLITS
-        }
-        return SplitPlan(parts["train"], parts["validation"], parts["test"], caps=caps, seed=seed, carve=carve), rows
+        train, validation, test = (Part(origins[s], _count(whole[s]), _count(rows[s])) for s in SPLITS)
+        return SplitPlan(train, validation, test, caps, seed, carve), rows
 
     def documents(self, split: Split) -> Sequence[Doc]:
         """Return the documents of a split: after carving and caps, in the public order; empty where there is none."""
@@ -399,12 +390,12 @@ class Task:
             raise TaskError(f"{self.name}: no graded document to score")
         members: list[dict[str, Score]] = []
         for leaf in self._leaves:
-            mine = [o for o in outcomes if len(self._leaves) == 1 or o.detail.get("subtask") == leaf.name]
+            mine = [o for o in outcomes if o.detail.get("subtask", leaf.name) == leaf.name]
             if mine:
                 members.append(grading.scores(mine, leaf.task.aggregation(), partial(self.metric_of, leaf=leaf)))
         if len(self._leaves) == 1:
             return members[0]
-        made = {}
+        made: dict[str, Score] = {}
         for name in dict.fromkeys(name for scores in members for name in scores):
             by_size = self._weights.get(name.split("|")[0], True)
             made[name] = grading.pooled([scores[name] for scores in members if name in scores], by_size=by_size)
