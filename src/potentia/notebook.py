@@ -7,7 +7,6 @@ the place it is called from.
 from __future__ import annotations
 
 import shlex
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from potentia.analysis.rankings import Rankings, Scoreboard, find_rankings
 from potentia.errors import PotentiaError
 from potentia.evidence import Evidence, read
+from potentia.processes import repeatedly
 from potentia.run import RunResult, StudyPlan, plan_study, run_study
 from potentia.show import make_report, save_report
 from potentia.study import Study, read_study
@@ -101,37 +101,21 @@ def _bar(plan: StudyPlan) -> Iterator[None]:
     from potentia.run import Count
     from potentia.store import Store
 
-    over = threading.Event()
     count = Count(plan)
-
-    def follow(store: Store, bar: Any, seen: int) -> int:
-        for event in store.events(plan.key, after_id=seen):
-            seen = event.id
-            if count.hear(event):
-                bar.update(count.ended - bar.n)
-                facts = event.payload
-                if "task" in facts:
-                    bar.set_postfix_str(f"{facts['row']} × {facts['task']} × {facts['protocol']}")
-        return seen
-
     with (
         Store.open(plan.study.store) as store,
         tqdm(total=count.todo, unit="cell", desc=plan.study.name, disable=False) as bar,
     ):
-        seen = 0
-        while past := store.events(plan.key, after_id=seen):
-            seen = past[-1].id
+        seen = store.last_event(plan.key)
 
-        def watch() -> None:
+        def follow() -> None:
             nonlocal seen
-            while not over.wait(0.5):
-                seen = follow(store, bar, seen)
+            for event in store.events(plan.key, after_id=seen):
+                seen, facts = event.id, event.payload
+                if count.hear(event):
+                    bar.update(count.ended - bar.n)
+                    if "task" in facts:
+                        bar.set_postfix_str(f"{facts['row']} × {facts['task']} × {facts['protocol']}")
 
-        thread = threading.Thread(target=watch, daemon=True)
-        thread.start()
-        try:
+        with repeatedly(follow, 0.5):
             yield
-        finally:
-            over.set()
-            thread.join()
-            follow(store, bar, seen)

@@ -1,4 +1,4 @@
-"""What holds for a process and those it starts: which one it is, leaving with the parent, threads that sleep.
+"""What holds for a process and those it starts: which one it is, leaving with the parent, threads beside.
 
 OpenMP's threads spin for milliseconds at the end of every parallel part. On a machine that does nothing else that saves
 a little; where the cores have other work it takes them from the very thread that is waited for, and small models, whose
@@ -12,6 +12,8 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -72,3 +74,22 @@ def began(pid: int) -> str | None:
     except OSError:
         pass
     return ""
+
+
+@contextmanager
+def repeatedly(act: Callable[[], None], seconds: float) -> Iterator[None]:
+    """Do something every so many seconds beside what runs here, and once more at the end."""
+    over = threading.Event()
+
+    def loop() -> None:
+        while not over.wait(seconds):
+            act()
+
+    thread = threading.Thread(target=loop, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        act()

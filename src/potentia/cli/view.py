@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -15,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from potentia.errors import StoreError
+from potentia.processes import repeatedly
 from potentia.run import Count, StudyPlan
 from potentia.store import LeaseRecord, Store
 from potentia.timing import clock
@@ -59,24 +59,28 @@ class View:
         lines = []
         for event in self.store.events(self.key, after_id=self.seen_event):
             self.seen_event = event.id
-            facts = event.payload
             if event.kind == "row":
+                facts = event.payload
                 self.tallies.append(f"{facts['row']}: {clock(facts['seconds'])}, {shares(facts['tally'])}")
                 lines.append(self.tallies[-1])
             elif self.count.hear(event) and event.kind in ("cell", "failure"):
-                cell = f"[{self.ended}/{self.total}] {facts['row']} × {facts['task']} × {facts['protocol']}"
-                if event.kind == "cell":
-                    error = f" ± {HALF_WIDTH * facts['stderr']:.4f}" if facts["stderr"] else ""
-                    more = f" (may have more in it: {facts['may_have_more']})" if facts.get("may_have_more") else ""
-                    lines.append(f"{cell}: {facts['value']:.4f}{error}{more}")
-                elif (once := (facts["row"], facts["reason"])) not in self.told:
-                    self.told.add(once)
-                    lines.append(f"{cell}: failed: {facts['reason']}")
+                lines += self._ending(event.kind, event.payload)
         for lease in self._others():
             if lease.id not in self.others:
                 self.others.add(lease.id)
                 lines.append(f"{lease.row} is run by {lease.told}; it is left to it")
         return lines
+
+    def _ending(self, kind: str, facts: Mapping[str, Any]) -> list[str]:
+        cell = f"[{self.ended}/{self.total}] {facts['row']} × {facts['task']} × {facts['protocol']}"
+        if kind == "cell":
+            error = f" ± {HALF_WIDTH * facts['stderr']:.4f}" if facts["stderr"] else ""
+            more = f" (may have more in it: {facts['may_have_more']})" if facts.get("may_have_more") else ""
+            return [f"{cell}: {facts['value']:.4f}{error}{more}"]
+        once = (facts["row"], facts["reason"])
+        known = once in self.told
+        self.told.add(once)
+        return [] if known else [f"{cell}: failed: {facts['reason']}"]
 
     def _others(self) -> list[LeaseRecord]:
         """Who else computes rows of this study now."""
@@ -85,7 +89,7 @@ class View:
     def state(self) -> str:
         """Say in one line how far the study is."""
         parts = [f"{self.ended}/{self.total} cells", f"{clock(time.monotonic() - self.began)} spent"]
-        if len(self.count.failed):
+        if self.count.failed:
             parts.insert(1, f"{len(self.count.failed)} failed")
         if (left := self.left) is not None:
             parts.append(f"about {clock(left)} left")
@@ -117,7 +121,7 @@ class View:
             f"[bold]{escape(self.plan.study.name)}[/bold]",
             ProgressBar(total=max(self.total, 1), completed=self.ended, width=30),
             f"{self.ended}/{self.total} cells",
-            f"[red]{len(self.count.failed)} failed[/red]" if len(self.count.failed) else "",
+            f"[red]{len(self.count.failed)} failed[/red]" if self.count.failed else "",
             f"{clock(time.monotonic() - self.began)} spent",
             f"about {clock(left)} left" if left is not None else "",
         )
@@ -166,25 +170,17 @@ def watch(plan: StudyPlan, console: Console | None = None, *, quiet: float = QUI
                 view.news()
                 say(*view.tallies)
             return
-        over = threading.Event()
+        last = time.monotonic()
 
         def speak() -> None:
-            last = time.monotonic()
-            while not over.wait(min(1.0, quiet)):
-                with suppress(StoreError, OSError):  # the store is away, or the terminal was closed
-                    lines = view.news()
-                    if not lines and time.monotonic() - last >= quiet:
-                        lines = [view.state()]
-                    if lines:
-                        say(*lines)
-                        last = time.monotonic()
+            nonlocal last
+            with suppress(StoreError, OSError):  # the store is away, or the terminal was closed
+                lines = view.news()
+                if not lines and time.monotonic() - last >= quiet:
+                    lines = [view.state()]
+                if lines:
+                    say(*lines)
+                    last = time.monotonic()
 
-        thread = threading.Thread(target=speak, daemon=True)
-        thread.start()
-        try:
+        with repeatedly(speak, min(1.0, quiet)):
             yield
-        finally:
-            over.set()
-            thread.join()
-            with suppress(StoreError, OSError):
-                say(*view.news())

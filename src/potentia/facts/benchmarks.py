@@ -148,21 +148,19 @@ def chance(
 
 def guess(task: str, known: Mapping[str, float] | None = None) -> float | None:
     """Return the accuracy of a uniform guess; None where nobody knows it."""
-    given = known or {}
+    given, named = known or {}, TaskName(task)
     if task in given:
         return given[task]
-    named = TaskName(task)
-    base = named.base
     if named.choices is not None:
         return 1 / named.choices
+    base = named.base
     for name in (base, base.removesuffix("_cloze"), base.split(" ")[0], "mmlu" if base.startswith("mmlu_") else base):
-        if name in given:
-            return given[name]
         facts = benchmark(name)
-        if facts is not None and facts.chance is not None:
-            return facts.chance
-        if name in OPTIONS:
-            return 1 / OPTIONS[name] if OPTIONS[name] else 0.0
+        share = given.get(name, facts.chance if facts is not None else None)
+        if share is None and name in OPTIONS:
+            share = 1 / OPTIONS[name] if OPTIONS[name] else 0.0
+        if share is not None:
+            return share
     return None
 
 

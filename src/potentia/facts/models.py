@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from potentia.errors import DataError
 from potentia.facts.benchmarks import Benchmark, benchmarks, facts_text
@@ -173,59 +173,54 @@ def _columns(given: list[str], where: str) -> list[str]:
     return columns
 
 
+# Fields of a model that are numbers: column, unit. Further those that are lists, and those that are text or unknown.
+_NUMBERS = {
+    "parameters": ("parameters_b", 1e9), "size": ("size_b", 1e9), "tokens": ("tokens_b", 1e9),
+    "compute": ("compute", 1.0), "step_tokens": ("step_tokens", 1.0),
+}  # fmt: skip
+_LISTS = ("aliases", "sources", "exposure")
+_TEXTS = ("base_model", "repository", "language")
+
+
 def _facts(row: dict[str, str], place: str) -> ModelFacts:
     if not row["name"]:
         raise DataError("a model has no name", where=place)
-    kind = row.get("kind") or "base"
+    kind, date = row.get("kind") or "base", row.get("date", "")
     if kind not in KINDS:
         raise DataError(f"the kind is base or instruct, not {kind!r}", where=place)
-    date = row.get("date") or None
-    if date is not None and not re.fullmatch(r"\d{4}-(0[1-9]|1[0-2])(-\d\d)?", date):
+    if date and not re.fullmatch(r"\d{4}-(0[1-9]|1[0-2])(-\d\d)?", date):
         raise DataError(f"the date {date!r} is no month", where=place, hint="write it as 2024-07")
-    parameters = _number(row, "parameters_b", place, 1e9)
-    size = _number(row, "size_b", place, 1e9)
+    given: dict[str, Any] = {name: _number(row, *told, place) for name, told in _NUMBERS.items()}
+    for one, other in (("parameters", "size"), ("size", "parameters")):
+        given[one] = given[other] if given[one] is None else given[one]
+    given |= {name: tuple(filter(None, map(str.strip, row.get(name, "").split(";")))) for name in _LISTS}
+    given |= {name: row.get(name) or None for name in _TEXTS}
     return ModelFacts(
         name=row["name"],
         family=row.get("family", ""),
-        parameters=parameters if parameters is not None else size,
-        tokens=_number(row, "tokens_b", place, 1e9),
-        date=date[:7] if date else None,
         kind=kind,
         kind_stated=bool(row.get("kind")),
-        base_model=row.get("base_model") or None,
-        repository=row.get("repository") or None,
-        language=row.get("language") or None,
-        aliases=_split(row.get("aliases", "")),
-        sources=_split(row.get("sources", "")),
-        size=size if size is not None else parameters,
+        date=date[:7] or None,
         note=row.get("note", ""),
-        exposure=_split(row.get("exposure", "")),
-        compute=_number(row, "compute", place, 1.0),
-        step_tokens=_number(row, "step_tokens", place, 1.0),
         extra={column: value for column, value in row.items() if column not in COLUMNS},
+        **given,
     )
 
 
-def _number(row: dict[str, str], column: str, place: str, unit: float) -> float | None:
+def _number(row: dict[str, str], column: str, unit: float, place: str) -> float | None:
     """Read a positive number in this unit; empty means that it is not known."""
     text = row.get(column, "")
     if not text:
         return None
-    what = "number of billions" if unit > 1 else "number"
     try:
         # By way of decimal text, so that 8.03 billion is exactly 8030000000.0.
         value = float(f"{text}e9") if unit > 1 and re.fullmatch(r"[\d.]+", text) else float(text) * unit
     except ValueError:
-        raise DataError(f"{text!r} is no {what}", where=f"{place}, column {column}") from None
-    if math.isnan(value):
-        return None
-    if not math.isfinite(value) or value <= 0:
+        value = -1.0
+    if value <= 0 or math.isinf(value):
+        what = "number of billions" if unit > 1 else "number"
         raise DataError(f"{text!r} is no {what}", where=f"{place}, column {column}")
-    return value
-
-
-def _split(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(";") if part.strip())
+    return None if math.isnan(value) else value
 
 
 # --- base or instruct ------------------------------------------------------------------------------------------------
@@ -253,17 +248,17 @@ def decide_kind(
     template: bool | None = None,
 ) -> Kind | None:
     """Decide what a model is; None where only its tokenizer can tell and ``template`` is not known yet."""
-    if stated == "instruct" or (stated != "base" and instruct_of):
-        return Kind("instruct", "the study")
     if stated == "base":
         return Kind("base", "the study")
+    if stated == "instruct" or instruct_of:
+        return Kind("instruct", "the study")
     names = list(names)
-    known = next((found for name in names if (found := facts.find(name)) is not None and found.kind_stated), None)
-    if known is not None:
-        return Kind("instruct" if known.kind == "instruct" else "base", "the facts")
+    for found in map(facts.find, names):
+        if found is not None and found.kind_stated:
+            return Kind("instruct" if found.kind == "instruct" else "base", "the facts")
     for name in names:
         words = set(re.split(r"[^a-z0-9]+", name.rstrip("/").rpartition("/")[2].casefold()))
-        instruct, base = bool(words & INSTRUCT_WORDS), bool(words & BASE_WORDS)
+        instruct, base = not words.isdisjoint(INSTRUCT_WORDS), not words.isdisjoint(BASE_WORDS)
         if instruct != base:
             return Kind("instruct" if instruct else "base", "its name")
     if template is None:
@@ -323,10 +318,9 @@ def _families(models: Iterable[str], found: dict[str, ModelFacts], table: ModelT
     """Return the family of every model that has one: by facts, else that of what it is a variant of."""
     families = {m: f.family for m, f in found.items() if f.family}
     for model in models:
-        base = variant_of(model)
-        if model not in families and base != model:
+        if model not in families and (base := variant_of(model)) != model:
             known = table.find(base)
-            families[model] = known.family if known is not None and known.family else base
+            families[model] = (known and known.family) or base
     return families
 
 

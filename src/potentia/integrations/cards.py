@@ -88,7 +88,7 @@ def loading_lines(
 
 def adapter_card(cell: CellRecord, base: str, lines: tuple[str, ...], folder: str) -> str:
     """Return the card of an adapter: its base, what it was tuned on and how, what it scores, how to ask it."""
-    from huggingface_hub import EvalResult, ModelCard, ModelCardData
+    from huggingface_hub import ModelCard
 
     tuning = cell.manifest.get("tuning") or (cell.manifest.get("adjust") or {}).get("tuning") or {}
     task = cell.manifest.get("task") or {}
@@ -96,28 +96,13 @@ def adapter_card(cell: CellRecord, base: str, lines: tuple[str, ...], folder: st
     used = {name: (splits.get(name) or {}).get("used") for name in ("train", "validation", "test")}
     chosen, score = cell.selection, cell.score
     name = f"{cell.model.rpartition('/')[2]}-{cell.task}"
-    result = EvalResult(
-        task_type="text-generation",
-        dataset_type=cell.task,
-        dataset_name=cell.task,
-        metric_type=cell.metric,
-        metric_name=f"{cell.metric} ({cell.protocol})",
-        metric_value=round(score.value, 6),
-        metric_args={"stderr": round(score.stderr, 6)} if score.stderr == score.stderr else None,
-    )
-    data = ModelCardData(
-        base_model=base if base.count("/") == 1 and not base.startswith((".", "/", "~")) else None,
-        library_name="peft",
-        tags=["potentia", "train-before-test", "lora"],
-        model_name=name,
-        eval_results=[result],
-    )
-    recipe = "\n".join(f"| {key.replace('_', ' ')} | {_plain(value)} |" for key, value in tuning.items())
+    recipe = [f"| {key.replace('_', ' ')} | {_plain(value)} |" for key, value in tuning.items() if value is not None]
     direct = "" if cell.direct_value is None else f" (untuned: {cell.direct_value:.4f})"
-    beside = [f"  - {what}: {given.get('acc', math.nan):.4f}" for what, given in (task.get("baselines") or {}).items()]
-    also = [f"  - {m}: {cell.scores[m].value:.4f}" for m in ("macro_f1", "balanced_accuracy") if m in cell.scores]
-    tuned, asking = chosen.get("tuned", True), asking_lines(task)
-    what = "A LoRA adapter of" if tuned else "Validation kept the untuned model: this is"
+    beside = {m: cell.scores[m].value for m in ("macro_f1", "balanced_accuracy") if m in cell.scores}
+    beside |= {what: given.get("acc", math.nan) for what, given in (task.get("baselines") or {}).items()}
+    asking = asking_lines(task)
+    torch = ["import torch"] if asking and "import torch" not in lines else []
+    what = "A LoRA adapter of" if chosen.get("tuned", True) else "Validation kept the untuned model: this is"
     body = f"""
 # {name}
 
@@ -126,23 +111,46 @@ def adapter_card(cell: CellRecord, base: str, lines: tuple[str, ...], folder: st
 - Data: {used["train"]} training, {used["validation"]} validation and {used["test"]} test documents of {cell.task}.
 - Split: {(splits.get("test") or {}).get("origin", "unknown")}, seed {splits.get("seed", "unknown")}.
 - Chosen on validation: learning rate {chosen.get("learning_rate")}, epoch {chosen.get("epoch")},
-  validation {cell.metric} {_number(chosen.get("validation"))}.
-- Test {cell.metric}: {score.value:.4f}, standard error {_number(score.stderr)}, {score.n} documents{direct}.
-{chr(10).join([*also, *beside])}
+  validation {cell.metric} {_plain(chosen.get("validation"))}.
+- Test {cell.metric}: {score.value:.4f}, standard error {_plain(score.stderr)}, {score.n} documents{direct}.
+{chr(10).join(f"  - {which}: {value:.4f}" for which, value in beside.items())}
 
 ## Use
 
 ```python
-{chr(10).join([*(["import torch"] if asking and "import torch" not in lines else []), *lines, *asking])}
+{chr(10).join([*torch, *lines, *asking])}
 ```
 {_prompt_of(task, folder)}
 ## Recipe
 
 | setting | value |
 |---|---|
-{recipe}
+{chr(10).join(recipe)}
 """
-    return str(ModelCard(f"---\n{data.to_yaml()}\n---\n{body}"))
+    return str(ModelCard(f"---\n{_card_head(cell, base, name)}\n---\n{body}"))
+
+
+def _card_head(cell: CellRecord, base: str, name: str) -> str:
+    """Return what the hub reads of a card: the base and the score."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    result = EvalResult(
+        task_type="text-generation",
+        dataset_type=cell.task,
+        dataset_name=cell.task,
+        metric_type=cell.metric,
+        metric_name=f"{cell.metric} ({cell.protocol})",
+        metric_value=round(cell.score.value, 6),
+        metric_args=None if math.isnan(cell.score.stderr) else {"stderr": round(cell.score.stderr, 6)},
+    )
+    on_hub = base.count("/") == 1 and not base.startswith((".", "/", "~"))
+    return ModelCardData(
+        base_model=base if on_hub else None,
+        library_name="peft",
+        tags=["potentia", "train-before-test", "lora"],
+        model_name=name,
+        eval_results=[result],
+    ).to_yaml()
 
 
 def asking_lines(task: Mapping[str, Any]) -> tuple[str, ...]:
@@ -188,8 +196,6 @@ def _prompt_of(task: Mapping[str, Any], folder: str) -> str:
 def _plain(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(map(_plain, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _number(value: Any) -> str:
-    return f"{value:.4f}" if isinstance(value, (int, float)) and value == value else "unknown"
+    if value is None or value != value:
+        return "unknown"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
