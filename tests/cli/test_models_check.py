@@ -46,3 +46,8 @@ def test_the_list_needs_no_word_before_it() -> None:
         done = CliRunner().invoke(app, [*arguments, "--json"])
         assert done.exit_code == 0, done.output
         assert len(json.loads(done.stdout)) > 3
+
+
+def test_a_folder_that_is_not_there_is_bad_input() -> None:
+    done = CliRunner().invoke(app, ["models", "check", "./no-such-model"])
+    assert "there is no folder or file ./no-such-model" in str(done.exception)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -113,6 +114,8 @@ def check(asked: Any) -> None:
     from potentia.engine import load
     from potentia.engine.tune import LoraConfig, beside_peft
 
+    if asked.model.startswith((".", "/", "~")) and not Path(asked.model).expanduser().exists():
+        raise InputError(f"there is no folder or file {asked.model}", hint="give a folder, a GGUF file or a Hub name")
     with errors.status(f"loading {asked.model} …"):
         how = {"device": asked.device or "auto", "dtype": asked.dtype or "auto"}
         loaded = load(asked.model, trust_remote_code=asked.trust_remote_code, **how)

@@ -162,11 +162,11 @@ def _drop_duplicates(task: Task) -> None:
         if split != "test":
             repeated = frozenset(doc.id for doc, key in zip(docs, keys, strict=True) if key in seen)
             dropped[split] = task.without(repeated, split)
-            if repeated and not task.documents(split):
-                by = "the test repeats" if split == "validation" else "validation and test repeat"
-                what = "training" if split == "train" else split
-                raise TaskError(f"{by} every {what} document", hint="drop_overlap: false keeps them")
         seen |= set(keys) - {""}
+    if dropped["train"] and not task.documents("train"):
+        raise TaskError("validation and test repeat every training document", hint="drop_overlap: false keeps them")
+    if dropped["validation"] and not task.documents("validation"):
+        raise TaskError("the test repeats every validation document", hint="drop_overlap: false keeps them")
     if told := " and ".join(f"{dropped[split]} of {split}" for split in ("train", "validation") if dropped[split]):
         task.notes.append(f"Duplicates across splits are dropped: {told} (drop_overlap: false keeps them).")
 

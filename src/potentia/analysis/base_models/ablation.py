@@ -195,7 +195,7 @@ def compare_methods(
     if len(names) < 2 or not whole.any():
         raise InputError(
             "no model and benchmark is scored by two methods or more",
-            hint="score a task in more than one form, such as arc_easy and arc_easy:blank_ppl, or name fewer methods",
+            hint="score a task in more than one form, such as arc_easy and arc_easy:blank_ppl",
         )
     of_rows, of_tasks = whole.any(axis=1), whole.any(axis=0)
     reasons = {
