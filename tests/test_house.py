@@ -39,3 +39,23 @@ def test_the_measures_count_what_they_say(small: Path):
     chain = ["potentia.two.good", "potentia.one.door", "potentia.one.hinge", "potentia.errors"]
     assert house.longest_chain() == chain, "through the door, to where the names are made"
     assert house.past_doors() == ["potentia.two.late reaches past potentia.one for potentia.one.hinge"]
+
+
+def test_complexity_is_counted_as_radon_counts_it(small: Path):
+    code = """
+def plain(): ...
+def deciding(a, b):
+    for x in a or b:
+        if x and a: return [y for y in b if y]
+    def inner():
+        return 1 if a else 2
+    try: ...
+    except ValueError: ...
+class Two:
+    def one(self): return 1 if self else 2
+    def two(self): ...
+class Empty: ...
+"""
+    (small / "potentia" / "errors.py").write_text(code)
+    one, deciding, door = 1, 8, 2
+    assert house.mean_complexity() == (one + deciding + 2 + 1 + 3 + 1 + door + 1) / 9

@@ -195,6 +195,38 @@ def too_deep() -> list[str]:
     return told
 
 
+# --- complexity ------------------------------------------------------------------------------------------------------
+
+_FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def _decisions(node: ast.AST) -> int:
+    """Count the decisions in a piece of code as radon does; functions inside a function are left out."""
+    inner = sum(map(_decisions, ast.iter_child_nodes(node)))
+    if isinstance(node, (*_FUNCTION, ast.ClassDef)):
+        return 0
+    if isinstance(node, ast.BoolOp):
+        return inner + len(node.values) - 1
+    if isinstance(node, ast.comprehension):
+        return inner + 1 + len(node.ifs)
+    if isinstance(node, ast.Try):
+        return inner + len(node.handlers) + bool(node.orelse)
+    looped = isinstance(node, (ast.For, ast.AsyncFor, ast.While))
+    return inner + isinstance(node, (ast.If, ast.IfExp, ast.Assert)) + (1 + bool(node.orelse) if looped else 0)
+
+
+def mean_complexity() -> float:
+    """Return the mean cyclomatic complexity of functions, methods and classes (these: of their methods), as radon."""
+    found: list[int] = []
+    for node in (node for path in modules().values() for node in ast.parse(path.read_text("utf-8")).body):
+        inside = node.body if isinstance(node, ast.ClassDef) else [node]
+        methods = [1 + sum(map(_decisions, one.body)) for one in inside if isinstance(one, _FUNCTION)]
+        found += methods
+        if isinstance(node, ast.ClassDef):
+            found.append(int((1 + sum(methods)) / len(methods)) + (len(methods) > 1) if methods else 1)
+    return sum(found) / len(found)
+
+
 # --- a run -----------------------------------------------------------------------------------------------------------
 
 _TRACED = """
@@ -273,6 +305,7 @@ def main() -> None:
     if options.parse_args().check:
         sys.exit("\n".join([*reaching, *room_cycles(), *too_long(), *too_large(), *too_deep()]) or 0)
     print(f"Python in the wheel: {all_lines():,} lines in {len(modules())} modules")
+    print(f"mean cyclomatic complexity: {mean_complexity():.2f}")
     for kind, lazy, most in (
         ("when loaded", False, MOST["chain"]),
         ("with those inside functions", True, MOST["lazy chain"]),

@@ -122,8 +122,8 @@ def telling(table: Table) -> Table | None:
         return table
     if len(kept) < 2:
         return None
-    rows = tuple(tuple(row[k] for k in kept) for row in table.rows)
-    return dataclasses.replace(table, columns=tuple(table.columns[k] for k in kept), rows=rows)
+    columns, *rows = (tuple(row[k] for k in kept) for row in (table.columns, *table.rows))
+    return dataclasses.replace(table, columns=columns, rows=tuple(rows))
 
 
 def _says(cell: Cell) -> bool:
@@ -199,6 +199,10 @@ class Chart:
         """Whether there is anything to see: a picture of one number, or of none, is not drawn."""
         return True
 
+    def scale(self, group: Sequence[Any]) -> dict[str, Any]:
+        """Return the fields that put the charts of a group, all of this kind, on one scale."""
+        return {}
+
 
 @dataclass(frozen=True)
 class Heatmap(Chart):
@@ -221,7 +225,13 @@ class Heatmap(Chart):
     @property
     def tells(self) -> bool:
         """Whether two squares at least have a number."""
-        return sum(_says(float(x)) for row in self.values for x in row) > 1
+        return len(_numbers(self.values)) > 1
+
+    def scale(self, group: Sequence[Any]) -> dict[str, Any]:
+        """Return the ends of the colours."""
+        lows = [x for one in group for x in (_numbers(one.values) if one.low is None else [one.low])]
+        highs = [x for one in group for x in (_numbers(one.values) if one.high is None else [one.high])]
+        return {"low": min(lows), "high": max(highs)} if lows and highs else {}
 
 
 @dataclass(frozen=True)
@@ -247,7 +257,12 @@ class Bars(Chart):
     @property
     def tells(self) -> bool:
         """Whether there are two bars to compare."""
-        return sum(_says(float(x)) for values in self.series.values() for x in values) > 1
+        return len(_numbers(self.series.values())) > 1
+
+    def scale(self, group: Sequence[Any]) -> dict[str, Any]:
+        """Return the axis of all bars and their intervals."""
+        parts = [values for one in group for part in (one.series, one.low, one.high) for values in part.values()]
+        return _range("y_range", [0.0, *_numbers(parts)], False)
 
 
 @dataclass(frozen=True)
@@ -292,7 +307,14 @@ class Plot(Chart):
     @property
     def tells(self) -> bool:
         """Whether there are two points to compare, or a line."""
-        return bool(self.lines) or sum(_says(float(y)) for points in self.points for y in points.y) > 1
+        return bool(self.lines) or len(_numbers(points.y for points in self.points)) > 1
+
+    def scale(self, group: Sequence[Any]) -> dict[str, Any]:
+        """Return the axes of all points and lines."""
+        drawn = [part for one in group for part in (*one.points, *one.lines)]
+        across = _numbers(part.x for part in drawn)
+        up = _numbers(values for part in drawn for values in (part.y, part.low, part.high))
+        return _range("x_range", across, self.log_x) | _range("y_range", up, self.log_y)
 
 
 @dataclass(frozen=True)
@@ -325,29 +347,8 @@ def on_one_scale(charts: Iterable[Chart]) -> list[Chart]:
     groups: dict[tuple[type[Chart], str], list[Chart]] = {}
     for chart in every:
         groups.setdefault((type(chart), chart.group), []).append(chart)
-    scales = {key: _scale(members) for key, members in groups.items() if key[1] and len(members) > 1}
+    scales = {key: members[0].scale(members) for key, members in groups.items() if key[1] and len(members) > 1}
     return [dataclasses.replace(chart, **scales.get((type(chart), chart.group), {})) for chart in every]
-
-
-def _scale(charts: Sequence[Chart]) -> dict[str, Any]:
-    if isinstance(charts[0], Heatmap):
-        maps = [chart for chart in charts if isinstance(chart, Heatmap)]
-        lows = [x for m in maps for x in ([m.low] if m.low is not None else _numbers(m.values))]
-        highs = [x for m in maps for x in ([m.high] if m.high is not None else _numbers(m.values))]
-        return {"low": min(lows), "high": max(highs)} if lows and highs else {}
-    if isinstance(charts[0], Bars):
-        bars = [chart for chart in charts if isinstance(chart, Bars)]
-        parts = [list(values) for b in bars for part in (b.series, b.low, b.high) for values in part.values()]
-        return _range("y_range", [0.0, *_numbers(parts)], False)
-    if isinstance(charts[0], Plot):
-        plots = [chart for chart in charts if isinstance(chart, Plot)]
-        drawn: list[Points | Line] = []
-        for plot in plots:
-            drawn += [*plot.points, *plot.lines]
-        across = _numbers([part.x for part in drawn])
-        up = _numbers([values for part in drawn for values in (part.y, part.low, part.high)])
-        return _range("x_range", across, plots[0].log_x) | _range("y_range", up, plots[0].log_y)
-    return {}
 
 
 def _range(name: str, values: Sequence[float], logarithmic: bool) -> dict[str, Any]:

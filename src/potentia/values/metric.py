@@ -69,14 +69,14 @@ class Metric:
 
     def differences(self, other: Metric) -> list[tuple[str, str, str]]:
         """Return what keeps two metrics from being compared; what one of them does not know forbids nothing."""
-        found = []
-        for what in ("canonical", "kind", "scale"):
-            one, two = getattr(self, what), getattr(other, what)
-            if one and two and one != two:
-                found.append(("metric" if what == "canonical" else what, str(one), str(two)))
+        found = [
+            (name, str(one), str(two))
+            for name, what in (("metric", "canonical"), ("kind", "kind"), ("scale", "scale"))
+            if (one := getattr(self, what)) and (two := getattr(other, what)) and one != two
+        ]
         if self.higher_is_better != other.higher_is_better:
-            words = {True: "higher is better", False: "lower is better"}
-            found.append(("direction", words[self.higher_is_better], words[other.higher_is_better]))
+            words = ["higher is better", "lower is better"]
+            found.append(("direction", *(words if self.higher_is_better else words[::-1])))
         return found
 
     def merged(self, other: Metric) -> Metric:
@@ -135,10 +135,7 @@ def known_metric(name: str) -> Metric | None:
 def main_metric(available: Iterable[str], usual: str | None = None) -> str | None:
     """Return the metric that speaks for a task: the benchmark's ``usual`` one, else a preferred one, else the first."""
     names = list(available)
-    for name in ([usual] if usual else []) + list(PREFERRED):
-        if name in names:
-            return name
-    return names[0] if names else None
+    return next((name for name in (usual, *PREFERRED, *names) if name in names), None)
 
 
 def read_metric(content: Any) -> Metric:

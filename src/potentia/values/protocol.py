@@ -97,11 +97,7 @@ DIRECT, TRAIN_BEFORE_TEST, ADJUST = Protocol("direct"), Protocol("train_before_t
 def main_protocol(protocols: Iterable[str]) -> Protocol | None:
     """Return the protocol to rank by: train-before-test, else adjust, else the one with the least preparation."""
     planned = [protocol for protocol in in_order(protocols) if protocol.step is None]
-    for kind in ("train_before_test", "adjust"):
-        for protocol in planned:
-            if protocol.kind == kind:
-                return protocol
-    return next(iter(planned), None)
+    return next((kind for kind in (TRAIN_BEFORE_TEST, ADJUST, *planned) if kind in planned), None)
 
 
 def in_order(protocols: Iterable[str]) -> list[Protocol]:
@@ -145,7 +141,3 @@ class TaskName(str):
         form, _, count = self.form.partition(":")
         count = count.partition(":")[0]
         return int(count) if form == "choice" and count.isdigit() and int(count) > 0 else None
-
-    def with_form(self, form: str) -> TaskName:
-        """Return the same benchmark in another form."""
-        return TaskName(f"{self.base}:{form}" if form else self.base)

@@ -37,17 +37,9 @@ class Generation:
 
 _ELSEWHERE = {"until", "max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"}
 _SAMPLING = {
-    "do_sample",
-    "temperature",
-    "top_k",
-    "top_p",
-    "top_h",
-    "min_p",
-    "typical_p",
-    "epsilon_cutoff",
-    "eta_cutoff",
+    "do_sample", "temperature", "top_k", "top_p", "top_h", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff",
     "use_cache",
-}
+}  # fmt: skip
 
 
 def decoding_options(settings: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:

@@ -68,10 +68,7 @@ class Score:
 
 def seed_error(values: Sequence[float]) -> float:
     """Return the standard error of a mean over seeds; 0 where there are not two."""
-    if len(values) < 2:
-        return 0.0
-    mean = sum(values) / len(values)
-    return math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))
+    return float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +85,9 @@ class ItemOutcome:
     prediction: str
     gold: str
     detail: dict[str, Any]
+
+
+_GRIDS = ("values", "stderr", "n", "origins", "seeds")  # of a ScoreMatrix: models × tasks
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +107,7 @@ class ScoreMatrix:
     def __post_init__(self) -> None:
         object.__setattr__(self, "protocol", Protocol(self.protocol))
         shape = (len(self.models), len(self.tasks))
-        for name in ("values", "stderr", "n", "origins", "seeds"):
+        for name in _GRIDS:
             array = getattr(self, name)
             if array is not None and array.shape != shape:
                 raise InputError(f"{name} has shape {array.shape}, but there are {shape[0]} models × {shape[1]} tasks")
@@ -192,14 +192,10 @@ class ScoreMatrix:
 
     def score(self, row: int, column: int) -> Score:
         """Return one cell as the score that it is."""
-        n = self.n[row, column]
+        value, stderr, n = (float(part[row, column]) for part in (self.values, self.stderr, self.n))
+        seeds = () if self.seeds is None else self.seeds[row, column] or ()
         return Score(
-            float(self.values[row, column]),
-            float(self.stderr[row, column]),
-            0 if np.isnan(n) else int(n),
-            self.metrics[column],
-            self.origin(row, column),
-            () if self.seeds is None else self.seeds[row, column] or (),
+            value, stderr, 0 if math.isnan(n) else int(n), self.metrics[column], self.origin(row, column), seeds
         )
 
     def origin(self, row: int, column: int) -> Origin:
@@ -229,17 +225,13 @@ class ScoreMatrix:
         """Return the sub-matrix of these models and tasks, in the order given."""
         rows = self._places(self.models, models, "model")
         columns = self._places(self.tasks, tasks, "task")
-        grid = np.ix_(rows, columns)
+        grids = {name: getattr(self, name) for name in _GRIDS}
         return replace(
             self,
             models=tuple(self.models[i] for i in rows),
             tasks=tuple(self.tasks[j] for j in columns),
-            values=self.values[grid],
-            stderr=self.stderr[grid],
-            n=self.n[grid],
             metrics=tuple(self.metrics[j] for j in columns),
-            origins=None if self.origins is None else self.origins[grid],
-            seeds=None if self.seeds is None else self.seeds[grid],
+            **{name: None if grid is None else grid[np.ix_(rows, columns)] for name, grid in grids.items()},
         )
 
     def laid_out(self, models: Sequence[str], tasks: Sequence[str]) -> tuple[Floats, Floats, Floats]:
