@@ -48,6 +48,12 @@ def write_file(path: Path, *parts: bytes | str, synced: bool = False) -> None:
         draft.unlink(missing_ok=True)
 
 
+def keep_file(path: Path, text: str) -> None:
+    """Write a text only where it changed, so that dataset caches keyed by time of change stay valid."""
+    if not path.exists() or path.read_text("utf-8") != text:
+        path.write_text(text, "utf-8")
+
+
 @contextmanager
 def whole_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
     """Give an empty folder to fill, which then takes this name: that of an empty folder, or with ``replace`` of any."""
@@ -86,8 +92,10 @@ def read_yaml(
     try:
         made = _bounded(loader)(plain_file(file, LARGEST, error).read_bytes().decode("utf-8-sig"))
         node = made.get_single_node()
+        if node is None:
+            return None, None
         _Walk(file, what, error).measure(node, 1)
-        return (None if node is None else made.construct_document(node)), node
+        return made.construct_document(node), node
     except UnicodeDecodeError:
         raise error(f"{what} is not UTF-8 text", where=str(file)) from None
     except (OSError, ValueError) as problem:
@@ -136,10 +144,8 @@ class _Walk:
         self.sizes: dict[int, int] = {}
         self.above: set[int] = set()
 
-    def measure(self, node: yaml.Node | None, depth: int) -> int:
+    def measure(self, node: yaml.Node, depth: int) -> int:
         """Return how many values there are from here on."""
-        if node is None:
-            return 0
         if id(node) in self.above:
             raise self.wrong(node, "an alias that holds itself")
         if id(node) in self.sizes:
@@ -147,14 +153,15 @@ class _Walk:
         if depth > DEEPEST:
             raise self.wrong(node, f"{self.what} is nested too deeply")
         self.above.add(id(node))
-        size = 1
+        parts: list[yaml.Node] = []
         if isinstance(node, yaml.MappingNode):
             self.check_keys(node)
-            size += sum(self.measure(part, depth + 1) for pair in node.value for part in pair)
+            parts = [part for pair in node.value for part in pair]
         elif isinstance(node, yaml.SequenceNode):
-            size += sum(self.measure(part, depth + 1) for part in node.value)
+            parts = node.value
         else:
             self.check_text(node)
+        size = 1 + sum(self.measure(part, depth + 1) for part in parts)
         if size > MOST:
             raise self.wrong(node, f"{self.what} holds more than {MOST:,} values, its aliases written out")
         self.above.discard(id(node))

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import datetime
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
@@ -100,13 +100,8 @@ class _Child:
         self.owner = os.getpid()
         self.pipe, theirs = Pipe()
         command = [sys.executable, "-P", __file__, str(theirs.fileno())]
-        self.process = subprocess.Popen(
-            command,
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        silent = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], **silent)
         theirs.close()
 
     def stop(self) -> None:
@@ -124,24 +119,22 @@ _reader = _Child()  # of Parquet: pyarrow maps more memory than a template may h
 
 def render(template: str, doc: Any, *, literal: bool = False) -> Any:
     """Render a template with a document; with ``literal``, read what it wrote as a Python value."""
-    kind = "literal" if literal else "render"
-    return json.loads(_child.ask(kind, template, dict(doc), usual=PLAIN + 10 * _size(doc)))
+    return _asked("literal" if literal else "render", template, dict(doc))
 
 
 def render_chat(template: str, values: dict[str, Any]) -> str:
     """Render the chat template of a model as transformers does."""
-    return str(json.loads(_child.ask("chat", template, values, usual=PLAIN + 10 * _size(values))))
+    return str(_asked("chat", template, values))
 
 
 def find_all(pattern: str, text: str) -> list[Any]:
     """``re.findall``."""
-    found = json.loads(_child.ask("findall", pattern, text))
-    return [tuple(match) if isinstance(match, list) else match for match in found]
+    return [tuple(match) if isinstance(match, list) else match for match in _asked("findall", pattern, text)]
 
 
 def substitute(pattern: str, text: str) -> str:
     """Return a text without what a pattern matches."""
-    return str(json.loads(_child.ask("sub", pattern, text)))
+    return str(_asked("sub", pattern, text))
 
 
 def read_parquet(path: str) -> Any:
@@ -149,6 +142,10 @@ def read_parquet(path: str) -> Any:
     import pyarrow as pa
 
     return pa.ipc.open_stream(pa.py_buffer(_reader.ask("parquet", path, None, seconds=60.0))).read_all()
+
+
+def _asked(kind: str, source: str, given: Any) -> Any:
+    return json.loads(_child.ask(kind, source, given, usual=PLAIN + 10 * _size(given)))
 
 
 def _size(doc: Any) -> int:
@@ -171,8 +168,8 @@ def _serve() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     answers: dict[str, Callable[[str, Any], Any]] = {
-        "render": _render, "literal": _literal, "chat": _render_chat,
-        "findall": re.findall, "sub": _without, "parquet": _parquet,
+        "render": _render, "literal": _literal, "chat": partial(_render, chat=True),
+        "findall": re.findall, "sub": lambda pattern, text: re.sub(pattern, "", text), "parquet": _parquet,
     }  # fmt: skip
     pipe: Any = Connection(int(sys.argv[1]))
     while True:
@@ -206,12 +203,8 @@ def _compiled(source: str, chat: bool) -> Any:
     return _environment(chat=chat).from_string(source)
 
 
-def _render(source: str, doc: Any) -> str:
-    return str(_compiled(source, chat=False).render(**doc))
-
-
-def _render_chat(source: str, values: Any) -> str:
-    return str(_compiled(source, chat=True).render(**values))
+def _render(source: str, values: Any, *, chat: bool = False) -> str:
+    return str(_compiled(source, chat).render(**values))
 
 
 @cache
@@ -222,9 +215,7 @@ def _environment(*, chat: bool) -> Any:
 
     if not chat:
         made = SandboxedEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
-        made.filters["regex_replace"] = lambda string, pattern, repl, count=0: re.sub(
-            pattern, repl, string, count=count
-        )
+        made.filters["regex_replace"] = lambda text, pattern, repl, count=0: re.sub(pattern, repl, text, count=count)
         return made
 
     class Generation(jinja2.ext.Extension):
@@ -245,9 +236,7 @@ def _environment(*, chat: bool) -> Any:
 
     extensions = [Generation, jinja2.ext.loopcontrols]
     made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
-    made.filters["tojson"] = lambda value, ensure_ascii=False, **how: json.dumps(
-        value, ensure_ascii=ensure_ascii, **how
-    )
+    made.filters["tojson"] = lambda value, **how: json.dumps(value, **{"ensure_ascii": False} | how)
     made.globals |= {"raise_exception": refuse, "strftime_now": lambda how: datetime.now().strftime(how)}
     return made
 
@@ -256,10 +245,6 @@ def _literal(source: str, doc: Any) -> Any:
     import ast
 
     return ast.literal_eval(_render(source, doc))
-
-
-def _without(pattern: str, text: str) -> str:
-    return re.sub(pattern, "", text)
 
 
 def _allowed(path: str) -> int:
@@ -279,8 +264,7 @@ def _parquet(path: str, _: Any) -> bytes:
             plain = pa.table(batch)
             for place, field in enumerate(plain.schema):
                 if pa.types.is_dictionary(field.type):
-                    column = plain.column(place).cast(field.type.value_type)
-                    plain = plain.set_column(place, field.name, column)
+                    plain = plain.set_column(place, field.name, plain.column(place).cast(field.type.value_type))
             used += ROW * len(plain) + sum(_weight(chunk) for column in plain.columns for chunk in column.chunks)
             if used > allowed:
                 raise ValueError(f"it unpacks to more than {allowed // 2**20} MiB")

@@ -22,9 +22,6 @@ from potentia.values.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol
 # Tiny models need larger steps than the paper's: these rates, the batch and the caps are fitted to them. The demo takes
 # one rate for all, so that it ends in two minutes. What that costs is in docs/zoo.md.
 LEARNING_RATES = (1e-3, 3e-3)
-SIZES = ("71k", "159k", "237k")
-QUICK_SIZES = ("71k", "159k")
-QUICK_TASKS = ("ask", "record", "table", "beside", "fix", "claim")
 
 
 def recipe(learning_rates: Sequence[float] = LEARNING_RATES, *, epochs: int = 5, batch: int = 8) -> dict[str, Any]:
@@ -41,6 +38,22 @@ def recipe(learning_rates: Sequence[float] = LEARNING_RATES, *, epochs: int = 5,
     }
 
 
+WHOLE: dict[str, Any] = {
+    "name": "demo",
+    "sizes": ("71k", "159k", "237k"),
+    "tasks": [benchmark.name for benchmark in zoo.BENCHMARKS if not benchmark.control],
+    "caps": {"train": 320, "validation": 100, "test": 400},
+    "tuning": recipe((3e-3,), epochs=4) | {"alpha": 32},
+}
+QUICK: dict[str, Any] = {
+    "name": "demo-quick",
+    "sizes": ("71k", "159k"),
+    "tasks": ("ask", "record", "table", "beside", "fix", "claim"),
+    "caps": {"train": 400, "validation": 100, "test": 500},
+    "tuning": recipe(LEARNING_RATES[:1], epochs=3),
+}
+
+
 def model_spec(model: zoo.ZooModel, path: Path | None = None) -> dict[str, Any]:
     """Return a model as a study names it."""
     facts = {name: getattr(model, name) for name in ("family", "parameters", "tokens", "date")}
@@ -54,19 +67,18 @@ def demo_study(folder: Path, *, quick: bool = False) -> Study:
 
     The zoo's control task, which no model can do, is left out.
     """
-    sizes = QUICK_SIZES if quick else SIZES
-    chosen = [model for model in zoo.models("base") if model.name.rpartition("-")[2] in sizes]
+    asked = QUICK if quick else WHOLE
+    chosen = [model for model in zoo.models("base") if model.name.rpartition("-")[2] in asked["sizes"]]
     models = zoo.model_folders(folder / "models", [model.name for model in chosen])
     tasks = zoo.task_folder(folder / "tasks")
-    names = QUICK_TASKS if quick else [benchmark.name for benchmark in zoo.BENCHMARKS if not benchmark.control]
     return make_study(
         {
-            "name": "demo-quick" if quick else "demo",
+            "name": asked["name"],
             "models": [model_spec(model, models[model.name]) for model in chosen],
-            "tasks": [{"name": name, "file": str(tasks[name])} for name in names],
+            "tasks": [{"name": name, "file": str(tasks[name])} for name in asked["tasks"]],
             "protocols": ["direct", "train_before_test"],
-            "caps": {"train": 400 if quick else 320, "validation": 100, "test": 500 if quick else 400},
-            "tuning": recipe(LEARNING_RATES[:1], epochs=3) if quick else recipe((3e-3,), epochs=4) | {"alpha": 32},
+            "caps": asked["caps"],
+            "tuning": asked["tuning"],
             "device": "cpu",
             "store": str(folder / "potentia.db"),
         }

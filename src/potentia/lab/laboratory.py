@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from potentia import zoo
+from potentia.files import keep_file
 from potentia.lab.demo import model_spec, recipe
 from potentia.study import make_study
 
@@ -78,7 +79,7 @@ def lay_out(folder: Path) -> Laboratory:
         body = {"name": name, **body, "store": str(store)}
         make_study(body)  # a study that is written is one that can be read
         text = yaml.safe_dump(body, sort_keys=False, default_flow_style=None, width=110)
-        _keep(path, f"# potentia run {path}\n#\n# {why}\n{text}")
+        keep_file(path, f"# potentia run {path}\n#\n# {why}\n{text}")
     return Laboratory(folder, len(models), len(tasks), facts, folder / "potentia.db", written)
 
 
@@ -155,12 +156,8 @@ def _series() -> list[dict[str, Any]]:
     for run in dict.fromkeys(m.base_model for m in zoo.models("checkpoint")):
         end = zoo.model(run)
         points = [*(m for m in zoo.models("checkpoint") if m.base_model == run), end]
-        runs.append(
-            {
-                **model_spec(end),
-                "checkpoints": [{"step": m.steps, "path": f"models/{m.name}", "tokens": m.tokens} for m in points],
-            }
-        )
+        found = [{"step": m.steps, "path": f"models/{m.name}", "tokens": m.tokens} for m in points]
+        runs.append({**model_spec(end), "checkpoints": found})
     return runs
 
 
@@ -178,11 +175,11 @@ def _write_auxiliary(folder: Path, tasks: Mapping[str, Path]) -> None:
             for line in (folder / name / f"{split}.jsonl").read_text("utf-8").splitlines()[:many]
         ]
         file = (folder / AUXILIARY / f"{split}.jsonl").resolve()
-        _keep(file, "\n".join(lines) + "\n")
+        keep_file(file, "\n".join(lines) + "\n")
         files[split] = str(file)
     definition = json.loads(tasks[BENCHMARKS[0]].read_text("utf-8"))
     definition |= {"task": f"zoo_{AUXILIARY}", "dataset_kwargs": {"data_files": files}}
-    _keep(folder / f"{AUXILIARY}.yaml", json.dumps(definition, indent=1) + "\n")
+    keep_file(folder / f"{AUXILIARY}.yaml", json.dumps(definition, indent=1) + "\n")
 
 
 def _write_facts(path: Path) -> Path:
@@ -198,9 +195,3 @@ def _write_facts(path: Path) -> Path:
             note = f"knows {m.knowledge:.0%} of the test facts"
             table.writerow((name, m.family, kind, *sizes, m.date, base, ";".join(m.exposure), note))
     return path
-
-
-def _keep(path: Path, text: str) -> None:
-    """Write only what changed, so that dataset caches keyed by time of change stay valid."""
-    if not path.exists() or path.read_text("utf-8") != text:
-        path.write_text(text, "utf-8")

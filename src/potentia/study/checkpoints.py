@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,4 @@ def _of_hub(repository: str) -> list[dict[str, Any]]:
 def _ordered(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Order checkpoints by step; of two with the same step (several stages) the first named counts."""
     ordered = sorted(points, key=lambda point: (point["step"], str(point.get("revision") or point.get("path"))))
-    once: dict[int, dict[str, Any]] = {}
-    for point in ordered:
-        once.setdefault(point["step"], point)
-    return list(once.values())
+    return [next(same) for _, same in groupby(ordered, key=lambda point: point["step"])]

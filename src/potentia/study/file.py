@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -32,11 +32,13 @@ def read_study(path: str | Path | None, flags: Mapping[str, Any] | None = None) 
     if path is None:
         return make_study(given, flags=given)
     file = Path(path)
-    raw, lines = _parse(file)
+    raw, node = read_yaml(file, what="the study file", error=StudyError)
+    if node is None or not isinstance(raw, dict):
+        raise StudyError("a study file holds `models:`, `tasks:` and so on at its top level", where=str(file))
     if not all(isinstance(field, str) for field in raw):
         raise StudyError("a study's keys are words", where=str(file))
-    anchored = {field: _anchored(value, (field,), file.parent) for field, value in raw.items()}
-    return make_study(_merged(anchored, given), where=str(file), lines=lines, flags=given)
+    merged = _merged(_anchored(raw, (), file.parent), given)
+    return make_study(merged, where=str(file), lines=dict(_lines(node, ())), flags=given)
 
 
 def make_study(
@@ -49,46 +51,33 @@ def make_study(
     """Validate a mapping as a Study; all its problems are told in one error."""
     try:
         made = Study.model_validate(dict(raw))
-        _check_unicode(made)
-        return made
     except ValidationError as error:
         problems = [_problem(item, where, lines or {}, flags or {}) for item in error.errors()]
         if len(problems) == 1:
             raise StudyError(problems[0]) from None
         listed = "\n".join(f"  {p}" for p in problems)
         raise StudyError(f"{len(problems)} problems in the study\n{listed}") from None
-
-
-def _check_unicode(study: Study) -> None:
     try:
-        study.model_dump_json()
+        made.model_dump_json()
     except ValueError:  # a flag with bytes that are no text; no store could hold it
         raise StudyError("a name or path in the study is no Unicode text") from None
+    return made
 
 
 # --- the file --------------------------------------------------------------------------------------------------------
 
 
-def _parse(file: Path) -> tuple[dict[str, Any], dict[Place, int]]:
-    """Return what a YAML file holds, and the line of every place in it."""
-    raw, node = read_yaml(file, what="the study file", error=StudyError)
-    if node is None or not isinstance(raw, dict):
-        raise StudyError("a study file holds `models:`, `tasks:` and so on at its top level", where=str(file))
-    lines: dict[Place, int] = {}
-    _lines(node, (), lines)
-    return raw, lines
-
-
-def _lines(node: yaml.Node, place: Place, out: dict[Place, int]) -> None:
-    out.setdefault(place, node.start_mark.line + 1)
+def _lines(node: yaml.Node, place: Place) -> Iterator[tuple[Place, int]]:
+    """Give the line of every place in a file."""
+    yield place, node.start_mark.line + 1
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             inner = (*place, str(key.value))
-            out[inner] = key.start_mark.line + 1
-            _lines(value, inner, out)
+            yield from _lines(value, inner)
+            yield inner, key.start_mark.line + 1
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
-            _lines(value, (*place, index), out)
+            yield from _lines(value, (*place, index))
 
 
 # Where a study file holds paths; "*" is any place of a list. A model or a task may also be its path alone.
@@ -156,18 +145,20 @@ def _problem(item: Any, where: str | None, lines: Mapping[Place, int], flags: Ma
         line = next((lines[place[:n]] for n in range(len(place), -1, -1) if place[:n] in lines), None)
         spot = ":".join(str(part) for part in (where, line) if part is not None)
     name = ".".join(str(part) for part in place) or "study"
-    message = item["msg"].removeprefix("Value error, ")
+    return f"{spot + ': ' if spot else ''}{name}: {_message(item, place)}"
+
+
+def _message(item: Any, place: Place) -> str:
+    message = str(item["msg"]).removeprefix("Value error, ")
+    if item["type"] == "missing":
+        return "this key is missing"
     if item["type"] == "extra_forbidden":
-        nearest = difflib.get_close_matches(str(place[-1]), _fields_at(place[:-1]), n=1, cutoff=0.5)
-        known = f"did you mean `{nearest[0]}`?" if nearest else f"known here: {', '.join(_fields_at(place[:-1]))}"
-        message = f"unknown key; {known}"
-    elif item["type"] == "missing":
-        message = "this key is missing"
-    elif "is no protocol" in message:
-        pass  # it names the text already
-    elif "input" in item and isinstance(item["input"], (str, int, float, bool)):
-        message = f"{message} (it is {item['input']!r})"
-    return f"{spot + ': ' if spot else ''}{name}: {message}"
+        known = _fields_at(place[:-1])
+        nearest = difflib.get_close_matches(str(place[-1]), known, n=1, cutoff=0.5)
+        return f"unknown key; {f'did you mean `{nearest[0]}`?' if nearest else 'known here: ' + ', '.join(known)}"
+    given = item.get("input")
+    named = "is no protocol" in message  # it names the text already
+    return f"{message} (it is {given!r})" if isinstance(given, (str, int, float)) and not named else message
 
 
 def _flag(place: Place, flags: Mapping[str, Any]) -> str | None:
@@ -186,11 +177,8 @@ def _fields_at(place: Place) -> list[str]:
     """Return the known keys of the record at this place of a study."""
     record: type[BaseModel] = Study
     for part in place:
-        if isinstance(part, int) or part not in record.model_fields:
-            continue
-        inner = _record_in(record.model_fields[part].annotation)
-        if inner is not None:
-            record = inner
+        field = record.model_fields.get(str(part))
+        record = (_record_in(field.annotation) if field is not None else None) or record
     return sorted(record.model_fields)
 
 

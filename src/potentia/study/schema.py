@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from potentia.facts import leaderboard_shots
 from potentia.study.checkpoints import find_checkpoints
-from potentia.study.tuning import Adjust, Positive, Probe, Selection, Strict, Treat, Tuning
+from potentia.study.tuning import Adjust, Positive, Probe, Selection, Strict, Treat, Tuning, adjust_tuning
 from potentia.values.protocol import ADJUST, DIRECT, TRAIN_BEFORE_TEST, Protocol
 
 PositiveShare = Annotated[float, Field(gt=0)]
@@ -182,8 +182,8 @@ class TaskSpec(Strict):
     def _one_source(self) -> TaskSpec:
         if self.file is not None and self.dataset is not None:
             raise ValueError("a task has a file or a dataset, not both")
-        said = self.columns.given() or self.prompt or self.subset or self.labels
-        if said and self.file is None and self.dataset is None:
+        own = self.file is not None or self.dataset is not None
+        if not own and (self.columns.given() or self.prompt or self.subset or self.labels):
             raise ValueError("columns, labels, prompt and subset are for data of your own: give a file or a dataset")
         if self.ratios is not None and self.folds is not None:
             raise ValueError("give ratios or folds, not both")
@@ -219,9 +219,8 @@ def _half(rows: tuple[ModelSpec, ...], seed: int) -> set[str]:
     """Choose one of each two models next to each other in compute (or in size, or as listed), by a seeded coin."""
     order = sorted(rows, key=lambda row: (row.parameters or 0.0) * (row.tokens or 1.0))
     coin = random.Random(seed)
-    pairs = (order[first : first + 2] for first in range(0, len(order), 2))
-    tossed = ((pair, coin.randrange(2)) for pair in pairs)
-    return {pair[side].name for pair, side in tossed if side < len(pair)}
+    chosen = [first + coin.randrange(2) for first in range(0, len(order), 2)]
+    return {order[place].name for place in chosen if place < len(order)}
 
 
 class Wanted(Strict):
@@ -358,16 +357,14 @@ class Study(Strict):
     def _check_few_bits(self) -> None:
         """Refuse to tune all weights of a model that is quantised."""
         few = next((model for model in self.models if model.quantise is not None), None)
+        if few is None:
+            return
         asked = {protocol.kind for protocol in self.protocols}
-        full = []
-        if "train_before_test" in asked and self.tuning.method == "full":
-            full.append("train_before_test")
-        if "adjust" in asked and self.adjust is not None:
-            own = (self.adjust.tuning or self.tuning).method
-            full += ["adjust"] if self.adjust.recipe is not None or own == "full" else []
+        methods = {"train_before_test": self.tuning.method, "adjust": adjust_tuning(self).method}
+        full = [kind for kind, method in methods.items() if kind in asked and method == "full"]
         if self.treat is not None and self.treat.recipe(self.tuning).method == "full":
             full.append("treat")
-        if few is not None and full:
+        if full:
             raise ValueError(
                 f"{full[0]} tunes all weights, and those of {few.name} are quantised ({few.quantise}):"
                 " use `method: lora`, or drop `quantise`"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from potentia.errors import ModelError
+from potentia.files import keep_file
 from potentia.zoo.benchmarks import BENCHMARKS, Benchmark, documents
 from potentia.zoo.world import ASSISTANT, BOS, EOS, PAD, SPECIAL, UNK, USER, World, make_world, vocabulary
 
@@ -85,9 +86,7 @@ class ZooModel:
 def models(*kinds: str) -> tuple[ZooModel, ...]:
     """All shipped models, or those of the given kinds (``base``, ``instruct``, ``checkpoint``, ``lab``)."""
     with (WEIGHTS / "facts.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    found = tuple(_model(row) for row in rows)
-    return tuple(model for model in found if not kinds or model.kind in kinds)
+        return tuple(_model(row) for row in csv.DictReader(file) if not kinds or row["kind"] in kinds)
 
 
 def _model(row: dict[str, str]) -> ZooModel:
@@ -132,22 +131,16 @@ def task_folder(cache_dir: Path, world: World | None = None) -> dict[str, Path]:
         files = {}
         for split, lines in documents(world, benchmark).items():
             file = folder / f"{split}.jsonl"
-            _write(file, "".join(json.dumps(line) + "\n" for line in lines))
+            keep_file(file, "".join(json.dumps(line) + "\n" for line in lines))
             files[split] = str(file)
         path = Path(cache_dir) / f"{benchmark.name}.yaml"
-        _write(path, json.dumps(_definition(benchmark, files), indent=1) + "\n")  # JSON is YAML
+        keep_file(path, json.dumps(_definition(benchmark, files), indent=1) + "\n")  # JSON is YAML
         tasks[benchmark.name] = path
     return tasks
 
 
-def _write(path: Path, text: str) -> None:
-    """Write only what changed, so that dataset caches keyed by time of change stay valid."""
-    if not path.exists() or path.read_text("utf-8") != text:
-        path.write_text(text, "utf-8")
-
-
 def _definition(benchmark: Benchmark, files: dict[str, str]) -> dict[str, Any]:
-    common = {
+    return {
         "task": f"zoo_{benchmark.name}",
         "dataset_path": "json",
         "dataset_kwargs": {"data_files": files},
@@ -155,33 +148,38 @@ def _definition(benchmark: Benchmark, files: dict[str, str]) -> dict[str, Any]:
         "validation_split": "validation",
         "test_split": "test",
         "metadata": {"version": 1.0},
+        **_KINDS[benchmark.kind],
     }
-    if benchmark.kind == "choice":
-        return common | {
-            "output_type": "multiple_choice",
-            "doc_to_text": "{{question}}",
-            "doc_to_choice": "choices",
-            "doc_to_target": "answer",
-            "target_delimiter": " ",
-            "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
-        }
-    if benchmark.kind == "generate":
-        return common | {
-            "output_type": "generate_until",
-            "doc_to_text": "{{prompt}}",
-            "doc_to_target": "{{completion}}",
-            "target_delimiter": " ",
-            "generation_kwargs": {"until": ["."], "max_gen_toks": 3, "do_sample": False},
-            "metric_list": [
-                {"metric": "exact_match", "aggregation": "mean", "higher_is_better": True, "ignore_case": False}
-            ],
-        }
-    return common | {
+
+
+def _metric(name: str, aggregation: str = "mean", higher: bool = True, **more: Any) -> dict[str, Any]:
+    return {"metric": name, "aggregation": aggregation, "higher_is_better": higher, **more}
+
+
+_KINDS: dict[str, dict[str, Any]] = {
+    "choice": {
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{question}}",
+        "doc_to_choice": "choices",
+        "doc_to_target": "answer",
+        "target_delimiter": " ",
+        "metric_list": [_metric("acc")],
+    },
+    "generate": {
+        "output_type": "generate_until",
+        "doc_to_text": "{{prompt}}",
+        "doc_to_target": "{{completion}}",
+        "target_delimiter": " ",
+        "generation_kwargs": {"until": ["."], "max_gen_toks": 3, "do_sample": False},
+        "metric_list": [_metric("exact_match", ignore_case=False)],
+    },
+    "text": {
         "output_type": "loglikelihood_rolling",
         "doc_to_text": "",
         "doc_to_target": "{{text}}",
         "metric_list": [
-            {"metric": "bits_per_byte", "aggregation": "bits_per_byte", "higher_is_better": False},
-            {"metric": "word_perplexity", "aggregation": "weighted_perplexity", "higher_is_better": False},
+            _metric("bits_per_byte", "bits_per_byte", False),
+            _metric("word_perplexity", "weighted_perplexity", False),
         ],
-    }
+    },
+}
