@@ -211,8 +211,9 @@ def _decisions(node: ast.AST) -> int:
         return inner + 1 + len(node.ifs)
     if isinstance(node, ast.Try):
         return inner + len(node.handlers) + bool(node.orelse)
-    looped = isinstance(node, (ast.For, ast.AsyncFor, ast.While))
-    return inner + isinstance(node, (ast.If, ast.IfExp, ast.Assert)) + (1 + bool(node.orelse) if looped else 0)
+    if isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
+        return inner + 1 + bool(node.orelse)
+    return inner + isinstance(node, (ast.If, ast.IfExp, ast.Assert))
 
 
 def mean_complexity() -> float:

@@ -100,7 +100,7 @@ class _Child:
         self.owner = os.getpid()
         self.pipe, theirs = Pipe()
         command = [sys.executable, "-P", __file__, str(theirs.fileno())]
-        silent = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        silent: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], **silent)
         theirs.close()
 

@@ -361,7 +361,7 @@ class Study(Strict):
             return
         asked = {protocol.kind for protocol in self.protocols}
         methods = {"train_before_test": self.tuning.method, "adjust": adjust_tuning(self).method}
-        full = [kind for kind, method in methods.items() if kind in asked and method == "full"]
+        full: list[str] = [kind for kind, method in methods.items() if kind in asked and method == "full"]
         if self.treat is not None and self.treat.recipe(self.tuning).method == "full":
             full.append("treat")
         if full:

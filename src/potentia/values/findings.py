@@ -122,8 +122,8 @@ def telling(table: Table) -> Table | None:
         return table
     if len(kept) < 2:
         return None
-    columns, *rows = (tuple(row[k] for k in kept) for row in (table.columns, *table.rows))
-    return dataclasses.replace(table, columns=columns, rows=tuple(rows))
+    rows = tuple(tuple(row[k] for k in kept) for row in table.rows)
+    return dataclasses.replace(table, columns=tuple(table.columns[k] for k in kept), rows=rows)
 
 
 def _says(cell: Cell) -> bool:

@@ -75,8 +75,8 @@ class Metric:
             if (one := getattr(self, what)) and (two := getattr(other, what)) and one != two
         ]
         if self.higher_is_better != other.higher_is_better:
-            words = ["higher is better", "lower is better"]
-            found.append(("direction", *(words if self.higher_is_better else words[::-1])))
+            words = {True: "higher is better", False: "lower is better"}
+            found.append(("direction", words[self.higher_is_better], words[other.higher_is_better]))
         return found
 
     def merged(self, other: Metric) -> Metric:

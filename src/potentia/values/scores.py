@@ -225,13 +225,14 @@ class ScoreMatrix:
         """Return the sub-matrix of these models and tasks, in the order given."""
         rows = self._places(self.models, models, "model")
         columns = self._places(self.tasks, tasks, "task")
-        grids = {name: getattr(self, name) for name in _GRIDS}
+        grid = np.ix_(rows, columns)
+        parts: dict[str, Any] = {name: part[grid] for name in _GRIDS if (part := getattr(self, name)) is not None}
         return replace(
             self,
             models=tuple(self.models[i] for i in rows),
             tasks=tuple(self.tasks[j] for j in columns),
             metrics=tuple(self.metrics[j] for j in columns),
-            **{name: None if grid is None else grid[np.ix_(rows, columns)] for name, grid in grids.items()},
+            **parts,
         )
 
     def laid_out(self, models: Sequence[str], tasks: Sequence[str]) -> tuple[Floats, Floats, Floats]:
