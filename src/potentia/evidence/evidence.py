@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -116,11 +117,8 @@ class Evidence:
         kept: dict[Protocol, Outcomes] = {}
         for protocol, matrix in self.scores.items():
             models, tasks = set(matrix.models), set(matrix.tasks) - self.without_items.get(protocol, frozenset())
-            kept[protocol] = {
-                task: {m: v for m, v in by.items() if m in models}
-                for task, by in found.get(protocol, {}).items()
-                if task in tasks
-            }
+            there = {task: by for task, by in found.get(protocol, {}).items() if task in tasks}
+            kept[protocol] = {task: {m: v for m, v in by.items() if m in models} for task, by in there.items()}
         return kept
 
     def _stored_outcomes(self) -> dict[tuple[Protocol, str], dict[str, dict[str, dict[int, float]]]]:
@@ -133,8 +131,9 @@ class Evidence:
             with view.open() as store:
                 for name, task, model, data, values in store.outcomes(study=view.studies):
                     protocol, own = Protocol(name), TaskName(task)
-                    there = self.scores[protocol].tasks if protocol in self.scores else ()
-                    joined = own.fold is not None and own.whole in there  # folds test different documents of one task
+                    matrix = self.scores.get(protocol)
+                    # Folds test different documents of one task.
+                    joined = own.fold is not None and matrix is not None and own.whole in matrix.tasks
                     documents = view.where if joined else data or view.where
                     by = found.setdefault((protocol, own.whole if joined else task), {}).setdefault(documents, {})
                     by[model] = {**by.get(model, {}), **values} if joined else values
@@ -174,9 +173,8 @@ class Evidence:
 
     def failures(self) -> list[FailureRecord]:
         """Return the cells that failed, with the reason."""
-        return self._gathered(
-            lambda store, key: store.failures(study=key), lambda f: (f.model, f.task, f.protocol, f.study)
-        )
+        place = attrgetter("model", "task", "protocol", "study")
+        return self._gathered(lambda store, key: store.failures(study=key), place)
 
     def items(self, cell: str) -> list[ItemOutcome]:
         """Return the outcomes of one cell; none where it is imported or its items are gone."""
@@ -190,30 +188,19 @@ class Evidence:
         return []
 
     def narrowed(
-        self,
-        *,
-        protocols: Sequence[str] | None = None,
-        tasks: Sequence[str] | None = None,
+        self, *, protocols: Sequence[str] | None = None, tasks: Sequence[str] | None = None,
         models: Sequence[str] | None = None,
-    ) -> Evidence:
+    ) -> Evidence:  # fmt: skip
         """Return the evidence of these protocols, tasks (a benchmark's name keeps all its forms) and models alone."""
         for what, wanted, known in (("protocol", protocols, list(self.scores)), ("model", models, self.models)):
             if unknown := [name for name in wanted or () if name not in known]:
                 there = ", ".join(known[:8])
                 raise InputError(f"no {what} {unknown[0]!r} in {self.source}", hint=f"there are: {there}")
-        chosen: dict[Protocol, ScoreMatrix] = {}
-        for protocol in in_order(protocols or self.scores):
-            matrix = self.scores[protocol]
-            kept = [t for t in matrix.tasks if not tasks or t in tasks or TaskName(t).base in tasks]
-            if kept:
-                present = [m for m in models if m in matrix.models] if models else None  # a study may be unfinished
-                if present is None or present:
-                    chosen[protocol] = matrix.select(tasks=kept, models=present)
+        parts = {p: _part(self.scores[p], tasks, models) for p in in_order(protocols or self.scores)}
+        chosen = {protocol: matrix for protocol, matrix in parts.items() if 0 not in matrix.shape}
         if self.scores and not chosen:
-            known = sorted({task for matrix in self.scores.values() for task in matrix.tasks})
-            raise InputError(
-                f"no scores of {', '.join(tasks or ())} in {self.source}", hint=f"there are: {', '.join(known[:12])}"
-            )
+            there = ", ".join(sorted({task for matrix in self.scores.values() for task in matrix.tasks})[:12])
+            raise InputError(f"no scores of {', '.join(tasks or ())} in {self.source}", hint=f"there are: {there}")
         return replace(self, scores=chosen)
 
     def _gathered(self, get: Callable[[Store, str], Iterable[T]], key: Callable[[T], object]) -> list[T]:
@@ -231,7 +218,10 @@ class Evidence:
                 yield store, view.studies
 
 
-# --- what studies and files tell of models and tasks, beside the shipped facts --------------------------------------
+def _part(matrix: ScoreMatrix, tasks: Sequence[str] | None, models: Sequence[str] | None) -> ScoreMatrix:
+    """Return what a matrix has of these tasks and models; a study may be unfinished."""
+    kept = [t for t in matrix.tasks if not tasks or t in tasks or TaskName(t).base in tasks]
+    return matrix.select(tasks=kept, models=[m for m in models or matrix.models if m in matrix.models])
 
 
 def study_of(record: StudyRecord) -> Study | None:
@@ -259,10 +249,7 @@ def facts_of(studies: Iterable[StudyRecord], specs: Iterable[ModelSpec], given: 
         if study is not None and study.facts and Path(study.facts).is_file():
             told.update({model.name: model for model in read_facts(study.facts)})
     for row in specs:
-        if (
-            any(value is not None for value in (row.family, row.parameters, row.tokens, row.date, row.base_model))
-            or row.exposure
-        ):
+        if any((row.family, row.parameters, row.tokens, row.date, row.base_model, row.exposure)):
             told[row.name] = _told(row, told.get(row.name) or known.find(row.name))
     mine = tuple(given)
     return ModelTable((*known, *told.values(), *mine)) if told or mine else known

@@ -47,17 +47,13 @@ def refuse_unlike(
         data = Cell(replace(cell.metric, name="", scale=None), Origin(data=cell.origin.data))
         for place, what in (((protocol, task), cell), (("", task), data)):
             first, known = seen.setdefault(place, (source, what))
-            different = comparable(known, what)
-            if any(difference.what == "recipe" for difference in different):
-                settings = [_flat(recipe(name, protocol, task)) for name in (first, source)]
-                different = tuple(d for d in different if d.what != "recipe") + _settings(*settings)
-            if different:
-                raise UnlikeError(
-                    f"the scores of {task} in {first} and {source} cannot be compared: different "
-                    + "; different ".join(map(str, different)),
-                    where=where,
-                    hint=hint.format(source=source),
-                )
+            if different := comparable(known, what):
+                if any(difference.what == "recipe" for difference in different):
+                    settings = [_flat(recipe(name, protocol, task)) for name in (first, source)]
+                    different = tuple(d for d in different if d.what != "recipe") + _settings(*settings)
+                told = "; different ".join(map(str, different))
+                message = f"the scores of {task} in {first} and {source} cannot be compared: different {told}"
+                raise UnlikeError(message, where=where, hint=hint.format(source=source))
             seen[place] = first, Cell(known.metric.merged(what.metric), _merged(known.origin, what.origin))
 
 
@@ -83,9 +79,8 @@ def _flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 def _merged(one: Origin, two: Origin) -> Origin:
     """Return what is known of either origin, of what must agree."""
-    known = {name: getattr(one, name) if getattr(one, name) is not None else getattr(two, name)
-             for name in ("data", "recipe", "shots")}  # fmt: skip
-    return Origin(**known)
+    shots = one.shots if one.shots is not None else two.shots
+    return Origin(one.data or two.data, one.recipe or two.recipe, shots)
 
 
 def joined(parts: Sequence[Evidence]) -> Evidence:
@@ -98,13 +93,9 @@ def joined(parts: Sequence[Evidence]) -> Evidence:
                 return recipe_of(store, view.studies, protocol, task)
         return {}
 
+    matrices = [(part.source, protocol, matrix) for part in parts for protocol, matrix in part.scores.items()]
     refuse_unlike(
-        (
-            (part.source, protocol, task, cell)
-            for part in parts
-            for protocol, matrix in part.scores.items()
-            for task, cell in _cells(matrix)
-        ),
+        ((source, protocol, task, cell) for source, protocol, matrix in matrices for task, cell in _cells(matrix)),
         recipe=recipe,
         hint="show them apart, with --apart: scores compare where data, metric and fine-tuning are the same",
     )

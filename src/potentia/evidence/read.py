@@ -25,21 +25,12 @@ ALL = "all"  # every study of a store
 
 
 def read(
-    *sources: str | Path | pd.DataFrame,
-    study: str | Sequence[str] | None = None,
-    metric: str | None = None,
-    subtasks: bool = False,
-    facts: str | Path | None = None,
-    task_facts: str | Path | None = None,
-    protocols: Sequence[str] | None = None,
-    tasks: Sequence[str] | None = None,
-    models: Sequence[str] | None = None,
-    columns: Mapping[str, str] | None = None,
-    lower: Sequence[str] = (),
-    scale: Mapping[str, str] | None = None,
-    kind: Mapping[str, str] | None = None,
-    apart: bool = False,
-) -> Evidence:
+    *sources: str | Path | pd.DataFrame, study: str | Sequence[str] | None = None, metric: str | None = None,
+    subtasks: bool = False, facts: str | Path | None = None, task_facts: str | Path | None = None,
+    protocols: Sequence[str] | None = None, tasks: Sequence[str] | None = None, models: Sequence[str] | None = None,
+    columns: Mapping[str, str] | None = None, lower: Sequence[str] = (), scale: Mapping[str, str] | None = None,
+    kind: Mapping[str, str] | None = None, apart: bool = False,
+) -> Evidence:  # fmt: skip
     """Read stores, score tables, pandas tables, lm-eval results or published files, several joined into one.
 
     ``study`` names one or more studies of a store (``all`` for all of them); without it the one opened last counts.
@@ -136,13 +127,9 @@ def is_store(source: str | Path) -> bool:
 
 
 def _read_one(
-    source: str | Path | pd.DataFrame,
-    studies: tuple[str, ...],
-    metric: str | None,
-    subtasks: bool,
-    columns: Mapping[str, str] | None,
-    says: Says,
-) -> Evidence:
+    source: str | Path | pd.DataFrame, studies: tuple[str, ...], metric: str | None, subtasks: bool,
+    columns: Mapping[str, str] | None, says: Says,
+) -> Evidence:  # fmt: skip
     name, title = "DataFrame", "scores"
     if isinstance(source, (str, Path)):
         if is_store(source):
@@ -156,9 +143,6 @@ def _read_one(
     return Evidence(
         name, title, scores, known_models(), notes=found.notes, reading=found.reading, items_read=found.items
     )
-
-
-# --- stores ----------------------------------------------------------------------------------------------------------
 
 
 def _from_store(where: str, wanted: tuple[str, ...], metric: str | None) -> Evidence:
@@ -183,17 +167,7 @@ def _of_store(store: Store, where: str, wanted: tuple[str, ...], metric: str | N
     if not wanted and len(records) > 1:
         others = ", ".join(dict.fromkeys(r.name for r in records if r.key not in keys))
         notes.append(f"this is the study {chosen[0].name}, opened last; the store also holds: {others} (--study NAME)")
-    names = {record.key: record.name for record in reversed(chosen)}
-    keys_of = {name: key for key, name in names.items()}
-    refuse_unlike(
-        (
-            (names[key], protocol, task, Cell(by, origin))
-            for key, protocol, task, by, origin in store.measures(study=keys, metric=metric)
-        ),
-        recipe=lambda name, protocol, task: recipe_of(store, keys_of[name], protocol, task),
-        where=store.where,
-        hint="choose one: --study {source}; or show them apart: --apart",
-    )
+    _refuse_unlike_studies(store, chosen, metric)
     protocols = in_order({p for key in keys for p in store.protocols(study=key)})
     if not protocols and not any(store.failures(study=key) for key in keys):
         raise DataError("the store holds no scores yet", where=store.where, hint="run a study, or import scores")
@@ -217,26 +191,37 @@ def _of_store(store: Store, where: str, wanted: tuple[str, ...], metric: str | N
     )
 
 
+def _refuse_unlike_studies(store: Store, chosen: Sequence[StudyRecord], metric: str | None) -> None:
+    names = {record.key: record.name for record in reversed(chosen)}
+    keys = {name: key for key, name in names.items()}
+    measures = store.measures(study=tuple(record.key for record in chosen), metric=metric)
+    refuse_unlike(
+        ((names[key], protocol, task, Cell(by, origin)) for key, protocol, task, by, origin in measures),
+        recipe=lambda name, protocol, task: recipe_of(store, keys[name], protocol, task),
+        where=store.where,
+        hint="choose one: --study {source}; or show them apart: --apart",
+    )
+
+
 def _by_metric(
     store: Store, protocols: Sequence[Protocol], studies: tuple[str, ...], metric: str | None
 ) -> tuple[dict[Protocol, ScoreMatrix], dict[Protocol, frozenset[str]]]:
     """Return the scores by one metric where one is asked for, and the tasks whose items are of another one."""
-    usual_scores = {p: store.matrix(p, study=studies) for p in protocols}
+    usual = {p: store.matrix(p, study=studies) for p in protocols}
     if metric is None:
-        return usual_scores, {}
+        return usual, {}
     scores: dict[Protocol, ScoreMatrix] = {}
     without: dict[Protocol, frozenset[str]] = {}
-    problem: InputError | None = None
-    for protocol, usual in usual_scores.items():
+    problems: list[InputError] = []
+    for protocol, matrix in usual.items():
         try:
             scores[protocol] = store.matrix(protocol, study=studies, metric=metric)
         except InputError as error:  # no cell of this protocol has it, as with texts
-            problem = problem or error
-            continue
-        named = zip(usual.tasks, usual.metrics, strict=True)
-        without[protocol] = frozenset(TaskName(task).whole for task, main in named if main.name != metric)
-    if not scores and problem is not None:
-        raise problem
+            problems.append(error)
+        others = {task for task, main in zip(matrix.tasks, matrix.metrics, strict=True) if main.name != metric}
+        without[protocol] = frozenset(TaskName(task).whole for task in others)
+    if problems and not scores:
+        raise problems[0]
     return scores, without
 
 
@@ -248,9 +233,14 @@ def _chosen(records: Sequence[StudyRecord], wanted: tuple[str, ...], where: str)
         return list(records)
     found: dict[str, StudyRecord] = {}
     for name in wanted or (records[0].key,):
-        record = next((r for r in records if r.key == name), None) or next((r for r in records if r.name == name), None)
+        record = find_study(records, name)
         if record is None:
             known = ", ".join(sorted({r.name for r in records}))
             raise DataError(f"no study {name!r} in {where}", hint=f"there are: {known}")
         found.setdefault(record.key, record)
     return list(found.values())
+
+
+def find_study(records: Sequence[StudyRecord], name: str) -> StudyRecord | None:
+    """Return the study with this key, else the first of this name."""
+    return next((r for r in records if r.key == name), None) or next((r for r in records if r.name == name), None)

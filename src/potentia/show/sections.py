@@ -40,14 +40,9 @@ class Rendered(NamedTuple):
 
 
 def write_report(
-    source: str | Path,
-    out: Path,
-    *,
-    study: str | None = None,
-    items: int | None = None,
-    facts: Path | None = None,
+    source: str | Path, out: Path, *, study: str | None = None, items: int | None = None, facts: Path | None = None,
     options: ReportOptions | None = None,
-) -> Path:
+) -> Path:  # fmt: skip
     """Write the report of a store or of any file of scores into one HTML file, and return the file."""
     return save_report(read_report(source, study=study, items=items, facts=facts, options=options), out)
 

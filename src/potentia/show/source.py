@@ -107,25 +107,16 @@ class ReportData:
         """Return every finding under the name that the command line and the board's API give it."""
         several = (self.rankings, self.test_task, self.consistency, self.proxies)
         found = {name: f for part in several if part is not None for name, f in part.named().items()}
-        single = {
-            "signs": self.exposure,
-            "training": self.training,
-            "stability": self.stability,
-            "ablation": self.ablation,
-            "completion": self.completion,
-        }
+        single = {"signs": self.exposure, "training": self.training, "stability": self.stability,
+                  "ablation": self.ablation, "completion": self.completion}  # fmt: skip
         found |= {f"classification-{one.task}": one for one in self.labelled}
         return found | {name: f for name, f in single.items() if f is not None}
 
 
 def read_report(
-    source: str | Path,
-    *,
-    study: str | Sequence[str] | None = None,
-    items: int | None = None,
-    facts: str | Path | None = None,
-    options: ReportOptions | None = None,
-) -> ReportData:
+    source: str | Path, *, study: str | Sequence[str] | None = None, items: int | None = None,
+    facts: str | Path | None = None, options: ReportOptions | None = None,
+) -> ReportData:  # fmt: skip
     """Read a store or any file of scores and compute its findings."""
     return make_report(read(source, study=study, facts=facts), items=items, options=options)
 
@@ -147,10 +138,7 @@ def make_report(evidence: Evidence, *, items: int | None = None, options: Report
     board = rankings.scoreboard if rankings is not None else None
     if ends is not None or rankings is None:  # of checkpoints the runs, each at its end
         board = _or_none(find_scoreboard, ends or evidence, but=PotentiaError)
-    stability, consistency = _or_none(find_stability, evidence), _or_none(find_consistency, evidence)
-    if options.baseline is not None:  # which must be there
-        stability = stability and find_stability(evidence, baseline=options.baseline)
-        consistency = consistency and find_consistency(evidence, baseline=options.baseline)
+    consistency = _or_none(find_consistency, evidence, options.baseline)
     forms = any(TaskName(task).form for matrix in evidence.planned.values() for task in matrix.tasks)
     cells = tuple(evidence.cells())
     share = items if items is not None else min(ITEMS, ITEM_BUDGET // max(1, len(cells)))
@@ -165,7 +153,7 @@ def make_report(evidence: Evidence, *, items: int | None = None, options: Report
         exposure=_or_none(find_exposure, evidence),
         labelled=tuple(find_classification(evidence)),
         training=training,
-        stability=stability,
+        stability=_or_none(find_stability, evidence, options.baseline),
         consistency=consistency,
         ablation=_or_none(find_ablation, evidence) if consistency is None and forms else None,
         proxies=find_proxies(evidence, options.proxies) if options.proxies is not None else None,
@@ -178,13 +166,14 @@ def make_report(evidence: Evidence, *, items: int | None = None, options: Report
 
 
 def _or_none(
-    find: Callable[[Evidence], Found], evidence: Evidence, but: type[PotentiaError] = InputError
+    find: Callable[..., Found], evidence: Evidence, baseline: str | None = None, but: type[PotentiaError] = InputError
 ) -> Found | None:
-    """Return a finding; None where the evidence is not enough for it."""
+    """Return a finding; None where the evidence is not enough for it. A ``baseline`` that is given must be there."""
     try:
-        return find(evidence)
+        found = find(evidence)
     except but:
         return None
+    return found if baseline is None else find(evidence, baseline=baseline)
 
 
 def _test_task(evidence: Evidence, options: TestTaskOptions | None) -> TestTask | None:

@@ -14,7 +14,12 @@ FONT = 11.0  # pixels
 LINE = 17.0  # that one line of text takes
 NARROW = frozenset("fijlrt.,:;'|!()[]- ")
 WIDE = frozenset("mwMW@%→")
-MARKERS = ("circle", "square", "diamond", "triangle")
+MARKERS: tuple[tuple[tuple[float, float], ...], ...] = (  # corners; none of a circle
+    (),
+    ((-1, -1), (1, -1), (1, 1), (-1, 1)),
+    ((0, -1.3), (1.3, 0), (0, 1.3), (-1.3, 0)),
+    ((0, -1.2), (1.2, 1), (-1.2, 1)),
+)
 DASHES = ("", "5 3", "1.5 2.5", "6 2 1.5 2")
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 HUES = 8  # colours of chart.css; past them they repeat with another dash or marker
@@ -81,15 +86,10 @@ class Sheet:
     def marker(self, x: float, y: float, place: int, tip: str = "", size: float = 3.6) -> None:
         """Draw the mark of the n-th series."""
         kind, hue = MARKERS[place // HUES % len(MARKERS)], f"f{place % HUES}"
-        if kind == "circle":
+        if not kind:
             self.add("circle", tip, cx=x, cy=y, r=size, class_=hue)
             return
-        corners = {
-            "square": ((-1, -1), (1, -1), (1, 1), (-1, 1)),
-            "diamond": ((0, -1.3), (1.3, 0), (0, 1.3), (-1.3, 0)),
-            "triangle": ((0, -1.2), (1.2, 1), (-1.2, 1)),
-        }
-        path = "L".join(f"{x + size * right:.1f} {y + size * down:.1f}" for right, down in corners[kind])
+        path = "L".join(f"{x + size * right:.1f} {y + size * down:.1f}" for right, down in kind)
         self.add("path", tip, d=f"M{path}z", class_=hue)
 
     def path(self, points: Sequence[tuple[float, float]], class_: str, dash: str = "", tip: str = "") -> None:
@@ -135,14 +135,9 @@ class Scale:
 
 
 def make_scale(
-    values: Iterable[float],
-    start: float,
-    end: float,
-    *,
-    span: tuple[float, float] | None = None,
-    log: bool = False,
+    values: Iterable[float], start: float, end: float, *, span: tuple[float, float] | None = None, log: bool = False,
     most: int = 6,
-) -> Scale:
+) -> Scale:  # fmt: skip
     """Return a scale over the values, or over the ``span``; without one it ends at round marks."""
     known = [v for v in values if math.isfinite(v) and (v > 0 or not log)] or [0.1, 1.0]
     low, high = span or (min(known), max(known))

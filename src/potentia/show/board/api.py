@@ -172,9 +172,6 @@ def _json(text: str | None) -> Response:
     return Response(there(text), media_type="application/json")
 
 
-# --- counts, in Prometheus' text format 0.0.4 ------------------------------------------------------------------------
-
-
 def metrics(desk: Desk) -> str:
     """Return every study's counts, and the pace of the rows that run now."""
     studies = [({"study": s["name"], "key": s["key"]}, s) for s in desk.summaries()]

@@ -99,9 +99,6 @@ def create_app(
     return app
 
 
-# --- pages -----------------------------------------------------------------------------------------------------------
-
-
 def make_pages(desk: Desk) -> APIRouter:
     """Make the routes of the pages on one desk."""
     pages = APIRouter(default_response_class=HTMLResponse, include_in_schema=False)
@@ -187,9 +184,6 @@ def _asset(name: str) -> tuple[bytes, bytes, str]:
     """Return an asset, packed, and its address: with the hash of its content, so that browsers keep it."""
     body = asset(name).encode()
     return body, gzip.compress(body, mtime=0), f"/assets/{name}?v={hashlib.sha256(body).hexdigest()[:12]}"
-
-
-# --- serving ---------------------------------------------------------------------------------------------------------
 
 
 def choose_token(host: str, token: str | None) -> str | None:

@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
 from datetime import datetime
 from functools import lru_cache
@@ -17,6 +17,7 @@ from fastapi import HTTPException
 from starlette.concurrency import run_in_threadpool
 
 from potentia.errors import StoreError
+from potentia.evidence import find_study
 from potentia.run import asked_cells, is_running
 from potentia.show import lane_payload
 from potentia.store import CellRecord, Store, StudyRecord
@@ -95,7 +96,7 @@ class Desk:
 
     def study(self, name: str) -> StudyRecord:
         """Return the study with this key or name, or answer 404; one that began this second is looked for anew."""
-        found = _named(name, self.studies()) or _named(name, self.store.studies())
+        found = find_study(self.studies(), name) or find_study(self.store.studies(), name)
         return there(found, "there is no such study")
 
     def watch(self, name: str) -> Watch:
@@ -127,10 +128,6 @@ class Desk:
             return self.store.items(key)
         except StoreError as error:  # the items folder was left behind
             raise HTTPException(404, error.message) from error
-
-
-def _named(name: str, records: Sequence[StudyRecord]) -> StudyRecord | None:
-    return next((r for r in records if r.key == name), None) or next((r for r in records if r.name == name), None)
 
 
 def there(found: T | None, otherwise: str = "there is nothing of that name") -> T:
