@@ -1,21 +1,15 @@
 """The next cells under a budget: which measurements, per unit of cost, would settle the most of the ranking.
 
 A cell's worth is its share of the expected misorderings that go, plus its share of the aggregates' variance that goes
-(misorderings alone see only pairs that are close today), divided by its cost (``outlook``). Cells are taken greedily,
-each changing the covariance that the next one meets; the values it will have are not known, and need not be.
+(misorderings alone see only pairs that are close today), divided by its cost. Cells are taken greedily, each changing
+the covariance that the next one meets; the values it will have are not known, and need not be: aggregates are close to
+linear in unseen cells, with covariance C, and measuring a cell c of variance v takes g·gᵀ/v away, g = cov(a, z_c). For
+a pair of models with expected difference d and variance s², of which the cell explains δ², the chance to be ordered
+wrongly afterwards is in expectation 2·T(|d|/s, √(s² − δ²)/δ), T being Owen's function: no simulation is needed.
 
 With ``top``, a pair counts by the chance that one of the two is among the first ``top`` and the other is not. The plan
 stops at the budget, or as soon as the forecast reaches the confidence asked for: the expected agreement (τ) of the
-ranking with the finished study's, or, with ``top``, the expected share of the named top that is truly in it (for top
-1, P(best)), a little more than asked for, since a run looks after every wave (``needed``); and whoever may be in the
-top has been measured on a quarter of the tasks.
-
-What is believed of the aggregates as cells are measured in thought: the worth of a cell, and the forecast after it.
-
-Each model's aggregate is close to linear in its unseen cells, so their joint normal distribution gives the aggregates'
-covariance C and, for a cell c with variance v, what measuring it would take away: C − g·gᵀ/v with g = cov(a, z_c). For
-a pair of models with expected difference d and variance s², of which the cell explains δ², the chance to be ordered
-wrongly afterwards is in expectation 2·T(|d|/s, √(s² − δ²)/δ), T being Owen's function: no simulation is needed.
+ranking with the finished study's, or, with ``top``, the expected share of the named top that is truly in it.
 """
 
 from __future__ import annotations

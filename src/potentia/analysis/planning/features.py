@@ -1,25 +1,19 @@
-"""What is known of models before they are tuned, as covariances: which models should turn out alike, and how far.
+"""What is known of models before they are tuned, the scale of scores, and both as the factor model's problem.
 
-A latent ability of the models is a Gaussian process whose kernel is a weighted sum of the parts here, each an
-(M, M) matrix over models: linear in the principal components of the scores before tuning, linear in log parameters,
-log training tokens, date and kind; a second-degree and a smooth part over components and size; and blocks for
-family, generation (a family, by date), lineage (a base model and what was tuned from it) and the model itself. An
-input that is unknown has mean zero and variance one, and enters as such: E[x_i x_j] = m_i m_j + δ_ij v_i, so a model
-without facts or direct scores is not an average model but an uncertain one.
+A latent ability of the models is a Gaussian process whose kernel is a weighted sum of (M, M) parts: linear in the
+principal components of the scores before tuning, in log parameters, log training tokens, date and kind; a
+second-degree and a smooth part over components and size; and blocks for family, generation (a family, by date),
+lineage (a base model and what was tuned from it) and the model itself. An input that is unknown has mean zero and
+variance one, and enters as such: E[x_i x_j] = m_i m_j + δ_ij v_i, so a model without facts is not an average model but
+an uncertain one.
 
-The scale on which scores are predicted: a logit above chance, shrunk at both ends so that no score is infinite.
+An accuracy y on a task with chance c is predicted as logit(ε + (1 − 2ε)·(y − c)/(1 − c)), ε = 0.05: equal steps mean
+about equal odds, and a score at or below chance stays finite. Where lower is better (bits per byte) the scale is −log
+y; a metric outside the unit interval keeps its own. On every link scale higher is better.
 
-An accuracy y on a task with chance c becomes logit(ε + (1 − 2ε)·(y − c)/(1 − c)), ε = 0.05: equal steps then mean
-about equal odds at both ends of the scale, a score at chance or at one stays finite, and one below chance (a model
-that guesses with bad luck) only a little lower. Where lower is better (bits per byte) the scale is −log y; a metric
-outside the unit interval keeps its own scale. On every link scale higher is better.
-
-From score matrices to the factor model's problem: rows of study and history, link scale, standardised tasks.
-
-The study's models come first, each history's after them; a model that is in both has two rows, tied by name and
-lineage, for a score of another recipe or another run is evidence of a kind, not a measurement of this study. Tasks of
-the study come first, tasks that only a history knows after them. Every task is centred and scaled by what its known
-scores say of the average model; a task of which nothing is known is expected above its mean direct score.
+The study's models come first, each history's after them; a model in both has two rows, tied by name and lineage, for a
+score of another run is evidence of a kind, not a measurement of this study. Every task is centred and scaled by what
+its known scores say of the average model; a task of which nothing is known is expected above its mean direct score.
 """
 
 from __future__ import annotations

@@ -1,20 +1,15 @@
-"""One ranking from many tasks, four ways, and how much it hangs on any one task.
+"""One ranking from many tasks, four ways; the ranks that a model may have on a task; how few tasks suffice.
 
 *PC1* and *mean z* use the size of differences; *Borda* (the share of comparisons with other models that a model wins,
-ties half) and *mean rank* only their order. A multi-task ranking that disagrees within itself is fragile (Zhang &
-Hardt): so every aggregate comes with its top after leaving out each task in turn. Which of the models is first, and
-how sure that is, is for ``decide``.
+ties half) and *mean rank* only their order. Every aggregate comes with its top after leaving out each task in turn
+(Zhang & Hardt). Which of the models is first, and how sure that is, is for ``decide``.
 
-Rank intervals: the best and worst place that each model may truly have on a task.
+On a task a model's rank lies between 1 + (models that significantly beat it) and n − (models it beats). With the
+pairwise z threshold each interval holds model by model; with the quantile of the largest of all pairwise |z| (Tukey's
+range, unequal errors, simulated) all intervals of a task hold together.
 
-A model cannot be better than the models that significantly beat it, nor worse than those it significantly beats; so its
-rank lies between 1 + (models that beat it) and n - (models it beats). With the pairwise z threshold each interval holds
-model by model; with the quantile of the largest of all pairwise |z| (Tukey's range, unequal errors, simulated) all
-intervals of a task hold together: a simultaneous rank confidence set.
-
-Fewer benchmarks suffice (section 4): agreement with the ranking over all tasks against the cost of a fixed subset. It
-is chosen on some models and judged on others, with lineages on one side: tasks are added one by one, each time the one
-that raises τ the most per cost.
+Agreement of a fixed subset of tasks with the ranking over all (section 4) is judged on other models than those that
+chose it, with lineages on one side: tasks are added one by one, each time the one that raises τ the most per cost.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
-"""Agreement among alike models or tasks: within a size bin, a family, base or instruct, or large test sets alone.
+"""Agreement among alike models or tasks, and of perplexity with tasks.
 
 Agreement over all models is partly the plain fact that larger models are better everywhere; within a bin of equal size
 (table 6) or a family (table 7) that signal is gone and what is left is harder to agree on.
 
-Perplexity agreement: whether a model's bits per byte on plain text ranks it as the tasks do.
-
 Rankings by bits per byte on each corpus are compared with the rankings on each task by Kendall's tau: under one
 protocol (figure 4), or perplexity before tuning against scores after it (figure 5), for base and for instruct models
-apart, since instruction tuning raises perplexity and scores alike. The average over corpora against the average over
-tasks is one more number (section 3.3). Bits per byte are lower-is-better; agreement is signed so that 1 means alike.
+apart, since instruction tuning raises perplexity and scores alike. Agreement is signed so that 1 means alike.
 """
 
 from __future__ import annotations

@@ -1,16 +1,9 @@
-"""Two models side by side on every task they share: who is better, by how much, and how sure that is.
+"""Two models side by side on every task they share, and every two models: who is better, and how sure that is.
 
-Both have answered the same documents, so where items are stored the difference is taken document by document: its
-interval is of the paired differences, and McNemar's exact test looks at the documents that one model alone gets right.
-Where there are no items, or a score is no mean of items (f1, mcc), two scores have nothing in common but their errors.
-Many tasks are looked at, so which differences are real is decided together (Benjamini–Hochberg, 5 % false discoveries);
-who is better over all of them is what the overall ranking says (``decide``).
-
-Evidence between every two models: who is better on which task, and how sure that is.
-
-On one task two models are compared on the items that all models have (McNemar's exact test), or by their standard
-errors (z test) where no items are stored. Over all tasks the significant wins and losses are counted, and the mean
-difference has the smallest true difference beside it that the tests would find with 80 % power.
+Where items are stored the difference is taken document by document: its interval is of the paired differences, and
+McNemar's exact test looks at the documents that one model alone gets right. Where there are no items, or a score is no
+mean of items (f1, mcc), two scores have nothing in common but their errors. Which differences are real is decided for
+all tasks together (Benjamini–Hochberg, 5 % false discoveries); who is better over all of them is what ``decide`` says.
 """
 
 from __future__ import annotations

@@ -1,15 +1,9 @@
 """Which differences between models are real.
 
-From standard errors, two models differ on a task when |a - b| exceeds z·sqrt(s_a² + s_b²) (appendix C). Tests on the
-same items are sharper: McNemar's exact test and a paired bootstrap look only at the items on which two models part.
+From standard errors, two models differ on a task when |a - b| exceeds z·sqrt(s_a² + s_b²) (appendix C). On the same
+items McNemar's exact test is sharper: it looks only at those that one of the two gets right (a value above one half).
 Over many pairs, Benjamini–Hochberg keeps the share of false discoveries down. With insignificant differences as ties,
 agreement is tau-b on the pairwise signs (appendix C.2), since such ties are not transitive and make no ranking.
-
-Paired comparison of all models on the items they share: the sharpest test that stored outcomes allow.
-
-Two models that answer the same items differ only where one is right and the other is not; McNemar's exact test looks at
-those items alone. For every pair of models these counts are one matrix product. Items count as right where their value
-is above one half.
 """
 
 from __future__ import annotations
