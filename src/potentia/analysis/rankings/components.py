@@ -54,19 +54,14 @@ class Components(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return the explained variance of the first components, and PC1 of each model."""
-        order = np.argsort(-self.scores[:, 0], kind="stable")
+        shares = tuple((f"PC{k + 1}", *three(share)) for k, share in enumerate(self.explained[:5]))
+        note = f"Missing cells: {GAP_NOTES[self.gaps]}. Intervals: bootstrap over {self.over}."
+        what = f"{self.protocol.label}, {self.group}"
+        title = f"Explained variance ({what}: {len(self.models)} × {len(self.tasks)})"
+        ranked = tuple(sorted(self.pc1.items(), key=lambda one: -one[1]))
         return [
-            Table(
-                f"Explained variance ({self.protocol.label}, {self.group}: {len(self.models)} × {len(self.tasks)})",
-                ("component", "share", "low", "high"),
-                tuple((f"PC{k + 1}", i.value, i.low, i.high) for k, i in enumerate(self.explained[:5])),
-                note=f"Missing cells: {GAP_NOTES[self.gaps]}. Intervals: bootstrap over {self.over}.",
-            ),
-            Table(
-                f"PC1 of each model ({self.protocol.label}, {self.group})",
-                ("model", "PC1"),
-                tuple((self.models[k], float(self.scores[k, 0])) for k in order),
-            ),
+            Table(title, ("component", "share", "low", "high"), shares, note),
+            Table(f"PC1 of each model ({what})", ("model", "PC1"), ranked),
         ]
 
     def charts(self) -> Sequence[Chart]:

@@ -79,17 +79,19 @@ def find_scoreboard(evidence: Evidence, options: Options | None = None) -> Score
     options = options or Options()
     every = [evidence.planned[p] for p in in_order(evidence.planned)]
     matrices = [m for m in (matrix.benchmarks() for matrix in every) if m.models and m.tasks]
-    if not matrices:
-        texts = [matrix.corpora() for matrix in every]
-        matrices = [m.select(models=[n for n, row in zip(m.models, np.isfinite(m.values), strict=True) if row.any()])
-                    for m in texts if m.tasks]  # fmt: skip
-        matrices = [m for m in matrices if m.models]
+    matrices = matrices or [m for m in map(_texts, every) if m.models and m.tasks]
     if not matrices:
         raise InputError("there is no score yet")
     shown = [m for m in matrices if m.shape[0] > 1] or matrices
     stored = evidence.outcomes if options.use_items else {}
     with threadpool_limits(1, user_api="blas"):
         return _scoreboard(shown, _overall(shown, options, stored, evidence), stored)
+
+
+def _texts(matrix: ScoreMatrix) -> ScoreMatrix:
+    """Return the texts to predict of the models that have a score on any."""
+    texts = matrix.corpora()
+    return texts.select(models=[m for m, row in zip(texts.models, texts.values, strict=True) if np.isfinite(row).any()])
 
 
 def rank_scores(
@@ -297,13 +299,12 @@ class _Analysis:
     def perplexity_by_kind(self) -> dict[str, grouped.PerplexityAgreement]:
         """Perplexity before tuning against tasks after it, for base and for instruct models (figure 5)."""
         tuned = next((m for m in self.matrices if m.protocol == TRAIN_BEFORE_TEST), None)
-        bits = self.scores[DIRECT].corpora() if DIRECT in self.scores else None
+        bits = _texts(self.scores[DIRECT]) if DIRECT in self.scores else None
         if tuned is None or bits is None or not bits.tasks:
             return {}
-        scored = {m for m, row in zip(bits.models, bits.values, strict=True) if np.isfinite(row).any()}
         found = {}
         for kind in ("base", "instruct"):
-            members = {m for m in tuned.models if self.background.kinds.get(m) == kind and m in scored}
+            members = {m for m in tuned.models if self.background.kinds.get(m) == kind and m in bits.models}
             if len(members) > 2:
                 found[kind] = grouped.compare_perplexity(bits, tuned, models=members, group=kind, **self.how)
         return found

@@ -179,11 +179,10 @@ def make_scoreboard(
     level, models = ranking.level, list(ranking.models)
     shown, tasks = _shared(matrices, models, [p for p in matrices if p in (first, main)], list(matrices))
     means = {p: _means(matrices[p], models, tasks, level) for p in shown}
-    gains = (
-        _gains(matrices[first], matrices[main], models, tasks, items.get(first, {}), items.get(main, {}), level)
-        if first != main and first in shown and tasks
-        else {}
-    )
+    gains: dict[str, Interval] = {}
+    if first != main and first in shown and tasks:
+        stored = items.get(first, {}), items.get(main, {})
+        gains = _gains(matrices[first], matrices[main], models, tasks, stored, level)
     missing = _hardest(ranking, matrices[main], items.get(main))
     second = next((m for m in models if m != ranking.first), None)
     rival = missing.rival if missing is not None else next(iter(ranking.rivals), second)
@@ -263,8 +262,7 @@ def _gains(
     after: ScoreMatrix,
     models: Sequence[str],
     tasks: Sequence[str],
-    items_before: Outcomes,
-    items_after: Outcomes,
+    items: tuple[Outcomes, Outcomes],
     level: float,
 ) -> dict[str, Interval]:
     one, error_one, _ = before.laid_out(models, tasks)
@@ -272,7 +270,7 @@ def _gains(
     variance = error_one**2 + error_two**2
     for j, task in enumerate(tasks):
         for i, model in enumerate(models):
-            stored = [part.get(task, {}).get(model, {}) for part in (items_before, items_after)]
+            stored = [part.get(task, {}).get(model, {}) for part in items]
             both = on_same_documents(stored)
             if both is not None and stands_for(stored[0], one[i, j]) and stands_for(stored[1], two[i, j]):
                 variance[i, j] = float(np.var(both[1] - both[0], ddof=1)) / both.shape[1]
