@@ -53,7 +53,7 @@ def find_targets(model: nn.Module, lora: LoraConfig) -> Targets:
     config = _by_peft(model, lora, chosen)
     wanted = config.target_modules or ()
     names = (wanted,) if isinstance(wanted, str) else tuple(sorted(wanted))
-    layers = _layers(model, names, config, strict=not whole)
+    layers = _layers(model, config, strict=not whole)
     stacked = _stacked(model, config, lora)
     if whole and chosen is not ALL_LINEAR:  # our own choice: PEFT reads the other layers back as they are
         stacked, config.target_parameters, config.rank_pattern, config.alpha_pattern = [], None, {}, {}
@@ -116,10 +116,12 @@ def _by_peft(model: nn.Module, lora: LoraConfig, chosen: str | list[str]) -> Any
     return _maybe_include_all_linear_layers(config, model)
 
 
-def _layers(model: nn.Module, names: tuple[str, ...], config: Any, *, strict: bool) -> list[tuple[str, nn.Module]]:
-    """Choose the layers of these names that a text reaches and that can be adapted; ``strict`` refuses the others."""
+def _layers(model: nn.Module, config: Any, *, strict: bool) -> list[tuple[str, nn.Module]]:
+    """Choose the layers that PEFT's config names, a text reaches and can be adapted; ``strict`` refuses the others."""
+    from peft.tuners.tuners_utils import check_target_module_exists
+
     reached, inside = _reached(model), set(find_body(model).modules())
-    matching = {name: module for name, module in model.named_modules() if _matches(name, names)}
+    matching = {name: module for name, module in model.named_modules() if check_target_module_exists(config, name)}
     lost = _not_read_back(model, config, matching)
     chosen = []
     for name, module in matching.items():
@@ -151,12 +153,6 @@ def _not_read_back(model: nn.Module, config: Any, names: Iterable[str]) -> set[s
     except (RuntimeError, ValueError, KeyError, TypeError):  # made for tensors of other shapes
         return set()
     return {name for name, key in keys.items() if key not in read}
-
-
-def _matches(name: str, names: tuple[str, ...]) -> bool:
-    if _is_pattern(names):
-        return re.fullmatch(names[0], name) is not None
-    return any(name == target or name.endswith("." + target) for target in names)
 
 
 def _trouble(model: nn.Module, name: str, module: nn.Module, config: Any) -> str | None:
@@ -235,6 +231,8 @@ def _kind(name: str) -> str:
 
 def _stacked(model: nn.Module, config: Any, lora: LoraConfig) -> list[Stacked]:
     """Find the stacked parameters that PEFT's config names, each under the name of the wrapper PEFT puts around it."""
+    from peft.utils.other import get_pattern_key
+
     wanted = sorted(config.target_parameters or ())
     found: list[Stacked] = []
     for name, module in model.named_modules() if wanted else ():
@@ -245,17 +243,11 @@ def _stacked(model: nn.Module, config: Any, lora: LoraConfig) -> list[Stacked]:
         ]
         for place, parameter in enumerate(mine):  # the last is PEFT's outermost wrapper
             full = f"{name}.{parameter}"
-            rank = _pattern(config.rank_pattern, full, lora.r)
-            alpha = _pattern(config.alpha_pattern, full, lora.alpha)
+            rank = config.rank_pattern.get(get_pattern_key(config.rank_pattern, full), lora.r)
+            alpha = config.alpha_pattern.get(get_pattern_key(config.alpha_pattern, full), lora.alpha)
             wrapper = name + ".base_layer" * (len(mine) - 1 - place)
             found.append(Stacked(wrapper, module, parameter, int(rank), lora.scale_at(rank, alpha)))
     return found
-
-
-def _pattern(patterns: dict[str, Any], name: str, otherwise: float) -> float:
-    return next(
-        (float(v) for pattern, v in (patterns or {}).items() if re.fullmatch(rf"(.*\.)?({pattern})$", name)), otherwise
-    )
 
 
 def _is_pattern(names: tuple[str, ...]) -> bool:
