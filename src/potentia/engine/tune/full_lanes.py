@@ -66,7 +66,7 @@ class FullLanes(Trainer):
         self._asking = ExitStack()
         self._asking.enter_context(asking(self.model, True))
         self._shelves: dict[str, Shelf] = {}  # of the lanes trained here
-        self._now: State | None = None  # what the model is; None for anything but the end of an epoch
+        self.now: State | None = None  # what the model is; None for anything but the end of an epoch
 
     def close(self) -> None:
         """Put the original weights back."""
@@ -126,10 +126,6 @@ class FullLanes(Trainer):
         self.form, self._checked = found.form, longest
         self.record["training"] = found.as_dict()
 
-    def reach(self, state: State | None) -> None:
-        """Note what the model is now."""
-        self._now = state
-
     # ---- states ---------------------------------------------------------------------------------------------------
 
     def slot(self, lane_key: str) -> None:
@@ -137,15 +133,15 @@ class FullLanes(Trainer):
 
     def hold(self, states: Collection[State]) -> None:
         """Keep these lanes' epochs, the current one now, and let go of all others."""
-        if self._now is not None and self._now in states:
+        if self.now is not None and self.now in states:
             weights = {str(place): weight for place, weight in enumerate(self.weights())}
-            self._shelves[self._now[0]].put(*self._now, weights)
+            self._shelves[self.now[0]].put(*self.now, weights)
         for shelf in self._shelves.values():
             shelf.keep(states)
 
     def restore(self, lane_key: str, epoch: int) -> None:
         """Put a held state back into the model."""
-        if self._now == (lane_key, epoch):
+        if self.now == (lane_key, epoch):
             return
         shelf = self._shelves.get(lane_key)
         held = shelf.get(lane_key, epoch) if shelf is not None else None
@@ -157,12 +153,12 @@ class FullLanes(Trainer):
                 hint="run the same command again to compute them anew",
             )
         self.put([held[str(place)] for place in range(len(held))])
-        self._now = lane_key, epoch
+        self.now = lane_key, epoch
 
     def bare(self) -> None:
         """Put the original weights back, so that the untuned model is scored."""
         self.put(self._originals)
-        self._now = None
+        self.now = None
 
 
 class _FullLane:
@@ -188,14 +184,14 @@ class _FullLane:
                 job.save(steps, now=True)
         if len(steps) == spec.total_steps and not lane.over:
             lane.status = "done"
-            self.trainer.reach((spec.key, lane.epochs[-1].epoch))
+            self.trainer.now = spec.key, lane.epochs[-1].epoch
         self._note()
 
     def _one_step(self, job: Job | Shards, steps: list[FullStep], before: int) -> None:
         lane, schedule, at = self.lane, self.spec.schedule, len(steps) + 1
         rate = schedule.learning_rate * schedule.factor(at - 1, self.spec.total_steps)
         made = job.step(self.spec.rows(at - 1, self.trainer.limit), rate)
-        self.trainer.reach(None)
+        self.trainer.now = None
         if not made.sound:
             lane.status = "failed"
             lane.reason = f"full tuning diverged at step {at}: loss {made.loss:.3g}, gradient norm {made.norm:.3g}"
@@ -214,7 +210,7 @@ class _FullLane:
         lane, key = self.lane, self.spec.key
         loss, tokens = sum(step.loss for step in steps) / len(steps), sum(step.tokens for step in steps)
         epoch = LaneEpoch(key, number, at, loss, tokens, time.monotonic() - lane.began)
-        self.trainer.reach((key, number))
+        self.trainer.now = key, number
         dropped = self.watch.on_epoch([epoch]) or ()
         lane.epochs.append(epoch)
         lane.step = at

@@ -185,7 +185,7 @@ class LaneRun:
 
     def _state(self) -> dict[str, Tensor]:
         """Return what a step changes, by slot."""
-        return {"weights": self.bank.weights, **self.states.tensors()}
+        return {"weights": self.bank.weights, **vars(self.states)}
 
     def _take_up(self, tensors: dict[str, Tensor], facts: dict[str, object]) -> None:
         records = facts["lanes"]

@@ -48,10 +48,6 @@ class LaneStates:
         for part in (self.first, self.second, self.loss_sums, self.unsound):
             part[slot].zero_()
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return all of it by name, for a snapshot."""
-        return dict(vars(self))
-
 
 def settings_row(schedule: Schedule, step: int, total: int) -> list[float]:
     """Return the nine numbers of the update number ``step`` (from 0).
