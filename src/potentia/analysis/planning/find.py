@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from potentia.analysis.planning.complete import DRAWS, Completion, Fitted, complete
+from potentia.analysis.planning.complete import DRAWS, Completion, complete
 from potentia.analysis.rankings.decide import Unseen
 from potentia.analysis.stats.first import FEW_MODELS
 from potentia.errors import InputError
@@ -77,31 +77,27 @@ def find_completion(
     facts: ModelTable | None = None,
     measured: Floats | None = None,
     draws: int = DRAWS,
-    seed: int = 0,
-    fitted: Fitted | None = None,
 ) -> Completion:
     """Complete the grid from the study's own evidence, history from elsewhere, and facts.
 
     ``measured`` (True where a cell may be read) hides the others, so that a decision can be made again as it was made.
     """
-    own = evidence.scores if evidence is not None else {}
-    tuned = grid.laid_out(own.get(grid.protocol))
+    sources = [source for source in (evidence, history) if source is not None]
+    tuned = grid.laid_out(evidence.scores.get(grid.protocol) if evidence is not None else None)
     if measured is not None:
         tuned = replace(tuned, values=np.where(measured, tuned.values, np.nan))
-    past = history.scores if history is not None else {}
-    before = [*_untuned(own), *_untuned(past)]
-    chances = {task: chance for told in (history, evidence) if told for task, chance in told.background.chance.items()}
-    table = facts if facts is not None else (evidence or history).facts if (evidence or history) else None  # type: ignore[union-attr]
+    chances: dict[str, float] = {}
+    for source in reversed(sources):  # the study's own say comes last
+        chances |= source.background.chance
+    past = history.scores.get(grid.protocol) if history is not None else None
     with threadpool_limits(1, user_api="blas"):  # small matrices: threads that wait for each other cost ten times more
         return complete(
             tuned,
-            direct=before,
-            history=[matrix.benchmarks() for protocol, matrix in past.items() if protocol == grid.protocol],
-            facts=table,
+            direct=[source.scores[DIRECT] for source in sources if DIRECT in source.scores],
+            history=None if past is None else past.benchmarks(),
+            facts=sources[0].facts if facts is None and sources else facts,
             chances=chances,
             draws=draws,
-            seed=seed,
-            fitted=fitted,
         )
 
 
@@ -129,8 +125,3 @@ def unseen_cells(evidence: Evidence, matrices: Sequence[ScoreMatrix]) -> dict[Pr
             yield done.fitted.scale.scores(chunk)[:, rows][:, :, columns]
 
     return {matrix.protocol: draw}
-
-
-def _untuned(scores: Mapping[Protocol, ScoreMatrix]) -> Sequence[ScoreMatrix]:
-    """Scores before tuning: direct ones, with the corpora among them."""
-    return [matrix for protocol, matrix in scores.items() if protocol == DIRECT]

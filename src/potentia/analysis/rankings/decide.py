@@ -59,6 +59,7 @@ class Ranking(Finding):
     general: bool  # whether the draws are of other tasks like these too
     apart: tuple[str, ...] = ()  # models that share no task with these
     level: float = LEVEL
+    scale: Floats = field(default_factory=lambda: np.zeros(0), repr=False)  # (tasks,): by which scores are multiplied
     draws: Floats = field(default_factory=lambda: np.zeros((0, 0)), repr=False)  # (draws, models)
 
     @property
@@ -207,6 +208,7 @@ def decide(
         general=general,
         apart=apart,
         level=level,
+        scale=scale,
         draws=drawn[:, order],
     )
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from scipy.stats import norm
 from scipy.stats import t as student
 
-from potentia.analysis.rankings.decide import SURE, Ranking, decide, noise_of, paired_items, scales
+from potentia.analysis.rankings.decide import SURE, Ranking, decide, noise_of, paired_items
 from potentia.analysis.rankings.sentences import pair_sentences
 from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.analysis.stats.significance import (
@@ -127,7 +127,7 @@ def what_is_missing(
     several, opposed = len(tasks) > 1, bool(gaps.min() < 0 < gaps.max())
     place = [ranking.models.index(m) for m in (one, two)]
     gap = ranking.draws[:, place[0]] - ranking.draws[:, place[1]]
-    scale = scales(matrix, ranking.method)[both]
+    scale = ranking.scale[[ranking.tasks.index(t) for t in tasks]]
     noise = float((scale**2 * variance).sum()) / len(tasks) ** 2
     total = max(float(np.var(gap)), noise) if ranking.general else noise
     choice = total - noise
