@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 import tiny
 from potentia import engine, tasks
 from potentia.engine.score import Scorer
-from potentia.errors import InputError, ModelError
+from potentia.engine.tune import FullLanes
+from potentia.engine.tune.full import Job
+from potentia.errors import InputError, ModelError, TuningError
 from potentia.evidence import read
 from potentia.run import plan_study, run_study
 from potentia.run.ask import Ask, evaluate
@@ -232,12 +234,30 @@ def test_half_of_the_models_are_replaced_by_a_seeded_coin(world: Path, tmp_path:
     assert len(halves) > 1
 
 
-def test_copies_of_all_weights_and_of_a_model_with_an_adapter(done: Study, world: Path, tmp_path: Path) -> None:
-    folder = exported(done, tmp_path / "out")
+def test_a_copy_of_all_weights_that_could_not_be_kept_is_not_tuned_again(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    gradients = Job._gradients
+    monkeypatch.setattr(Job, "_gradients", lambda self, rows: made.append(1) or gradients(self, rows))
     recipe = {"method": "full", "learning_rates": [2e-3], "epochs": 2, "dropout": 0.0}
     models = [{"name": "base", "path": str(world / "base")}]
     full = treated(world, tmp_path / "full.db", models=models, treat={"data": ["colours"], "tuning": recipe})
+
+    def no_room(*_: Any) -> None:
+        raise TuningError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FullLanes, "save", no_room)
+        assert run_study(full).failed > 0
+    steps = len(made)
+    assert steps > 0
     assert run_study(full).failed == 0
+    assert len(made) == steps
+
+
+def test_copies_of_a_model_with_an_adapter(done: Study, world: Path, tmp_path: Path) -> None:
+    folder = exported(done, tmp_path / "out")
     adapted = [{"name": "tuned", "path": str(world / "base"), "adapter": str(folder)}]
     both = treated(world, tmp_path / "both.db", models=adapted)
     assert run_study(both).failed == 0
