@@ -3,7 +3,7 @@
 The recipe of "Training on the test task" (appendix B.2) is tuned like this. The calls are those of
 :class:`~potentia.engine.tune.lanes.LaneTrainer`. A lane here has all weights of the model to itself, and the state of
 an epoch is as large as the model: only those that :meth:`FullLanes.hold` names are kept. Weights and moments are saved
-now and then, when asked to stop and at the end; an interrupted lane goes on from there, on a CPU bit for bit as if it
+now and then and when asked to stop; an interrupted lane goes on from there, on a CPU bit for bit as if it
 had not been interrupted. What its epochs said is noted beside it, and a lane that is over leaves its notes and its kept
 states alone.
 """
@@ -179,12 +179,10 @@ class _FullLane:
             before, lane.began = len(steps), time.monotonic()
             while len(steps) < spec.total_steps and not lane.over and not self.watch.stop():
                 self._one_step(job, steps, before)
-            if lane.status != "failed":
-                job.show()
+            if not lane.over and len(steps) < spec.total_steps:
                 job.save(steps, now=True)
-        if len(steps) == spec.total_steps and not lane.over:
-            lane.status = "done"
-            self.trainer.now = spec.key, lane.epochs[-1].epoch
+            elif not lane.over:
+                lane.status, self.trainer.now = "done", (spec.key, lane.epochs[-1].epoch)
         self._note()
 
     def _one_step(self, job: Job | Shards, steps: list[FullStep], before: int) -> None:
