@@ -9,7 +9,6 @@ here, and gets the weights when somebody looks. A job that is interrupted starts
 from __future__ import annotations
 
 import os
-import socket
 import tempfile
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -53,10 +52,9 @@ class Shards:
         self._folder = tempfile.TemporaryDirectory(prefix="potentia-shards-")
         self.folder = Path(self._folder.name)
         self.trainer.save(self.folder / "model")
-        port = _free_port()
         for rank in range(self.count):
             ours, theirs = context.Pipe()
-            place = (rank, self.count, port, str(self.folder))
+            place = (rank, self.count, str(self.folder))
             process = context.Process(target=_shard, args=(theirs, place, self.facts), daemon=False)
             process.start()
             theirs.close()
@@ -109,13 +107,7 @@ class Shards:
         self.trainer.put([held[str(place)] for place in range(len(held))])
 
 
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
-def _shard(pipe: Connection, place: tuple[int, int, int, str], facts: Any) -> None:
+def _shard(pipe: Connection, place: tuple[int, int, str], facts: Any) -> None:
     """Serve one shard until the pipe is closed."""
     leave_with_parent()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -139,12 +131,12 @@ def _shard(pipe: Connection, place: tuple[int, int, int, str], facts: Any) -> No
 class _Shard:
     """One process: its shard of the model and of the moments."""
 
-    def __init__(self, place: tuple[int, int, int, str], facts: Any) -> None:
+    def __init__(self, place: tuple[int, int, str], facts: Any) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
         from transformers import AutoModelForCausalLM
 
-        self.rank, self.count, port, folder = place
+        self.rank, self.count, folder = place
         self.schedule, self.budget, kind, dtype = facts
         self.folder = Path(folder)
         self.device = torch.device(kind, self.rank) if kind == "cuda" else torch.device(kind)
@@ -153,7 +145,7 @@ class _Shard:
         torch.set_num_threads(1 if kind == "cpu" else torch.get_num_threads())
         torch.distributed.init_process_group(
             "nccl" if kind == "cuda" else "gloo",
-            init_method=f"tcp://127.0.0.1:{port}",
+            init_method=f"file://{folder}/meeting",
             rank=self.rank,
             world_size=self.count,
         )
