@@ -40,6 +40,12 @@ def test_lower_is_better_tasks_stay_tasks(tmp_path: Path) -> None:
     assert column(found, "WER") == [12.5, 18.1], "no per cent of a share"
 
 
+def test_a_latency_is_no_per_cent_and_better_when_lower(tmp_path: Path) -> None:
+    found = table(tmp_path, "Model,arc_easy,Latency (ms)\na,61.2,95\nb,55.0,80\n")
+    assert found.scores["direct"].higher_is_better == (True, False)
+    assert column(found, "Latency (ms)") == [95, 80]
+
+
 def test_each_column_has_its_own_scale(tmp_path: Path) -> None:
     found = table(tmp_path, "Model,arc_easy,boolq,MT-Bench,mine\na,61.2,0.71,8.5,0.3\nb,55.0,0.66,7.9,0.4\n")
     assert column(found, "arc_easy") == pytest.approx([0.612, 0.55])

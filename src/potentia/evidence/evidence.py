@@ -276,19 +276,12 @@ def tasks_of(view: StoreView) -> Iterator[Benchmark]:
 
 
 def _told(row: ModelSpec, known: ModelFacts | None) -> ModelFacts:
+    """Return what is known of a model, with what its study says in its place."""
     base = known or ModelFacts(row.name, row.series or "", None, None, None, "base", None, None, None)
-    return replace(
-        base,
-        name=row.name,
-        aliases=(),
-        repository=None,
-        family=row.family or base.family,
-        parameters=row.parameters or base.parameters,
-        size=row.parameters or base.size,
-        tokens=row.tokens or base.tokens,
-        compute=None if row.parameters and row.tokens else base.compute,
-        date=row.date[:7] if row.date else base.date,
-        kind=row.kind if row.kind != "auto" else base.kind,
-        base_model=row.base_model or base.base_model,
-        exposure=row.exposure or base.exposure,
-    )
+    said = {"family": row.family, "parameters": row.parameters, "size": row.parameters, "tokens": row.tokens,
+            "date": row.date and row.date[:7], "kind": row.kind if row.kind != "auto" else None,
+            "base_model": row.base_model, "exposure": row.exposure}  # fmt: skip
+    changed: dict[str, Any] = {name: value for name, value in said.items() if value}
+    if row.parameters and row.tokens:
+        changed["compute"] = None
+    return replace(base, name=row.name, aliases=(), repository=None, **changed)

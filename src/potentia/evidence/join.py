@@ -99,21 +99,24 @@ def joined(parts: Sequence[Evidence]) -> Evidence:
         recipe=recipe,
         hint="show them apart, with --apart: scores compare where data, metric and fine-tuning are the same",
     )
-    protocols = in_order({protocol for part in parts for protocol in part.scores})
-    names = list(dict.fromkeys(part.source for part in parts))
+    protocols = in_order({protocol for _, protocol, _ in matrices})
     return Evidence(
-        source=" + ".join(names),
+        source=" + ".join(dict.fromkeys(part.source for part in parts)),
         title=" + ".join(dict.fromkeys(part.title for part in parts)),
-        scores={p: _union([part.scores[p] for part in parts if p in part.scores]) for p in protocols},
+        scores={p: _union([matrix for _, protocol, matrix in matrices if protocol == p]) for p in protocols},
         facts=known_models(),
-        studies=tuple(record for part in parts for record in part.studies),
-        specs=tuple({row.name: row for part in reversed(parts) for row in part.specs}.values()),
+        studies=_every(parts, "studies"),
+        specs=tuple({row.name: row for row in reversed(_every(parts, "specs"))}.values()),
         notes=tuple(f"{part.source}: {note}" for part in parts for note in part.notes),
         reading=next((part.reading for part in parts if part.reading is not None), None),
-        stores=tuple(view for part in parts for view in part.stores),
-        without_items={p: frozenset(t for part in parts for t in part.without_items.get(p, ())) for p in protocols},
+        stores=_every(parts, "stores"),
+        without_items={p: frozenset().union(*(part.without_items.get(p, ()) for part in parts)) for p in protocols},
         items_read={p: _items([part.items_read.get(p, {}) for part in parts]) for p in protocols},
     )
+
+
+def _every(parts: Sequence[Evidence], name: str) -> tuple[Any, ...]:
+    return tuple(value for part in parts for value in getattr(part, name))
 
 
 def _items(parts: Sequence[Outcomes]) -> dict[str, dict[str, Any]]:
@@ -188,13 +191,15 @@ def _fold_mean(folds: Sequence[Score], what: str) -> Score:
             raise UnlikeError(f"the folds of {what} cannot be joined: different {told}", hint="choose one --study")
     if len(folds) == 1:
         return folds[0]
-    n = sum(fold.n for fold in folds)
+    n, first = sum(fold.n for fold in folds), folds[0]
     weights = np.array([fold.n for fold in folds]) / (n or np.nan)
-    value = float(weights @ np.array([fold.value for fold in folds]))
-    error = float(np.linalg.norm(weights * np.array([fold.stderr for fold in folds])))
-    same = len({len(fold.seeds) for fold in folds}) == 1
-    seeds = tuple((weights @ np.array([fold.seeds for fold in folds])).tolist()) if same and folds[0].seeds else ()
-    data, origin = [str(fold.origin.data) for fold in folds], folds[0].origin
+    value, error = np.array([(fold.value, fold.stderr) for fold in folds]).T
+    seeds, origin = first.seeds, first.origin
+    if seeds:
+        same = len({len(fold.seeds) for fold in folds}) == 1
+        seeds = tuple((weights @ np.array([fold.seeds for fold in folds])).tolist()) if same else ()
     if all(fold.origin.data is not None for fold in folds):
-        origin = replace(origin, data=hashlib.sha256("\n".join(data).encode()).hexdigest())
-    return replace(folds[0], value=value, stderr=error, n=n, origin=origin, seeds=seeds)
+        data = "\n".join(str(fold.origin.data) for fold in folds)
+        origin = replace(origin, data=hashlib.sha256(data.encode()).hexdigest())
+    stderr = float(np.linalg.norm(weights * error))
+    return replace(first, value=float(weights @ value), stderr=stderr, n=n, origin=origin, seeds=seeds)

@@ -4,7 +4,7 @@ Names, arrows and values decide, and what they decide is shown (``Reading``). Wh
 ``--lower``, ``--scale`` and ``--kind`` say it, or a file ``scores.columns.yaml`` beside ``scores.csv``:
 
     MT-Bench: {scale: range}
-    latency: {lower: true}
+    complaints: {lower: true}
     wiki-2025: {kind: text}
     seconds: {skip: true}
 """

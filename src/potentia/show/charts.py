@@ -106,22 +106,20 @@ def _heatmap(chart: Heatmap) -> Drawn:
     rows, columns = _names(chart.rows), _names(chart.columns)
     sheet, left, above = Sheet(), widest(rows) + 8, len(rows) > TALL
     written = chart.digits is not None and len(columns) <= WRITTEN
-    numbers = [f"{v:.{chart.digits or 0}f}" for v in _known(chart.values)[:400]] if written else []
-    wide = min(max(widest(numbers, FONT - 1) + 6 if written else 13.0, (HALF - left) / max(1, len(columns))), 64.0)
+    number = widest((f"{v:.{chart.digits}f}" for v in _known(chart.values)[:400]), FONT - 1) + 6 if written else 13.0
+    wide = min(max(number, (HALF - left) / max(1, len(columns))), 64.0)
     high = LINE if written or not above else 12.0
     shown = columns if len(columns) <= TALL or rows != columns else []  # else the rows name them, in the same order
     flat = widest(shown) <= wide - 4
-    room = (LINE if flat else widest(shown) + 10) if shown else 0.0
+    room = 0.0 if not shown else LINE if flat else widest(shown) + 10
     top = (4.0 if written else _colour_bar(sheet, chart, left)) + (room if above else 0.0)
     bottom = top + high * len(rows)
     for i, name in enumerate(rows):
         sheet.text(left - 6, top + (i + 0.5) * high, name, anchor="end", tip=chart.rows[i])
+    y, side = (top - 6, "start") if above else (bottom + 6, "end")
+    turn, anchor, off = (0, "middle", -4 if above else 5) if flat else (-90, side, 0)
     for j, name in enumerate(shown):
-        x, y, tip = left + (j + 0.5) * wide, top - 6 if above else bottom + 6, chart.columns[j]
-        if flat:
-            sheet.text(x, y + (-4 if above else 5), name, anchor="middle", tip=tip)
-        else:
-            sheet.text(x, y, name, anchor="start" if above else "end", turn=-90, tip=tip)
+        sheet.text(left + (j + 0.5) * wide, y + off, name, anchor=anchor, turn=turn, tip=chart.columns[j])
     _squares(sheet, chart, left, top, wide, high, written=written)
     return Drawn(sheet, left + wide * len(columns) + 4, bottom + (4.0 if above else room + 6))
 

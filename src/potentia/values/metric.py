@@ -112,7 +112,7 @@ _KNOWN = (
     *_known("error_rate err error, ece calibration_error, pct_stereotype", "share", up=False),
     *_known("hallucination_rate, toxicity", None, up=False),
     *_known("ter", "percent", up=False),
-    *_known("likelihood_diff, wer, cer, mae, mse, rmse, log_loss logloss", "unbounded", up=False),
+    *_known("likelihood_diff, wer, cer, mae, mse, rmse, log_loss logloss, latency runtime", "unbounded", up=False),
     *_known("bits_per_byte bpb, bits_per_character bpc, perplexity ppl", "unbounded", up=False, kind="text"),
     *_known("byte_perplexity, word_perplexity, nll, loss cross_entropy", "unbounded", up=False, kind="text"),
 )
