@@ -62,12 +62,6 @@ class Job:
         self.snapshots = Snapshots(folder if small else None, SNAPSHOT_SECONDS)
         self._saved = 0  # steps
 
-    def __enter__(self) -> Job:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing is kept open."""
-
     def step(self, rows: list[Lesson], rate: float) -> FullStep:
         """Make one update, or none where loss or gradient are no numbers."""
         loss = self._gradients(rows)

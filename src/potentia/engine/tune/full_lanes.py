@@ -14,7 +14,7 @@ import hashlib
 import shutil
 import time
 from collections.abc import Collection, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -107,14 +107,14 @@ class FullLanes(Trainer):
         self._shelves[spec.key] = Shelf(folder)
         return folder
 
-    def job(self, spec: LaneSpec, folder: Path | None) -> Job | Shards:
+    def job(self, spec: LaneSpec, folder: Path | None) -> AbstractContextManager[Job | Shards]:
         """Make a lane's job, here or in several processes, in a form that is the model's own."""
         self._check(spec, (SHARED, LANE, ROW) if self.shards == 1 else (LANE, ROW))
         if self.shards > 1:
             return Shards(self, spec, self.form, self.shards)
         # weights, gradients, masters and two moments stay on the device
         self.plan = self.pack(1, 1.0, more=self.parameters[0].element_size() + 12)
-        return Job(self, spec, self.form, folder / UNDER_WAY if folder is not None else None)
+        return nullcontext(Job(self, spec, self.form, folder / UNDER_WAY if folder is not None else None))
 
     def _check(self, spec: LaneSpec, forms: Sequence[str]) -> None:
         """Find the first form whose losses and gradients are the model's own."""
@@ -198,7 +198,7 @@ class _FullLane:
         epoch, rest = divmod(at, self.spec.steps_per_epoch)
         if rest == 0 or at in self.trainer.looks:
             job.show()
-        self.watch.on_step(StepInfo(at, 1, 0, schedule.batch, made.tokens, done=at, before=before))
+        self.watch.on_step(StepInfo(at, 1, 0, made.tokens, done=at, before=before))
         # an earlier run may have come this far, and been stopped before its next snapshot
         if rest == 0 and all(known.epoch != epoch for known in lane.epochs):
             self._end_epoch(epoch, at, steps[-self.spec.steps_per_epoch :])

@@ -117,7 +117,7 @@ class LaneRun:
             self._fail_unsound(active)
         waiting = sum(lane.status == "waiting" for lane in self.lanes.values())
         tokens = sum(len(row.ids) for row in rows)
-        self.watch.on_step(StepInfo(self.step, len(active), waiting, len(rows), tokens, self._done(), self._before))
+        self.watch.on_step(StepInfo(self.step, len(active), waiting, tokens, self._done(), self._before))
         due = [lane for lane in due if lane.status == "training"]
         if due:
             self._end_epochs(due)

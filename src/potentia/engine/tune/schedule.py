@@ -269,7 +269,7 @@ class LaneEpoch:
 
 @dataclass(frozen=True)
 class StepInfo:
-    """One step of all active lanes, for progress: ``rows`` examples of ``tokens`` tokens were learned from.
+    """One step of all active lanes, for progress: ``tokens`` were learned from.
 
     ``done`` counts the steps of all lanes so far, and ``before`` those among them that a resumed run found done.
     """
@@ -277,7 +277,6 @@ class StepInfo:
     step: int
     active: int
     waiting: int
-    rows: int
     tokens: int
     done: int
     before: int = 0
