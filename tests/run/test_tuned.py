@@ -142,8 +142,7 @@ def test_seeds_choose_and_test_for_themselves(world: Path, tmp_path: Path, proto
         assert len(values) == 2
         assert cell.score.value == pytest.approx(sum(values) / 2)
         assert cell.score.seeds == pytest.approx(values), "every seed's value comes back from the store"
-        assert cell.score.seed_error == pytest.approx(abs(values[0] - values[1]) / 2)
-        assert cell.score.stderr >= cell.score.seed_error
+        assert cell.score.stderr >= abs(values[0] - values[1]) / 2, "the seeds' part is in it"
         if method == "lora":
             assert cell.manifest["training"]["form"] == cell.score.origin.path
             assert cell.manifest["training"]["targets"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from potentia.errors import InputError
 from potentia.values.metric import Metric, Origin, comparable
 from potentia.values.protocol import TaskName
-from potentia.values.scores import ItemOutcome, Score, ScoreMatrix
+from potentia.values.scores import ItemOutcome, Score, ScoreMatrix, seed_error
 
 
 def matrix() -> ScoreMatrix:
@@ -104,7 +104,7 @@ def test_seeds_enter_the_standard_error() -> None:
     assert mean.value == pytest.approx(0.249)
     assert mean.seeds == (0.263, 0.207, 0.277)
     assert mean.stderr == pytest.approx(0.0328, abs=1e-4)
-    assert mean.seed_error == pytest.approx(0.0214, abs=1e-4)
+    assert seed_error(mean.seeds) == pytest.approx(0.0214, abs=1e-4)
 
 
 def test_items_of_several_seeds_are_their_means() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from potentia.zoo.world import BOS, Sizes, make_world, vocabulary  # noqa: E402  # noqa: E402
+from potentia.zoo.world import BOS, make_world, vocabulary  # noqa: E402  # noqa: E402
 from zoo_builder import recipe  # noqa: E402
 from zoo_builder.adam import Adam  # noqa: E402
 from zoo_builder.corpus import LENGTH, Sampler, make_pools  # noqa: E402
@@ -18,7 +18,7 @@ WORDS = vocabulary()
 
 @pytest.fixture(scope="module")
 def pools():  # type: ignore[no-untyped-def]
-    return make_pools(make_world(sizes=Sizes(20, 10, 20, 20)), documents=300)
+    return make_pools(make_world(sizes=(20, 10, 20, 20)), documents=300)
 
 
 @pytest.mark.parametrize("width", recipe.WIDTHS)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import event, exc
@@ -26,7 +26,6 @@ from potentia.store import schema as s
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
 QUIET = 3.0  # seconds of waiting of which nothing is said
-_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def wait_for(act: Callable[[], Any], patience: float, stop: Callable[[], bool] = lambda: False) -> Any:
@@ -49,10 +48,7 @@ def wait_for(act: Callable[[], Any], patience: float, stop: Callable[[], bool] =
             pause = min(2 * pause, LONGEST_PAUSE)
 
 
-def at_once(method: _Method) -> _Method:
-    """Mark a method that does not wait: its caller asks again by itself."""
-    method.at_once = True  # type: ignore[attr-defined]
-    return method
+_AT_ONCE = {"beat"}  # methods that do not wait: their caller asks again by itself
 
 
 class Patient:
@@ -65,7 +61,7 @@ class Patient:
         super().__init_subclass__()
         for name, method in list(vars(cls).items()):
             plain = inspect.isfunction(method) and not inspect.isgeneratorfunction(method)
-            if plain and not name.startswith("_") and not hasattr(method, "at_once"):
+            if plain and not name.startswith("_") and name not in _AT_ONCE:
                 setattr(cls, name, _waiting(method))
 
 
@@ -126,12 +122,13 @@ def connect(url: URL, path: Path | None, *, readonly: bool) -> sa.Engine:
         limits = _TIMEOUTS if readonly else _TIMEOUTS | _STATEMENT
         event.listen(engine, "connect", lambda connection, _: _limit(connection, limits))
         return engine
-    target = url
-    if not readonly and not _has_locks(path.parent):
-        raise _no_locks(path)
+    log, locks = path.with_name(path.name + "-wal").exists(), _has_locks(path.parent)
+    if not locks and (log or not readonly):
+        hint = "keep the store on a local disk (--store), or in PostgreSQL"
+        raise StoreError("this file system has no locks, and a store needs them", where=str(path), hint=hint)
     if readonly:
-        target = URL.create("sqlite", database=f"{path.as_uri()}?{_reading(path)}", query={"uri": "true"})
-    engine = sa.create_engine(target, connect_args={"timeout": BUSY_SECONDS})
+        url = URL.create("sqlite", database=f"{path.as_uri()}?{_reading(path, log, locks)}", query={"uri": "true"})
+    engine = sa.create_engine(url, connect_args={"timeout": BUSY_SECONDS})
     event.listen(engine, "connect", _configure_readonly if readonly else _configure)
     event.listen(engine, "begin", _begin)
     return engine
@@ -154,17 +151,9 @@ def _has_locks(folder: Path) -> bool:
     return True
 
 
-def _no_locks(path: Path) -> StoreError:
-    hint = "keep the store on a local disk (--store), or in PostgreSQL"
-    return StoreError("this file system has no locks, and a store needs them", where=str(path), hint=hint)
-
-
-def _reading(path: Path) -> str:
+def _reading(path: Path, log: bool, locks: bool) -> str:
     """Return how to open a SQLite file so that reading leaves nothing behind."""
-    locks = _has_locks(path.parent)
-    if path.with_name(path.name + "-wal").exists():  # a log is there: it is read, and stays
-        if not locks:
-            raise _no_locks(path)
+    if log:  # it is read, and stays
         return "mode=ro"
     # A WAL database in a folder that cannot be written opens only as immutable, safe when no log waits beside it.
     if not locks or not os.access(path.parent, os.W_OK):

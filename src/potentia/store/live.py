@@ -23,7 +23,7 @@ import sqlalchemy as sa
 from potentia.errors import StoreError
 from potentia.processes import began, place
 from potentia.store import schema as s
-from potentia.store.database import WRITE, Patient, at_once, identity, speaking, store_gone
+from potentia.store.database import WRITE, Patient, identity, speaking, store_gone
 from potentia.store.records import EpochRecord, EventRecord, FailureRecord, LaneRecord, LeaseRecord, now
 
 _EVENT_LOCK = 0x706F74656E746961  # any fixed numbers: on PostgreSQL writers of events wait for one another,
@@ -266,7 +266,6 @@ class Leases(LiveStore):
         """Say whether a lease was given to this store object."""
         return lease.id in self._own
 
-    @at_once
     def beat(self, lease: LeaseRecord) -> bool:
         """Say that the owner is alive; False where the lease was taken away."""
         with self._writing() as connection:

@@ -188,25 +188,15 @@ GENTLE = frozenset(
     {"Qwen2-0.5B", "Qwen2-1.5B", "Qwen2-7B", "gemma-7b", "OLMo-7B-hf", "OLMo-1.7-7B-hf", "Meta-Llama-3-8B"}
 )
 GENTLE_RATE = 2e-6
+TEST_TASK: dict[str, Any] = {
+    "method": "full", "epochs": 3, "batch": 64, "weight_decay": 0.1, "betas": (0.9, 0.95), "clip": 1.0,
+    "decay": "cosine", "floor": 0.1, "warmup_steps": 50, "max_tokens": 600, "loss": "completion", "race": False,
+}  # fmt: skip
 
 
 def recipe_test_task(parameters: float) -> Tuning:
     """Return the recipe of "Training on the test task", appendix B.2: the learning rate depends on the size."""
-    return Tuning(
-        method="full",
-        epochs=3,
-        learning_rates=(2e-5 if parameters < 10e9 else 2e-6,),
-        batch=64,
-        weight_decay=0.1,
-        betas=(0.9, 0.95),
-        clip=1.0,
-        decay="cosine",
-        floor=0.1,
-        warmup_steps=50,
-        max_tokens=600,
-        loss="completion",
-        race=False,
-    )
+    return Tuning.model_validate({**TEST_TASK, "learning_rates": (2e-5 if parameters < 10e9 else 2e-6,)})
 
 
 def adjust_tuning(study: Study, model: ModelSpec | None = None, parameters: float = 0.0) -> Tuning:

@@ -138,11 +138,6 @@ def main_metric(available: Iterable[str], usual: str | None = None) -> str | Non
     return next((name for name in (usual, *PREFERRED, *names) if name in names), None)
 
 
-def read_metric(content: Any) -> Metric:
-    """Read a metric that was written field by field."""
-    return content if isinstance(content, Metric) else Metric(**content)
-
-
 @dataclass(frozen=True, slots=True)
 class Origin:
     """What a score was computed from; None where its source does not say it. The protocol is its cell's."""

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from potentia.errors import InputError
-from potentia.values.metric import UNKNOWN, Metric, Origin, read_metric
+from potentia.values.metric import UNKNOWN, Metric, Origin
 from potentia.values.protocol import Protocol
 
 if TYPE_CHECKING:
@@ -38,11 +38,6 @@ class Score:
         """Which way is better."""
         return self.metric.higher_is_better
 
-    @property
-    def seed_error(self) -> float:
-        """The part of the standard error that the seeds of the fine-tuning make; 0 where there is one."""
-        return seed_error(self.seeds)
-
     @classmethod
     def mean(cls, scores: Sequence[Score]) -> Score:
         """Return the mean over seeds. The same documents are tested with every seed: their noise does not average out.
@@ -57,13 +52,8 @@ class Score:
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Score:
         """Read a score that ``dataclasses.asdict`` wrote."""
-        origin = content.get("origin") or {}
-        made = {
-            "metric": read_metric(content["metric"]),
-            "origin": origin if isinstance(origin, Origin) else Origin(**origin),
-            "seeds": tuple(content.get("seeds") or ()),
-        }
-        return cls(**{**content, **made})
+        parts = {"metric": Metric(**content["metric"]), "origin": Origin(**content["origin"])}
+        return cls(**{**content, **parts, "seeds": tuple(content["seeds"])})
 
 
 def seed_error(values: Sequence[float]) -> float:

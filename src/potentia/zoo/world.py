@@ -10,7 +10,7 @@ import random
 from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
+from itertools import islice, product
 from typing import TypeVar
 
 PAD, BOS, EOS, UNK = "<pad>", "<s>", "</s>", "<unk>"
@@ -165,22 +165,7 @@ class Dice:
         return self._random() < p
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """How many people (and pairs of herbs) each split holds; ``exposure`` serves pretraining on forms alone."""
-
-    train: int = 1000
-    validation: int = 200
-    test: int = 500
-    exposure: int = 700
-
-    @property
-    def people(self) -> int:
-        """All people of the world."""
-        return self.train + self.validation + self.test + self.exposure
-
-
-SIZES = Sizes()
+SIZES = (1000, 200, 500, 700)  # people of the three splits, and of "exposure": pretraining on forms alone
 
 
 @dataclass(frozen=True)
@@ -204,23 +189,19 @@ class World:
         return BREWS[self.brews[pair[0]][pair[1]]]
 
 
-def _split(items: list[T], sizes: dict[str, int]) -> dict[str, tuple[T, ...]]:
-    parts: dict[str, tuple[T, ...]] = {}
-    start = 0
-    for name, size in sizes.items():
-        parts[name] = tuple(items[start : start + size])
-        start += size
-    parts["exposure"] = tuple(items[start:])
-    return parts
+def _split(items: list[T], sizes: tuple[int, ...]) -> dict[str, tuple[T, ...]]:
+    left = iter(items)
+    parts = {split: tuple(islice(left, size)) for split, size in zip(SPLITS, sizes[:3], strict=True)}
+    return {**parts, "exposure": tuple(left)}
 
 
 @lru_cache(maxsize=4)
-def make_world(seed: int = SEED, sizes: Sizes = SIZES) -> World:
+def make_world(seed: int = SEED, sizes: tuple[int, ...] = SIZES) -> World:
     """Build the world of a seed; milliseconds."""
     dice = Dice(seed, "world")
     grid = [f"{first} {last}" for first in FIRST_NAMES for last in LAST_NAMES]
     dice.shuffle(grid)
-    names = tuple(grid[: sizes.people])
+    names = tuple(grid[: sum(sizes)])
     values = {a.name: tuple(dice.below(len(a.values)) for _ in names) for a in ATTRIBUTES}
     brews = tuple(tuple(dice.below(len(BREWS)) for _ in HERBS) for _ in HERBS)
     people = list(range(len(names)))
@@ -229,5 +210,4 @@ def make_world(seed: int = SEED, sizes: Sizes = SIZES) -> World:
     dice.shuffle(pairs)
     table = list(pairs)
     dice.shuffle(table)
-    counts = {"train": sizes.train, "validation": sizes.validation, "test": sizes.test}
-    return World(seed, names, values, brews, _split(people, counts), _split(pairs, counts), tuple(table))
+    return World(seed, names, values, brews, _split(people, sizes), _split(pairs, sizes), tuple(table))
