@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from potentia.errors import StudyError
-from potentia.study import Study, Tuning, content_key, make_study, read_study, recipe_test_task
+from potentia.study import Study, Tuning, content_key, make_study, read_study, recipe_test_task, study_key
 from potentia.values.protocol import DIRECT, TRAIN_BEFORE_TEST
 
 SMALL = {"models": ["a"], "tasks": ["arc_easy"]}
@@ -182,3 +182,16 @@ def test_planning_ten_thousand_models_is_not_quadratic():
     fewer = made.model_copy(update={"only": made.only[:1]})
     assert not fewer.asks("m1", "b", TRAIN_BEFORE_TEST)
     assert fewer.asks("m0", "b", TRAIN_BEFORE_TEST)
+
+
+def test_a_study_is_the_same_from_wherever_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("m0", "models/m1"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "q.jsonl").touch()
+    text = "models: [./m0, models/m1]\ntasks: [q.jsonl, {name: again, file: q.jsonl}]\n"
+    (tmp_path / "study.yaml").write_text(text)
+    far = study_key(read_study(tmp_path / "study.yaml"))
+    monkeypatch.chdir(tmp_path)
+    assert study_key(read_study("study.yaml")) == far
+    monkeypatch.chdir(tmp_path / "models")
+    assert study_key(read_study("../study.yaml")) == far

@@ -37,7 +37,7 @@ def read_study(path: str | Path | None, flags: Mapping[str, Any] | None = None) 
         raise StudyError("a study file holds `models:`, `tasks:` and so on at its top level", where=str(file))
     if not all(isinstance(field, str) for field in raw):
         raise StudyError("a study's keys are words", where=str(file))
-    merged = _merged(_anchored(raw, (), file.parent), given)
+    merged = _merged(_anchored(raw, (), file.parent.resolve()), given)  # one study, from wherever it is read
     return make_study(merged, where=str(file), lines=dict(_lines(node, ())), flags=given)
 
 

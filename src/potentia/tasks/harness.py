@@ -7,6 +7,7 @@ import hashlib
 import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,7 +111,7 @@ def _bridged() -> Any:
 
         def __init__(self, data: Mapping[str, Dataset], config: dict[str, Any], limits: bool) -> None:
             self._given, self._limits = data, limits
-            self._known: dict[int, tuple[Mapping[str, Any], dict[str, str]]] = {}  # texts by document and template
+            self._known: dict[int, tuple[Mapping[str, Any], dict[tuple[str, bool], Any]]] = {}  # by document
             super().__init__(config=config)
             if limits:
                 _limit_patterns(self)
@@ -119,26 +120,28 @@ def _bridged() -> Any:
             self.dataset = dict(self._given)
 
         def rendered(self, source: str, doc: Mapping[str, Any], *, literal: bool = False) -> Any:
-            """Render a template: here where it is lm-eval's, in a process with limits where it is a user's."""
-            if not self._limits:
-                text = self._text(source, doc)
-                return ast.literal_eval(text) if literal else text
-            try:
-                return limited.render(source, doc, literal=literal)
-            except limited.LimitError as error:
-                raise TaskError(f"{self.config.task}: the template {source[:80]!r} cannot be used: {error}") from None
+            """Render a template: here where it is lm-eval's, in a process with limits where it is a user's.
 
-        def _text(self, source: str, doc: Mapping[str, Any]) -> str:
-            """Render once: a document's choices are asked for ten times, and again in every prompt that shows it."""
+            Once: a document's choices are asked for ten times, and again in every prompt that shows it.
+            """
             held = self._known.get(id(doc))
             if held is None or held[0] is not doc:
                 if len(self._known) >= REMEMBERED:
                     self._known.clear()
                 held = self._known[id(doc)] = doc, {}
             texts = held[1]
-            if source not in texts:
-                texts[source] = _template(source).render(**doc)
-            return texts[source]
+            if (source, literal) not in texts:
+                texts[source, literal] = self._render(source, doc, literal)
+            return copy(texts[source, literal])
+
+        def _render(self, source: str, doc: Mapping[str, Any], literal: bool) -> Any:
+            if not self._limits:
+                text = _template(source).render(**doc)
+                return ast.literal_eval(text) if literal else text
+            try:
+                return limited.render(source, doc, literal=literal)
+            except limited.LimitError as error:
+                raise TaskError(f"{self.config.task}: the template {source[:80]!r} cannot be used: {error}") from None
 
         def resolve_field(self, doc: Mapping[str, Any], field: str | None = None) -> Any:
             if not field:
