@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from potentia.errors import EmptyStoreError, NoStoreError, StoreError, without_password
-from potentia.files import whole_folder
+from potentia.files import remove, whole_folder
 from potentia.store import schema as s
 from potentia.store.database import identity, locate, prepare, recorded_items, speaking, store_gone, wait_for
 from potentia.store.live import chunks, columns
@@ -273,10 +273,7 @@ class Store(Reading):
         cells = {path: path.name.lstrip(".").split(".")[0] for path in left}
         whole = self.names(list(dict.fromkeys(cells.values())))
         for path in (path for path, key in cells.items() if key in whole):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+            remove(path)
 
     def adapter(self, cell_key: str) -> Path | None:
         """Return the folder of a cell's tuned adapter, in PEFT's form; None where none was kept."""

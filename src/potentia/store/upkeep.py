@@ -16,6 +16,7 @@ from typing import Any, Literal
 import sqlalchemy as sa
 
 from potentia.errors import InputError, StoreError
+from potentia.files import remove, write_file
 from potentia.store import schema as s
 from potentia.store.live import chunks
 from potentia.store.records import StudyRecord, items_path
@@ -109,14 +110,9 @@ def repair_store(store: Store, problems: list[Problem]) -> None:
     store.discard([p.key for p in problems if p.key is not None and p.kind == "cell"])
     for problem in problems:
         if problem.kind == "items" and problem.key is not None:
-            path = items_path(store.items_folder, problem.key)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(b"")  # as a run sees at once
+            write_file(items_path(store.items_folder, problem.key), b"")  # as a run sees at once
         if problem.kind == "stray" and problem.path is not None:
-            if problem.path.is_dir():
-                shutil.rmtree(problem.path, ignore_errors=True)
-            else:
-                problem.path.unlink(missing_ok=True)
+            remove(problem.path)
 
 
 LEAST = 6  # characters of a key that are taken for one
@@ -135,8 +131,8 @@ class Removed:
 def find_study(store: Store, name: str) -> StudyRecord:
     """Return the study of this name or key (or its first characters); a name that several have is refused."""
     there = store.studies()
-    found = [r for r in there if r.key == name] or [r for r in there if r.name == name]
-    found = found or [r for r in there if len(name) >= LEAST and r.key.startswith(name)]
+    begins = [r for r in there if len(name) >= LEAST and r.key.startswith(name)]
+    found = [r for r in there if r.key == name] or [r for r in there if r.name == name] or begins
     if len(found) == 1:
         return found[0]
     if found:

@@ -95,13 +95,15 @@ def _anchored(value: Any, place: tuple[Any, ...], folder: Path) -> Any:
         return {key: _anchored(inner, (*place, key), folder) for key, inner in value.items()}
     if isinstance(value, list):
         return [_anchored(inner, (*place, "*"), folder) for inner in value]
-    if not isinstance(value, str) or not (place in _PATHS or place in _ALONE):
-        return value
+    return _path(value, place, folder) if isinstance(value, str) and (place in _PATHS or place in _ALONE) else value
+
+
+def _path(value: str, place: tuple[Any, ...], folder: Path) -> Any:
+    there = str(folder / value)
     # a task file may carry a prompt form: tasks/own.yaml:blank_ppl
     bare = value if _exists(folder / value) else TaskName(value).base
-    if not bare or Path(bare).is_absolute() or not _exists(folder / bare) or str(folder / value) == value:
+    if not bare or Path(bare).is_absolute() or not _exists(folder / bare) or there == value:
         return value
-    there = str(folder / value)
     if place not in _ALONE:
         return there
     # the name of a benchmark is no path because a folder has that name too
