@@ -83,4 +83,6 @@ def test_what_is_not_meant_is_refused(potentia, store, tmp_path):
         opened.study("made", "a" * 32, {"name": "made"})
     assert "2 studies are called 'made'" in potentia("store", "rename", store, "made", "x").stderr
     assert potentia("store", "delete", tmp_path / "no.db", "x").returncode == 2
+    missing = potentia("status", store, "--study", "nothing")
+    assert (missing.returncode, "no study 'nothing'" in missing.stderr) == (2, True)
     assert not (tmp_path / "no.db").exists()

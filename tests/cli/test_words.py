@@ -60,6 +60,8 @@ def test_singular_options_are_accepted(tmp_path: Path) -> None:
         ("run scores.csv", "potentia report scores.csv"),
         ("compare A scores.csv", "potentia compare A B scores.csv"),
         ("report", "run a study first"),
+        ("report scores.csv --baseline instruct", "no methods to compare with instruct"),
+        ("run first.yaml", "potentia init first.yaml"),
     ],
 )
 def test_a_likely_mistake_is_told_with_its_mend(

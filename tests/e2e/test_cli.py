@@ -159,7 +159,7 @@ def test_a_flags_path_is_relative_to_where_the_command_runs(potentia: Potentia, 
     ("arguments", "said"),
     [
         (["run"], "--models and --tasks"),
-        (["run", "nowhere.yaml"], "cannot read the study file"),
+        (["run", "nowhere.yaml"], "potentia init nowhere.yaml"),
         (["run", "--models", "./nowhere", "--tasks", "q.jsonl"], "there is no ./nowhere"),
         (["run", "--models", "./m0", "--tasks", "no_such_task_at_all"], "no_such_task_at_all"),
         (["run", "--models", "./m0", "--tasks", "q.jsonl", "--protocols", "fewshot"], "is no protocol"),

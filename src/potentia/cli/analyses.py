@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Found = Mapping[str, Finding]
 Find = Callable[["Evidence", Any], Found]
 Show = Callable[[Found, "Evidence", Any], None]
+OF_STORES = ("outlook", "exposure", "judge")  # analyses that no table can answer
 SHOWN = 20  # models of the score table
 CAP = 50_000  # training examples of a task that count, as a study uses them at most
 
@@ -39,7 +40,8 @@ def analysis(
     """
 
     def register(find: Find) -> Find:
-        common = {key: one for key, one in shared.READ.items() if key not in own}
+        unasked = [*own, *(shared.TABLE if name in OF_STORES else ())]
+        common = {key: one for key, one in shared.READ.items() if key not in unasked}
 
         def act(asked: Any) -> None:
             out.check_formats(asked)

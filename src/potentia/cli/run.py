@@ -102,9 +102,12 @@ def _asked_study(asked: Any) -> Study:
             "give a study file, or both --models and --tasks",
             hint="potentia run --models A B --tasks arc_easy boolq --protocols direct train_before_test",
         )
+    file = shlex.quote(str(asked.study))
     if asked.study is not None and asked.study.suffix in (".csv", ".db", ".parquet"):
-        hint = f"scores are read by: potentia report {shlex.quote(str(asked.study))}"
+        hint = f"scores are read by: potentia report {file}"
         raise StudyError("this is no study file", where=str(asked.study), hint=hint)
+    if asked.study is not None and not asked.study.exists():
+        raise StudyError("there is no such file", where=str(asked.study), hint=f"potentia init {file} writes one")
     return read_study(asked.study, overrides(asked))
 
 

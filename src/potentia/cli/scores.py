@@ -151,6 +151,9 @@ def report(asked: Any) -> None:
             history=out.history(asked),
         )
         data = make_report(evidence, items=asked.items, options=wanted)
+        if asked.baseline and not (data.stability or data.consistency):
+            hint = "they are compared over checkpoints, or over base models and their instruct versions"
+            raise InputError(f"no methods to compare with {asked.baseline}", where=evidence.source, hint=hint)
         place = save_report(data, asked.output)
     out.print_notes(data.evidence)
     with out.errors.status("drawing figures …"):

@@ -47,13 +47,16 @@ def status(asked: Any) -> None:
     """
     from potentia.run import store_status
 
-    look = partial(store_status, asked.store, asked.study)
+    state = store_status(asked.store, asked.study)
+    if asked.study is not None and not state["studies"]:
+        hint = f"potentia status {shlex.quote(asked.store)} shows them all"
+        raise InputError(f"no study {asked.study!r}", where=asked.store, hint=hint)
     if asked.watch:
-        _follow(look, as_json=asked.as_json)
+        _follow(partial(store_status, asked.store, asked.study), as_json=asked.as_json)
     elif asked.as_json:
-        print_json(look())
+        print_json(state)
     else:
-        _print_status(look())
+        _print_status(state)
 
 
 def _print_status(state: dict[str, Any]) -> None:
