@@ -53,13 +53,19 @@ class _InOrder(TyperGroup):
         command: Any = super().get_command(ctx, cmd_name)
         if command is not None and ctx.parent is None:
             command.rich_help_panel = next((panel for panel, names in PANELS.items() if cmd_name in names), None)
-        params: list[Any] = [] if command is None or hasattr(command, "commands") else list(command.params)
-        reads = any("--study" in option.opts for option in params)  # else --models and --tasks are what is asked for
-        for part, names in PARTS.items() if len(params) > MANY else ():
-            for option in params:
-                if option.opts[0].removeprefix("--") in names.split() and (reads or part != "What is read"):
-                    option.rich_help_panel = part
+        if command is not None and len(command.params) > MANY:
+            self._divide(command.params)
         return command
+
+    @staticmethod
+    def _divide(options: list[Any]) -> None:
+        """Put the options of a long list into their parts."""
+        reads = any("--study" in option.opts for option in options)  # else --models and --tasks are what is asked for
+        parts = {name: part for part, names in PARTS.items() for name in names.split()}
+        for option in options:
+            part = parts.get(option.opts[0].removeprefix("--"))
+            if part is not None and (reads or part != "What is read"):
+                option.rich_help_panel = part
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the commands."""
@@ -193,19 +199,25 @@ def expand_many(command: Any, arguments: list[str]) -> list[str]:
         name, command, rest = rest[0], command.commands[rest[0]], rest[1:]
     start = arguments[: len(arguments) - len(rest)]
     end = rest[rest.index("--") :] if "--" in rest else []
-    options = {flag: one for one in command.params for flag in one.opts if flag.startswith("-")}
-    several = {flag for flag, one in options.items() if one.multiple}
+    options = {flag: one for one in command.params for flag in one.opts if _is_flag(flag)}
     groups = _grouped(rest[: len(rest) - len(end)], options)
+    several = {flag for flag, one in options.items() if one.multiple}
     if not end[1:] and all(_is_flag(group[0]) for group in groups):
-        own = [one.nargs for one in command.params if one.param_type_name == "argument"]
-        most = sys.maxsize if any(count < 0 for count in own) else len(own)
-        taken = _sources([group for group in groups if group[0] in several - OWN_FILES.get(name, frozenset())], most)
+        lending = several - OWN_FILES.get(name, frozenset())
+        taken = _sources([group for group in groups if group[0] in lending], _most(command))
         end = ["--", *taken] if taken else end
-    written = []
-    for flag, *values in groups:
-        repeated = [part for value in values for part in (flag, value)]
-        written += repeated if flag in several and values else [flag, *values]
+    written = [part for group in groups for part in (_repeated(*group) if group[0] in several else group)]
     return [*start, *written, *end]
+
+
+def _repeated(flag: str, *values: str) -> list[str]:
+    return [part for value in values for part in (flag, value)] or [flag]
+
+
+def _most(command: Any) -> int:
+    """Return how many arguments of its own a command takes."""
+    own = [one.nargs for one in command.params if one.param_type_name == "argument"]
+    return sys.maxsize if any(count < 0 for count in own) else len(own)
 
 
 def _is_flag(text: str) -> bool:

@@ -92,25 +92,16 @@ def predict(
     from potentia.tasks import Leaf, bad_rows, from_records, unanswered
 
     note = read_note(Path(adapter))
-    asked, task = note.get("asked") or {}, str(note.get("task"))
-    config = {key: value for key, value in (asked.get("config") or {}).items() if key in _ASKED}
-    if config.get("output_type") not in _METRICS:
-        raise InputError(
-            f"{task} cannot be asked with rows of a file",
-            where=str(adapter),
-            hint="predict takes adapters tuned on your own labelled texts, questions or prompts",
-        )
+    config = _definition(note, str(adapter))
     bad: list[Any] = []
-    rows, records = _rows(data, asked.get("columns") or {}, bad)
+    rows, records = _rows(data, (note.get("asked") or {}).get("columns") or {}, bad)
     documents = unanswered(config, records, bad)
     if bad and not drop_bad_rows:
         raise bad_rows(bad, len(records))
     usable = [document for document in documents if document is not None]
     if not usable:
         raise InputError("there is no row to predict", where=None if isinstance(data, (list, tuple)) else str(data))
-    metric = {"metric": _METRICS[config["output_type"]], "aggregation": "mean", "higher_is_better": True}
-    config |= {"task": task, "test_split": "test", "metric_list": [metric]}
-    leaf = Leaf(config, {"test": from_records(usable, where=task)})
+    leaf = Leaf(config, {"test": from_records(usable, where=config["task"])})
     loaded = load_adapted(Path(adapter), note, base=base, device=device, dtype=dtype)
     try:
         answers = iter(_answers(leaf, usable, loaded, note, progress))
@@ -125,6 +116,20 @@ def predict(
         tested=note.get("score"),
         metric=str(note.get("metric")),
     )
+
+
+def _definition(note: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return how the task is asked, of what a note says; its metric plays no part."""
+    config = {k: v for k, v in ((note.get("asked") or {}).get("config") or {}).items() if k in _ASKED}
+    task, metric = str(note.get("task")), _METRICS.get(str(config.get("output_type")))
+    if metric is None:
+        raise InputError(
+            f"{task} cannot be asked with rows of a file",
+            where=where,
+            hint="predict takes adapters tuned on your own labelled texts, questions or prompts",
+        )
+    listed = [{"metric": metric, "aggregation": "mean", "higher_is_better": True}]
+    return {**config, "task": task, "test_split": "test", "metric_list": listed}
 
 
 def _answers(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from potentia.errors import InputError, MissingExtraError
-from potentia.store import Store
+from potentia.store import LaneRecord, Store
 
 Log = Callable[[str, float, int], Any]  # of one model's run in a tracker: a name, a value, the epoch
 
@@ -27,19 +27,21 @@ def send(store: Store, study: str, *, to: str, folder: Path) -> dict[str, int]:
     cells, lanes = store.cells(study=study), store.lanes(study=study)
     counts = {}
     for model in sorted({cell.model for cell in cells} | {lane.model for lane in lanes}):
-        values: list[Any] = [
-            (f"{cell.protocol}/{cell.task}", cell.score.value, 0) for cell in cells if cell.model == model
-        ]
-        for lane in (lane for lane in lanes if lane.model == model):
-            name = f"{lane.task}/lr {lane.learning_rate:g} {lane.style} seed {lane.seed}"
-            values += [(f"validation/{name}", point.value, point.epoch) for point in lane.epochs]
-            values += [(f"train loss/{name}", point.train_loss, point.epoch) for point in lane.epochs]
-        known = [value for value in values if value[1] is not None]
+        values = [(f"{cell.protocol}/{cell.task}", cell.score.value, 0) for cell in cells if cell.model == model]
+        values += [value for lane in lanes if lane.model == model for value in _curves(lane)]
         with _OPENERS[to](study, model, folder) as log:
-            for value in known:
+            for value in values:
                 log(*value)
-        counts[model] = len(known)
+        counts[model] = len(values)
     return counts
+
+
+def _curves(lane: LaneRecord) -> list[tuple[str, float, int]]:
+    """Return what is known of a lane's epochs."""
+    name = f"{lane.task}/lr {lane.learning_rate:g} {lane.style} seed {lane.seed}"
+    curves = [(f"validation/{name}", point.value, point.epoch) for point in lane.epochs]
+    curves += [(f"train loss/{name}", point.train_loss, point.epoch) for point in lane.epochs]
+    return [(what, value, epoch) for what, value, epoch in curves if value is not None]
 
 
 @contextmanager

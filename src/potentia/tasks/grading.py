@@ -139,20 +139,18 @@ def stderr(function: Callable[[Sequence[Any]], Any], items: Sequence[Any]) -> fl
     """
     from lm_eval.api import metrics
 
-    of_pairs = {
-        metrics.matthews_corrcoef: _mcc,
-        metrics.f1_score: _f1,
-        macro_f1: _macro_f1,
-        balanced_accuracy: _balanced,
-    }
     if len(items) < 2:
         return math.nan
     if function in (np.mean, metrics.mean):
         return float(metrics.mean_stderr(items))
     if function is metrics.acc_all:
         return float(metrics.acc_all_stderr(items))
-    if function in of_pairs:
-        return _pairs_stderr(items, of_pairs[function])
+    of_pairs = {metrics.matthews_corrcoef: _mcc, metrics.f1_score: _f1, macro_f1: _macro_f1}
+    if (statistic := {**of_pairs, balanced_accuracy: _balanced}.get(function)) is not None:
+        pairs = Counter(map(tuple, items))
+        counts = np.array(list(pairs.values()), dtype=np.float64)
+        draws = np.random.default_rng(_SEED).multinomial(len(items), counts / counts.sum(), size=RESAMPLES)
+        return float(np.std(_of_counts(statistic, pairs, draws.astype(np.float64)), ddof=1))
     if function in (metrics.bits_per_byte, metrics.weighted_perplexity):
         return _ratio_stderr(items, exponent=function is metrics.weighted_perplexity)
     if function in (metrics.perplexity, metrics.median, metrics.nanmean):
@@ -162,85 +160,74 @@ def stderr(function: Callable[[Sequence[Any]], Any], items: Sequence[Any]) -> fl
     return math.nan
 
 
-def _pairs_stderr(items: Sequence[Any], statistic: Callable[[Floats, list[Any]], Floats]) -> float:
+# Statistics of (gold, predicted) pairs: each takes, by class, the right answers, gold labels and predictions of every
+# draw, (draws, classes) each, and the labels.
+Statistic = Callable[[Floats, Floats, Floats, list[Any]], Floats]
+
+
+def _of_counts(statistic: Statistic, pairs: Counter[Any], draws: Floats) -> Floats:
+    """Take a statistic of draws, which say how often each of the pairs is in them."""
+    labels = sorted({label for pair in pairs for label in pair}, key=str)
+    gold = np.array([[pair[0] == label for label in labels] for pair in pairs], dtype=np.float64)
+    predicted = np.array([[pair[1] == label for label in labels] for pair in pairs], dtype=np.float64)
+    return statistic(draws @ (gold * predicted), draws @ gold, draws @ predicted, labels)
+
+
+def _of_pairs(statistic: Statistic, items: Sequence[Any]) -> float:
     pairs = Counter(map(tuple, items))
-    counts = np.array(list(pairs.values()), dtype=np.float64)
-    draws = np.random.default_rng(_SEED).multinomial(len(items), counts / counts.sum(), size=RESAMPLES)
-    return float(np.std(statistic(draws.astype(np.float64), list(pairs)), ddof=1))
+    return float(_of_counts(statistic, pairs, np.array([list(pairs.values())], dtype=np.float64))[0])
 
 
-def _mcc(draws: Floats, pairs: list[Any]) -> Floats:
-    hits, golds, guesses = _per_class(draws, pairs)
-    n = draws.sum(axis=1)
-    right = hits.sum(axis=1)
-    over = right * n - (golds * guesses).sum(axis=1)
+def _share(over: Floats, under: Floats) -> Floats:
+    """Divide; nothing of nothing is 0."""
+    return np.divide(over, under, out=np.zeros_like(over), where=under > 0)
+
+
+def _mcc(hits: Floats, golds: Floats, guesses: Floats, labels: list[Any]) -> Floats:
+    n = golds.sum(axis=1)
+    over = hits.sum(axis=1) * n - (golds * guesses).sum(axis=1)
     under = (n**2 - (golds**2).sum(axis=1)) * (n**2 - (guesses**2).sum(axis=1))
-    return np.asarray(np.divide(over, np.sqrt(under), out=np.zeros_like(over), where=under > 0), dtype=np.float64)
+    return _share(over, np.sqrt(under))
+
+
+def _f1(hits: Floats, golds: Floats, guesses: Floats, labels: list[Any]) -> Floats:
+    one = np.array([label == 1 for label in labels], dtype=np.float64)
+    return _share(2 * hits @ one, (golds + guesses) @ one)
+
+
+def _macro_f1(hits: Floats, golds: Floats, guesses: Floats, labels: list[Any]) -> Floats:
+    under = golds + guesses
+    return np.asarray(_share(2 * hits, under).sum(axis=1) / (under > 0).sum(axis=1), dtype=np.float64)
+
+
+def _balanced(hits: Floats, golds: Floats, guesses: Floats, labels: list[Any]) -> Floats:
+    return np.asarray(_share(hits, golds).sum(axis=1) / (golds > 0).sum(axis=1), dtype=np.float64)
 
 
 def macro_f1(items: Sequence[Any]) -> float:
     """Return the mean F1 of the classes, of (gold, predicted) pairs: each class counts the same, however rare."""
-    return _of_pairs(items, _macro_f1)
+    return _of_pairs(_macro_f1, items)
 
 
 def balanced_accuracy(items: Sequence[Any]) -> float:
     """Return the mean recall of the classes, of (gold, predicted) pairs."""
-    return _of_pairs(items, _balanced)
+    return _of_pairs(_balanced, items)
 
 
-# Metrics of labelled texts beside accuracy: each item is a (gold, predicted) pair.
+# Metrics of labelled texts beside accuracy.
 OF_LABELS: dict[str, Callable[[Sequence[Any]], float]] = {
     "macro_f1": macro_f1,
     "balanced_accuracy": balanced_accuracy,
 }
 
 
-def _of_pairs(items: Sequence[Any], statistic: Callable[[Floats, list[Any]], Floats]) -> float:
-    counts = Counter(map(tuple, items))
-    return float(statistic(np.array([list(counts.values())], dtype=np.float64), list(counts))[0])
-
-
-def _per_class(draws: Floats, pairs: list[Any]) -> tuple[Floats, Floats, Floats]:
-    """Count right answers, gold labels and predictions of every class: (resamples, classes) each."""
-    labels = sorted({label for pair in pairs for label in pair}, key=str)
-    gold = np.array([[pair[0] == label for label in labels] for pair in pairs], dtype=np.float64)
-    predicted = np.array([[pair[1] == label for label in labels] for pair in pairs], dtype=np.float64)
-    return draws @ (gold * predicted), draws @ gold, draws @ predicted
-
-
-def _macro_f1(draws: Floats, pairs: list[Any]) -> Floats:
-    hits, golds, guesses = _per_class(draws, pairs)
-    return _mean_where(2 * hits, golds + guesses)
-
-
-def _balanced(draws: Floats, pairs: list[Any]) -> Floats:
-    hits, golds, _ = _per_class(draws, pairs)
-    return _mean_where(hits, golds)
-
-
-def _mean_where(over: Floats, under: Floats) -> Floats:
-    """Return the mean of the ratios of a draw, over the classes that occur in it."""
-    shares = np.divide(over, under, out=np.zeros_like(over), where=under > 0)
-    return np.asarray(shares.sum(axis=1) / (under > 0).sum(axis=1), dtype=np.float64)
-
-
-def _f1(draws: Floats, pairs: list[Any]) -> Floats:
-    hits = draws @ np.array([float(g == 1 and p == 1) for g, p in pairs])
-    misses = draws @ np.array([float((g == 1) != (p == 1)) for g, p in pairs])
-    under = 2 * hits + misses
-    return np.asarray(np.divide(2 * hits, under, out=np.zeros_like(hits), where=under > 0), dtype=np.float64)
-
-
 def _ratio_stderr(items: Sequence[Any], *, exponent: bool) -> float:
     logprobs, sizes = np.asarray(items, dtype=np.float64).T
-    rng = np.random.default_rng(_SEED)
-    even = np.full(len(items), 1 / len(items))
-    ratios = np.concatenate(
-        [
-            -(draws @ logprobs) / (draws @ sizes)
-            for draws in (rng.multinomial(len(items), even, size=50) for _ in range(RESAMPLES // 50))
-        ]
-    )
+    rng, even = np.random.default_rng(_SEED), np.full(len(items), 1 / len(items))
+    ratios = np.empty(0)
+    for _ in range(RESAMPLES // 50):  # in parts, for the memory
+        draws = rng.multinomial(len(items), even, size=50)
+        ratios = np.append(ratios, -(draws @ logprobs) / (draws @ sizes))
     return float(np.std(np.exp(ratios) if exponent else ratios / math.log(2), ddof=1))
 
 
