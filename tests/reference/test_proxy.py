@@ -10,9 +10,13 @@ from potentia.analysis.proxy.proxies import choose_proxies, measure_robustness, 
 from potentia.analysis.proxy.sampling import PAPER_CONFIGURATIONS, measure_sampling
 from potentia.analysis.proxy.validation import validate
 from potentia.papers import reproduce_proxy
-from potentia.papers.printed import PROXY_ROW, TABLE_4, TABLE_5, TABLE_6_AND_8, TASKS
+from potentia.papers.printed import printed as tables_of
 from potentia.values.scores import ScoreMatrix
 from score_files import read_scores
+
+PAPER = tables_of("proxy")  # seed variance, data variance and R in table 5; A-t1, NA-t1, A-t2 … in tables 6 and 8
+TASKS, TABLE_4, TABLE_5, PROXY_ROW = (PAPER[name] for name in ("TASKS", "TABLE_4", "TABLE_5", "PROXY_ROW"))
+TABLE_6_AND_8 = PAPER["TABLE_6_AND_8"]
 
 
 @pytest.fixture(scope="module")

@@ -61,15 +61,13 @@ class Evaluations:
         MMLU is the mean over its 57 subjects, as in the document; lm-eval's own is the mean over questions.
         """
         made = {}
+        names = [f"{metric},{filtered}" for metric in metrics for filtered in FILTERS]
         for model, whole in self.found.get(stage, {}).get(task, {}).items():
             results = whole["results"]
-            own = next((f"{m},{f}" for m in metrics for f in FILTERS if f"{m},{f}" in results[task]), None)
-            if own is None:
-                continue
-            leaves = [
-                results[name][own] for name in results if name not in whole.get("groups", {}) and own in results[name]
-            ]
-            made[model] = float(np.mean(leaves)) if task.startswith("mmlu") and leaves else float(results[task][own])
+            if own := next(filter(results[task].__contains__, names), ""):
+                single = [of for name, of in results.items() if name not in whole.get("groups", {}) and own in of]
+                leaves = single if task.startswith("mmlu") and single else [results[task]]
+                made[model] = float(np.mean([of[own] for of in leaves]))
         return made
 
 

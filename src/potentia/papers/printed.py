@@ -66,13 +66,7 @@ def reproduce_bose() -> Bose:
     return Bose(compare_methods({DIRECT: ScoreMatrix.build(list(bose["TABLE_4"]), tasks, values)}, tolerance=1.0))
 
 
-_TABLES = printed("proxy")
-TASKS: list[str] = _TABLES["TASKS"]
-TABLE_4: dict[str, list[float]] = _TABLES["TABLE_4"]  # models A to C differ in their seed, D to H in their data
-TABLE_5: dict[str, list[float]] = _TABLES["TABLE_5"]  # seed variance, data variance, R as printed
-TABLE_6_AND_8: dict[str, list[float]] = _TABLES["TABLE_6_AND_8"]  # A-t1, NA-t1, A-t2, NA-t2, PPL, Filter, Diversity
-PROXY_ROW: list[float] = _TABLES["PROXY_ROW"]
-SEEDS, DATA = tuple("ABC"), tuple("DEFGH")
+SEEDS, DATA = tuple("ABC"), tuple("DEFGH")  # models of table 4 that differ in their seed, and in their data
 NEAR = 0.06  # of the printed value: the tables are rounded, and the document does not say how its variance divides
 
 
@@ -88,15 +82,13 @@ class ProxyPaper(Finding):
         for one in self.robustness.tasks:
             ours = (one.seed_variance, one.data_variance, one.ratio.value)
             names = ("seed variance", "data variance", "R")
-            for name, mine, theirs in zip(names, ours, TABLE_5[one.task], strict=True):
+            for name, mine, theirs in zip(names, ours, printed("proxy")["TABLE_5"][one.task], strict=True):
                 same = abs(mine - theirs) <= max(0.005, NEAR * theirs)
                 rows.append((one.task, name, mine, theirs, "yes" if same else "no"))
         note = "From the eight small models of table 4; the entries marked no do not follow from it."
         columns = ("task", "number", "ours", "paper", f"within {NEAR:.0%}")
-        return (
-            Table("Proxy tasks, table 5: ours and the paper's", columns, tuple(rows), note),
-            *self.robustness.tables(),
-        )
+        title = "Proxy tasks, table 5: ours and the paper's"
+        return Table(title, columns, tuple(rows), note), *self.robustness.tables()
 
     def charts(self) -> Sequence[Chart]:
         """Return the finding's charts."""
@@ -105,5 +97,7 @@ class ProxyPaper(Finding):
 
 def reproduce_proxy() -> ProxyPaper:
     """Measure the robustness of the candidate tasks on the printed scores."""
-    scores = ScoreMatrix.build([*SEEDS, *DATA], TASKS, np.array([TABLE_4[t] for t in TASKS]).T)
+    proxy = printed("proxy")
+    values = np.array([proxy["TABLE_4"][task] for task in proxy["TASKS"]]).T
+    scores = ScoreMatrix.build([*SEEDS, *DATA], proxy["TASKS"], values)
     return ProxyPaper(measure_robustness(scores, list(DATA), list(SEEDS)))

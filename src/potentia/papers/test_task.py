@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -66,7 +66,7 @@ LEADERBOARD = {
     "math_hard": ("gsm8kaux", 0.0, "0.100", "33 % less, p < 0.05"),
     "mmlu_pro_four": ("mmluaux", 0.25, "", "0.016, n.s."),
 }
-REFORMULATED = ("arc_challenge", "hellaswag")  # figures 4 and 18
+FORMS = ("arc_challenge", "arc_challenge_mc", "hellaswag", "hellaswag_mc")  # figures 4 and 18: as cloze and as choice
 
 
 @dataclass(frozen=True)
@@ -82,25 +82,19 @@ class Line:
 
 @dataclass(frozen=True)
 class BenchmarkResults(Findings):
-    """Every finding on one benchmark of the document."""
+    """Every finding on one benchmark, in the document's order."""
 
     benchmark: Benchmark
     adjustment: TaskAdjustment
-    mediation: Mediation
     gain: Gain
-    frontier: FrontierShift
-    families: FamilyComparison
-    ranks: RankShift
-    emergence: EmergenceCurve
     treatment: Treatment | None  # figure 3, where the models after one epoch are at hand
-    discrimination: Discrimination
+    families: FamilyComparison
+    frontier: FrontierShift
+    emergence: EmergenceCurve
+    mediation: Mediation
     splits: SplitComparison
-
-    def named(self) -> dict[str, Finding]:
-        """Return the findings in the document's order."""
-        order = ("adjustment", "gain", "treatment", "families", "frontier", "emergence", "mediation", "splits",
-                 "discrimination", "ranks")  # fmt: skip
-        return {name: found for name in order if (found := getattr(self, name)) is not None}
+    discrimination: Discrimination
+    ranks: RankShift
 
 
 @dataclass(frozen=True)
@@ -111,10 +105,10 @@ class TaskTrainingPaper(Findings):
     gsm8k: BenchmarkResults
     cloze: GroupScaling
     brier: GroupScaling
-    leaderboard: dict[str, TaskAdjustment] = field(default_factory=dict)  # figures 15 and 16
-    reformulated: dict[str, TaskAdjustment] = field(default_factory=dict)  # figure 4: as cloze and as choice
-    reformulated_brier: dict[str, GroupScaling] = field(default_factory=dict)  # figure 18
-    missing: tuple[str, ...] = field(default=())
+    leaderboard: dict[str, TaskAdjustment]  # figures 15 and 16
+    reformulated: dict[str, TaskAdjustment]  # figure 4: as cloze and as choice
+    reformulated_brier: dict[str, GroupScaling]  # figure 18
+    missing: tuple[str, ...]
 
     def lines(self) -> tuple[Line, ...]:
         """Return every comparison with a printed number or claim."""
@@ -122,9 +116,8 @@ class TaskTrainingPaper(Findings):
 
     def named(self) -> dict[str, Finding]:
         """Return every finding: figures 1, 2, 5 to 8, 17 and 19; with the evaluation tree also 3, 4, 15, 16 and 18."""
-        first = {"mmlu": self.mmlu, "gsm8k": self.gsm8k, "cloze": self.cloze, "brier": self.brier}
         briers = {f"{name}-brier": found for name, found in self.reformulated_brier.items()}
-        return {**first, **self.leaderboard, **self.reformulated, **briers}
+        return {**super().named(), **self.leaderboard, **self.reformulated, **briers}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers beside the printed ones, and every finding."""
@@ -133,45 +126,37 @@ class TaskTrainingPaper(Findings):
     def tables(self) -> Sequence[Table]:
         """Return ours beside printed first, then each finding, then what cannot be reached."""
         rows = tuple((x.place, x.what, x.ours, x.printed, x.remark) for x in self.lines())
-        beside = Table(
+        title, columns = (
             "Training on the test task: ours beside the paper's",
             ("where", "number", "ours", "paper", "remark"),
-            rows,
+        )
+        note = (
             f"{self.mmlu.adjustment.before.fit.n} models; the paper has 56: three Qwen 2 models are not in the "
-            "published files. After adjustment: per model the better of both scores, as in the paper.",
+            "published files. After adjustment: per model the better of both scores, as in the paper."
         )
         gone = Table("Not in what was given", ("what",), tuple((text,) for text in self.missing))
-        return (beside, *super().tables(), gone)
+        return (Table(title, columns, rows, note), *super().tables(), gone)
 
 
 def reproduce_task_training(
     scores: StagedScores, cohort: Cohort, evaluations: Evaluations | None = None, *, draws: int = 1999, seed: int = 0
 ) -> TaskTrainingPaper:
     """Compute every number and figure that the published scores, and the authors' evaluation tree, allow."""
-    tree = evaluations or Evaluations("", {})
-    mmlu, gsm8k = (_benchmark(scores, cohort, b, tree, draws, seed) for b in (MMLU, GSM8K))
-    cloze, brier = (
-        _as_it_is(scores, cohort, *which, draws, seed)
-        for which in (("mmlu_cloze", "acc", 0.25), ("mmlu", "brier_score", 0.75))
-    )
-
-    def compared(name: str, before: str, after: str, task: str, chance: float) -> TaskAdjustment | None:
-        first, second = tree.scores(before, task, *METRICS), tree.scores(after, task, *METRICS)
-        models = [m for m in cohort.models if m in first and m in second]
-        if not models:
-            return None
-        here = cohort.select(models)
-        plain, tuned = np.array([first[m] for m in models]), np.array([second[m] for m in models])
-        pair = Pair(name, here, plain, np.maximum(plain, tuned), chance)
-        return compare_groups(pair, here.since(CUTOFF), draws=draws, seed=seed)
-
-    leaderboard = {
-        name: compared(name, "new_evals/base", f"new_evals/{data}", f"leaderboard_{name}", chance)
-        for name, (data, chance, *_) in LEADERBOARD.items()
-    }
-    forms = [f"{name}{form}" for name in REFORMULATED for form in ("", "_mc")]
-    reformulated = {name: compared(name, "base", "e3/mmluaux", name, 0.25) for name in forms}
-    briers = {name: _brier(tree, cohort, name, draws, seed) for name in forms if name.endswith("_mc")}
+    tree, how = evaluations or Evaluations("", {}), {"draws": draws, "seed": seed}
+    mmlu, gsm8k = (_benchmark(scores, cohort, b, tree, how) for b in (MMLU, GSM8K))
+    published = {task: scores.scores("base", *task) for task in (("mmlu_cloze", "acc"), ("mmlu", "brier_score"))}
+    cloze, brier = (_as_they_are(" ".join(task), cohort, by_model, how) for task, by_model in published.items())
+    assert cloze is not None
+    assert brier is not None
+    leaderboard = {}
+    for name, (data, chance, *_) in LEADERBOARD.items():
+        stages = "new_evals/base", f"new_evals/{data}"
+        leaderboard[name] = _compared(tree, cohort, f"leaderboard_{name}", stages, chance, how, name=name)
+    reformulated = {name: _compared(tree, cohort, name, ("base", "e3/mmluaux"), 0.25, how) for name in FORMS}
+    briers = {}
+    for name in FORMS[1::2]:
+        by_model = tree.scores("base", name, "brier_score")
+        briers[name] = _as_they_are(f"{name} brier_score", cohort, by_model, how)
     return TaskTrainingPaper(
         mmlu,
         gsm8k,
@@ -182,6 +167,38 @@ def reproduce_task_training(
         {name: found for name, found in briers.items() if found is not None},
         _missing(scores, tree, cohort),
     )
+
+
+def _compared(
+    tree: Evaluations,
+    cohort: Cohort,
+    task: str,
+    stages: tuple[str, str],
+    chance: float,
+    how: Mapping[str, int],
+    *,
+    name: str = "",
+) -> TaskAdjustment | None:
+    """Compare newer with older models on one task of the tree, before and after; None where it is not there."""
+    first, second = (tree.scores(stage, task, *METRICS) for stage in stages)
+    models = [m for m in cohort.models if m in first and m in second]
+    if not models:
+        return None
+    here = cohort.select(models)
+    before, tuned = (np.array([by[m] for m in models]) for by in (first, second))
+    return compare_groups(
+        Pair(name or task, here, before, np.maximum(before, tuned), chance), here.since(CUTOFF), **how
+    )
+
+
+def _as_they_are(task: str, cohort: Cohort, scores: Mapping[str, float], how: Mapping[str, int]) -> GroupScaling | None:
+    """Fit the models as they are, in another form or metric (figures 5 and 18); None where there are no scores."""
+    models = [m for m in cohort.models if m in scores]
+    if not models:
+        return None
+    here, falls = cohort.select(models), task.endswith("brier_score")
+    values, chance = np.array([scores[m] for m in models]), 0.75 if falls else 0.25
+    return scale_groups(task, here, values, here.since(CUTOFF), chance=chance, higher_is_better=not falls, **how)
 
 
 def _missing(scores: StagedScores, tree: Evaluations, cohort: Cohort) -> tuple[str, ...]:
@@ -195,8 +212,7 @@ def _missing(scores: StagedScores, tree: Evaluations, cohort: Cohort) -> tuple[s
         f"Figure 3, {b.name}": lacks([f"{stage}/{b.auxiliary}" for stage in ("e1", "e2", "e1+2")], [b.name])
         for b in (MMLU, GSM8K)
     }
-    forms = [f"{name}{form}" for name in REFORMULATED for form in ("", "_mc")]
-    needed["Figures 4 and 18"] = lacks(["base", "e3/mmluaux"], forms)
+    needed["Figures 4 and 18"] = lacks(["base", "e3/mmluaux"], FORMS)
     for name, (data, *_) in LEADERBOARD.items():
         figure = "Figure 16" if name == "mmlu_pro_four" else "Figure 15"
         needed[f"{figure}, {name}"] = lacks(["new_evals/base", f"new_evals/{data}"], [f"leaderboard_{name}"])
@@ -212,7 +228,7 @@ def _missing(scores: StagedScores, tree: Evaluations, cohort: Cohort) -> tuple[s
 
 
 def _treatment(
-    tree: Evaluations, b: Benchmark, base: dict[str, float], older: Cohort, draws: int, seed: int
+    tree: Evaluations, b: Benchmark, base: dict[str, float], older: Cohort, how: Mapping[str, int]
 ) -> Treatment | None:
     """Return figure 3: older models and their copies tuned for an epoch; then all tuned for two epochs more.
 
@@ -228,86 +244,35 @@ def _treatment(
         return {model: max(value, so_far.get(model, value)) for model, value in scores.items()}
 
     treated = best(once, base)
-    return compare_copies(
-        b.name,
-        base,
-        treated,
-        older,
-        control_adjusted=best(twice, base) or None,
-        treated_adjusted=best(both, treated) or None,
-        chance=b.chance,
-        draws=draws,
-        seed=seed,
-    )
-
-
-def _brier(tree: Evaluations, cohort: Cohort, task: str, draws: int, seed: int) -> GroupScaling | None:
-    found = tree.scores("base", task, "brier_score")
-    models = [m for m in cohort.models if m in found]
-    if not models:
-        return None
-    here, scores = cohort.select(models), np.array([found[m] for m in models])
-    name, split = f"{task} brier_score", here.since(CUTOFF)
-    return scale_groups(name, here, scores, split, chance=0.75, higher_is_better=False, draws=draws, seed=seed)
+    adjusted = {"control_adjusted": best(twice, base), "treated_adjusted": best(both, treated)}
+    return compare_copies(b.name, base, treated, older, **adjusted, chance=b.chance, **how)
 
 
 def _benchmark(
-    scores: StagedScores, cohort: Cohort, b: Benchmark, tree: Evaluations, draws: int, seed: int
+    scores: StagedScores, cohort: Cohort, b: Benchmark, tree: Evaluations, how: Mapping[str, int]
 ) -> BenchmarkResults:
-    base = scores.matrix("base", {b.name: b.metric})
-    tuned = scores.matrix(b.tuned, {b.name: b.metric})
+    base, tuned = (scores.matrix(stage, {b.name: b.metric}) for stage in ("base", b.tuned))
     (pair,) = pair_up(base, best_of(base, tuned), cohort, chance={b.name: b.chance})
     here = pair.cohort
     split = here.since(CUTOFF)
-    before = scores.scores("base", b.name, b.metric)
-    steps = scores.steps(b.steps, b.name, b.metric)
-    old = [m for m, newer in zip(here.models, split.members, strict=True) if not newer]
-    older = here.select(old)
+    before, steps = scores.scores("base", b.name, b.metric), scores.steps(b.steps, b.name, b.metric)
+    older = here.select(here.named(~split.members))
     trace = {0: before, **{BATCH * step: found for step, found in steps.items()}}
+    on_the_way = np.array([steps[1000].get(m, np.nan) for m in here.models])  # tuned on 64,000 examples
+    families = {name: [m for m in here.models if m.startswith(start)] for name, start in FAMILIES.items()}
+    others = here.since("2023-09"), here.since("2024-01"), here.where("language", "en+cn")
     return BenchmarkResults(
         benchmark=b,
-        adjustment=compare_groups(pair, split, draws=draws, seed=seed),
-        mediation=mediate(pair, split),
+        adjustment=compare_groups(pair, split, **how),
         gain=measure_gain(pair, split),
+        treatment=_treatment(tree, b, before, older, how),
+        families=compare_families(pair, families),
         frontier=frontier_shift(pair, split),
-        families=compare_families(
-            pair, {name: [m for m in here.models if m.startswith(start)] for name, start in FAMILIES.items()}
-        ),
-        ranks=shift_of_ranks(pair),
         emergence=trace_emergence(b.name, trace, older, chance=b.chance),
-        treatment=_treatment(tree, b, before, older, draws, seed),
-        discrimination=_discrimination(pair, steps[1000], seed),
-        splits=SplitComparison(
-            tuple(
-                compare_groups(pair, other, draws=draws, seed=seed)
-                for other in (here.since("2023-09"), here.since("2024-01"), here.where("language", "en+cn"))
-            )
-        ),
-    )
-
-
-def _discrimination(pair: Pair, tuned: dict[str, float], seed: int) -> Discrimination:
-    """Tell newer models from older ones, as they are and tuned on 64,000 examples (step 1000), where that is known."""
-    split = pair.cohort.since(CUTOFF)
-    after = np.array([tuned.get(m, np.nan) for m in pair.cohort.models])
-    return discriminate(replace(pair, after=after), split, seed=seed)
-
-
-def _as_it_is(
-    scores: StagedScores, cohort: Cohort, name: str, metric: str, chance: float, draws: int, seed: int
-) -> GroupScaling:
-    """Fit one benchmark of figure 5: the models as they are, in another form or metric."""
-    base = scores.matrix("base", {name: metric})
-    (pair,) = pair_up(base, base, cohort)
-    return scale_groups(
-        f"{name} {metric}",
-        pair.cohort,
-        pair.before,
-        pair.cohort.since(CUTOFF),
-        chance=chance,
-        higher_is_better=pair.higher_is_better,
-        draws=draws,
-        seed=seed,
+        mediation=mediate(pair, split),
+        splits=SplitComparison(tuple(compare_groups(pair, other, **how) for other in others)),
+        discrimination=discriminate(replace(pair, after=on_the_way), split, seed=how["seed"]),
+        ranks=shift_of_ranks(pair),
     )
 
 
@@ -364,7 +329,7 @@ def _benchmark_lines(part: BenchmarkResults) -> Iterator[Line]:
         yield Line(place, f"{name} R²", r2, said[1])
     for one, place in zip(part.splits.comparisons, ("figure 11", "figure 12", "figure 13"), strict=True):
         before = f"{CHINESE[name]}, p < 0.05" if place == "figure 13" else "robust"
-        group = one.before.split.label
+        group = f"models {one.before.split.label}"
         yield _theta(place, f"{name} θ before, {group}", one.before, before)
         yield _theta(place, f"{name} θ after, {group}", one.after, "n.s.")
     for who, value, around, printed, count in (

@@ -13,13 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from potentia.analysis.rankings.agreement import (
-    SIGNIFICANT,
-    compare_agreement,
-    measure_agreement,
-)
+from potentia.analysis.rankings.agreement import SIGNIFICANT, compare_agreement, measure_agreement
 from potentia.analysis.rankings.alignment import align
-from potentia.analysis.rankings.components import find_components, fit_compute
+from potentia.analysis.rankings.components import Components, find_components, fit_compute
 from potentia.analysis.rankings.groups import (
     GroupAgreement,
     agreement_by_models,
@@ -80,36 +76,20 @@ class Reproduction(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return one table per place in the paper, then a summary."""
-        tables = []
-        for where in dict.fromkeys(c.where for c in self.checks):
-            checks = [c for c in self.checks if c.where == where]
-            rows: list[tuple[Cell, ...]] = [
-                (
-                    c.what,
-                    _show(c.paper, c.digits),
-                    _show(c.ours, c.digits),
-                    _show(c.ours, c.digits + 2),
-                    SAID[c.same],
-                    c.note,
-                )
-                for c in checks
-            ]
-            tables.append(Table(where, ("number", "paper", "ours", "ours, exact", "same", "definition"), tuple(rows)))
-        both = [c for c in self.checks if c.same is not None]
-        missing = sum(np.isnan(c.ours) for c in self.checks)
-        tables.append(
-            Table(
-                f"Train-before-test from {self.models} models × {self.tasks} benchmarks",
-                ("numbers", "count"),
-                (
-                    ("the same at the paper's digits", sum(c.same is True for c in both)),
-                    ("different", len(self.differing)),
-                    ("printed in the paper, not in these scores", missing),
-                    ("ours only: the paper's figure is a picture", sum(np.isnan(c.paper) for c in self.checks)),
-                ),
-            )
+        columns = ("number", "paper", "ours", "ours, exact", "same", "definition")
+        places: dict[str, list[tuple[Cell, ...]]] = {}
+        for c in self.checks:
+            shown = _show(c.paper, c.digits), _show(c.ours, c.digits), _show(c.ours, c.digits + 2)
+            places.setdefault(c.where, []).append((c.what, *shown, SAID[c.same], c.note))
+        counts = (
+            ("the same at the paper's digits", sum(c.same is True for c in self.checks)),
+            ("different", len(self.differing)),
+            ("printed in the paper, not in these scores", sum(np.isnan(c.ours) for c in self.checks)),
+            ("ours only: the paper's figure is a picture", sum(np.isnan(c.paper) for c in self.checks)),
         )
-        return tables
+        title = f"Train-before-test from {self.models} models × {self.tasks} benchmarks"
+        tables = [Table(where, columns, tuple(rows)) for where, rows in places.items()]
+        return [*tables, Table(title, ("numbers", "count"), counts)]
 
     def charts(self) -> Sequence[Chart]:
         """Return the figures of the paper, drawn from the published scores."""
@@ -130,39 +110,12 @@ def reproduce(scores: Mapping[Protocol, ScoreMatrix], *, resamples: int = RESAMP
         tables["few_shot"] = replace(_tasks(scores[shots]), protocol=Protocol("few_shot"))
     pair = [tables[p] for p in PROTOCOLS]
     facts = {m: f for m in pair[0].models if (f := models().find(m)) is not None}
-    categories = {b.task: b.category for b in benchmarks() if b.category}
     how: dict[str, Any] = {"resamples": resamples, "seed": seed}
     found: dict[str, Any] = {}
-    for name, matrix in tables.items():
-        found[f"agreement {name}"] = measure_agreement(matrix, categories=categories, **how)
-        found[f"significance {name}"] = measure_significance(matrix)
-        found[f"components {name}"] = find_components(matrix, **how)
-        found[f"tau-b {name}"] = measure_agreement(matrix, method=SIGNIFICANT, categories=categories, **how)
-    found["change"] = compare_agreement(*pair, **how)
-    found["tau-b change"] = compare_agreement(*pair, method=SIGNIFICANT, **how)
-    if "few_shot" in tables:
-        found["change from few-shot"] = compare_agreement(tables["few_shot"], tables[TRAIN_BEFORE_TEST], **how)
-    sizes = size_bins({m: f.size / 1e9 for m, f in facts.items() if f.size})
-    families = {m: f.family for m, f in facts.items()}
-    grouped, order = list(tables.values()), bin_order(sizes.values())
-    found["by size"] = agreement_by_models(grouped, sizes, by="size in billions", order=order, **how)
-    found["by family"] = agreement_by_models(grouped, families, by="family", at_least=4, **how)
-    large = {"over 2,000 items": paper.LARGE_TESTS}
-    found["large tests"] = agreement_by_tasks(grouped, large, by="test set size", **how)
+    found |= _agreements(tables, how)
+    found |= _groups(list(tables.values()), facts, how)
     found |= _perplexity(scores, pair, facts, how)
-    for family in ("llama", "pythia", "qwen", "gemma", "yi"):
-        members = [m for m in pair[0].models if families.get(m) == family]
-        for matrix in pair if len(members) > 1 else ():
-            rows = matrix.select(models=members)
-            found[f"components {matrix.protocol} {family}"] = find_components(rows, group=family, **how)
-    # The paper knew the tokens of its own tables alone; what was published since is marked in the facts' sources.
-    flops = {m: f.flops for m, f in facts.items() if f.flops and not any(s.startswith("tokens:") for s in f.sources)}
-    tuned = found["components train_before_test"]
-    if sum(m in flops for m in tuned.models) > 2:
-        found["compute"] = fit_compute(tuned, flops, families=families, **how)
-    if {"nq_open", "arc_challenge"} <= set(pair[0].tasks):
-        for matrix in pair:
-            found[f"alignment {matrix.protocol}"] = align(matrix, "nq_open", "arc_challenge", families=families)
+    found |= _components(pair, facts, found["components train_before_test"], how)
     checks = (
         *_agreement_checks(found),
         *_perplexity_checks(found),
@@ -171,7 +124,59 @@ def reproduce(scores: Mapping[Protocol, ScoreMatrix], *, resamples: int = RESAMP
         *_group_checks(pair, found),
         *_significance_checks(found),
     )
-    return Reproduction(pair[0].shape[0], pair[0].shape[1], checks, found)
+    return Reproduction(*pair[0].shape, checks, found)
+
+
+def _agreements(tables: Mapping[str, ScoreMatrix], how: Mapping[str, Any]) -> dict[str, Finding]:
+    """Figures 1 to 3, 6 and 12 of every protocol, and what tuning changes."""
+    categories = {b.task: b.category for b in benchmarks() if b.category}
+    found: dict[str, Finding] = {}
+    for name, matrix in tables.items():
+        found[f"agreement {name}"] = measure_agreement(matrix, categories=categories, **how)
+        found[f"significance {name}"] = measure_significance(matrix)
+        found[f"components {name}"] = find_components(matrix, **how)
+        found[f"tau-b {name}"] = measure_agreement(matrix, method=SIGNIFICANT, categories=categories, **how)
+    direct, tuned = (tables[p] for p in PROTOCOLS)
+    found["change"] = compare_agreement(direct, tuned, **how)
+    found["tau-b change"] = compare_agreement(direct, tuned, method=SIGNIFICANT, **how)
+    if "few_shot" in tables:
+        found["change from few-shot"] = compare_agreement(tables["few_shot"], tuned, **how)
+    return found
+
+
+def _groups(
+    grouped: Sequence[ScoreMatrix], facts: Mapping[str, ModelFacts], how: Mapping[str, Any]
+) -> dict[str, Finding]:
+    """Tables 6 and 7 and appendix B.5: models of one size or family, and benchmarks with large tests."""
+    sizes = size_bins({m: f.size / 1e9 for m, f in facts.items() if f.size})
+    families = {m: f.family for m, f in facts.items()}
+    order, large = bin_order(sizes.values()), {"over 2,000 items": paper.LARGE_TESTS}
+    return {
+        "by size": agreement_by_models(grouped, sizes, by="size in billions", order=order, **how),
+        "by family": agreement_by_models(grouped, families, by="family", at_least=4, **how),
+        "large tests": agreement_by_tasks(grouped, large, by="test set size", **how),
+    }
+
+
+def _components(
+    pair: Sequence[ScoreMatrix], facts: Mapping[str, ModelFacts], tuned: Components, how: Mapping[str, Any]
+) -> dict[str, Finding]:
+    """Table 8 by family, figure 7 (the first component and compute), and figure 1's two benchmarks."""
+    families = {m: f.family for m, f in facts.items()}
+    found: dict[str, Finding] = {}
+    for family in ("llama", "pythia", "qwen", "gemma", "yi"):
+        members = [m for m in pair[0].models if families.get(m) == family]
+        for matrix in pair if len(members) > 1 else ():
+            rows = matrix.select(models=members)
+            found[f"components {matrix.protocol} {family}"] = find_components(rows, group=family, **how)
+    # The paper knew the tokens of its own tables alone; what was published since is marked in the facts' sources.
+    flops = {m: f.flops for m, f in facts.items() if f.flops and not any(s.startswith("tokens:") for s in f.sources)}
+    if sum(m in flops for m in tuned.models) > 2:
+        found["compute"] = fit_compute(tuned, flops, families=families, **how)
+    if {"nq_open", "arc_challenge"} <= set(pair[0].tasks):
+        for matrix in pair:
+            found[f"alignment {matrix.protocol}"] = align(matrix, "nq_open", "arc_challenge", families=families)
+    return found
 
 
 def _tasks(matrix: ScoreMatrix) -> ScoreMatrix:
@@ -210,31 +215,29 @@ SAID = {True: "yes", False: "NO", None: "–"}
 
 def _agreement_checks(found: Mapping[str, Any]) -> Iterator[Check]:
     by = {p: found[f"agreement {p}"] for p in NAMES if f"agreement {p}" in found}
+    notes = {p: "" if p in by else NO_FEW_SHOT for p in NAMES}
     where = "Section 3.2, figure 2; appendix B.4: mean Kendall's τ over pairs of benchmarks"
     for protocol, value in paper.MEAN_TAU.items():
         mean = by[protocol].mean if protocol in by else NAN
-        yield Check(where, f"mean τ, {NAMES[protocol]}", value, mean, note="" if protocol in by else NO_FEW_SHOT)
+        yield Check(where, f"mean τ, {NAMES[protocol]}", value, mean, note=notes[protocol])
     change, few = found["change"], found.get("change from few-shot")
     yield Check(where, "pairs with higher τ", paper.PAIRS_IMPROVED[0], change.pairs_improved, 0)
     yield Check(where, "pairs in all", paper.PAIRS_IMPROVED[1], change.pairs, 0)
     share = few.pairs_improved / few.pairs if few else NAN
-    note = "" if few else NO_FEW_SHOT
-    yield Check(where, "share of pairs above 5-shot", paper.BETTER_THAN_FEW_SHOT, share, note=note)
+    yield Check(where, "share of pairs above 5-shot", paper.BETTER_THAN_FEW_SHOT, share, note=notes["few_shot"])
     where = "Figure 3: agreement within a category"
+    within = {p: dict(zip(a.categories, map(float, np.diag(a.by_category)), strict=True)) for p, a in by.items()}
     for category, values in paper.WITHIN.items():
         for protocol, value in zip(PROTOCOLS, values, strict=True):
-            a = by[protocol]
-            k = a.categories.index(category) if category in a.categories else -1
             note = "section 3.2 prints 0.54, and 0.52 a paragraph later" if (category, value) == ("LU", 0.54) else ""
-            ours = float(a.by_category[k, k]) if k >= 0 else NAN
+            ours = within[protocol].get(category, NAN)
             yield Check(where, f"{category}, {NAMES[protocol]}", value, ours, note=note)
     where = "Table 5: mean τ of each benchmark with all others"
+    means = {p: dict(zip(a.tasks, (one.value for one in a.per_task), strict=True)) for p, a in by.items()}
     for task, row in paper.TABLE_5.items():
         for protocol, value in zip(NAMES, row, strict=True):
-            there = protocol in by and task in by[protocol].tasks
-            ours = by[protocol].per_task[by[protocol].tasks.index(task)].value if there else NAN
-            note = NO_FEW_SHOT if protocol == "few_shot" and protocol not in by else ""
-            yield Check(where, f"{task}, {NAMES[protocol]}", value, ours, note=note)
+            ours = means.get(protocol, {}).get(task, NAN)
+            yield Check(where, f"{task}, {NAMES[protocol]}", value, ours, note=notes[protocol])
 
 
 def _perplexity_checks(found: Mapping[str, Any]) -> Iterator[Check]:
@@ -285,18 +288,18 @@ def _table_checks(scores: Mapping[Protocol, ScoreMatrix]) -> Iterator[Check]:
 
 def _group_checks(pair: Sequence[ScoreMatrix], found: Mapping[str, Any]) -> Iterator[Check]:
     where, large = "Appendix B.5: benchmarks with more than 2,000 test samples", found["large tests"]
-    means = {str(p): mean for p, mean in zip(large.protocols, large.means[0], strict=True)}
+    matrices = {str(m.protocol): m for m in pair}
     for protocol, value in paper.LARGE_TEST_TAU.items():
-        ours, note = means[protocol].value if protocol in means else NAN, NO_FEW_SHOT
-        if protocol in means:
-            matrix = next((m for m in pair if m.protocol == protocol), None)
-            note = _at_three_decimals(matrix) if matrix is not None and abs(ours - value) >= 0.005 else ""
+        ours = _group_value(large, large.groups[0], protocol)
+        note = NO_FEW_SHOT if np.isnan(ours) else ""
+        if protocol in matrices and abs(ours - value) >= 0.005:
+            note = _at_three_decimals(matrices[protocol])
         yield Check(where, f"mean τ, {NAMES[protocol]}", value, ours, note=note)
     where = "Table 6: models of the same size"
     for name, values in paper.TABLE_6.items():
+        what = "all models" if name == "all" else f"{name} billion"
         for protocol, value in zip(PROTOCOLS, values, strict=True):
             ours = _group_value(found["by size"], name, protocol)
-            what = "all models" if name == "all" else f"{name} billion"
             yield Check(where, f"{what}, {NAMES[protocol]}", value, ours, note="sizes as in the names")
     where, families = "Table 7: models of the same family", found["by family"]
     for name in families.groups[:-1]:

@@ -99,8 +99,9 @@ class Findings(Finding):
     """Several findings as one, each under a name of its own."""
 
     def named(self) -> dict[str, Finding]:
-        """Return every finding by its name, in reading order."""
-        return {}
+        """Return every finding by its name, in reading order: the fields that are there and are findings."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {name: value for name, value in fields.items() if isinstance(value, Finding)}
 
     def tables(self) -> Sequence[Table]:
         """Return the tables of all findings."""

@@ -133,10 +133,10 @@ def test_it_speaks_where_calibration_allows_and_only_there():
 
 @pytest.mark.parametrize("rate", [5e-4, 2e-3])
 def test_the_calibration_that_is_shipped_finds_exposure_in_form_and_names_what_escapes(rate):
-    from potentia.analysis.test_task.seen import planted
+    from potentia.analysis.test_task.seen import IN_FORM, planted
 
     alike = [row for row in planted() if row.rate == rate]
-    in_form = {row.way for row in alike if row.in_form}
+    in_form = {row.way for row in alike if row.way.removesuffix(" answers") in IN_FORM}
     assert {"same", "same answers"} <= in_form
     for reference in ("declared clean", "unknown"):
         found = {row[0]: row for row in ways_table(alike, reference).rows}

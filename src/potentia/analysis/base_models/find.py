@@ -17,7 +17,7 @@ from potentia.analysis.base_models.consistency import Consistency, measure_consi
 from potentia.analysis.base_models.stability import Checkpoint, Stability, measure_stability, named_checkpoints
 from potentia.analysis.base_models.training import Training, follow_training
 from potentia.errors import DataError, InputError
-from potentia.values.findings import Finding, Findings
+from potentia.values.findings import Findings
 from potentia.values.protocol import Protocol
 
 if TYPE_CHECKING:
@@ -31,11 +31,6 @@ class ConsistencyFindings(Findings):
 
     consistency: Consistency
     ablation: Ablation | None = None  # where there is more than one method
-
-    def named(self) -> dict[str, Finding]:
-        """Return the findings that are there."""
-        found: dict[str, Finding] = {"consistency": self.consistency}
-        return found if self.ablation is None else found | {"ablation": self.ablation}
 
 
 def find_stability(

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from potentia.analysis.base_models.find import known_pairs
-from potentia.analysis.left_out import few, left_out
+from potentia.analysis.left_out import few, left_out, outside
 from potentia.analysis.proxy.proxies import (
     METRICS,
-    Metric,
     Normalise,
     ProxyTasks,
     Robustness,
@@ -30,18 +30,30 @@ from potentia.analysis.proxy.sampling import (
     SamplingConsistency,
     measure_sampling,
 )
-from potentia.analysis.proxy.validation import Forecast, Validation, join_pairs, make_forecast, validate
+from potentia.analysis.proxy.validation import (
+    LEAST_MODELS,
+    Forecast,
+    TooFewError,
+    Validation,
+    join_pairs,
+    make_forecast,
+    validate,
+)
 from potentia.errors import InputError
-from potentia.values.findings import Finding, Findings
+from potentia.values.findings import Findings
 from potentia.values.protocol import Protocol
 from potentia.values.scores import ScoreMatrix
 
 if TYPE_CHECKING:
     from potentia.evidence import Evidence
 
-LEAST_MODELS = 8  # to halve them and still choose and judge
 TOP = 10  # t of the paper's algorithm 1
-VIEWS = ("same", "base", "chat")
+CHOICES: dict[str, tuple[str, tuple[str, ...]]] = {  # of an option: what it is, and what it may be
+    "correlation": ("correlation", (*METRICS, "auto")),
+    "normalise": ("normalisation", ("both", "feature", "none")),
+    "weigh": ("transformation", ("sigmoid", "log", "none")),
+    "on": ("kind of model", ("same", "base", "chat")),
+}
 
 
 @dataclass(frozen=True)
@@ -70,6 +82,12 @@ class Options:
     families: bool = False
     splits: int = 200
 
+    def __post_init__(self) -> None:
+        for name, (what, known) in CHOICES.items():
+            if getattr(self, name) not in known:
+                hint = f"--{name} is one of: {', '.join(known)}"
+                raise InputError(f"no {what} {getattr(self, name)!r}", hint=hint)
+
     def configurations(self) -> Sequence[tuple[int, int]]:
         """Return the (n, k) of algorithm 1."""
         if not self.sampled and not self.rounds:
@@ -78,27 +96,19 @@ class Options:
 
     def transform(self) -> Transform:
         """Return f(R) of S = C · f(R)."""
-        known: dict[str, Transform] = {"sigmoid": sigmoid(self.steepness), "log": log_ratio, "none": ignore_robustness}
-        if self.weigh not in known:
-            raise InputError(f"no transformation {self.weigh!r}", hint=f"choose one of: {', '.join(known)}")
-        return known[self.weigh]
+        return {"sigmoid": sigmoid(self.steepness), "log": log_ratio, "none": ignore_robustness}[self.weigh]
 
 
 @dataclass(frozen=True)
 class Proxies(Findings):
     """What algorithm 1 says of the measures, the chosen tasks, and how well they predict."""
 
+    sampling: SamplingConsistency | None
+    robustness: Robustness | None
     proxies: ProxyTasks
-    sampling: SamplingConsistency | None = None
-    robustness: Robustness | None = None
-    forecast: Forecast | None = None
-    validation: Validation | None = None
-    problems: tuple[str, ...] = ()
-
-    def named(self) -> dict[str, Finding]:
-        """Return the findings that are there, in reading order."""
-        order = ("sampling", "robustness", "proxies", "forecast", "validation")
-        return {name: found for name in order if (found := getattr(self, name)) is not None}
+    forecast: Forecast | None
+    validation: Validation | None
+    problems: tuple[str, ...]
 
 
 def find_proxies(evidence: Evidence, options: Options, truth: Evidence | None = None) -> Proxies:
@@ -107,32 +117,24 @@ def find_proxies(evidence: Evidence, options: Options, truth: Evidence | None = 
     ``truth`` holds later scores of the early models under the same names, or of their chat versions. With ``on``, the
     target is what chat models score, and the candidates what their base models do (or they themselves).
     """
-    if options.correlation not in (*METRICS, "auto"):
-        raise InputError(f"no correlation {options.correlation!r}", hint=f"choose one of: {', '.join(METRICS)}, auto")
-    if options.normalise not in ("both", "feature", "none"):
-        raise InputError(f"no normalisation {options.normalise!r}", hint="choose both, feature or none")
-    if options.on not in VIEWS:
-        raise InputError(f"no kind of model {options.on!r}", hint=f"--on is one of: {', '.join(VIEWS)}")
-    how, target, protocol = cast("Normalise", options.normalise), options.target, Protocol(options.protocol)
+    target, protocol = options.target, Protocol(options.protocol)
     whole = evidence.narrowed(protocols=[protocol]).scores[protocol]
-    rivals = list(options.corpora) if options.corpora is not None else list(whole.corpora().tasks)
-    wanted = list(options.candidates or (t for t in whole.tasks if t != target and t not in rivals))
+    rivals = list(whole.corpora().tasks if options.corpora is None else options.corpora)
+    wanted = [task for task in options.candidates or outside(whole.tasks, rivals) if task != target]
     small = {*options.data_group, *options.seed_group, *options.early}
-    others = whole.select(models=[model for model in whole.models if model not in small])
+    others = whole.select(models=outside(whole.models, small))
     couples = _couples(evidence, options)
     reference = others
     if options.on != "same":
-        joined = join_pairs(others, couples, target, wanted)
-        reference = joined.matrix(options.on, [task for task in wanted if task != target])
-    sampled = _sampling(reference, options, wanted, how)
+        reference = join_pairs(others, couples, target, wanted).matrix(options.on, wanted)
+    sampled = _sampling(reference, options, wanted)
     chosen = sampled.chosen if sampled is not None and options.correlation == "auto" else options.correlation
-    metric: Metric = next((m for m in METRICS if m == chosen), "kendall")
     robust = None
     if options.data_group or options.seed_group:
         robust = measure_robustness(whole.select(tasks=wanted), list(options.data_group), list(options.seed_group))
     choice: dict[str, Any] = {
-        "metric": metric,
-        "how": how,
+        "metric": chosen if chosen in METRICS else "kendall",
+        "how": options.normalise,
         "robust": robust,
         "min_relevance": options.min_relevance,
         "min_robustness": options.min_robustness,
@@ -140,34 +142,34 @@ def find_proxies(evidence: Evidence, options: Options, truth: Evidence | None = 
         "top": options.keep,
     }
     proxies = choose_proxies(reference, target, wanted, **choice)
-    problems, forecast = _unused(reference, options, wanted, others, couples), None
+    problems, forecast, judged = _unused(reference, options, wanted, others, couples), None, None
     if not proxies.weights:
         problems.append("no task passed the thresholds: lower --min-relevance or --min-robustness to predict")
     elif options.early:
         known = _later(truth, options, couples) if truth is not None else None
         early = whole.select(models=options.early)
         forecast = make_forecast(proxies.weights, early, target, truth=known, corpora=rivals)
-    judged = _validation(evidence, others, options, wanted, rivals, couples, choice)
-    if judged is None:
+    families = evidence.background.families if options.families else None
+    paired: dict[str, Any] = {"corpora": rivals, "pairs": couples or None, "groups": families, "splits": options.splits}
+    try:
+        judged = validate(others, target, wanted, **paired, **choice)
+    except TooFewError:
         problems.append(f"no test on other models: fewer than {LEAST_MODELS} have all scores")
-    return Proxies(proxies, sampled, robust, forecast, judged, tuple(problems))
+    return Proxies(sampled, robust, proxies, forecast, judged, tuple(problems))
 
 
 def _unused(
     reference: ScoreMatrix, options: Options, wanted: Sequence[str], others: ScoreMatrix, couples: Mapping[str, str]
 ) -> list[str]:
     """Say who takes no part in choosing proxies, and why."""
-    tasks = [options.target, *(task for task in wanted if task != options.target)]
-    whole = set(reference.select(tasks=tasks).complete().models)
     reasons: dict[str, list[str]] = {}
     if options.on != "same":
-        paired = {*couples, *couples.values()}
-        reasons["in no pair of base and chat"] = [m for m in others.models if m not in paired]
-        reasons["not scored on both sides of the pair"] = [b for b in couples if b not in reference.models]
-    for model, row in zip(reference.models, np.isfinite(reference.select(tasks=tasks).values), strict=True):
-        if model not in whole:
-            lacks = few([task for task, there in zip(tasks, row, strict=True) if not there], 2)
-            reasons.setdefault(f"no score on {lacks}", []).append(model)
+        reasons["in no pair of base and chat"] = outside(others.models, {*couples, *couples.values()})
+        reasons["not scored on both sides of the pair"] = outside(couples, reference.models)
+    used = reference.select(tasks=[options.target, *wanted])
+    for model, row in zip(used.models, np.isnan(used.values), strict=True):
+        if row.any():
+            reasons.setdefault(f"no score on {few(list(compress(used.tasks, row)), 2)}", []).append(model)
     return list(left_out(reasons))
 
 
@@ -184,18 +186,16 @@ def _couples(evidence: Evidence, options: Options) -> dict[str, str]:
     return found
 
 
-def _sampling(
-    reference: ScoreMatrix, options: Options, wanted: Sequence[str], how: Normalise
-) -> SamplingConsistency | None:
+def _sampling(reference: ScoreMatrix, options: Options, wanted: Sequence[str]) -> SamplingConsistency | None:
     """Run algorithm 1, unless the top is all candidates: that is the same in every sample."""
-    usable = reference.select(tasks=[options.target, *(t for t in wanted if t != options.target)]).complete()
+    usable = reference.select(tasks=[options.target, *wanted]).complete()
     asked = options.configurations()
     sizes = asked if options.sampled else [(n, k) for n, k in asked if n <= len(usable.models)]
-    candidates = len(usable.tasks) - 1
-    top = options.top or min(TOP, candidates // 2)
-    if not sizes or not 0 < top < candidates:
+    top = options.top or min(TOP, len(wanted) // 2)
+    if not sizes or not 0 < top < len(wanted):
         return None
-    return measure_sampling(usable, options.target, list(wanted), top=top, configurations=sizes, how=how)
+    how = cast("Normalise", options.normalise)
+    return measure_sampling(usable, options.target, wanted, top=top, configurations=sizes, how=how)
 
 
 def _later(truth: Evidence, options: Options, couples: Mapping[str, str]) -> dict[str, float]:
@@ -206,33 +206,3 @@ def _later(truth: Evidence, options: Options, couples: Mapping[str, str]) -> dic
     known = {m: float(v) for m, v in zip(column.models, column.oriented()[:, 0], strict=True) if np.isfinite(v)}
     names = {m: next((n for n in (couples.get(m), m) if n in known), None) for m in options.early}
     return {m: known[n] for m, n in names.items() if n is not None}
-
-
-def _validation(
-    evidence: Evidence,
-    reference: ScoreMatrix,
-    options: Options,
-    wanted: Sequence[str],
-    rivals: Sequence[str],
-    couples: Mapping[str, str],
-    choice: Mapping[str, Any],
-) -> Validation | None:
-    """Judge the choice on models that it was not made on; None where there are too few."""
-    target, others = options.target, [t for t in wanted if t != options.target]
-    if couples:
-        units = len(join_pairs(reference, couples, target, others, rivals).models)
-    else:
-        units = len(reference.select(tasks=[target, *others, *rivals]).complete().models)
-    if units < LEAST_MODELS:
-        return None
-    families = evidence.background.families
-    return validate(
-        reference,
-        target,
-        list(wanted),
-        corpora=list(rivals),
-        pairs=couples or None,
-        groups={m: families[m] for m in reference.models if m in families} if options.families else None,
-        splits=options.splits,
-        **choice,
-    )

@@ -51,11 +51,10 @@ class Robustness(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return table 5's layout, with the interval and the verdict."""
-        sizes = [(t.data_models, t.seed_models) for t in self.tasks]
         note = "R above one: data moves the task more than the seed does. Interval: F distribution, normal scores."
-        if sizes and min(min(pair) for pair in sizes) < _SMALL_GROUP:
-            data, seeds = min(sizes)
-            widest = _width(data, seeds)
+        data, seeds = min(((t.data_models, t.seed_models) for t in self.tasks), default=(_SMALL_GROUP, _SMALL_GROUP))
+        if min(data, seeds) < _SMALL_GROUP:
+            widest = np.divide(*_tails(data - 1, seeds - 1)) if min(data, seeds) > 1 else np.inf
             note += f" Groups as small as {data} and {seeds} models: the interval spans a factor of {widest:.0f}."
         columns = ("task", "data models", "seed models", "seed variance", "data variance", "R", "low", "high", "p",
                    "verdict")  # fmt: skip
@@ -64,7 +63,7 @@ class Robustness(Finding):
             variances = (t.data_models, t.seed_models, t.seed_variance, t.data_variance)
             rows.append((t.task, *variances, *three(t.ratio), t.p_value, t.verdict))
         title = "Robustness to training: variance over data against variance over seeds"
-        return (Table(title, columns, tuple(rows), note=note),)
+        return (Table(title, columns, tuple(rows), note),)
 
     def charts(self) -> Sequence[Chart]:
         """Return R with its interval, one bar per task."""
@@ -91,30 +90,25 @@ def variance_ratio(
     data: Sequence[float] | np.ndarray, seeds: Sequence[float] | np.ndarray, *, task: str = "", level: float = 0.95
 ) -> TaskRobustness:
     """Divide the two sample variances and give the ratio its F interval: [R / F(1-α/2), R / F(α/2)]."""
-    first, second = (np.asarray(group, dtype=np.float64) for group in (data, seeds))
-    first, second = first[np.isfinite(first)], second[np.isfinite(second)]
-    nan = float("nan")
-    top = float(first.var(ddof=1)) if len(first) > 1 else nan
-    bottom = float(second.var(ddof=1)) if len(second) > 1 else nan
-    sizes = (len(first), len(second))
+    groups = [np.asarray(group, dtype=np.float64) for group in (data, seeds)]
+    groups = [group[np.isfinite(group)] for group in groups]
+    sizes = len(groups[0]), len(groups[1])
+    top, bottom = (float(group.var(ddof=1)) if len(group) > 1 else np.nan for group in groups)
     if min(sizes) < 2 or bottom == 0.0:
         why = "a variance needs two models in each group" if min(sizes) < 2 else "all seeds score the same"
-        unknown = Interval(nan, nan, nan, level)
-        return TaskRobustness(task, *sizes, top, bottom, unknown, nan, f"cannot tell: {why}")
-    ratio, freedom = top / bottom, (len(first) - 1, len(second) - 1)
-    tail = (1 - level) / 2
-    low, high = ratio / f_distribution.ppf(1 - tail, *freedom), ratio / f_distribution.ppf(tail, *freedom)
+        unknown = Interval(np.nan, np.nan, np.nan, level)
+        return TaskRobustness(task, *sizes, top, bottom, unknown, np.nan, f"cannot tell: {why}")
+    ratio, freedom = top / bottom, (sizes[0] - 1, sizes[1] - 1)
+    low, high = (ratio / float(tail) for tail in _tails(*freedom, level))
     verdict = "robust" if low > 1 else "noise" if high < 1 else "cannot tell"
     p_value = float(f_distribution.sf(ratio, *freedom))
-    return TaskRobustness(task, *sizes, top, bottom, Interval(ratio, float(low), float(high), level), p_value, verdict)
+    return TaskRobustness(task, *sizes, top, bottom, Interval(ratio, low, high, level), p_value, verdict)
 
 
-def _width(data: int, seeds: int, level: float = 0.95) -> float:
-    """How many times larger the interval's upper end is than its lower end, for these group sizes."""
-    if min(data, seeds) < 2:
-        return float("inf")
+def _tails(data: int, seeds: int, level: float = 0.95) -> Floats:
+    """Return the upper and the lower end of the F distribution with these degrees of freedom."""
     tail = (1 - level) / 2
-    return float(f_distribution.ppf(1 - tail, data - 1, seeds - 1) / f_distribution.ppf(tail, data - 1, seeds - 1))
+    return np.asarray(f_distribution.ppf([1 - tail, tail], data, seeds))
 
 
 Metric = Literal["pearson", "spearman", "kendall"]
@@ -251,24 +245,14 @@ class ProxyTasks(Finding):
 
     def charts(self) -> Sequence[Chart]:
         """Return the weights, and the relevance of every candidate by each metric (figure 1)."""
-        kept = [p for p in self.proxies if not p.dropped]
+        weights, shares = "Share of each proxy in the prediction.", {"weight": tuple(self.weights.values())}
+        relevance = "Correlation of each candidate's normalised scores with the target's."
+        by_metric = {m: tuple(p.by_metric[m] for p in self.proxies) for m in METRICS}
+        title, names = f"Weights of the proxy tasks for {self.target}", tuple(p.task for p in self.proxies)
+        relevant = f"Relevance to {self.target}"
         return (
-            Bars(
-                "proxy-weights",
-                f"Weights of the proxy tasks for {self.target}",
-                "Share of each proxy in the prediction.",
-                labels=tuple(p.task for p in kept),
-                series={"weight": tuple(p.weight for p in kept)},
-                y_label="weight",
-            ),
-            Bars(
-                "proxy-relevance",
-                f"Relevance to {self.target}",
-                "Correlation of each candidate's normalised scores with the target's.",
-                labels=tuple(p.task for p in self.proxies),
-                series={m: tuple(p.by_metric[m] for p in self.proxies) for m in METRICS},
-                y_label="correlation",
-            ),
+            Bars("proxy-weights", title, weights, tuple(self.weights), shares, y_label="weight"),
+            Bars("proxy-relevance", relevant, relevance, names, by_metric, y_label="correlation"),
         )
 
 
@@ -298,17 +282,15 @@ def choose_proxies(
     proxies: list[Proxy] = []
     for place, task in enumerate(found.candidates):
         by_metric = {m: float(found.by_metric[m][place]) for m in METRICS}
-        value, ratio = by_metric[metric], measured.get(task)
-        known = ratio is not None and np.isfinite(ratio.ratio.value)
-        weight = shape(ratio.ratio.value) if ratio is not None and known else 1.0
+        value, known = by_metric[metric], measured.get(task)
+        ratio = known.ratio.value if known is not None else np.nan
+        score = value * shape(ratio) if np.isfinite(ratio) else value
         why = ""
         if not value > min_relevance:
             why = f"relevance not above {min_relevance:g}"
-        elif ratio is not None and not known:
-            why = ratio.verdict
-        elif ratio is not None and ratio.ratio.value < min_robustness:
-            why = f"robustness below {min_robustness:g}"
-        proxies.append(Proxy(task, value, by_metric, ratio, value * weight, 0.0, why))
+        elif known is not None and not ratio >= min_robustness:
+            why = f"robustness below {min_robustness:g}" if np.isfinite(ratio) else known.verdict
+        proxies.append(Proxy(task, value, by_metric, known, score, 0.0, why))
     return ProxyTasks(target, metric, how, len(found.models), min_relevance, min_robustness, _weigh(proxies, top))
 
 

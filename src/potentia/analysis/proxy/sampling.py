@@ -8,6 +8,7 @@ Tasks that tie at the cut share the places that are left, so neither index depen
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -57,34 +58,26 @@ class SamplingConsistency(Finding):
     def tables(self) -> Sequence[Table]:
         """Return table 3's layout, with the spread of single runs."""
         rows = tuple((i.n, i.k, i.metric, *three(i.baseline), *three(i.sampling), i.leads) for i in self.indices)
-        verdict = (
-            f"{self.chosen} has the highest s and r in most configurations."
-            if self.chosen
-            else "No metric has both the highest s and the highest r in most configurations."
+        of = f"top {self.top} tasks for {self.target} ({self.models} models, {self.candidates} candidates)"
+        columns = ("n", "k", "metric", "s", "2.5 % of runs", "97.5 %", "r", "2.5 % of runs ", "97.5 % ", "leads")
+        verdict = "No metric has both the highest s and the highest r in most configurations."
+        if self.chosen:
+            verdict = f"{self.chosen} has the highest s and r in most configurations."
+        note = (
+            f"{verdict} Means over {self.repetitions} runs of the algorithm; 95 % of single runs fall between the "
+            "percentiles. leads: share of runs in which the metric has both the highest s and the highest r."
         )
-        return (
-            Table(
-                f"Algorithm 1: consistency of the top {self.top} tasks for {self.target} "
-                f"({self.models} models, {self.candidates} candidates)",
-                ("n", "k", "metric", "s", "2.5 % of runs", "97.5 %", "r", "2.5 % of runs ", "97.5 % ", "leads"),
-                rows,
-                note=f"{verdict} Means over {self.repetitions} runs of the algorithm; a single run falls between the "
-                "percentiles in 95 % of them. leads: share of runs in which the metric has both the highest s and the "
-                "highest r.",
-            ),
-        )
+        return (Table(f"Algorithm 1: consistency of the {of}", columns, rows, note),)
 
     def charts(self) -> Sequence[Chart]:
         """Return s and r as grouped bars."""
         labels = tuple(dict.fromkeys(f"n={i.n}, k={i.k}" for i in self.indices))
-
         caption = "Higher means that other models would have named the same tasks; the bars hold 95 % of single runs."
-
-        def bars(kind: str, title: str) -> Bars:
+        drawn = []
+        for kind, title in (("baseline", "Baseline consistency s"), ("sampling", "Sampling consistency r")):
             by = {metric: [getattr(i, kind) for i in self.indices if i.metric == metric] for metric in METRICS}
-            return Bars.of(f"sampling-{kind}", title, caption, labels, by, "overlap of the top tasks")
-
-        return bars("baseline", "Baseline consistency s"), bars("sampling", "Sampling consistency r")
+            drawn.append(Bars.of(f"sampling-{kind}", title, caption, labels, by, "overlap of the top tasks"))
+        return drawn
 
 
 def measure_sampling(
@@ -155,13 +148,8 @@ def _sampled(vectors: Floats, draws: npt.NDArray[np.int64], metric: Metric) -> F
 
 def _choose(found: Sequence[Indices]) -> Metric | None:
     """Return the metric with the highest s and the highest r in more than half of the configurations."""
-    configurations = list(dict.fromkeys((i.n, i.k) for i in found))
-    wins = dict.fromkeys(METRICS, 0)
-    for configuration in configurations:
-        here = [i for i in found if (i.n, i.k) == configuration]
-        best_s = max(here, key=lambda i: i.baseline.value)
-        best_r = max(here, key=lambda i: i.sampling.value)
-        if best_s.metric == best_r.metric:
-            wins[best_s.metric] += 1
-    leader = max(METRICS, key=lambda metric: wins[metric])
-    return leader if wins[leader] * 2 > len(configurations) else None
+    rows = [found[k : k + len(METRICS)] for k in range(0, len(found), len(METRICS))]  # one for each configuration
+    best_s = [max(row, key=lambda i: i.baseline.value).metric for row in rows]
+    best_r = [max(row, key=lambda i: i.sampling.value).metric for row in rows]
+    wins = Counter(s for s, r in zip(best_s, best_r, strict=True) if s == r)
+    return next((metric for metric in METRICS if wins[metric] * 2 > len(rows)), None)

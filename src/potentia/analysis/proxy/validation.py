@@ -8,8 +8,10 @@ models are compared (proxy-task paper, section 4.3).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,8 @@ from potentia.errors import InputError
 from potentia.values.findings import Bars, Chart, Finding, Plot, Points, Table
 from potentia.values.metric import Metric
 from potentia.values.scores import Floats, ScoreMatrix
+
+LEAST_MODELS = 8  # to halve them and still choose and judge
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,18 +63,11 @@ class Forecast(Finding):
         known = np.isfinite(self.truth) & np.isfinite(self.predicted)
         if not known.any():
             return ()
-        names = tuple(m for m, k in zip(self.models, known, strict=True) if k)
-        points = Points("models", tuple(self.predicted[known].tolist()), tuple(self.truth[known].tolist()), names)
-        return (
-            Plot(
-                "forecast",
-                f"Predicted standing and true score on {self.target}",
-                "Points that rise from left to right are in the predicted order.",
-                points=(points,),
-                x_label="weighted mean of proxy scores",
-                y_label=self.target,
-            ),
-        )
+        names = tuple(compress(self.models, known))
+        points = Points("models", tuple(self.predicted[known]), tuple(self.truth[known]), names)
+        title = f"Predicted standing and true score on {self.target}"
+        caption = "Points that rise from left to right are in the predicted order."
+        return (Plot("forecast", title, caption, (points,), (), "weighted mean of proxy scores", self.target),)
 
 
 def reversed_pairs(predicted: Floats, truth: Floats) -> tuple[int, int]:
@@ -134,20 +131,20 @@ class Joined:
         """The chat models of the pairs, or the base models' names where only the target of these is known."""
         return self.views["chat"].models if "chat" in self.views else self.models
 
-    def matrix(self, on: str, tasks: Sequence[str], rows: Sequence[int] | None = None) -> ScoreMatrix:
-        """Put the target beside the tasks as this kind of model scores them, for all pairs or some."""
+    def view(self, on: str, rows: Sequence[int], tasks: Sequence[str] | None = None) -> ScoreMatrix:
+        """Return the scores of some pairs as this kind of model has them."""
         if on not in self.views:
             raise InputError("the chat models lack a score on some candidate", hint="choose on base models (--on base)")
         view = self.views[on]
-        places = list(range(len(view.models))) if rows is None else list(rows)
-        part = view.select(models=[view.models[i] for i in places], tasks=tasks)
-        return ScoreMatrix.build(
-            part.models,
-            (self.target, *part.tasks),
-            np.column_stack([self.truth[places], part.values]),
-            metrics=(Metric(), *part.metrics),
-            protocol=view.protocol,
-        )
+        return view.select(models=[view.models[i] for i in rows], tasks=tasks)
+
+    def matrix(self, on: str, tasks: Sequence[str], rows: Sequence[int] | None = None) -> ScoreMatrix:
+        """Put the target beside the tasks as this kind of model scores them, for all pairs or some."""
+        places = list(range(len(self.truth)) if rows is None else rows)
+        part = self.view(on, places, tasks)
+        values = np.column_stack([self.truth[places], part.values])
+        names, metrics = (self.target, *part.tasks), (Metric(), *part.metrics)
+        return ScoreMatrix.build(part.models, names, values, metrics=metrics, protocol=part.protocol)
 
 
 def join_pairs(
@@ -226,22 +223,21 @@ class Validation(Finding):
 
     def charts(self) -> Sequence[Chart]:
         """Return tau of each strategy and how often each task was chosen."""
-        often = sorted(self.chosen.items(), key=lambda item: -item[1])
+        often = dict(sorted(self.chosen.items(), key=lambda item: -item[1]))
         names, taus = [t.name for t in self.trials], {"tau": [t.tau for t in self.trials]}
         caption = (
             "Kendall's tau between prediction and truth on models that had no part in choosing the proxies; "
             "the bars hold 95 % of the random halves."
         )
+        title, why = "How often each task was chosen", "Share of the splits in which the task was a proxy."
         return (
             Bars.of("proxy-validation", f"Predicting {self.target}", caption, names, taus, "Kendall's tau"),
-            Bars(
-                "proxy-chosen",
-                "How often each task was chosen",
-                "Share of the splits in which the task was a proxy.",
-                labels=tuple(task for task, _ in often),
-                series={"share": tuple(share for _, share in often)},
-            ),
+            Bars("proxy-chosen", title, why, tuple(often), {"share": tuple(often.values())}),
         )
+
+
+class TooFewError(InputError):
+    """Not enough models to halve them and still choose and judge."""
 
 
 def validate(
@@ -264,45 +260,40 @@ def validate(
     ``groups`` (model → family) keeps a family on one side of the split. ``choice`` is what ``choose_proxies`` takes,
     ``robust`` measured on small models that take no part in the splits.
     """
-    wanted = [task for task in (candidates or scores.tasks) if task != target and task not in set(corpora)]
-    joined, strategies = _views(scores, target, [*dict.fromkeys(wanted)], list(corpora), pairs)
-    units = len(joined.models)
-    if units < 8:
-        raise InputError(
-            f"{units} {'pairs' if pairs else 'models'} have all scores; halves of at least four are needed",
+    wanted = list(dict.fromkeys(t for t in (candidates or scores.tasks) if t != target and t not in corpora))
+    joined, strategies = _views(scores, target, wanted, list(corpora), pairs)
+    units, unit = len(joined.models), "pairs" if pairs else "models"
+    if units < LEAST_MODELS:
+        raise TooFewError(
+            f"{units} {unit} have all scores; halves of at least four are needed",
             hint="leave out tasks or corpora that few models were scored on",
         )
-    truth = joined.truth
-    rivals = {kind: by_perplexity(view, corpora) for kind, view in joined.views.items()}
+    rival = "perplexity of {} models" if pairs else "perplexity"
+    against = {name: rival.format(on) for name, _, on in strategies} if corpora else {}
+    perplexity = {rival.format(on): by_perplexity(joined.views[on], corpora) for _, _, on in strategies if corpora}
+    families = groups or {}
+    labels = [families.get(c, families.get(b, c)) for b, c in zip(joined.models, joined.chats, strict=True)]
     rng = np.random.default_rng(seed)
-    known = groups or {}
-    labels = [known.get(c, known.get(b, c)) for b, c in zip(joined.models, joined.chats, strict=True)]
-    perplexity = "perplexity of {} models" if pairs else "perplexity"
     outcomes: dict[str, list[tuple[float, float]]] = {}  # tau and share of reversed pairs, half by half
-    counts: dict[str, int] = dict.fromkeys(wanted, 0)
+    counts: Counter[str] = Counter()
     for _ in range(splits):
         first, second = _halves(labels, rng)
-        if min(len(first), len(second)) < 4:
+        if min(len(first), len(second)) < LEAST_MODELS // 2:
             raise InputError(
-                f"a family holds {max(len(first), len(second))} of the {units} {'pairs' if pairs else 'models'}: "
+                f"a family holds {max(len(first), len(second))} of the {units} {unit}: "
                 "no two halves without a common family are large enough",
                 hint="split by model instead of by family",
             )
-        for place, (name, choose_on, score_on) in enumerate(strategies):
-            found = choose_proxies(joined.matrix(choose_on, wanted, first), target, **choice)
-            view = joined.views[score_on]
-            test = view.select(models=[view.models[i] for i in second])
-            _record(outcomes, name, predict(found.weights, test) if found.weights else None, truth[second])
-            if place == 0:
-                for task in found.weights:
-                    counts[task] += 1
-        if corpora:
-            for kind in dict.fromkeys(s[2] for s in strategies):
-                _record(outcomes, perplexity.format(kind), rivals[kind][second], truth[second])
-    against = {name: perplexity.format(scored) for name, _, scored in strategies} if corpora else {}
+        predicted: dict[str, Floats | None] = {}
+        for name, choose_on, score_on in strategies:
+            weights = choose_proxies(joined.matrix(choose_on, wanted, first), target, **choice).weights
+            predicted[name] = predict(weights, joined.view(score_on, second)) if weights else None
+            counts.update(list(weights) if name == strategies[0][0] else ())
+        predicted |= {name: values[second] for name, values in perplexity.items()}
+        for name, values in predicted.items():
+            outcomes.setdefault(name, []).append(_outcome(values, joined.truth[second]))
     trials = tuple(_trial(name, outcomes, against.get(name)) for name in outcomes)
-    shares = {task: count / splits for task, count in counts.items()}
-    return Validation(target, splits, units, "pairs" if pairs else "models", trials, shares)
+    return Validation(target, splits, units, unit, trials, {task: counts[task] / splits for task in wanted})
 
 
 def _views(
@@ -333,12 +324,12 @@ def _halves(labels: Sequence[str], rng: np.random.Generator) -> tuple[list[int],
     return sorted(sides[0]), sorted(sides[1])
 
 
-def _record(outcomes: dict[str, list[tuple[float, float]]], name: str, predicted: Floats | None, truth: Floats) -> None:
-    tau = share = math.nan
-    if predicted is not None:
-        count, pairs = reversed_pairs(predicted, truth)
-        tau, share = float(tau_rows(predicted, truth)), count / max(pairs, 1)
-    outcomes.setdefault(name, []).append((tau, share))
+def _outcome(predicted: Floats | None, truth: Floats) -> tuple[float, float]:
+    """Return tau and the share of reversed pairs; NaN where nothing was predicted."""
+    if predicted is None:
+        return math.nan, math.nan
+    count, pairs = reversed_pairs(predicted, truth)
+    return float(tau_rows(predicted, truth)), count / max(pairs, 1)
 
 
 def _trial(name: str, outcomes: Mapping[str, list[tuple[float, float]]], rival: str | None) -> Trial:

@@ -65,16 +65,10 @@ class GroupScaling(Finding):
             Line(name, tuple(10**grid), tuple(self.fit.predict(grid, member=name == self.split.label)))
             for name, _ in self.split.sides()
         )
-        theta = f"θ = {self.effect.value:.3f} (p {self.effect.clustered_p:.3f})"
-        return (
-            against_compute(
-                f"{self.task}-{self.stage}",
-                f"{self.task} {self.stage} adjustment: {theta}",
-                "The distance between the two lines is θ, the advantage of the group at equal compute.",
-                self.split.points(self.cohort, self.scores),
-                lines,
-            ),
-        )
+        title = f"{self.task} {self.stage} adjustment: θ = {self.effect.value:.3f} (p {self.effect.clustered_p:.3f})"
+        caption = "The distance between the two lines is θ, the advantage of the group at equal compute."
+        points = self.split.points(self.cohort, self.scores)
+        return (against_compute(f"{self.task}-{self.stage}", title, caption, points, lines),)
 
 
 @dataclass(frozen=True)
@@ -101,43 +95,27 @@ class SplitComparison(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return one row per task, split and stage."""
-        stages = [stage for one in self.comparisons for stage in (one.before, one.after)]
-        rows = tuple(
-            (one.task, one.split.label, int(one.split.members.sum()), one.stage, *one.fit.effect_row()[2:])
-            for one in stages
-        )
-        columns = ("task", "group", "in it", "stage", *EFFECT_COLUMNS[2:])
-        return (Table("The same question with other splits", columns, rows, EFFECT_NOTE),)
+        rows: list[tuple[Cell, ...]] = []
+        for one in (stage for both in self.comparisons for stage in (both.before, both.after)):
+            group = one.split.label, int(one.split.members.sum())
+            rows.append((one.task, *group, one.stage, *one.fit.effect_row()[2:]))
+        columns = ("task", "models", "in it", "stage", *EFFECT_COLUMNS[2:])
+        return (Table("The same question with other splits", columns, tuple(rows), EFFECT_NOTE),)
 
 
 def scale_groups(
-    task: str,
-    cohort: Cohort,
-    scores: Floats,
-    split: Split,
-    *,
-    stage: str = "before",
-    chance: float = 0.0,
-    higher_is_better: bool = True,
-    draws: int = 1999,
-    seed: int = 0,
+    task: str, cohort: Cohort, scores: Floats, split: Split, *, stage: str = "before", **how: Any
 ) -> GroupScaling:
-    """Fit equation 1 to one set of scores, N being membership in ``split``."""
-    how: dict[str, Any] = {"chance": chance, "higher_is_better": higher_is_better, "draws": draws, "seed": seed}
+    """Fit equation 1 to one set of scores, N being membership in ``split``; ``how`` is what ``fit_hinge`` takes."""
     fit = fit_hinge(cohort.log_compute, scores, group=split.members, families=cohort.family, **how)
     return GroupScaling(task, stage, cohort, split, scores, fit)
 
 
 def compare_groups(pair: Pair, split: Split, *, draws: int = 1999, seed: int = 0) -> TaskAdjustment:
     """Fit equation 1 before and after adjustment, N being membership in ``split``."""
-    how: dict[str, Any] = {"chance": pair.chance, "higher_is_better": pair.higher_is_better, "draws": draws}
-    stages = {"before": pair.before, "after": pair.after}
-    return TaskAdjustment(
-        *(
-            scale_groups(pair.task, pair.cohort, scores, split, stage=stage, seed=seed, **how)
-            for stage, scores in stages.items()
-        )
-    )
+    how = {"chance": pair.chance, "higher_is_better": pair.higher_is_better, "draws": draws, "seed": seed}
+    before = scale_groups(pair.task, pair.cohort, pair.before, split, stage="before", **how)
+    return TaskAdjustment(before, scale_groups(pair.task, pair.cohort, pair.after, split, stage="after", **how))
 
 
 def _tables(stages: Sequence[GroupScaling]) -> tuple[Table, Table]:
@@ -241,20 +219,16 @@ class RateBudget(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return one row per model, and both effects."""
-        rows: list[tuple[Cell, ...]] = [
-            (model, *map(float, self.values[k]), self.chosen[k]) for k, model in enumerate(self.models)
-        ]
+        rows = tuple((m, *map(float, self.values[k]), self.chosen[k]) for k, m in enumerate(self.models))
         columns = ("model", *(f"{rate:g}" for rate in self.rates), "chosen")
         note = "The score on the test split at every learning rate. Validation chooses; these scores choose nothing."
-        tables = [Table(f"{self.task}: score by learning rate", columns, tuple(rows), note)]
+        tables = [Table(f"{self.task}: score by learning rate", columns, rows, note)]
         if self.favoured is not None and self.usual is not None:
-            effects = (
-                ("as chosen", self.usual),
-                (f"best rate by the test for models {self.favoured.split.label}", self.favoured),
-            )
-            told: list[tuple[Cell, ...]] = [(n, g.effect.value, g.effect.clustered_p) for n, g in effects]
+            favoured = f"best rate by the test for models {self.favoured.split.label}"
+            effects = {"as chosen": self.usual.effect, favoured: self.favoured.effect}
+            thetas = tuple((name, effect.value, effect.clustered_p) for name, effect in effects.items())
             why = "A θ that stays small where one group is favoured in the search is no artefact of it (appendix B.3)."
-            tables.append(Table(f"{self.task}: θ by search budget", ("rates", "θ", "p"), tuple(told), why))
+            tables.append(Table(f"{self.task}: θ by search budget", ("rates", "θ", "p"), thetas, why))
         return tables
 
     def charts(self) -> Sequence[Chart]:
@@ -262,18 +236,16 @@ class RateBudget(Finding):
         lines = tuple(Line(model, self.rates, tuple(map(float, self.values[k]))) for k, model in enumerate(self.models))
         title = f"{self.task}: score by learning rate"
         caption = "The score on the test split after adjustment; a best rate at an end may want another grid."
-        axes: dict[str, Any] = {"x_label": "learning rate", "y_label": "score", "log_x": True}
-        return [Plot(f"{self.task}-rates", title, caption, lines=lines, **axes)]
+        return [Plot(f"{self.task}-rates", title, caption, (), lines, "learning rate", "score", log_x=True)]
 
 
 def stored_rates(evidence: Evidence, protocol: Protocol) -> dict[str, Rates]:
     """Return the scores of every learning rate by task, where a study stored them; several seeds are averaged."""
     found: dict[str, dict[str, dict[float, list[float]]]] = {}
     for cell in evidence.choices(protocol) if evidence.stores else ():
-        if cell.names("rates"):
-            for one in cell.selection.get("rates") or ():
-                by = found.setdefault(cell.task, {}).setdefault(cell.model, {})
-                by.setdefault(float(one["learning_rate"]), []).append(float(one["value"]))
+        for one in (cell.selection.get("rates") or ()) if cell.names("rates") else ():
+            by = found.setdefault(cell.task, {}).setdefault(cell.model, {})
+            by.setdefault(float(one["learning_rate"]), []).append(float(one["value"]))
     return {
         task: {model: {rate: float(np.mean(v)) for rate, v in by.items()} for model, by in models.items()}
         for task, models in found.items()
@@ -295,10 +267,9 @@ def weigh_rates(
     grid = tuple(sorted({rate for by in rates.values() for rate in by}))
     values = np.array([[rates[m].get(rate, np.nan) for rate in grid] for m in models])
     taken = tuple(float((chosen or {}).get(m, np.nan)) for m in models)
-    made = RateBudget(task, models, grid, values, taken)
     if pair is None or parts is None:
-        return made
+        return RateBudget(task, models, grid, values, taken)
     sweep = [np.array([rates.get(m, {}).get(rate, np.nan) for m in pair.cohort.models]) for rate in grid]
-    usual = compare_groups(pair, parts, draws=draws, seed=seed).after
-    favoured = compare_groups(favour_group(pair, parts, sweep), parts, draws=draws, seed=seed).after
-    return replace(made, usual=usual, favoured=favoured)
+    best = favour_group(pair, parts, sweep)
+    favoured, usual = (compare_groups(one, parts, draws=draws, seed=seed).after for one in (best, pair))
+    return RateBudget(task, models, grid, values, taken, favoured, usual)

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
+from potentia.analysis.stats.bootstrap import three
 from potentia.analysis.test_task.cohort import Cohort, Pair, Split, against_compute
 from potentia.analysis.test_task.scaling import Coefficient, LogLinearFit, fit_log_linear, linear_coefficients
 from potentia.errors import InputError
@@ -52,11 +53,11 @@ class Gain(Finding):
 
     def charts(self) -> Sequence[Chart]:
         """Return gain against compute."""
-        title, caption = (
-            f"{self.task}: gain by tuning on task data",
+        title = f"{self.task}: gain by tuning on task data"
+        caption, points = (
             "Models that had not met the task before gain most.",
+            self.split.points(self.cohort, self.gains),
         )
-        points = self.split.points(self.cohort, self.gains)
         return (against_compute(f"{self.task}-gain", title, caption, points, what="score after − before"),)
 
 
@@ -93,31 +94,23 @@ class RankShift(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return the summary and the models that move most."""
-        summary = Table(
-            f"{self.task}: change of ranks by adjustment",
-            ("models", "mean shift", "largest shift", "Kendall's τ"),
-            ((len(self.ranks), self.mean, self.largest, self.tau),),
-            digits=2,
-        )
+        summary = ("models", "mean shift", "largest shift", "Kendall's τ")
+        whole = ((len(self.ranks), self.mean, self.largest, self.tau),)
         order = np.argsort(-np.abs(self.shifts), kind="stable")[:10]
         rows = tuple((self.cohort.models[i], *map(float, self.ranks[i]), float(self.shifts[i])) for i in order)
         halves = int(bool((self.ranks[order] % 1).any()))  # models that tie share their places
         columns = ("model", "before", "after", "places gained")
-        return summary, Table("The ten largest shifts", columns, rows, digits=halves)
+        return (
+            Table(f"{self.task}: change of ranks by adjustment", summary, whole, digits=2),
+            Table("The ten largest shifts", columns, rows, digits=halves),
+        )
 
     def charts(self) -> Sequence[Chart]:
         """Return the ranks in two columns joined by lines."""
-        return (
-            Bump(
-                name=f"{self.task}-ranks",
-                title=f"{self.task}: ranks before and after adjustment",
-                caption=f"Models move by {self.mean:.1f} places on average, {self.largest:.0f} at most.",
-                models=self.cohort.models,
-                columns=("before", "after"),
-                ranks=self.ranks,
-                groups=self.cohort.family,
-            ),
-        )
+        title = f"{self.task}: ranks before and after adjustment"
+        caption = f"Models move by {self.mean:.1f} places on average, {self.largest:.0f} at most."
+        ranked = self.cohort.models, ("before", "after"), self.ranks, self.cohort.family
+        return (Bump(f"{self.task}-ranks", title, caption, *ranked),)
 
 
 def shift_of_ranks(pair: Pair) -> RankShift:
@@ -142,13 +135,11 @@ class Mediation(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return both effects, a row each."""
-        rows = tuple(
-            (name, c.value, c.stderr, c.p, c.clustered_stderr, c.clustered_p, r2)
-            for name, c, r2 in (
-                ("mediated φ (before − after)", self.mediated, self.mediated_r2),
-                ("direct ψ (after)", self.direct, self.direct_r2),
-            )
+        effects = (
+            ("mediated φ (before − after)", self.mediated, self.mediated_r2),
+            ("direct ψ (after)", self.direct, self.direct_r2),
         )
+        rows = tuple((name, *c.row(), r2) for name, c, r2 in effects)
         columns = ("effect", "value", "s.e.", "p", "s.e. by family", "p by family", "R²")
         note = f"{self.n} models; compute enters piecewise log-linearly with knots at 10²² and 10²³ FLOPs."
         return (Table(f"{self.task}: mediation by test-task training, models {self.group}", columns, rows, note),)
@@ -201,46 +192,33 @@ class FamilyComparison(Finding):
 
     def residuals(self) -> dict[str, tuple[float, float]]:
         """Return each family's mean distance from the common line, before and after."""
-        return {
-            curve.family: (
-                float(np.mean(curve.before - self.common[0].predict(curve.log_compute))),
-                float(np.mean(curve.after - self.common[1].predict(curve.log_compute))),
-            )
-            for curve in self.curves
-        }
+        found = {}
+        for curve in self.curves:
+            stages = zip((curve.before, curve.after), self.common, strict=True)
+            before, after = (float(np.mean(scores - line.predict(curve.log_compute))) for scores, line in stages)
+            found[curve.family] = before, after
+        return found
 
     def tables(self) -> Sequence[Table]:
         """Return one row per family, and how well one line describes all of them."""
-        distance = self.residuals()
-        rows = tuple(
-            (
-                curve.family,
-                len(curve.models),
-                f"{curve.before.min():.3f} – {curve.before.max():.3f}",
-                f"{curve.after.min():.3f} – {curve.after.max():.3f}",
-                *distance[curve.family],
-            )
-            for curve in self.curves
-        )
+        distance, rows = self.residuals(), []
+        for curve in self.curves:
+            ranges = (f"{scores.min():.3f} – {scores.max():.3f}" for scores in (curve.before, curve.after))
+            rows.append((curve.family, len(curve.models), *ranges, *distance[curve.family]))
         columns = ("family", "models", "scores before", "scores after", "off the line before", "after")
         note = f"R² of one line for all: {self.common[0].r2:.3f} before, {self.common[1].r2:.3f} after adjustment."
-        return (Table(f"{self.task}: families at equal compute", columns, rows, note),)
+        return (Table(f"{self.task}: families at equal compute", columns, tuple(rows), note),)
 
     def charts(self) -> Sequence[Chart]:
         """Return a curve per family, before and after."""
-        drawn = []
+        caption, drawn = "Families that looked superior fall onto one common trend after adjustment.", []
         for stage in ("before", "after"):
             curves = [(c.family, tuple(10**c.log_compute), tuple(getattr(c, stage)), c.models) for c in self.curves]
-            drawn.append(
-                against_compute(
-                    f"{self.task}-families-{stage}",
-                    f"{self.task} {stage} adjustment",
-                    "Families that looked superior fall onto one common trend after adjustment.",
-                    tuple(Points(family, x, y, models) for family, x, y, models in curves),
-                    tuple(Line(family, x, y) for family, x, y, _ in curves),
-                )
-            )
-        return tuple(drawn)
+            points = tuple(Points(*curve) for curve in curves)
+            lines = tuple(Line(*curve[:3]) for curve in curves)
+            name, title = f"{self.task}-families-{stage}", f"{self.task} {stage} adjustment"
+            drawn.append(against_compute(name, title, caption, points, lines))
+        return drawn
 
 
 def compare_families(
@@ -251,27 +229,26 @@ def compare_families(
     Without a choice, every family with at least three models is taken.
     """
     cohort = pair.cohort
-    if isinstance(families, Mapping):
-        chosen = {name: list(models) for name, models in families.items()}
-    else:
-        sizes = {name: cohort.family.count(name) for name in dict.fromkeys(cohort.family)}
-        wanted = list(families) if families else [name for name, size in sizes.items() if size >= 3]
-        chosen = {name: [m for m, f in zip(cohort.models, cohort.family, strict=True) if f == name] for name in wanted}
-    index = {name: i for i, name in enumerate(cohort.models)}
+    if not isinstance(families, Mapping):
+        own: dict[str, list[str]] = {}
+        for model, family in zip(cohort.models, cohort.family, strict=True):
+            own.setdefault(family, []).append(model)
+        wanted = families or [name for name, models in own.items() if len(models) >= 3]
+        families = {name: own.get(name, []) for name in wanted}
     curves = []
-    for name, members in chosen.items():
-        places = sorted((index[m] for m in members if m in index), key=lambda i: float(cohort.compute[i]))
-        if not places:
+    for name, members in families.items():
+        places = np.flatnonzero(np.isin(cohort.models, list(members)))
+        if not len(places):
             raise InputError(f"no model of family {name!r} here", hint=f"there are: {', '.join(set(cohort.family))}")
+        places = places[np.argsort(cohort.compute[places], kind="stable")]
         models = tuple(cohort.models[i] for i in places)
         curves.append(FamilyCurve(name, models, cohort.log_compute[places], pair.before[places], pair.after[places]))
     if not curves:
         raise InputError("no family has three models", hint="name the families to compare")
     x = np.concatenate([curve.log_compute for curve in curves])
-    common = tuple(
-        fit_log_linear(x, np.concatenate([getattr(curve, stage) for curve in curves])) for stage in ("before", "after")
-    )
-    return FamilyComparison(pair.task, tuple(curves), (common[0], common[1]))
+    before, after = ([getattr(curve, stage) for curve in curves] for stage in ("before", "after"))
+    common = fit_log_linear(x, np.concatenate(before)), fit_log_linear(x, np.concatenate(after))
+    return FamilyComparison(pair.task, tuple(curves), common)
 
 
 Flags = npt.NDArray[np.bool_]
@@ -296,13 +273,8 @@ class Discrimination(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return both accuracies."""
-        rows = tuple(
-            (f"{name} against models {self.group}", value, interval.low, interval.high)
-            for name, value, interval in (
-                ("the others", self.before, self.before_interval),
-                ("tuned others", self.after, self.after_interval),
-            )
-        )
+        sides = {"the others": self.before_interval, "tuned others": self.after_interval}
+        rows = tuple((f"{name} against models {self.group}", *three(one)) for name, one in sides.items())
         weight = 0.5 / min(self.members, self.n - self.members)
         note = (
             f"{self.n} models, {self.tuned} with the others tuned. "
@@ -324,20 +296,10 @@ def discriminate(pair: Pair, split: Split, *, seed: int = 0, trees: str | None =
         known = np.isfinite(y)  # a model without a tuned score is missing in that row alone
         inside = members[known]
         right = guess_each(np.column_stack([x, y])[known], inside, trees=chosen, seed=seed) == inside
-        found.append((_balanced(right[None], inside[None])[0], _interval(right, inside, seed)))
-    (before, around_before), (after, around_after) = found
-    return Discrimination(
-        pair.task,
-        split.label,
-        len(x),
-        int(members.sum()),
-        chosen,
-        float(before),
-        float(after),
-        around_before,
-        around_after,
-        int(np.isfinite(mixed).sum()),
-    )
+        found.append(_interval(right, inside, seed))
+    values = (found[0].value, found[1].value, *found)
+    counts = len(x), int(members.sum())
+    return Discrimination(pair.task, split.label, *counts, chosen, *values, int(np.isfinite(mixed).sum()))
 
 
 def guess_each(features: Floats, labels: Flags, *, trees: str, seed: int = 0) -> Flags:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from potentia.analysis.left_out import few, outside
 from potentia.errors import InputError
 from potentia.facts import ModelTable
 from potentia.facts import models as known_models
@@ -98,15 +100,14 @@ class Cohort:
 
     def named(self, mask: Flags) -> tuple[str, ...]:
         """Return the names of some of the models."""
-        return tuple(model for model, chosen in zip(self.models, mask, strict=True) if chosen)
+        return tuple(compress(self.models, mask))
 
     def select(self, models: Sequence[str]) -> Cohort:
         """Return the facts of these models, in the order given."""
         index = {name: i for i, name in enumerate(self.models)}
-        missing = [name for name in models if name not in index]
-        if missing:
+        if missing := outside(models, index):
             raise InputError(
-                f"no pretraining compute known for {', '.join(missing[:5])}{' …' if len(missing) > 5 else ''}",
+                f"no pretraining compute known for {few(missing, 5)}",
                 hint="add their parameters and training tokens to the facts (--facts models.csv)",
             )
         places = [index[name] for name in models]
@@ -120,7 +121,7 @@ class Cohort:
 
     def since(self, cutoff: str) -> Split:
         """Split by training month: N = 1 for models trained in ``cutoff`` ("2023-11") or later."""
-        unknown = [name for name, date in zip(self.models, self.trained or self.models, strict=True) if not date]
+        unknown = self.named(np.array([not date for date in self.trained], dtype=bool)) if self.trained else ()
         if not self.trained or unknown:
             raise InputError(
                 f"no training date known for {', '.join(unknown[:5]) or 'these models'}",
@@ -133,7 +134,7 @@ class Cohort:
         """Split by what the facts say of exposure: N = 1 where the column ``exposure`` (a;b;c) names the task."""
         name = TaskName(task).base
         seen = self.columns.get("exposure", ("",) * len(self.models))
-        members = np.array([name in [part.strip() for part in cell.split(";")] for cell in seen], dtype=bool)
+        members = np.array([name in map(str.strip, cell.split(";")) for cell in seen], dtype=bool)
         if not members.any() or members.all():
             raise InputError(
                 f"the facts do not divide these models by exposure to {name}",
@@ -145,9 +146,10 @@ class Cohort:
         """Split by any column of the facts: N = 1 where it has this value."""
         if column not in self.columns:
             raise InputError(f"no column {column!r} in the facts", hint=f"there are: {', '.join(self.columns)}")
-        members = np.array([cell == value for cell in self.columns[column]], dtype=bool)
+        cells = np.array(self.columns[column])
+        members = cells == value
         if not members.any() or members.all():
-            seen = ", ".join(sorted(set(self.columns[column]))[:8])
+            seen = ", ".join(np.unique(cells)[:8])
             raise InputError(f"{column} = {value!r} does not split these models", hint=f"values there: {seen}")
         return Split(f"of {column} {value}", members, f"of another {column}")
 
@@ -230,17 +232,10 @@ def pair_up(
     pairs = []
     for j, task in enumerate(shared):
         whole = np.isfinite(first.values[:, j]) & np.isfinite(second.values[:, j])
-        names = [name for name, keep in zip(models, whole, strict=True) if keep]
-        pairs.append(
-            Pair(
-                task=task,
-                cohort=cohort.select(names),
-                before=first.values[whole, j],
-                after=second.values[whole, j],
-                chance=chance if isinstance(chance, (int, float)) else chance.get(task, 0.0),
-                higher_is_better=first.higher_is_better[j],
-            )
-        )
+        scores = first.values[whole, j], second.values[whole, j]
+        guess = chance if isinstance(chance, (int, float)) else chance.get(task, 0.0)
+        here = cohort.select(list(compress(models, whole)))
+        pairs.append(Pair(task, here, *scores, guess, first.higher_is_better[j]))
     return tuple(pairs)
 
 
@@ -253,29 +248,23 @@ def best_of(before: ScoreMatrix, after: ScoreMatrix) -> ScoreMatrix:
     tasks = [task for task in after.tasks if task in before.tasks]
     models = [name for name in after.models if name in before.models]
     first, second = before.select(models=models, tasks=tasks), after.select(models=models, tasks=tasks)
-    sign = np.where(np.asarray(second.higher_is_better), 1.0, -1.0)
-    mine, other = np.nan_to_num(second.values * sign, nan=-np.inf), np.nan_to_num(first.values * sign, nan=-np.inf)
-    keep = (mine >= other) | np.isnan(second.values)
+    worse = first.oriented() > second.oriented()  # false where one is missing
     return replace(
         second,
-        values=np.where(keep, second.values, first.values),
-        stderr=np.where(keep, second.stderr, first.stderr),
-        n=np.where(keep, second.n, first.n),
+        values=np.where(worse, first.values, second.values),
+        stderr=np.where(worse, first.stderr, second.stderr),
+        n=np.where(worse, first.n, second.n),
     )
 
 
 def unpaired(before: ScoreMatrix, after: ScoreMatrix, cohort: Cohort, task: str) -> dict[str, tuple[str, ...]]:
     """Name the models with a score on a task that are in no comparison of the two, by the reason."""
-    first, second = _scored(before, task), _scored(after, task)
-    both = [name for name in first if name in second]
+    columns = [matrix.select(tasks=[task]) for matrix in (before, after)]
+    first, second = (list(compress(c.models, np.isfinite(c.values[:, 0]))) for c in columns)
+    missing = outside(first, second)
     found = {
-        f"no score by {after.protocol}": [name for name in first if name not in second],
-        f"no score by {before.protocol}": [name for name in second if name not in first],
-        "no compute known (parameters and tokens, --facts)": [name for name in both if name not in cohort.models],
+        f"no score by {after.protocol}": missing,
+        f"no score by {before.protocol}": outside(second, first),
+        "no compute known (parameters and tokens, --facts)": outside(first, {*missing, *cohort.models}),
     }
     return {why: tuple(names) for why, names in found.items() if names}
-
-
-def _scored(matrix: ScoreMatrix, task: str) -> list[str]:
-    column = matrix.select(tasks=[task])
-    return [name for name, value in zip(column.models, column.values[:, 0], strict=True) if np.isfinite(value)]

@@ -18,13 +18,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import combinations, compress, product
 
 import numpy as np
-import numpy.typing as npt
 from scipy.stats import norm, rankdata
 from scipy.stats import t as student
 
+from potentia.analysis.stats.correlation import nan_mean
 from potentia.analysis.test_task import hinge as hinge_fit
 from potentia.analysis.test_task.cohort import Cohort, Flags, Pair
 from potentia.analysis.test_task.scaling import (
@@ -68,23 +68,21 @@ class Copies(Finding):
         """Return the advantage by protocol, and by task."""
         rows: list[tuple[Cell, ...]] = []
         for one in self.advantages:
-            other = _span(one.other) if one.other is not None else None
-            rows.append((one.protocol.label, len(one.pairs), one.shown.value, _span(one.shown),
-                         None if one.noise is None else f"± {one.noise:.3f}", one.places,
-                         None if one.other is None else one.other.value, other))  # fmt: skip
+            noise = None if one.noise is None else f"± {one.noise:.3f}"
+            label, pairs = one.protocol.label, len(one.pairs)
+            rows.append((label, pairs, *_cells(one.shown), noise, one.places, *_cells(one.other)))
         by_task: list[tuple[Cell, ...]] = [
             (task, *(x for one in self.advantages for x in _cells(one.by_task.get(task)))) for task in self.tasks
         ]
         heads = [f"{one.protocol.label}{suffix}" for one in self.advantages for suffix in ("", " 95 %")]
+        columns = ("protocol", "pairs", "shown tasks", "95 %", "these models", "places", "other tasks", "95 % ")
+        note = (
+            "Mean difference copy − original; intervals over pairs of models (Student's t), and for these very models "
+            "by test noise alone. Places: how far copies stand above their originals among all models on the shown "
+            f"tasks ({', '.join(self.tasks)})."
+        )
         return [
-            Table(
-                "What copies that were shown a test score more than their originals",
-                ("protocol", "pairs", "shown tasks", "95 %", "these models", "places", "other tasks", "95 % "),
-                tuple(rows),
-                note="Mean difference copy − original; intervals over pairs of models (Student's t), and for "
-                "these very models by test noise alone. Places: how far "
-                f"copies stand above their originals among all models on the shown tasks ({', '.join(self.tasks)}).",
-            ),
+            Table("What copies that were shown a test score more than their originals", columns, tuple(rows), note),
             Table("The same by shown task", ("task", *heads), tuple(by_task)),
         ]
 
@@ -95,30 +93,20 @@ class Copies(Finding):
         others = [one.other for one in self.advantages if one.other is not None]
         if len(others) == len(labels):
             bars["other tasks"] = others
-        pairs = [
-            Points(
-                one.protocol.label,
-                tuple(float(k + 1) for k in range(len(one.pairs))),
-                one.by_pair,
-                labels=tuple(original for original, _ in one.pairs),
-            )
-            for one in self.advantages
-        ]
-        difference = "score, copy − original"
+        points = []
+        for one in self.advantages:
+            originals = tuple(original for original, _ in one.pairs)
+            points.append(Points(one.protocol.label, tuple(np.arange(1.0, len(originals) + 1)), one.by_pair, originals))
+        title, difference = "Advantage of copies that were shown the test", "score, copy − original"
         caption = (
             "Copy minus original, mean over pairs of models, 95 % interval; 0 means that having seen the test is worth "
             "nothing."
         )
+        single = "Copies that were shown a test, against their originals"
+        why = "On the shown tasks, a line for each model. 0: having seen the test is worth nothing."
         return [
-            Bars.of("copies", "Advantage of copies that were shown the test", caption, labels, bars, difference),
-            Plot(
-                name="copies-by-model",
-                title="Copies that were shown a test, against their originals",
-                caption="On the shown tasks, a line for each model. 0: having seen the test is worth nothing.",
-                points=tuple(pairs),
-                y_label=difference,
-                joined=True,
-            ),
+            Bars.of("copies", title, caption, labels, bars, difference),
+            Plot("copies-by-model", single, why, tuple(points), y_label=difference, joined=True),
         ]
 
 
@@ -131,10 +119,9 @@ def measure_copies(
     for protocol, matrix in scores.items():
         benchmarks = matrix.benchmarks()
         alike = benchmarks if set(tasks) & set(benchmarks.tasks) else matrix.corpora()  # copies that saw texts alone
-        one = _advantage(alike, protocol, copies, shown)
-        if one is not None:
-            found.append(one)
-    return Copies(tasks, tuple(found)) if found else None
+        found.append(_advantage(alike, protocol, copies, shown))
+    advantages = tuple(one for one in found if one is not None)
+    return Copies(tasks, advantages) if advantages else None
 
 
 def _advantage(
@@ -144,49 +131,29 @@ def _advantage(
     pairs = [(original, copy) for copy, original in copies.items() if copy in place and original in place]
     if not pairs or not matrix.tasks:
         return None
-    difference = np.array([values[place[copy]] - values[place[original]] for original, copy in pairs])
+    of, to = np.array([(place[original], place[copy]) for original, copy in pairs]).T
+    difference = values[to] - values[of]  # (pairs, tasks)
     seen = np.array([[task in shown.get(copy, ()) for task in matrix.tasks] for _, copy in pairs])
-    by_pair, others = _means(difference, seen), _means(difference, ~seen)
+    on_shown, on_others = np.where(seen, difference, np.nan), np.where(seen, np.nan, difference)
+    by_pair, others = nan_mean(on_shown), nan_mean(on_others)
     kept = np.isfinite(by_pair)
     if not kept.any():
         return None
-    by_task = {
-        task: _interval(difference[seen[:, j], j])
-        for j, task in enumerate(matrix.tasks)
-        if seen[:, j].any() and np.isfinite(difference[seen[:, j], j]).any()
-    }
-    variance = np.array([matrix.stderr[place[a]] ** 2 + matrix.stderr[place[b]] ** 2 for a, b in pairs])
-    counted = seen & np.isfinite(difference)
+    counted = np.isfinite(on_shown)
+    variance = np.where(counted, matrix.stderr[of] ** 2 + matrix.stderr[to] ** 2, 0.0)
     shares = counted / np.maximum(counted.sum(axis=1, keepdims=True), 1) / int(kept.sum())
-    reach = float(norm.ppf(0.5 + LEVEL / 2) * np.sqrt((np.where(counted, variance, 0.0) * shares**2).sum()))
-    order = _order(_means(values, np.tile(seen.any(axis=0), (len(values), 1))))
-    places = [order[place[original]] - order[place[copy]] for original, copy in pairs]
+    reach = float(norm.ppf(0.5 + LEVEL / 2) * np.sqrt((variance * shares**2).sum()))
+    order = rankdata(-nan_mean(values[:, seen.any(axis=0)]), nan_policy="omit")
     return Advantage(
         protocol=protocol,
-        pairs=tuple(pair for pair, there in zip(pairs, kept, strict=True) if there),
+        pairs=tuple(compress(pairs, kept)),
         shown=_interval(by_pair),
         noise=reach if np.isfinite(reach) else None,
         other=_interval(others) if np.isfinite(others).any() else None,
-        by_pair=tuple(float(v) for v in by_pair[kept]),
-        by_task=by_task,
-        places=float(np.nanmean(places)),
+        by_pair=tuple(by_pair[kept].tolist()),
+        by_task={task: _interval(on_shown[:, j]) for j, task in enumerate(matrix.tasks) if counted[:, j].any()},
+        places=float(np.nanmean(order[of] - order[to])),
     )
-
-
-def _means(values: Floats, wanted: npt.NDArray[np.bool_]) -> Floats:
-    """Return the mean of the wanted and known values of every row; NaN where there are none."""
-    known = wanted & np.isfinite(values)
-    count = known.sum(axis=1)
-    total = np.where(known, values, 0.0).sum(axis=1)
-    return np.asarray(np.divide(total, count, out=np.full(len(values), np.nan), where=count > 0))
-
-
-def _order(worth: Floats) -> Floats:
-    """Return ranks, 1 for the best; NaN for those without a score."""
-    ranks = np.full(len(worth), np.nan)
-    known = np.isfinite(worth)
-    ranks[known] = rankdata(-worth[known])
-    return ranks
 
 
 def _interval(values: Floats) -> Interval:
@@ -199,12 +166,12 @@ def _interval(values: Floats) -> Interval:
     return Interval(mean, mean - reach, mean + reach, LEVEL)
 
 
-def _span(interval: Interval) -> str | None:
-    return f"{interval.low:+.3f} to {interval.high:+.3f}" if np.isfinite(interval.low) else None
-
-
 def _cells(interval: Interval | None) -> tuple[Cell, Cell]:
-    return (None, None) if interval is None else (interval.value, _span(interval))
+    """Return value and interval as a table shows them."""
+    if interval is None:
+        return None, None
+    known = np.isfinite(interval.low)
+    return interval.value, f"{interval.low:+.3f} to {interval.high:+.3f}" if known else None
 
 
 ASSIGNMENTS = 5_000  # up to so many are tried one by one; of more, so many are drawn
@@ -257,11 +224,7 @@ class ExposureEffect(Finding):
         )
         if len(self.tasks) == 1:
             return (equal,)
-        own = tuple(
-            (one.stage, c.value, c.stderr, c.p, c.clustered_stderr, c.clustered_p, one.within_p)
-            for one in stages
-            for c in (one.within,)
-        )
+        own = tuple((one.stage, *one.within.row(), one.within_p) for one in stages)
         columns = ("", "θ", "s.e.", "plain p", "by family", "p", "assigned p")
         note = "Every model and every task has its own level: a model's exposed tasks against its other ones."
         return equal, Table("The same within models", columns, own, note)
@@ -277,21 +240,20 @@ def measure_exposure(pairs: Sequence[Pair], *, draws: int = 1999, seed: int = 0)
     group = np.concatenate(splits).astype(np.float64)
     others, exact = _assignments([pair.cohort for pair in pairs], splits, seed)
     levels = _levels(pairs)
-    signs = [1.0 if pair.higher_is_better else -1.0 for pair in pairs]
-    scores = [
-        np.concatenate([sign * (getattr(p, stage) - p.chance) for p, sign in zip(pairs, signs, strict=True)])
-        for stage in ("before", "after")
-    ]
+    scores = []
+    for stage in (0, 1):
+        guess = [pair.chance if pair.higher_is_better else -pair.chance for pair in pairs]
+        scores.append(np.concatenate([p.oriented()[stage] - at for p, at in zip(pairs, guess, strict=True)]))
     drawn = np.array([hinge_fit.search(x, np.stack(scores), other).effect for other in others])  # (assignments, stages)
     stages = []
-    for place, (stage, y) in enumerate(zip(("before", "after"), scores, strict=True)):
+    for stage, y, by_chance in zip(("before", "after"), scores, drawn.T, strict=True):
         fit = fit_hinge(x, y, group=group, families=families, draws=draws, seed=seed)
         within, within_p = Coefficient(math.nan, math.nan, math.nan), math.nan
         if len(pairs) > 1:
             within = linear_coefficients(np.column_stack([group, levels]), y, families)[0][0]
             within_p = _share(_within(others, y, levels), within.value, exact)
         assert fit.effect is not None
-        stages.append(Worth(stage, fit, _share(drawn[:, place], fit.effect.value, exact), within, within_p))
+        stages.append(Worth(stage, fit, _share(by_chance, fit.effect.value, exact), within, within_p))
     return ExposureEffect(tuple(pair.task for pair in pairs), stages[0], stages[1], len(others), exact)
 
 

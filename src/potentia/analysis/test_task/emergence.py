@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -27,19 +26,16 @@ class Frontier(Finding):
     models: tuple[str, ...]
 
     def at(self, log_compute: Floats, *, floor: float) -> Floats:
-        """Return the frontier's height; ``floor`` (chance) where no model is that small."""
-        place = np.searchsorted(self.log_compute, log_compute, side="right") - 1
-        return np.where(place >= 0, self.scores[np.maximum(place, 0)], floor)
+        """Return the frontier's height, at least ``floor`` (chance), also where no model is that small."""
+        place = np.searchsorted(self.log_compute, log_compute, side="right")
+        return np.maximum(np.append(floor, self.scores)[place], floor)
 
 
 def pareto_frontier(models: Sequence[str], log_compute: Floats, scores: Floats) -> Frontier:
     """Keep the models that no other beats with as little or less compute."""
     order = np.lexsort((-scores, log_compute))
-    best, kept = -np.inf, []
-    for i in order:
-        if scores[i] > best:
-            best = float(scores[i])
-            kept.append(int(i))
+    best = np.maximum.accumulate(scores[order])
+    kept = order[np.append(True, best[1:] > best[:-1])] if len(order) else order
     return Frontier(log_compute[kept], scores[kept], tuple(models[i] for i in kept))
 
 
@@ -79,23 +75,17 @@ class FrontierShift(Finding):
         """Return both frontiers over all models, before and after."""
         corners, left = _steps(self.cohort.log_compute)
         drawn = []
+        caption = "The shaded area between the two frontiers is the progress per unit of compute."
         for k, stage in enumerate(("before", "after")):
-            below, above = (
-                tuple(np.maximum(f[k].at(left, floor=self.floor), self.floor)) for f in (self.old, self.every)
+            below, above = (tuple(f[k].at(left, floor=self.floor)) for f in (self.old, self.every))
+            lines = (
+                Line(f"frontier of models {self.split.others}", corners, below, dashed=True),
+                Line("frontier of all models", corners, above, below, above),
             )
-            drawn.append(
-                against_compute(
-                    f"{self.task}-frontier-{stage}",
-                    f"{self.task} {stage} adjustment: area {self.areas[k]:.3f}",
-                    "The shaded area between the two frontiers is the progress per unit of compute.",
-                    self.split.points(self.cohort, self.scores[k]),
-                    (
-                        Line(f"frontier of models {self.split.others}", corners, below, dashed=True),
-                        Line("frontier of all models", corners, above, below, above),
-                    ),
-                )
-            )
-        return tuple(drawn)
+            name, title = f"{self.task}-frontier-{stage}", f"{self.task} {stage} adjustment: area {self.areas[k]:.3f}"
+            points = self.split.points(self.cohort, self.scores[k])
+            drawn.append(against_compute(name, title, caption, points, lines))
+        return drawn
 
 
 def frontier_shift(pair: Pair, split: Split) -> FrontierShift:
@@ -104,19 +94,17 @@ def frontier_shift(pair: Pair, split: Split) -> FrontierShift:
     outside = ~np.asarray(split.members)
     floor = pair.chance if pair.higher_is_better else -pair.chance
     others = pair.cohort.named(outside)
-    old = tuple(pareto_frontier(others, x[outside], y[outside]) for y in scores)
-    every = tuple(pareto_frontier(pair.cohort.models, x, y) for y in scores)
-    areas = tuple(_area(a, b, x, floor) for a, b in zip(old, every, strict=True))
-    stages = (old[0], old[1]), (every[0], every[1]), (areas[0], areas[1])
-    return FrontierShift(pair.task, pair.cohort, split, scores, *stages, floor)
+    first, second = (pareto_frontier(others, x[outside], y[outside]) for y in scores)
+    before, after = (pareto_frontier(pair.cohort.models, x, y) for y in scores)
+    areas = _area(first, before, x, floor), _area(second, after, x, floor)
+    return FrontierShift(pair.task, pair.cohort, split, scores, (first, second), (before, after), areas, floor)
 
 
 def _area(old: Frontier, every: Frontier, x: Floats, floor: float) -> float:
     """Integrate the gap between two step functions exactly: it is constant between neighbouring models."""
     edges = np.unique(x)
     left, width = edges[:-1], np.diff(edges)
-    gap = np.maximum(every.at(left, floor=floor), floor) - np.maximum(old.at(left, floor=floor), floor)
-    return float(np.sum(gap * width))
+    return float(np.sum((every.at(left, floor=floor) - old.at(left, floor=floor)) * width))
 
 
 def _steps(x: Floats) -> tuple[tuple[float, ...], Floats]:
@@ -141,24 +129,15 @@ class EmergenceCurve(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return one row per amount of training."""
-        rows = tuple(
-            (
-                examples,
-                hinge.n,
-                hinge.emergence.value,
-                f"{hinge.emergence_interval.low:.2f} – {hinge.emergence_interval.high:.2f}",
-                f"{10**hinge.emergence.value:.1e}",
-                hinge.slope.value,
-                hinge.r2,
-                line.r2,
-            )
-            for examples, hinge, line in zip(self.examples, self.hinges, self.lines, strict=True)
-        )
+        rows = []
+        for examples, hinge, line in zip(self.examples, self.hinges, self.lines, strict=True):
+            alpha, point, bounds, r2, _ = hinge.curve_row()
+            rows.append((examples, hinge.n, point, bounds, f"{10**hinge.emergence.value:.1e}", alpha, r2, line.r2))
         columns = ("examples", "models", "c_e", "c_e 95 %", "FLOPs", "α", "R² hinge", "R² log-linear")
         note = "c_e: log₁₀ of the FLOPs from which models rise above chance; a log-linear R² near 1 means no emergence."
         if self.batch is not None:
             note += f" Examples: optimizer steps × {self.batch}, the batch."
-        return (Table(f"{self.task}: emergence by amount of test-task training", columns, rows, note),)
+        return (Table(f"{self.task}: emergence by amount of test-task training", columns, tuple(rows), note),)
 
     def charts(self) -> Sequence[Chart]:
         """Return c_e and R² against the number of training examples, and some of the fitted curves."""
@@ -170,23 +149,22 @@ class EmergenceCurve(Finding):
         caption = "Training on the test task moves emergence to smaller scales. The first point is before any training."
         grid = np.linspace(*self.span, 200)
         some = sorted({round(i) for i in np.linspace(0, len(self.examples) - 1, 5)})
-        curves = tuple(
-            Line(f"{self.examples[i]:,} examples", tuple(10**grid), tuple(self.hinges[i].predict(grid))) for i in some
-        )
-        drawn = [
-            against_compute(
-                f"{self.task}-curves",
-                f"{self.task}: scaling as models train on the test task",
-                "Each curve is the hinge fitted after that much training.",
-                lines=curves,
-            )
+        fitted = [
+            (f"{self.examples[i]:,} examples", tuple(10**grid), tuple(self.hinges[i].predict(grid))) for i in some
         ]
+        title, why = (
+            "scaling as models train on the test task",
+            "Each curve is the hinge fitted after that much training.",
+        )
+        curves = tuple(Line(*one) for one in fitted)
+        drawn = [against_compute(f"{self.task}-curves", f"{self.task}: {title}", why, lines=curves)]
         for kind, title, line, what in (
             ("emergence", "point of emergence", point, "log₁₀ FLOPs of emergence"),
             ("log-linear", "how log-linear the scaling is", fit, "R² of the log-linear fit"),
         ):
-            axes: dict[str, Any] = {"x_label": "training examples", "y_label": what, "log_x": True}
-            drawn.append(Plot(f"{self.task}-{kind}", f"{self.task}: {title}", caption, lines=(line,), **axes))
+            axes = "training examples", what
+            name, title = f"{self.task}-{kind}", f"{self.task}: {title}"
+            drawn.append(Plot(name, title, caption, (), (line,), *axes, log_x=True))
         return drawn
 
 

@@ -9,19 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from potentia.analysis.left_out import left_out
-from potentia.analysis.test_task.adjustment import (
-    Rates,
-    compare_groups,
-    stored_rates,
-    weigh_rates,
-)
-from potentia.analysis.test_task.changes import (
-    compare_families,
-    discriminate,
-    measure_gain,
-    mediate,
-    shift_of_ranks,
-)
+from potentia.analysis.test_task.adjustment import Rates, compare_groups, stored_rates, weigh_rates
+from potentia.analysis.test_task.changes import compare_families, discriminate, measure_gain, mediate, shift_of_ranks
 from potentia.analysis.test_task.cohort import Cohort, Pair, Split, best_of, pair_up, unpaired
 from potentia.analysis.test_task.copies import Copies, ExposureEffect, measure_copies, measure_exposure
 from potentia.analysis.test_task.emergence import LEAST_MODELS, frontier_shift, trace_emergence
@@ -104,6 +93,30 @@ def find_test_task(evidence: Evidence, options: Options | None = None) -> TestTa
     first, second = evidence.scores[before].benchmarks(), evidence.scores[after].benchmarks()
     later = best_of(first, second) if options.best else second
     cohort = Cohort.known(first.models, evidence.facts)
+    pairs, problems = _pairs(evidence, options, first, second, later, cohort)
+    copies = measure_copies(evidence.planned, evidence.copies, _shown(evidence))
+    if not pairs and not problems and copies is None:
+        pair_up(first, later, cohort)  # says what is missing
+    exposure = None
+    if options.exposed:
+        pairs, unseen = _divided(pairs)
+        problems += unseen
+        exposure = measure_exposure(pairs, draws=options.draws, seed=options.seed) if pairs else None
+    stage = Protocol(options.steps) if options.steps else after
+    steps = {p.step: m for p, m in evidence.scores.items() if p.step is not None and p.base == stage}
+    batch = options.batch or (_batch(evidence, stage) if steps else BATCH)
+    tasks: dict[str, dict[str, Finding]] = {}
+    rates = stored_rates(evidence, after)
+    for pair in pairs:
+        tasks[pair.task], problem = _of_task(pair, options, steps, batch, rates.get(pair.task, {}))
+        problems += [f"{pair.task}: {problem}"] if problem else []
+    return TestTask(before, after, tasks, exposure, copies, tuple(problems))
+
+
+def _pairs(
+    evidence: Evidence, options: Options, first: ScoreMatrix, second: ScoreMatrix, later: ScoreMatrix, cohort: Cohort
+) -> tuple[list[Pair], list[str]]:
+    """Return the scores of every task before and after, and who is left out of which tasks."""
     pairs: list[Pair] = []
     problems: list[str] = []
     missing: dict[tuple[str, tuple[str, ...]], list[str]] = {}
@@ -117,29 +130,19 @@ def find_test_task(evidence: Evidence, options: Options | None = None) -> TestTa
             missing.setdefault((why, names), []).append(task)
     for (why, names), where in missing.items():
         problems += [f"{', '.join(where)}: {line}" for line in left_out({why: names})]
-    copies = measure_copies(evidence.planned, evidence.copies, _shown(evidence))
-    if not pairs and not problems and copies is None:
-        pair_up(first, later, cohort)  # says what is missing
-    exposure = None
-    if options.exposed:
-        every, pairs = pairs, []
-        for pair in every:  # tasks that some models saw and some did not
-            try:
-                pair.cohort.exposed(pair.task)
-                pairs.append(pair)
-            except InputError as error:
-                problems.append(f"{pair.task} is left out: {error.message}")
-        exposure = measure_exposure(pairs, draws=options.draws, seed=options.seed) if pairs else None
-    stage = Protocol(options.steps) if options.steps else after
-    steps = {p.step: m for p, m in evidence.scores.items() if p.step is not None and p.base == stage}
-    batch = options.batch or (_batch(evidence, stage) if steps else BATCH)
-    tasks: dict[str, dict[str, Finding]] = {}
-    rates = stored_rates(evidence, after)
+    return pairs, problems
+
+
+def _divided(pairs: Sequence[Pair]) -> tuple[list[Pair], list[str]]:
+    """Return the tasks that some models saw and some did not, and why the others are left out."""
+    kept, problems = [], []
     for pair in pairs:
-        tasks[pair.task], problem = _of_task(pair, options, steps, batch, rates.get(pair.task, {}))
-        if problem:
-            problems.append(f"{pair.task}: {problem}")
-    return TestTask(before, after, tasks, exposure, copies, tuple(problems))
+        try:
+            pair.cohort.exposed(pair.task)
+            kept.append(pair)
+        except InputError as error:
+            problems.append(f"{pair.task} is left out: {error.message}")
+    return kept, problems
 
 
 def _shown(evidence: Evidence) -> dict[str, tuple[str, ...]]:
@@ -224,11 +227,8 @@ def _batch(evidence: Evidence, stage: Protocol) -> int:
     """Return the examples per step of the studies' own tuning; the document's where no study is known."""
     from potentia.evidence import study_of
 
-    found = set()
-    for study in map(study_of, evidence.studies):
-        if study is not None and stage in study.protocols:
-            recipe = adjust_tuning(study) if stage.kind == "adjust" else study.tuning
-            found.add(int(recipe.batch))
+    studies = [study for study in map(study_of, evidence.studies) if study is not None and stage in study.protocols]
+    found = {int((adjust_tuning(study) if stage.kind == "adjust" else study.tuning).batch) for study in studies}
     if len(found) > 1:
         sizes = " and ".join(map(str, sorted(found)))
         message = f"the studies have batches of {sizes} examples: their steps do not compare"

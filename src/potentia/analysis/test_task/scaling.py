@@ -31,6 +31,10 @@ class Coefficient:
     clustered_stderr: float = float("nan")
     clustered_p: float = float("nan")
 
+    def row(self) -> tuple[float, float, float, float, float]:
+        """Return value, error, p, and error and p by family: the cells that a coefficient takes in a table."""
+        return self.value, self.stderr, self.p, self.clustered_stderr, self.clustered_p
+
 
 @dataclass(frozen=True)
 class HingeFit(Finding):
@@ -198,15 +202,12 @@ def _hinge_coefficients(
     height = alpha * (middle - c) if np.isfinite(c) else float(hinge.level[0])  # of the line in the middle of x
     values = np.array([alpha, height, *([hinge.effect[0]] if g is not None else [])])
     plain, robust = _covariances(B, B @ values + residuals, families)
-    slope, _, *rest = (_coefficient(values[k], _unit(len(values), k), plain, robust) for k in range(len(values)))
-    at_c = _unit(len(values), 1) + (c - middle) * _unit(len(values), 0) if np.isfinite(c) else None
-    if at_c is None or alpha == 0:
-        return [slope, Coefficient(c, float("nan"), float("nan")), *rest]
-    return [slope, _coefficient(c, at_c / alpha, plain, robust), *rest]
-
-
-def _unit(size: int, place: int) -> Floats:
-    return np.asarray(np.eye(size)[place])
+    units = np.eye(len(values))
+    slope, _, *rest = (_coefficient(*one, plain, robust) for one in zip(values, units, strict=True))
+    emergence = Coefficient(c, float("nan"), float("nan"))
+    if np.isfinite(c) and alpha != 0:
+        emergence = _coefficient(c, (units[1] + (c - middle) * units[0]) / alpha, plain, robust)
+    return [slope, emergence, *rest]
 
 
 _Covariance = tuple[Floats, float]  # and its degrees of freedom
@@ -243,7 +244,7 @@ def _coefficients(X: Floats, y: Floats, families: Sequence[str] | None) -> list[
     """Return least-squares coefficients with both kinds of standard errors."""
     values = np.linalg.lstsq(X, y, rcond=None)[0]
     plain, robust = _covariances(X, y, families)
-    return [_coefficient(values[k], _unit(len(values), k), plain, robust) for k in range(len(values))]
+    return [_coefficient(*one, plain, robust) for one in zip(values, np.eye(len(values)), strict=True)]
 
 
 def _signed(coefficient: Coefficient, sign: float) -> Coefficient:

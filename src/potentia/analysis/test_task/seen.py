@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.stats import beta, mannwhitneyu, ttest_ind
 
+from potentia.analysis.left_out import outside
 from potentia.errors import InputError
 from potentia.values.findings import Cell, Chart, Finding, Heatmap, Table
 from potentia.values.scores import Floats
@@ -95,6 +96,11 @@ class Measures:
     train_documents: float  # γ, the larger of both losses'
     test_documents: float
 
+    @property
+    def gammas(self) -> tuple[float, float]:
+        """How well these very training and test documents are known."""
+        return self.train_documents, self.test_documents
+
     def left(self, loss: str) -> float:
         """Return both ratios of a loss as one: their geometric mean, or the one that is known."""
         both = np.array([getattr(self, loss), getattr(self, f"{loss}_validation")])
@@ -132,22 +138,22 @@ class Sign:
 
     def sentence(self) -> str:
         """Say what is known, and no more."""
-        whose = "models that are declared clean"
-        if self.reference == "unknown":
-            whose = "the models beside it, whose past is unknown,"
+        unknown = self.reference == "unknown"
+        whose = "the models beside it, whose past is unknown," if unknown else "models that are declared clean"
+        what = f"had {self.left:.0%} left to learn of what {whose} have"
+        fits = "this kind of text in this form"
         if self.loss == "answer":
-            said = f"On {self.task} {self.model} learned {self.left:.0%} as much of answers, beside what it learned of "
-            said += f"prompts, as {whose} do. That fits earlier training on such answers, of this task or of another"
-        else:
-            said = f"On {self.task} {self.model} had {self.left:.0%} left to learn of what {whose} have."
-            said += " That fits earlier training on this kind of text in this form"
-        gammas = {"training": self.measures.train_documents, "test": self.measures.test_documents}
-        if very := [f"{split} documents" for split, t in gammas.items() if t >= VERY_DOCUMENTS]:
-            said += f", and it knows these very {' and '.join(very)} better than others like them"
-        else:
-            said += "; no sign of these very documents"
+            what = f"learned {self.left:.0%} as much of answers, beside what it learned of prompts, as {whose} do"
+            fits = "such answers, of this task or of another"
+        splits = zip(("training", "test"), self.measures.gammas, strict=True)
+        very = " and ".join(f"{split} documents" for split, gamma in splits if gamma >= VERY_DOCUMENTS)
+        knows = f", and it knows these very {very} better than others like them" if very else ""
+        fits += knows or "; no sign of these very documents"
+        alarms = f"{self.false_alarms} of {self.clean} clean ones were as low"
         bound = upper_bound(self.false_alarms, self.clean)
-        return f"{said}. {self.false_alarms} of {self.clean} clean ones were as low (at most {bound:.0%})."
+        return (
+            f"On {self.task} {self.model} {what}. That fits earlier training on {fits}. {alarms} (at most {bound:.0%})."
+        )
 
 
 def upper_bound(hits: int, of: int) -> float:
@@ -170,42 +176,39 @@ def measure_signs(
 
     ``clean`` are models declared clean; ``exposed`` the tasks that a model is known to have seen.
     """
-    exposed, signs, problems = exposed or {}, [], []
+    signs: list[Sign] = []
+    problems: list[str] = []
     for task in sorted({task for _, task in readings}):
         here = {model: reading for (model, other), reading in readings.items() if other == task}
         data = Counter(reading.data for reading in here.values()).most_common(1)[0][0]
-        if others := sorted(model for model, reading in here.items() if reading.data != data):
-            problems.append(f"{task}: probed on other documents or at another rate: {', '.join(others)}")
-        here = {model: reading for model, reading in here.items() if reading.data == data}
-        seen = {model for model in here if task in exposed.get(model, ())}
+        alike = {model: reading for model, reading in here.items() if reading.data == data}
+        seen = {model for model in alike if task in (exposed or {}).get(model, ())}
         alone: list[str] = []
-        for model, reading in here.items():
+        for model, reading in alike.items():
             family = families.get(model, model)
-            beside = [m for m in here if families.get(m, m) != family and m not in seen]
-            declared = [m for m in beside if m in clean]
-            known = len({families.get(m, m) for m in declared}) >= least_families
+            beside = {m: families.get(m, m) for m in alike if m not in seen and families.get(m, m) != family}
+            declared = {m: of for m, of in beside.items() if m in clean}
+            known = len(set(declared.values())) >= least_families
             panel = declared if known else beside
-            if len(panel) < (1 if known else LEAST_OTHERS):
+            if not known and len(panel) < LEAST_OTHERS:
                 alone.append(model)
                 continue
-            measures = _measures(reading, [here[m] for m in panel], known)
+            measures = _measures(reading, [alike[m] for m in panel], known)
             reference = "declared clean" if known else "unknown"
             signs.append(Sign(model, family, task, measures, reference, reading.rate, len(panel), model in seen))
-        if alone:
-            few = f"fewer than {LEAST_OTHERS} models of other families, not known to have seen it,"
-            problems.append(f"{task}: {few} are beside {', '.join(alone)}")
+        few = f"fewer than {LEAST_OTHERS} models of other families, not known to have seen it, are beside"
+        reasons = {"probed on other documents or at another rate:": sorted(outside(here, alike)), few: alone}
+        problems += [f"{task}: {why} {', '.join(names)}" for why, names in reasons.items() if names]
     return signs, problems
 
 
 def _measures(reading: Reading, panel: Sequence[Reading], known: bool) -> Measures:
-    def ratio(loss: str, split: str) -> float:
-        there = [p.falls[loss, split] for p in panel if (loss, split) in p.falls]
-        if (loss, split) not in reading.falls or not there:
-            return math.nan
+    def ratio(place: tuple[str, str]) -> float:
+        there = [one.falls[place] for one in panel if place in one.falls] or [math.nan]
         reference = float(np.median(there) if known else np.quantile(there, 0.75))
-        return reading.falls[loss, split] / reference if reference > 0 else math.nan
+        return reading.falls.get(place, math.nan) / reference if reference > 0 else math.nan
 
-    falls = (ratio(loss, split) for loss in LOSSES for split in ("train", "validation"))
+    falls = (ratio((loss, split)) for loss in LOSSES for split in ("train", "validation"))
     return Measures(*falls, *(_documents_known(reading, panel, split) for split in ("train", "test")))
 
 
@@ -237,26 +240,16 @@ class Planted:
     rate: float
     measures: Measures
 
-    @property
-    def in_form(self) -> bool:
-        """Whether the copy saw the task in the form that it is tested in."""
-        return self.way.removesuffix(" answers") in IN_FORM
-
 
 @cache
 def planted(path: Path = PLANTED) -> tuple[Planted, ...]:
     """Read the calibration that comes with the package."""
-    names = list(Measures.__dataclass_fields__)
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    return tuple(
-        Planted(
-            **{name: value for name, value in row.items() if name not in (*names, "rate")},
-            rate=float(row["rate"]),
-            measures=Measures(*(float(row[name]) for name in names)),
-        )
-        for row in rows
-    )
+    names = list(Planted.__dataclass_fields__)[:-2]  # those that are text
+    found = []
+    for row in csv.DictReader(path.read_text("utf-8").splitlines()):
+        measures = Measures(*(float(row[name]) for name in Measures.__dataclass_fields__))
+        found.append(Planted(*(row[name] for name in names), float(row["rate"]), measures))
+    return tuple(found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,7 +268,7 @@ class Calibration:
 
         known = list(rows)
         clean = [row.measures for row in known if not row.way]
-        shown = [row.measures for row in known if row.in_form]
+        shown = [row.measures for row in known if row.way.removesuffix(" answers") in IN_FORM]
         if len(clean) < 2 or not shown:
             return None
         level = {}
@@ -308,8 +301,7 @@ class Calibration:
 
 @cache
 def _calibration(reference: str, rate: float, without: str, rows: tuple[Planted, ...]) -> Calibration | None:
-    alike = (row for row in rows if row.reference == reference and row.rate == rate)
-    return Calibration.of(row for row in alike if row.family != without)
+    return Calibration.of(r for r in rows if (r.reference, r.rate) == (reference, rate) and r.family != without)
 
 
 def calibrated(sign: Sign, rows: tuple[Planted, ...] | None = None) -> Sign:
@@ -327,19 +319,22 @@ def judged(rows: Sequence[Planted]) -> list[tuple[Planted, Sign]]:
 
 def ways_table(rows: Sequence[Planted], reference: str = "declared clean") -> Table:
     """Return what the method finds of every way of exposure, also of those that escape it."""
-    known = [(row, sign) for row, sign in judged(rows) if row.reference == reference]
-    clean = np.array([sign.low for row, sign in known if not row.way])
+    by_way: dict[str, list[Sign]] = {}
+    for row, sign in judged(rows):
+        if row.reference == reference:
+            by_way.setdefault(row.way, []).append(sign)
+    lows = {way: np.array([sign.low for sign in signs]) for way, signs in by_way.items()}
     body: list[tuple[Cell, ...]] = []
-    for way in sorted({row.way for row, _ in known}, key=lambda way: (bool(way), way)):
-        own = [sign for row, sign in known if row.way == way]
-        alarms = sum(sign.speaks for sign in own)
-        very = [
-            sum(getattr(s.measures, f"{split}_documents") >= VERY_DOCUMENTS for s in own) for split in ("train", "test")
-        ]
-        area = area_under(clean, np.array([sign.low for sign in own])) if way else None
-        left = [float(np.median([sign.measures.left(loss) for sign in own])) for loss in LOSSES]
-        bound = upper_bound(alarms, len(own)) if not way else None
-        body.append((way or "none (false alarms)", len(own), alarms, bound, area, *left, *very))
+    for way, signs in sorted(by_way.items()):  # clean ones, which have no way, are first
+        alarms = sum(sign.speaks for sign in signs)
+        bound, area = (
+            (None, area_under(lows.get("", np.array([])), lows[way]))
+            if way
+            else (upper_bound(alarms, len(signs)), None)
+        )
+        left = [float(np.median([sign.measures.left(loss) for sign in signs])) for loss in LOSSES]
+        very = (np.array([sign.measures.gammas for sign in signs]) >= VERY_DOCUMENTS).sum(axis=0).tolist()
+        body.append((way or "none (false alarms)", len(signs), alarms, bound, area, *left, *very))
     columns = ("way", "cells", "spoken of", "at most", "area", "left of texts", "left of answers",
                "these training documents", "these test documents")  # fmt: skip
     note = (
@@ -378,13 +373,14 @@ class Exposure(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return the cells with the least left to learn, and what the method finds where the truth is known."""
-        lowest = sorted(self.signs, key=lambda sign: -sign.low if math.isfinite(sign.low) else math.inf)
-        rows: list[tuple[Cell, ...]] = [
-            (s.model, s.task, s.measures.left("text"), s.measures.left("answer"), s.probability,
-             *((f"{s.false_alarms} of {s.clean}", upper_bound(s.false_alarms, s.clean)) if s.clean else (None, None)),
-             s.measures.train_documents, s.measures.test_documents, s.reference, "yes" if s.known else "")
-            for s in self.spoken or lowest[:5]
-        ]  # fmt: skip
+        shown = self.spoken or sorted(self.signs, key=lambda sign: -np.nan_to_num(sign.low, nan=-np.inf))[:5]
+        rows: list[tuple[Cell, ...]] = []
+        for s in shown:
+            alarms = (
+                (f"{s.false_alarms} of {s.clean}", upper_bound(s.false_alarms, s.clean)) if s.clean else (None, None)
+            )
+            cells = *map(s.measures.left, LOSSES), s.probability, *alarms, *s.measures.gammas
+            rows.append((s.model, s.task, *cells, s.reference, "yes" if s.known else ""))
         low = len(self.spoken)
         title = "Little left to learn" if low else "No cell is low enough to speak of; the lowest five"
         columns = ("model", "task", "left of texts", "left of answers", "P", "false alarms", "at most",
@@ -396,19 +392,16 @@ class Exposure(Finding):
             "proof: text like the test's may have reached a model in many ways. A high value is no evidence of "
             "innocence."
         )
-        first = Table(title, columns, tuple(rows), note, digits=2)
         rates = {sign.rate for sign in self.signs}
         alike = [row for row in planted() if row.rate in rates]
-        kinds = sorted({sign.reference for sign in self.signs})
-        return [first, *(ways_table(alike, kind) for kind in kinds if alike)]
+        kinds = sorted({sign.reference for sign in self.signs}) if alike else ()
+        return [Table(title, columns, tuple(rows), note, digits=2), *(ways_table(alike, kind) for kind in kinds)]
 
     def charts(self) -> Sequence[Chart]:
         """Return what is left to learn, models by tasks."""
-        models = tuple(dict.fromkeys(sign.model for sign in self.signs))
-        tasks = tuple(sorted({sign.task for sign in self.signs}))
-        values = np.full((len(models), len(tasks)), math.nan)
-        for sign in self.signs:
-            values[models.index(sign.model), tasks.index(sign.task)] = sign.left
+        left = {(sign.model, sign.task): sign.left for sign in self.signs}
+        models, tasks = tuple(dict.fromkeys(model for model, _ in left)), tuple(sorted({task for _, task in left}))
+        values = np.array([[left.get((model, task), math.nan) for task in tasks] for model in models])
         caption = (
             "Of what models of other families have left, 1: as much; of the text or of the answer, whichever is less "
             "for a model of this kind. The darker, the less is left: earlier training on this kind of text, in this "
@@ -420,30 +413,36 @@ class Exposure(Finding):
 
 def find_exposure(evidence: Evidence, *, clean: Sequence[str] = ()) -> Exposure:
     """Look for signs of earlier training on the tasks, by the probes that a study recorded."""
-    wanted = {(model, task) for m in evidence.scores.values() for model in m.models for task in m.tasks}
-    every = {place: probe for place, probe in evidence.probes().items() if place in wanted}
-    probes = {place: one for place, one in every.items() if "learned" in one}  # older ones: the text's loss alone
-    if not probes:
-        older = " that hold the answer's loss: they were made by an older version" if every else ""
-        hint = "put `probe: true` into the study and run it anew: cells that are done are not probed"
-        raise InputError(f"no probes in {evidence.source}{older}", hint=hint)
+    probes = _probes(evidence)
     models = {model for model, _ in probes}
-    if unknown := sorted(set(clean) - models):
+    if unknown := outside(sorted(clean), models):
         raise InputError(f"no probe of {unknown[0]}", hint=f"there are: {', '.join(sorted(models)[:12])}")
-    facts = {model: evidence.facts.find(evidence.copies.get(model, model)) for model in models}
-    families = {model: found.family or model for model, found in facts.items() if found is not None}
-    own = {model: evidence.facts.find(model) for model in models}
-    exposed = {model: found.exposure for model, found in own.items() if found is not None}
+    families, exposed = {}, {}
+    for model in models:
+        if of := evidence.facts.find(evidence.copies.get(model, model)):
+            families[model] = of.family or model
+        if own := evidence.facts.find(model):
+            exposed[model] = own.exposure
     readings = {place: Reading.of(probe) for place, probe in probes.items()}
     signs, problems = measure_signs(readings, families, clean=clean, exposed=exposed)
-    if missing := sorted({model for model, _ in wanted} - models):
+    if missing := outside(sorted({model for m in evidence.scores.values() for model in m.models}), models):
         problems.append(f"without a probe: {', '.join(missing)}")
     if not signs:
         raise InputError("; ".join(problems) or "nothing to compare", hint="probe models of four families or more")
-    judged_signs = tuple(map(calibrated, signs))
-    if rates := sorted({sign.rate for sign in judged_signs if not sign.clean}):
+    found = tuple(map(calibrated, signs))
+    if rates := sorted({sign.rate for sign in found if not sign.clean}):
         known = sorted({row.rate for row in planted()})
-        problems.append(
-            f"no copies were probed at {rates}: what is left is shown, nothing is said; they were at {known}"
-        )
-    return Exposure(judged_signs, tuple(problems))
+        problems.append(f"no copies were probed at {rates}, only at {known}: what is left is shown, nothing is said")
+    return Exposure(found, tuple(problems))
+
+
+def _probes(evidence: Evidence) -> dict[tuple[str, str], Any]:
+    """Return the probes of models and tasks that have scores; older ones hold the text's loss alone."""
+    scored = {(model, task) for m in evidence.scores.values() for model in m.models for task in m.tasks}
+    every = {place: probe for place, probe in evidence.probes().items() if place in scored}
+    found = {place: probe for place, probe in every.items() if "learned" in probe}
+    if not found:
+        older = " that hold the answer's loss: they were made by an older version" if every else ""
+        hint = "put `probe: true` into the study and run it anew: cells that are done are not probed"
+        raise InputError(f"no probes in {evidence.source}{older}", hint=hint)
+    return found
