@@ -142,7 +142,8 @@ def reproduce_task_training(
     scores: StagedScores, cohort: Cohort, evaluations: Evaluations | None = None, *, draws: int = 1999, seed: int = 0
 ) -> TaskTrainingPaper:
     """Compute every number and figure that the published scores, and the authors' evaluation tree, allow."""
-    tree, how = evaluations or Evaluations("", {}), {"draws": draws, "seed": seed}
+    tree = evaluations or Evaluations("", {})
+    how: dict[str, Any] = {"draws": draws, "seed": seed}
     mmlu, gsm8k = (_benchmark(scores, cohort, b, tree, how) for b in (MMLU, GSM8K))
     published = {task: scores.scores("base", *task) for task in (("mmlu_cloze", "acc"), ("mmlu", "brier_score"))}
     cloze, brier = (_as_they_are(" ".join(task), cohort, by_model, how) for task, by_model in published.items())
@@ -175,7 +176,7 @@ def _compared(
     task: str,
     stages: tuple[str, str],
     chance: float,
-    how: Mapping[str, int],
+    how: Mapping[str, Any],
     *,
     name: str = "",
 ) -> TaskAdjustment | None:
@@ -191,7 +192,7 @@ def _compared(
     )
 
 
-def _as_they_are(task: str, cohort: Cohort, scores: Mapping[str, float], how: Mapping[str, int]) -> GroupScaling | None:
+def _as_they_are(task: str, cohort: Cohort, scores: Mapping[str, float], how: Mapping[str, Any]) -> GroupScaling | None:
     """Fit the models as they are, in another form or metric (figures 5 and 18); None where there are no scores."""
     models = [m for m in cohort.models if m in scores]
     if not models:
@@ -228,7 +229,7 @@ def _missing(scores: StagedScores, tree: Evaluations, cohort: Cohort) -> tuple[s
 
 
 def _treatment(
-    tree: Evaluations, b: Benchmark, base: dict[str, float], older: Cohort, how: Mapping[str, int]
+    tree: Evaluations, b: Benchmark, base: dict[str, float], older: Cohort, how: Mapping[str, Any]
 ) -> Treatment | None:
     """Return figure 3: older models and their copies tuned for an epoch; then all tuned for two epochs more.
 
@@ -244,12 +245,12 @@ def _treatment(
         return {model: max(value, so_far.get(model, value)) for model, value in scores.items()}
 
     treated = best(once, base)
-    adjusted = {"control_adjusted": best(twice, base), "treated_adjusted": best(both, treated)}
-    return compare_copies(b.name, base, treated, older, **adjusted, chance=b.chance, **how)
+    how = {**how, "control_adjusted": best(twice, base), "treated_adjusted": best(both, treated)}
+    return compare_copies(b.name, base, treated, older, chance=b.chance, **how)
 
 
 def _benchmark(
-    scores: StagedScores, cohort: Cohort, b: Benchmark, tree: Evaluations, how: Mapping[str, int]
+    scores: StagedScores, cohort: Cohort, b: Benchmark, tree: Evaluations, how: Mapping[str, Any]
 ) -> BenchmarkResults:
     base, tuned = (scores.matrix(stage, {b.name: b.metric}) for stage in ("base", b.tuned))
     (pair,) = pair_up(base, best_of(base, tuned), cohort, chance={b.name: b.chance})

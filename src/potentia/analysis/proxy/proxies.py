@@ -247,7 +247,7 @@ class ProxyTasks(Finding):
         """Return the weights, and the relevance of every candidate by each metric (figure 1)."""
         weights, shares = "Share of each proxy in the prediction.", {"weight": tuple(self.weights.values())}
         relevance = "Correlation of each candidate's normalised scores with the target's."
-        by_metric = {m: tuple(p.by_metric[m] for p in self.proxies) for m in METRICS}
+        by_metric = {str(m): tuple(p.by_metric[m] for p in self.proxies) for m in METRICS}
         title, names = f"Weights of the proxy tasks for {self.target}", tuple(p.task for p in self.proxies)
         relevant = f"Relevance to {self.target}"
         return (

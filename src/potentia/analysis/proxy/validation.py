@@ -273,6 +273,7 @@ def validate(
     perplexity = {rival.format(on): by_perplexity(joined.views[on], corpora) for _, _, on in strategies if corpora}
     families = groups or {}
     labels = [families.get(c, families.get(b, c)) for b, c in zip(joined.models, joined.chats, strict=True)]
+    chosen = list(dict.fromkeys(on for _, on, _ in strategies))
     rng = np.random.default_rng(seed)
     outcomes: dict[str, list[tuple[float, float]]] = {}  # tau and share of reversed pairs, half by half
     counts: Counter[str] = Counter()
@@ -284,11 +285,9 @@ def validate(
                 "no two halves without a common family are large enough",
                 hint="split by model instead of by family",
             )
-        predicted: dict[str, Floats | None] = {}
-        for name, choose_on, score_on in strategies:
-            weights = choose_proxies(joined.matrix(choose_on, wanted, first), target, **choice).weights
-            predicted[name] = predict(weights, joined.view(score_on, second)) if weights else None
-            counts.update(list(weights) if name == strategies[0][0] else ())
+        weights = {on: choose_proxies(joined.matrix(on, wanted, first), target, **choice).weights for on in chosen}
+        counts.update(list(weights[chosen[0]]))
+        predicted = {name: _predict(weights[on], joined.view(to, second)) for name, on, to in strategies}
         predicted |= {name: values[second] for name, values in perplexity.items()}
         for name, values in predicted.items():
             outcomes.setdefault(name, []).append(_outcome(values, joined.truth[second]))
@@ -324,12 +323,14 @@ def _halves(labels: Sequence[str], rng: np.random.Generator) -> tuple[list[int],
     return sorted(sides[0]), sorted(sides[1])
 
 
-def _outcome(predicted: Floats | None, truth: Floats) -> tuple[float, float]:
+def _predict(weights: Mapping[str, float], scores: ScoreMatrix) -> Floats:
+    return predict(weights, scores) if weights else np.full(len(scores.models), np.nan)
+
+
+def _outcome(predicted: Floats, truth: Floats) -> tuple[float, float]:
     """Return tau and the share of reversed pairs; NaN where nothing was predicted."""
-    if predicted is None:
-        return math.nan, math.nan
     count, pairs = reversed_pairs(predicted, truth)
-    return float(tau_rows(predicted, truth)), count / max(pairs, 1)
+    return float(tau_rows(predicted, truth)), count / pairs if pairs else math.nan
 
 
 def _trial(name: str, outcomes: Mapping[str, list[tuple[float, float]]], rival: str | None) -> Trial:

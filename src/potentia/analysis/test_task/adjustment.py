@@ -219,10 +219,12 @@ class RateBudget(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return one row per model, and both effects."""
-        rows = tuple((m, *map(float, self.values[k]), self.chosen[k]) for k, m in enumerate(self.models))
+        rows: list[tuple[Cell, ...]] = []
+        for k, model in enumerate(self.models):
+            rows.append((model, *map(float, self.values[k]), self.chosen[k]))
         columns = ("model", *(f"{rate:g}" for rate in self.rates), "chosen")
         note = "The score on the test split at every learning rate. Validation chooses; these scores choose nothing."
-        tables = [Table(f"{self.task}: score by learning rate", columns, rows, note)]
+        tables = [Table(f"{self.task}: score by learning rate", columns, tuple(rows), note)]
         if self.favoured is not None and self.usual is not None:
             favoured = f"best rate by the test for models {self.favoured.split.label}"
             effects = {"as chosen": self.usual.effect, favoured: self.favoured.effect}

@@ -20,7 +20,7 @@ from potentia.analysis.stats.bootstrap import three
 from potentia.analysis.test_task.cohort import Cohort, Pair, Split, against_compute
 from potentia.analysis.test_task.scaling import Coefficient, LogLinearFit, fit_log_linear, linear_coefficients
 from potentia.errors import InputError
-from potentia.values.findings import Bump, Chart, Finding, Interval, Line, Points, Table
+from potentia.values.findings import Bump, Cell, Chart, Finding, Interval, Line, Points, Table
 from potentia.values.scores import Floats
 
 KNOTS = (22.0, 23.0)  # log₁₀ FLOPs: 10²² and 10²³ (after equation 2)
@@ -64,7 +64,7 @@ class Gain(Finding):
 def measure_gain(pair: Pair, split: Split | None = None) -> Gain:
     """Subtract the score before from the score after, oriented so that a gain is positive."""
     before, after = pair.oriented()
-    parts = split or Split("", np.zeros(len(before), dtype=bool), "all")
+    parts = split or Split("", np.zeros(len(before), dtype=bool), "all models")
     return Gain(pair.task, pair.cohort, parts, after - before)
 
 
@@ -201,7 +201,8 @@ class FamilyComparison(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return one row per family, and how well one line describes all of them."""
-        distance, rows = self.residuals(), []
+        distance = self.residuals()
+        rows: list[tuple[Cell, ...]] = []
         for curve in self.curves:
             ranges = (f"{scores.min():.3f} – {scores.max():.3f}" for scores in (curve.before, curve.after))
             rows.append((curve.family, len(curve.models), *ranges, *distance[curve.family]))
@@ -297,9 +298,9 @@ def discriminate(pair: Pair, split: Split, *, seed: int = 0, trees: str | None =
         inside = members[known]
         right = guess_each(np.column_stack([x, y])[known], inside, trees=chosen, seed=seed) == inside
         found.append(_interval(right, inside, seed))
-    values = (found[0].value, found[1].value, *found)
-    counts = len(x), int(members.sum())
-    return Discrimination(pair.task, split.label, *counts, chosen, *values, int(np.isfinite(mixed).sum()))
+    before, after = found
+    group = pair.task, split.label, len(x), int(members.sum()), chosen
+    return Discrimination(*group, before.value, after.value, before, after, int(np.isfinite(mixed).sum()))
 
 
 def guess_each(features: Floats, labels: Flags, *, trees: str, seed: int = 0) -> Flags:

@@ -54,23 +54,18 @@ class Cohort:
 
     @classmethod
     def build(cls, records: Iterable[Mapping[str, Any]]) -> Cohort:
-        """Make a cohort from one mapping per model.
+        """Make a cohort from ``model``, ``compute`` (FLOPs), ``family``, ``trained`` and other columns of each model.
 
-        Needs ``model``, ``family`` and either ``compute`` (FLOPs) or ``params_b`` and ``tokens_b`` (billions);
-        ``trained`` (or ``date``, ``released``) is needed for date splits. Models without compute are left out.
+        Models without compute are left out.
         """
-        rows = [dict(record) for record in records]
-        known = [(row, flops) for row in rows if (flops := _flops(row)) > 0]
-        names = tuple(str(row["model"]) for row, _ in known)
-        if len(set(names)) != len(names):
-            raise InputError("a model is named twice in the facts")
-        extra = sorted({key for row, _ in known for key in row} - {"model", "family", "compute"})
+        rows = [record for record in records if record.get("compute")]
+        extra = sorted({key for row in rows for key in row} - {"model", "family", "compute"})
         return cls(
-            models=names,
-            compute=np.array([flops for _, flops in known], dtype=np.float64),
-            family=tuple(str(row.get("family") or row["model"]) for row, _ in known),
-            trained=tuple(_date(row) for row, _ in known),
-            columns={key: tuple(_text(row.get(key)) for row, _ in known) for key in extra},
+            models=tuple(row["model"] for row in rows),
+            compute=np.array([row["compute"] for row in rows], dtype=np.float64),
+            family=tuple(row.get("family") or row["model"] for row in rows),
+            trained=tuple(_text(row.get("trained"))[:7] for row in rows),
+            columns={key: tuple(_text(row.get(key)) for row in rows) for key in extra},
         )
 
     @classmethod
@@ -166,24 +161,8 @@ def against_compute(
     return Plot(name, title, caption, points, lines, "pretraining compute (FLOPs)", what, log_x=True)
 
 
-def _flops(row: Mapping[str, Any]) -> float:
-    def number(name: str) -> float:
-        try:
-            return float(row[name])
-        except (KeyError, TypeError, ValueError):
-            return float("nan")
-
-    direct = number("compute")
-    flops = direct if np.isfinite(direct) else 6.0 * number("params_b") * 1e9 * number("tokens_b") * 1e9
-    return flops if np.isfinite(flops) else 0.0
-
-
 def _text(value: Any) -> str:
     return "" if value is None or value != value else str(value)
-
-
-def _date(row: Mapping[str, Any]) -> str:
-    return next((text[:7] for key in ("trained", "date", "released") if (text := _text(row.get(key)))), "")
 
 
 # --- scores of one task, before and after ---------------------------------------------------------------------------

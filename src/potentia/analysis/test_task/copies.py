@@ -241,9 +241,9 @@ def measure_exposure(pairs: Sequence[Pair], *, draws: int = 1999, seed: int = 0)
     others, exact = _assignments([pair.cohort for pair in pairs], splits, seed)
     levels = _levels(pairs)
     scores = []
-    for stage in (0, 1):
-        guess = [pair.chance if pair.higher_is_better else -pair.chance for pair in pairs]
-        scores.append(np.concatenate([p.oriented()[stage] - at for p, at in zip(pairs, guess, strict=True)]))
+    guess = [pair.chance if pair.higher_is_better else -pair.chance for pair in pairs]
+    for k in (0, 1):  # before and after
+        scores.append(np.concatenate([p.oriented()[k] - at for p, at in zip(pairs, guess, strict=True)]))
     drawn = np.array([hinge_fit.search(x, np.stack(scores), other).effect for other in others])  # (assignments, stages)
     stages = []
     for stage, y, by_chance in zip(("before", "after"), scores, drawn.T, strict=True):

@@ -28,7 +28,7 @@ class Frontier(Finding):
     def at(self, log_compute: Floats, *, floor: float) -> Floats:
         """Return the frontier's height, at least ``floor`` (chance), also where no model is that small."""
         place = np.searchsorted(self.log_compute, log_compute, side="right")
-        return np.maximum(np.append(floor, self.scores)[place], floor)
+        return np.asarray(np.maximum(np.append(floor, self.scores)[place], floor))
 
 
 def pareto_frontier(models: Sequence[str], log_compute: Floats, scores: Floats) -> Frontier:

@@ -139,11 +139,11 @@ class Sign:
     def sentence(self) -> str:
         """Say what is known, and no more."""
         unknown = self.reference == "unknown"
-        whose = "the models beside it, whose past is unknown," if unknown else "models that are declared clean"
-        what = f"had {self.left:.0%} left to learn of what {whose} have"
+        whose = "the models beside it, whose past is unknown" if unknown else "models declared clean"
+        what = f"has {self.left:.0%} as much left to learn as {whose}"
         fits = "this kind of text in this form"
         if self.loss == "answer":
-            what = f"learned {self.left:.0%} as much of answers, beside what it learned of prompts, as {whose} do"
+            what = f"learned {self.left:.0%} as much of answers, beside what it learned of prompts, as {whose}"
             fits = "such answers, of this task or of another"
         splits = zip(("training", "test"), self.measures.gammas, strict=True)
         very = " and ".join(f"{split} documents" for split, gamma in splits if gamma >= VERY_DOCUMENTS)
@@ -186,11 +186,9 @@ def measure_signs(
         alone: list[str] = []
         for model, reading in alike.items():
             family = families.get(model, model)
-            beside = {m: families.get(m, m) for m in alike if m not in seen and families.get(m, m) != family}
-            declared = {m: of for m, of in beside.items() if m in clean}
-            known = len(set(declared.values())) >= least_families
-            panel = declared if known else beside
-            if not known and len(panel) < LEAST_OTHERS:
+            beside = {m: of for m in alike if m not in seen and (of := families.get(m, m)) != family}
+            panel, known = _panel(beside, clean, least_families)
+            if not panel:
                 alone.append(model)
                 continue
             measures = _measures(reading, [alike[m] for m in panel], known)
@@ -200,6 +198,14 @@ def measure_signs(
         reasons = {"probed on other documents or at another rate:": sorted(outside(here, alike)), few: alone}
         problems += [f"{task}: {why} {', '.join(names)}" for why, names in reasons.items() if names]
     return signs, problems
+
+
+def _panel(beside: Mapping[str, str], clean: Collection[str], least: int) -> tuple[list[str], bool]:
+    """Return the models to compare with, and whether they are declared clean; none where there are too few."""
+    declared = {model: family for model, family in beside.items() if model in clean}
+    if len(set(declared.values())) >= least:
+        return list(declared), True
+    return list(beside) if len(beside) >= LEAST_OTHERS else [], False
 
 
 def _measures(reading: Reading, panel: Sequence[Reading], known: bool) -> Measures:
@@ -244,11 +250,11 @@ class Planted:
 @cache
 def planted(path: Path = PLANTED) -> tuple[Planted, ...]:
     """Read the calibration that comes with the package."""
-    names = list(Planted.__dataclass_fields__)[:-2]  # those that are text
     found = []
     for row in csv.DictReader(path.read_text("utf-8").splitlines()):
         measures = Measures(*(float(row[name]) for name in Measures.__dataclass_fields__))
-        found.append(Planted(*(row[name] for name in names), float(row["rate"]), measures))
+        names = {name: row[name] for name in ("source", "model", "family", "task", "way", "reference")}
+        found.append(Planted(**names, rate=float(row["rate"]), measures=measures))
     return tuple(found)
 
 
