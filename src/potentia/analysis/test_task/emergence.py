@@ -18,7 +18,7 @@ from potentia.values.scores import Floats
 
 
 @dataclass(frozen=True)
-class Frontier(Finding):
+class Frontier:
     """A step function: the best score that any model reaches with at most this much compute."""
 
     log_compute: Floats  # ascending, one entry per model on the frontier

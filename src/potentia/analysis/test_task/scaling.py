@@ -17,7 +17,7 @@ from scipy import stats
 
 from potentia.analysis.test_task import hinge as hinge_fit
 from potentia.errors import InputError
-from potentia.values.findings import Cell, Finding, Interval, Table
+from potentia.values.findings import Cell, Interval
 from potentia.values.scores import Floats
 
 
@@ -37,7 +37,7 @@ class Coefficient:
 
 
 @dataclass(frozen=True)
-class HingeFit(Finding):
+class HingeFit:
     """Equation 1 fitted to one set of scores. ``slope`` and ``emergence`` are per log₁₀ FLOPs."""
 
     n: int
@@ -76,13 +76,6 @@ class HingeFit(Finding):
         """Return the cells of ``CURVE_COLUMNS``."""
         bounds = f"{self.emergence_interval.low:.2f} – {self.emergence_interval.high:.2f}"
         return self.slope.value, self.emergence.value, bounds, self.r2, self.r2_above_chance
-
-    def tables(self) -> Sequence[Table]:
-        """Return θ and the curve, a table of one row each."""
-        curve = Table("The curve", CURVE_COLUMNS, (self.curve_row(),), CURVE_NOTE)
-        if self.effect is None:
-            return (curve,)
-        return Table("The group's advantage", EFFECT_COLUMNS, (self.effect_row(),), EFFECT_NOTE), curve
 
 
 EFFECT_COLUMNS = ("models", "families", "θ", "s.e.", "by family", "p", "wild p")
@@ -141,7 +134,7 @@ def fit_hinge(
 
 
 @dataclass(frozen=True)
-class LogLinearFit(Finding):
+class LogLinearFit:
     """A = a + b·log₁₀ C: the line that scores follow where there is no emergence (section 5)."""
 
     n: int
@@ -152,11 +145,6 @@ class LogLinearFit(Finding):
     def predict(self, log_compute: npt.ArrayLike) -> Floats:
         """Return the fitted score at these log₁₀ FLOPs."""
         return np.asarray(self.intercept.value + self.slope.value * np.asarray(log_compute, dtype=np.float64))
-
-    def tables(self) -> Sequence[Table]:
-        """Return the fit as a table of one row."""
-        row = (self.n, self.slope.value, self.slope.stderr, self.slope.clustered_stderr, self.r2)
-        return (Table("Log-linear fit", ("models", "slope", "s.e.", "s.e. by family", "R²"), (row,)),)
 
 
 def fit_log_linear(

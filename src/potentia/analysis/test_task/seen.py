@@ -149,11 +149,9 @@ class Sign:
         very = " and ".join(f"{split} documents" for split, gamma in splits if gamma >= VERY_DOCUMENTS)
         knows = f", and it knows these very {very} better than others like them" if very else ""
         fits += knows or "; no sign of these very documents"
-        alarms = f"{self.false_alarms} of {self.clean} clean ones were as low"
         bound = upper_bound(self.false_alarms, self.clean)
-        return (
-            f"On {self.task} {self.model} {what}. That fits earlier training on {fits}. {alarms} (at most {bound:.0%})."
-        )
+        alarms = f"{self.false_alarms} of {self.clean} clean ones were as low (at most {bound:.0%})"
+        return f"On {self.task} {self.model} {what}. That fits earlier training on {fits}. {alarms}."
 
 
 def upper_bound(hits: int, of: int) -> float:
@@ -253,8 +251,8 @@ def planted(path: Path = PLANTED) -> tuple[Planted, ...]:
     found = []
     for row in csv.DictReader(path.read_text("utf-8").splitlines()):
         measures = Measures(*(float(row[name]) for name in Measures.__dataclass_fields__))
-        names = {name: row[name] for name in ("source", "model", "family", "task", "way", "reference")}
-        found.append(Planted(**names, rate=float(row["rate"]), measures=measures))
+        names = (row["source"], row["model"], row["family"], row["task"], row["way"], row["reference"])
+        found.append(Planted(*names, float(row["rate"]), measures))
     return tuple(found)
 
 
@@ -272,9 +270,9 @@ class Calibration:
         """Measure on cells whose past is known; clean and exposed ones weigh the same, whatever their numbers."""
         from sklearn.linear_model import LogisticRegression
 
-        known = list(rows)
-        clean = [row.measures for row in known if not row.way]
-        shown = [row.measures for row in known if row.way.removesuffix(" answers") in IN_FORM]
+        ways = [(row.way.removesuffix(" answers"), row.measures) for row in rows]
+        clean = [measures for way, measures in ways if not way]
+        shown = [measures for way, measures in ways if way in IN_FORM]
         if len(clean) < 2 or not shown:
             return None
         level = {}
@@ -333,11 +331,8 @@ def ways_table(rows: Sequence[Planted], reference: str = "declared clean") -> Ta
     body: list[tuple[Cell, ...]] = []
     for way, signs in sorted(by_way.items()):  # clean ones, which have no way, are first
         alarms = sum(sign.speaks for sign in signs)
-        bound, area = (
-            (None, area_under(lows.get("", np.array([])), lows[way]))
-            if way
-            else (upper_bound(alarms, len(signs)), None)
-        )
+        bound = None if way else upper_bound(alarms, len(signs))
+        area = area_under(lows.get("", np.array([])), lows[way]) if way else None
         left = [float(np.median([sign.measures.left(loss) for sign in signs])) for loss in LOSSES]
         very = (np.array([sign.measures.gammas for sign in signs]) >= VERY_DOCUMENTS).sum(axis=0).tolist()
         body.append((way or "none (false alarms)", len(signs), alarms, bound, area, *left, *very))
