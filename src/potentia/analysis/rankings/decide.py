@@ -159,32 +159,29 @@ def decide(
     models, tasks = matrix.shape
     known = np.isfinite(matrix.values)
     method = SCORE if tasks == 1 else MEAN_SCORE if models < FEW_MODELS else MEAN_Z
+    general = float(np.median(known.sum(axis=1))) >= FEW_TASKS
     rng = np.random.default_rng(seed)
-    filled = None
-    if unseen is not None and not known.all():
-        filled = np.where(known, matrix.values, np.concatenate(list(unseen(2 * LEAST_DRAWS, rng))))
-    scale = scales(matrix, method, filled)
-    x = matrix.oriented() * scale
     count = int(np.clip(MOST_NUMBERS // max(models, 1), LEAST_DRAWS, draws))
     sign = np.where(np.asarray(matrix.higher_is_better, dtype=bool), 1.0, -1.0)
+    noise = [noise_of(matrix, k, items) for k in range(tasks)]
+    whole: Iterator[tuple[Floats, int]]  # scores with the missing cells drawn, and for how many draws
     if known.all():
-        estimate = x.mean(axis=1)
-    elif filled is None:
-        estimate = _additive(x[None], known)[0].mean(axis=2)[0]
-    else:
+        scale = scales(matrix, method)
+        x = matrix.oriented() * scale
+        estimate, whole = x.mean(axis=1), iter([(x[None], count)])
+    elif unseen is not None:
+        filled = np.where(known, matrix.values, np.concatenate(list(unseen(2 * LEAST_DRAWS, rng))))
+        scale = scales(matrix, method, filled)
         estimate = (filled.mean(axis=0) * sign * scale).mean(axis=1)
-    general = float(np.median(known.sum(axis=1))) >= FEW_TASKS
+        whole = ((np.where(known, matrix.values, c) * sign * scale, len(c)) for c in unseen(count, rng))
+    else:
+        scale = scales(matrix, method)
+        x, error = matrix.oriented() * scale, np.where(known, matrix.stderr * scale, 0.0)
+        estimate = _additive(x[None], known)[0].mean(axis=2)[0]
+        whole = _fitted(x, error, known, count, general, rng)
+        noise = noise if general else []  # drawn with the cells
     drawn = np.zeros((0, models))
     if np.isfinite(matrix.stderr[known]).all() and models > 1:
-        noise = [noise_of(matrix, k, items) for k in range(tasks)]
-        whole: Iterator[tuple[Floats, int]]
-        if known.all():
-            whole = iter([(x[None], count)])
-        elif unseen is not None:
-            whole = ((np.where(known, x, cells * sign * scale), len(cells)) for cells in unseen(count, rng))
-        else:
-            whole = _fitted(x, np.where(known, matrix.stderr * scale, 0.0), known, count, general, rng)
-            noise = noise if general else []  # drawn with the cells
         drawn = np.concatenate([_draw(chunk, known, noise, scale, size, general, rng) for chunk, size in whole])
         drawn = drawn - drawn.mean(axis=0) + estimate
     order = np.argsort(-estimate, kind="stable")

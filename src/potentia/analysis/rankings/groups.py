@@ -75,25 +75,23 @@ def agreement_by_models(
     **how: Unpack[How],
 ) -> GroupAgreement:
     """Agreement within each group of models; groups with fewer than ``at_least`` models are left out."""
-    models = [m for m in matrices[0].models if all(m in set(x.models) for x in matrices)]
+    models = [m for m in matrices[0].models if all(m in one.models for one in matrices)]
     names = order or list(dict.fromkeys(g for m in models if (g := groups.get(m)) is not None))
     members = {name: [m for m in models if groups.get(m) == name] for name in names}
     kept = {name: rows for name, rows in members.items() if len(rows) >= at_least} | {"all": models}
-    return _grouped(
-        {name: [x.select(models=rows) for x in matrices] for name, rows in kept.items()}, by, Sampling(**how)
-    )
+    cells = {name: [one.select(models=rows) for one in matrices] for name, rows in kept.items()}
+    return _built(cells, by, Sampling(**how))
 
 
 def agreement_by_tasks(
     matrices: Sequence[ScoreMatrix], groups: Mapping[str, Iterable[str]], *, by: str, **how: Unpack[How]
 ) -> GroupAgreement:
     """Agreement within each set of tasks, e.g. those with large test splits (appendix B.5)."""
-    tasks = [t for t in matrices[0].tasks if all(t in set(x.tasks) for x in matrices)]
+    tasks = [t for t in matrices[0].tasks if all(t in one.tasks for one in matrices)]
     members = {name: [t for t in tasks if t in set(wanted)] for name, wanted in groups.items()}
     kept = {name: columns for name, columns in members.items() if len(columns) > 1} | {"all": tasks}
-    return _grouped(
-        {name: [x.select(tasks=some) for x in matrices] for name, some in kept.items()}, by, Sampling(**how)
-    )
+    cells = {name: [one.select(tasks=columns) for one in matrices] for name, columns in kept.items()}
+    return _built(cells, by, Sampling(**how))
 
 
 def size_bins(billions: Mapping[str, float]) -> dict[str, str]:
@@ -106,23 +104,16 @@ def bin_order(bins: Iterable[str]) -> list[str]:
     return sorted(set(bins), key=lambda name: float(name[1:].split(",")[0]))
 
 
-def _grouped(cells: Mapping[str, Sequence[ScoreMatrix]], by: str, how: Sampling) -> GroupAgreement:
-    return _built(cells, by, how, dict.fromkeys(cells, kendall_matrix), NAMES["kendall"])
-
-
 def measure_all(matrices: Sequence[ScoreMatrix], **how: Unpack[How]) -> GroupAgreement:
     """Mean agreement of every matrix by Kendall's, Spearman's and Pearson's correlation."""
     methods = {NAMES[name]: correlate for name, correlate in METHODS.items()}
-    return _built(dict.fromkeys(methods, matrices), "measure", Sampling(**how), methods, "agreement")
+    return _built(dict.fromkeys(methods, matrices), "measure", Sampling(**how), methods)
 
 
 def _built(
-    cells: Mapping[str, Sequence[ScoreMatrix]],
-    by: str,
-    how: Sampling,
-    methods: Mapping[str, Correlate],
-    measure: str,
+    cells: Mapping[str, Sequence[ScoreMatrix]], by: str, how: Sampling, methods: Mapping[str, Correlate] | None = None
 ) -> GroupAgreement:
+    """Measure the mean agreement of each group; by Kendall's τ, or a method for each."""
     groups = list(cells.values())
     return GroupAgreement(
         by=by,
@@ -130,9 +121,12 @@ def _built(
         models=tuple(group[0].shape[0] for group in groups),
         tasks=tuple(group[0].shape[1] for group in groups),
         protocols=tuple(matrix.protocol for matrix in groups[0]),
-        means=tuple(tuple(_mean(m, how, methods[name]) for m in group) for name, group in cells.items()),
+        means=tuple(
+            tuple(_mean(m, how, methods[name] if methods else kendall_matrix) for m in group)
+            for name, group in cells.items()
+        ),
         over=tuple(how.units.over(group[0].models) for group in groups),
-        measure=measure,
+        measure="agreement" if methods else NAMES["kendall"],
     )
 
 
