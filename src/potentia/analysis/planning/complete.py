@@ -111,7 +111,8 @@ class Completion(Finding):
             f"({self.protocol})",
             ("model", "rank", "P(best)", f"P(top {top})", "measured"),
             tuple(rows),
-            note=f"Ranks with {self.level:.0%} intervals. The finished ranking should agree with this one: τ {tau}.",
+            note=f"Ranks with {self.level:.0%} intervals; they and both probabilities allow for test noise. "
+            f"The finished ranking should agree with this one: τ {tau}.",
             digits=2,
         )
         title = f"Predicted cells ({self.protocol}); none of them is measured"
