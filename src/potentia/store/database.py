@@ -291,13 +291,18 @@ def prepare(url: URL, path: Path | None, where: str, named: Path | None, readonl
                 if not readonly:
                     _create(connection)
                 _check_version(connection, where)
-                recorded = recorded_items(connection)
-                beside = path.with_name(path.name + ".items") if path is not None else None
-                folder = named or recorded or beside or Path("potentia.items").resolve()
-                known = recorded is not None or (connection.execute(_ANY_ITEMS).first() and not folder.is_dir())
-                if not known and folder != beside and not readonly:  # the same command from elsewhere finds them
-                    connection.execute(s.settings.insert().values(name="items", value=str(folder)))
-    return engine, folder
+                return engine, _items_folder(connection, path, named, readonly)
+
+
+def _items_folder(connection: sa.Connection, path: Path | None, named: Path | None, readonly: bool) -> Path:
+    """Return where the items lie, and have the store say so where that is not beside it: from elsewhere it is found."""
+    recorded = recorded_items(connection)
+    beside = path.with_name(path.name + ".items") if path is not None else None
+    folder = named or recorded or beside or Path("potentia.items").resolve()
+    known = recorded is not None or (connection.execute(_ANY_ITEMS).first() and not folder.is_dir())
+    if not known and folder != beside and not readonly:
+        connection.execute(s.settings.insert().values(name="items", value=str(folder)))
+    return folder
 
 
 def recorded_items(connection: sa.Connection) -> Path | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -183,24 +183,23 @@ class Store(Reading):
     def _put(self, connection: sa.Connection, cells: Sequence[CellRecord], items: int | None = None) -> int:
         """Write the cells whose keys are free, and add all to their studies; returns how many were new."""
         studies = {name: self._study_key(connection, name) for name in {cell.study for cell in cells}}
-        unique = {cell.key: cell for cell in reversed(cells)}
-        rows = [
-            {name: getattr(cell, name) for name in CELL}
-            | {"study": studies[cell.study], "item_count": items}
-            | dict(zip(ORIGIN, _values(cell.score.origin), strict=True))
-            for cell in reversed(unique.values())
-        ]
+        unique = {cell.key: cell for cell in reversed(cells)}  # the first of a key counts
+        rows = [_cell_row(cell, studies[cell.study], items) for cell in reversed(unique.values())]
         fresh = dict(connection.execute(self._claiming, rows).all()) if rows else {}
-        new = [(number, unique[key]) for key, number in fresh.items()]
-        bodies = [{"cell": n, "manifest": cell.manifest, "selection": cell.selection} for n, cell in new]
-        probes = [{"cell": n, "probe": cell.probe} for n, cell in new if cell.probe is not None]
-        scores = [row for n, cell in new for row in _score_rows(n, cell)]
-        for table, parts in ((s.scores, scores), (s.manifests, bodies), (s.probes, probes)):
-            if parts:
-                connection.execute(table.insert(), parts)
+        self._describe(connection, [(number, unique[key]) for key, number in fresh.items()])
         numbers = fresh | self._numbers(connection, [key for key in unique if key not in fresh])
         self._link(connection, {(studies[cell.study], numbers[cell.key]) for cell in cells})
         return len(fresh)
+
+    @staticmethod
+    def _describe(connection: sa.Connection, new: Sequence[tuple[int, CellRecord]]) -> None:
+        """Write what belongs to new cells: scores, manifests, probes."""
+        scores = [row for number, cell in new for row in _score_rows(number, cell)]
+        bodies = [{"cell": n, "manifest": cell.manifest, "selection": cell.selection} for n, cell in new]
+        probes = [{"cell": n, "probe": cell.probe} for n, cell in new if cell.probe is not None]
+        for table, parts in ((s.scores, scores), (s.manifests, bodies), (s.probes, probes)):
+            if parts:
+                connection.execute(table.insert(), parts)
 
     def _renew(self, connection: sa.Connection, cell: CellRecord, count: int | None) -> int:
         """Put a cell in the place of one whose items are damaged, in every study that has it."""
@@ -311,6 +310,11 @@ def _check(cell: CellRecord) -> None:
         raise StoreError("the main score is not a finite number", where=place, hint="record the cell as failed instead")
 
 
+def _cell_row(cell: CellRecord, study: str, items: int | None) -> dict[str, Any]:
+    row = {name: getattr(cell, name) for name in CELL} | {"study": study, "item_count": items}
+    return row | dict(zip(ORIGIN, astuple(cell.score.origin), strict=True))
+
+
 def _score_rows(number: int, cell: CellRecord) -> list[dict[str, Any]]:
     return [
         {
@@ -320,14 +324,10 @@ def _score_rows(number: int, cell: CellRecord) -> list[dict[str, Any]]:
             "stderr": _null(score.stderr),
             "n": int(score.n),
             "seeds": score.seeds or None,
-            **dict(zip(METRIC, _values(score.metric), strict=True)),
+            **dict(zip(METRIC, astuple(score.metric), strict=True)),
         }
         for name, score in cell.scores.items()
     ]
-
-
-def _values(record: Any) -> list[Any]:
-    return [getattr(record, name) for name in record.__slots__]
 
 
 def _null(value: float) -> float | None:

@@ -77,6 +77,10 @@ class ItemOutcome:
     detail: dict[str, Any]
 
 
+def _numbered(*names: str) -> dict[str, int]:
+    return {name: place for place, name in enumerate(dict.fromkeys(names))}
+
+
 _GRIDS = ("values", "stderr", "n", "origins", "seeds")  # of a ScoreMatrix: models × tasks
 
 
@@ -157,8 +161,8 @@ class ScoreMatrix:
 
         ``models`` and ``tasks`` come first, in their order; the others follow as they appear.
         """
-        rows = {name: i for i, name in enumerate(dict.fromkeys((*models, *(model for model, _ in cells))))}
-        columns = {name: j for j, name in enumerate(dict.fromkeys((*tasks, *(task for _, task in cells))))}
+        rows = _numbered(*models, *(model for model, _ in cells))
+        columns = _numbered(*tasks, *(task for _, task in cells))
         values, stderr, n = (np.full((len(rows), len(columns)), np.nan) for _ in range(3))
         origins, seeds = (np.full(values.shape, None, dtype=object) for _ in range(2))
         metrics = dict.fromkeys(columns, Metric())
@@ -254,7 +258,7 @@ class ScoreMatrix:
     def _places(names: tuple[str, ...], wanted: Iterable[str] | None, kind: str) -> list[int]:
         if wanted is None:
             return list(range(len(names)))
-        index = {name: i for i, name in enumerate(names)}
+        index = _numbered(*names)
         try:
             return [index[name] for name in wanted]
         except KeyError as error:
