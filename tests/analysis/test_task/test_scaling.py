@@ -11,6 +11,7 @@ from potentia.analysis.test_task import hinge as hinge_fit
 from potentia.analysis.test_task.hinge import clustered_stderr
 from potentia.analysis.test_task.scaling import fit_hinge, fit_log_linear
 from potentia.errors import InputError
+from potentia.values.findings import jsonable
 
 X = np.linspace(20.0, 24.0, 50)
 TRUTH = {"slope": 0.2, "emergence": 22.0, "effect": 0.07}
@@ -188,7 +189,7 @@ def test_scores_that_never_rise_have_no_point_of_emergence() -> None:
     fit = fit_hinge(X, 0.5 - 0.1 * (X - 20), chance=0.5)
     assert fit.slope.value == 0.0
     assert np.isnan(fit.emergence.value)
-    assert fit.to_dict()["emergence"]["value"] is None
+    assert jsonable(fit)["emergence"]["value"] is None
 
 
 @pytest.mark.parametrize(
