@@ -163,6 +163,24 @@ def test_colours_differ_in_lightness_for_any_eye():
     assert min(apart) > 0.12
 
 
+def test_the_legend_has_the_dashes_of_its_line():
+    lines = (Line("plain", (0.0, 1.0), (0.0, 1.0)), Line("dashed", (0.0, 1.0), (1.0, 0.0), dashed=True))
+    svg, _ = inline_svg(Plot("lines", "Lines", "", lines=lines))
+    assert svg.count('stroke-dasharray="6 4"') == 2, "the line and its entry"
+
+
+def test_what_the_colours_mean_is_not_cut():
+    words = "1  share won − lost"
+    chart = Heatmap(
+        "map", "Map", "", ("a", "b"), ("a", "b"), np.array([[np.nan, 1.0], [-1.0, np.nan]]),
+        low=-1.0, high=1.0, diverging=True, digits=None, unit="share won − lost",
+    )  # fmt: skip
+    svg, width = inline_svg(chart)
+    start = re.search(rf'<text x="([\d.]+)"[^>]*>{words}<', svg)
+    assert start is not None
+    assert float(start[1]) + width_of(words) <= width
+
+
 def test_agreement_below_zero_has_a_colour_of_its_own():
     chart = Heatmap("tau", "τ", "", ("a", "b"), ("x", "y"), np.array([[1.0, -0.5], [0.0, 0.5]]), low=-1.0, high=1.0)
     drawn = inline_svg(chart)[0]

@@ -82,11 +82,16 @@ def _legend(sheet: Sheet, entries: Sequence[tuple[str, int, str]], left: float, 
         if kind == "mark":
             sheet.marker(x + 8, y, place)
         else:
-            hue, dash = ("fit", "") if kind == "fit" else (f"s{place % HUES}", DASHES[place // HUES % len(DASHES)])
-            sheet.line(x, y, x + 16, y, hue, dash)
+            hue = "fit" if kind == "fit" else f"s{place % HUES}"
+            sheet.line(x, y, x + 16, y, hue, "" if kind == "fit" else _dash(place, dashed=kind == "dashed"))
         sheet.text(x + 21, y, name)
         x += room
     return y + LINE / 2 + 8
+
+
+def _dash(place: int, *, dashed: bool = False) -> str:
+    """Return the dashes of the n-th series, which tell it from one of the same colour."""
+    return "6 4" if dashed else DASHES[place // HUES % len(DASHES)]
 
 
 def _axis_below(sheet: Sheet, scale: Scale, top: float, bottom: float, label: str) -> float:
@@ -112,7 +117,8 @@ def _heatmap(chart: Heatmap) -> Drawn:
     shown = columns if len(columns) <= TALL or rows != columns else []  # else the rows name them, in the same order
     flat = widest(shown) <= wide - 4
     room = 0.0 if not shown else LINE if flat else widest(shown) + 10
-    top = (4.0 if written else _colour_bar(sheet, chart, left)) + (room if above else 0.0)
+    right = 0.0 if written else _colour_bar(sheet, chart, left)
+    top = (4.0 if written else 24.0) + (room if above else 0.0)
     bottom = top + high * len(rows)
     for i, name in enumerate(rows):
         sheet.text(left - 6, top + (i + 0.5) * high, name, anchor="end", tip=chart.rows[i])
@@ -121,7 +127,7 @@ def _heatmap(chart: Heatmap) -> Drawn:
     for j, name in enumerate(shown):
         sheet.text(left + (j + 0.5) * wide, y + off, name, anchor=anchor, turn=turn, tip=chart.columns[j])
     _squares(sheet, chart, left, top, wide, high, written=written)
-    return Drawn(sheet, left + wide * len(columns) + 4, bottom + (4.0 if above else room + 6))
+    return Drawn(sheet, max(right, left + wide * len(columns)) + 4, bottom + (4.0 if above else room + 6))
 
 
 def _squares(sheet: Sheet, chart: Heatmap, left: float, top: float, wide: float, high: float, *, written: bool) -> None:
@@ -173,15 +179,16 @@ def _shares(chart: Heatmap, values: Any) -> Any:
 
 
 def _colour_bar(sheet: Sheet, chart: Heatmap, left: float) -> float:
-    """Say what the colours mean, where the squares hold no numbers."""
+    """Say what the colours mean, where the squares hold no numbers; return how far to the right that reaches."""
     low, high, _ = _limits(chart)
     x = left + width_of(f"{low:.3g}") + 4
     sheet.text(left, 9, f"{low:.3g}", "muted")
     for k, share in enumerate(_shares(chart, np.linspace(low, high, 21))):
         sheet.add("rect", x=x + 5 * k, y=4.0, width=5, height=10, class_="down" if share < 0 else "up",
                   fill_opacity=f"{abs(float(share)):.2f}")  # fmt: skip
-    sheet.text(x + 110, 9, f"{high:.3g}  {chart.unit}".rstrip(), "muted")
-    return 24.0
+    end = f"{high:.3g}  {chart.unit}".rstrip()
+    sheet.text(x + 110, 9, end, "muted")
+    return x + 110 + width_of(end)
 
 
 @draw_chart.register
@@ -262,7 +269,7 @@ def _plot(chart: Plot) -> Drawn:
     fit = chart.lines[0].name if chart.points and chart.lines and chart.lines[0].name not in places else None
     legend = [(name, place, "mark") for name, place in places.items()]
     legend += [  # other lines belong to their points
-        (line.name, k, "fit" if line.name == fit else "line")
+        (line.name, k, "fit" if line.name == fit else "dashed" if line.dashed else "line")
         for k, line in enumerate(chart.lines)
         if line.name not in places
     ]
@@ -297,8 +304,7 @@ def _line(axes: _Axes, line: Line, place: int, *, fit: bool) -> None:
     if line.low and line.high:
         edge = [*zip(line.x, line.high, strict=True), *reversed([*zip(line.x, line.low, strict=True)])]
         axes.sheet.path([(axes.along(x), axes.down.inside(y)) for x, y in edge], f"band {shade}")
-    dash = "6 4" if line.dashed else DASHES[place // HUES % len(DASHES)]
-    axes.sheet.path(axes.at(line), hue, dash, line.name)
+    axes.sheet.path(axes.at(line), hue, _dash(place, dashed=line.dashed), line.name)
 
 
 def _spots(axes: _Axes, points: Points, place: int) -> Iterator[tuple[float, float, str]]:
@@ -369,7 +375,7 @@ def _bump(chart: Bump) -> Drawn:
 def _track(sheet: Sheet, at: Sequence[tuple[float, float]], hue: int, tip: str) -> None:
     """Begin the group of one model: its line and its dots."""
     sheet.parts.append('<g class="track">')
-    sheet.path(at, f"s{hue % HUES} track", DASHES[hue // HUES % len(DASHES)], tip)
+    sheet.path(at, f"s{hue % HUES} track", _dash(hue), tip)
     for x, y in at:
         if math.isfinite(y):
             sheet.add("circle", cx=x, cy=y, r=2.6, class_=f"f{hue % HUES}")

@@ -131,7 +131,8 @@ def evidence_chart(found: EvidenceMap, models: int) -> Heatmap:
         f"evidence-{found.protocol}",
         f"Evidence over {len(found.tasks)} {tasks}: {found.protocol.label}",
         f"Share of tasks won minus share lost by the model of the row, counting only differences that are significant "
-        f"at {100 * found.level:.0f} %. Blue: better; orange: worse; faint: the tests cannot tell.{left_out}",
+        f"({100 * (1 - found.level):.0f} % level). Blue: more won; orange: more lost; faint: as many won as lost, or "
+        f"the tests cannot tell.{left_out}",
         rows=found.models,
         columns=found.models,
         values=balance,

@@ -204,12 +204,14 @@ def agreement_section(data: ReportData) -> Section | None:
         return None
     found = data.rankings
     both, others = _split(found.agreement, data)
+    fewer, fewer_aside = _split(found.fewer, data)
     main = [change for pair, change in found.changes.items() if pair == (data.first, data.main)]
     aside = [change for pair, change in found.changes.items() if pair != (data.first, data.main)]
     measures = [] if found.measures is None else [found.measures]
-    rest = [*found.fewer.values(), *found.groups.values()]
-    charts, more = charts_of([*main, *both, *rest]), charts_of([*aside, *others])
-    tables = tables_of([*found.agreement.values(), *measures, *found.changes.values(), *rest])
+    charts = charts_of([*main, *both, *fewer, *found.groups.values()])
+    more = charts_of([*aside, *others, *fewer_aside])
+    tables = tables_of([*found.agreement.values(), *measures, *found.changes.values(), *found.fewer.values(),
+                        *found.groups.values()])  # fmt: skip
     return _of_few(Section("agreement", "Agreement", "", charts, more, "The other protocols", tables), data)
 
 

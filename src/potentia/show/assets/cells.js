@@ -6,7 +6,7 @@
   const facts = (pairs) => P.make("dl", { class: "facts" }, ...pairs.filter(([, value]) => value !== null && value !== undefined && value !== "")
     .map(([name, value]) => P.make("div", {}, P.make("dt", { text: name }), P.make("dd", { text: value }))));
   const told = (value) => (typeof value === "boolean" ? (value ? "yes" : "no") : Array.isArray(value) ? value.join(", ")
-    : value && typeof value === "object" ? Object.entries(value).map(([k, v]) => `${k} ${P.show(v)}`).join(", ")
+    : value && typeof value === "object" ? Object.entries(value).map(([k, v]) => `${k.replaceAll("_", " ")} ${told(v)}`).join(", ")
     : typeof value === "number" && !Number.isInteger(value) ? String(Number(value.toPrecision(4))) : value);
 
   const itemCard = (item, graded) => {
@@ -21,7 +21,7 @@
         const chosen = choice === item.prediction;
         const gold = choice === item.gold;
         const line = P.make("li", { class: [chosen ? "chosen" : "", gold ? "gold" : ""].join(" ").trim() || null }, P.make("span", { text: choice }));
-        if (logprob !== null) line.append(P.make("small", { text: `${logprob.toFixed(2)}${logprob === best ? " (most likely)" : ""}` }));
+        if (logprob !== null) line.append(P.make("small", { text: `${logprob.toFixed(2).replace(/^-0\.00$/, "0.00")}${logprob === best ? " (most likely)" : ""}` }));
         if (chosen) line.append(P.make("em", { text: "the model's choice" }));
         if (gold) line.append(P.make("em", { text: "right answer" }));
         return line;

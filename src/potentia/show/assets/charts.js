@@ -53,14 +53,15 @@
     const [low, high] = [Math.min(...points.map(([, v]) => v)), Math.max(...points.map(([, v]) => v))];
     const last = Math.max(1, ...points.map(([x]) => x));
     const [right, bottom] = [width - 48, height - 16];
-    const at = ([x, y]) => [4 + ((right - 8) * x) / last, bottom - ((bottom - 6) * (y - low)) / (high - low || 1)];
+    const at = ([x, y]) => [4 + ((right - 8) * x) / last, bottom - (bottom - 6) * (high > low ? (y - low) / (high - low) : 1)];
     svg.append(node("text", { x: right + 4, y: 9, class: "small" }, high.toFixed(3)));
     if (high > low) svg.append(node("text", { x: right + 4, y: bottom, class: "small" }, low.toFixed(3)));
     svg.append(node("text", { x: 4, y: height - 3, class: "small" }, "0"), node("text", { x: right, y: height - 3, class: "small", "text-anchor": "end" }, `epoch ${last}`));
     lanes.forEach((lane, k) => {
       const known = lane.epoch.map((x, i) => [x, lane[values][i]]).filter(([, v]) => v !== null).map(at);
       if (!known.length) return;
-      const line = node("path", {
+      const [x, y] = known[0];
+      const line = known.length === 1 ? node("circle", { cx: x, cy: y, r: 3, class: `f${k % 8}` }) : node("path", {
         d: known.map(([x, y], i) => `${i ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join(""), class: `s${k % 8}`,
         style: `stroke-width: ${lane.selected ? 3 : 1.6}`, "stroke-dasharray": ["failed", "dropped", "stopped"].includes(lane.status) ? "2 3" : "none",
       });
