@@ -88,36 +88,38 @@ def evaluate(
 ) -> list[Evaluation]:
     """Answer all asks; requests of one kind go to the scorer in one call."""
     prompts = [_prompts(ask, chat if ask.style == "chat" else None) for ask in asks]
-    flat = [
-        (request, asks[a].owner, (a, p, r))
-        for a, asked in enumerate(prompts)
-        for p, prompt in enumerate(asked)
-        for r, request in enumerate(prompt.requests)
-    ]
-    heard = progress and _by_document(progress, sum(map(len, prompts)), len(flat))
+    requests = [request for asked in prompts for prompt in asked for request in prompt.requests]
+    owners = [ask.owner for ask, asked in zip(asks, prompts, strict=True) for p in asked for _ in p.requests]
+    heard = progress and _by_document(progress, sum(map(len, prompts)), len(requests))
     cut_before = scorer.notes["truncated"]
-    answers: list[list[list[Any]]] = [[[None] * len(prompt.requests) for prompt in asked] for asked in prompts]
-    with_owners = any(ask.owner is not None for ask in asks)
+    answers = iter(_answers(scorer, requests, owners, heard))
+    made = []
+    for ask, asked in zip(asks, prompts, strict=True):
+        outcomes = ask.task.grade(asked, [[next(answers) for _ in prompt.requests] for prompt in asked])
+        made.append(Evaluation(outcomes, ask.task.score(outcomes), ask.task.metric))
+    if len(made) == 1:  # tests are asked one at a time
+        made[0] = replace(made[0], cut=scorer.notes["truncated"] - cut_before, requests=len(requests))
+    return made
+
+
+def _answers(
+    scorer: Scorer, requests: Sequence[Any], owners: Sequence[int | None], progress: Callable[[int], None] | None
+) -> list[Any]:
+    """Answer requests of several kinds, in their order."""
     answerers: dict[type, Callable[..., Sequence[Any]]] = {
         Continuation: scorer.loglikelihood,
         Document: scorer.rolling,
         Generation: scorer.generate,
     }
+    bare = all(owner is None for owner in owners)
+    answers: list[Any] = [None] * len(requests)
     for kind, answer in answerers.items():
-        chosen = [entry for entry in flat if isinstance(entry[0], kind)]
-        if not chosen:
-            continue
-        owners = [-1 if owner is None else owner for _, owner, _ in chosen] if with_owners else None
-        given = answer([request for request, _, _ in chosen], owners=owners, progress=heard)
-        for (_, _, (a, p, r)), value in zip(chosen, given, strict=True):
-            answers[a][p][r] = _answer(kind, value)
-    made = []
-    for ask, asked, given in zip(asks, prompts, answers, strict=True):
-        outcomes = ask.task.grade(asked, given)
-        made.append(Evaluation(outcomes, ask.task.score(outcomes), ask.task.metric))
-    if len(made) == 1:  # tests are asked one at a time
-        made[0] = replace(made[0], cut=scorer.notes["truncated"] - cut_before, requests=len(flat))
-    return made
+        chosen = [k for k, request in enumerate(requests) if isinstance(request, kind)]
+        mine = None if bare else [-1 if (owner := owners[k]) is None else owner for k in chosen]
+        given = answer([requests[k] for k in chosen], owners=mine, progress=progress) if chosen else ()
+        for k, value in zip(chosen, given, strict=True):
+            answers[k] = _answer(kind, value)
+    return answers
 
 
 def _by_document(progress: Callable[[int], None], documents: int, requests: int) -> Callable[[int], None]:

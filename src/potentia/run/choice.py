@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -223,7 +222,6 @@ def finish(tuning: FineTuning, name: str) -> None:
     test = Evaluation.mean(tests)
     kept_direct = direct is not None and tuning.study.selection == "paper" and not _gains(tuning, name, test, direct)
     dropped = [result for result in ended if result.status == "dropped"]
-    made = dict(zip(chosen, tests, strict=True))
     selection = _told(chosen, tests) | {
         "tuned": chosen[0].tuned and not kept_direct,
         "kept_direct": kept_direct,
@@ -231,16 +229,10 @@ def finish(tuning: FineTuning, name: str) -> None:
         "target_modules": list(ended[0].targets),
         "failed_lanes": failures,
         **_search(tuning, name, chosen, best_tuned, kept_direct),
+        **_also_tested(tuning, name, dict(zip(chosen, tests, strict=True)), best_tuned, kept_direct),
     }
-    if kept_direct or not all(best.tuned for best in chosen):  # what `selection: tuned` would give
-        told = [_at_end(tuning, name, best, made) for best in best_tuned]
-        means = {key: sum(one[key] for one in told) / len(told) for key in ("value", "stderr")}
-        selection["best_tuned"] = told[0] | means
-    if tuning.every_rate:
-        selection["rates"] = [_at_end(tuning, name, one, made) for one in tuned]
-    save = getattr(tuning.trainer, "save_peft", None)  # adapters can be taken away; all weights of a model are not kept
-    if save is not None and chosen[0].lane is not None and not kept_direct:
-        tuning.keep(name, partial(save, chosen[0].lane.key, epoch=chosen[0].epoch))
+    if not kept_direct:
+        tuning.keep(name, chosen[0])
     final = direct if kept_direct and direct is not None else test
     tuning.commit(name, None, final, selection, direct.main.value if direct is not None else None)
 
@@ -289,6 +281,20 @@ def _search(
         "tokens": sum(epoch.tokens for epoch in made.epochs),
         "trainable": int(getattr(tuning.trainer, "trainable", tuning.loaded.parameters)),  # full: all
     }
+
+
+def _also_tested(
+    tuning: FineTuning, name: str, made: Mapping[Candidate, Evaluation], best_tuned: Sequence[Candidate], direct: bool
+) -> dict[str, Any]:
+    """Test what `selection: tuned` would give, where an untuned model stands, and every rate where that is asked."""
+    found: dict[str, Any] = {}
+    if direct or not all(best.tuned for best in made):
+        told = [_at_end(tuning, name, best, made) for best in best_tuned]
+        means = {key: sum(one[key] for one in told) / len(told) for key in ("value", "stderr")}
+        found["best_tuned"] = told[0] | means
+    if tuning.every_rate:
+        found["rates"] = [_at_end(tuning, name, one, made) for one in tuning.states(name)]
+    return found
 
 
 def _test(tuning: FineTuning, name: str, state: Candidate, *, selected: bool = False) -> Evaluation:

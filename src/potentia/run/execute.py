@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -109,15 +109,19 @@ def run_study(
         except BaseException as error:
             log.write("error", error=type(error).__name__, message=str(error), trace=traceback.format_exc())
             raise
-    all_of = RowOutcome()
-    for ended in (outcomes or {}).values():
-        all_of = all_of.join(ended)
-    before = sum(cell.done for cell in plan.cells())
-    _settle(plan, before + all_of.found + all_of.done)
-    told = [in_one(name, cells, why) for name, o in (outcomes or {}).items() for why, cells in o.reasons.items()]
-    result = RunResult(plan.key, before + all_of.found, all_of.done, all_of.failed, outcomes is None, told)
+    result = _result(plan, outcomes)
+    _settle(plan, result.reused + result.computed)
     log.write("end", **{name: value for name, value in vars(result).items() if name != "reasons"})
     return result
+
+
+def _result(plan: StudyPlan, outcomes: Mapping[str, RowOutcome] | None) -> RunResult:
+    """Sum up how the rows ended; None where the run was stopped."""
+    rows = outcomes or {}
+    found, done, failed = (sum(getattr(row, what) for row in rows.values()) for what in ("found", "done", "failed"))
+    reasons = [in_one(name, cells, why) for name, row in rows.items() for why, cells in row.reasons.items()]
+    before = sum(cell.done for cell in plan.cells())
+    return RunResult(plan.key, before + found, done, failed, outcomes is None, reasons)
 
 
 def check_machine(study: Study, executor: str) -> None:

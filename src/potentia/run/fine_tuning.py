@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from potentia.errors import ModelError, TuningError
@@ -280,15 +280,18 @@ class FineTuning:
             self.row.fail(cell, error)
         self.committed = now
 
-    def keep(self, task: str, save: Callable[[Path], None]) -> None:
-        """Keep the chosen adapter beside the store, where the study wants it."""
-        if self.study.keep_adapters and (task, None) in self.cells:
-            plan = self.row.plan  # an adapter tuned on few bits goes on the whole model too
-            print_of = plan.weights if plan.model.copy_of is not None else plan.original
-            few = {"quantise": plan.model.quantise} if plan.model.quantise else {}
-            base = {"fingerprint": print_of, "source": plan.model.source, **few}
-            with spending("save"):
-                self.row.store.keep_adapter(self.cells[task, None].key, save, {"base": base})
+    def keep(self, task: str, chosen: Candidate) -> None:
+        """Keep the chosen adapter beside the store, where the study wants it; all weights of a model are not kept."""
+        save = getattr(self.trainer, "save_peft", None)
+        if save is None or chosen.lane is None or not self.study.keep_adapters:
+            return
+        plan = self.row.plan  # an adapter tuned on few bits goes on the whole model too
+        print_of = plan.weights if plan.model.copy_of is not None else plan.original
+        few = {"quantise": plan.model.quantise} if plan.model.quantise else {}
+        base = {"fingerprint": print_of, "source": plan.model.source, **few}
+        write = partial(save, chosen.lane.key, epoch=chosen.epoch)
+        with spending("save"):
+            self.row.store.keep_adapter(self.cells[task, None].key, write, {"base": base})
 
     def fail(self, task: str, error: Exception | str) -> None:
         """Record the missing cells of a task as failed."""
@@ -324,9 +327,8 @@ class FineTuning:
                 heard: dict[str, Any] = {"on_step": self._on_step, "on_recall": self._note_all, "stop": self.stop}
                 made = self.trainer.train(batch, on_epoch=self._on_epoch, **heard)
             self.results |= made
-            for spec in batch:
-                for name in self.served(wave[spec.key]):
-                    self.tell(wave[spec.key], name, made[spec.key].status, note=made[spec.key].reason or "")
+            for lane in part:
+                self._tell_end(lane)
             if any(result.status == "interrupted" for result in made.values()):
                 raise Stopped
             steps = sum(spec.total_steps for spec in batch)
@@ -335,6 +337,11 @@ class FineTuning:
         if self._apart and self.tuning.race and self.row.plan.lane_part is None:
             self._apart = False
             self._race(wave)
+
+    def _tell_end(self, lane: LanePlan) -> None:
+        result = self.results[lane.key]
+        for name in self.served(lane):
+            self.tell(lane, name, result.status, note=result.reason or "")
 
     def _race(self, wave: Mapping[str, LanePlan]) -> None:
         """Drop the lanes that would have been dropped beside their rivals, and what they were after that."""
@@ -348,8 +355,7 @@ class FineTuning:
                 result = self.results[lane.key]
                 result.epochs = ended.pop(lane.key)[:epoch]
                 result.status, result.reason, result.step = "dropped", None, result.epochs[-1].step
-                for name in self.served(lane):
-                    self.tell(lane, name, "dropped")
+                self._tell_end(lane)
 
     def _on_epoch(self, ended: list[LaneEpoch]) -> set[str]:
         asks = {

@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -74,21 +75,25 @@ def in_parts(
         _Tree(row, sizes, prices[row.model.name], store, LOAD_SECONDS + 2 * _size(row) / LOAD_RATE if least else 0.0)
         for row in rows
     ]
+    several = asked and workers > 1
+    cut = _best_cut(trees, workers, least if several else math.inf)
+    made = [part for tree, leaves in zip(trees, cut, strict=True) for part in tree.parts(leaves, several)]
+    if asked:
+        made.sort(key=lambda pair: -pair[0])
+    return [part for _, part in made if part.pending]
+
+
+def _best_cut(trees: Sequence[_Tree], workers: int, least: float) -> list[list[Leaf]]:
+    """Return the parts of every row that take the least time in all, none shorter than ``least`` where that matters."""
     best = [list(tree.leaves(math.inf)) for tree in trees]  # what an earlier run has begun in parts stays so
     shortest = _span_of(trees, best, workers)
     longest = max((tree.price(tree.tasks) for tree in trees), default=0.0)
     limits = [limit for k in range(1, CUTS + 1) if (limit := longest * 0.8**k) >= least]
-    for lanes, worth in ((False, WORTH), (True, LANES_WORTH)) if asked and workers > 1 else ():
-        for limit in limits:
-            cut = [list(tree.leaves(limit, lanes=lanes)) for tree in trees]
-            if (span := _span_of(trees, cut, workers)) < worth * shortest:
-                best, shortest = cut, span
-    made = [
-        part for tree, leaves in zip(trees, best, strict=True) for part in tree.parts(leaves, asked and workers > 1)
-    ]
-    if asked:
-        made.sort(key=lambda pair: -pair[0])
-    return [part for _, part in made if part.pending]
+    for (lanes, worth), limit in product(((False, WORTH), (True, LANES_WORTH)), limits):
+        cut = [list(tree.leaves(limit, lanes=lanes)) for tree in trees]
+        if (span := _span_of(trees, cut, workers)) < worth * shortest:
+            best, shortest = cut, span
+    return best
 
 
 def grid_lanes(study: Study) -> int:

@@ -85,11 +85,7 @@ class Race:
             racing, staying = [name for name in racing if name in seen], self._staying(task, number, len(sizes), seen)
             left = math.inf if self.budget is None else self.budget - (time.monotonic() - began)
             each = (time.monotonic() - start) / len(racing) * sizes[number] / size
-            if each * len(staying) > left and len(staying) > 2:
-                keep = max(2, int(left / each))
-                enough = f"{min(keep, len(staying))} of the {len(staying)} models"
-                self.notes.append(f"The budget was enough for {enough} that might win.")
-                staying = staying[:keep]
+            staying = self._affordable(staying, each, left)
             racing = [name for name in racing if name in staying]
             for name in racing:
                 del self.out[name]
@@ -112,6 +108,15 @@ class Race:
         self.standing = f"{leader} leads (P(best) {chance[leader]:.2f})"
         self.out |= {m: Out(number, chance[m], values[m]) for m in seen}
         return list(staying)
+
+    def _affordable(self, staying: list[str], each: float, left: float) -> list[str]:
+        """Return as many as the seconds left are enough for, two at least."""
+        if each * len(staying) <= left or len(staying) <= 2:
+            return staying
+        keep = max(2, int(left / each))
+        enough = f"{min(keep, len(staying))} of the {len(staying)} models"
+        self.notes.append(f"The budget was enough for {enough} that might win.")
+        return staying[:keep]
 
     def _round(
         self, models: Sequence[str], name: str, done: str, *, protocols: Sequence[Protocol] = (TRAIN_BEFORE_TEST,),
