@@ -33,6 +33,8 @@ def test_flags_make_a_study_that_can_be_read(tmp_path: Path) -> None:
     assert "recipe: fair" in out.read_text()
     with pytest.raises(InputError, match="is there already"):
         init(str(out), "--models", "m", "--tasks", "arc_easy")
+    init(str(out), "--models", "m", "--tasks", "boolq", "--force")
+    assert read_study(out).tasks[0].name == "boolq"
 
 
 def test_columns_of_ones_own_data_are_guessed_and_the_study_plans(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ def test_singular_options_are_accepted(tmp_path: Path) -> None:
     given += ["--device", "cpu", "--store", str(tmp_path / "s.db")]
     assert expand_many(typer.main.get_command(app), given) == given
     assert "Plan of study" in shown(*given)
+    assert shown("run", *given[1:-5], "--dry-run", *given[-4:]) == shown(*given), "one answer by two doors"
 
 
 @pytest.mark.parametrize(
@@ -62,6 +63,7 @@ def test_singular_options_are_accepted(tmp_path: Path) -> None:
         ("report", "run a study first"),
         ("report scores.csv --baseline instruct", "no methods to compare with instruct"),
         ("run first.yaml", "potentia init first.yaml"),
+        ("studies list", "potentia store rename"),
     ],
 )
 def test_a_likely_mistake_is_told_with_its_mend(

@@ -249,7 +249,7 @@ def exposure(evidence: Evidence, asked: Any) -> Found:
     steps=option("Stage of intermediate steps; else those of --after (adjust@STEP)."),
     batch=option("Examples per step of the adjustment; the study's own, else 64.", int | None, None, min=1),
     best=flag("--best", "Take the better of both scores after adjustment, as the paper does."),
-    resamples=shared.RESAMPLES,
+    resamples=shared.DRAWS,
 )
 def test_task(evidence: Evidence, asked: Any) -> Found:
     """Ask what a group of models has more at equal compute, before and after all were tuned on the same task data.

@@ -45,7 +45,7 @@ def path(help: str) -> Option:
 
 def output(help: str, default: Any = ..., kind: Any = Path) -> Option:
     """Describe where the result goes."""
-    return option(help, kind, default, "--output", "-o")
+    return option(help, kind, default, "--output", "--out", "-o")
 
 
 def argument(help: str, metavar: str, kind: Any = str, default: Any = ...) -> Option:
@@ -80,7 +80,8 @@ THE_STORE = argument("The store: a file or a database URL.", "STORE", str, STORE
 JSON = flag("--json", "Print JSON.")
 YES = flag("--yes", "Do not ask.")
 HISTORY = many("Stores or score files of other models, to predict unmeasured cells with.")
-RESAMPLES = option("Bootstrap resamples; else 1,000, of the test task 1,999.", int | None, None, min=20)
+RESAMPLES = option("Bootstrap resamples; else 1,000.", int | None, None, min=20)
+DRAWS = option("Bootstrap resamples, 0 for none; else 1,999.", int | None, None, "--resamples", "--draws", min=0)
 ALLOW_CODE = flag("--allow-code", "Let your own task files run code (!function, fetched metrics).")
 BASE = option("Where the base model is now, if not where it was.")
 
@@ -101,6 +102,7 @@ READ = {
 TABLE = {name: READ[name] for name in ("metric", "columns", "lower", "scale", "kind")}  # how a table is read
 WHICH = {name: READ[name] for name in ("study", "protocols", "tasks")}  # of which cells
 CELLS = {**WHICH, "models": many("Only these models.", "--models", "--model")}
+KEPT = {name: CELLS[name] for name in ("study", "tasks", "models")}  # of which adapters
 OUT = {
     "figures": path("Draw the figures, or write the tables, into this folder."),
     "format": many("Of figures pdf, png, svg; of tables csv, latex; several may be given."),

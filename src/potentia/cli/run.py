@@ -44,6 +44,7 @@ CONSENT = {"allow_code": "CODE", "allow_pickle": "PICKLE", "allow_missing_weight
     split=flag("--split/--no-split", "Tasks of a row to several workers; by itself for long rows on GPUs.", None),
     adaptive=flag("--adaptive", "Run the cells that tell most, wave by wave; so with a budget or a confidence."),
     **shared.ADAPTIVE,
+    dry_run=flag("--dry-run", "Print what potentia plan --no-calibrate does, run nothing."),
     allow_code=shared.ALLOW_CODE,
     allow_pickle=flag("--allow-pickle", "Load weights that are pickles (*.bin), which can run code."),
     allow_missing_weights=flag(
@@ -61,7 +62,7 @@ def run(asked: Any) -> None:
     """
     from potentia import files
     from potentia.cli.view import watch
-    from potentia.run import default_workers, plan_study, run_study
+    from potentia.run import default_workers, estimate_cost, plan_study, run_study
 
     for name, what in CONSENT.items():
         if getattr(asked, name):
@@ -70,6 +71,10 @@ def run(asked: Any) -> None:
     with out.errors.status("reading tasks and models …") as status:
         plan = plan_study(made, tell=partial(_update, status))
     out.say(*_notes(plan), to=out.errors)
+    if asked.dry_run:
+        told, tables = _tell_cost(plan, estimate_cost(plan, calibrate=False))
+        out.answer(asked.as_json, told, *tables)
+        return
     workers = asked.workers or default_workers(plan)
     if asked.adaptive or asked.budget or asked.confidence:
         result = _run_adaptive(plan, asked, workers, watch)
@@ -227,9 +232,7 @@ def plan(asked: Any) -> None:
         planned = plan_study(made, tell=tell)
         cost = estimate_cost(planned, calibrate=asked.calibrate, tell=tell)
     out.say(*_notes(planned), to=out.errors)
-    total = _total(planned, cost)
-    told = {"study": made.name, "device": cost.device, "times": cost.source or None, **total, "cells": cost.cells}
-    tables = cost_tables(planned, cost, total)
+    told, tables = _tell_cost(planned, cost)
     cells = None
     if asked.budget is not None or asked.confidence is not None:
         chosen, completion = _choose(planned, cost, asked)
@@ -239,6 +242,13 @@ def plan(asked: Any) -> None:
     out.answer(asked.as_json, told, *tables)
     if cells is not None and asked.output is not None:
         _write(planned, cells, asked.output, asked.as_json)
+
+
+def _tell_cost(planned: StudyPlan, cost: StudyCost) -> tuple[dict[str, Any], list[Table]]:
+    """Return what a study will cost, for scripts and for people."""
+    total = _total(planned, cost)
+    told = {"study": planned.study.name, "device": cost.device, "times": cost.source or None, **total}
+    return {**told, "cells": cost.cells}, cost_tables(planned, cost, total)
 
 
 def _choose(planned: StudyPlan, cost: StudyCost, asked: Any) -> tuple[Any, Any]:

@@ -303,7 +303,8 @@ def _short_named(scores: Mapping[Protocol, ScoreMatrix], source: str) -> dict[Pr
     source=argument("A store, or any score file.", "STORE"),
     output=output("The file, a folder for lm-eval, or - to print."),
     format=option("csv, parquet, lm-eval, every-eval-ever, hub, markdown or latex; else by the file's name."),
-    **shared.WHICH,
+    study=shared.READ["study"],
+    protocols=shared.READ["protocols"],
     **shared.TABLE,
     as_json=shared.JSON,
 )
@@ -321,7 +322,7 @@ def export(asked: Any) -> None:
     """
     from potentia.formats import write_scores
 
-    evidence = out.opened(asked.source, **some(asked, (*shared.WHICH, *shared.TABLE)))
+    evidence = out.opened(asked.source, **some(asked, ("study", "protocols", *shared.TABLE)))
     matrices = evidence.scores
     if str(asked.output) == "-":
         _print_file(matrices, asked.format or "csv")

@@ -150,7 +150,7 @@ app.add_typer(adapters, name="adapters")
 FOLDER = output("The folder to write; it must not hold anything yet.")
 
 
-@command(adapters, "list", store=shared.THE_STORE, **shared.CELLS, as_json=shared.JSON)
+@command(adapters, "list", store=shared.THE_STORE, **shared.KEPT, as_json=shared.JSON)
 def list_adapters(asked: Any) -> None:
     """List the kept adapters with what validation chose and the disk they take.
 
@@ -210,7 +210,7 @@ def merge(asked: Any) -> None:
     answer(asked.as_json, {"folder": str(folder)}, f"{folder}: the whole model, with its tokenizer")
 
 
-@command(adapters, "drop", store=shared.THE_STORE, **shared.CELLS, yes=shared.YES, as_json=shared.JSON)
+@command(adapters, "drop", store=shared.THE_STORE, **shared.KEPT, yes=shared.YES, as_json=shared.JSON)
 def drop(asked: Any) -> None:
     """Remove kept adapters, of all cells or of some; the scores stay.
 
@@ -231,7 +231,8 @@ def drop(asked: Any) -> None:
 
 def _kept(store: Store, asked: Any) -> list[CellRecord]:
     """Return the cells whose adapter is kept, of those that were asked for."""
-    cells = opened(asked.store, **some(asked, shared.CELLS)).cells()
+    names = [name for name in shared.CELLS if name in vars(asked)]
+    cells = opened(asked.store, **some(asked, names)).cells()
     return [cell for cell in cells if store.adapter(cell.key) is not None]
 
 

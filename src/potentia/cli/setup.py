@@ -31,6 +31,7 @@ FEW = 1_000  # documents of one's own; a tenth of fewer is a small test
     tasks=STUDY["tasks"],
     data=many("Your own data: files, a folder, or a dataset's name on the hub."),
     protocols=STUDY["protocols"],
+    force=flag("--force", "Write over a file that is there."),
     quick=flag("--quick", "Small caps and one learning rate, for a try."),
     as_json=JSON,
 )
@@ -45,8 +46,8 @@ def init(asked: Any) -> None:
     from potentia.files import write_file
 
     file, tasks, data = asked.output, asked.tasks or [], asked.data or []
-    if file.exists():
-        raise InputError(f"{file} is there already", hint="give another name")
+    if file.exists() and not asked.force:
+        raise InputError(f"{file} is there already", hint="give another name, or --force")
     models = asked.models or _ask("Models (hub names or folders, parted by spaces)", "--models")
     if not tasks and not data:
         told = _ask("Tasks of the harness, or files of your own, parted by spaces", "--tasks or --data")
