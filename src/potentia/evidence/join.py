@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from potentia.errors import InputError
-from potentia.evidence.evidence import Evidence
+from potentia.evidence.evidence import Evidence, StoreView
 from potentia.facts import models as known_models
 from potentia.store import Store
 from potentia.values.metric import UNKNOWN, Difference, Measured, Metric, Origin, comparable
@@ -85,18 +86,10 @@ def _merged(one: Origin, two: Origin) -> Origin:
 
 def joined(parts: Sequence[Evidence]) -> Evidence:
     """Join several sources, protocol by protocol; what cannot be compared, and a cell that two have, is refused."""
-    views = {part.source: part.stores for part in parts}
-
-    def recipe(source: str, protocol: str, task: str) -> dict[str, Any]:
-        for view in views[source]:
-            with view.open() as store:
-                return recipe_of(store, view.studies, protocol, task)
-        return {}
-
     matrices = [(part.source, protocol, matrix) for part in parts for protocol, matrix in part.scores.items()]
     refuse_unlike(
         ((source, protocol, task, cell) for source, protocol, matrix in matrices for task, cell in _cells(matrix)),
-        recipe=recipe,
+        recipe=partial(_recipe_in, {part.source: part.stores for part in parts}),
         hint="show them apart, with --apart: scores compare where data, metric and fine-tuning are the same",
     )
     protocols = in_order({protocol for _, protocol, _ in matrices})
@@ -113,6 +106,13 @@ def joined(parts: Sequence[Evidence]) -> Evidence:
         without_items={p: frozenset().union(*(part.without_items.get(p, ()) for part in parts)) for p in protocols},
         items_read={p: _items([part.items_read.get(p, {}) for part in parts]) for p in protocols},
     )
+
+
+def _recipe_in(stores: Mapping[str, Sequence[StoreView]], source: str, protocol: str, task: str) -> Mapping[str, Any]:
+    for view in stores[source]:
+        with view.open() as store:
+            return recipe_of(store, view.studies, protocol, task)
+    return {}
 
 
 def _every(parts: Sequence[Evidence], name: str) -> tuple[Any, ...]:
