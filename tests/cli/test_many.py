@@ -111,6 +111,11 @@ def test_models_and_tasks_of_a_run_may_be_files(line: str, study: list[str], tas
     assert (sources, given["tasks"]) == (study, tasks)
 
 
+def test_a_model_in_a_folder_is_not_the_file_of_a_new_study():
+    file, given = parsed("init --models ./m boolq --tasks arc_easy")
+    assert (file, given["models"]) == (["study.yaml"], ["./m", "boolq"])
+
+
 def test_every_option_of_several_values_takes_them():
     """Whatever the command: two values after the flag, then its own arguments."""
     root = commands()
