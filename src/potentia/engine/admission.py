@@ -157,17 +157,15 @@ def check_adapter(folder: Path, base: str, source: str) -> None:
         hint = "an adapter folder holds adapter_config.json and adapter_model.safetensors, as PEFT writes them"
         raise ModelError(f"no adapter in {folder}", hint=hint)
     note = read_facts(folder / NOTE).get("base")
-    made_for = note.get("fingerprint") if isinstance(note, dict) else None
-    if made_for is not None and made_for != base:
-        named = note.get("source", "another model") if isinstance(note, dict) else "another model"
-        raise ModelError(
-            f"the adapter in {folder} was made for {named}, not for {source}", hint="give the base that it was made for"
-        )
-    given = read_facts(folder / "adapter_config.json").get("base_model_name_or_path")
-    if made_for is None and _hub_name(given) and _hub_name(source) and str(given).casefold() != source.casefold():
-        raise ModelError(
-            f"the adapter in {folder} was made for {given}, not for {source}", hint="give the base that it was made for"
-        )
+    note = note if isinstance(note, dict) else {}
+    made_for, named = note.get("fingerprint"), note.get("source", "another model")
+    if made_for is None:
+        named = read_facts(folder / "adapter_config.json").get("base_model_name_or_path")
+        same = not (_hub_name(named) and _hub_name(source)) or str(named).casefold() == source.casefold()
+    else:
+        same = made_for == base
+    if not same:
+        raise _other_base(folder, f"was made for {named}, not for {source}")
 
 
 def merge_adapter(model: Any, folder: Path) -> Any:
@@ -182,26 +180,20 @@ def merge_adapter(model: Any, folder: Path) -> Any:
         told: Any = set_peft_model_state_dict(adapted, load_peft_weights(str(folder), device="cpu"))
     except (ValueError, KeyError, RuntimeError) as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelError(
-            f"the adapter in {folder} does not fit the model: {first}", hint="give the base that it was made for"
-        ) from error
+        raise _other_base(folder, f"does not fit the model: {first}") from error
     left = [key for key in told.missing_keys if ".lora_" in key or ".modules_to_save." in key]
     if told.unexpected_keys or left:
-        odd = (told.unexpected_keys or left)[0]
-        raise ModelError(
-            f"the adapter in {folder} does not fit the model: {odd} has no match",
-            hint="give the base that it was made for",
-        )
+        raise _other_base(folder, f"does not fit the model: {(told.unexpected_keys or left)[0]} has no match")
     return adapted.merge_and_unload()
 
 
+def _other_base(folder: Path, what: str) -> ModelError:
+    return ModelError(f"the adapter in {folder} {what}", hint="give the base that it was made for")
+
+
 def _hub_name(name: Any) -> bool:
-    return (
-        isinstance(name, str)
-        and name.count("/") == 1
-        and not name.startswith((".", "/", "~"))
-        and not Path(name).exists()
-    )
+    named = isinstance(name, str) and name.count("/") == 1 and not name.startswith((".", "/", "~"))
+    return named and not Path(name).exists()
 
 
 def read_facts(file: Path) -> dict[str, Any]:

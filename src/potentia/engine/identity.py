@@ -31,30 +31,12 @@ from potentia.errors import ModelError
 from potentia.files import PICKLE, allowed, write_file
 
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf")
-SETTING_FILES = (
-    "config.json",
-    "generation_config.json",  # names the tokens that end a text, and penalties
-    "adapter_config.json",
-    "*.index.json",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab*",
-    "*vocab.json",
-    "merges.txt",
-    "*.model",
-    "*.spm",
-    "*.tiktoken",
-    "*.codes",
-    "*.tokenizer",
-    "dict.txt",
-    "emoji.json",
-    "normalizer.json",
-    "word_*.json",
-    "tekken.json",
-    "chat_template*",
-    "additional_chat_templates/*",
-)
+SETTING_FILES = (  # generation_config names the tokens that end a text, and penalties
+    "config.json", "generation_config.json", "adapter_config.json", "*.index.json", "tokenizer*",
+    "special_tokens_map.json", "added_tokens.json", "vocab*", "*vocab.json", "merges.txt", "*.model", "*.spm",
+    "*.tiktoken", "*.codes", "*.tokenizer", "dict.txt", "emoji.json", "normalizer.json", "word_*.json", "tekken.json",
+    "chat_template*", "additional_chat_templates/*",
+)  # fmt: skip
 PLAIN = (".safetensors", ".gguf")  # weights that are data alone
 PICKLE_HINT = "take its safetensors or GGUF version; or, of a source you trust, --allow-pickle"
 CODE_FILES = ("*.py",)  # where the config says that the model brings its own
@@ -76,9 +58,9 @@ def fingerprint(
         folder = Path(last).expanduser()
         base = fingerprint(source, revision=revision, gguf_file=gguf_file, adapters=before)
         check_adapter(folder, base, source)
-        refuse_pickles([next(folder / name for name in WEIGHTS if (folder / name).is_file())])
-        files = [folder / "adapter_config.json", *(folder / name for name in WEIGHTS if (folder / name).is_file())]
-        return _join([base, *(_digest(file) for file in files)])
+        weights = [folder / name for name in WEIGHTS if (folder / name).is_file()]
+        refuse_pickles(weights[:1])
+        return _join([base, *map(_digest, [folder / "adapter_config.json", *weights])])
     path = Path(source).expanduser()
     if path.is_file():
         path, gguf_file = path.parent, path.name
@@ -154,21 +136,19 @@ def _commit(repository: str, revision: str | None, gguf_file: str | None) -> str
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
 
-    for name in (gguf_file,) if gguf_file is not None else ("config.json", "adapter_config.json"):
+    names = [gguf_file] if gguf_file is not None else ["config.json", "adapter_config.json"]
+    while True:
         try:
-            file = hf_hub_download(repository, name, revision=revision)
+            parts = Path(hf_hub_download(repository, names.pop(0), revision=revision)).parts
+            return parts[parts.index("snapshots") + 1]  # …/snapshots/<commit>/config.json
         except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
-            if isinstance(error, EntryNotFoundError) and name == "config.json":
+            if isinstance(error, EntryNotFoundError) and names:
                 continue
-            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ModelError(
                 f"cannot find {repository} on the hub or in its cache: {first}",
                 hint="check the name and the network, log in for gated models, or give a folder",
             ) from error
-        else:
-            parts = Path(file).parts  # …/snapshots/<commit>/config.json
-            return parts[parts.index("snapshots") + 1]
-    raise AssertionError("the last name either answers or raises")
 
 
 def _digest(file: Path) -> str:

@@ -139,7 +139,7 @@ class Encoder:
         rest = whole[len(context) :]
         if rest or whole == context:
             return context, rest
-        agreed = min(_agreement(context, whole), len(whole) - 1)
+        agreed = min(common_prefix(context, whole), len(whole) - 1)
         return (whole[:agreed], whole[agreed:]) if agreed > 0 else self._after_start(whole)
 
     def _after_start(self, ids: Ids) -> Pair:
@@ -219,11 +219,20 @@ def _move_spaces(context: str, continuation: str) -> tuple[str, str]:
     return stripped, context[len(stripped) :] + continuation
 
 
-def _agreement(one: Ids, other: Ids) -> int:
-    for place, (ours, theirs) in enumerate(zip(one, other, strict=False)):
-        if ours != theirs:
-            return place
-    return min(len(one), len(other))
+def common_prefix(one: Ids, other: Ids) -> int:
+    """Count the tokens on which two sequences agree from the start, by bisection over slices."""
+    low, high = 0, min(len(one), len(other))
+    if one[:high] == other[:high]:
+        return high
+    while low < high:  # one[:low] agrees, one[:high] does not
+        middle = (low + high) // 2
+        if middle == low:
+            break
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 Messages = list[dict[str, str]]

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from potentia.engine import BosPolicy, Encoder, LoadedModel
 from potentia.engine.score import Scorer
-from potentia.engine.score.network import Network, Strand, batches, common_prefix, plant
+from potentia.engine.score.network import Network, Strand, batches, plant
+from potentia.engine.tokens import common_prefix
 from potentia.errors import InputError, ModelError
 from potentia.values.requests import Continuation, Document, Generation
 from scoring_models import ARCHITECTURES, CORPUS, tiny, tokenizer

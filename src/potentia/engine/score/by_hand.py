@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from potentia.engine.operations import operations
+from potentia.engine.split import computing
 from potentia.engine.spread import find_blocks, is_spread
 from potentia.engine.tune.adapters import installed_on
 from potentia.engine.tune.layout import STRETCH, Route
@@ -31,7 +32,7 @@ class HandWritten:
         self.model = model
         self.operations = operations(next(model.parameters()).device)
         self.blocks = Blocks(find_blocks(model), joined=False)
-        self.forwards = [_Forward(block, self) for block in self.blocks.blocks]
+        self.forwards = {block.layer: _Forward(block, self) for block in self.blocks.blocks}
         self.route: Route | None = None  # of the pass under way
         self._angles: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
 
@@ -56,14 +57,9 @@ class HandWritten:
             self.blocks.adapt(bank)
             each = owners.to(torch.int32).repeat_interleave(length // STRETCH)
             self.route = Route(bank, each, each, None)  # spans are gradients' affair
-        try:
-            for forward in self.forwards:
-                forward.block.layer.forward = forward
+        self._angles = None
+        with computing(self.forwards):
             yield
-        finally:
-            for forward in self.forwards:
-                forward.block.layer.__dict__.pop("forward", None)
-            self.route = self._angles = None
 
     @property
     def usable(self) -> bool:

@@ -19,31 +19,16 @@ from potentia.engine.tokens import Ids
 from potentia.errors import InputError
 
 # settings that change a text written without sampling, and the values that leave it alone
+_NONE_OF: tuple[Any, ...] = ([], (), {})
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "bad_words_ids": ([], ()),
-    "begin_suppress_tokens": ([],),
-    "constraints": ([],),
-    "diversity_penalty": (0.0,),
-    "dola_layers": (),
-    "encoder_no_repeat_ngram_size": (0,),
-    "encoder_repetition_penalty": (1.0,),
-    "exponential_decay_length_penalty": (),
-    "force_words_ids": ([],),
-    "forced_bos_token_id": (),
-    "forced_eos_token_id": (),
-    "guidance_scale": (1.0,),
-    "min_length": (0,),
-    "min_new_tokens": (0,),
-    "no_repeat_ngram_size": (0,),
-    "num_beam_groups": (1,),
-    "num_beams": (1,),
-    "penalty_alpha": (0.0,),
-    "repetition_penalty": (1.0,),
-    "sequence_bias": ({},),
-    "stop_strings": ([],),
-    "suppress_tokens": ([],),
-    "token_healing": (False,),
-    "watermarking_config": (),
+    **dict.fromkeys(("bad_words_ids", "begin_suppress_tokens", "constraints", "force_words_ids"), _NONE_OF),
+    **dict.fromkeys(("sequence_bias", "stop_strings", "suppress_tokens"), _NONE_OF),
+    **dict.fromkeys(("diversity_penalty", "penalty_alpha", "token_healing", "min_length", "min_new_tokens"), (0,)),
+    **dict.fromkeys(("encoder_no_repeat_ngram_size", "no_repeat_ngram_size"), (0,)),
+    **dict.fromkeys(("encoder_repetition_penalty", "repetition_penalty", "guidance_scale"), (1,)),
+    **dict.fromkeys(("num_beam_groups", "num_beams"), (1,)),
+    **dict.fromkeys(("dola_layers", "exponential_decay_length_penalty", "watermarking_config"), ()),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id"), ()),
 }
 _ALONGSIDE = ("length_penalty", "early_stopping")  # of beams
 
@@ -140,7 +125,7 @@ class _Stop(StoppingCriteria):
         return torch.tensor(self.stopped(input_ids[:, self.start :].tolist()), device=input_ids.device)
 
 
-_MARKS = "▁Ġ"  # how tokenizers write a space
+_SPACES = str.maketrans("▁Ġ", "  ")  # how tokenizers write them
 
 
 class StopTables:
@@ -156,13 +141,8 @@ class StopTables:
         if stops not in self._tables:
             lasts = {stop[-1] for stop in stops if stop}
             spaces = any(last.isspace() and last not in "\r\n" for last in lasts)
-            found = np.ones(self.vocabulary, bool)
-            texts = self._token_texts()
-            for token, text in enumerate(texts):
-                found[token] = spaces or "\ufffd" in text or any(last in text for last in lasts)
-            if not lasts:
-                found[:] = False
-            self._tables[stops] = found
+            may = [spaces or "\ufffd" in text or any(last in text for last in lasts) for text in self._token_texts()]
+            self._tables[stops] = np.array(may, bool) & bool(lasts)
         return self._tables[stops]
 
     def _token_texts(self) -> list[str]:
@@ -177,10 +157,6 @@ class StopTables:
 
 
 def _written(piece: str | bytes | None) -> str:
-    if not isinstance(piece, str):
+    if not isinstance(piece, str) or (piece.startswith("<0x") and piece.endswith(">")):  # a byte
         return "\ufffd"
-    if piece.startswith("<0x") and piece.endswith(">"):  # a byte
-        return "\ufffd"
-    for mark in _MARKS:
-        piece = piece.replace(mark, " ")
-    return piece
+    return piece.translate(_SPACES)

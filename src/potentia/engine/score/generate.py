@@ -60,10 +60,7 @@ class Writer:
         tables: StopTables | None = None,
         continuous: bool | None = None,
     ) -> None:
-        self.network = network
-        self.encoder = encoder
-        self.token_budget = token_budget
-        self.trials = trials
+        self.network, self.encoder, self.token_budget, self.trials = network, encoder, token_budget, trials
         self.truncated = 0
         self.samples: list[Ids] = []
         self.ways: set[str] = set()
@@ -88,35 +85,35 @@ class Writer:
         self.samples = [draft.prompt for draft in drafts[:3]]
         texts = [""] * len(requests)
         for options in dict.fromkeys(draft.options for draft in drafts):
-            decoding = Decoding.of(self.network.model, options)
             queue = [draft for draft in drafts if draft.options == options]
-            own = decoding.beyond_greedy or not self._fast(queue)
-            if not own and decoding.penalty == 1.0 and self._may_seat(queue):
-                self.ways.add("continuous loop")
-                for draft in self._seated(queue):
-                    texts[draft.index] = self._finish(draft)
-                    if progress is not None:
-                        progress(1)
-                continue
-            queue.sort(key=lambda draft: (len(draft.prompt) + draft.room, len(draft.prompt)), reverse=True)
-            self.ways.add("the model's own generate" if own else "greedy loop")
-            while queue:
-                batch = self._alike(queue, decoding) if own else queue[: self._rows(queue[0])]
-                try:
-                    self._write_batch(batch, decoding, own=own)
-                except (torch.OutOfMemoryError, RuntimeError) as error:
-                    if not self._halve(error, len(batch)):
-                        raise
-                    for draft in batch:
-                        draft.written.clear()
-                    continue
-                done = {id(draft) for draft in batch}
-                queue = [draft for draft in queue if id(draft) not in done]
-                for draft in batch:
-                    texts[draft.index] = self._finish(draft)
+            for draft in self._written(queue, Decoding.of(self.network.model, options)):
+                texts[draft.index] = self._finish(draft)
                 if progress is not None:
-                    progress(len(batch))
+                    progress(1)
         return texts
+
+    def _written(self, queue: list[Draft], decoding: Decoding) -> Iterator[Draft]:
+        """Write texts in the fastest way that gives the model's own; yield each as it ends."""
+        own = decoding.beyond_greedy or not self._fast(queue)
+        if not own and decoding.penalty == 1.0 and self._may_seat(queue):
+            self.ways.add("continuous loop")
+            yield from self._seated(queue)
+            return
+        self.ways.add("the model's own generate" if own else "greedy loop")
+        queue = sorted(queue, key=lambda draft: (len(draft.prompt) + draft.room, len(draft.prompt)), reverse=True)
+        while queue:
+            batch = self._alike(queue, decoding) if own else queue[: self._rows(queue[0])]
+            try:
+                self._write_batch(batch, decoding, own=own)
+            except (torch.OutOfMemoryError, RuntimeError) as error:
+                if not self._halve(error, len(batch)):
+                    raise
+                for draft in batch:
+                    draft.written.clear()
+                continue
+            done = {id(draft) for draft in batch}
+            queue = [draft for draft in queue if id(draft) not in done]
+            yield from batch
 
     def _fast(self, queue: list[Draft]) -> bool:
         live = [draft for draft in queue if draft.room > 0]
@@ -247,13 +244,11 @@ class Writer:
 
     def _loop(self, batch: list[Draft], decoding: Decoding, *, record: bool = False) -> list[list[float]]:
         """Write a batch of texts; returns, where asked to, the log-probability of every token that was chosen."""
-        network = self.network
-        device = network.device
+        network, device = self.network, self.network.device
         live = sorted((draft for draft in batch if draft.room > 0), key=lambda draft: draft.owner)
         said: dict[int, list[float]] = {draft.index: [] for draft in batch}
         length = max((len(draft.prompt) for draft in live), default=0)
-        tokens = torch.zeros((len(live), length), dtype=torch.long)
-        mask = torch.zeros((len(live), length), dtype=torch.long)
+        tokens, mask = torch.zeros((2, len(live), length), dtype=torch.long)
         for i, draft in enumerate(live):
             tokens[i, length - len(draft.prompt) :] = torch.tensor(draft.prompt)
             mask[i, length - len(draft.prompt) :] = 1
@@ -293,8 +288,7 @@ class Writer:
 
     def _extend(self, live: list[Draft], chosen: list[int]) -> list[int]:
         """Append the chosen tokens; return the places of the rows that go on."""
-        going: list[int] = []
-        watched: list[int] = []
+        going, watched = list[int](), list[int]()
         for i, (draft, token) in enumerate(zip(live, chosen, strict=True)):
             if token < 0:
                 raise not_a_number("while writing a text")

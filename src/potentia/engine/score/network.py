@@ -22,7 +22,7 @@ import torch
 
 from potentia.engine.split import SplitModel
 from potentia.engine.spread import free_memory
-from potentia.engine.tokens import Ids
+from potentia.engine.tokens import Ids, common_prefix
 
 if TYPE_CHECKING:
     from potentia.engine.loading import LoadedModel
@@ -129,22 +129,6 @@ def batches(rows: Sequence[Forest], budget: int, mask_cells: int) -> Iterator[li
                 count = max(1, min(count, mask_cells // longest**2))
             yield queue[start : start + count]
             start += count
-
-
-def common_prefix(one: list[int], other: list[int]) -> int:
-    """Count the tokens on which two sequences agree from the start, by bisection over slices."""
-    low, high = 0, min(len(one), len(other))
-    if one[:high] == other[:high]:
-        return high
-    while low < high:  # one[:low] agrees, one[:high] does not
-        middle = (low + high) // 2
-        if middle == low:
-            break
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 # ---- the model ----

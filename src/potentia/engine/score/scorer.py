@@ -13,7 +13,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from potentia.engine.admission import not_a_number
@@ -31,7 +30,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Progress = Callable[[int], None]
+Owners = Sequence[int] | None  # the adapter of each request
+Progress = Callable[[int], None] | None  # told of requests that are done
 
 PORTION, FIRST_PORTION = 2048, 512  # requests tokenised and packed at a time
 ROW_TOKENS = {"cuda": 512, "cpu": 256}
@@ -80,10 +80,7 @@ class Scorer:
         self._tables: StopTables | None = None
         self.trials = Trials(self.network, loaded)
         self.token_budget = token_budget or default_budget(self.network)
-        self._truncated = 0
-        self._windowed = 0
-        self._fed = 0
-        self._asked = 0
+        self._truncated = self._windowed = self._fed = self._asked = 0
         self._rows: dict[str, int] = {}
         self._warnings: list[str] = []
         self._samples: list[list[int]] = []
@@ -108,11 +105,7 @@ class Scorer:
         }
 
     def loglikelihood(
-        self,
-        requests: Sequence[Continuation],
-        *,
-        owners: Sequence[int] | None = None,
-        progress: Progress | None = None,
+        self, requests: Sequence[Continuation], *, owners: Owners = None, progress: Progress = None
     ) -> list[Likelihood]:
         """Score continuations after their contexts; results in the order of the requests."""
         # what a GPU would wait for is kept short; a processor's rows, and so their rounding, stay what they were
@@ -125,21 +118,13 @@ class Scorer:
         return self._score((self._strands(*portion, owners) for portion in portions), len(requests), progress)
 
     def loglikelihood_ids(
-        self,
-        pairs: Sequence[tuple[Ids, Ids]],
-        *,
-        owners: Sequence[int] | None = None,
-        progress: Progress | None = None,
+        self, pairs: Sequence[tuple[Ids, Ids]], *, owners: Owners = None, progress: Progress = None
     ) -> list[Likelihood]:
         """Score continuations that are already token ids, each after its context's ids."""
         return self._score([self._strands(0, pairs, owners)], len(pairs), progress)
 
     def rolling(
-        self,
-        requests: Sequence[Document],
-        *,
-        owners: Sequence[int] | None = None,
-        progress: Progress | None = None,
+        self, requests: Sequence[Document], *, owners: Owners = None, progress: Progress = None
     ) -> list[Likelihood]:
         """Score whole documents, read in windows of the model's context length."""
         strands: list[Strand] = []
@@ -153,11 +138,7 @@ class Scorer:
         return self._score([strands], len(requests), progress)
 
     def generate(
-        self,
-        requests: Sequence[Generation],
-        *,
-        owners: Sequence[int] | None = None,
-        progress: Progress | None = None,
+        self, requests: Sequence[Generation], *, owners: Owners = None, progress: Progress = None
     ) -> list[str]:
         """Continue contexts greedily; each text ends before its first stop string."""
         from potentia.engine.score.generate import Writer
@@ -182,7 +163,7 @@ class Scorer:
         if ids and len(self._samples) < SAMPLES:
             self._samples.append(ids)
 
-    def _strands(self, start: int, pairs: Sequence[tuple[Ids, Ids]], owners: Sequence[int] | None) -> list[Strand]:
+    def _strands(self, start: int, pairs: Sequence[tuple[Ids, Ids]], owners: Owners) -> list[Strand]:
         strands: list[Strand] = []
         most = self.encoder.max_length
         for index, (context, continuation) in enumerate(pairs, start):
@@ -200,7 +181,7 @@ class Scorer:
             strands.append(Strand(index, ids, len(continuation), owner))
         return strands
 
-    def _score(self, portions: Iterable[list[Strand]], count: int, progress: Progress | None) -> list[Likelihood]:
+    def _score(self, portions: Iterable[list[Strand]], count: int, progress: Progress) -> list[Likelihood]:
         """Score portion by portion: while one is packed and sent to the device, the next one is tokenised."""
         tally = Tally(count, progress)
         with self.network.evaluating(), _old_objects_left_alone():
@@ -291,27 +272,17 @@ class Scorer:
 IN_FLIGHT = 2
 
 
-@dataclass(slots=True)
-class _Parcel:
-    """One batch's results on their way to the host."""
-
-    strands: npt.NDArray[np.int64]
-    logprobs: torch.Tensor
-    hits: torch.Tensor
-    finished: list[int]
-    arrived: torch.cuda.Event | None
-
-
 class Tally:
     """Sum log-probabilities per request as batches come in, and report requests that are complete."""
 
-    def __init__(self, count: int, progress: Callable[[int], None] | None = None) -> None:
+    def __init__(self, count: int, progress: Progress = None) -> None:
         self._sums = np.zeros(count)
         self._greedy = np.ones(count, dtype=bool)
         self._tokens = np.zeros(count, dtype=np.int64)
         self._open = np.zeros(count, dtype=np.int64)  # strands that have not come back
         self._progress = progress
-        self._parcels: deque[_Parcel] = deque()
+        # batches' results on their way to the host, the requests they are of, and when they are there
+        self._parcels: deque[tuple[Outcome, list[int], torch.cuda.Event | None]] = deque()
 
     def expect(self, strands: Sequence[Strand]) -> None:
         """Note what is on its way: all strands of a request are announced together."""
@@ -322,18 +293,14 @@ class Tally:
     def collect(self, outcome: Outcome, rows: Iterable[Forest]) -> None:
         """Take a batch's results without waiting for the device; older batches are added up meanwhile."""
         finished = [strand.index for row in rows for strand, _ in row.reads]
+        arrived: torch.cuda.Event | None = None
         if outcome.logprobs.device.type == "cuda":
-            logprobs = torch.empty(outcome.logprobs.shape, dtype=outcome.logprobs.dtype, pin_memory=True)
-            hits = torch.empty(outcome.hits.shape, dtype=torch.bool, pin_memory=True)
-            logprobs.copy_(outcome.logprobs, non_blocking=True)
-            hits.copy_(outcome.hits, non_blocking=True)
+            outcome = Outcome(outcome.strands, _on_its_way(outcome.logprobs), _on_its_way(outcome.hits))
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             arrived.record()
-        else:
-            logprobs, hits, arrived = outcome.logprobs, outcome.hits, None
-        self._parcels.append(_Parcel(outcome.strands, logprobs, hits, finished, arrived))
+        self._parcels.append((outcome, finished, arrived))
         while len(self._parcels) > (IN_FLIGHT if arrived is not None else 0):
-            self._open_parcel(self._parcels.popleft())
+            self._open_parcel(*self._parcels.popleft())
 
     def add(self, strand: Strand, logprob: float, greedy: bool) -> None:
         """Add one strand's result."""
@@ -344,7 +311,7 @@ class Tally:
     def drain(self) -> None:
         """Wait for all batches that are still on the device."""
         while self._parcels:
-            self._open_parcel(self._parcels.popleft())
+            self._open_parcel(*self._parcels.popleft())
 
     def totals(self) -> list[tuple[float, bool, int]]:
         """(log-probability, greedy, tokens) of every request."""
@@ -354,18 +321,22 @@ class Tally:
             raise not_a_number(f"for {wrong} of {len(self._sums)} requests")
         return list(zip(self._sums.tolist(), self._greedy.tolist(), self._tokens.tolist(), strict=True))
 
-    def _open_parcel(self, parcel: _Parcel) -> None:
-        if parcel.arrived is not None:
-            parcel.arrived.synchronize()
-        np.add.at(self._sums, parcel.strands, parcel.logprobs.double().numpy())
-        np.logical_and.at(self._greedy, parcel.strands, parcel.hits.numpy())
-        self._finish(parcel.finished)
+    def _open_parcel(self, outcome: Outcome, finished: list[int], arrived: torch.cuda.Event | None) -> None:
+        if arrived is not None:
+            arrived.synchronize()
+        np.add.at(self._sums, outcome.strands, outcome.logprobs.double().numpy())
+        np.logical_and.at(self._greedy, outcome.strands, outcome.hits.numpy())
+        self._finish(finished)
 
     def _finish(self, indices: list[int]) -> None:
         np.subtract.at(self._open, indices, 1)
         whole = int((self._open[np.unique(indices)] == 0).sum())
         if self._progress is not None and whole:
             self._progress(whole)
+
+
+def _on_its_way(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 @contextmanager
