@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -30,6 +32,18 @@ FILLED = 0.8  # of a device's free memory that weights may take where there are 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
     """Return a tensor on a device."""
     return tensor.to(device)
+
+
+def pinned(values: npt.NDArray[Any]) -> Tensor:
+    """Return an array in memory that a GPU reads by itself, copied by this thread alone.
+
+    Torch's own ``pin_memory`` wakes all its threads for that, and other processes hold these up: half a megabyte took
+    1.4 ms on a quiet host, and 6 ms on a busy one.
+    """
+    whole = torch.from_numpy(values)
+    host = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=True)
+    np.copyto(host.numpy(), values)
+    return host
 
 
 def device_of(tensor: Tensor) -> torch.device:

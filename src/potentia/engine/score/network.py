@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 
 from potentia.engine.split import SplitModel
-from potentia.engine.spread import free_memory
+from potentia.engine.spread import free_memory, pinned
 from potentia.engine.tokens import Ids, common_prefix
 
 if TYPE_CHECKING:
@@ -308,10 +308,8 @@ class Network:
         return Outcome(askers.astype(np.int64)[order], torch.cat(logprobs), torch.cat(hits))
 
     def _send(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
-        tensor = torch.from_numpy(array)
-        if self.device.type == "cuda":
-            return tensor.pin_memory().to(self.device, non_blocking=True)
-        return tensor
+        on_gpu = self.device.type == "cuda"
+        return pinned(array).to(self.device, non_blocking=True) if on_gpu else torch.from_numpy(array)
 
 
 def size_of(config: Any, name: str, otherwise: int) -> int:

@@ -184,7 +184,7 @@ class Scorer:
     def _score(self, portions: Iterable[list[Strand]], count: int, progress: Progress) -> list[Likelihood]:
         """Score portion by portion: while one is packed and sent to the device, the next one is tokenised."""
         tally = Tally(count, progress)
-        with self.network.evaluating(), _old_objects_left_alone():
+        with self.network.evaluating(), _no_collector():
             for strands in _ahead(portions):
                 tally.expect(strands)
                 self._asked += sum(len(strand.ids) - 1 for strand in strands)
@@ -199,8 +199,9 @@ class Scorer:
                     self._count("reference", 1, len(strand.ids) - 1)
                 for message in self.trials.failures():
                     self._warn(message)
+                gc.collect(0)  # what this portion left behind
             tally.drain()
-        return [Likelihood(*entry) for entry in tally.totals()]
+            return [Likelihood(*entry) for entry in tally.totals()]
 
     def _rows_for(self, path: str, strands: list[Strand]) -> tuple[list[Forest], list[Strand]]:
         """Pack what may go down a path into rows; returns them, and the strands that are left for the next path."""
@@ -215,6 +216,8 @@ class Scorer:
             short = [strand for strand in strands if len(strand.ids) - 1 <= limit]
             rows = self._plant(short, path, limit) if short else []
             rows = [row for row in rows if row.branches] if path == "tree" else rows
+        if sum(len(row.reads) for row in rows) == len(strands):
+            return rows, []
         taken = {id(strand) for row in rows for strand, _ in row.reads}
         return rows, [strand for strand in strands if id(strand) not in taken]
 
@@ -340,16 +343,15 @@ def _on_its_way(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def _old_objects_left_alone() -> Iterator[None]:
-    """Look for garbage among new objects alone inside the block: among torch's it takes as long as 8,000 requests."""
-    ours = gc.get_freeze_count() == 0
-    if ours:
-        gc.freeze()
+def _no_collector() -> Iterator[None]:
+    """Let Python not look for garbage inside the block: among torch's objects that takes as long as 8,000 requests."""
+    enabled = gc.isenabled()
+    gc.disable()
     try:
         yield
     finally:
-        if ours:
-            gc.unfreeze()
+        if enabled:
+            gc.enable()
 
 
 def _ahead(portions: Iterable[list[Strand]]) -> Iterator[list[Strand]]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from potentia.engine.split import SplitModel, computing
-from potentia.engine.spread import find_blocks
+from potentia.engine.spread import find_blocks, pinned
 from potentia.engine.tune.adapters import AdapterBank
 from potentia.engine.tune.dropout import token_keys
 from potentia.engine.tune.judge import own_gradients
@@ -168,14 +168,13 @@ def assemble(rows: Sequence[Lesson], length: int, device: torch.device, dropout:
 
 def to_device(values: npt.NDArray[Any], device: torch.device) -> Tensor:
     """Send an array without waiting for the device."""
-    tensor = torch.from_numpy(values)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    on_gpu = device.type == "cuda"
+    return pinned(values).to(device, non_blocking=True) if on_gpu else torch.from_numpy(values).to(device)
 
 
 def send(values: npt.NDArray[Any], into: Tensor) -> None:
     """Copy an array into a tensor without waiting for the device; torch keeps the pinned copy until it has arrived."""
-    host = torch.from_numpy(values)
-    into.copy_(host.pin_memory() if into.is_cuda else host, non_blocking=True)
+    into.copy_(pinned(values) if into.is_cuda else torch.from_numpy(values), non_blocking=True)
 
 
 def run_step(
