@@ -52,7 +52,7 @@ class Significance(Finding):
             row.append(self.detectable[k])
             shared = [self.items[k], self.by_items[k], self.item_discoveries[k]]
             rows.append((*row, *((shared if self.items[k] else [None] * 3) if stored else [])))
-        title = f"Pairs of models that differ significantly ({self.protocol.label}, {self.level:.0%}, z test)"
+        title = f"Pairs of models that differ significantly ({self.protocol.label}, {100 * (1 - self.level):.0f} % level, z test)"
         note = f"detectable: the smallest difference found with {POWER:.0%} power, at the median standard error."
         note += " McNemar: exact test on the stored items that models share; sharper than errors." if stored else ""
         return [Table(title, tuple(columns), tuple(rows), note=note)]
@@ -64,7 +64,7 @@ class Significance(Finding):
             Bars(
                 name=f"resolved-{self.protocol}",
                 title=f"Share of model pairs that each task resolves: {self.protocol.label}",
-                caption=f"Pairs of models whose difference is significant at {self.level:.0%}.",
+                caption=f"Pairs of models whose difference is significant at the {100 * (1 - self.level):.0f} % level.",
                 labels=self.tasks,
                 series={self.protocol.label: share},
                 y_label="share of pairs",
