@@ -176,7 +176,7 @@ def too_long() -> list[str]:
 
 def too_large() -> list[str]:
     """Say where the house as a whole is larger than it may be."""
-    counted = {"all lines": 47_850all_lines(), "modules": len(modules())}
+    counted = {"all lines": all_lines(), "modules": len(modules())}
     return [f"{n:,} {what} in the wheel, {MOST[what]:,} at most" for what, n in counted.items() if n > MOST[what]]
 
 

@@ -11,7 +11,7 @@ from potentia.values.scores import Score
 def cell(model: str, task: str, *, weights: str = "all in place", **training: object) -> CellRecord:
     manifest = {
         "engine": {"load": {"weights": weights}, "scoring": {"tree": {"off_by": 9e-6}, "rows": {"off_by": 2e-7}}},
-        "scorer": {"rows_by_path": {"tree": 12}, "fallbacks": []},
+        "scorer": {"rows_by_path": {"tree": 12}, "layers": "hand-written layers", "fallbacks": []},
         "training": {"targets": ["q_proj", "v_proj"], "distance": {"lane": 1.3e-6}, "update": 3e-7, **training},
     }
     scores = {"acc": Score(0.5, 0.01, 100, Metric.of("acc"))}
@@ -36,6 +36,7 @@ def test_slower_paths_and_odd_weights_come_first():
     assert rows[0]["slower because"] == "shared passes: gradients off by 0.2"
     assert (rows[2]["cells"], rows[2]["adapters on"], rows[2]["scores off by"]) == (2, "q_proj, v_proj", "9e-06")
     assert rows[3]["slower because"] is None
+    assert rows[3]["scored by"] == "tree, hand-written layers"
     assert table.note.startswith("2 of 5 cells took a slower path or have odd weights.")
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from potentia.show.source import ReportData
 
 ABSENT, IN_PLACE = "its layers are of another kind", "all in place"  # as the engine says where nothing is odd
+BY_HAND = "hand-written layers"  # as the scorer notes it
 
 
 def how_context(data: ReportData) -> dict[str, Any]:
@@ -81,8 +82,8 @@ def _scored(engine: Mapping[str, Any], scorer: Mapping[str, Any]) -> tuple[Cell,
     trials = [trial for trial in (engine.get("scoring") or {}).values() if isinstance(trial, Mapping)]
     worst = max((float(trial.get("off_by") or 0.0) for trial in trials), default=None)
     load = engine.get("load") or {}
-    paths = ", ".join(sorted(scorer.get("rows_by_path") or ())) or None
-    return paths, _size(worst), str(load.get("weights") or IN_PLACE)
+    paths = sorted(scorer.get("rows_by_path") or ()) + [BY_HAND] * (scorer.get("layers") == BY_HAND)
+    return ", ".join(paths) or None, _size(worst), str(load.get("weights") or IN_PLACE)
 
 
 def _size(value: Any) -> str | None:

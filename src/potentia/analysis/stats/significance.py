@@ -52,7 +52,8 @@ class Significance(Finding):
             row.append(self.detectable[k])
             shared = [self.items[k], self.by_items[k], self.item_discoveries[k]]
             rows.append((*row, *((shared if self.items[k] else [None] * 3) if stored else [])))
-        title = f"Pairs of models that differ significantly ({self.protocol.label}, {100 * (1 - self.level):.0f} % level, z test)"
+        doubt = f"{100 * (1 - self.level):.0f} % level"
+        title = f"Pairs of models that differ significantly ({self.protocol.label}, {doubt}, z test)"
         note = f"detectable: the smallest difference found with {POWER:.0%} power, at the median standard error."
         note += " McNemar: exact test on the stored items that models share; sharper than errors." if stored else ""
         return [Table(title, tuple(columns), tuple(rows), note=note)]
