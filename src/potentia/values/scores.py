@@ -192,6 +192,12 @@ class ScoreMatrix:
             value, stderr, 0 if math.isnan(n) else int(n), self.metrics[column], self.origin(row, column), seeds
         )
 
+    def seed_error(self, model: str, task: str) -> float:
+        """Return the part of a score's standard error that is its seeds'; 0 where there is one seed."""
+        if self.seeds is None:
+            return 0.0
+        return seed_error(self.seeds[self.models.index(model), self.tasks.index(task)] or ())
+
     def origin(self, row: int, column: int) -> Origin:
         """Return where one cell comes from."""
         return (self.origins[row, column] if self.origins is not None else None) or UNKNOWN

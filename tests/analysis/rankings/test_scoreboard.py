@@ -11,11 +11,13 @@ from scipy.stats import norm
 from potentia.analysis.rankings import find_rankings, find_scoreboard, summarise
 from potentia.analysis.rankings.decide import decide
 from potentia.analysis.rankings.pair import what_is_missing
+from potentia.analysis.rankings.scoreboard import _gains
 from potentia.analysis.rankings.sentences import missing_sentence
 from potentia.errors import InputError
 from potentia.evidence import Evidence
 from potentia.values.findings import Bars, Heatmap, Table, telling
-from potentia.values.scores import ScoreMatrix
+from potentia.values.metric import Metric
+from potentia.values.scores import Score, ScoreMatrix
 
 
 def matrix(values, protocol="train_before_test", stderr=0.01, **more) -> ScoreMatrix:
@@ -90,7 +92,7 @@ def test_only_tasks_that_all_models_have_enter_the_mean_and_it_says_so():
     values[2, 1] = np.nan
     board = find_scoreboard(both(SPREAD - 0.1, values))
     assert board.tasks == ("t0", "t2", "t3")
-    assert "Means over the 3 of 4 tasks that all models have" in board.tables()[0].note
+    assert "Means over the 3 of 4 tasks of one scale that all models have" in board.tables()[0].note
     values[2, :3] = np.nan  # a model with a quarter of the tasks does not take them from the others
     board = find_scoreboard(both(SPREAD - 0.1, values))
     assert board.tasks == ("t0", "t1", "t2", "t3")
@@ -196,3 +198,15 @@ def test_the_summary_of_one_task_has_no_dashes():
     cells = [cell for table in summarise(found) for row in table.rows for cell in row]
     assert cells
     assert None not in cells
+
+
+def test_seeds_count_in_gains_that_are_paired_by_documents():
+    """The spread between seeds is no part of the documents' differences."""
+    before, after = ({"t": {"m": {k: float(k % 2 == odd) for k in range(40)}}} for odd in (0, 1))
+    width = {}
+    for seeds in ((0.2, 0.5, 0.8), (0.5, 0.5, 0.5)):
+        cells = {("m", "t"): Score(0.5, 0.1, 40, Metric.of("acc"), seeds=seeds)}
+        direct, tuned = (ScoreMatrix.of_cells(p, cells) for p in ("direct", "train_before_test"))
+        gain = _gains(direct, tuned, ["m"], ["t"], (before, after), 0.95)["m"]
+        width[seeds] = gain.high - gain.low
+    assert width[0.2, 0.5, 0.8] ** 2 - width[0.5, 0.5, 0.5] ** 2 == pytest.approx(2 * (2 * 1.96) ** 2 * 0.03, rel=1e-3)

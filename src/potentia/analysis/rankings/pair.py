@@ -33,7 +33,7 @@ from potentia.analysis.stats.significance import (
 from potentia.errors import InputError
 from potentia.values.findings import Cell, Finding, Interval, Table, short_names
 from potentia.values.protocol import Protocol
-from potentia.values.scores import Floats, Outcomes, ScoreMatrix, seed_error
+from potentia.values.scores import Floats, Outcomes, ScoreMatrix
 
 if TYPE_CHECKING:
     from potentia.evidence import Evidence
@@ -300,7 +300,7 @@ def _of_task(matrix: ScoreMatrix, k: int, outcomes: Outcomes, level: float, *, t
     if found is not None:
         x, y = found[1]
         documents, freedom, test = len(x), len(x) - 1, PAIRED
-        seeds = [0.0] if matrix.seeds is None else [seed_error(s or ()) for s in matrix.seeds[:, k]]
+        seeds = [matrix.seed_error(model, matrix.tasks[k]) for model in matrix.models]
         error = math.hypot(float(np.std(x - y, ddof=1)) / math.sqrt(len(x)), *seeds)
         if set(np.unique([x, y])) <= {0.0, 1.0}:
             numbers = np.array(sorted(outcomes[matrix.tasks[k]][matrix.models[0]]))

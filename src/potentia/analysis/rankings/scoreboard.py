@@ -149,9 +149,10 @@ class Scoreboard(Finding):
             parts = ["No task has a score of every model, so there is no mean to compare."]
         elif len(self.tasks) > 1:
             part = f" of {len(self.ranking.tasks)}" if len(self.tasks) < len(self.ranking.tasks) else ""
+            tasks = "tasks of one scale" if part else "tasks"
             lacking = sum(all(score is None for score in s.scores) for s in self.standings)
             who = "all models have" if not lacking else f"{len(self.standings) - lacking} models have"
-            parts = [f"Means over the {len(self.tasks)}{part} tasks that {who}{'; ' if known else '.'}{errors}"]
+            parts = [f"Means over the {len(self.tasks)}{part} {tasks} that {who}{'; ' if known else '.'}{errors}"]
         if len(self.standings) > 1:
             how = f"Ranks are by {self.protocol.label}, by the {NAMES[self.ranking.method]}: {self.ranking.reason}."
             parts.append(f"{how} In brackets: the {level} interval." if self.ranking.known else how)
@@ -273,7 +274,8 @@ def _gains(
             stored = [part.get(task, {}).get(model, {}) for part in items]
             both = on_same_documents(stored)
             if both is not None and stands_for(stored[0], one[i, j]) and stands_for(stored[1], two[i, j]):
-                variance[i, j] = float(np.var(both[1] - both[0], ddof=1)) / both.shape[1]
+                seeds = [matrix.seed_error(model, task) for matrix in (before, after)]
+                variance[i, j] = float(np.var(both[1] - both[0], ddof=1)) / both.shape[1] + np.dot(seeds, seeds)
     gain = (two - one).mean(axis=1)
     up = all(u for task, u in zip(after.tasks, after.higher_is_better, strict=True) if task in tasks)
     sign = 1.0 if up else -1.0  # of a loss, less is a gain
