@@ -193,7 +193,7 @@ def test_what_needs_no_division_survives_without_one(tmp_path: Path) -> None:
     facts.write_text("\n".join(["model,family,params_b,tokens_b", *rows]))
     found = find_test_task(read(tmp_path / "s.csv", facts=facts))
     assert set(found.tasks["mmlu"]) == {"gain", "ranks", "families", "emergence"}
-    assert [row[0] for row in found.tasks["mmlu"]["gain"].tables()[0].rows] == ["all"]
+    assert [row[0] for row in found.tasks["mmlu"]["gain"].tables()[0].rows] == ["all models"]
     assert any("no training date" in problem for problem in found.problems)
 
 

@@ -19,7 +19,7 @@ from potentia.engine import identity, split, tokens
 from potentia.engine.score import generate, network, scorer
 from potentia.engine.tune import adapters, full, lane_run, trainer
 from potentia.run import ask, run_study
-from potentia.store import Store, reading
+from potentia.store import Store, live, reading
 from potentia.study import make_study
 
 PIECE_TARGETS = 4
@@ -113,7 +113,7 @@ def lowered(monkeypatch: pytest.MonkeyPatch) -> Crossings:
     lower(lane_run, "SNAPSHOT_SECONDS", 0.0)
     lower(identity, "REMEMBER_ABOVE", 0)
     lower(ask, "REMEMBERED_PROMPTS", 0)
-    lower(reading, "_CHUNK", 2)
+    lower(live, "_CHUNK", 2)
     plan = trainer.make_plan
     lower(trainer, "make_plan", lambda **options: plan(**{**options, "token_budget": 64}))
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.stats import rankdata
 
 from potentia.errors import InputError, StoreError
 from potentia.files import write_file
@@ -33,6 +32,8 @@ def mean_ranks(matrix: ScoreMatrix) -> Floats:
     Ranks of a task run over the models that have it and are stretched to the number of models, so that a model is not
     favoured by having been tested where few others were.
     """
+    from scipy.stats import rankdata
+
     ranks = rankdata(-matrix.oriented(), axis=0, nan_policy="omit")
     there = np.isfinite(ranks).sum(axis=0)
     ranks = 1 + (ranks - 1) * np.where(there > 1, (len(matrix.models) - 1) / np.maximum(there - 1, 1), 1.0)
