@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from potentia.processes import began
+from potentia.store.records import began
 
 
 class Driver:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from potentia.processes import began
+from potentia.store.records import began
 
 PROGRAM = """
 import multiprocessing, os, signal, sys, time

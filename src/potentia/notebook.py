@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from potentia.analysis.rankings import Rankings, Scoreboard, find_rankings
 from potentia.errors import PotentiaError
 from potentia.evidence import Evidence, read
-from potentia.processes import repeatedly
 from potentia.run import RunResult, StudyPlan, plan_study, run_study
 from potentia.show import make_report, save_report
 from potentia.study import Study, read_study
+from potentia.timing import repeatedly
 
 if TYPE_CHECKING:
     import pandas as pd

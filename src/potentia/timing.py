@@ -6,8 +6,9 @@ tokenised while a lane is validated) counts for its own kind alone. Without a ta
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -82,3 +83,22 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(whole, 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d} h" if hours else f"{minutes}:{rest:02d} min"
+
+
+@contextmanager
+def repeatedly(act: Callable[[], None], seconds: float) -> Iterator[None]:
+    """Do something every so many seconds beside what runs here, and once more at the end."""
+    over = threading.Event()
+
+    def loop() -> None:
+        while not over.wait(seconds):
+            act()
+
+    thread = threading.Thread(target=loop, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        act()

@@ -14,10 +14,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from potentia.errors import StoreError
-from potentia.processes import repeatedly
 from potentia.run import Count, StudyPlan
 from potentia.store import LeaseRecord, Store
-from potentia.timing import clock
+from potentia.timing import clock, repeatedly
 from potentia.timing import told as shares
 
 SHOWN = 18  # rows of the live table; the rest are counted

@@ -33,7 +33,6 @@ from potentia.run.mps import Sharing
 from potentia.run.plan import LoadedTasks, RowPlan, load_tasks, seen
 from potentia.run.progress import RunLog, Stopped, opened
 from potentia.run.row import RowOutcome, RowRun
-from potentia.run.row_parts import grid_lanes
 from potentia.values.protocol import TRAIN_BEFORE_TEST
 
 if TYPE_CHECKING:
@@ -247,7 +246,7 @@ def give_up_row(row: RowPlan, tasks: LoadedTasks, reason: str) -> RowOutcome:
 
 def _claim(row: RowPlan, store: Store) -> LeaseRecord:
     """Claim the cells of a row, those that can be divided lane by lane."""
-    lanes = [f"/{k}" for k in range(grid_lanes(row.study))]
+    lanes = [f"/{k}" for k in range(row.study.grid_lanes)]
     mine = lanes if row.lane_part is None else lanes[row.lane_part :: row.lane_parts]
     cells = [cell for cell in row.pending if cell.key]
     keys = [cell.key + lane for cell in cells for lane in (mine if cell.protocol == TRAIN_BEFORE_TEST else [""])]

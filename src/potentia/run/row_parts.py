@@ -30,7 +30,6 @@ from potentia.values.protocol import TRAIN_BEFORE_TEST
 
 if TYPE_CHECKING:
     from potentia.store import Store
-    from potentia.study import Study
 
 LEAST_SECONDS = 600.0  # of a part's work, beside loading its model
 FLOPS = {"cuda": 2e14, "cpu": 5e10}  # in a second, of lanes on an H200 and on a thread: only to tell minutes from hours
@@ -96,11 +95,6 @@ def _best_cut(trees: Sequence[_Tree], workers: int, least: float) -> list[list[L
     return best
 
 
-def grid_lanes(study: Study) -> int:
-    """Return in how many parts the lanes of a task can train: learning rates and seeds; one where all weights do."""
-    return 1 if study.tuning.method == "full" else len(study.tuning.learning_rates) * study.seeds
-
-
 def train_sizes(plan: StudyPlan) -> dict[str, int]:
     """Return the training documents of every task, by which rows are halved."""
     return {name: len(task.documents("train")) for name, task in plan.tasks.benchmarks.items()}
@@ -151,7 +145,7 @@ class _Tree:
         whole = self.load + self.price(leaf.tasks)
         if leaf.lane_parts == 1:
             return (), whole
-        price, lanes = self.prices.get(leaf.tasks[0], Price(0.0)), grid_lanes(self.row.study)
+        price, lanes = self.prices.get(leaf.tasks[0], Price(0.0)), self.row.study.grid_lanes
         largest = price.lanes * math.ceil(lanes / leaf.lane_parts) / lanes
         return [self.load + max(largest, price.least)] * leaf.lane_parts, whole - price.lanes
 
@@ -181,7 +175,7 @@ class _Tree:
             for half in self.halves(tasks):
                 yield from self._leaves(half, limit, lanes)
         elif len(tasks) == 1 and lanes and self.price(tasks) > limit:
-            lanes_of, price = grid_lanes(self.row.study), self.prices[tasks[0]]
+            lanes_of, price = self.row.study.grid_lanes, self.prices[tasks[0]]
             each = max(1, int(lanes_of * limit / max(price.lanes, limit)))
             yield Leaf(tasks, math.ceil(lanes_of / each))
         else:

@@ -21,10 +21,18 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 
 from potentia.errors import StoreError
-from potentia.processes import began, place
 from potentia.store import schema as s
 from potentia.store.database import WRITE, Patient, identity, speaking, store_gone
-from potentia.store.records import EpochRecord, EventRecord, FailureRecord, LaneRecord, LeaseRecord, now
+from potentia.store.records import (
+    EpochRecord,
+    EventRecord,
+    FailureRecord,
+    LaneRecord,
+    LeaseRecord,
+    began,
+    now,
+    place,
+)
 
 _EVENT_LOCK = 0x706F74656E746961  # any fixed numbers: on PostgreSQL writers of events wait for one another,
 _LEASE_LOCK = 0x706F74656E740002  # and so do those who claim cells

@@ -10,22 +10,56 @@ import hashlib
 import json
 import os
 import re
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import sqlalchemy as sa
+
 from potentia.errors import DamagedItemsError, StoreError
 from potentia.files import write_file
-from potentia.processes import began, place
 from potentia.values.scores import ItemOutcome, Score
 
 
 def now() -> str:
     """Return this moment in UTC, as ISO 8601 text that sorts by time."""
     return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+@cache
+def place() -> str:
+    """Name where process numbers mean something: the machine since it was started, and its space of processes."""
+    parts = [socket.gethostname()]
+    for file in (Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")):
+        try:
+            parts.append(str(file.readlink()) if file.is_symlink() else file.read_text().strip())
+        except OSError:
+            continue
+    return "/".join(parts)
+
+
+def began(pid: int) -> str | None:
+    """Return when a process of this machine began, in the kernel's count; None where there is no such process.
+
+    A number is given again some day: with its beginning it names one process.
+    """
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if state[0] in "ZX" else state[19]
+    except OSError:  # no such process, or a system without /proc
+        pass
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    except OSError:
+        pass
+    return ""
 
 
 def dumps(value: Any) -> str:
@@ -46,6 +80,21 @@ def loads(text: str) -> Any:
     except (ValueError, TypeError, RecursionError) as error:
         hint = "restore it from a copy, or run again into a new store"
         raise StoreError("a record of this store is damaged", hint=hint) from error
+
+
+class Json(sa.TypeDecorator[Any]):
+    """A structured value as text: nothing queries inside it, and text keeps NaN, which PostgreSQL's JSON refuses."""
+
+    impl = sa.Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, _: Any) -> str | None:
+        """Write it."""
+        return None if value is None else dumps(dict(value) if isinstance(value, Mapping) else value)
+
+    def process_result_value(self, value: str | None, _: Any) -> Any:
+        """Read it."""
+        return None if value is None else loads(value)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ A table of records has a column for every field. Manifests have their own table,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -16,30 +15,14 @@ from potentia.store.records import (
     EpochRecord,
     EventRecord,
     FailureRecord,
+    Json,
     LaneRecord,
     LeaseRecord,
     StudyRecord,
-    dumps,
-    loads,
 )
 
 SCHEMA_VERSION = 4
 metadata = sa.MetaData()
-
-
-class Json(sa.TypeDecorator[Any]):
-    """A structured value as text: nothing queries inside it, and text keeps NaN, which PostgreSQL's JSON refuses."""
-
-    impl = Text
-    cache_ok = True
-
-    def process_bind_param(self, value: Any, _: Any) -> str | None:
-        """Write it."""
-        return None if value is None else dumps(dict(value) if isinstance(value, Mapping) else value)
-
-    def process_result_value(self, value: str | None, _: Any) -> Any:
-        """Read it."""
-        return None if value is None else loads(value)
 
 
 _NUMBER = BigInteger().with_variant(Integer, "sqlite")  # SQLite's own row number, PostgreSQL's bigserial

@@ -394,6 +394,11 @@ class Study(Strict):
             own = leaderboard_shots(task)
         return protocol.shots if own is None else own
 
+    @property
+    def grid_lanes(self) -> int:
+        """In how many parts the lanes of a task can train: learning rates and seeds; one where all weights do."""
+        return 1 if self.tuning.method == "full" else len(self.tuning.learning_rates) * self.seeds
+
     def rows(self) -> tuple[ModelSpec, ...]:
         """Return every model of the study, checkpoint series expanded and treated copies added: one row each."""
         plain = tuple(row for model in self.models for row in model.expand())

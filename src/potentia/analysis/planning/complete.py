@@ -33,7 +33,7 @@ DRAWS = 1_000
 LEVEL = 0.95
 # How far apart the models will be in all is known to so much, before anything is measured: tasks that agree more than
 # expected stretch the mean z scores of all models alike.
-STRETCH = 0.08
+STRETCH = 0.05
 TIE = 1e-9  # aggregates closer than this are equal but for rounding
 
 
