@@ -139,3 +139,14 @@ def test_a_gpu_and_a_cpu_name_their_cells_apart(world: Path, tmp_path: Path):
     assert there in (keys(dtype="bfloat16"), keys(dtype="float16"))
     treat = {"data": ["colours"]}
     assert not set(keys(device="cpu", treat=treat)) & set(keys(device="cuda", treat=treat))
+
+
+def test_copies_are_shown_a_folder_that_has_its_own_splits(world: Path, tmp_path: Path) -> None:
+    """Data that no task of the study is were divided 8:1:1 by force, which files with splits refuse."""
+    folder = tmp_path / "shown"
+    folder.mkdir()
+    for seed, split in enumerate(("train", "validation", "test"), start=2):
+        tiny.save_questions(folder / f"{split}.jsonl", n=20, seed=seed)
+    for data in (folder, world / "auxiliary.jsonl"):
+        plan = plan_study(study(world, tmp_path / "s.db", treat={"data": [str(data)], "who": "copies"}))
+        assert plan.tasks.shown[str(data)].documents("train")

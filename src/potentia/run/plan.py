@@ -151,7 +151,7 @@ def load_tasks(study: Study) -> LoadedTasks:
         raise problems[0] if len(problems) == 1 else InputError(f"{len(problems)} tasks cannot be used\n{listed}")
     auxiliary = _load_auxiliary(study, study.adjust) if study.adjust and ADJUST in study.protocols else None
     wanted = study.treat.data if study.treat is not None else ()
-    shown = {name: loaded.get(name) or _load_task(study, TaskSpec(name=name, ratios=(8, 1, 1))) for name in wanted}
+    shown = {name: loaded.get(name) or _load_task(study, TaskSpec(name=name)) for name in wanted}
     for name, task in shown.items():
         if not task.documents("train"):
             raise InputError(f"treat.data: {name} has no documents to train on")
