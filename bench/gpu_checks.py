@@ -68,7 +68,7 @@ def operation_checks(
     shape: str, device: torch.device, dtype: torch.dtype
 ) -> list[tuple[str, Callable[[], dict[str, Any]]]]:
     """Make the checks of one shape: each runs an operation both ways on random numbers."""
-    from potentia.engine.operations import Rows, operations, plain, tile
+    from potentia.engine.operations import Gain, Rows, operations, plain, tile
     from potentia.engine.tune.adapters import AdapterBank
     from potentia.engine.tune.layout import Route, ThinGroup
     from potentia.engine.tune.schedule import LoraConfig
@@ -107,8 +107,8 @@ def operation_checks(
     parts = (rows_first, rows_last, tiles.reshape(-1, 2))
     rows = Rows(*(torch.from_numpy(part).to(device, torch.int32) for part in parts))
 
-    x, add, dy, gain = draw(tokens, d), draw(tokens, d), draw(tokens, d), draw(d)
-    scale = plain.norm(x, gain, 1e-5)[1]
+    x, add, dy, gain = draw(tokens, d), draw(tokens, d), draw(tokens, d), Gain(draw(d), 1e-5, 1.0)
+    scale = plain.norm(x, gain)[1]
     gates, slope = draw(tokens, 2 * ff), draw(tokens, ff)
     qkv = draw(tokens, (heads + 2 * kept) * head)
     angles = draw(tokens, head // 2, kind=torch.float32).repeat(1, 2)
@@ -178,10 +178,12 @@ def operation_checks(
 
     turned = heads + kept
     return [
-        ("norm", lambda: both(lambda m: m.norm(x, gain, 1e-5))),
-        ("add_norm", lambda: both(lambda m: m.add_norm(x, add, gain, 1e-5))),
+        ("norm", lambda: both(lambda m: m.norm(x, gain))),
+        ("add_norm", lambda: both(lambda m: m.add_norm(x, add, gain))),
         ("norm_back", lambda: both(lambda m: m.norm_back(dy, x, gain, scale, add))),
         ("gate", lambda: both(lambda m: m.gate(gates))),
+        ("gelu gate", lambda: both(lambda m: m.gate(gates, True))),
+        ("gelu gate_back", lambda: both(lambda m: m.gate_back_(gates.clone(), slope, True))),
         ("gate_back", lambda: both(lambda m: m.gate_back_(gates.clone(), slope))),
         ("rotate", lambda: both(lambda m: m.rotate_(qkv.clone(), turned, head, cos, sin))),
         ("rotate back", lambda: both(lambda m: m.rotate_(qkv.clone(), turned, head, cos, sin, back=True))),

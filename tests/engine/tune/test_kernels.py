@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lane_models import tiny
-from potentia.engine.operations import Rows, plain, tile
+from potentia.engine.operations import Gain, Rows, plain, tile
 from potentia.engine.tune.adapters import AdapterBank
 from potentia.engine.tune.layout import Route, ThinGroup
 from potentia.engine.tune.schedule import LoraConfig
@@ -50,29 +50,53 @@ def rows_of(lengths: list[int], tokens: int, ends: list[int]) -> Rows:
     return Rows(*(torch.from_numpy(part).to(DEVICE, torch.int32) for part in (first, last, tiles.reshape(-1, 2))))
 
 
+@pytest.mark.parametrize("more", [0.0, 1.0])
 @pytest.mark.parametrize("width", [36, 64])
-def test_norms(width: int) -> None:
-    x, add, dy, gain = draw(5, width), draw(5, width, seed=1), draw(5, width, seed=2), draw(width, seed=3)
-    for ours, theirs in zip(kernels.norm(x, gain, 1e-5), plain.norm(x, gain, 1e-5), strict=True):
+def test_norms(width: int, more: float) -> None:
+    x, add, dy = draw(5, width), draw(5, width, seed=1), draw(5, width, seed=2)
+    gain = Gain(draw(width, seed=3), 1e-5, more)
+    for ours, theirs in zip(kernels.norm(x, gain), plain.norm(x, gain), strict=True):
         close(ours, theirs)
-    for ours, theirs in zip(kernels.add_norm(x, add, gain, 1e-5), plain.add_norm(x, add, gain, 1e-5), strict=True):
+    for ours, theirs in zip(kernels.add_norm(x, add, gain), plain.add_norm(x, add, gain), strict=True):
         close(ours, theirs)
-    _, scale = plain.norm(x, gain, 1e-5)
+    _, scale = plain.norm(x, gain)
     for other in (None, add):
         close(kernels.norm_back(dy, x, gain, scale, other), plain.norm_back(dy, x, gain, scale, other))
     wanted = x.clone().requires_grad_()
-    torch.nn.functional.rms_norm(wanted, (width,), gain, 1e-5).backward(dy)
-    close(kernels.norm_back(dy, x, gain, scale, None), wanted.grad)
+    torch.nn.functional.rms_norm(wanted, (width,), gain.weight + more, 1e-5).backward(dy)
+    close(kernels.norm_back(dy, x, gain, scale), wanted.grad)
 
 
-def test_gates() -> None:
-    both, slope = draw(6, 2 * 1100), draw(6, 1100, seed=1)
-    close(kernels.gate(both), plain.gate(both))
+@pytest.mark.parametrize("module", [kernels, plain])
+def test_norms_of_heads_within_a_wider_row(module) -> None:
+    heads, head = 3, 24
+    whole, slope = draw(5, (heads + 2) * head), draw(5, (heads + 1) * head, seed=2)
+    gain = Gain(draw(head, seed=3), 1e-5, 1.0)
+    part = whole[:, head : (1 + heads) * head]
+    into = torch.full((5, (heads + 2) * head), 7.0, device=DEVICE)
+    _, scale = module.norm(part, gain, into[:, head : (1 + heads) * head])
+    wanted = part.clone().requires_grad_()
+    rows = torch.nn.functional.rms_norm(wanted.unflatten(1, (heads, head)), (head,), gain.weight + 1, 1e-5)
+    close(into[:, head : (1 + heads) * head], rows.flatten(1).detach())
+    assert bool((into[:, :head] == 7).all())
+    assert bool((into[:, (1 + heads) * head :] == 7).all())
+    rows.flatten(1).backward(slope[:, :-head])
+    own = slope[:, :-head]
+    module.norm_back(own, part, gain, scale, None, own)  # in place, as the gradients of queries and keys are
+    close(own, wanted.grad)
+    assert torch.equal(slope[:, -head:], draw(5, (heads + 1) * head, seed=2)[:, -head:])
+
+
+@pytest.mark.parametrize("gelu", [False, True])
+def test_gates(gelu: bool) -> None:
+    both, slope = draw(6, 2 * 1100) * 3, draw(6, 1100, seed=1)
+    close(kernels.gate(both, gelu), plain.gate(both, gelu))
     wanted = both.clone().requires_grad_()
     g, u = wanted.chunk(2, dim=1)
-    (torch.nn.functional.silu(g) * u).backward(slope)
-    close(plain.gate_back_(both.clone(), slope), wanted.grad)
-    close(kernels.gate_back_(both.clone(), slope), wanted.grad)
+    opened = torch.nn.functional.gelu(g, approximate="tanh") if gelu else torch.nn.functional.silu(g)
+    (opened * u).backward(slope)
+    close(plain.gate_back_(both.clone(), slope, gelu), wanted.grad)
+    close(kernels.gate_back_(both.clone(), slope, gelu), wanted.grad)
 
 
 @pytest.mark.parametrize(("heads", "head"), [(3, 8), (4, 24)])

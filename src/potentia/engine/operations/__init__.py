@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,14 @@ class Rows:
     first: Tensor
     last: Tensor
     tiles: Tensor  # (T, 2)
+
+
+class Gain(NamedTuple):
+    """How a root-mean-square norm multiplies (d,): some models keep their weights less one, ``more`` is what to add."""
+
+    weight: Tensor
+    epsilon: float
+    more: float = 0.0
 
 
 def tile(ends: Sequence[int]) -> npt.NDArray[np.int32]:

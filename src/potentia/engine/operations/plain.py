@@ -7,6 +7,7 @@ weight, and leave nothing to autograd: forward and backward are two functions.
 from __future__ import annotations
 
 import itertools
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,29 +16,38 @@ from torch import Tensor
 from potentia.engine.tune.dropout import keep_mask
 
 if TYPE_CHECKING:
-    from potentia.engine.operations import Rows
+    from potentia.engine.operations import Gain, Rows
     from potentia.engine.tune.layout import Route, ThinGroup
 
 
-def norm(x: Tensor, gain: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Return the norm of rows (N, d) times the gain, and each row's factor."""
-    wide = x.float()
-    scale = torch.rsqrt(wide.square().mean(dim=-1) + epsilon)
-    return (wide * scale.unsqueeze(1) * gain.float()).to(x.dtype), scale
+def norm(x: Tensor, gain: Gain, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return the norm of stretches (N, k · d), each times the gain (d,), and the stretches' factors (N · k,)."""
+    wide = x.float().reshape(x.shape[0], -1, gain.weight.shape[0])
+    scale = torch.rsqrt(wide.square().mean(dim=-1) + gain.epsilon)
+    out = (wide * scale.unsqueeze(-1) * _factors(gain)).flatten(1).to(x.dtype)
+    return out if into is None else into.copy_(out), scale.flatten()
 
 
-def add_norm(x: Tensor, add: Tensor, gain: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+def add_norm(x: Tensor, add: Tensor, gain: Gain) -> tuple[Tensor, Tensor, Tensor]:
     """Return x + add, its norm and its factors."""
     total = x + add
-    return total, *norm(total, gain, epsilon)
+    return total, *norm(total, gain)
 
 
-def norm_back(dy: Tensor, x: Tensor, gain: Tensor, scale: Tensor, add: Tensor | None) -> Tensor:
+def norm_back(
+    dy: Tensor, x: Tensor, gain: Gain, scale: Tensor, add: Tensor | None = None, into: Tensor | None = None
+) -> Tensor:
     """Return the gradient at a norm's input, plus ``add`` where given."""
-    slope, factor = dy.float() * gain.float(), scale.unsqueeze(1)
-    unit = x.float() * factor
-    dx = (slope - unit * (slope * unit).mean(dim=-1, keepdim=True)) * factor
-    return (dx if add is None else dx + add.float()).to(x.dtype)
+    sizes = x.shape[0], -1, gain.weight.shape[0]
+    slope, factor = dy.float().reshape(sizes) * _factors(gain), scale.view(x.shape[0], -1, 1)
+    unit = x.float().reshape(sizes) * factor
+    dx = ((slope - unit * (slope * unit).mean(dim=-1, keepdim=True)) * factor).flatten(1)
+    out = (dx if add is None else dx + add.float()).to(x.dtype)
+    return out if into is None else into.copy_(out)
+
+
+def _factors(gain: Gain) -> Tensor:
+    return gain.weight.float() + gain.more if gain.more else gain.weight.float()
 
 
 def rotate_(x: Tensor, heads: int, head: int, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor:
@@ -50,19 +60,25 @@ def rotate_(x: Tensor, heads: int, head: int, cos: Tensor, sin: Tensor, back: bo
     return x
 
 
-def gate(both: Tensor) -> Tensor:
-    """Return silu(g) · u (N, f) of ``both`` (N, 2f), g in its first half and u in its second."""
+GELU = 2 * (2 / math.pi) ** 0.5, 0.044715  # gelu by tanh is g · sigmoid(a (g + b g³)); silu is g · sigmoid(g)
+
+
+def gate(both: Tensor, gelu: bool = False) -> Tensor:
+    """Return silu(g) · u, or gelu(g) · u (N, f), of ``both`` (N, 2f), g in its first half and u in its second."""
     g, u = both.float().chunk(2, dim=1)
-    return (torch.nn.functional.silu(g) * u).to(both.dtype)
+    opened = torch.nn.functional.gelu(g, approximate="tanh") if gelu else torch.nn.functional.silu(g)
+    return (opened * u).to(both.dtype)
 
 
-def gate_back_(both: Tensor, slope: Tensor) -> Tensor:
+def gate_back_(both: Tensor, slope: Tensor, gelu: bool = False) -> Tensor:
     """Replace ``both`` by its gradient, given the product's."""
     g, u = both.float().chunk(2, dim=1)
     wide = slope.float()
-    opened = torch.sigmoid(g)
-    silu = g * opened
-    return both.copy_(torch.cat([wide * u * (opened + silu * (1 - opened)), wide * silu], dim=1))
+    a, b = GELU
+    opened = torch.sigmoid(a * (g + b * g**3) if gelu else g)
+    gated = g * opened
+    steep = gated * (1 - opened) * (a * (1 + 3 * b * g * g) if gelu else 1.0)
+    return both.copy_(torch.cat([wide * u * (opened + steep), wide * gated], dim=1))
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, rows: Rows, scale: float, window: int | None) -> tuple[Tensor, Tensor]:

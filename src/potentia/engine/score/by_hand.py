@@ -21,7 +21,7 @@ from potentia.engine.split import computing
 from potentia.engine.spread import find_blocks, is_spread
 from potentia.engine.tune.adapters import installed_on
 from potentia.engine.tune.layout import STRETCH, Route
-from potentia.engine.tune.static import GROUPS, Block, Blocks
+from potentia.engine.tune.static import AFTER, BEFORE, GROUPS, Block, Blocks
 from potentia.errors import ModelError
 
 
@@ -34,7 +34,7 @@ class HandWritten:
         self.blocks = Blocks(find_blocks(model), joined=False)
         self.forwards = {block.layer: _Forward(block, self) for block in self.blocks.blocks}
         self.route: Route | None = None  # of the pass under way
-        self._angles: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
+        self._angles: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
 
     @classmethod
     def of(cls, model: nn.Module) -> HandWritten | None:
@@ -57,7 +57,7 @@ class HandWritten:
             self.blocks.adapt(bank)
             each = owners.to(torch.int32).repeat_interleave(length // STRETCH)
             self.route = Route(bank, each, each, None)  # spans are gradients' affair
-        self._angles = None
+        self._angles.clear()
         with computing(self.forwards):
             yield
 
@@ -69,23 +69,18 @@ class HandWritten:
         return plain and not any(block.altered for block in self.blocks.blocks)
 
     def angles(self, given: tuple[Tensor, Tensor], rows: int) -> tuple[Tensor, Tensor]:
-        """Return cos and sin of every token (N, head), once a pass: all layers are given the same."""
-        if self._angles is None or self._angles[0] is not given[0]:
+        """Return cos and sin of every token (N, head), once a pass: layers of one kind are given the same."""
+        if id(given[0]) not in self._angles:
             cos, sin = (part.expand(rows, -1, -1).reshape(-1, part.shape[-1]) for part in given)
-            self._angles = given[0], (cos, sin)
-        return self._angles[1]
+            self._angles[id(given[0])] = cos, sin, given[0]  # held, so that no other takes its name
+        return self._angles[id(given[0])][:2]
 
 
 class _Forward:
     """The forward of a layer, set on the instance for as long as the form is active."""
 
     def __init__(self, block: Block, whole: HandWritten) -> None:
-        layer = block.layer
         self.block, self.whole = block, whole
-        self.norms = layer.input_layernorm, layer.post_attention_layernorm
-        for norm, (gain, _) in zip(self.norms, block.gains, strict=True):
-            if gain.data_ptr() != norm.weight.data_ptr():
-                raise TypeError("a norm multiplies with something else than its weight")
 
     def __call__(
         self,
@@ -96,20 +91,23 @@ class _Forward:
         **__: Any,
     ) -> Tensor:
         block, do = self.block, self.whole.operations
-        one, two = self.norms
-        (_gain, eps), (_gain, eps2) = block.gains
+        gains = block.gains
         rows, length, width = hidden_states.shape
         h = hidden_states.reshape(-1, width)
-        x, _scale = do.norm(h, one.weight, eps)
+        x, _scale = do.norm(h, gains[BEFORE[0]])
         qkv = self._product(0, x)
-        do.rotate_(qkv, block.heads + block.kept, block.head, *self.whole.angles(position_embeddings, rows))
-        parts = block.queries_keys_values(qkv)
+        turned, _scales = block.norm_heads(do, qkv)
+        do.rotate_(turned, block.heads + block.kept, block.head, *self.whole.angles(position_embeddings, rows))
+        parts = block.queries_keys_values(turned, qkv)
         q, k, v = (part.view(rows, length, -1, block.head).transpose(1, 2) for part in parts)
         own = block.layer.self_attn
         out, _weights = sdpa_attention_forward(own, q, k, v, attention_mask, scaling=block.scale, is_causal=True)
-        y = self._product(1, out.reshape(h.shape[0], -1))
-        h, x, _scale = do.add_norm(h, y, two.weight, eps2)
-        return self._product(3, do.gate(self._product(2, x)), onto=h).view_as(hidden_states)
+        y, _scale = block.norm_branch(do, AFTER[0], self._product(1, out.reshape(h.shape[0], -1)))
+        h, x, _scale = do.add_norm(h, y, gains[BEFORE[1]])
+        act = do.gate(self._product(2, x), block.gelu)
+        if AFTER[1] in gains:
+            return block.norm_branch(do, AFTER[1], self._product(3, act))[0].add_(h).view_as(hidden_states)
+        return self._product(3, act, onto=h).view_as(hidden_states)
 
     def _product(self, number: int, x: Tensor, *, onto: Tensor | None = None) -> Tensor:
         """Multiply by the weights of a group side by side, with its adapters; one layer's product may be a sum's."""

@@ -7,9 +7,11 @@ out by hand for frozen weights: it adds attention and a gated feed-forward block
 
     h₂ = h + W_o · attend(rotate(W_qkv · norm(h)))        h₃ = h₂ + W_d · (silu(g) ∘ u),  (g, u) = W_gu · norm(h₂)
 
-As one unit it needs eight large products and a dozen passes over memory, about a third of what its parts need one by
-one: projections of the same input are one product, residual sums ride on norms, gradients of gates overwrite the gates.
-Whether a model's layers are of this kind is found by trying (see ``check``): an attribute's name proves nothing.
+Queries and keys may be normed head by head before they are turned, branches normed before they are added, gates opened
+by gelu, and attention may see a window, as in Qwen 3 and Gemma 3. As one unit it needs eight large products and a dozen
+passes over memory, about a third of what its parts need one by one: projections of the same input are one product,
+residual sums ride on norms, gradients of gates overwrite the gates. Whether a model's layers are of this kind is found
+by trying (see ``check``): an attribute's name proves nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from potentia.engine.operations import operations
+from potentia.engine.operations import Gain, operations
 from potentia.engine.split import SplitModel, attending, computing, configs_of
 from potentia.engine.tune.adapters import AdapterBank, Site
 from potentia.engine.tune.lane_layers import LaneForward
@@ -32,6 +34,8 @@ from potentia.engine.tune.layout import Route, StaticInputs, ThinGroup
 from potentia.engine.tune.passes import recomputing, usual_attention
 
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
+BEFORE, AFTER = ("before attention", "before the gates"), ("after attention", "after the gates")  # places of norms
+HEADS = ("q_norm", "k_norm")
 
 
 @dataclass(frozen=True)
@@ -53,15 +57,19 @@ class Block:
     def __init__(self, layer: Any, *, joined: bool = True) -> None:
         self.layer = layer
         attention, mlp = layer.self_attn, layer.mlp
-        self.gains = tuple(_gain(part) for part in (layer.input_layernorm, layer.post_attention_layernorm))
         self.parts = {
             name: getattr(attention if name in GROUPS[0] + GROUPS[1] else mlp, name)
             for group in GROUPS
             for name in group
         }
+        self.norms = _norms(layer)
         self._refuse()
+        self.gains = {place: _gain(norm) for place, norm in self.norms.items()}
         self.head = int(attention.head_dim)
         self.scale = float(attention.scaling)
+        own = getattr(attention, "config", None)  # some layers know of a window themselves, some ask the model
+        self.window: int | None = getattr(attention, "sliding_window", getattr(own, "sliding_window", None))
+        self.gelu = _is_gelu(mlp.act_fn)
         rows = [self.parts[name].weight.shape[0] for name in GROUPS[0]]
         self.heads, self.kept = rows[0] // self.head, rows[1] // self.head
         self.products = [_side_by_side([self.parts[name] for name in group]) for group in GROUPS if joined]
@@ -70,23 +78,27 @@ class Block:
         self.adapters: list[ThinGroup | None] = [None] * len(GROUPS)
 
     def _refuse(self) -> None:
-        """Refuse layers that have more to them than is written out here, as norms of queries and keys."""
-        layer, parts = self.layer, self.parts.values()
-        written_out = (layer.input_layernorm, layer.post_attention_layernorm, *parts)
-        more = sum(1 for _ in layer.parameters()) > sum(1 for part in written_out for _ in part.parameters())
+        """Refuse layers that have more to them than is written out here, as biases of gates."""
+        attention, parts = self.layer.self_attn, self.parts.values()
+        written_out = (*self.norms.values(), *parts)
+        more = sum(1 for _ in self.layer.parameters()) > sum(1 for part in written_out for _ in part.parameters())
         biased = {name for name, part in self.parts.items() if getattr(part, "bias", None) is not None}
+        heads = [self.norms[place].weight.shape[0] for place in HEADS if place in self.norms]
         if (
             more
             or self.altered
             or any(type(part) is not nn.Linear for part in parts)
             or biased not in ({*GROUPS[0]}, set())
+            or heads not in ([], [attention.head_dim] * 2)
+            or getattr(attention, "attn_logit_softcapping", None) is not None
         ):
             raise TypeError("a layer of another kind")
 
     @property
     def altered(self) -> bool:
         """Whether somebody else's forward or hook is in place."""
-        return any(map(_altered, (self.layer, self.layer.self_attn, self.layer.mlp, *self.parts.values())))
+        parts = (*self.norms.values(), *self.parts.values())
+        return any(map(_altered, (self.layer, self.layer.self_attn, self.layer.mlp, *parts)))
 
     def adapt(self, bank: AdapterBank, where: Mapping[int, Site]) -> None:
         """Note where the bank's adapters of this layer lie, given the sites of all layers' parts."""
@@ -98,11 +110,36 @@ class Block:
                 column += self.parts[name].weight.shape[0]
             self.adapters[number] = ThinGroup(sites, bank.lora.r, bank.device) if sites else None
 
-    def queries_keys_values(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """View the joint product (N, …) as heads (N, H, d), (N, K, d), (N, K, d)."""
-        sizes = [self.heads * self.head, self.kept * self.head, self.kept * self.head]
-        q, k, v = (part.view(part.shape[0], -1, self.head) for part in torch.split(qkv, sizes, dim=1))
+    def queries_keys_values(self, turned: Tensor, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """View queries and keys as heads (N, H, d), (N, K, d), and the joint product's values (N, K, d)."""
+        parts = (*self._columns(turned)[:2], self._columns(qkv)[2])
+        q, k, v = (part.view(part.shape[0], -1, self.head) for part in parts)
         return q, k, v
+
+    def _columns(self, qkv: Tensor) -> tuple[Tensor, ...]:
+        ends = [self.heads * self.head, (self.heads + self.kept) * self.head]
+        return torch.tensor_split(qkv, ends, dim=1)
+
+    def norm_heads(self, do: Any, qkv: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return queries and keys normed, and their factors; the product itself where they have no norms."""
+        if HEADS[0] not in self.gains:
+            return qkv, []
+        out = qkv.new_empty(qkv.shape[0], (self.heads + self.kept) * self.head)
+        parts = zip(HEADS, self._columns(qkv), self._columns(out), strict=False)  # values have no norm
+        return out, [do.norm(part, self.gains[place], into)[1] for place, part, into in parts]
+
+    def norm_heads_back(self, do: Any, slope: Tensor, qkv: Tensor, scales: Sequence[Tensor]) -> None:
+        """Replace the gradient of queries and keys by the one before their norms."""
+        for place, part, raw, scale in zip(HEADS, self._columns(slope), self._columns(qkv), scales, strict=False):
+            do.norm_back(part, raw, self.gains[place], scale, None, part)
+
+    def norm_branch(self, do: Any, place: str, y: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return a branch normed before it is added, and its factors; itself where it has no such norm."""
+        return do.norm(y, self.gains[place]) if place in self.gains else (y, None)
+
+    def norm_branch_back(self, do: Any, place: str, slope: Tensor, y: Tensor, scale: Tensor | None) -> Tensor:
+        """Return the gradient before such a norm."""
+        return slope if scale is None else do.norm_back(slope, y, self.gains[place], scale)
 
 
 class Blocks:
@@ -158,7 +195,6 @@ class _Layer(torch.autograd.Function):
     def forward(ctx: Any, h: Tensor, anchor: Tensor, cos: Tensor, sin: Tensor, block: Block, run: StaticRun) -> Tensor:
         do, inputs, route = run.operations, run.inputs, run.route
         to_qkv, to_out, to_gates, to_down = block.products
-        (gain, eps), (gain2, eps2) = block.gains
         inner: list[Tensor | None] = [None] * len(GROUPS)
 
         def adapted(number: int, x: Tensor, y: Tensor) -> None:
@@ -166,69 +202,90 @@ class _Layer(torch.autograd.Function):
             if group is not None:
                 inner[number] = do.thin(x, y, group, route)
 
-        x, scale = do.norm(h, gain, eps)
+        x, scale = do.norm(h, block.gains[BEFORE[0]])
         qkv = x @ to_qkv.t() if block.bias is None else torch.addmm(block.bias, x, to_qkv.t())
         adapted(0, x, qkv)
-        do.rotate_(qkv, block.heads + block.kept, block.head, cos, sin)
-        q, k, v = block.queries_keys_values(qkv)
-        out, lse = do.attend(q, k, v, inputs, block.scale, None)
+        turned, head_scales = block.norm_heads(do, qkv)
+        do.rotate_(turned, block.heads + block.kept, block.head, cos, sin)
+        q, k, v = block.queries_keys_values(turned, qkv)
+        out, lse = do.attend(q, k, v, inputs, block.scale, block.window)
         answers = out.view(out.shape[0], -1)
         y = answers @ to_out.t()
         adapted(1, answers, y)
-        h2, x2, scale2 = do.add_norm(h, y, gain2, eps2)
+        branch, y_scale = block.norm_branch(do, AFTER[0], y)
+        h2, x2, scale2 = do.add_norm(h, branch, block.gains[BEFORE[1]])
         both = x2 @ to_gates.t()
         adapted(2, x2, both)
-        act = do.gate(both)
-        h3 = torch.addmm(h2, act, to_down.t())
-        adapted(3, act, h3)
+        act = do.gate(both, block.gelu)
+        z = act @ to_down.t() if AFTER[1] in block.gains else torch.addmm(h2, act, to_down.t())
+        adapted(3, act, z)
+        branch, z_scale = block.norm_branch(do, AFTER[1], z)
         ctx.save_for_backward(
-            h, scale, qkv, out, lse, h2, scale2, both, cos, sin,
-            x if inner[0] is not None else None, x2 if inner[2] is not None else None, *inner,
+            h, scale, qkv, turned, out, lse, h2, scale2, both, cos, sin,
+            x if inner[0] is not None else None, x2 if inner[2] is not None else None,
+            y if y_scale is not None else None, y_scale, z if z_scale is not None else None, z_scale,
+            *inner, *head_scales,
         )  # fmt: skip
         ctx.held = block, run
-        return h3
+        return z if z_scale is None else branch.add_(h2)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         block, run = ctx.held
-        h, scale, qkv, out, lse, h2, scale2, both, cos, sin, x, x2, *inner = ctx.saved_tensors
+        h, scale, qkv, turned, out, lse, h2, scale2, both, cos, sin, x, x2, y, y_scale, z, z_scale, *rest = (
+            ctx.saved_tensors
+        )
+        inner, head_scales = rest[: len(GROUPS)], rest[len(GROUPS) :]
         do, inputs, route = run.operations, run.inputs, run.route
         to_qkv, to_out, to_gates, to_down = block.products
-        (gain, _), (gain2, _) = block.gains
 
         def adapted(number: int, x: Tensor, dy: Tensor, dx: Tensor | None) -> None:
             if inner[number] is not None:
                 do.thin_back(x, dy, dx, inner[number], block.adapters[number], route)
 
         dh3 = grads[0].contiguous()
-        slope = dh3 @ to_down
+        dz = block.norm_branch_back(do, AFTER[1], dh3, z, z_scale)
+        slope = dz @ to_down
         if inner[3] is not None:
-            adapted(3, do.gate(both), dh3, slope)
-        both = do.gate_back_(both, slope)
+            adapted(3, do.gate(both, block.gelu), dz, slope)
+        both = do.gate_back_(both, slope, block.gelu)
         dx2 = both @ to_gates
         adapted(2, x2, both, dx2)
-        dh2 = do.norm_back(dx2, h2, gain2, scale2, dh3)
+        dh2 = do.norm_back(dx2, h2, block.gains[BEFORE[1]], scale2, dh3)
         answers = out.view(out.shape[0], -1)
-        dout = dh2 @ to_out
-        adapted(1, answers, dh2, dout)
+        dy = block.norm_branch_back(do, AFTER[0], dh2, y, y_scale)
+        dout = dy @ to_out
+        adapted(1, answers, dy, dout)
         dqkv = torch.empty_like(qkv)
-        q, k, v = block.queries_keys_values(qkv)
+        q, k, v = block.queries_keys_values(turned, qkv)
         do.attend_back(
-            dout.view_as(out), q, k, v, out, lse, inputs, block.scale, None,
-            block.queries_keys_values(dqkv),
+            dout.view_as(out), q, k, v, out, lse, inputs, block.scale, block.window,
+            block.queries_keys_values(dqkv, dqkv),
         )  # fmt: skip
         do.rotate_(dqkv, block.heads + block.kept, block.head, cos, sin, back=True)
+        block.norm_heads_back(do, dqkv, qkv, head_scales)
         if not ctx.needs_input_grad[0]:
             adapted(0, x, dqkv, None)
             return (None,) * 6
         dx = dqkv @ to_qkv
         adapted(0, x, dqkv, dx)
-        return do.norm_back(dx, h, gain, scale, dh2), None, None, None, None, None
+        return do.norm_back(dx, h, block.gains[BEFORE[0]], scale, dh2), None, None, None, None, None
+
+
+def _norms(layer: Any) -> dict[str, Any]:
+    """Return the norms of a layer by their places: before both branches, of queries and keys, after the branches."""
+    sandwiched = hasattr(layer, "pre_feedforward_layernorm")
+    found = {BEFORE[0]: layer.input_layernorm}
+    if sandwiched:
+        found |= {AFTER[0]: layer.post_attention_layernorm, AFTER[1]: layer.post_feedforward_layernorm}
+    found[BEFORE[1]] = layer.pre_feedforward_layernorm if sandwiched else layer.post_attention_layernorm
+    found |= {name: getattr(layer.self_attn, name) for name in HEADS if hasattr(layer.self_attn, name)}
+    return {place: norm for place, norm in found.items() if norm is not None}
 
 
 @torch.no_grad()
-def _gain(module: nn.Module) -> tuple[Tensor, float]:
-    """Return a root-mean-square norm's gain as it multiplies, and its ε, by running its code in float32.
+def _gain(module: nn.Module) -> Gain:
+    """Return how a root-mean-square norm multiplies, by running its code in float32.
 
     Some models keep the gain less one, and multiply in float32: one more than it has no room in fewer bits.
     """
@@ -240,11 +297,22 @@ def _gain(module: nn.Module) -> tuple[Tensor, float]:
     x = torch.randn(4, whole.shape[0], generator=torch.Generator().manual_seed(0)).to(whole.device)
     unit = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon)
     own = alike(x)
-    if torch.allclose(own, unit * whole, rtol=1e-4, atol=1e-5):
-        return weight.detach(), epsilon
-    if torch.allclose(own, unit * (1 + whole), rtol=1e-4, atol=1e-5):
-        return (1 + whole).detach(), epsilon
+    for more in (0.0, 1.0):
+        if torch.allclose(own, unit * (whole + more), rtol=1e-4, atol=1e-5):
+            return Gain(weight, epsilon, more)
     raise TypeError("no root-mean-square norm")
+
+
+@torch.no_grad()
+def _is_gelu(opens: Callable[[Tensor], Tensor]) -> bool:
+    """Say whether a gate opens by gelu (its form by tanh) or by silu; refuse what is neither."""
+    x = torch.linspace(-6, 6, 97)
+    own = opens(x)
+    if torch.allclose(own, nn.functional.silu(x), atol=1e-6):
+        return False
+    if torch.allclose(own, nn.functional.gelu(x, approximate="tanh"), atol=1e-6):
+        return True
+    raise TypeError("a gate of another kind")
 
 
 def _altered(module: nn.Module) -> bool:

@@ -9,6 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from potentia.engine.operations import Gain
+from potentia.engine.operations.plain import GELU
+
 BLOCK = 1024
 
 
@@ -16,36 +19,45 @@ BLOCK = 1024
 
 
 @triton.jit
-def _norm(x_ptr, add_ptr, gain_ptr, sum_ptr, out_ptr, scale_ptr, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
+def _norm(
+    x_ptr, add_ptr, gain_ptr, sum_ptr, out_ptr, scale_ptr, stride, out_stride, parts, width, eps, more,
+    ADD: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < width
-    x = tl.load(x_ptr + row * width + at, mask=inside, other=0.0).to(tl.float32)
+    here = (row // parts) * stride + (row % parts) * width + at
+    x = tl.load(x_ptr + here, mask=inside, other=0.0).to(tl.float32)
     if ADD:
-        x += tl.load(add_ptr + row * width + at, mask=inside, other=0.0).to(tl.float32)
+        x += tl.load(add_ptr + here, mask=inside, other=0.0).to(tl.float32)
         kept = x.to(sum_ptr.dtype.element_ty)
-        tl.store(sum_ptr + row * width + at, kept, mask=inside)
+        tl.store(sum_ptr + here, kept, mask=inside)
         x = kept.to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, axis=0) / width + eps)
-    gain = tl.load(gain_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_ptr + row * width + at, (x * scale * gain).to(out_ptr.dtype.element_ty), mask=inside)
+    gain = tl.load(gain_ptr + at, mask=inside, other=0.0).to(tl.float32) + more
+    there = (row // parts) * out_stride + (row % parts) * width + at
+    tl.store(out_ptr + there, (x * scale * gain).to(out_ptr.dtype.element_ty), mask=inside)
     tl.store(scale_ptr + row, scale)
 
 
 @triton.jit
-def _norm_back(dy_ptr, x_ptr, gain_ptr, scale_ptr, add_ptr, out_ptr, width, ADD: tl.constexpr, BLOCK: tl.constexpr):
+def _norm_back(
+    dy_ptr, x_ptr, gain_ptr, scale_ptr, add_ptr, out_ptr, dy_stride, stride, out_stride, parts, width, more,
+    ADD: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < width
-    gain = tl.load(gain_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    slope = tl.load(dy_ptr + row * width + at, mask=inside, other=0.0).to(tl.float32) * gain
+    token, column = row // parts, (row % parts) * width + at
+    gain = tl.load(gain_ptr + at, mask=inside, other=0.0).to(tl.float32) + more
+    slope = tl.load(dy_ptr + token * dy_stride + column, mask=inside, other=0.0).to(tl.float32) * gain
     scale = tl.load(scale_ptr + row)
-    unit = tl.load(x_ptr + row * width + at, mask=inside, other=0.0).to(tl.float32) * scale
+    unit = tl.load(x_ptr + token * stride + column, mask=inside, other=0.0).to(tl.float32) * scale
     along = tl.sum(slope * unit, axis=0) / width
     dx = (slope - unit * along) * scale
     if ADD:
-        dx += tl.load(add_ptr + row * width + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_ptr + row * width + at, dx.to(out_ptr.dtype.element_ty), mask=inside)
+        dx += tl.load(add_ptr + token * out_stride + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + token * out_stride + column, dx.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def _sizes(width: int) -> dict[str, int]:
@@ -53,26 +65,39 @@ def _sizes(width: int) -> dict[str, int]:
     return {"BLOCK": block, "num_warps": max(1, min(16, block // 512))}
 
 
-def norm(x: Tensor, gain: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    rows, width = x.shape
-    out, scale = torch.empty_like(x), torch.empty(rows, dtype=torch.float32, device=x.device)
-    _norm[(rows,)](x, x, gain, x, out, scale, width, epsilon, ADD=False, **_sizes(width))
+def norm(x: Tensor, gain: Gain, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    width = gain.weight.shape[0]
+    rows, parts = x.shape[0], x.shape[1] // width
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if into is None else into
+    scale = torch.empty(rows * parts, dtype=torch.float32, device=x.device)
+    _norm[(rows * parts,)](
+        x, x, gain.weight, x, out, scale, x.stride(0), out.stride(0), parts, width, gain.epsilon, gain.more,
+        ADD=False, **_sizes(width),
+    )  # fmt: skip
     return out, scale
 
 
-def add_norm(x: Tensor, add: Tensor, gain: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+def add_norm(x: Tensor, add: Tensor, gain: Gain) -> tuple[Tensor, Tensor, Tensor]:
     rows, width = x.shape
     total, out = torch.empty_like(x), torch.empty_like(x)
     scale = torch.empty(rows, dtype=torch.float32, device=x.device)
-    _norm[(rows,)](x, add, gain, total, out, scale, width, epsilon, ADD=True, **_sizes(width))
+    _norm[(rows,)](
+        x, add, gain.weight, total, out, scale, width, width, 1, width, gain.epsilon, gain.more,
+        ADD=True, **_sizes(width),
+    )  # fmt: skip
     return total, out, scale
 
 
-def norm_back(dy: Tensor, x: Tensor, gain: Tensor, scale: Tensor, add: Tensor | None) -> Tensor:
-    rows, width = x.shape
-    out = torch.empty_like(x)
-    other = dy if add is None else add
-    _norm_back[(rows,)](dy, x, gain, scale, other, out, width, ADD=add is not None, **_sizes(width))
+def norm_back(
+    dy: Tensor, x: Tensor, gain: Gain, scale: Tensor, add: Tensor | None = None, into: Tensor | None = None
+) -> Tensor:
+    width = gain.weight.shape[0]
+    rows, parts = x.shape[0], x.shape[1] // width
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if into is None else into
+    _norm_back[(rows * parts,)](
+        dy, x, gain.weight, scale, dy if add is None else add, out, dy.stride(0), x.stride(0), out.stride(0), parts,
+        width, gain.more, ADD=add is not None, **_sizes(width),
+    )  # fmt: skip
     return out
 
 
@@ -109,21 +134,30 @@ def rotate_(x: Tensor, heads: int, head: int, cos: Tensor, sin: Tensor, back: bo
     return x
 
 
-# ---- the gated product silu(gate) · up of a feed-forward block, and its gradient in place ----
+# ---- the gated product silu(gate) · up, or gelu(gate) · up, of a feed-forward block, and its gradient in place ----
 
 
 @triton.jit
-def _gate(both_ptr, out_ptr, width, BLOCK: tl.constexpr):
+def _inner(g, A: tl.constexpr, B: tl.constexpr):
+    """What the sigmoid of a gate is taken of, and its slope."""
+    if A == 0:
+        return g, 1.0
+    return A * (g + B * g * g * g), A * (1.0 + 3.0 * B * g * g)
+
+
+@triton.jit
+def _gate(both_ptr, out_ptr, width, A: tl.constexpr, B: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < width
     g = tl.load(both_ptr + row * 2 * width + at, mask=inside, other=0.0).to(tl.float32)
     u = tl.load(both_ptr + row * 2 * width + width + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_ptr + row * width + at, (g * tl.sigmoid(g) * u).to(out_ptr.dtype.element_ty), mask=inside)
+    s, _ = _inner(g, A, B)
+    tl.store(out_ptr + row * width + at, (g * tl.sigmoid(s) * u).to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _gate_back(both_ptr, slope_ptr, width, BLOCK: tl.constexpr):
+def _gate_back(both_ptr, slope_ptr, width, A: tl.constexpr, B: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < width
@@ -131,22 +165,29 @@ def _gate_back(both_ptr, slope_ptr, width, BLOCK: tl.constexpr):
     g = tl.load(gate_at, mask=inside, other=0.0).to(tl.float32)
     u = tl.load(up_at, mask=inside, other=0.0).to(tl.float32)
     slope = tl.load(slope_ptr + row * width + at, mask=inside, other=0.0).to(tl.float32)
-    open_ = tl.sigmoid(g)
-    silu = g * open_
-    tl.store(gate_at, (slope * u * (open_ + silu * (1.0 - open_))).to(both_ptr.dtype.element_ty), mask=inside)
-    tl.store(up_at, (slope * silu).to(both_ptr.dtype.element_ty), mask=inside)
+    s, steep = _inner(g, A, B)
+    open_ = tl.sigmoid(s)
+    gated = g * open_
+    wide = slope * u * (open_ + gated * (1.0 - open_) * steep)
+    tl.store(gate_at, wide.to(both_ptr.dtype.element_ty), mask=inside)
+    tl.store(up_at, (slope * gated).to(both_ptr.dtype.element_ty), mask=inside)
 
 
-def gate(both: Tensor) -> Tensor:
+def _kind(gelu: bool) -> dict[str, float]:
+    a, b = GELU if gelu else (0, 0)
+    return {"A": a, "B": b, "BLOCK": BLOCK}
+
+
+def gate(both: Tensor, gelu: bool = False) -> Tensor:
     rows, width = both.shape[0], both.shape[1] // 2
     out = both.new_empty(rows, width)
-    _gate[(rows, triton.cdiv(width, BLOCK))](both, out, width, BLOCK=BLOCK)
+    _gate[(rows, triton.cdiv(width, BLOCK))](both, out, width, **_kind(gelu))
     return out
 
 
-def gate_back_(both: Tensor, slope: Tensor) -> Tensor:
+def gate_back_(both: Tensor, slope: Tensor, gelu: bool = False) -> Tensor:
     rows, width = slope.shape
-    _gate_back[(rows, triton.cdiv(width, BLOCK))](both, slope, width, BLOCK=BLOCK)
+    _gate_back[(rows, triton.cdiv(width, BLOCK))](both, slope, width, **_kind(gelu))
     return both
 
 
