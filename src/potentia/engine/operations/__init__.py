@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -44,6 +44,13 @@ def operations(device: torch.device) -> Any:
 
     found = triton_kernels() if device.type == "cuda" else None
     return plain if found is None else found
+
+
+def ready(module: Any, work: Callable[[], object]) -> None:
+    """Compile the kernels of some work, where operations have any, side by side and without running them."""
+    if hasattr(module, "readying"):
+        with module.readying():
+            work()
 
 
 @cache

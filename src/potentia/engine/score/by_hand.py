@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from potentia.engine.operations import operations
+from potentia.engine.operations import operations, ready
 from potentia.engine.split import computing
 from potentia.engine.spread import find_blocks, is_spread
 from potentia.engine.tune.adapters import installed_on
@@ -34,6 +34,7 @@ class HandWritten:
         self.blocks = Blocks(find_blocks(model), joined=False)
         self.forwards = {block.layer: _Forward(block, self) for block in self.blocks.blocks}
         self.route: Route | None = None  # of the pass under way
+        self.ready = set[bool]()  # whether kernels without and with adapters are compiled
         self._angles: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
 
     @classmethod
@@ -90,6 +91,12 @@ class _Forward:
         position_embeddings: tuple[Tensor, Tensor],
         **__: Any,
     ) -> Tensor:
+        if (adapted := self.whole.route is not None) not in self.whole.ready:
+            self.whole.ready.add(adapted)
+            ready(self.whole.operations, lambda: self._layer(hidden_states, attention_mask, position_embeddings))
+        return self._layer(hidden_states, attention_mask, position_embeddings)
+
+    def _layer(self, hidden_states: Tensor, attention_mask: Tensor | None, angles: tuple[Tensor, Tensor]) -> Tensor:
         block, do = self.block, self.whole.operations
         gains = block.gains
         rows, length, width = hidden_states.shape
@@ -97,7 +104,7 @@ class _Forward:
         x, _scale = do.norm(h, gains[BEFORE[0]])
         qkv = self._product(0, x)
         turned, _scales = block.norm_heads(do, qkv)
-        do.rotate_(turned, block.heads + block.kept, block.head, *self.whole.angles(position_embeddings, rows))
+        do.rotate_(turned, block.heads + block.kept, block.head, *self.whole.angles(angles, rows))
         parts = block.queries_keys_values(turned, qkv)
         q, k, v = (part.view(rows, length, -1, block.head).transpose(1, 2) for part in parts)
         own = block.layer.self_attn

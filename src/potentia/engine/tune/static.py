@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from potentia.engine.operations import Gain, operations
+from potentia.engine.operations import Gain, operations, ready
 from potentia.engine.split import SplitModel, attending, computing, configs_of
 from potentia.engine.tune.adapters import AdapterBank, Site
 from potentia.engine.tune.lane_layers import LaneForward
@@ -343,9 +343,17 @@ class StaticPass:
         plain = [site for site in bank.sites if not site.experts]
         self._groups = {site.index: ThinGroup([(site, 0)], bank.lora.r, bank.device) for site in plain}
         self._configs = configs_of(split.model)
+        self._ready = False  # the operations that the first pass launches are compiled side by side before it
 
     def __call__(self, inputs: StaticInputs, *, recompute: bool = False) -> None:
         """Add a laid-out pass's gradients to the bank's and its losses to the slots'."""
+        if not self._ready:
+            ready(self.operations, lambda: self._pass(inputs, recompute=False))
+            self.losses.zero_()  # what kernels leave unwritten is anything
+            self._ready = True
+        self._pass(inputs, recompute=recompute)
+
+    def _pass(self, inputs: StaticInputs, *, recompute: bool) -> None:
         dropped = self.bank.lora.dropout > 0
         route = Route(self.bank, inputs.owners, inputs.spans, inputs.keys if dropped else None)
         run = StaticRun(self.operations, inputs, route)

@@ -17,4 +17,5 @@ from potentia.engine.operations.kernels.elementwise import (
     rotate_,
     update_,
 )
+from potentia.engine.operations.kernels.launch import readying
 from potentia.engine.operations.kernels.thin import thin, thin_back

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from potentia.engine.operations import TILE, Rows
+from potentia.engine.operations.kernels.launch import launch
 
 _LOG2E = 1.4426950408889634
 
@@ -171,7 +172,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, rows: Rows, scale: float, window: in
     out = torch.empty(tokens, heads, head, dtype=q.dtype, device=q.device)
     lse = torch.empty(heads, tokens, dtype=torch.float32, device=q.device)
     sizes = _sizes(q)
-    _forward[(rows.tiles.shape[0] * (TILE // sizes["BLOCK"]), heads)](
+    launch(
+        _forward, (rows.tiles.shape[0] * (TILE // sizes["BLOCK"]), heads),
         q, k, v, out, lse, rows.first, rows.tiles, *_strides(q, k, v, out), tokens, heads // k.shape[1],
         scale * _LOG2E, tokens if window is None else window - 1, **sizes,
     )  # fmt: skip
@@ -190,11 +192,13 @@ def attend_back(
     programs = rows.tiles.shape[0] * (TILE // sizes["BLOCK"])
     far = tokens if window is None else window - 1
     delta = torch.empty_like(lse)
-    _back_queries[(programs, heads)](
+    launch(
+        _back_queries, (programs, heads),
         q, k, v, out, dout, lse, delta, dq, rows.first, rows.tiles, *_strides(q, k, v, out, dout, dq), tokens,
         heads // kept, scale * _LOG2E, scale, far, **sizes,
     )  # fmt: skip
-    _back_keys[(programs, kept)](
+    launch(
+        _back_keys, (programs, kept),
         q, k, v, dout, lse, delta, dk, dv, rows.first, rows.last, rows.tiles, *_strides(q, k, v, dout, dk, dv),
         tokens, heads // kept, scale * _LOG2E, scale, far, **sizes,
     )  # fmt: skip
@@ -244,7 +248,8 @@ def attend_cached(
     out = torch.empty(seats, heads, head, dtype=q.dtype, device=q.device)
     wide = max(16, triton.next_power_of_2(head))
     steps = [step for part in (q, k, v, out) for step in part.stride()[:2]]
-    _cached[(seats, kept)](
+    launch(
+        _cached, (seats, kept),
         q, k, v, out, lengths, *steps, room, heads // kept, scale * _LOG2E, room if window is None else window,
         HEAD=head, WIDE=wide, GROUP=max(16, triton.next_power_of_2(heads // kept)),
         BLOCK=64 if wide <= 128 and q.dtype != torch.float32 else 32,

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from potentia.engine.operations import Gain
+from potentia.engine.operations.kernels.launch import launch
 from potentia.engine.operations.plain import GELU
 
 BLOCK = 1024
@@ -70,7 +71,8 @@ def norm(x: Tensor, gain: Gain, into: Tensor | None = None) -> tuple[Tensor, Ten
     rows, parts = x.shape[0], x.shape[1] // width
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if into is None else into
     scale = torch.empty(rows * parts, dtype=torch.float32, device=x.device)
-    _norm[(rows * parts,)](
+    launch(
+        _norm, (rows * parts,),
         x, x, gain.weight, x, out, scale, x.stride(0), out.stride(0), parts, width, gain.epsilon, gain.more,
         ADD=False, **_sizes(width),
     )  # fmt: skip
@@ -81,7 +83,8 @@ def add_norm(x: Tensor, add: Tensor, gain: Gain) -> tuple[Tensor, Tensor, Tensor
     rows, width = x.shape
     total, out = torch.empty_like(x), torch.empty_like(x)
     scale = torch.empty(rows, dtype=torch.float32, device=x.device)
-    _norm[(rows,)](
+    launch(
+        _norm, (rows,),
         x, add, gain.weight, total, out, scale, width, width, 1, width, gain.epsilon, gain.more,
         ADD=True, **_sizes(width),
     )  # fmt: skip
@@ -94,7 +97,8 @@ def norm_back(
     width = gain.weight.shape[0]
     rows, parts = x.shape[0], x.shape[1] // width
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if into is None else into
-    _norm_back[(rows * parts,)](
+    launch(
+        _norm_back, (rows * parts,),
         dy, x, gain.weight, scale, dy if add is None else add, out, dy.stride(0), x.stride(0), out.stride(0), parts,
         width, gain.more, ADD=add is not None, **_sizes(width),
     )  # fmt: skip
@@ -127,7 +131,8 @@ def _rotate(
 def rotate_(x: Tensor, heads: int, head: int, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor:
     half = head // 2
     wide, most = triton.next_power_of_2(half), triton.next_power_of_2(heads)
-    _rotate[(x.shape[0],)](
+    launch(
+        _rotate, (x.shape[0],),
         x, cos, sin, x.stride(0), cos.stride(0), heads, HALF=half, HEADS=most, WIDE=wide, BACK=back,
         num_warps=max(1, min(8, most * wide // 256)),
     )  # fmt: skip
@@ -138,21 +143,15 @@ def rotate_(x: Tensor, heads: int, head: int, cos: Tensor, sin: Tensor, back: bo
 
 
 @triton.jit
-def _inner(g, A: tl.constexpr, B: tl.constexpr):
-    """What the sigmoid of a gate is taken of, and its slope."""
-    if A == 0:
-        return g, 1.0
-    return A * (g + B * g * g * g), A * (1.0 + 3.0 * B * g * g)
-
-
-@triton.jit
 def _gate(both_ptr, out_ptr, width, A: tl.constexpr, B: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < width
     g = tl.load(both_ptr + row * 2 * width + at, mask=inside, other=0.0).to(tl.float32)
     u = tl.load(both_ptr + row * 2 * width + width + at, mask=inside, other=0.0).to(tl.float32)
-    s, _ = _inner(g, A, B)
+    s = g
+    if A > 0:
+        s = A * (g + B * g * g * g)
     tl.store(out_ptr + row * width + at, (g * tl.sigmoid(s) * u).to(out_ptr.dtype.element_ty), mask=inside)
 
 
@@ -165,11 +164,15 @@ def _gate_back(both_ptr, slope_ptr, width, A: tl.constexpr, B: tl.constexpr, BLO
     g = tl.load(gate_at, mask=inside, other=0.0).to(tl.float32)
     u = tl.load(up_at, mask=inside, other=0.0).to(tl.float32)
     slope = tl.load(slope_ptr + row * width + at, mask=inside, other=0.0).to(tl.float32)
-    s, steep = _inner(g, A, B)
+    s = g
+    if A > 0:
+        s = A * (g + B * g * g * g)
     open_ = tl.sigmoid(s)
     gated = g * open_
-    wide = slope * u * (open_ + gated * (1.0 - open_) * steep)
-    tl.store(gate_at, wide.to(both_ptr.dtype.element_ty), mask=inside)
+    steep = gated * (1.0 - open_)
+    if A > 0:
+        steep *= A * (1.0 + 3.0 * B * g * g)
+    tl.store(gate_at, (slope * u * (open_ + steep)).to(both_ptr.dtype.element_ty), mask=inside)
     tl.store(up_at, (slope * gated).to(both_ptr.dtype.element_ty), mask=inside)
 
 
@@ -181,13 +184,13 @@ def _kind(gelu: bool) -> dict[str, float]:
 def gate(both: Tensor, gelu: bool = False) -> Tensor:
     rows, width = both.shape[0], both.shape[1] // 2
     out = both.new_empty(rows, width)
-    _gate[(rows, triton.cdiv(width, BLOCK))](both, out, width, **_kind(gelu))
+    launch(_gate, (rows, triton.cdiv(width, BLOCK)), both, out, width, **_kind(gelu))
     return out
 
 
 def gate_back_(both: Tensor, slope: Tensor, gelu: bool = False) -> Tensor:
     rows, width = slope.shape
-    _gate_back[(rows, triton.cdiv(width, BLOCK))](both, slope, width, **_kind(gelu))
+    launch(_gate_back, (rows, triton.cdiv(width, BLOCK)), both, slope, width, **_kind(gelu))
     return both
 
 
@@ -224,7 +227,7 @@ def loss(logits: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tens
     rows, width = logits.shape
     values, slope = torch.empty(rows, dtype=torch.float32, device=logits.device), torch.empty_like(logits)
     block = min(4096, triton.next_power_of_2(width))
-    _loss[(rows,)](logits, targets, weights, values, slope, width, BLOCK=block, num_warps=8)
+    launch(_loss, (rows,), logits, targets, weights, values, slope, width, BLOCK=block, num_warps=8)
     return values, slope
 
 
@@ -268,8 +271,20 @@ def update_(
     norms: Tensor,
 ) -> None:  # fmt: skip
     rows, width = first.shape
-    _update[(rows, triton.cdiv(width, BLOCK))](
-        weights, first, second, grads, work, factors, settings, norms, width, settings.stride(0), BLOCK=BLOCK
+    launch(
+        _update,
+        (rows, triton.cdiv(width, BLOCK)),
+        weights,
+        first,
+        second,
+        grads,
+        work,
+        factors,
+        settings,
+        norms,
+        width,
+        settings.stride(0),
+        BLOCK=BLOCK,
     )
     # not in the kernel: a store that waits for no load may overtake the load of another thread
     grads[:rows].zero_()
@@ -312,7 +327,18 @@ def fused_drop(x: Tensor, keys: Tensor, mix: int, p: float, add: Tensor | None =
     out = torch.empty_like(x)
     block = min(2048, triton.next_power_of_2(width))
     other = add.contiguous() if add is not None else x
-    _drop[(x.numel() // width, triton.cdiv(width, block))](
-        x, other, out, keys, mix, width, round(p * 65536), 1.0 / (1.0 - p), ADD=add is not None, BLOCK=block
+    launch(
+        _drop,
+        (x.numel() // width, triton.cdiv(width, block)),
+        x,
+        other,
+        out,
+        keys,
+        mix,
+        width,
+        round(p * 65536),
+        1.0 / (1.0 - p),
+        ADD=add is not None,
+        BLOCK=block,
     )
     return out

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from potentia.engine.operations.kernels.elementwise import draw
+from potentia.engine.operations.kernels.launch import launch
 
 
 @triton.jit
@@ -218,6 +219,9 @@ def _sums(
             )  # fmt: skip
 
 
+SUMS = {"BLOCK": 32, "WIDE": 64, "num_warps": 4}
+
+
 def _options(x: Tensor, route) -> dict[str, object]:
     return {
         "R": route.bank.lora.r,
@@ -236,7 +240,8 @@ def thin(x: Tensor, y: Tensor, group, route) -> Tensor:
     tokens, width = x.shape
     h = x.new_empty(len(group.sites), tokens, route.bank.lora.r)
     keys = route.keys if route.keys is not None else route.owners
-    _down_up[(tokens // route.stretch, len(group.sites))](
+    launch(
+        _down_up, (tokens // route.stretch, len(group.sites)),
         x, y, h, keys, route.owners, route.bank.work, group.table, x.stride(0), y.stride(0),
         route.bank.work.stride(0), tokens, width, *_draws(route), **_options(x, route), BLOCK=route.stretch, WIDE=128,
         num_warps=4,
@@ -250,15 +255,16 @@ def thin_back(x: Tensor, dy: Tensor, dx: Tensor | None, h: Tensor, group, route)
     dh = torch.empty_like(h)
     options, draws = _options(x, route), _draws(route)
     keys = route.keys if route.keys is not None else route.owners
-    _back[(tokens // route.stretch,)](
+    launch(
+        _back, (tokens // route.stretch,),
         dy, dy if dx is None else dx, dh, keys, route.owners, route.bank.work, group.table, dy.stride(0),
         dy.stride(0) if dx is None else dx.stride(0), route.bank.work.stride(0), tokens, width, *draws,
         SITES=len(group.sites), INPUT=dx is not None, **options, BLOCK=route.stretch, WIDE=128, num_warps=4,
     )  # fmt: skip
     slots = route.spans.shape[0]
     pieces = triton.cdiv(width, 64)
-    _sums[(slots, pieces + triton.cdiv(group.widest, 64), len(group.sites))](
+    launch(
+        _sums, (slots, pieces + triton.cdiv(group.widest, 64), len(group.sites)),
         x, dy, h, dh, keys, route.spans, route.bank.grads, group.table, x.stride(0), dy.stride(0),
-        route.bank.grads.stride(0), tokens, width, *draws, route.bank.lora.scale, pieces, **options, BLOCK=32, WIDE=64,
-        num_warps=4,
+        route.bank.grads.stride(0), tokens, width, *draws, route.bank.lora.scale, pieces, **options, **SUMS,
     )  # fmt: skip

@@ -1,0 +1,67 @@
+"""Compile every kernel of static passes for a GPU that need not be there, and print their names: run by the tests.
+
+The interpreter runs kernels as Python: what the compiler refuses it does not see.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from lane_models import place, spec, tiny
+from potentia.engine.operations import kernels, ready
+from potentia.engine.split import SplitModel
+from potentia.engine.tune.adapters import AdapterBank
+from potentia.engine.tune.layout import lay
+from potentia.engine.tune.schedule import Lane, LoraConfig
+from potentia.engine.tune.static import Blocks, StaticPass
+from potentia.engine.tune.steps import COLUMNS, LaneStates
+
+
+def main() -> None:
+    device = SimpleNamespace(
+        get_current_device=lambda: 0,
+        get_current_stream=lambda _: 0,
+        get_current_target=lambda: GPUTarget("cuda", 90, 32),
+    )
+    driver.set_active(device)
+    compiled = set[str]()
+    own = JITFunction.warmup
+
+    def noted(self: JITFunction, *args: object, **options: object) -> object:
+        compiled.add(self.fn.__name__)
+        return own(self, *args, **options)
+
+    JITFunction.warmup = noted
+    dropout, dtype = 0.1, getattr(torch, sys.argv[1])
+    model = tiny("gemma3").to(dtype).requires_grad_(False)
+    bank = AdapterBank(model, LoraConfig(dropout=dropout, targets=("all-linear",)), 3)
+    lanes = [Lane(spec(f"l{slot}", seed=slot, dropout=dropout)) for slot in range(3)]
+    for slot, lane in enumerate(lanes):
+        lane.slot = slot
+    inputs = place(lay([row for lane in lanes for row in lane.batch(64)]), bank, few=True)
+    found = StaticPass(SplitModel(model), bank, Blocks.of(model))
+    assert found.blocks is not None
+    found.operations = kernels
+    states, table = LaneStates(3, bank.width, bank.device), torch.ones(3, COLUMNS)
+    q, kept = torch.zeros(2, 4, 8, dtype=dtype), torch.zeros(41, 2, 8, dtype=dtype)
+
+    def work() -> None:
+        found._pass(inputs, recompute=False)
+        kernels.update_(bank.weights, states.first, states.second, bank.grads, bank.work, bank.factors, table, table[0])
+        kernels.attend_cached(q, kept, kept, torch.ones(2, dtype=torch.int32), 20, 0.3, 9)
+        kernels.loss(torch.zeros(4, 30, dtype=dtype), torch.zeros(4, dtype=torch.int32), torch.ones(4))
+        kernels.fused_drop(torch.zeros(4, 32, dtype=dtype), torch.zeros(4, dtype=torch.int32), 12345, 0.1)
+        kernels.gate_back_(torch.zeros(4, 64, dtype=dtype), kernels.gate(torch.zeros(4, 64, dtype=dtype)))
+
+    ready(kernels, work)
+    print(*sorted(compiled))
+
+
+if __name__ == "__main__":
+    main()
