@@ -6,6 +6,7 @@ from potentia.facts.benchmarks import (
     benchmark,
     benchmarks,
     chance,
+    known_chance,
     leaderboard_shots,
     read_benchmarks,
 )

@@ -146,6 +146,14 @@ def chance(
     return share if higher_is_better else 1 - share
 
 
+def known_chance(task: str, metric: Metric, known: Mapping[str, float]) -> float | None:
+    """Return the score of a uniform guess by this metric; None where nobody knows it."""
+    try:
+        return chance(task, metric=metric.name, higher_is_better=metric.higher_is_better, known=known)
+    except InputError:
+        return None
+
+
 def guess(task: str, known: Mapping[str, float] | None = None) -> float | None:
     """Return the accuracy of a uniform guess; None where nobody knows it."""
     given, named = known or {}, TaskName(task)

@@ -19,7 +19,7 @@ import numpy as np
 
 from potentia.analysis.base_models.ablation import Ablation, compare_methods
 from potentia.analysis.proxy.proxies import Robustness, measure_robustness
-from potentia.values.findings import Cell, Chart, Finding, Table
+from potentia.values.findings import Chart, Finding, Table
 from potentia.values.protocol import DIRECT
 from potentia.values.scores import ScoreMatrix
 
@@ -78,7 +78,7 @@ class ProxyPaper(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return every entry of table 5, ours and the paper's, then the finding."""
-        rows: list[tuple[Cell, ...]] = []
+        rows = []
         for one in self.robustness.tasks:
             ours = (one.seed_variance, one.data_variance, one.ratio.value)
             names = ("seed variance", "data variance", "R")
@@ -88,7 +88,7 @@ class ProxyPaper(Finding):
         note = "From the eight small models of table 4; the entries marked no do not follow from it."
         columns = ("task", "number", "ours", "paper", f"within {NEAR:.0%}")
         title = "Proxy tasks, table 5: ours and the paper's"
-        return Table(title, columns, tuple(rows), note), *self.robustness.tables()
+        return Table(title, columns, rows, note), *self.robustness.tables()
 
     def charts(self) -> Sequence[Chart]:
         """Return the finding's charts."""

@@ -3,33 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from potentia.analysis.test_task.adjustment import (
-    GroupScaling,
-    SplitComparison,
-    TaskAdjustment,
-    Treatment,
-    compare_copies,
-    compare_groups,
-    scale_groups,
-)
-from potentia.analysis.test_task.changes import (
-    TREES,
-    Discrimination,
-    FamilyComparison,
-    Gain,
-    Mediation,
-    RankShift,
-    compare_families,
-    discriminate,
-    measure_gain,
-    mediate,
-    shift_of_ranks,
-)
+from potentia.analysis.test_task import adjustment as adjusting
+from potentia.analysis.test_task import changes
+from potentia.analysis.test_task.adjustment import GroupScaling, TaskAdjustment, Treatment, compare_groups
 from potentia.analysis.test_task.cohort import Cohort, Pair, best_of, pair_up
 from potentia.analysis.test_task.emergence import EmergenceCurve, FrontierShift, frontier_shift, trace_emergence
 from potentia.formats import StagedScores
@@ -86,15 +67,15 @@ class BenchmarkResults(Findings):
 
     benchmark: Benchmark
     adjustment: TaskAdjustment
-    gain: Gain
+    gain: changes.Gain
     treatment: Treatment | None  # figure 3, where the models after one epoch are at hand
-    families: FamilyComparison
+    families: changes.FamilyComparison
     frontier: FrontierShift
     emergence: EmergenceCurve
-    mediation: Mediation
-    splits: SplitComparison
-    discrimination: Discrimination
-    ranks: RankShift
+    mediation: changes.Mediation
+    splits: adjusting.SplitComparison
+    discrimination: changes.Discrimination
+    ranks: changes.RankShift
 
 
 @dataclass(frozen=True)
@@ -125,17 +106,14 @@ class TaskTrainingPaper(Findings):
 
     def tables(self) -> Sequence[Table]:
         """Return ours beside printed first, then each finding, then what cannot be reached."""
-        rows = tuple((x.place, x.what, x.ours, x.printed, x.remark) for x in self.lines())
-        title, columns = (
-            "Training on the test task: ours beside the paper's",
-            ("where", "number", "ours", "paper", "remark"),
-        )
+        title = "Training on the test task: ours beside the paper's"
+        columns = ("where", "number", "ours", "paper", "remark")
         note = (
             f"{self.mmlu.adjustment.before.fit.n} models; the paper has 56: three Qwen 2 models are not in the "
             "published files. After adjustment: per model the better of both scores, as in the paper."
         )
-        gone = Table("Not in what was given", ("what",), tuple((text,) for text in self.missing))
-        return (Table(title, columns, rows, note), *super().tables(), gone)
+        gone = Table("Not in what was given", ("what",), zip(self.missing, strict=True))
+        return (Table(title, columns, map(astuple, self.lines()), note), *super().tables(), gone)
 
 
 def reproduce_task_training(
@@ -149,47 +127,35 @@ def reproduce_task_training(
     cloze, brier = (_as_they_are(" ".join(task), cohort, by_model, how) for task, by_model in published.items())
     assert cloze is not None
     assert brier is not None
-    leaderboard = {}
-    for name, (data, chance, *_) in LEADERBOARD.items():
-        stages = "new_evals/base", f"new_evals/{data}"
-        leaderboard[name] = _compared(tree, cohort, f"leaderboard_{name}", stages, chance, how, name=name)
-    reformulated = {name: _compared(tree, cohort, name, ("base", "e3/mmluaux"), 0.25, how) for name in FORMS}
-    briers = {}
-    for name in FORMS[1::2]:
-        by_model = tree.scores("base", name, "brier_score")
-        briers[name] = _as_they_are(f"{name} brier_score", cohort, by_model, how)
-    return TaskTrainingPaper(
-        mmlu,
-        gsm8k,
-        cloze,
-        brier,
-        {name: found for name, found in leaderboard.items() if found is not None},
-        {name: found for name, found in reformulated.items() if found is not None},
-        {name: found for name, found in briers.items() if found is not None},
-        _missing(scores, tree, cohort),
-    )
+    boards: dict[str, Any] = {
+        name: _compared(tree, cohort, name, ("new_evals/base", f"new_evals/{data}"), chance, how, "leaderboard_")
+        for name, (data, chance, *_) in LEADERBOARD.items()
+    }
+    forms: dict[str, Any] = {name: _compared(tree, cohort, name, ("base", "e3/mmluaux"), 0.25, how) for name in FORMS}
+    values = {name: tree.scores("base", name, "brier_score") for name in FORMS[1::2]}
+    briers: dict[str, Any] = {name: _as_they_are(f"{name} brier_score", cohort, by, how) for name, by in values.items()}
+    found = [{name: one for name, one in of.items() if one is not None} for of in (boards, forms, briers)]
+    return TaskTrainingPaper(mmlu, gsm8k, cloze, brier, found[0], found[1], found[2], _missing(scores, tree, cohort))
 
 
 def _compared(
     tree: Evaluations,
     cohort: Cohort,
-    task: str,
+    name: str,
     stages: tuple[str, str],
     chance: float,
     how: Mapping[str, Any],
-    *,
-    name: str = "",
+    prefix: str = "",  # of the task in the tree
 ) -> TaskAdjustment | None:
     """Compare newer with older models on one task of the tree, before and after; None where it is not there."""
-    first, second = (tree.scores(stage, task, *METRICS) for stage in stages)
+    first, second = (tree.scores(stage, prefix + name, *METRICS) for stage in stages)
     models = [m for m in cohort.models if m in first and m in second]
     if not models:
         return None
     here = cohort.select(models)
     before, tuned = (np.array([by[m] for m in models]) for by in (first, second))
-    return compare_groups(
-        Pair(name or task, here, before, np.maximum(before, tuned), chance), here.since(CUTOFF), **how
-    )
+    pair = Pair(name, here, before, np.maximum(before, tuned), chance)
+    return compare_groups(pair, here.since(CUTOFF), **how)
 
 
 def _as_they_are(task: str, cohort: Cohort, scores: Mapping[str, float], how: Mapping[str, Any]) -> GroupScaling | None:
@@ -199,7 +165,9 @@ def _as_they_are(task: str, cohort: Cohort, scores: Mapping[str, float], how: Ma
         return None
     here, falls = cohort.select(models), task.endswith("brier_score")
     values, chance = np.array([scores[m] for m in models]), 0.75 if falls else 0.25
-    return scale_groups(task, here, values, here.since(CUTOFF), chance=chance, higher_is_better=not falls, **how)
+    return adjusting.scale_groups(
+        task, here, values, here.since(CUTOFF), chance=chance, higher_is_better=not falls, **how
+    )
 
 
 def _missing(scores: StagedScores, tree: Evaluations, cohort: Cohort) -> tuple[str, ...]:
@@ -246,7 +214,7 @@ def _treatment(
 
     treated = best(once, base)
     how = {**how, "control_adjusted": best(twice, base), "treated_adjusted": best(both, treated)}
-    return compare_copies(b.name, base, treated, older, chance=b.chance, **how)
+    return adjusting.compare_copies(b.name, base, treated, older, chance=b.chance, **how)
 
 
 def _benchmark(
@@ -265,15 +233,15 @@ def _benchmark(
     return BenchmarkResults(
         benchmark=b,
         adjustment=compare_groups(pair, split, **how),
-        gain=measure_gain(pair, split),
+        gain=changes.measure_gain(pair, split),
         treatment=_treatment(tree, b, before, older, how),
-        families=compare_families(pair, families),
+        families=changes.compare_families(pair, families),
         frontier=frontier_shift(pair, split),
         emergence=trace_emergence(b.name, trace, older, chance=b.chance),
-        mediation=mediate(pair, split),
-        splits=SplitComparison(tuple(compare_groups(pair, other, **how) for other in others)),
-        discrimination=discriminate(replace(pair, after=on_the_way), split, seed=how["seed"]),
-        ranks=shift_of_ranks(pair),
+        mediation=changes.mediate(pair, split),
+        splits=adjusting.SplitComparison(tuple(compare_groups(pair, other, **how) for other in others)),
+        discrimination=changes.discriminate(replace(pair, after=on_the_way), split, seed=how["seed"]),
+        ranks=changes.shift_of_ranks(pair),
     )
 
 
@@ -337,7 +305,7 @@ def _benchmark_lines(part: BenchmarkResults) -> Iterator[Line]:
         ("older", d.before, d.before_interval, apart, d.n),
         ("tuned older", d.after, d.after_interval, tuned_apart, d.tuned),
     ):
-        note = f"{count} models, {TREES[d.trees]}; 95 % {around.low:.2f} to {around.high:.2f}"
+        note = f"{count} models, {changes.TREES[d.trees]}; 95 % {around.low:.2f} to {around.high:.2f}"
         yield Line("table 5", f"{name} {who} against newer", value, printed, note)
     if name == "mmlu":
         yield Line("figure 17", f"{name} mean shift of ranks", part.ranks.mean, "4.8", "the paper ranks 56 models")

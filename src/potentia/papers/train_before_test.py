@@ -31,7 +31,7 @@ from potentia.analysis.stats.significance import measure_significance
 from potentia.errors import InputError
 from potentia.facts import ModelFacts, benchmarks, models
 from potentia.papers.printed import printed
-from potentia.values.findings import Cell, Chart, Finding, Table
+from potentia.values.findings import Chart, Finding, Table
 from potentia.values.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol
 from potentia.values.scores import ScoreMatrix
 
@@ -77,7 +77,7 @@ class Reproduction(Finding):
     def tables(self) -> Sequence[Table]:
         """Return one table per place in the paper, then a summary."""
         columns = ("number", "paper", "ours", "ours, exact", "same", "definition")
-        places: dict[str, list[tuple[Cell, ...]]] = {}
+        places: dict[str, list[tuple[str | None, ...]]] = {}
         for c in self.checks:
             shown = _show(c.paper, c.digits), _show(c.ours, c.digits), _show(c.ours, c.digits + 2)
             places.setdefault(c.where, []).append((c.what, *shown, SAID[c.same], c.note))
@@ -88,7 +88,7 @@ class Reproduction(Finding):
             ("ours only: the paper's figure is a picture", sum(np.isnan(c.paper) for c in self.checks)),
         )
         title = f"Train-before-test from {self.models} models × {self.tasks} benchmarks"
-        tables = [Table(where, columns, tuple(rows)) for where, rows in places.items()]
+        tables = [Table(where, columns, rows) for where, rows in places.items()]
         return [*tables, Table(title, ("numbers", "count"), counts)]
 
     def charts(self) -> Sequence[Chart]:
@@ -98,12 +98,9 @@ class Reproduction(Finding):
 
 def reproduce(scores: Mapping[Protocol, ScoreMatrix], *, resamples: int = RESAMPLES, seed: int = 0) -> Reproduction:
     """Compute every number of the paper that ``scores`` can give; a few_shot matrix, where there is one, joins in."""
-    for protocol in PROTOCOLS:
-        if protocol not in scores:
-            raise InputError(
-                f"these scores have no protocol {protocol!r}",
-                hint=f"the reproduction needs {' and '.join(PROTOCOLS)}, as published with the paper",
-            )
+    if missing := [protocol for protocol in PROTOCOLS if protocol not in scores]:
+        hint = f"the reproduction needs {' and '.join(PROTOCOLS)}, as published with the paper"
+        raise InputError(f"these scores have no protocol {missing[0]!r}", hint=hint)
     tables: dict[str, ScoreMatrix] = {p: _tasks(scores[p]) for p in PROTOCOLS}
     shots = next((p for p in scores if Protocol(p).kind == "few_shot"), None)
     if shots is not None:
@@ -111,9 +108,7 @@ def reproduce(scores: Mapping[Protocol, ScoreMatrix], *, resamples: int = RESAMP
     pair = [tables[p] for p in PROTOCOLS]
     facts = {m: f for m in pair[0].models if (f := models().find(m)) is not None}
     how: dict[str, Any] = {"resamples": resamples, "seed": seed}
-    found: dict[str, Any] = {}
-    found |= _agreements(tables, how)
-    found |= _groups(list(tables.values()), facts, how)
+    found: dict[str, Any] = _agreements(tables, how) | _groups(list(tables.values()), facts, how)
     found |= _perplexity(scores, pair, facts, how)
     found |= _components(pair, facts, found["components train_before_test"], how)
     checks = (
@@ -226,18 +221,20 @@ def _agreement_checks(found: Mapping[str, Any]) -> Iterator[Check]:
     share = few.pairs_improved / few.pairs if few else NAN
     yield Check(where, "share of pairs above 5-shot", paper.BETTER_THAN_FEW_SHOT, share, note=notes["few_shot"])
     where = "Figure 3: agreement within a category"
-    within = {p: dict(zip(a.categories, map(float, np.diag(a.by_category)), strict=True)) for p, a in by.items()}
-    for category, values in paper.WITHIN.items():
-        for protocol, value in zip(PROTOCOLS, values, strict=True):
-            note = "section 3.2 prints 0.54, and 0.52 a paragraph later" if (category, value) == ("LU", 0.54) else ""
-            ours = within[protocol].get(category, NAN)
-            yield Check(where, f"{category}, {NAMES[protocol]}", value, ours, note=note)
+    for category, protocol, value in _sides(paper.WITHIN):
+        note = "section 3.2 prints 0.54, and 0.52 a paragraph later" if (category, value) == ("LU", 0.54) else ""
+        within = dict(zip(by[protocol].categories, np.diag(by[protocol].by_category).tolist(), strict=True))
+        yield Check(where, f"{category}, {NAMES[protocol]}", value, within.get(category, NAN), note=note)
     where = "Table 5: mean τ of each benchmark with all others"
-    means = {p: dict(zip(a.tasks, (one.value for one in a.per_task), strict=True)) for p, a in by.items()}
-    for task, row in paper.TABLE_5.items():
-        for protocol, value in zip(NAMES, row, strict=True):
-            ours = means.get(protocol, {}).get(task, NAN)
-            yield Check(where, f"{task}, {NAMES[protocol]}", value, ours, note=notes[protocol])
+    means = {(p, task): one.value for p, a in by.items() for task, one in zip(a.tasks, a.per_task, strict=True)}
+    for task, protocol, value in _sides(paper.TABLE_5, tuple(NAMES)):
+        yield Check(where, f"{task}, {NAMES[protocol]}", value, means.get((protocol, task), NAN), note=notes[protocol])
+
+
+def _sides(table: Mapping[str, Any], protocols: Sequence[str] = PROTOCOLS) -> Iterator[tuple[str, str, Any]]:
+    """Yield the cells of a printed table that has a row for each name and a column for each protocol."""
+    for name, row in table.items():
+        yield from ((name, protocol, value) for protocol, value in zip(protocols, row, strict=True))
 
 
 def _perplexity_checks(found: Mapping[str, Any]) -> Iterator[Check]:
@@ -256,29 +253,25 @@ def _perplexity_checks(found: Mapping[str, Any]) -> Iterator[Check]:
 
 def _component_checks(found: Mapping[str, Any]) -> Iterator[Check]:
     where = "Section 3.4: variance of the first five components"
-    for protocol, value in zip(PROTOCOLS, paper.FIVE_COMPONENTS, strict=True):
+    for _, protocol, value in _sides({"": paper.FIVE_COMPONENTS}):
         first = found[f"components {protocol}"].explained[:5]
         yield Check(where, NAMES[protocol], value, sum(i.value for i in first))
     where = "Figures 6 and 8, table 8: explained variance, per cent"
-    for family, sides in paper.TABLE_8.items():
-        for protocol, values in zip(PROTOCOLS, sides, strict=True):
-            if f := found.get(f"components {protocol}" + ("" if family == "all models" else f" {family}")):
-                for k, value in enumerate(values):
-                    ours = 100 * f.explained[k].value if k < len(f.explained) else NAN
-                    yield Check(where, f"{family} PC{k + 1}, {NAMES[protocol]}", value, ours, 0)
+    for family, protocol, values in _sides(paper.TABLE_8):
+        if f := found.get(f"components {protocol}" + ("" if family == "all models" else f" {family}")):
+            for k, value in enumerate(values):
+                ours = 100 * f.explained[k].value if k < len(f.explained) else NAN
+                yield Check(where, f"{family} PC{k + 1}, {NAMES[protocol]}", value, ours, 0)
 
 
 def _table_checks(scores: Mapping[Protocol, ScoreMatrix]) -> Iterator[Check]:
     matrix = scores[TRAIN_BEFORE_TEST]
     places = {m.rpartition("/")[2]: m for m in matrix.models}
     where = "Table 3: bits per byte"
-    for model, values in paper.TABLE_3.items():
-        for corpus, value in zip(CORPORA, values, strict=True):
-            ours = NAN
-            if model in places and corpus in matrix.tasks:
-                ours = float(matrix.values[matrix.models.index(places[model]), matrix.tasks.index(corpus)])
-            note = "no perplexities of Gemma here" if np.isnan(ours) else "after tuning"
-            yield Check(where, f"{model}, {corpus}", value, ours, 3, note)
+    for model, corpus, value in _sides(paper.TABLE_3, CORPORA):
+        ours = float(matrix.laid_out([places.get(model, "")], [corpus])[0][0, 0])
+        note = "no perplexities of Gemma here" if np.isnan(ours) else "after tuning"
+        yield Check(where, f"{model}, {corpus}", value, ours, 3, note)
     where = "Table 4: pretraining compute, 10^18 FLOPs"
     for model, (_, _, value) in paper.TABLE_4.items():
         known = models().find(places.get(model, model))
@@ -296,11 +289,12 @@ def _group_checks(pair: Sequence[ScoreMatrix], found: Mapping[str, Any]) -> Iter
             note = _at_three_decimals(matrices[protocol])
         yield Check(where, f"mean τ, {NAMES[protocol]}", value, ours, note=note)
     where = "Table 6: models of the same size"
-    for name, values in paper.TABLE_6.items():
-        what = "all models" if name == "all" else f"{name} billion"
-        for protocol, value in zip(PROTOCOLS, values, strict=True):
-            ours = _group_value(found["by size"], name, protocol)
-            yield Check(where, f"{what}, {NAMES[protocol]}", value, ours, note="sizes as in the names")
+    for name, protocol, value in _sides(paper.TABLE_6):
+        what, ours = (
+            "all models" if name == "all" else f"{name} billion",
+            _group_value(found["by size"], name, protocol),
+        )
+        yield Check(where, f"{what}, {NAMES[protocol]}", value, ours, note="sizes as in the names")
     where, families = "Table 7: models of the same family", found["by family"]
     for name in families.groups[:-1]:
         for protocol in PROTOCOLS:

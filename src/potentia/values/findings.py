@@ -11,22 +11,30 @@ import dataclasses
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 Cell = str | int | float | None
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Table:
-    """A titled table. Numbers stay numbers; ``digits`` says how many decimals a person wants to see."""
+    """A titled table. Numbers stay numbers; ``digits`` says how many decimals a person wants to see.
+
+    Rows may be any iterables; an estimate among their cells becomes three: its value, its low and its high end.
+    """
 
     title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    columns: Any  # their names, a tuple once made
+    rows: Any  # tuples of cells once made
     note: str = ""
     digits: int = 3
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", tuple(self.columns))
+        object.__setattr__(self, "rows", tuple(tuple(_cells(row)) for row in self.rows))
 
     def __str__(self) -> str:
         """Return the table as a terminal shows it: title, columns under each other, note."""
@@ -47,6 +55,14 @@ class Table:
         note = f"<p><small>{escape(self.note)}</small></p>" if self.note else ""
         caption = f"<caption>{escape(self.title)}</caption>"
         return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{note}"
+
+
+def _cells(row: Iterable[Any]) -> Iterator[Cell]:
+    for cell in row:
+        if hasattr(cell, "low"):
+            yield from (cell.value, cell.low, cell.high)
+        else:
+            yield cell.item() if type(cell).__module__ == "numpy" else cell
 
 
 def written(cell: Cell, digits: int = 3) -> str:
@@ -153,6 +169,11 @@ def jsonable(value: Any) -> Any:
     return value
 
 
+def picked(values: Sequence[T], places: Iterable[int]) -> tuple[T, ...]:
+    """Return the values at these places, in this order."""
+    return tuple(values[k] for k in places)
+
+
 def slug(text: str) -> str:
     """Return a name that can stand in an address, an id and a file name."""
     kept = "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "-" for c in text)
@@ -175,6 +196,11 @@ class Interval:
     low: float
     high: float
     level: float = 0.95
+
+    @classmethod
+    def around(cls, value: float, half: float, level: float = 0.95) -> Interval:
+        """Return the interval that reaches as far to both sides."""
+        return cls(float(value), float(value - half), float(value + half), level)
 
 
 # --- charts: what to draw, never how -------------------------------------------------------------------------------
@@ -239,21 +265,20 @@ class Heatmap(Chart):
 class Bars(Chart):
     """Grouped bars, lying: one label per group, one series per colour, optional intervals."""
 
-    labels: tuple[str, ...]
-    series: dict[str, tuple[float, ...]]
+    labels: Any  # names, a tuple once made
+    series: Any  # numbers by name, or estimates (``value``, ``low``, ``high``), whose ends then go to low and high
     low: dict[str, tuple[float, ...]] = field(default_factory=dict)
     high: dict[str, tuple[float, ...]] = field(default_factory=dict)
     y_label: str = ""
     y_range: tuple[float, float] | None = None
 
-    @classmethod
-    def of(cls, name: str, title: str, caption: str, labels: Sequence[str], bars: Any, y_label: str = "") -> Bars:
-        """Make bars with intervals from estimates (``value``, ``low``, ``high``) by series, one for each label."""
-        value, low, high = (
-            {series: tuple(float(getattr(one, part)) for one in of) for series, of in bars.items()}
-            for part in ("value", "low", "high")
-        )
-        return cls(name, title, caption, tuple(labels), value, low, high, y_label)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        estimates = any(hasattr(x, "low") for of in self.series.values() for x in of)
+        for place, part in (("low", "low"), ("high", "high"), ("series", "value"))[0 if estimates else 2 :]:
+            by = {name: tuple(float(getattr(x, part, x)) for x in of) for name, of in self.series.items()}
+            object.__setattr__(self, place, by)
+        object.__setattr__(self, "labels", tuple(self.labels))
 
     @property
     def tells(self) -> bool:
@@ -271,12 +296,15 @@ class Points:
     """One named set of points of a scatter; ``labels`` name the points."""
 
     name: str
-    x: tuple[float, ...]
-    y: tuple[float, ...]
+    x: Any  # numbers, as any sequence or array; a tuple once made
+    y: Any
     labels: tuple[str, ...] = ()
-    low: tuple[float, ...] = ()
-    high: tuple[float, ...] = ()
+    low: Any = ()
+    high: Any = ()
     hue: int | None = None  # its place among the colours; else its own among the points
+
+    def __post_init__(self) -> None:
+        _plain_numbers(self)
 
 
 @dataclass(frozen=True)
@@ -284,11 +312,19 @@ class Line:
     """One named curve with an optional band."""
 
     name: str
-    x: tuple[float, ...]
-    y: tuple[float, ...]
-    low: tuple[float, ...] = ()
-    high: tuple[float, ...] = ()
+    x: Any  # as of points
+    y: Any
+    low: Any = ()
+    high: Any = ()
     dashed: bool = False
+
+    def __post_init__(self) -> None:
+        _plain_numbers(self)
+
+
+def _plain_numbers(drawn: Points | Line) -> None:
+    for part in ("x", "y", "low", "high"):
+        object.__setattr__(drawn, part, tuple(map(float, getattr(drawn, part))))
 
 
 @dataclass(frozen=True)

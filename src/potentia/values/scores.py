@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 Objects = npt.NDArray[np.object_]
+Wanted = Any  # names, or an array that says where they are (a mask or places); None for all
 Outcomes = Mapping[str, Mapping[str, Mapping[int, float]]]  # task → model → document → value of the item
 
 
@@ -216,13 +217,17 @@ class ScoreMatrix:
     def _repr_html_(self) -> str:
         return str(self.frame().to_html())
 
+    @property
+    def sign(self) -> Floats:
+        """1 where more is better, −1 where less is: (tasks,)."""
+        return np.where(np.asarray(self.higher_is_better, dtype=bool), 1.0, -1.0)
+
     def oriented(self) -> Floats:
         """Values with the sign flipped where lower is better, so that higher always means better."""
-        sign = np.where(np.asarray(self.higher_is_better, dtype=bool), 1.0, -1.0)
-        return self.values * sign
+        return self.values * self.sign
 
-    def select(self, *, models: Iterable[str] | None = None, tasks: Iterable[str] | None = None) -> ScoreMatrix:
-        """Return the sub-matrix of these models and tasks, in the order given."""
+    def select(self, *, models: Wanted = None, tasks: Wanted = None) -> ScoreMatrix:
+        """Return the sub-matrix of these models and tasks, in the order given: by name, or an array of places."""
         rows = self._places(self.models, models, "model")
         columns = self._places(self.tasks, tasks, "task")
         grid = np.ix_(rows, columns)
@@ -246,24 +251,28 @@ class ScoreMatrix:
 
     def corpora(self) -> ScoreMatrix:
         """Return the texts to predict, scored in bits per byte or perplexity."""
-        return self.select(tasks=[t for t, metric in zip(self.tasks, self.metrics, strict=True) if metric.is_text])
+        return self.select(tasks=self._texts)
 
     def benchmarks(self) -> ScoreMatrix:
         """Return the tasks without the corpora, those that anyone has a score of, and the models that have any."""
         known = np.isfinite(self.values)
-        columns = [j for j, metric in enumerate(self.metrics) if not metric.is_text and known[:, j].any()]
-        rows = [m for m, row in zip(self.models, known, strict=True) if row[columns].any()]
-        return self.select(models=rows, tasks=[self.tasks[j] for j in columns])
+        columns = known.any(axis=0) & ~self._texts
+        return self.select(models=known[:, columns].any(axis=1), tasks=columns)
+
+    @property
+    def _texts(self) -> npt.NDArray[np.bool_]:
+        return np.array([metric.is_text for metric in self.metrics], dtype=bool)
 
     def complete(self) -> ScoreMatrix:
         """Drop every model that lacks a score on some task: the listwise treatment of missing cells."""
-        whole = np.asarray(np.isfinite(self.values).all(axis=1)).tolist()
-        return self.select(models=[m for m, keep in zip(self.models, whole, strict=True) if keep])
+        return self.select(models=np.isfinite(self.values).all(axis=1))
 
     @staticmethod
-    def _places(names: tuple[str, ...], wanted: Iterable[str] | None, kind: str) -> list[int]:
+    def _places(names: tuple[str, ...], wanted: Wanted, kind: str) -> list[int]:
         if wanted is None:
             return list(range(len(names)))
+        if isinstance(wanted, np.ndarray):
+            return list(np.arange(len(names))[wanted].tolist())
         index = _numbered(*names)
         try:
             return [index[name] for name in wanted]

@@ -99,7 +99,7 @@ def test_relevance_finds_the_twin_and_turns_lower_is_better_round():
     rng = np.random.default_rng(2)
     values = rng.normal(size=(20, 5))
     values[:, 3] = -values[:, 0]
-    found = measure_relevance(
+    chosen, by_metric = measure_relevance(
         ScoreMatrix.build(
             [str(i) for i in range(20)], list("abcde"), values, higher_is_better=[True] * 3 + [False, True]
         ),
@@ -107,17 +107,17 @@ def test_relevance_finds_the_twin_and_turns_lower_is_better_round():
         how="feature",
     )
     for metric in METRICS:
-        assert found.by_metric[metric][found.candidates.index("d")] == pytest.approx(1.0)
+        assert by_metric[metric][chosen.tasks.index("d") - 1] == pytest.approx(1.0)
 
 
 def test_relevance_is_scipys_and_uses_whole_rows_only():
     rng = np.random.default_rng(4)
     values = rng.normal(size=(10, 3))
     values[4, 2] = np.nan
-    found = measure_relevance(matrix(values), "t0", how="none")
-    assert "m4" not in found.models
+    chosen, by_metric = measure_relevance(matrix(values), "t0", how="none")
+    assert "m4" not in chosen.models
     rows = np.delete(values, 4, axis=0)
-    assert found.by_metric["kendall"][0] == pytest.approx(stats.kendalltau(rows[:, 0], rows[:, 1]).statistic)
+    assert by_metric["kendall"][0] == pytest.approx(stats.kendalltau(rows[:, 0], rows[:, 1]).statistic)
     assert correlate_target(rows, "pearson") == pytest.approx(np.corrcoef(rows.T)[0, 1:])
 
 

@@ -11,17 +11,17 @@ resamples models.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress
+from itertools import compress, product, repeat
 
 import numpy as np
 from scipy.stats import rankdata
 
 from potentia.analysis.left_out import left_out, noted, outside
-from potentia.analysis.stats.bootstrap import three
 from potentia.errors import InputError
-from potentia.values.findings import Bars, Cell, Chart, Finding, Heatmap, Interval, Table
+from potentia.values.findings import Bars, Chart, Finding, Heatmap, Interval, Table
 from potentia.values.protocol import Protocol, TaskName
 from potentia.values.scores import Floats, ScoreMatrix
 
@@ -94,7 +94,7 @@ def tau_charts(
         bars = {method: [table.get((label, method), missing) for label in labels] for method in methods}
         caption = f"Difference in Kendall's tau to {improvements[0].baseline}, 95 % intervals; above zero is better."
         name, title = f"{what}-improvement", f"Improvement in {what}"
-        drawn.append(Bars.of(name, title, caption, labels, bars, "difference in tau"))
+        drawn.append(Bars(name, title, caption, labels, bars, y_label="difference in tau"))
     return drawn
 
 
@@ -118,7 +118,7 @@ def improvement_tables(what: str, improvements: Sequence[Improvement], group: st
     """Lay out improvements, one row per benchmark and method; no table where there are none."""
     if not improvements:
         return []
-    rows = tuple((i.series, i.task, i.method, *three(i.difference), "yes" if i.real else "no") for i in improvements)
+    rows = [(i.series, i.task, i.method, i.difference, "yes" if i.real else "no") for i in improvements]
     title = f"Improvement in {what} over {improvements[0].baseline}"
     columns = (group, "task", "method", "difference", "low", "high", "real")
     return [Table(title, columns, rows, note="real: the interval leaves out zero.")]
@@ -141,26 +141,24 @@ class Ablation(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return the ablation table with the best of each cell marked, and the mean ranks."""
-        rows: list[tuple[Cell, ...]] = []
-        for i, model in enumerate(self.models):
-            for j, method in enumerate(self.methods):
-                marks = [self._show(self.scores[i, :, k], j) for k in range(len(self.tasks))]
-                rows.append((model if j == 0 else "", method, *marks, float(self.scores[i, j].mean())))
+        rows = []
+        for (i, model), (j, method) in product(enumerate(self.models), enumerate(self.methods)):
+            marks = [self._show(self.scores[i, :, k], j) for k in range(len(self.tasks))]
+            rows.append((model if j == 0 else "", method, *marks, self.scores[i, j].mean()))
         columns = ("method", "mean rank", "low", "high", "best in", "near best in", "cells")
-        of = zip(self.methods, self.mean_rank, self.best, self.near, strict=True)
-        ranks = tuple((method, *three(rank), best, near, self.cells) for method, rank, best, near in of)
+        ranks = zip(self.methods, self.mean_rank, self.best, self.near, repeat(self.cells), strict=False)
         marked = f"**: the best method in this cell; *: within {self.tolerance:g} of it."
         note = f"Only cells scored by all methods count. Intervals resample models.{noted(self.left_out)}"
         return (
-            Table("Every model by every method", ("model", "method", *self.tasks, "mean"), tuple(rows), marked),
+            Table("Every model by every method", ("model", "method", *self.tasks, "mean"), rows, marked),
             Table("Mean rank of each method (1 is best)", columns, ranks, note, digits=2),
         )
 
     def charts(self) -> Sequence[Chart]:
         """Return the mean-rank figure."""
-        name, caption = "mean rank", "Mean over models and benchmarks of the method's rank; lower is better."
-        bars = {name: self.mean_rank}
-        return (Bars.of("mean-rank", "Mean rank of each method", caption, self.methods, bars, name),)
+        caption = "Mean over models and benchmarks of the method's rank; lower is better."
+        bars = {"mean rank": self.mean_rank}
+        return (Bars("mean-rank", "Mean rank of each method", caption, self.methods, bars, y_label="mean rank"),)
 
     def _show(self, cell: Floats, method: int) -> str | None:
         value, top = cell[method], np.fmax.reduce(cell)
@@ -193,10 +191,8 @@ def compare_methods(
             cube[:, names.index(method), tasks.index(task)] = found.at((task, method), rows)[0]
     whole = np.isfinite(cube).all(axis=1)  # (models, tasks)
     if len(names) < 2 or not whole.any():
-        raise InputError(
-            "no model and benchmark is scored by two methods or more",
-            hint="score a task in more than one form, such as arc_easy and arc_easy:blank_ppl",
-        )
+        hint = "score a task in more than one form, such as arc_easy and arc_easy:blank_ppl"
+        raise InputError("no model and benchmark is scored by two methods or more", hint=hint)
     of_rows, of_tasks = whole.any(axis=1), whole.any(axis=0)
     reasons = {
         "not scored by all methods on any task": list(compress(rows, ~of_rows)),
@@ -206,40 +202,32 @@ def compare_methods(
     cube, counted = cube[of_rows][:, :, of_tasks], whole[of_rows][:, None, of_tasks]
     highest = np.fmax.reduce(cube, axis=1, keepdims=True)  # NaN where no method scored the cell
     best, near = cube == highest, (cube < highest) & (highest - cube <= tolerance)
-    return Ablation(
-        models=tuple(compress(rows, of_rows)),
-        methods=names,
-        tasks=tuple(compress(tasks, of_tasks)),
-        scores=cube,
-        mean_rank=_mean_ranks(np.where(counted, rankdata(-cube, axis=1, nan_policy="omit"), np.nan)),
-        best=tuple((best & counted).sum(axis=(0, 2)).tolist()),
-        near=tuple((near & counted).sum(axis=(0, 2)).tolist()),
-        cells=int(whole.sum()),
-        tolerance=tolerance,
-        left_out=left_out(reasons),
-    )
+    ranked = np.where(counted, rankdata(-cube, axis=1, nan_policy="omit"), np.nan)
+    wins, close = (tuple((part & counted).sum(axis=(0, 2)).tolist()) for part in (best, near))
+    of = tuple(compress(rows, of_rows)), names, tuple(compress(tasks, of_tasks)), cube
+    return Ablation(*of, _mean_ranks(ranked), wins, close, int(whole.sum()), tolerance, left_out(reasons))
 
 
 def _sharing(found: Columns, models: Sequence[str]) -> tuple[str, ...]:
     """Return the methods of some benchmark that together have the most cells; of equal sets the larger."""
     scored = {key: np.isfinite(found.at(key, models)[0]) for key in found.table}
     nobody = np.zeros(len(models), dtype=bool)
-    sets = [tuple(method for of, method in scored if of == task) for task in found.tasks]
-
-    def cells(methods: Sequence[str]) -> tuple[int, int]:
-        whole = [np.all([scored.get((task, m), nobody) for m in methods], axis=0).sum() for task in found.tasks]
-        return int(sum(whole)), len(methods)
-
-    return max((methods for methods in sets if len(methods) > 1), key=cells, default=())
+    most, chosen = (0, 0), tuple[str, ...]()
+    for task in found.tasks:
+        methods = tuple(method for of, method in scored if of == task)
+        whole = [np.all([scored.get((other, m), nobody) for m in methods], axis=0).sum() for other in found.tasks]
+        if len(methods) > 1 and (cells := (int(sum(whole)), len(methods))) > most:
+            most, chosen = cells, methods
+    return chosen
 
 
 def _mean_ranks(ranks: Floats) -> tuple[Interval, ...]:
     """Average the ranks per method; resample models, the unit whose cells hang together."""
     values = np.nanmean(ranks, axis=(0, 2))
     if len(ranks) < 2:
-        return tuple(Interval(float(v), float("nan"), float("nan")) for v in values)
+        return tuple(Interval(v, math.nan, math.nan) for v in values.tolist())
     choices = np.random.default_rng(0).integers(0, len(ranks), size=(DRAWS, len(ranks)))
     totals, counts = np.nansum(ranks, axis=2), np.isfinite(ranks).sum(axis=2)  # (models, methods)
     means = totals[choices].sum(axis=1) / counts[choices].sum(axis=1)
-    low, high = np.percentile(means, [2.5, 97.5], axis=0)
-    return tuple(Interval(float(v), float(a), float(b)) for v, a, b in zip(values, low, high, strict=True))
+    ends = np.percentile(means, [2.5, 97.5], axis=0)
+    return tuple(Interval(*one) for one in np.vstack([values, ends]).T.tolist())

@@ -14,19 +14,13 @@ from itertools import compress
 import numpy as np
 import numpy.typing as npt
 
-from potentia.analysis.base_models.ablation import (
-    DRAWS,
-    Columns,
-    Improvement,
-    columns,
-    improvement_tables,
-    tau_charts,
-)
+from potentia.analysis.base_models import ablation
+from potentia.analysis.base_models.ablation import DRAWS, Columns, Improvement, columns
 from potentia.analysis.left_out import left_out, noted, outside
-from potentia.analysis.stats.bootstrap import redraw, tau_interval, tau_rows, three
+from potentia.analysis.stats.bootstrap import redraw, tau_interval, tau_rows
 from potentia.analysis.stats.correlation import nan_mean
 from potentia.errors import InputError
-from potentia.values.findings import Cell, Chart, Finding, Interval, Plot, Points, Table
+from potentia.values.findings import Chart, Finding, Interval, Plot, Points, Table
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 
@@ -57,11 +51,9 @@ class Consistency(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return tau per benchmark and method, the mean per method, and the improvements (tables 2 and 3's layout)."""
-        rows = tuple((k.task, k.method, k.reference, len(k.pairs), *three(k.tau), k.gain) for k in self.links)
-        means: list[tuple[Cell, ...]] = []
-        for method in self.methods:
-            taus = [k.tau.value for k in self.links if k.method == method]
-            means.append((method, int(np.isfinite(taus).sum()), float(nan_mean(taus))))
+        rows = [(k.task, k.method, k.reference, len(k.pairs), k.tau, k.gain) for k in self.links]
+        taus = {method: [k.tau.value for k in self.links if k.method == method] for method in self.methods}
+        means = [(method, np.isfinite(of).sum(), float(nan_mean(of))) for method, of in taus.items()]
         title = "Consistency: Kendall's tau between base models and their instruct versions"
         columns = ("task", "base models by", "instruct models by", "pairs", "tau", "low", "high", "gain")
         note = (
@@ -70,20 +62,20 @@ class Consistency(Finding):
         )
         return (
             Table(title, columns, rows, note),
-            Table("Mean consistency of each method", ("method", "tasks", "mean tau"), tuple(means)),
-            *improvement_tables("consistency", self.improvements, "pairs"),
+            Table("Mean consistency of each method", ("method", "tasks", "mean tau"), means),
+            *ablation.improvement_tables("consistency", self.improvements, "pairs"),
         )
 
     def charts(self) -> Sequence[Chart]:
         """Return tau as a heat map, and base against instruct scores for each benchmark."""
         caption = "Kendall's tau between base models and their instruct versions; 1 means the same order."
         taus = {(k.task, k.method): k.tau.value for k in self.links}
-        drawn = tau_charts("consistency", caption, taus, self.improvements)
+        drawn = ablation.tau_charts("consistency", caption, taus, self.improvements)
         caption = "Each point is one pair. Points that rise from left to right are consistent."
         axes = "base model's score", "instruct version's score"
         for task in dict.fromkeys(k.task for k in self.links):
             links = [k for k in self.links if k.task == task]
-            points = tuple(Points(k.method, tuple(k.base), tuple(k.instruct), tuple(dict(k.pairs))) for k in links)
+            points = tuple(Points(k.method, k.base, k.instruct, tuple(dict(k.pairs))) for k in links)
             drawn.append(Plot(f"consistency-{task}", f"{task}: base and instruct", caption, points, (), *axes))
         return drawn
 
@@ -112,19 +104,14 @@ def measure_consistency(
     for task in found.tasks:
         rng = np.random.default_rng(0)
         choices = rng.integers(0, len(pairs), size=(draws, len(pairs)))
-        made: dict[str, tuple[Link, Floats]] = {}
-        for method in methods:
-            judge = _judge(found, task, method, reference)
-            link = _link(found, task, method, judge, pairs, choices, rng) if judge else None
-            if link is not None:
-                made[method] = link
+        judges = {method: _judge(found, task, method, reference) for method in methods}
+        every = {m: _link(found, task, m, judge, pairs, choices, rng) for m, judge in judges.items() if judge}
+        made = {method: link for method, link in every.items() if link is not None}
         links += [link for link, _ in made.values()]
         improvements += _improvements(made, baseline)
     if not links:
-        raise InputError(
-            "no benchmark has scores of three or more base models and their instruct versions",
-            hint="score both sides of each pair, or name the pairs in a CSV file with the columns base and instruct",
-        )
+        hint = "score both sides of each pair, or name the pairs in a CSV file with the columns base and instruct"
+        raise InputError("no benchmark has scores of three or more base models and their instruct versions", hint=hint)
     taken = {model for link in links for pair in link.pairs for model in pair}
     reasons = {
         "not scored on both sides of the pair": outside(pairs, taken),

@@ -14,20 +14,15 @@ from itertools import compress
 
 import numpy as np
 import numpy.typing as npt
+from numpy.random import Generator
 
-from potentia.analysis.base_models.ablation import (
-    DRAWS,
-    Columns,
-    Improvement,
-    columns,
-    improvement_tables,
-    tau_charts,
-)
+from potentia.analysis.base_models import ablation
+from potentia.analysis.base_models.ablation import DRAWS, Columns, Improvement, columns
 from potentia.analysis.left_out import left_out, noted, outside
-from potentia.analysis.stats.bootstrap import redraw, tau_interval, tau_rows, three
+from potentia.analysis.stats.bootstrap import redraw, tau_interval, tau_rows
 from potentia.analysis.stats.correlation import nan_mean
 from potentia.errors import InputError
-from potentia.values.findings import Cell, Chart, Finding, Interval, Line, Plot, Points, Table
+from potentia.values.findings import Chart, Finding, Interval, Line, Plot, Points, Table
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 
@@ -79,8 +74,8 @@ class Curve:
     def line(self) -> Line:
         """Return scores against steps, with 95 % intervals where they are known."""
         known = bool(np.isfinite(self.stderr).all())
-        low, high = (tuple(self.scores + s * 1.96 * self.stderr) if known else () for s in (-1, 1))
-        return Line(self.method, tuple(self.steps), tuple(self.scores), low, high)
+        ends = (self.scores + s * 1.96 * self.stderr for s in (-1, 1)) if known else ()
+        return Line(self.method, self.steps, self.scores, *ends)
 
 
 @dataclass(frozen=True)
@@ -97,17 +92,13 @@ class Stability(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return tau per curve, the mean per method, and the improvements over the baseline (table 1's layout)."""
-        rows = tuple(
-            (c.series, c.task, c.method, len(c.steps), *three(c.tau), c.gap, c.neighbours) for c in self.curves
-        )
-        means: list[tuple[Cell, ...]] = []
-        for method in self.methods:
-            own = [c for c in self.curves if c.method == method]
-            tau = float(nan_mean([c.tau.value for c in own]))
-            means.append((method, len(own), tau, sum(c.gap is not None for c in own)))
+        rows = [(c.series, c.task, c.method, len(c.steps), c.tau, c.gap, c.neighbours) for c in self.curves]
+        by = {method: [c for c in self.curves if c.method == method] for method in self.methods}
+        taus = {method: float(nan_mean([c.tau.value for c in own])) for method, own in by.items()}
+        means = [(m, len(own), taus[m], sum(c.gap is not None for c in own)) for m, own in by.items()]
         title = f"Stability: Kendall's tau between scores and {self.unit}"
-        gap = f"gap ({self.unit})"
-        columns = ("series", "task", "method", "checkpoints", "tau", "low", "high", gap, "neighbours")
+        start = ("series", "task", "method", "checkpoints", "tau", "low", "high")
+        columns = (*start, f"gap ({self.unit})", "neighbours")
         note = (
             f"gap: the smallest distance at which at least {self.power:.0%} of the pairs of checkpoints that far apart "
             "or farther are significantly in the right order (one-sided, 5 %); – where none is. neighbours: the share "
@@ -117,15 +108,15 @@ class Stability(Finding):
         mean_note = "resolved: curves that resolve some gap. Compare methods on the same curves only."
         return (
             Table(title, columns, rows, note),
-            Table("Mean stability of each method", mean_columns, tuple(means), mean_note),
-            *improvement_tables("stability", self.improvements, "series"),
+            Table("Mean stability of each method", mean_columns, means, mean_note),
+            *ablation.improvement_tables("stability", self.improvements, "series"),
         )
 
     def charts(self) -> Sequence[Chart]:
         """Return tau as a heat map, and scores against steps for each benchmark and series."""
         caption = f"Kendall's tau between scores and {self.unit}; 1 means that every later checkpoint scores higher."
         taus = {(f"{c.task} ({c.series})", c.method): c.tau.value for c in self.curves}
-        drawn = tau_charts("stability", caption, taus, self.improvements)
+        drawn = ablation.tau_charts("stability", caption, taus, self.improvements)
         caption = (
             "Scores at each checkpoint, one curve per method, with 95 % intervals where known. "
             "A stable method rises throughout."
@@ -162,10 +153,8 @@ def measure_stability(
         made = (_curve(series, members, found, key, power, rng) for key in found.table)
         curves += [curve for curve in made if curve is not None]
     if not curves:
-        raise InputError(
-            "no series has three or more scored checkpoints",
-            hint="name each checkpoint as the scores do, with its series and step; tau needs at least three",
-        )
+        hint = "name each checkpoint as the scores do, with its series and step; tau needs at least three"
+        raise InputError("no series has three or more scored checkpoints", hint=hint)
     curves.sort(key=lambda c: (c.series, c.task, methods.index(c.method)))
     improvements = _improvements(curves, baseline, rng) if baseline else ()
     taken = {model for curve in curves for model in curve.models}
@@ -195,19 +184,12 @@ def resolvable_gap(
     told = scores[late] - scores[early] > 1.645 * np.hypot(stderr[late], stderr[early])
     adjacent = told[(late - early == 1) & (distance > 0)]
     neighbours = float(adjacent.mean()) if len(adjacent) else None
-    for gap in np.unique(distance[distance > 0]):
-        if told[distance >= gap].mean() >= power:
-            return float(gap), neighbours
-    return None, neighbours
+    gaps = np.unique(distance[distance > 0]).tolist()
+    return next((gap for gap in gaps if told[distance >= gap].mean() >= power), None), neighbours
 
 
 def _curve(
-    series: str,
-    members: Mapping[str, float],
-    found: Columns,
-    key: tuple[str, str],
-    power: float,
-    rng: np.random.Generator,
+    series: str, members: Mapping[str, float], found: Columns, key: tuple[str, str], power: float, rng: Generator
 ) -> Curve | None:
     values, stderr = found.at(key, members)
     scored = np.isfinite(values)

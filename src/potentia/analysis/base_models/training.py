@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress
+from itertools import compress, product
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from potentia.analysis.base_models.stability import Checkpoint, by_series
 from potentia.analysis.left_out import left_out, noted, outside
 from potentia.analysis.stats.bootstrap import tau_rows
 from potentia.errors import InputError
-from potentia.values.findings import Cell, Chart, Finding, Line, Plot, Points, Table, short_names
+from potentia.values.findings import Chart, Finding, Line, Plot, Points, Table, short_names
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 
@@ -135,22 +135,19 @@ class Training(Finding):
     def tables(self) -> Sequence[Table]:
         """Return one row per checkpoint, and one per run."""
         first, gain = self.protocols[0], len(self.protocols) > 1
-        rows: list[tuple[Cell, ...]] = []
-        for run in self.runs:
-            for k, step in enumerate(run.steps):
-                scores = [_noisy(run.scores[p][k], Z * run.errors[p][k]) for p in self.protocols]
-                more = [f"{run.scores[self.main][k] - run.scores[first][k]:+.3f}"] if gain else []
-                rows.append((self.names[run.series], f"{step:,.0f}", *scores, *more))
-        labels = tuple(p.label for p in self.protocols)
-        taus: tuple[tuple[Cell, ...], ...] = tuple(
-            (self.names[r.series], len(r.steps), *(r.tau(p) for p in self.protocols)) for r in self.runs
-        )
+        rows = []
+        for run, (k, step) in ((of, place) for of in self.runs for place in enumerate(of.steps)):
+            scores = [_noisy(run.scores[p][k], Z * run.errors[p][k]) for p in self.protocols]
+            more = [f"{run.scores[self.main][k] - run.scores[first][k]:+.3f}"] if gain else []
+            rows.append((self.names[run.series], f"{step:,.0f}", *scores, *more))
+        labels = [p.label for p in self.protocols]
+        taus = [(self.names[r.series], len(r.steps), *map(r.tau, self.protocols)) for r in self.runs]
         columns = ("run", self.unit, *labels, *(["gain"] if gain else []))
         note = f"± is the half-width of the 95 % interval of test noise.{noted(self.left_out)}"
         why = "1: every later checkpoint scores higher; 0: scores jump about."
         title = f"Kendall's τ between scores and {self.unit}"
         return [
-            Table(f"{self.mean[0].upper()}{self.mean[1:]} over pretraining", columns, tuple(rows), note),
+            Table(f"{self.mean[0].upper()}{self.mean[1:]} over pretraining", columns, rows, note),
             Table(title, ("run", "checkpoints", *labels), taus, why),
         ]
 
@@ -158,14 +155,12 @@ class Training(Finding):
         """Return the scores against steps, a curve for each run and protocol."""
         several = len(self.runs) > 1
         lines, points = [], []
-        for hue, run in enumerate(self.runs):
-            for p in self.protocols:
-                x, y, half = tuple(run.steps), tuple(run.scores[p]), Z * run.errors[p]
-                name = f"{self.names[run.series]}, {p.label}" if several else p.label
-                known = bool(np.isfinite(half).all())
-                low, high = (tuple(run.scores[p] + s * half) if known else () for s in (-1, 1))
-                lines.append(Line(name, x, y, low, high, dashed=p != self.main))
-                points.append(Points(name, x, y, run.models, hue=hue if several else None))
+        for (hue, run), p in product(enumerate(self.runs), self.protocols):
+            score, half = run.scores[p], Z * run.errors[p]
+            name = f"{self.names[run.series]}, {p.label}" if several else p.label
+            low, high = (score - half, score + half) if np.isfinite(half).all() else ((), ())
+            lines.append(Line(name, run.steps, score, low, high, dashed=p != self.main))
+            points.append(Points(name, run.steps, score, run.models, hue=hue if several else None))
         other = ", ".join(p.label for p in self.protocols if p != self.main)
         dashed = f"; dashed: {other}" if other else ""
         caption = f"The {self.mean} at every checkpoint, with 95 % intervals of test noise{dashed}."
@@ -174,11 +169,7 @@ class Training(Finding):
 
 
 def follow_training(
-    scores: Mapping[Protocol, ScoreMatrix],
-    checkpoints: Mapping[str, Checkpoint],
-    main: Protocol,
-    *,
-    unit: str = "steps",
+    scores: Mapping[Protocol, ScoreMatrix], checkpoints: Mapping[str, Checkpoint], main: Protocol, unit: str = "steps"
 ) -> Training:
     """Follow every series of three checkpoints and more through the protocols that have them all."""
     matrices = {p: m.benchmarks() for p, m in scores.items()}
@@ -189,20 +180,16 @@ def follow_training(
     followed = {p: matrix for p, matrix in matrices.items() if models and set(models) <= set(matrix.models)}
     tasks = _shared_tasks([matrix.select(models=models) for matrix in followed.values()])
     if not tasks:
-        raise InputError(
-            "no series has three or more checkpoints with scores on the same tasks",
-            hint="name each checkpoint as the scores do, with its series and step",
-        )
-    protocols = tuple(followed)
+        hint = "name each checkpoint as the scores do, with its series and step"
+        raise InputError("no series has three or more checkpoints with scores on the same tasks", hint=hint)
+    protocols, every = tuple(followed), dict.fromkeys(t for m in matrices.values() for t in m.tasks)
     main = main if main in protocols else protocols[-1]
     runs = [_run(name, of, followed, tasks) for name, of in series.items()]
     runs.sort(key=lambda run: -float(run.scores[main][-1]))
     reasons = {
         "no checkpoint of a series": outside(scored, checkpoints),
         f"of a series of fewer than {LEAST} checkpoints": outside(known, models),
-        "tasks that some checkpoint lacks": outside(
-            dict.fromkeys(t for m in matrices.values() for t in m.tasks), tasks
-        ),
+        "tasks that some checkpoint lacks": outside(every, tasks),
         "protocols that some checkpoint lacks": outside(map(str, matrices), protocols),
     }
     whole = set(scored) <= set(models)

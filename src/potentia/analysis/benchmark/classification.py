@@ -58,10 +58,8 @@ class Classification(Finding):
     def tables(self) -> Sequence[Table]:
         """Return models beside baselines, the classes of the best model, and what it takes for what."""
         names = short_names([one.model for one in self.models])
-        rows: list[tuple[Cell, ...]] = [
-            (name, *one.scores, one.direct) for name, one in zip(names, self.models, strict=True)
-        ]
-        rows += [(name, *(of.get(m, math.nan) for m in METRICS), None) for name, of in self.baselines.items()]
+        rows: list[tuple[Cell, ...]] = [(n, *one.scores, one.direct) for n, one in zip(names, self.models, strict=True)]
+        rows += [(name, *(of.get(m, math.nan) for m in METRICS), math.nan) for name, of in self.baselines.items()]
         columns: tuple[str, ...] = ("model", *NAMES, "accuracy, direct")
         if all(math.isnan(one.direct) for one in self.models):
             columns, rows = columns[:-1], [row[:-1] for row in rows]
@@ -71,22 +69,19 @@ class Classification(Finding):
         gold, given, right = self.confusion.sum(axis=1), self.confusion.sum(axis=0), np.diag(self.confusion)
         shares = (_ratio(right, given), _ratio(right, gold), _ratio(2 * right, gold + given))
         classes = zip(self.labels, map(int, gold), map(int, given), *shares, strict=True)
-        taken: list[tuple[Cell, ...]] = [
-            (label, *map(int, row)) for label, row in zip(self.labels, self.confusion, strict=True)
-        ]
+        counts = self.confusion.astype(int)
         heads = ("label", "documents", "predicted", "precision", "recall", "F1")
         confusion = f"Confusion on {self.task} ({names[0]}): rows are true labels, columns predictions"
         return [
-            Table(title, columns, tuple(rows), note),
-            Table(f"Classes of {self.task} ({names[0]})", heads, tuple(classes)),
-            Table(confusion, ("true", *self.labels), tuple(taken)),
+            Table(title, columns, rows, note),
+            Table(f"Classes of {self.task} ({names[0]})", heads, classes),
+            Table(confusion, ("true", *self.labels), zip(self.labels, *counts.T, strict=True)),
         ]
 
     def charts(self) -> Sequence[Chart]:
         """Return accuracy beside the baselines, and the confusion of the best model."""
         names = (*short_names([one.model for one in self.models]), *self.baselines)
-        values = (*(one.scores[0] for one in self.models), *(of["acc"] for of in self.baselines.values()))
-        bars = {"accuracy": tuple(map(float, values))}
+        bars = {"accuracy": [one.scores[0] for one in self.models] + [of["acc"] for of in self.baselines.values()]}
         caption = "Models, and below them what needs no language model."
         shares = self.confusion / np.maximum(self.confusion.sum(axis=1, keepdims=True), 1)
         title = f"What {names[0]} takes for what on {self.task}"
@@ -106,10 +101,9 @@ class Classification(Finding):
         floor = self.baselines.get(MAJORITY, {})
         below = [name for name, one in named.items() if _difference(one, floor)[1] < 0]
         if below:
-            said.append(
-                f"{listing(below)} score{'s' if len(below) == 1 else ''} less than always answering the most frequent"
-                f" label ({floor['acc']:.3f}): the tuning, the labels or the prompt may be wrong."
-            )
+            less = f"{listing(below)} score{'s' if len(below) == 1 else ''} less than always answering"
+            most = f"the most frequent label ({floor['acc']:.3f})"
+            said.append(f"{less} {most}: the tuning, the labels or the prompt may be wrong.")
         for name, one in named.items():
             if one.constant is not None:
                 said.append(f"{name} answers {one.constant!r} to nearly every document of {self.task}.")

@@ -11,18 +11,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import compress, pairwise
 from typing import Literal
 
 import numpy as np
 from scipy.stats import chi2, f, false_discovery_control, t
 
-from potentia.analysis.stats.bootstrap import tau_rows, three
+from potentia.analysis.stats.bootstrap import tau_rows
 from potentia.errors import InputError
 from potentia.evidence import Evidence
-from potentia.facts import chance
-from potentia.values.findings import Bars, Cell, Chart, Finding, Interval, Table
+from potentia.facts import known_chance
+from potentia.values.findings import Bars, Cell, Chart, Finding, Interval, Table, picked
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 
@@ -97,21 +97,18 @@ class BenchmarkVerdict(Finding):
             "share of suspect items": len(self.suspects) / self.documents if self.by_items else None,
             "test documents that are in train": self.in_train,
         }
-        rows = tuple(
-            (name, *(three(value) if isinstance(value, Interval) else (_short(value), None, None)))
-            for name, value in measures.items()
-        )
+        rows = [(name, *((v,) if isinstance(v, Interval) else (_short(v), None, None))) for name, v in measures.items()]
         near = sorted(zip(self.others, self.taus, strict=True), key=lambda pair: -pair[1])
         note = "Intervals are of 95 %, over models drawn anew."
         note += "" if self.by_items else " Without items: reliability from standard errors, no suspect items."
         title, columns = f"{self.task} ({self.protocol}, {self.models} models)", ("measure", "value", "low", "high")
         tables = [
-            Table(f"{self.task}: {self.verdict}", ("", "reason"), tuple(enumerate(self.reasons, start=1))),
+            Table(f"{self.task}: {self.verdict}", ("", "reason"), enumerate(self.reasons, start=1)),
             Table(title, columns, rows, note),
-            Table(f"Agreement of {self.task} with each other task", ("task", "τ"), tuple(near)),
+            Table(f"Agreement of {self.task} with each other task", ("task", "τ"), near),
         ]
         if self.suspects:
-            listed = tuple((s.document, s.reason, s.right, s.discrimination) for s in self.suspects[:LISTED])
+            listed = map(astuple, self.suspects[:LISTED])
             more = len(self.suspects) - LISTED
             columns = ("document", "reason", "share right", "discrimination")
             rest = f"… and {more} more." if more > 0 else ""
@@ -123,7 +120,7 @@ class BenchmarkVerdict(Finding):
         if not self.others:
             return []
         order = np.argsort(self.taus)[::-1]
-        labels, taus = tuple(self.others[k] for k in order), tuple(float(self.taus[k]) for k in order)
+        labels, taus = picked(self.others, order), picked(self.taus, order)
         title, caption = f"Agreement of {self.task} with the others", "Kendall's τ of the rankings of models."
         return [Bars(f"benchmark-{self.task}", title, caption, labels, {"τ": taus}, y_label="τ")]
 
@@ -137,7 +134,7 @@ def _short(value: float | None) -> Cell:
 
 
 def find_benchmark(
-    evidence: Evidence, task: str, *, protocol: str | None = None, in_train: int | None = None, seed: int = 0
+    evidence: Evidence, task: str, *, protocol: str | None = None, in_train: int | None = None
 ) -> BenchmarkVerdict:
     """Judge one benchmark of the evidence among the others, under the protocol that ranks (or the one given)."""
     chosen = Protocol(protocol or evidence.main or "")
@@ -149,17 +146,9 @@ def find_benchmark(
         raise InputError(f"no scores of {task} in {evidence.source}", hint=f"there are: {', '.join(matrix.tasks[:12])}")
     direct = next((m for p, m in evidence.planned.items() if not p.tuned and task in m.tasks), None)
     items = evidence.outcomes.get(chosen, {}).get(task, {})
-    guess, before = _guess(matrix, task, evidence.background.chance), direct if chosen.tuned else None
-    return judge(matrix, task, items=items, direct=before, chance=guess, in_train=in_train, seed=seed)
-
-
-def _guess(matrix: ScoreMatrix, task: str, known: Mapping[str, float]) -> float | None:
-    """Return the score of a guess by the task's metric; None where nobody knows it."""
-    metric = matrix.metrics[matrix.tasks.index(task)]
-    try:
-        return chance(task, metric=metric.name, higher_is_better=metric.higher_is_better, known=known)
-    except InputError:
-        return None
+    guess = known_chance(task, matrix.metrics[matrix.tasks.index(task)], evidence.background.chance)
+    before = direct if chosen.tuned else None
+    return judge(matrix, task, items=items, direct=before, chance=guess, in_train=in_train)
 
 
 def find_benchmarks(evidence: Evidence) -> tuple[BenchmarkVerdict, ...]:
@@ -179,11 +168,8 @@ def find_benchmarks(evidence: Evidence) -> tuple[BenchmarkVerdict, ...]:
 
 def benchmark_table(verdicts: Sequence[BenchmarkVerdict]) -> Table:
     """Return one row per benchmark: the verdict, the first reason, and the measures behind it."""
-    order = ("drop", "fix", "keep")
-    rows = tuple(
-        (b.task, b.verdict, b.reasons[0], b.agreement.value, b.reliability, b.resolved)
-        for b in sorted(verdicts, key=lambda b: order.index(b.verdict))
-    )
+    worst_first = sorted(verdicts, key=lambda b: ("drop", "fix", "keep").index(b.verdict))
+    rows = [(b.task, b.verdict, b.reasons[0], b.agreement.value, b.reliability, b.resolved) for b in worst_first]
     columns = ("benchmark", "verdict", "reason", "mean τ", "reliability", "pairs that differ")
     return Table("Every benchmark", columns, rows, note="One by one: potentia analyze benchmark NAME.")
 

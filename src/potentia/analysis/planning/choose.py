@@ -26,7 +26,7 @@ from potentia.analysis.planning.complete import Completion, expected_spread, ste
 from potentia.analysis.stats.bootstrap import interval, tau_rows
 from potentia.analysis.stats.first import root
 from potentia.errors import InputError
-from potentia.values.findings import Cell, Finding, Interval, Table
+from potentia.values.findings import Finding, Interval, Table
 from potentia.values.scores import Floats
 
 FORECASTS = 400  # simulated studies behind a forecast
@@ -46,9 +46,8 @@ class Costs:
 
     def __post_init__(self) -> None:
         if self.values.shape != (len(self.models), len(self.tasks)):
-            raise InputError(
-                f"costs are {self.values.shape}, but there are {len(self.models)} models × {len(self.tasks)} tasks"
-            )
+            asked = f"there are {len(self.models)} models × {len(self.tasks)} tasks"
+            raise InputError(f"costs are {self.values.shape}, but {asked}")
         if np.isinf(self.values).any() or (self.values < 0).any():
             raise InputError("a cost is a number from 0 on, or NaN for a cell that cannot be run")
 
@@ -80,25 +79,14 @@ class NextCells(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return the forecast, and the cells in the order of their worth."""
-        measure = (
-            f"share of the top {self.top} that is right" if self.top else "agreement with the finished ranking (τ)"
-        )
-        rows: list[tuple[Cell, ...]] = [
-            (k + 1, model, task, cost, expected)
-            for k, ((model, task), cost, expected) in enumerate(zip(self.cells, self.costs, self.expected, strict=True))
-        ]
-        spans: list[tuple[Cell, ...]] = [
-            ("now", 0, 0.0, self.now.value, self.now.low, self.now.high),
-            ("after these cells", len(rows), self.cost, self.forecast.value, self.forecast.low, self.forecast.high),
-        ]
+        measure = "agreement with the finished ranking (τ)"
+        measure = f"share of the top {self.top} that is right" if self.top else measure
+        rows = [(k + 1, *self.cells[k], self.costs[k], self.expected[k]) for k in range(len(self.cells))]
+        spans = [("now", 0, 0.0, self.now), ("after these cells", len(rows), self.cost, self.forecast)]
+        columns = ("", "cells", self.unit, "expected", "low", "high")
         return [
-            Table(
-                f"Expected {measure}",
-                ("", "cells", self.unit, "expected", "low", "high"),
-                tuple(spans),
-                note=self._note(),
-            ),
-            Table(f"Cells to run next ({self.protocol})", ("", "model", "task", self.unit, "expected"), tuple(rows)),
+            Table(f"Expected {measure}", columns, spans, self._note()),
+            Table(f"Cells to run next ({self.protocol})", ("", "model", "task", self.unit, "expected"), rows),
         ]
 
     def _note(self) -> str:
@@ -118,7 +106,6 @@ def choose_cells(
     confidence: float | None = None,
     top: int | None = None,
     most: int | None = None,
-    seed: int = 0,
 ) -> NextCells:
     """Choose the unmeasured cells that are worth the most per cost, within ``budget`` or up to ``confidence``.
 
@@ -128,7 +115,7 @@ def choose_cells(
     _check(completion, top, confidence, endless=budget is None and confidence is None and most is None)
     price = _prices(completion, costs)
     given, room = price.copy(), np.inf if budget is None else float(budget)
-    state = Outlook(completion, top, np.random.default_rng(seed))
+    state = Outlook(completion, top)
     cells: list[tuple[int, int]] = []
     expected: list[float] = []
     now = state.forecast()
@@ -229,7 +216,7 @@ NEAR = 0.005  # a pair less likely than this to be misordered is settled
 class Outlook:
     """The covariance of aggregates and cells, as cells are taken, and what would then be known of the ranking."""
 
-    def __init__(self, completion: Completion, top: int | None, rng: np.random.Generator) -> None:
+    def __init__(self, completion: Completion, top: int | None) -> None:
         """Linearise each model's aggregate in its unseen cells."""
         self.completion, self.top = completion, top
         self.posterior, self.aggregate = completion.posterior, completion.aggregate
@@ -244,7 +231,7 @@ class Outlook:
         self.cells = cells * wider
         self.variance = self.posterior.variance.copy()
         self.taken: list[tuple[Floats, float]] = []
-        self.luck = rng.standard_normal((3, FORECASTS, len(self.aggregate)))
+        self.luck = np.random.default_rng(0).standard_normal((3, FORECASTS, len(self.aggregate)))
 
     def best(self, cells: npt.NDArray[np.bool_], price: Floats) -> tuple[int, int] | None:
         """The open cell with the most worth per cost."""

@@ -25,7 +25,7 @@ from potentia.analysis.stats.bootstrap import interval, tau_rows
 from potentia.errors import InputError
 from potentia.facts import ModelTable
 from potentia.facts import models as known_models
-from potentia.values.findings import Bars, Cell, Chart, Finding, Heatmap, Interval, Table
+from potentia.values.findings import Bars, Chart, Finding, Heatmap, Interval, Table, picked
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 
@@ -88,71 +88,48 @@ class Completion(Finding):
 
     def order(self) -> list[str]:
         """Return the models from the best to the worst."""
-        return [self.models[i] for i in np.argsort(self.rank, kind="stable")]
+        return list(picked(self.models, np.argsort(self.rank, kind="stable")))
 
     def tables(self) -> Sequence[Table]:
         """Return the ranking with its probabilities, and the predicted cells."""
         top = min(3, len(self.models))
         in_top = self.p_top(top)
         count = self.measured.sum(axis=1)
-        rows: list[tuple[Cell, ...]] = []
-        for i in np.argsort(self.rank, kind="stable"):
-            span = f"{self.rank[i]:g} ({self.rank_low[i]:.0f}–{self.rank_high[i]:.0f})"
-            cells = f"{count[i]} of {len(self.tasks)}"
-            rows.append((self.models[i], span, float(self.p_best[i]), float(in_top[i]), cells))
-        unseen: list[tuple[Cell, ...]] = [
-            (self.models[i], self.tasks[j], float(self.mean[i, j]), float(self.low[i, j]), float(self.high[i, j]))
-            for i, j in np.argwhere(~self.measured)
-        ]
+        spans = map("{:g} ({:.0f}–{:.0f})".format, self.rank, self.rank_low, self.rank_high)
+        cells = (f"{k} of {len(self.tasks)}" for k in count)
+        rows = list(zip(self.models, spans, self.p_best, in_top, cells, strict=True))
+        row, task = np.nonzero(~self.measured)
+        spread = (x[row, task] for x in (self.mean, self.low, self.high))
+        unseen = list(zip(picked(self.models, row), picked(self.tasks, task), *spread, strict=True))
         low, high = self.agreement.low, self.agreement.high
         tau = f"{self.agreement.value:.3f} ({100 * self.level:.0f} % interval {low:.3f} to {high:.3f})"
-        ranking = Table(
-            f"Ranking of the finished study, predicted from {int(count.sum())} of {self.measured.size} cells "
-            f"({self.protocol})",
-            ("model", "rank", "P(best)", f"P(top {top})", "measured"),
-            tuple(rows),
-            note=f"Ranks with {self.level:.0%} intervals; they and both probabilities allow for test noise. "
-            f"The finished ranking should agree with this one: τ {tau}.",
-            digits=2,
+        known = f"{int(count.sum())} of {self.measured.size} cells"
+        title = f"Ranking of the finished study, predicted from {known} ({self.protocol})"
+        columns = ("model", "rank", "P(best)", f"P(top {top})", "measured")
+        note = (
+            f"Ranks with {self.level:.0%} intervals; they and both probabilities allow for test noise. "
+            f"The finished ranking should agree with this one: τ {tau}."
         )
+        ranking = Table(title, columns, picked(rows, np.argsort(self.rank, kind="stable")), note, digits=2)
         title = f"Predicted cells ({self.protocol}); none of them is measured"
         note = f"{self.level:.0%} intervals. {self.check}"
-        predicted = Table(title, ("model", "task", "predicted", "low", "high"), tuple(unseen), note)
+        predicted = Table(title, ("model", "task", "predicted", "low", "high"), unseen, note)
         return [ranking, predicted] if unseen else [ranking]
 
     def charts(self) -> Sequence[Chart]:
         """Return P(best), the rank intervals, and how sure each predicted cell is."""
-        order = np.argsort(self.rank, kind="stable").tolist()
-        names, level = tuple(self.models[i] for i in order), f"{self.level:.0%}"
+        order, level, p = np.argsort(self.rank, kind="stable"), f"{self.level:.0%}", self.protocol
+        names = picked(self.models, order)
         width = np.where(self.measured, 0.0, self.high - self.low)
+        best, ranks = f"Probability to be the best model: {p}", f"Rank in the finished study: {p}"
+        known, bars = f"From {int(self.measured.sum())} of {self.measured.size} cells.", {"P(best)": self.p_best[order]}
+        span, of = f"Predicted rank with {level} intervals.", (self.models, self.rank, self.rank_low, self.rank_high)
+        unseen = f"Width of the {level} interval of each predicted cell; 0 where measured."
+        cells = f"What is not measured yet: {p}", unseen, names, self.tasks, width[order]
         return [
-            Bars(
-                f"planning-best-{self.protocol}",
-                f"Probability to be the best model: {self.protocol}",
-                f"From {int(self.measured.sum())} of {self.measured.size} cells.",
-                labels=names,
-                series={"P(best)": tuple(self.p_best[order].tolist())},
-                y_label="P(best)",
-            ),
-            rank_plot(
-                f"planning-ranks-{self.protocol}",
-                f"Rank in the finished study: {self.protocol}",
-                f"Predicted rank with {level} intervals.",
-                self.models,
-                self.rank,
-                self.rank_low,
-                self.rank_high,
-            ),
-            Heatmap(
-                f"planning-cells-{self.protocol}",
-                f"What is not measured yet: {self.protocol}",
-                f"Width of the {level} interval of each predicted cell; 0 where measured.",
-                rows=names,
-                columns=self.tasks,
-                values=width[order],
-                low=0.0,
-                unit="width",
-            ),
+            Bars(f"planning-best-{p}", best, known, names, bars, y_label="P(best)"),
+            rank_plot(f"planning-ranks-{p}", ranks, span, *of),
+            Heatmap(f"planning-cells-{p}", *cells, low=0.0, unit="width"),
         ]
 
 
@@ -195,12 +172,11 @@ def complete(
     measured = np.isfinite(tuned.values)
     reach = calibration.distance(level) * np.sqrt(posterior.variance)
     middle, one, other = (scale.scores(posterior.mean + k * reach) for k in (0.0, -1.0, 1.0))
-    sign = np.where(np.asarray(tuned.higher_is_better, dtype=bool), 1.0, -1.0)
     completed = np.where(measured, tuned.values, middle)
     spread = expected_spread(completed, posterior, scale)
-    aggregate = expected_z(completed * sign, spread)
+    aggregate = expected_z(completed * tuned.sign, spread)
     rng = np.random.default_rng(seed)
-    drawn = _draw_aggregates(tuned, posterior, scale, sign, draws, rng)
+    drawn = _draw_aggregates(tuned, posterior, scale, draws, rng)
     freedom = calibration.freedom
     wider = calibration.wider * np.sqrt(freedom / rng.chisquare(freedom, size=(draws, 1)))
     stretch = 1.0 + STRETCH * (1.0 - problem.known.mean()) * rng.standard_normal((draws, 1))
@@ -269,7 +245,7 @@ def noise_of_tests(stderr: Floats, spread: Floats) -> Floats:
 
 
 def _draw_aggregates(
-    tuned: ScoreMatrix, posterior: Posterior, scale: Scale, sign: Floats, draws: int, rng: np.random.Generator
+    tuned: ScoreMatrix, posterior: Posterior, scale: Scale, draws: int, rng: np.random.Generator
 ) -> Floats:
     """Mean z score of every model in joint draws of the unseen cells: (draws, models).
 
@@ -280,7 +256,7 @@ def _draw_aggregates(
         return np.repeat(mean_z(tuned.oriented())[None], draws, axis=0)
     result = []
     for chunk in posterior.draws(draws, rng):
-        scores = np.where(measured, tuned.values, scale.scores(chunk)) * sign  # (chunk, models, tasks)
+        scores = np.where(measured, tuned.values, scale.scores(chunk)) * tuned.sign  # (chunk, models, tasks)
         centred = scores - scores.mean(axis=1, keepdims=True)
         spread = scores.std(axis=1, keepdims=True)
         result.append(np.where(spread > 1e-12, centred / np.maximum(spread, 1e-12), 0.0).mean(axis=2))

@@ -41,18 +41,6 @@ EXPECTED = {"component 1": 0.5, "size": 0.35, "tokens": 0.2}
 
 
 @dataclass(frozen=True)
-class Features:
-    """Kernel parts over models, the prior mean of the first ability, lineages, and each task's own direct score."""
-
-    names: tuple[str, ...]
-    grams: Floats  # (parts, models, models)
-    mean: Floats  # (models,)
-    kin: Floats  # (models, models): 1 within a lineage
-    own: Floats  # (models, tasks): direct score of the task, beyond what the components say; 0 where unknown
-    level: Floats  # (tasks,): mean direct score on the link scale, NaN where unknown
-
-
-@dataclass(frozen=True)
 class Kinship:
     """Family and lineage of each model; a model that nobody knows is its own."""
 
@@ -72,35 +60,31 @@ class Kinship:
         return cls(tuple(family), tuple(lineage))
 
 
-def describe(models: Sequence[str], tasks: Sequence[str], direct: Sequence[ScoreMatrix], table: ModelTable) -> Features:
-    """Gather the features of ``models`` (a name may come twice: a row of the study and one of its history)."""
-    kinship = Kinship.of(models, table)
+def describe(
+    models: Sequence[str], kinship: Kinship, tasks: Sequence[str], direct: Sequence[ScoreMatrix], table: ModelTable
+) -> tuple[dict[str, Floats], Floats]:
+    """Gather what a ``Problem`` needs to know of models; a name may come twice, in the study and in its history.
+
+    Returns its parts by their names, and each task's mean direct score on the link scale, NaN where unknown.
+    """
     columns, labels = _direct_columns(models, direct)
     scores, spread = components(columns, COMPONENTS)
     inputs = {f"component {k + 1}": (scores[:, k], spread[:, k]) for k in range(scores.shape[1])}
+    near = [*list(inputs)[:SMOOTH_COMPONENTS], "size"]
+    linear = [*inputs, "size"]
     known, months = _facts(models, table)
     inputs |= known
-    parts = {name: np.outer(x, x) + np.diag(v) for name, (x, v) in inputs.items()}
-    linear = [name for name in inputs if name.startswith("component") or name == "size"]
-    parts["curve"] = _curve([inputs[name] for name in linear])
-    near = [f"component {k + 1}" for k in range(min(SMOOTH_COMPONENTS, scores.shape[1]))]
-    parts["smooth"] = _smooth([inputs[name] for name in (*near, "size")])
-    parts["family"] = _same(kinship.family)
+    lineage, family = _same(kinship.lineage), _same(kinship.family)
     apart = np.abs(months[:, None] - months)
-    parts["generation"] = parts["family"] * np.where(np.isfinite(apart), np.exp(-apart / GENERATION_MONTHS), 0.0)
-    np.fill_diagonal(parts["generation"], 1.0)
-    parts["lineage"] = _same(kinship.lineage)
-    parts["model"] = _same(models)
-    kept = {name: part for name, part in parts.items() if np.abs(part).max(initial=0.0) > 1e-12}
+    generation = family * np.where(np.isfinite(apart), np.exp(-apart / GENERATION_MONTHS), 0.0)
+    np.fill_diagonal(generation, 1.0)
+    parts = [np.outer(x, x) + np.diag(v) for x, v in inputs.values()]
+    parts += [_curve([inputs[name] for name in linear]), _smooth([inputs[name] for name in near])]
+    parts += [family, generation, lineage, _same(models)]
+    grams = np.stack([part for part in parts if np.abs(part).max(initial=0.0) > 1e-12])
+    mean = np.asarray(sum(w * inputs[name][0] for name, w in EXPECTED.items() if name in inputs))
     own, level = _own_scores(tasks, columns, labels, scores)
-    return Features(
-        names=tuple(kept),
-        grams=np.stack(list(kept.values())),
-        mean=np.asarray(sum(w * inputs[name][0] for name, w in EXPECTED.items() if name in inputs)),
-        kin=parts["lineage"],
-        own=own,
-        level=level,
-    )
+    return {"grams": grams, "mean": mean, "kin": lineage, "own": own}, level
 
 
 def _facts(models: Sequence[str], table: ModelTable) -> tuple[dict[str, tuple[Floats, Floats]], Floats]:
@@ -174,9 +158,7 @@ def _own_scores(tasks: Sequence[str], columns: Floats, labels: Sequence[str], sc
     """Each task's own direct score, standardised, less what the first components say of it; and its mean."""
     own, level = np.zeros((len(columns), len(tasks))), np.full(len(tasks), np.nan)
     for j, task in enumerate(tasks):
-        if task not in labels:
-            continue
-        column = columns[:, labels.index(task)]
+        column = columns[:, labels.index(task)] if task in labels else np.full(len(columns), np.nan)
         known = np.isfinite(column)
         if not known.any():
             continue
@@ -246,14 +228,11 @@ class Links:
     @classmethod
     def of(cls, metrics: Mapping[str, Metric], known: Floats, chances: Mapping[str, float] | None = None) -> Links:
         """Choose each task's link from its direction and from the scores that are known, (models, tasks) with NaN."""
-        kinds = []
-        for metric, column in zip(metrics.values(), known.T, strict=True):
-            values, up = column[np.isfinite(column)], metric.higher_is_better
-            share, positive = bool((np.abs(values) <= 1.0).all()), bool((values > 0.0).all())
-            kinds.append("logit" if up and share else "log" if not up and positive else "plain")
+        up, there = np.array([metric.higher_is_better for metric in metrics.values()]), np.isfinite(known)
+        share, positive = (np.abs(known) <= 1.0) | ~there, (known > 0.0) | ~there
+        kinds = np.where(up & share.all(axis=0), "logit", np.where(~up & positive.all(axis=0), "log", "plain"))
         guesses = [score_of_guessing(task, chances, metric.name) for task, metric in metrics.items()]
-        sign = np.where([metric.higher_is_better for metric in metrics.values()], 1.0, -1.0)
-        return cls(tuple(kinds), np.array(guesses), sign)
+        return cls(tuple(kinds.tolist()), np.array(guesses), np.where(up, 1.0, -1.0))
 
     def forward(self, values: Floats) -> Floats:
         """Scores on the link scale; (…, tasks), NaN stays NaN."""
@@ -345,24 +324,17 @@ def set_up(
     blocks = [matrix.laid_out(matrix.models, tasks) for matrix in (tuned, *history)]
     values, stderr = (np.vstack([block[k] for block in blocks]) for k in (0, 1))
     stderr = np.where(np.isfinite(values), stderr, np.nan)
-    features = describe(models, tasks, direct, table)
+    kinship = Kinship.of(models, table)
+    features, level = describe(models, kinship, tasks, direct, table)
     if scale is None:
         links = Links.of(metrics, values, chances)
-        scale = _scale(links, links.forward(values), features.level, features.mean)
+        scale = _scale(links, links.forward(values), level, features["mean"])
     error = (stderr * scale.links.slope(values)) ** 2
     known = np.isfinite(error)
     usual = np.array([np.median(c[k]) if k.any() else 0.0 for c, k in zip(error.T, known.T, strict=True)])
     excess = np.where(known, np.maximum(error - usual, 0.0), 0.0) / scale.spread**2
-    problem = Problem(
-        z=scale.standard(values),
-        excess=excess,
-        grams=features.grams,
-        mean=features.mean,
-        kin=features.kin,
-        own=features.own,
-        level_variance=(LEVEL_SPREAD / scale.spread) ** 2,
-    )
-    return problem, scale, Kinship.of(models, table)
+    variance = (LEVEL_SPREAD / scale.spread) ** 2
+    return Problem(z=scale.standard(values), excess=excess, level_variance=variance, **features), scale, kinship
 
 
 def _metrics(matrices: Sequence[ScoreMatrix]) -> dict[str, Metric]:
@@ -370,10 +342,8 @@ def _metrics(matrices: Sequence[ScoreMatrix]) -> dict[str, Metric]:
     found: dict[str, Metric] = {}
     for task, metric in (cell for m in matrices for cell in zip(m.tasks, m.metrics, strict=True)):
         if found.setdefault(task, metric).higher_is_better != metric.higher_is_better:
-            raise InputError(
-                f"{task} is better when higher in the study and when lower in its history, or the reverse",
-                hint="leave the task out of the history, or name the two metrics apart",
-            )
+            message = f"{task} is better when higher in the study and when lower in its history, or the reverse"
+            raise InputError(message, hint="leave the task out of the history, or name the two metrics apart")
     return found
 
 

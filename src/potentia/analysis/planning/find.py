@@ -49,8 +49,8 @@ def find_grid(evidence: Evidence) -> Grid:
     if protocol is None:
         raise InputError("there is nothing to predict: no study of these scores tunes models")
     metrics: dict[str, Metric] = {}
-    for matrix in evidence.planned.values():
-        metrics = dict(zip(matrix.tasks, matrix.metrics, strict=True)) | metrics
+    for matrix in reversed(evidence.planned.values()):
+        metrics |= dict(zip(matrix.tasks, matrix.metrics, strict=True))
     asked = dict.fromkeys(TaskName(task.name).whole for study in studies for task in study.benchmarks())
     tasks = tuple(t for t in asked if t in metrics and not metrics[t].is_text)
     failed = {(f.model, TaskName(f.task).whole) for f in evidence.failures() if f.protocol == protocol}

@@ -14,7 +14,7 @@ from typing import Any
 from potentia.analysis.rankings.decide import Ranking
 from potentia.analysis.rankings.pair import Missing
 from potentia.analysis.rankings.sentences import headline, missing_sentence, percent
-from potentia.values.findings import Cell, Finding, Table, jsonable
+from potentia.values.findings import Finding, Table, jsonable
 
 Z = 1.959964
 
@@ -82,7 +82,7 @@ class Choice(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return the candidates, best first."""
-        rows: list[tuple[Cell, ...]] = []
+        rows = []
         for s in self.standings:
             state = s.problem or ("best" if s.model == self.best else "close" if s.model in self.ranking.rivals else "")
             state = f"out in round {s.out}" if s.out is not None else state
@@ -90,7 +90,7 @@ class Choice(Finding):
             rows.append((s.model, *scores, s.validation, s.p_best, state))
         note = self.answer() + "".join(f" {note}" for note in self.notes)
         columns = ("model", "direct", "tuned", "validation", "P(best)", "")
-        return [Table(f"{self.task} ({self.metric}), tuned on {self.train} documents", columns, tuple(rows), note=note)]
+        return [Table(f"{self.task} ({self.metric}), tuned on {self.train} documents", columns, rows, note)]
 
 
 def _span(value: float, stderr: float) -> str | None:

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 from scipy.stats import f as f_distribution
 
-from potentia.analysis.stats.bootstrap import three
 from potentia.analysis.stats.correlation import pearson_matrix, spearman_matrix
 from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.errors import InputError
@@ -58,56 +58,50 @@ class Robustness(Finding):
             note += f" Groups as small as {data} and {seeds} models: the interval spans a factor of {widest:.0f}."
         columns = ("task", "data models", "seed models", "seed variance", "data variance", "R", "low", "high", "p",
                    "verdict")  # fmt: skip
-        rows = []
-        for t in self.tasks:
-            variances = (t.data_models, t.seed_models, t.seed_variance, t.data_variance)
-            rows.append((t.task, *variances, *three(t.ratio), t.p_value, t.verdict))
+        rows = [
+            (t.task, t.data_models, t.seed_models, t.seed_variance, t.data_variance, t.ratio, t.p_value, t.verdict)
+            for t in self.tasks
+        ]
         title = "Robustness to training: variance over data against variance over seeds"
-        return (Table(title, columns, tuple(rows), note),)
+        return (Table(title, columns, rows, note),)
 
     def charts(self) -> Sequence[Chart]:
         """Return R with its interval, one bar per task."""
-        known = [t for t in self.tasks if np.isfinite(t.ratio.value)]
+        known = {t.task: t.ratio for t in self.tasks if np.isfinite(t.ratio.value)}
         caption = "Variance over data divided by variance over seeds. Below one, the seed matters more than the data."
-        names, ratios = [t.task for t in known], {"R": [t.ratio for t in known]}
-        return (Bars.of("robustness", "Robustness of each task", caption, names, ratios, "R"),)
+        names, ratios = list(known), {"R": list(known.values())}
+        return (Bars("robustness", "Robustness of each task", caption, names, ratios, y_label="R"),)
 
 
-def measure_robustness(
-    scores: ScoreMatrix, data_group: Sequence[str], seed_group: Sequence[str], *, level: float = 0.95
-) -> Robustness:
+def measure_robustness(scores: ScoreMatrix, data_group: Sequence[str], seed_group: Sequence[str]) -> Robustness:
     """Compare, task by task, the models trained on different data with those that differ in their seed only."""
     both = sorted(set(data_group) & set(seed_group))
     if both:
         raise InputError(f"in both groups: {', '.join(both)}", hint="a model differs either in its data or in its seed")
     data, seeds = scores.select(models=data_group).values, scores.select(models=seed_group).values
-    return Robustness(
-        tuple(variance_ratio(data[:, j], seeds[:, j], task=task, level=level) for j, task in enumerate(scores.tasks))
-    )
+    return Robustness(tuple(map(variance_ratio, data.T, seeds.T, scores.tasks)))
 
 
-def variance_ratio(
-    data: Sequence[float] | np.ndarray, seeds: Sequence[float] | np.ndarray, *, task: str = "", level: float = 0.95
-) -> TaskRobustness:
-    """Divide the two sample variances and give the ratio its F interval: [R / F(1-α/2), R / F(α/2)]."""
+def variance_ratio(data: npt.ArrayLike, seeds: npt.ArrayLike, task: str = "") -> TaskRobustness:
+    """Divide the two sample variances and give the ratio its F interval of 95 %: [R / F(1-α/2), R / F(α/2)]."""
     groups = [np.asarray(group, dtype=np.float64) for group in (data, seeds)]
     groups = [group[np.isfinite(group)] for group in groups]
     sizes = len(groups[0]), len(groups[1])
     top, bottom = (float(group.var(ddof=1)) if len(group) > 1 else np.nan for group in groups)
     if min(sizes) < 2 or bottom == 0.0:
         why = "a variance needs two models in each group" if min(sizes) < 2 else "all seeds score the same"
-        unknown = Interval(np.nan, np.nan, np.nan, level)
+        unknown = Interval(np.nan, np.nan, np.nan)
         return TaskRobustness(task, *sizes, top, bottom, unknown, np.nan, f"cannot tell: {why}")
     ratio, freedom = top / bottom, (sizes[0] - 1, sizes[1] - 1)
-    low, high = (ratio / float(tail) for tail in _tails(*freedom, level))
+    low, high = (ratio / float(tail) for tail in _tails(*freedom))
     verdict = "robust" if low > 1 else "noise" if high < 1 else "cannot tell"
     p_value = float(f_distribution.sf(ratio, *freedom))
-    return TaskRobustness(task, *sizes, top, bottom, Interval(ratio, low, high, level), p_value, verdict)
+    return TaskRobustness(task, *sizes, top, bottom, Interval(ratio, low, high), p_value, verdict)
 
 
-def _tails(data: int, seeds: int, level: float = 0.95) -> Floats:
+def _tails(data: int, seeds: int) -> Floats:
     """Return the upper and the lower end of the F distribution with these degrees of freedom."""
-    tail = (1 - level) / 2
+    tail = (1 - 0.95) / 2
     return np.asarray(f_distribution.ppf([1 - tail, tail], data, seeds))
 
 
@@ -115,16 +109,6 @@ Metric = Literal["pearson", "spearman", "kendall"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
 Normalise = Literal["both", "feature", "none"]
 _CORRELATE = {"pearson": pearson_matrix, "spearman": spearman_matrix, "kendall": kendall_matrix}
-
-
-@dataclass(frozen=True, eq=False)
-class Relevance:
-    """The correlation of a target with every candidate, by each metric, and the models behind it."""
-
-    target: str
-    candidates: tuple[str, ...]
-    models: tuple[str, ...]
-    by_metric: dict[Metric, Floats]  # each (candidates,)
 
 
 def normalise(values: Floats, how: Normalise = "both") -> Floats:
@@ -145,21 +129,21 @@ def performance(scores: ScoreMatrix, target: str, candidates: Sequence[str] | No
     if len(chosen.tasks) < 2:
         raise InputError("no candidate task besides the target", hint="name candidates, or score more tasks")
     if len(chosen.models) < 3:
-        raise InputError(
-            f"only {len(chosen.models)} models have a score on {target} and on every candidate; three are needed",
-            hint="leave out candidates that few models were scored on",
-        )
+        few = f"only {len(chosen.models)} models have a score on {target} and on every candidate"
+        raise InputError(f"{few}; three are needed", hint="leave out candidates that few models were scored on")
     return chosen
 
 
 def measure_relevance(
     scores: ScoreMatrix, target: str, candidates: Sequence[str] | None = None, *, how: Normalise = "both"
-) -> Relevance:
-    """Correlate the target with every candidate by Pearson, Spearman and Kendall on the normalised scores."""
+) -> tuple[ScoreMatrix, dict[Metric, Floats]]:
+    """Correlate the target with every candidate by Pearson, Spearman and Kendall on the normalised scores.
+
+    Returns the scores, the target's first, and by each metric the correlations of the candidates.
+    """
     chosen = performance(scores, target, candidates)
     vectors = normalise(chosen.oriented(), how)
-    by_metric = {metric: correlate_target(vectors, metric) for metric in METRICS}
-    return Relevance(target, chosen.tasks[1:], chosen.models, by_metric)
+    return chosen, {metric: correlate_target(vectors, metric) for metric in METRICS}
 
 
 def correlate_target(vectors: Floats, metric: Metric, *, weights: Floats | None = None) -> Floats:
@@ -237,22 +221,28 @@ class ProxyTasks(Finding):
                 " normalise by task alone (feature), or name more candidates."
             )
         columns = ("task", *METRICS, "R", "S", "weight", "dropped because")
-        rows = []
-        for p in self.proxies:
-            ratio = p.robustness.ratio.value if p.robustness else None
-            rows.append((p.task, *(p.by_metric[m] for m in METRICS), ratio, p.score, p.weight, p.dropped))
-        return (Table(f"Proxy tasks for {self.target}", columns, tuple(rows), note=note),)
+        rows = [
+            (
+                p.task,
+                *(p.by_metric[m] for m in METRICS),
+                p.robustness.ratio.value if p.robustness else None,
+                p.score,
+                p.weight,
+                p.dropped,
+            )
+            for p in self.proxies
+        ]
+        return (Table(f"Proxy tasks for {self.target}", columns, rows, note),)
 
     def charts(self) -> Sequence[Chart]:
         """Return the weights, and the relevance of every candidate by each metric (figure 1)."""
-        weights, shares = "Share of each proxy in the prediction.", {"weight": tuple(self.weights.values())}
-        relevance = "Correlation of each candidate's normalised scores with the target's."
-        by_metric = {str(m): tuple(p.by_metric[m] for p in self.proxies) for m in METRICS}
-        title, names = f"Weights of the proxy tasks for {self.target}", tuple(p.task for p in self.proxies)
-        relevant = f"Relevance to {self.target}"
+        by_metric = {str(m): [p.by_metric[m] for p in self.proxies] for m in METRICS}
+        names, shares = [p.task for p in self.proxies], {"weight": self.weights.values()}
+        title, caption = f"Weights of the proxy tasks for {self.target}", "Share of each proxy in the prediction."
+        relevant = "Correlation of each candidate's normalised scores with the target's."
         return (
-            Bars("proxy-weights", title, weights, tuple(self.weights), shares, y_label="weight"),
-            Bars("proxy-relevance", relevant, relevance, names, by_metric, y_label="correlation"),
+            Bars("proxy-weights", title, caption, self.weights, shares, y_label="weight"),
+            Bars("proxy-relevance", f"Relevance to {self.target}", relevant, names, by_metric, y_label="correlation"),
         )
 
 
@@ -276,12 +266,12 @@ def choose_proxies(
     """
     if metric not in METRICS:
         raise InputError(f"no metric {metric!r}", hint=f"choose one of: {', '.join(METRICS)}")
-    found = measure_relevance(scores, target, candidates, how=how)
+    chosen, relevance = measure_relevance(scores, target, candidates, how=how)
     measured = {t.task: t for t in robust.tasks} if robust else {}
     shape = transform or sigmoid()
     proxies: list[Proxy] = []
-    for place, task in enumerate(found.candidates):
-        by_metric = {m: float(found.by_metric[m][place]) for m in METRICS}
+    for place, task in enumerate(chosen.tasks[1:]):
+        by_metric = {m: float(relevance[m][place]) for m in METRICS}
         value, known = by_metric[metric], measured.get(task)
         ratio = known.ratio.value if known is not None else np.nan
         score = value * shape(ratio) if np.isfinite(ratio) else value
@@ -291,7 +281,7 @@ def choose_proxies(
         elif known is not None and not ratio >= min_robustness:
             why = f"robustness below {min_robustness:g}" if np.isfinite(ratio) else known.verdict
         proxies.append(Proxy(task, value, by_metric, known, score, 0.0, why))
-    return ProxyTasks(target, metric, how, len(found.models), min_relevance, min_robustness, _weigh(proxies, top))
+    return ProxyTasks(target, metric, how, len(chosen.models), min_relevance, min_robustness, _weigh(proxies, top))
 
 
 def predict(weights: Mapping[str, float], scores: ScoreMatrix) -> Floats:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from scipy.stats import rankdata
 
 from potentia.analysis.proxy.proxies import METRICS, Metric, Normalise, correlate_target, normalise, performance
-from potentia.analysis.stats.bootstrap import Spread, spread_of, three
+from potentia.analysis.stats.bootstrap import Spread, spread_of
 from potentia.analysis.stats.correlation import pearson_matrix
 from potentia.errors import InputError
 from potentia.values.findings import Bars, Chart, Finding, Table
@@ -57,7 +57,7 @@ class SamplingConsistency(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return table 3's layout, with the spread of single runs."""
-        rows = tuple((i.n, i.k, i.metric, *three(i.baseline), *three(i.sampling), i.leads) for i in self.indices)
+        rows = [(i.n, i.k, i.metric, i.baseline, i.sampling, i.leads) for i in self.indices]
         of = f"top {self.top} tasks for {self.target} ({self.models} models, {self.candidates} candidates)"
         columns = ("n", "k", "metric", "s", "2.5 % of runs", "97.5 %", "r", "2.5 % of runs ", "97.5 % ", "leads")
         verdict = "No metric has both the highest s and the highest r in most configurations."
@@ -71,12 +71,12 @@ class SamplingConsistency(Finding):
 
     def charts(self) -> Sequence[Chart]:
         """Return s and r as grouped bars."""
-        labels = tuple(dict.fromkeys(f"n={i.n}, k={i.k}" for i in self.indices))
+        labels = dict.fromkeys(f"n={i.n}, k={i.k}" for i in self.indices)
         caption = "Higher means that other models would have named the same tasks; the bars hold 95 % of single runs."
         drawn = []
         for kind, title in (("baseline", "Baseline consistency s"), ("sampling", "Sampling consistency r")):
             by = {metric: [getattr(i, kind) for i in self.indices if i.metric == metric] for metric in METRICS}
-            drawn.append(Bars.of(f"sampling-{kind}", title, caption, labels, by, "overlap of the top tasks"))
+            drawn.append(Bars(f"sampling-{kind}", title, caption, labels, by, y_label="overlap of the top tasks"))
         return drawn
 
 
@@ -89,7 +89,6 @@ def measure_sampling(
     configurations: Sequence[tuple[int, int]] = PAPER_CONFIGURATIONS,
     how: Normalise = "both",
     repetitions: int = 100,
-    level: float = 0.95,
     seed: int = 0,
 ) -> SamplingConsistency:
     """Run algorithm 1 ``repetitions`` times for each (n, k), the same samples for every metric."""
@@ -110,7 +109,7 @@ def measure_sampling(
         best_r = np.max([r for _, r in runs.values()], axis=0)
         for metric, (s, r) in runs.items():
             leads = float(np.mean((s >= best_s) & (r >= best_r)))
-            found.append(Indices(metric, n, k, spread_of(s, level), spread_of(r, level), leads))
+            found.append(Indices(metric, n, k, spread_of(s), spread_of(r), leads))
     return SamplingConsistency(target, top, models, tasks - 1, repetitions, tuple(found), _choose(found))
 
 

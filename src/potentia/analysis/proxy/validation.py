@@ -18,10 +18,10 @@ import numpy as np
 from scipy.stats import rankdata
 
 from potentia.analysis.proxy.proxies import choose_proxies, predict
-from potentia.analysis.stats.bootstrap import Spread, spread_of, tau_rows, three
+from potentia.analysis.stats.bootstrap import Spread, spread_of, tau_rows
 from potentia.analysis.stats.correlation import nan_mean
 from potentia.errors import InputError
-from potentia.values.findings import Bars, Chart, Finding, Plot, Points, Table
+from potentia.values.findings import Bars, Chart, Finding, Plot, Points, Table, picked
 from potentia.values.metric import Metric
 from potentia.values.scores import Floats, ScoreMatrix
 
@@ -43,7 +43,7 @@ class Forecast(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return each model's prediction and rank, and the reverse-ordered pairs."""
-        ranks = [_ranks(v) for v in (self.predicted, self.perplexity, self.truth)]
+        by_proxy, by_perplexity, true = map(_ranks, (self.predicted, self.perplexity, self.truth))
         order = np.argsort(np.where(np.isfinite(self.predicted), -self.predicted, np.inf), kind="stable")
         note = "Predicted: weighted mean of the proxy scores, which orders models; it is not a score of the target."
         if self.reversed_by_proxy is not None:
@@ -52,11 +52,8 @@ class Forecast(Finding):
                 note += f"; by perplexity: {self.reversed_by_perplexity}"
             note += "."
         columns = ("model", "predicted", "rank", "rank by perplexity", "truth", "true rank")
-        rows = tuple(
-            (self.models[i], float(self.predicted[i]), ranks[0][i], ranks[1][i], float(self.truth[i]), ranks[2][i])
-            for i in order
-        )
-        return (Table(f"Predicted standing on {self.target}", columns, rows, note=note),)
+        rows = list(zip(self.models, self.predicted, by_proxy, by_perplexity, self.truth, true, strict=True))
+        return (Table(f"Predicted standing on {self.target}", columns, picked(rows, order), note),)
 
     def charts(self) -> Sequence[Chart]:
         """Return the prediction against the truth, where that is known."""
@@ -64,7 +61,7 @@ class Forecast(Finding):
         if not known.any():
             return ()
         names = tuple(compress(self.models, known))
-        points = Points("models", tuple(self.predicted[known]), tuple(self.truth[known]), names)
+        points = Points("models", self.predicted[known], self.truth[known], names)
         title = f"Predicted standing and true score on {self.target}"
         caption = "Points that rise from left to right are in the predicted order."
         return (Plot("forecast", title, caption, (points,), (), "weighted mean of proxy scores", self.target),)
@@ -103,11 +100,8 @@ def by_perplexity(scores: ScoreMatrix, corpora: Sequence[str]) -> Floats:
     return np.asarray(scores.select(tasks=corpora).oriented().mean(axis=1))
 
 
-def _ranks(values: Floats) -> list[float | None]:
-    if not np.isfinite(values).any():
-        return [None] * len(values)
-    ranks = rankdata(-values, nan_policy="omit")
-    return [float(r) if np.isfinite(r) else None for r in ranks]
+def _ranks(values: Floats) -> Floats:
+    return np.asarray(rankdata(-values, nan_policy="omit"))
 
 
 # --- base models and their chat versions -----------------------------------------------------------------------------
@@ -136,7 +130,7 @@ class Joined:
         if on not in self.views:
             raise InputError("the chat models lack a score on some candidate", hint="choose on base models (--on base)")
         view = self.views[on]
-        return view.select(models=[view.models[i] for i in rows], tasks=tasks)
+        return view.select(models=np.array(rows, dtype=int), tasks=tasks)
 
     def matrix(self, on: str, tasks: Sequence[str], rows: Sequence[int] | None = None) -> ScoreMatrix:
         """Put the target beside the tasks as this kind of model scores them, for all pairs or some."""
@@ -157,10 +151,9 @@ def join_pairs(
     whole = set(scores.select(tasks=others).complete().models)
     kept = [(base, chat) for base, chat in pairs.items() if base in whole and chat in known]
     if len(kept) < 3:
-        raise InputError(
-            f"{len(kept)} pairs have the candidates on the base model and {target} on its chat version; it takes three",
-            hint="leave out candidates that few base models were scored on, or name the pairs with --pair-file",
-        )
+        few = f"{len(kept)} pairs have the candidates on the base model and {target} on its chat version"
+        hint = "leave out candidates that few base models were scored on, or name the pairs with --pair-file"
+        raise InputError(f"{few}; it takes three", hint=hint)
     views = {"base": scores.select(models=[base for base, _ in kept], tasks=others)}
     if all(chat in whole for _, chat in kept):
         views["chat"] = scores.select(models=[chat for _, chat in kept], tasks=others)
@@ -208,10 +201,8 @@ class Validation(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return tau, its gain over perplexity, and the reverse-ordered pairs of each strategy (table 10's layout)."""
-        rows = tuple(
-            (t.name, *three(t.tau), t.reversed_share, *(three(t.gain) if t.gain else (None, None, None)), t.wins)
-            for t in self.trials
-        )
+        none = Spread(math.nan, math.nan, math.nan)
+        rows = [(t.name, t.tau, t.reversed_share, t.gain or none, t.wins) for t in self.trials]
         columns = ("predict by", "mean tau", "2.5 % of halves", "97.5 %", "reversed", "mean gain over perplexity",
                    "2.5 % of halves ", "97.5 % ", "wins")  # fmt: skip
         title = f"Predicting {self.target} for the half of the {self.units} {self.unit} not used to choose proxies"
@@ -219,7 +210,7 @@ class Validation(Finding):
             f"{self.verdict} {self.splits} random halves: between the percentiles lie 95 % of them, which is no "
             "confidence interval, as halves share models. reversed: share of pairs in the reverse of the true order."
         )
-        return (Table(title, columns, rows, note=note),)
+        return (Table(title, columns, rows, note),)
 
     def charts(self) -> Sequence[Chart]:
         """Return tau of each strategy and how often each task was chosen."""
@@ -231,8 +222,8 @@ class Validation(Finding):
         )
         title, why = "How often each task was chosen", "Share of the splits in which the task was a proxy."
         return (
-            Bars.of("proxy-validation", f"Predicting {self.target}", caption, names, taus, "Kendall's tau"),
-            Bars("proxy-chosen", title, why, tuple(often), {"share": tuple(often.values())}),
+            Bars("proxy-validation", f"Predicting {self.target}", caption, names, taus, y_label="Kendall's tau"),
+            Bars("proxy-chosen", title, why, often, {"share": often.values()}),
         )
 
 
@@ -264,10 +255,8 @@ def validate(
     joined, strategies = _views(scores, target, wanted, list(corpora), pairs)
     units, unit = len(joined.models), "pairs" if pairs else "models"
     if units < LEAST_MODELS:
-        raise TooFewError(
-            f"{units} {unit} have all scores; halves of at least four are needed",
-            hint="leave out tasks or corpora that few models were scored on",
-        )
+        few = f"{units} {unit} have all scores; halves of at least four are needed"
+        raise TooFewError(few, hint="leave out tasks or corpora that few models were scored on")
     rival = "perplexity of {} models" if pairs else "perplexity"
     against = {name: rival.format(on) for name, _, on in strategies} if corpora else {}
     perplexity = {rival.format(on): by_perplexity(joined.views[on], corpora) for _, _, on in strategies if corpora}
@@ -280,11 +269,9 @@ def validate(
     for _ in range(splits):
         first, second = _halves(labels, rng)
         if min(len(first), len(second)) < LEAST_MODELS // 2:
-            raise InputError(
-                f"a family holds {max(len(first), len(second))} of the {units} {unit}: "
-                "no two halves without a common family are large enough",
-                hint="split by model instead of by family",
-            )
+            large = f"a family holds {max(len(first), len(second))} of the {units} {unit}"
+            message = f"{large}: no two halves without a common family are large enough"
+            raise InputError(message, hint="split by model instead of by family")
         weights = {on: choose_proxies(joined.matrix(on, wanted, first), target, **choice).weights for on in chosen}
         counts.update(list(weights[chosen[0]]))
         predicted = {name: _predict(weights[on], joined.view(to, second)) for name, on, to in strategies}

@@ -21,14 +21,14 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import norm, rankdata
 
-from potentia.analysis.rankings.components import standardise
-from potentia.analysis.rankings.decide import noise_of
+from potentia.analysis.rankings.components import principal, standardise
+from potentia.analysis.rankings.decide import covariance_of
 from potentia.analysis.stats.bootstrap import LEVEL, tau_rows
 from potentia.analysis.stats.correlation import nan_mean
 from potentia.analysis.stats.first import root
 from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.errors import InputError
-from potentia.values.findings import Cell, Chart, Finding, Heatmap, Interval, Line, Plot, Points, Table
+from potentia.values.findings import Chart, Finding, Heatmap, Interval, Line, Plot, Points, Table, picked
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, Outcomes, ScoreMatrix
 
@@ -48,46 +48,33 @@ class Aggregate(Finding):
 
     def order(self, method: str) -> list[str]:
         """Return the models from best to worst by one method."""
-        column = self.ranks[:, self.methods.index(method)]
-        return [self.models[k] for k in np.argsort(column, kind="stable") if np.isfinite(column[k])]
+        return list(picked(self.models, best_first(self.ranks[:, self.methods.index(method)])))
 
     def tables(self) -> Sequence[Table]:
         """Return the ranking by every method, and its sensitivity to each task."""
-        rows: list[tuple[Cell, ...]] = [
-            (self.models[k], float(self.scores[k, 0]), *map(float, self.ranks[k]))
-            for k in np.argsort(self.ranks[:, 0], kind="stable")
-        ]
-        loose: list[tuple[Cell, ...]] = []
-        for j, task in enumerate(self.tasks):
-            pairs = zip((first[j] for first in self.winners), self.tau[:, j].tolist(), strict=True)
-            loose.append((task, *(cell for pair in pairs for cell in pair)))
+        rows = list(zip(self.models, self.scores[:, 0], *self.ranks.T, strict=True))
+        best = picked(rows, np.argsort(self.ranks[:, 0], kind="stable"))
+        pairs = (pair for both in zip(self.winners, self.tau, strict=True) for pair in both)  # first and τ, by method
         heads = ("without", *(head for method in self.methods for head in (f"first by {method}", "τ")))
         title = f"Aggregate ranking ({self.protocol.label}, {len(self.models)} models × {len(self.tasks)} tasks)"
         columns = ("model", self.methods[0], *(f"rank by {m}" for m in self.methods))
         note = f"With all tasks: {', '.join(f'{o[0]} ({m})' for m in self.methods if (o := self.order(m)))}."
+        without, loose = f"The ranking without each task ({self.protocol.label})", zip(self.tasks, *pairs, strict=True)
         return [
-            Table(title, columns, tuple(rows), note="Intervals are those of the overall ranking.", digits=1),
-            Table(f"The ranking without each task ({self.protocol.label})", heads, tuple(loose), note, digits=2),
+            Table(title, columns, best, note="Intervals are those of the overall ranking.", digits=1),
+            Table(without, heads, loose, note, digits=2),
         ]
 
     def charts(self) -> Sequence[Chart]:
         """Return the ranks by every method."""
-        order = [int(k) for k in np.argsort(self.ranks[:, 0], kind="stable") if np.isfinite(self.ranks[k, 0])]
-        return [
-            Heatmap(
-                name=f"aggregate-methods-{self.protocol}",
-                title=f"Rank by each way of aggregating: {self.protocol.label}",
-                caption="1 is best. PC1: score on the first principal component; mean z: mean z score over tasks; "
-                "Borda: share of comparisons with other models won; mean rank: over tasks.",
-                rows=tuple(self.models[k] for k in order),
-                columns=self.methods,
-                values=self.ranks[order],
-                digits=0,
-                unit="rank",
-                fewer=True,
-                group="aggregate-methods",
-            )
-        ]
+        order = best_first(self.ranks[:, 0])
+        name, title = f"aggregate-methods-{self.protocol}", f"Rank by each way of aggregating: {self.protocol.label}"
+        caption = (
+            "1 is best. PC1: score on the first principal component; mean z: mean z score over tasks; "
+            "Borda: share of comparisons with other models won; mean rank: over tasks."
+        )
+        cells = picked(self.models, order), self.methods, self.ranks[order]
+        return [Heatmap(name, title, caption, *cells, digits=0, unit="rank", fewer=True, group="aggregate-methods")]
 
 
 def aggregate_ranks(matrix: ScoreMatrix) -> Aggregate:
@@ -100,19 +87,22 @@ def aggregate_ranks(matrix: ScoreMatrix) -> Aggregate:
     if tasks == 0 or models == 0:
         raise InputError("there is nothing to aggregate: no models or no tasks")
     values = matrix.oriented()
-    names = tuple(METHODS)
-    scores = np.stack([METHODS[name](values) for name in names], axis=1)
+    scores = np.stack([method(values) for method in METHODS.values()], axis=1)
     ranks = np.asarray(rankdata(-scores, axis=0, nan_policy="omit"))
-    winners, tau = [], np.full((len(names), tasks), np.nan)
-    for m, name in enumerate(names):
-        if tasks == 1:
-            winners.append(("",))
-            continue
-        without = np.stack([METHODS[name](np.delete(values, j, axis=1)) for j in range(tasks)], axis=1)
+    winners: list[tuple[str, ...]] = [("",)] * len(METHODS)
+    tau = np.full((len(METHODS), tasks), np.nan)
+    for m, method in enumerate(METHODS.values() if tasks > 1 else ()):
+        without = np.stack([method(np.delete(values, j, axis=1)) for j in range(tasks)], axis=1)
         first = np.argmax(np.where(np.isfinite(without), without, -np.inf), axis=0)
-        winners.append(tuple(matrix.models[k] for k in first))
+        winners[m] = picked(matrix.models, first)
         tau[m] = kendall_matrix(scores[:, m : m + 1], without)[0]
-    return Aggregate(matrix.protocol, matrix.models, matrix.tasks, names, scores, ranks, tuple(winners), tau)
+    return Aggregate(matrix.protocol, matrix.models, matrix.tasks, tuple(METHODS), scores, ranks, tuple(winners), tau)
+
+
+def best_first(rank: Floats) -> npt.NDArray[np.intp]:
+    """Return the places of models from the best to the worst, without those that have no rank."""
+    order = np.argsort(rank, kind="stable")
+    return order[np.isfinite(rank[order])]
 
 
 def first_component(values: Floats) -> Floats:
@@ -120,9 +110,7 @@ def first_component(values: Floats) -> Floats:
     result = np.full(len(values), np.nan)
     whole = np.isfinite(values).all(axis=1)
     if whole.sum() > 1:
-        z = standardise(values[whole])
-        left, singular, loadings = np.linalg.svd(z, full_matrices=False)
-        result[whole] = left[:, 0] * singular[0] * (-1.0 if loadings[0].sum() < 0 else 1.0)
+        result[whole] = principal(values[whole])[0][:, 0]
     return result
 
 
@@ -186,33 +174,30 @@ class RankIntervals(Finding):
     def tables(self) -> Sequence[Table]:
         """Return each model's mean rank and mean interval over tasks, best model first."""
         kind = "simultaneous" if self.simultaneous else "pairwise"
-        mean, best, worst = nan_mean(self.rank), nan_mean(self.best), nan_mean(self.worst)
-        rows: list[tuple[Cell, ...]] = [
-            (self.models[k], float(mean[k]), float(best[k]), float(worst[k]), int((self.best[k] == 1).sum()))
-            for k in np.argsort(mean, kind="stable")  # NaN last
-        ]
+        mean, best, worst = self._means()
+        rows = list(zip(self.models, mean, best, worst, (self.best == 1).sum(axis=1), strict=True))
         title = f"Rank intervals, mean over {len(self.tasks)} tasks ({self.protocol.label}, {self.level:.0%}, {kind})"
         columns = ("model", "mean rank", "best possible", "worst possible", "tasks where it may be first")
-        return [Table(title, columns, tuple(rows), digits=1)]
+        return [Table(title, columns, picked(rows, np.argsort(mean, kind="stable")), digits=1)]  # NaN last
 
     def charts(self) -> Sequence[Chart]:
         """Return the mean intervals as a chart, best model first."""
         caption = "Mean rank over tasks, between the mean best and the mean worst possible rank."
         name, title = f"rank-intervals-{self.protocol}", f"Rank intervals: {self.protocol.label}"
-        ranks = nan_mean(self.rank), nan_mean(self.best), nan_mean(self.worst)
-        return [rank_plot(name, title, caption, self.models, *ranks, group="rank-intervals")]
+        return [rank_plot(name, title, caption, self.models, *self._means(), group="rank-intervals")]
+
+    def _means(self) -> tuple[Floats, Floats, Floats]:
+        return nan_mean(self.rank), nan_mean(self.best), nan_mean(self.worst)
 
 
 def rank_plot(
     name: str, title: str, caption: str, models: Sequence[str], rank: Floats, low: Floats, high: Floats, group: str = ""
 ) -> Plot:
     """Draw ranks with their intervals, best model first."""
-    order = [int(k) for k in np.argsort(rank, kind="stable") if np.isfinite(rank[k])]
-    middle, bottom, top = (tuple(x[order].tolist()) for x in (rank, low, high))
-    places, names = tuple(float(k + 1) for k in range(len(order))), tuple(models[k] for k in order)
-    points = (Points("rank", places, middle, names, bottom, top),)
-    x, y = "model, by rank", "rank (1 is best)"
-    return Plot(name, title, caption, points, x_label=x, y_label=y, group=group)
+    order = best_first(rank)
+    places = np.arange(1.0, len(order) + 1)
+    points = (Points("rank", places, rank[order], picked(models, order), low[order], high[order]),)
+    return Plot(name, title, caption, points, x_label="model, by rank", y_label="rank (1 is best)", group=group)
 
 
 def rank_intervals(
@@ -234,11 +219,9 @@ def rank_intervals(
         known = np.isfinite(values[:, column])
         score = values[known, column]
         if not np.isfinite(matrix.stderr[known, column]).all():
-            raise InputError(
-                f"{task} has scores without standard errors", hint="leave the task out, or score it with Potentia"
-            )
-        noise = noise_of(matrix, column, items)
-        noise = (np.diag(noise**2) if noise.ndim == 1 else noise)[np.ix_(known, known)]
+            message = f"{task} has scores without standard errors"
+            raise InputError(message, hint="leave the task out, or score it with Potentia")
+        noise = covariance_of(matrix, column, items)[np.ix_(known, known)]
         apart = np.sqrt(np.maximum(np.diag(noise)[:, None] + np.diag(noise) - 2 * noise, 0.0))
         threshold = simultaneous_threshold(noise, level, rng) if simultaneous else float(norm.ppf(0.5 + level / 2))
         rank[known, column] = rankdata(-score, method="average")
@@ -280,10 +263,10 @@ class TaskCurve(Finding):
 
     protocol: Protocol
     tasks: tuple[str, ...]  # in the order of choice, on all models
-    cost: tuple[float, ...]  # share of the cost of all tasks so far
+    cost: Floats  # share of the cost of all tasks so far
     held_out: tuple[Interval, ...]  # τ on models left out, mean and 10–90 % over splits
-    seen: tuple[float, ...]  # τ on the models that chose
-    any_subset: tuple[float, ...]  # τ of random subsets of that size, on the models left out
+    seen: Floats  # τ on the models that chose
+    any_subset: Floats  # τ of random subsets of that size, on the models left out
 
     def enough(self, agreement: float) -> int | None:
         """Return how many tasks reach this agreement; None where no subset does."""
@@ -291,34 +274,27 @@ class TaskCurve(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return the curve."""
-        rows: list[tuple[Cell, ...]] = [
-            (k + 1, task, self.cost[k], h.value, f"{h.low:.3f}–{h.high:.3f}", self.seen[k], self.any_subset[k])
-            for k, (task, h) in enumerate(zip(self.tasks, self.held_out, strict=True))
-        ]
+        held, spans = zip(*((h.value, f"{h.low:.3f}–{h.high:.3f}") for h in self.held_out), strict=True)
+        parts = self.tasks, self.cost, held, spans, self.seen, self.any_subset
         reached = {level: self.enough(level) for level in (0.8, 0.9, 0.95)}
         said = ", ".join(f"τ {level:g} takes {k}" for level, k in reached.items() if k is not None)
         columns = ("tasks", "added", "cost share", "τ, other models", "10–90 %", "τ, same models", "random")
         note = "Chosen on half of the models, judged on the others."
         note += f" Of {len(self.tasks)} tasks, {said}." if said else ""
-        return [Table(f"How few tasks suffice ({self.protocol.label})", columns, tuple(rows), note=note)]
+        rows = zip(range(1, len(held) + 1), *parts, strict=True)
+        return [Table(f"How few tasks suffice ({self.protocol.label})", columns, rows, note)]
 
     def charts(self) -> Sequence[Chart]:
         """Return agreement against cost."""
-        return [
-            Plot(
-                name=f"fewer-tasks-{self.protocol}",
-                title=f"Agreement with the whole ranking against cost: {self.protocol.label}",
-                caption="Fixed subsets of tasks, chosen on half of the models; random ones beside.",
-                lines=(
-                    Line("on other models", self.cost, tuple(h.value for h in self.held_out)),
-                    Line("on the same models", self.cost, self.seen),
-                    Line("random tasks, by number", self.cost, self.any_subset, dashed=True),
-                ),
-                x_label="share of the cost of all tasks",
-                y_label="Kendall's τ",
-                group="fewer-tasks",
-            )
-        ]
+        name, title = f"fewer-tasks-{self.protocol}", "Agreement with the whole ranking against cost"
+        caption = "Fixed subsets of tasks, chosen on half of the models; random ones beside."
+        lines = (
+            Line("on other models", self.cost, [h.value for h in self.held_out]),
+            Line("on the same models", self.cost, self.seen),
+            Line("random tasks, by number", self.cost, self.any_subset, dashed=True),
+        )
+        drawn = (), lines, "share of the cost of all tasks", "Kendall's τ"
+        return [Plot(name, f"{title}: {self.protocol.label}", caption, *drawn, group="fewer-tasks")]
 
 
 def find_task_curve(
@@ -333,13 +309,10 @@ def find_task_curve(
     whole = matrix.benchmarks().complete()
     values, names = whole.oriented(), whole.models
     if not enough_for_a_curve(whole):
-        raise InputError(
-            f"{len(names)} models have all of {len(whole.tasks)} tasks: too few to choose on some and judge on others",
-            hint=f"at least {LEAST} models and two tasks are needed",
-        )
-    known = [costs[t] for t in whole.tasks if costs and t in costs]
-    usual = float(np.median(known)) if known else 1.0
-    price = np.array([(costs or {}).get(t, usual) for t in whole.tasks], dtype=np.float64)
+        few = f"{len(names)} models have all of {len(whole.tasks)} tasks: too few to choose on some and judge on others"
+        raise InputError(few, hint=f"at least {LEAST} models and two tasks are needed")
+    price = np.array([(costs or {}).get(t, np.nan) for t in whole.tasks], dtype=np.float64)
+    price = np.where(np.isnan(price), np.nanmedian(price) if np.isfinite(price).any() else 1.0, price)
     kin = np.array([(lineages or {}).get(m, m) for m in names])
     kin = kin if len(set(kin.tolist())) >= LEAST // 2 else np.array(names)
     rng = np.random.default_rng(seed)
@@ -354,14 +327,9 @@ def find_task_curve(
         plain[split] = _taus(values[~inside], rng.permutation(count))
     final = choose_tasks(values, price)
     mean, (low, high) = np.nanmean(other, axis=0), np.nanquantile(other, [0.1, 0.9], axis=0)
-    return TaskCurve(
-        protocol=whole.protocol,
-        tasks=tuple(whole.tasks[t] for t in final),
-        cost=tuple((np.cumsum(price[final]) / price.sum()).tolist()),
-        held_out=tuple(Interval(*three, 0.8) for three in zip(mean.tolist(), low.tolist(), high.tolist(), strict=True)),
-        seen=tuple(np.nanmean(seen, axis=0).tolist()),
-        any_subset=tuple(np.nanmean(plain, axis=0).tolist()),
-    )
+    cost, same, chance = np.cumsum(price[final]) / price.sum(), np.nanmean(seen, axis=0), np.nanmean(plain, axis=0)
+    held_out = tuple(Interval(*one, 0.8) for one in zip(mean.tolist(), low.tolist(), high.tolist(), strict=True))
+    return TaskCurve(whole.protocol, picked(whole.tasks, final), cost, held_out, same, chance)
 
 
 def enough_for_a_curve(whole: ScoreMatrix) -> bool:
@@ -376,13 +344,13 @@ def choose_tasks(values: Floats, price: Floats) -> npt.NDArray[np.intp]:
     order: list[int] = []
     total, held = np.zeros(len(values)), 0.0
     while len(order) < count:
-        left = [t for t in range(count) if t not in order]
+        left = np.setdiff1d(np.arange(count), order)
         taus = np.nan_to_num(tau_rows(truth, (total[:, None] + z[:, left]).T))
         gain = np.maximum(taus - held, 0.0)
         # Where nothing raises τ any more, the least harm.
         worth = gain / price[left] if gain.max() > 0 else taus
         best = int(np.argmax(worth))
-        order.append(left[best])
+        order.append(int(left[best]))
         total, held = total + z[:, left[best]], float(taus[best])
     return np.array(order)
 

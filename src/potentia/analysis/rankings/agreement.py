@@ -16,7 +16,7 @@ from typing import Unpack
 import numpy as np
 import numpy.typing as npt
 
-from potentia.analysis.stats.bootstrap import MODELS, How, Sampling, interval, intervals, item_values, pair_mean, three
+from potentia.analysis.stats.bootstrap import MODELS, How, Sampling, interval, intervals, item_values, pair_mean
 from potentia.analysis.stats.bootstrap import row_draws as draw_rows
 from potentia.analysis.stats.correlation import METHODS, Correlate, mean_offdiagonal, nan_mean
 from potentia.analysis.stats.first import FEW_MODELS
@@ -24,7 +24,7 @@ from potentia.analysis.stats.kendall import FIRST_ORDER
 from potentia.analysis.stats.significance import tau_b_matrix
 from potentia.errors import InputError
 from potentia.facts import CATEGORIES
-from potentia.values.findings import Bars, Cell, Chart, Finding, Heatmap, Interval, Table, mean_in_words
+from potentia.values.findings import Bars, Chart, Finding, Heatmap, Interval, Table, mean_in_words, picked
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 
@@ -67,55 +67,36 @@ class Agreement(Finding):
     def tables(self) -> Sequence[Table]:
         """Return the mean with its intervals, the mean per task, and the category matrix."""
         what = f"{NAMES[self.method]}, {self.protocol.label}, {self.models} models × {len(self.tasks)} tasks"
-        rows: list[tuple[Cell, ...]] = [(f"over {s}", self.mean, i.low, i.high) for s, i in self.intervals.items()]
+        rows = [(f"over {source}", one) for source, one in self.intervals.items()]
         order = np.argsort([i.value for i in self.per_task], kind="stable")
-        each: list[tuple[Cell, ...]] = [(self.tasks[k], *three(self.per_task[k])) for k in order]
+        each = picked(list(zip(self.tasks, self.per_task, strict=True)), order)
         title, over = f"Mean agreement of each task with the others ({what})", f"Intervals: bootstrap over {self.over}."
         tables = [
-            Table(f"Mean agreement over pairs of tasks ({what})", ("interval", "mean", "low", "high"), tuple(rows)),
-            Table(title, ("task", "mean", "low", "high"), tuple(each), over),
+            Table(f"Mean agreement over pairs of tasks ({what})", ("interval", "mean", "low", "high"), rows),
+            Table(title, ("task", "mean", "low", "high"), each, over),
         ]
         if self.categories:
-            named = zip(self.categories, self.by_category.tolist(), strict=True)
-            cells: list[tuple[Cell, ...]] = [(category, *row) for category, row in named]
+            cells = zip(self.categories, *self.by_category.T, strict=True)
             note = "The diagonal is agreement within a category, over distinct tasks."
-            tables.append(Table(f"Agreement by category ({what})", ("category", *self.categories), tuple(cells), note))
+            tables.append(Table(f"Agreement by category ({what})", ("category", *self.categories), cells, note))
         return tables
 
     def charts(self) -> Sequence[Chart]:
         """Return the task × task heat map (figures 9, 10, 14, 15) and the categories' (figures 3, 13)."""
-        unit, ties, by = NAMES[self.method], _ties(self.method), f"{self.protocol}-{self.method}"
-        charts: list[Chart] = [
-            Heatmap(
-                f"agreement-{by}",
-                f"Ranking agreement between tasks{ties}: {self.protocol.label}",
-                f"{unit} of every two tasks, {self.models} models; {mean_in_words(self.mean)}.",
-                rows=self.tasks,
-                columns=self.tasks,
-                values=self.matrix,
-                low=-1.0 if np.nanmin(self.matrix, initial=0.0) < -0.2 else 0.0,
-                high=1.0,
-                unit=unit,
-                group=f"agreement-{self.method}",
-            )
-        ]
+        caption = f"{NAMES[self.method]} of every two tasks, {self.models} models; {mean_in_words(self.mean)}."
+        low = -1.0 if np.nanmin(self.matrix, initial=0.0) < -0.2 else 0.0
+        charts = [self._heatmap("agreement", "Ranking agreement between tasks", caption, self.tasks, self.matrix, low)]
         if self.categories:
-            charts.append(
-                Heatmap(
-                    f"categories-{by}",
-                    f"Agreement by category{ties}: {self.protocol.label}",
-                    "Mean over the pairs of tasks of two categories; within a category on the diagonal."
-                    + _meanings(self.categories),
-                    rows=self.categories,
-                    columns=self.categories,
-                    values=self.by_category,
-                    low=0.0,
-                    high=1.0,
-                    unit=unit,
-                    group=f"categories-{self.method}",
-                )
-            )
+            caption = "Mean over the pairs of tasks of two categories; within a category on the diagonal."
+            caption += _meanings(self.categories)
+            named = self.categories, self.by_category, 0.0
+            charts.append(self._heatmap("categories", "Agreement by category", caption, *named))
         return charts
+
+    def _heatmap(self, kind: str, what: str, caption: str, names: tuple[str, ...], values: Floats, low: float) -> Chart:
+        name, full = f"{kind}-{self.protocol}-{self.method}", f"{what}{_ties(self.method)}: {self.protocol.label}"
+        cells, unit = (names, names, values, low, 1.0), NAMES[self.method]
+        return Heatmap(name, full, caption, *cells, unit=unit, group=f"{kind}-{self.method}")
 
 
 @dataclass(frozen=True)
@@ -158,37 +139,30 @@ class AgreementChange(Finding):
     def tables(self) -> Sequence[Table]:
         """Return the change of the mean, and of each task."""
         what = f"{NAMES[self.method]}, {self.models} models × {len(self.tasks)} tasks"
-        both, before, after = (self.mean_before, self.mean_after), self.before.label, self.after.label
-        rows: list[tuple[Cell, ...]] = [(f"over {source}", *both, *three(i)) for source, i in self.difference.items()]
-        tasks = zip(self.tasks, self.per_task_before, self.per_task_after, self.per_task_difference, strict=True)
-        each = [(task, one, two, *three(gap)) for task, one, two, gap in tasks]
-        each = [each[k] for k in np.argsort(self.per_task_before, kind="stable")]
+        before, after = self.before.label, self.after.label
+        rows = [(f"over {s}", self.mean_before, self.mean_after, gap) for s, gap in self.difference.items()]
+        by_task = self.tasks, self.per_task_before, self.per_task_after, self.per_task_difference
+        each = picked(list(zip(*by_task, strict=True)), np.argsort(self.per_task_before, kind="stable"))
         columns = (before, after, "difference", "low", "high")
         more = f"{self.pairs_improved} of {self.pairs} pairs of tasks agree more under {after}."
         title, note = f"Mean agreement of each task, {before} → {after}", f"Intervals: bootstrap over {self.over}."
         return [
-            Table(f"Agreement, {before} → {after} ({what})", ("interval", *columns), tuple(rows), more),
-            Table(title, ("task", *columns), tuple(each), note),
+            Table(f"Agreement, {before} → {after} ({what})", ("interval", *columns), rows, more),
+            Table(title, ("task", *columns), each, note),
         ]
 
     def charts(self) -> Sequence[Chart]:
         """Return the bars of figure 2 (and 12): each task's mean agreement under both protocols."""
-        order = np.argsort(self.per_task_before, kind="stable").tolist()
+        order = np.argsort(self.per_task_before, kind="stable")
         means = {self.before: self.mean_before, self.after: self.mean_after}
         told = ", ".join(f"{mean_in_words(mean)} ({protocol.label})" for protocol, mean in means.items())
-        return [
-            Bars(
-                f"agreement-{self.before}-{self.after}-{self.method}",
-                f"Mean ranking agreement of each task with all others{_ties(self.method)}",
-                f"{NAMES[self.method]}; {told}; {self.pairs_improved} of {self.pairs} pairs agree more.",
-                labels=tuple(self.tasks[k] for k in order),
-                series={
-                    self.before.label: tuple(self.per_task_before[k] for k in order),
-                    self.after.label: tuple(self.per_task_after[k] for k in order),
-                },
-                y_label=f"mean {NAMES[self.method]}",
-            )
-        ]
+        name = f"agreement-{self.before}-{self.after}-{self.method}"
+        title = f"Mean ranking agreement of each task with all others{_ties(self.method)}"
+        caption = f"{NAMES[self.method]}; {told}; {self.pairs_improved} of {self.pairs} pairs agree more."
+        both = {self.before.label: self.per_task_before, self.after.label: self.per_task_after}
+        bars = {label: picked(values, order) for label, values in both.items()}
+        y_label = f"mean {NAMES[self.method]}"
+        return [Bars(name, title, caption, picked(self.tasks, order), bars, y_label=y_label)]
 
 
 def _meanings(categories: Sequence[str]) -> str:
@@ -214,17 +188,16 @@ def measure_agreement(
     level, draws = sampling.level, _resample([matrix], method, items, sampling)[0]
     groups = categories or {}
     names = tuple(dict.fromkeys(c for t, c in groups.items() if t in matrix.tasks and c))
+    per_task, drawn = mean_offdiagonal(draws.matrix, axis=True), mean_offdiagonal(draws.by_units, axis=True)
     return Agreement(
-        protocol=matrix.protocol,
-        method=method,
-        models=matrix.shape[0],
-        tasks=matrix.tasks,
-        matrix=draws.matrix,
-        mean=draws.mean,
-        intervals=draws.intervals(level),
-        per_task=intervals(
-            mean_offdiagonal(draws.matrix, axis=True), mean_offdiagonal(draws.by_units, axis=True), level=level
-        ),
+        matrix.protocol,
+        method,
+        matrix.shape[0],
+        matrix.tasks,
+        draws.matrix,
+        draws.mean,
+        draws.intervals(level),
+        per_task=intervals(per_task, drawn, level=level),
         categories=names,
         by_category=_by_category(draws.matrix, matrix.tasks, groups, names),
         over=draws.over,
@@ -241,6 +214,7 @@ def compare_agreement(
     i, j = np.triu_indices(len(one.tasks), 1)
     both = np.isfinite(first.matrix[i, j]) & np.isfinite(second.matrix[i, j])
     task_one, task_two = mean_offdiagonal(first.matrix, axis=True), mean_offdiagonal(second.matrix, axis=True)
+    moved = mean_offdiagonal(second.by_units, axis=True) - mean_offdiagonal(first.by_units, axis=True)
     return AgreementChange(
         before=one.protocol,
         after=two.protocol,
@@ -254,11 +228,7 @@ def compare_agreement(
         pairs=int(both.sum()),
         per_task_before=tuple(task_one.tolist()),
         per_task_after=tuple(task_two.tolist()),
-        per_task_difference=intervals(
-            task_two - task_one,
-            mean_offdiagonal(second.by_units, axis=True) - mean_offdiagonal(first.by_units, axis=True),
-            level=level,
-        ),
+        per_task_difference=intervals(task_two - task_one, moved, level=level),
         over=first.over,
         errors=all(bool(np.isfinite(m.stderr[np.isfinite(m.values)]).all()) for m in (one, two)),
     )
@@ -269,10 +239,8 @@ def shared(before: ScoreMatrix, after: ScoreMatrix) -> tuple[ScoreMatrix, ScoreM
     models = [m for m in before.models if m in set(after.models)]
     tasks = [t for t in before.tasks if t in set(after.tasks)]
     if not models or not tasks:
-        raise InputError(
-            f"{before.protocol} and {after.protocol} have no model and task in common",
-            hint="score the same models on the same tasks under both protocols",
-        )
+        message = f"{before.protocol} and {after.protocol} have no model and task in common"
+        raise InputError(message, hint="score the same models on the same tasks under both protocols")
     return before.select(models=models, tasks=tasks), after.select(models=models, tasks=tasks)
 
 
@@ -297,9 +265,7 @@ class _Resamples:
     def means(self) -> dict[str, Floats]:
         found = {self.over: pair_mean(self.by_units), "models": pair_mean(self.by_models)}
         found["tasks"] = pair_mean(self.matrix, self.task_draws)
-        if self.by_noise is not None:
-            found["noise"] = pair_mean(self.by_noise)
-        return found
+        return found if self.by_noise is None else found | {"noise": pair_mean(self.by_noise)}
 
     def intervals(self, level: float, less: _Resamples | None = None) -> dict[str, Interval]:
         """Return the intervals of the mean by source, or of its difference to that of other resamples."""
@@ -354,7 +320,7 @@ def _with_noise(
     models = len(matrix.models)
     few = min(models, FIRST_ORDER)
     rows = np.arange(models) if few == models else np.sort(rng.permutation(models)[:few])
-    part = matrix.select(models=[matrix.models[k] for k in rows])
+    part = matrix.select(models=rows)
     stored = {task: np.asarray(table)[rows] for task, table in (items or {}).items()}
     draws = resamples if few == models else min(resamples, MANY_MODELS_NOISE)
     sizes = [len(block) for block in np.array_split(np.arange(draws), max(1, draws * part.values.size // NOISE_BLOCK))]

@@ -27,7 +27,7 @@ from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.analysis.stats.significance import better
 from potentia.errors import InputError
-from potentia.values.findings import Bump, Cell, Chart, Finding, Table
+from potentia.values.findings import Bump, Chart, Finding, Table, picked
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 
@@ -50,33 +50,20 @@ class Alignment(Finding):
     def tables(self) -> Sequence[Table]:
         """Return both ranks of every model, and the agreement before and after the alignment."""
         order = np.lexsort((self.ranks[:, 1], self.ranks[:, 0]))
-        rows: list[tuple[Cell, ...]] = [
-            (self.models[k], int(self.ranks[k, 0]), int(self.ranks[k, 1]), int(self.ranks[k, 1] - self.ranks[k, 0]))
-            for k in order
-        ]
-        return [
-            Table(
-                f"Aligned ranks on {self.tasks[0]} and {self.tasks[1]} ({self.protocol.label})",
-                ("model", *self.tasks, "change"),
-                tuple(rows),
-                note=f"{self.moved} of {len(self.models)} models keep a change that no alignment removed; "
-                f"τ {self.tau:.2f} plain, {self.aligned_tau:.2f} aligned.",
-            )
-        ]
+        rows = list(zip(self.models, *self.ranks.T, self.ranks[:, 1] - self.ranks[:, 0], strict=True))
+        title = f"Aligned ranks on {self.tasks[0]} and {self.tasks[1]} ({self.protocol.label})"
+        note = (
+            f"{self.moved} of {len(self.models)} models keep a change that no alignment removed; "
+            f"τ {self.tau:.2f} plain, {self.aligned_tau:.2f} aligned."
+        )
+        return [Table(title, ("model", *self.tasks, "change"), picked(rows, order), note)]
 
     def charts(self) -> Sequence[Chart]:
         """Return the bump chart of figure 1."""
-        return [
-            Bump(
-                name=f"alignment-{self.protocol}-{self.tasks[0]}-{self.tasks[1]}",
-                title=f"{self.tasks[0]} and {self.tasks[1]}: {self.protocol.label}",
-                caption="Rankings aligned greedily, never against a significant difference on either task.",
-                models=self.models,
-                columns=self.tasks,
-                ranks=self.ranks,
-                groups=self.groups,
-            )
-        ]
+        first, second = self.tasks
+        name, title = f"alignment-{self.protocol}-{first}-{second}", f"{first} and {second}: {self.protocol.label}"
+        caption = "Rankings aligned greedily, never against a significant difference on either task."
+        return [Bump(name, title, caption, self.models, self.tasks, self.ranks, self.groups)]
 
 
 def align(
@@ -87,8 +74,8 @@ def align(
     if not np.isfinite(pair.stderr).all():
         raise InputError(f"{first} and {second} need standard errors to be aligned")
     values = pair.oriented()
-    ranks = rank_models(values[:, 0], pair.stderr[:, 0], values[:, 1], pair.stderr[:, 1], level=level)
-    aligned = np.stack(ranks, axis=1)
+    (one, two), (error_one, error_two) = values.T, pair.stderr.T
+    aligned = np.stack(rank_models(one, error_one, two, error_two, level=level), axis=1)
     return Alignment(
         protocol=matrix.protocol,
         tasks=(first, second),

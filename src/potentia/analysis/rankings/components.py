@@ -17,19 +17,19 @@ from dataclasses import dataclass, replace
 from typing import Unpack
 
 import numpy as np
-import numpy.typing as npt
 from scipy.stats import linregress
 
-from potentia.analysis.stats.bootstrap import How, Sampling, three
+from potentia.analysis.stats.bootstrap import How, Sampling
 from potentia.analysis.stats.first import FEW_MODELS
 from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.errors import InputError
-from potentia.values.findings import Bars, Cell, Chart, Finding, Interval, Line, Plot, Points, Table
+from potentia.values.findings import Bars, Chart, Finding, Interval, Line, Plot, Points, Table, picked
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 
 GAPS = ("models", "tasks", "mean")
 ALL = "all models"
+PC = ("PC1", "PC2", "PC3", "PC4", "PC5")  # that are shown
 BLOCK = 1 << 20  # scores standardised at once
 
 
@@ -54,7 +54,7 @@ class Components(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return the explained variance of the first components, and PC1 of each model."""
-        shares = tuple((f"PC{k + 1}", *three(share)) for k, share in enumerate(self.explained[:5]))
+        shares = zip(PC, self.explained, strict=False)
         note = f"Missing cells: {GAP_NOTES[self.gaps]}. Intervals: bootstrap over {self.over}."
         what = f"{self.protocol.label}, {self.group}"
         title = f"Explained variance ({what}: {len(self.models)} × {len(self.tasks)})"
@@ -66,30 +66,18 @@ class Components(Finding):
 
     def charts(self) -> Sequence[Chart]:
         """Return the scree bars (figures 6 and 8) and PC1 of each model (figure 11)."""
-        top, label = self.explained[:5], self.protocol.label
-        order = np.argsort(-self.scores[:, 0], kind="stable").tolist()
+        top, label = self.explained[: len(PC)], self.protocol.label
         name = f"{self.protocol}-{self.group}".replace(" ", "-")
-        scree = Bars.of(
-            f"scree-{name}",
-            f"Explained variance: {label}, {self.group}",
-            f"The first principal component (PC1) explains {top[0].value:.0%} of the variance.",
-            [f"PC{k + 1}" for k in range(len(top))],
-            {label: top},
-            "share of variance",
-        )
-        charts: list[Chart] = [replace(scree, group=f"scree-{self.group}")]
+        title = f"Explained variance: {label}, {self.group}"
+        caption = f"The first principal component (PC1) explains {top[0].value:.0%} of the variance."
+        bars, group = {label: top}, f"scree-{self.group}"
+        charts = [Bars(f"scree-{name}", title, caption, PC[: len(top)], bars, y_label="share of variance", group=group)]
         if self.group == ALL:
-            charts.append(
-                Bars(
-                    f"pc1-{name}",
-                    f"PC1 of each model: {label}",
-                    "Scores on the first principal component (PC1); higher is better.",
-                    labels=tuple(self.models[k] for k in order),
-                    series={label: tuple(self.scores[order, 0].tolist())},
-                    y_label="PC1",
-                    group="pc1",
-                )
-            )
+            order = np.argsort(-self.scores[:, 0], kind="stable")
+            title = f"PC1 of each model: {label}"
+            caption = "Scores on the first principal component (PC1); higher is better."
+            models, bars = picked(self.models, order), {label: self.scores[order, 0]}
+            charts.append(Bars(f"pc1-{name}", title, caption, models, bars, y_label="PC1", group="pc1"))
         return charts
 
 
@@ -108,14 +96,11 @@ def find_components(matrix: ScoreMatrix, *, group: str = ALL, gaps: str = "model
     """
     whole = without_gaps(matrix, gaps)
     if whole.shape[0] < 2:
-        raise InputError(
-            f"components need two models without missing scores, {group} of {matrix.protocol} has {whole.shape[0]}",
-            hint='gaps="tasks" leaves out incomplete tasks instead of models, gaps="mean" fills them in',
-        )
+        few = f"components need two models without missing scores, {group} of {matrix.protocol} has {whole.shape[0]}"
+        hint = 'gaps="tasks" leaves out incomplete tasks instead of models, gaps="mean" fills them in'
+        raise InputError(few, hint=hint)
     values = whole.oriented()
-    z = standardise(values)
-    left, singular, loadings = np.linalg.svd(z, full_matrices=False)
-    sign = np.where(loadings.sum(axis=1) < 0, -1.0, 1.0)
+    scores, loadings, singular = principal(values)
     total = (singular**2).sum()
     ratios = singular**2 / total if total > 0 else np.full_like(singular, np.nan)
     sampling = Sampling(**how)
@@ -129,25 +114,31 @@ def find_components(matrix: ScoreMatrix, *, group: str = ALL, gaps: str = "model
         models=whole.models,
         tasks=whole.tasks,
         explained=tuple(sampling.interval(float(r), spread[:, k]) for k, r in enumerate(ratios)),
-        loadings=loadings * sign[:, None],
-        scores=left * singular * sign,
+        loadings=loadings,
+        scores=scores,
         over=sampling.units.over(whole.models),
     )
 
 
+def principal(values: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return scores (models, components), loadings (components, tasks) and singular values of standardised scores."""
+    left, singular, loadings = np.linalg.svd(standardise(values), full_matrices=False)
+    sign = np.where(loadings.sum(axis=1) < 0, -1.0, 1.0)
+    return left * singular * sign, loadings * sign[:, None], singular
+
+
 def without_gaps(matrix: ScoreMatrix, gaps: str) -> ScoreMatrix:
     """Treat missing cells as asked: see ``find_components``."""
-    known: npt.NDArray[np.bool_] = np.isfinite(matrix.values)
+    known = np.isfinite(matrix.values)
     if gaps == "models":
         return matrix.complete()
     if gaps == "tasks":
-        return matrix.select(tasks=[t for t, k in zip(matrix.tasks, np.all(known, axis=0), strict=True) if k])
+        return matrix.select(tasks=known.all(axis=0))
     if gaps == "mean":
-        counted = matrix.select(tasks=[t for t, k in zip(matrix.tasks, np.any(known, axis=0), strict=True) if k])
+        counted = matrix.select(tasks=known.any(axis=0))
         there = np.isfinite(counted.values)
         mean = np.where(there, counted.values, 0.0).sum(axis=0) / there.sum(axis=0)
-        filled = np.where(there, counted.values, mean)
-        return replace(counted, values=filled)
+        return replace(counted, values=np.where(there, counted.values, mean))
     raise InputError(f"no treatment of gaps {gaps!r}", hint=f"one of: {', '.join(GAPS)}")
 
 
@@ -165,21 +156,19 @@ def standardise(values: Floats, weights: Floats | None = None) -> Floats:
     return np.where(varies, centred / np.where(varies, spread, 1.0), 0.0)
 
 
-def explained_variance(values: Floats, weights: Floats | None = None) -> Floats:
-    """Variance ratios of the components of the standardised values, largest first.
+def explained_variance(values: Floats, weights: Floats) -> Floats:
+    """Variance ratios of the components of the standardised values, largest first, for each resample.
 
-    ``weights`` (resamples, models) says how many models each row stands for; then one set of ratios per resample.
+    ``weights`` (resamples, models) says how many models each row stands for.
     """
-    w = np.ones((1, len(values))) if weights is None else weights
     parts = []
-    for rows in np.array_split(w, max(1, -(-w.shape[0] * values.size // BLOCK))):
+    for rows in np.array_split(weights, max(1, -(-len(weights) * values.size // BLOCK))):
         z = standardise(values, rows) * np.sqrt(rows)[:, :, None]  # (resamples, models, tasks)
         gram = z.transpose(0, 2, 1) @ z if z.shape[2] <= z.shape[1] else z @ z.transpose(0, 2, 1)
         parts.append(np.linalg.eigvalsh(gram)[:, ::-1])
     eigen = np.clip(np.concatenate(parts), 0.0, None)
     total = eigen.sum(axis=1, keepdims=True)
-    ratios = np.divide(eigen, total, out=np.full(eigen.shape, np.nan), where=total > 0)
-    return np.asarray(ratios[0] if weights is None else ratios)
+    return np.asarray(np.divide(eigen, total, out=np.full(eigen.shape, np.nan), where=total > 0))
 
 
 @dataclass(frozen=True)
@@ -199,37 +188,25 @@ class ComputeFit(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return the fit."""
-        rows: tuple[tuple[Cell, ...], ...] = (
-            ("PC1 per factor of ten in compute", *three(self.slope)),
-            ("R²", self.r_squared, None, None),
-            ("Kendall's τ of PC1 and compute", *three(self.tau)),
-        )
+        slope, tau = ("PC1 per factor of ten in compute", self.slope), ("Kendall's τ of PC1 and compute", self.tau)
+        rows = slope, ("R²", self.r_squared, None, None), tau
         title = f"PC1 against pretraining compute ({self.protocol.label}, {len(self.models)} models with known tokens)"
         return [Table(title, ("quantity", "value", "low", "high"), rows, f"Intervals: bootstrap over {self.over}.")]
 
     def charts(self) -> Sequence[Chart]:
         """Return the scatter of figure 7 with the fitted line."""
         ends = (min(self.flops), max(self.flops))
-        fitted = tuple(self.intercept + self.slope.value * float(np.log10(x)) for x in ends)
-        points = []
-        for family in sorted(set(self.families)):
-            rows = [k for k, f in enumerate(self.families) if f == family]
-            x, y = (tuple(of[k] for k in rows) for of in (self.flops, self.pc1))
-            points.append(Points(family, x, y, tuple(self.models[k] for k in rows)))
-        return [
-            Plot(
-                f"compute-{self.protocol}",
-                f"PC1 against pretraining compute: {self.protocol.label}",
-                "First principal component (PC1) against 6·parameters·tokens; the line explains "
-                f"{max(self.r_squared, 0.0):.0%} of the variance (R²), Kendall's τ {self.tau.value:.2f}.",
-                points=tuple(points),
-                lines=(Line("least squares", ends, fitted, dashed=True),),
-                x_label="pretraining compute (FLOPs)",
-                y_label="PC1",
-                log_x=True,
-                group="compute",
-            )
-        ]
+        fitted = self.intercept + self.slope.value * np.log10(ends)
+        family, x, y, names = map(np.array, (self.families, self.flops, self.pc1, self.models))
+        own = {str(name): family == name for name in np.unique(family)}
+        points = tuple(Points(name, x[of], y[of], tuple(names[of].tolist())) for name, of in own.items())
+        caption = (
+            "First principal component (PC1) against 6·parameters·tokens; the line explains "
+            f"{max(self.r_squared, 0.0):.0%} of the variance (R²), Kendall's τ {self.tau.value:.2f}."
+        )
+        title = f"PC1 against pretraining compute: {self.protocol.label}"
+        drawn = points, (Line("least squares", ends, fitted, dashed=True),), "pretraining compute (FLOPs)", "PC1"
+        return [Plot(f"compute-{self.protocol}", title, caption, *drawn, log_x=True, group="compute")]
 
 
 def fit_compute(
@@ -238,9 +215,8 @@ def fit_compute(
     """Fit PC1 on log10 of pretraining compute over the models whose compute is known."""
     models = [m for m in found.models if np.isfinite(flops.get(m, np.nan)) and flops[m] > 0]
     if len(models) < 3 or len({flops[m] for m in models}) < 2:
-        raise InputError(
-            f"pretraining compute is known for {len(models)} models; a fit needs three of different compute"
-        )
+        few = f"pretraining compute is known for {len(models)} models"
+        raise InputError(f"{few}; a fit needs three of different compute")
     x, y = np.log10([flops[m] for m in models]), np.array([found.pc1[m] for m in models])
     fit = linregress(x, y)
     sampling = Sampling(**how)
@@ -249,6 +225,7 @@ def fit_compute(
     centred = x - (share @ x)[:, None]
     with np.errstate(invalid="ignore", divide="ignore"):
         slopes = (share * centred * y).sum(axis=1) / (share * centred**2).sum(axis=1)
+    tau, taus = (kendall_matrix(x[:, None], y[:, None], weights=w) for w in (None, draws))
     return ComputeFit(
         protocol=found.protocol,
         models=tuple(models),
@@ -258,9 +235,6 @@ def fit_compute(
         slope=sampling.interval(float(fit.slope), slopes),
         intercept=float(fit.intercept),
         r_squared=float(fit.rvalue**2),
-        tau=sampling.interval(
-            float(kendall_matrix(x[:, None], y[:, None])[0, 0]),
-            kendall_matrix(x[:, None], y[:, None], weights=draws)[:, 0, 0],
-        ),
+        tau=sampling.interval(float(tau[0, 0]), taus[:, 0, 0]),
         over=sampling.units.over(models),
     )

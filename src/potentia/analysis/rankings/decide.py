@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +29,7 @@ from scipy.stats import rankdata
 from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.analysis.stats.first import FEW_MODELS, FEW_TASKS, SURE, paired_noise, root, shares, shrunk
 from potentia.facts import variant_of
-from potentia.values.findings import Cell, Finding, Table
+from potentia.values.findings import Finding, Table, picked
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, Outcomes, ScoreMatrix
 
@@ -116,23 +117,14 @@ class Ranking(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return the ranking."""
-        rows: list[tuple[Cell, ...]] = [
-            (m, f"{self.ranks[k]:g}", span(self.low[k], self.high[k]), float(self.p_first[k]), self.measured[k],
-             float(self.scores[k]))
-            for k, m in enumerate(self.models)
-        ]  # fmt: skip
+        ranks, spans = map("{:g}".format, self.ranks), map(span, self.low, self.high)
+        rows = zip(self.models, ranks, spans, self.p_first, self.measured, self.scores, strict=True)
+        title = f"Overall ranking ({self.protocol.label}, {len(self.models)} models × {len(self.tasks)} tasks)"
+        columns = ("model", "rank", f"{self.level:.0%} interval", "P(first)", "tasks", self.method)
         note = f"By the {NAMES[self.method]}: {self.reason}."
         if self.apart:
             note += f" Not ranked, for want of a common task: {', '.join(self.apart)}."
-        return [
-            Table(
-                f"Overall ranking ({self.protocol.label}, {len(self.models)} models × {len(self.tasks)} tasks)",
-                ("model", "rank", f"{self.level:.0%} interval", "P(first)", "tasks", self.method),
-                tuple(rows),
-                note=note,
-                digits=2,
-            )
-        ]
+        return [Table(title, columns, rows, note, digits=2)]
 
 
 def span(low: float, high: float) -> str | None:
@@ -162,7 +154,7 @@ def decide(
     general = float(np.median(known.sum(axis=1))) >= FEW_TASKS
     rng = np.random.default_rng(seed)
     count = int(np.clip(MOST_NUMBERS // max(models, 1), LEAST_DRAWS, draws))
-    sign = np.where(np.asarray(matrix.higher_is_better, dtype=bool), 1.0, -1.0)
+    sign = matrix.sign
     noise = [noise_of(matrix, k, items) for k in range(tasks)]
     whole: Iterator[tuple[Floats, int]]  # scores with the missing cells drawn, and for how many draws
     if known.all():
@@ -191,23 +183,11 @@ def decide(
         tail = (1 - level) / 2
         low, high = np.quantile(places, [tail, 1 - tail], axis=0)
         chance = shares(shrunk(drawn, np.random.default_rng([seed, 1])) if models >= FEW_MODELS else drawn)
-    return Ranking(
-        protocol=matrix.protocol,
-        method=method,
-        models=tuple(matrix.models[k] for k in order),
-        tasks=matrix.tasks,
-        scores=estimate[order],
-        ranks=rankdata(-np.round(estimate, 12))[order],
-        low=low[order],
-        high=high[order],
-        p_first=chance[order],
-        measured=tuple(known.sum(axis=1)[order].tolist()),
-        general=general,
-        apart=apart,
-        level=level,
-        scale=scale,
-        draws=drawn[:, order],
-    )
+    ranks = rankdata(-np.round(estimate, 12))
+    scores, ranks, low, high, chance = (x[order] for x in (estimate, ranks, low, high, chance))
+    names, measured = picked(matrix.models, order), tuple(known.sum(axis=1)[order].tolist())
+    about = general, apart, level, scale, drawn[:, order]
+    return Ranking(matrix.protocol, method, names, matrix.tasks, scores, ranks, low, high, chance, measured, *about)
 
 
 def _joined(matrix: ScoreMatrix) -> tuple[ScoreMatrix, tuple[str, ...]]:
@@ -218,12 +198,10 @@ def _joined(matrix: ScoreMatrix) -> tuple[ScoreMatrix, tuple[str, ...]]:
     graph = coo_array((np.ones(len(row)), (row, models + column)), shape=(models + tasks, models + tasks))
     _, label = connected_components(graph, directed=False)
     sizes = np.bincount(label[:models], minlength=label.max() + 1)
-    rows = np.flatnonzero(label[:models] == np.argmax(sizes))
-    if len(rows) == models:
+    tied = label[:models] == np.argmax(sizes)
+    if tied.all():
         return matrix, ()
-    columns = [t for k, t in enumerate(matrix.tasks) if known[rows, k].any()]
-    apart = tuple(m for k, m in enumerate(matrix.models) if k not in set(rows.tolist()))
-    return matrix.select(models=[matrix.models[k] for k in rows], tasks=columns), apart
+    return matrix.select(models=tied, tasks=known[tied].any(axis=0)), tuple(compress(matrix.models, ~tied))
 
 
 def scales(matrix: ScoreMatrix, method: str, filled: Floats | None = None) -> Floats:
@@ -294,6 +272,12 @@ def noise_of(matrix: ScoreMatrix, column: int, items: Outcomes | None) -> Floats
     covariance: Floats = np.diag(error**2)
     covariance[np.ix_(rows, rows)] = paired_noise(error[rows], values)
     return covariance
+
+
+def covariance_of(matrix: ScoreMatrix, column: int, items: Outcomes | None) -> Floats:
+    """Return ``noise_of`` as a whole matrix."""
+    noise = noise_of(matrix, column, items)
+    return np.diag(noise**2) if noise.ndim == 1 else noise
 
 
 def paired_items(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,7 @@ from potentia.analysis.rankings.tuning import find_same
 from potentia.analysis.stats.bootstrap import LEVEL, MODELS, RESAMPLES, How, Units, with_copies
 from potentia.analysis.stats.significance import Outcomes, item_tables, items_per_task, measure_significance
 from potentia.errors import InputError
-from potentia.facts import Background, chance
+from potentia.facts import Background, known_chance
 from potentia.values.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol, in_order, main_protocol
 from potentia.values.scores import ScoreMatrix
 
@@ -91,7 +90,7 @@ def find_scoreboard(evidence: Evidence, options: Options | None = None) -> Score
 def _texts(matrix: ScoreMatrix) -> ScoreMatrix:
     """Return the texts to predict of the models that have a score on any."""
     texts = matrix.corpora()
-    return texts.select(models=[m for m, row in zip(texts.models, texts.values, strict=True) if np.isfinite(row).any()])
+    return texts.select(models=np.isfinite(texts.values).any(axis=1))
 
 
 def rank_scores(
@@ -129,30 +128,16 @@ def _screened(
     matrices: list[ScoreMatrix], background: Background, options: Options
 ) -> tuple[list[ScoreMatrix], Screening]:
     """Screen the tasks; leave the flagged ones out where that is asked for."""
-    first, tuned = matrices[0], next((m for m in matrices if m.protocol == TRAIN_BEFORE_TEST), None)
-    screening = screen(
-        first,
-        tuned if tuned is not first else None,
-        train_examples=background.train_examples,
-        chance=_guesses(first, background),
-        level=options.level,
-    )
+    first, tuned = matrices[0], next((m for m in matrices[1:] if m.protocol == TRAIN_BEFORE_TEST), None)
+    metrics = zip(first.tasks, first.metrics, strict=True)
+    guesses = {task: known_chance(task, metric, background.chance) for task, metric in metrics}
+    known = {task: guess for task, guess in guesses.items() if guess is not None}
+    screening = screen(first, tuned, train_examples=background.train_examples, chance=known, level=options.level)
     if options.exclude_flagged:
         matrices = [m.select(tasks=[t for t in m.tasks if t not in screening.flagged]) for m in matrices]
         if not all(m.tasks for m in matrices):
             raise InputError("every task is flagged; nothing is left to rank", hint="drop --exclude-flagged")
     return matrices, screening
-
-
-def _guesses(matrix: ScoreMatrix, background: Background) -> dict[str, float]:
-    """Return the score of guessing of every task for which it is known."""
-    found = {}
-    for task, metric in zip(matrix.tasks, matrix.metrics, strict=True):
-        with suppress(InputError):
-            found[task] = chance(
-                task, metric=metric.name, higher_is_better=metric.higher_is_better, known=background.chance
-            )
-    return found
 
 
 def _overall(
@@ -161,11 +146,11 @@ def _overall(
     from potentia.analysis.planning.find import unseen_cells  # planning lies above this room
 
     unseen = {} if evidence is None else unseen_cells(evidence, matrices)
-    level, seed = options.level, options.seed
-    return {
-        p: decide(m, items.get(p), unseen=unseen.get(p), level=level, seed=seed)
-        for p, m in ((matrix.protocol, matrix) for matrix in matrices)
-    }
+    found = {}
+    for matrix in matrices:
+        p = matrix.protocol
+        found[p] = decide(matrix, items.get(p), unseen=unseen.get(p), level=options.level, seed=options.seed)
+    return found
 
 
 def _scoreboard(
@@ -190,11 +175,12 @@ class _Analysis:
 
     def findings(self) -> dict[str, Any]:
         """Everything but the overall ranking, by the names of ``Rankings``."""
-        level, seed, simultaneous = self.options.level, self.options.seed, self.options.simultaneous
-        matrices, tested = self.matrices, [m for m in map(_tested, self.matrices) if m.tasks]
+        level, matrices = self.options.level, self.matrices
+        ranked: dict[str, Any] = {"simultaneous": self.options.simultaneous, "level": level, "seed": self.options.seed}
+        tested = [m for m in map(_tested, matrices) if m.tasks]
+        items = {m.protocol: (m, self.items.get(m.protocol)) for m in tested}
         agreement, components = self.agreement(matrices), self.components()
         several = [m for m in matrices if m.protocol in agreement]
-        items = [self.items.get(m.protocol) for m in tested]
         return {
             "agreement": agreement,
             "measures": grouped.measure_all(several, **self.how) if several else None,
@@ -203,13 +189,8 @@ class _Analysis:
             "tau_b_changes": self.changes(tested, SIGNIFICANT),
             "groups": self.groups() if agreement else {},
             "fewer": self.fewer(),
-            "significance": {
-                m.protocol: measure_significance(m, own, level=level) for m, own in zip(tested, items, strict=True)
-            },
-            "ranks": {
-                m.protocol: rank_intervals(m, own, simultaneous=simultaneous, level=level, seed=seed)
-                for m, own in zip(tested, items, strict=True)
-            },
+            "significance": {p: measure_significance(*one, level=level) for p, one in items.items()},
+            "ranks": {p: rank_intervals(*one, **ranked) for p, one in items.items()},
             "aggregate": {m.protocol: aggregate_ranks(m) for m in matrices},
             "components": components,
             "family_components": self.families(components),
@@ -262,8 +243,7 @@ class _Analysis:
         found, known, rng = {}, self.background.lineages, np.random.default_rng(self.options.seed)
         for whole in filter(enough, (matrix.complete() for matrix in self.matrices)):
             some = np.sort(rng.permutation(len(whole.models))[:MANY_MODELS])  # of many models, some tell
-            part = whole.select(models=[whole.models[k] for k in some])
-            found[whole.protocol] = find_task_curve(part, lineages=known, seed=self.options.seed)
+            found[whole.protocol] = find_task_curve(whole.select(models=some), lineages=known, seed=self.options.seed)
         return found
 
     def components(self) -> dict[Protocol, pca.Components]:
@@ -337,4 +317,4 @@ def _least_alike(matrix: ScoreMatrix, agreement: Mapping[Protocol, Agreement]) -
 def _tested(matrix: ScoreMatrix) -> ScoreMatrix:
     """Return the tasks whose every score has a standard error."""
     bare = np.isfinite(matrix.values) & ~np.isfinite(matrix.stderr)
-    return matrix.select(tasks=[t for k, t in enumerate(matrix.tasks) if not bare[:, k].any()])
+    return matrix.select(tasks=~bare.any(axis=0))

@@ -19,7 +19,7 @@ from potentia.analysis.rankings.screening import Screening
 from potentia.analysis.rankings.tuning import SameForAll
 from potentia.analysis.stats.first import FEW_MODELS
 from potentia.analysis.stats.significance import Significance
-from potentia.values.findings import Cell, Finding, Findings, Interval, Table
+from potentia.values.findings import Finding, Findings, Interval, Table
 from potentia.values.protocol import Protocol
 
 Changes = dict[tuple[Protocol, Protocol], AgreementChange]
@@ -85,7 +85,7 @@ def summarise(found: Rankings) -> Sequence[Table]:
     """Return how far the tasks agree and tell models apart under each protocol, and which tasks to distrust."""
     tables = [*_together(found), *(table for same in found.same.values() for table in same.tables())]
     if found.screening.flags:
-        flags = tuple((flag.task, flag.reason, flag.evidence) for flag in found.screening.flags)
+        flags = [(flag.task, flag.reason, flag.evidence) for flag in found.screening.flags]
         tables.append(Table("Tasks to distrust", ("task", "reason", "evidence"), flags))
     return tables
 
@@ -99,7 +99,7 @@ def _together(found: Rankings) -> list[Table]:
         "variance on one component (PC1)": {p: (c.explained[0], c.over) for p, c in found.components.items()},
         "agreement of perplexity with tasks (mean τ)": {p: (t.mean, t.over) for p, t in found.perplexity.items()},
     }
-    rows: list[tuple[Cell, ...]] = []
+    rows: list[Sequence[str | None]] = []
     drawn: dict[str, None] = {}
     for name, by_protocol in means.items():
         shown = {p: mean for p, mean in by_protocol.items() if p in some and np.isfinite(mean[0].value)}
@@ -111,7 +111,7 @@ def _together(found: Rankings) -> list[Table]:
         rows.append(("pairs of models told apart on a task", *(_share(*told.get(p, (0, 0))) for p in protocols)))
     note = f"In brackets: 95 % intervals over {' or '.join(drawn)}. 1 is perfect agreement, 0 is none." if drawn else ""
     title = "What the tasks say together"
-    return [Table(title, ("", *(p.label for p in protocols)), tuple(rows), note)] if rows else []
+    return [Table(title, ("", *(p.label for p in protocols)), rows, note)] if rows else []
 
 
 def _span(interval: Interval, *, percent: bool) -> str:

@@ -18,11 +18,11 @@ from typing import Unpack
 import numpy as np
 
 from potentia.analysis.rankings.agreement import NAMES
-from potentia.analysis.stats.bootstrap import How, Sampling, pair_mean, three
+from potentia.analysis.stats.bootstrap import How, Sampling, pair_mean
 from potentia.analysis.stats.correlation import METHODS, Correlate, nan_mean
 from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.errors import InputError
-from potentia.values.findings import Bars, Cell, Chart, Finding, Heatmap, Interval, Table, mean_in_words
+from potentia.values.findings import Bars, Chart, Finding, Heatmap, Interval, Table, mean_in_words
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 
@@ -45,24 +45,17 @@ class GroupAgreement(Finding):
         by = {unit: [g for g, over in zip(self.groups, self.over, strict=True) if over == unit] for unit in self.over}
         told = "; ".join(f"{unit} of {', '.join(names)}" for unit, names in by.items()) if len(by) > 1 else "".join(by)
         columns = ("group", "models", "tasks", *(x for p in self.protocols for x in (p.label, "low", "high")))
-        rows: list[tuple[Cell, ...]] = []
-        for name, models, tasks, means in zip(self.groups, self.models, self.tasks, self.means, strict=True):
-            rows.append((name, models, tasks, *(x for m in means for x in three(m))))
+        rows = zip(self.groups, self.models, self.tasks, *zip(*self.means, strict=True), strict=True)
         title = f"Mean {self.measure} over pairs of tasks, by {self.by}"
-        return [Table(title, columns, tuple(rows), f"Intervals: bootstrap over {told}.")]
+        return [Table(title, columns, rows, f"Intervals: bootstrap over {told}.")]
 
     def charts(self) -> Sequence[Chart]:
         """Return grouped bars with intervals."""
-        return [
-            Bars.of(
-                f"agreement-by-{self.by.replace(' ', '-')}",
-                f"Ranking agreement by {self.by}",
-                f"Mean {self.measure} over pairs of tasks, with bootstrap intervals.",
-                [f"{g} ({n})" for g, n in zip(self.groups, self.models, strict=True)],
-                {p.label: [means[k] for means in self.means] for k, p in enumerate(self.protocols)},
-                f"mean {self.measure}",
-            )
-        ]
+        caption = f"Mean {self.measure} over pairs of tasks, with bootstrap intervals."
+        names = [f"{g} ({n})" for g, n in zip(self.groups, self.models, strict=True)]
+        bars = dict(zip((p.label for p in self.protocols), zip(*self.means, strict=True), strict=True))
+        name, title = f"agreement-by-{self.by.replace(' ', '-')}", f"Ranking agreement by {self.by}"
+        return [Bars(name, title, caption, names, bars, y_label=f"mean {self.measure}")]
 
 
 def agreement_by_models(
@@ -164,36 +157,22 @@ class PerplexityAgreement(Finding):
             *((f"{c} against tasks, mean", i) for c, i in zip(self.corpora, self.per_corpus, strict=True)),
             ("average perplexity against average score", self.averages),
         ]
-        rows: list[tuple[Cell, ...]] = [(name, *three(i)) for name, i in named]
-        return [
-            Table(
-                f"Perplexity ({self.perplexity_protocol.label}) against tasks ({self.task_protocol.label}), "
-                f"{self.group} models ({self.models})",
-                ("agreement", "Kendall's τ", "low", "high"),
-                tuple(rows),
-                note=f"Intervals: bootstrap over {self.over}.",
-            )
-        ]
+        title, columns = f"{self._what('against')} ({self.models})", ("agreement", "Kendall's τ", "low", "high")
+        return [Table(title, columns, named, f"Intervals: bootstrap over {self.over}.")]
+
+    def _what(self, joined: str) -> str:
+        texts, tasks = self.perplexity_protocol.label, self.task_protocol.label
+        return f"Perplexity ({texts}) {joined} tasks ({tasks}), {self.group} models"
 
     def charts(self) -> Sequence[Chart]:
         """Return the corpora × (corpora and tasks) heat map of figures 4 and 5."""
         values = np.concatenate([self.between_corpora, self.matrix], axis=1)
-        return [
-            Heatmap(
-                name=f"perplexity-{self.perplexity_protocol}-{self.task_protocol}-{self.group}",
-                title=f"Perplexity ({self.perplexity_protocol.label}) and tasks ({self.task_protocol.label}), "
-                f"{self.group} models",
-                caption=f"Kendall's τ; {mean_in_words(self.mean.value)} against tasks, "
-                f"{mean_in_words(self.corpora_mean.value)} between corpora.",
-                rows=self.corpora,
-                columns=(*self.corpora, *self.tasks),
-                values=values,
-                low=-1.0 if np.nanmin(values, initial=0.0) < -0.2 else 0.0,
-                high=1.0,
-                unit="Kendall's τ",
-                group="perplexity",
-            )
-        ]
+        name = f"perplexity-{self.perplexity_protocol}-{self.task_protocol}-{self.group}"
+        against, between = mean_in_words(self.mean.value), mean_in_words(self.corpora_mean.value)
+        caption = f"Kendall's τ; {against} against tasks, {between} between corpora."
+        low = -1.0 if np.nanmin(values, initial=0.0) < -0.2 else 0.0
+        cells = self.corpora, (*self.corpora, *self.tasks), values, low, 1.0
+        return [Heatmap(name, self._what("and"), caption, *cells, unit="Kendall's τ", group="perplexity")]
 
 
 def compare_perplexity(
@@ -210,26 +189,26 @@ def compare_perplexity(
     models that have every corpus and every task.
     """
     rows = [m for m in scores.models if m in set(perplexity.models) and (models is None or m in models)]
-    bits, task = perplexity.select(models=rows), scores.select(models=rows)
-    kept = [m for m, row in zip(rows, bits.values, strict=True) if np.isfinite(row).any()]
-    if not kept:
-        raise InputError(
-            f"no model of the {group} group has both a perplexity and a score",
-            hint="add corpora to the study, or pass scores of the same models",
-        )
-    bits, task = bits.select(models=kept), task.select(models=kept)
+    bits = perplexity.select(models=rows)
+    bits = bits.select(models=np.isfinite(bits.values).any(axis=1))
+    if not bits.models:
+        message = f"no model of the {group} group has both a perplexity and a score"
+        raise InputError(message, hint="add corpora to the study, or pass scores of the same models")
+    task = scores.select(models=bits.models)
     x, y = bits.oriented(), task.oriented()
     whole = np.isfinite(x).all(axis=1) & np.isfinite(y).all(axis=1)
     average_x, average_y = x.mean(axis=1)[whole, None], y.mean(axis=1)[whole, None]
     sampling = Sampling(**how)
-    draws = sampling.draws(kept)
+    draws = sampling.draws(bits.models)
     matrix, between = kendall_matrix(x, y), kendall_matrix(x)
     spread, between_spread = kendall_matrix(x, y, weights=draws), kendall_matrix(x, weights=draws)
+    averages = (kendall_matrix(average_x, average_y, weights=w) for w in (None, draws[:, whole]))
+    average, average_spread = (tau[..., 0, 0] for tau in averages)
     return PerplexityAgreement(
         perplexity_protocol=perplexity.protocol,
         task_protocol=scores.protocol,
         group=group,
-        models=len(kept),
+        models=len(bits.models),
         corpora=bits.tasks,
         tasks=task.tasks,
         matrix=matrix,
@@ -239,9 +218,6 @@ def compare_perplexity(
         per_corpus=tuple(
             sampling.interval(float(nan_mean(matrix[k])), nan_mean(spread[:, k])) for k in range(len(bits.tasks))
         ),
-        averages=sampling.interval(
-            float(kendall_matrix(average_x, average_y)[0, 0]),
-            kendall_matrix(average_x, average_y, weights=draws[:, whole])[:, 0, 0],
-        ),
-        over=sampling.units.over(kept),
+        averages=sampling.interval(float(average), average_spread),
+        over=sampling.units.over(bits.models),
     )

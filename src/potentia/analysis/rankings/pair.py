@@ -18,7 +18,7 @@ import numpy.typing as npt
 from scipy.stats import norm
 from scipy.stats import t as student
 
-from potentia.analysis.rankings.decide import SURE, Ranking, decide, noise_of, paired_items
+from potentia.analysis.rankings.decide import SURE, Ranking, covariance_of, decide, noise_of, paired_items
 from potentia.analysis.rankings.sentences import pair_sentences
 from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.analysis.stats.significance import (
@@ -31,7 +31,7 @@ from potentia.analysis.stats.significance import (
     pair_p_values,
 )
 from potentia.errors import InputError
-from potentia.values.findings import Cell, Finding, Interval, Table, short_names
+from potentia.values.findings import Cell, Finding, Interval, Table, picked, short_names
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, Outcomes, ScoreMatrix
 
@@ -69,8 +69,7 @@ def lead_of(ranking: Ranking, matrix: ScoreMatrix, items: Outcomes | None, one: 
         one, two, chance, found = two, one, 1.0 - chance, (-found[0], *found[1:])
     gap, variance, _ = found
     half = float(norm.ppf(0.5 + ranking.level / 2)) * np.sqrt(variance.sum()) / len(gap)
-    value = float(gap.mean())
-    return Lead(one, two, len(gap), Interval(value, value - half, value + half, ranking.level), chance, ranking.general)
+    return Lead(one, two, len(gap), Interval.around(gap.mean(), half, ranking.level), chance, ranking.general)
 
 
 def _gap(
@@ -86,14 +85,11 @@ def _gap(
     both = up if len(up) else both
     if not len(both):
         return None
-    variance = []
-    for k in both:
-        noise = noise_of(pair, int(k), items)
-        cov = np.diag(noise**2) if noise.ndim == 1 else noise
-        there = np.isfinite(pair.stderr[:, k]).all()
-        variance.append(cov[0, 0] + cov[1, 1] - 2 * cov[0, 1] if there else np.nan)
+    noise = np.stack([covariance_of(pair, int(k), items) for k in both])  # (tasks, 2, 2)
+    there = np.isfinite(pair.stderr[:, both]).all(axis=0)
+    variance = np.where(there, noise[:, 0, 0] + noise[:, 1, 1] - 2 * noise[:, 0, 1], np.nan)
     values = pair.oriented()[:, both]
-    return values[0] - values[1], np.array(variance), both
+    return values[0] - values[1], variance, both
 
 
 @dataclass(frozen=True)
@@ -121,12 +117,11 @@ def what_is_missing(
     if found is None or not ranking.known or ranking.better(one, two) >= SURE:
         return None
     gaps, variance, both = found
-    tasks = [matrix.tasks[k] for k in both]
+    tasks = picked(matrix.tasks, both)
     if not np.isfinite(variance).all():
         return None
     several, opposed = len(tasks) > 1, bool(gaps.min() < 0 < gaps.max())
-    place = [ranking.models.index(m) for m in (one, two)]
-    gap = ranking.draws[:, place[0]] - ranking.draws[:, place[1]]
+    gap = ranking.draws[:, ranking.models.index(one)] - ranking.draws[:, ranking.models.index(two)]
     scale = ranking.scale[[ranking.tasks.index(t) for t in tasks]]
     noise = float((scale**2 * variance).sum()) / len(tasks) ** 2
     total = max(float(np.var(gap)), noise) if ranking.general else noise
@@ -172,6 +167,17 @@ class TaskPair:
     text: bool = False  # a text to predict, in bits; it has no part in a mean of scores
     real: bool | None = None  # significant among all tasks of the protocol; None without standard errors
 
+    def row(self, items: bool) -> list[Cell]:
+        """Return its cells in the table of a pair, with the documents that one model alone gets right."""
+        low, high = self.difference.low, self.difference.high
+        row: list[Cell] = [self.protocol.label, self.task, self.first, self.second, self.difference.value]
+        row.append(f"{low:+.3f} to {high:+.3f}" if math.isfinite(low) else None)
+        if items:
+            counted = len(self.first_only), len(self.second_only), self.documents
+            row += counted if self.documents is not None else [None] * 3
+        row.append("< 0.001" if self.p_value < 0.0005 else self.p_value)
+        return row + ([None, None] if self.real is None else [self.test, "yes" if self.real else "no"])
+
 
 @dataclass(frozen=True)
 class Pair(Finding):
@@ -203,17 +209,7 @@ class Pair(Finding):
         """Return a row for each task and protocol."""
         one, two = self.names
         items = any(pair.documents is not None for pair in self.tasks)
-        rows: list[tuple[Cell, ...]] = []
-        for pair in self.tasks:
-            low, high = pair.difference.low, pair.difference.high
-            row: list[Cell] = [pair.protocol.label, pair.task, pair.first, pair.second, pair.difference.value]
-            row.append(f"{low:+.3f} to {high:+.3f}" if math.isfinite(low) else None)
-            counted = pair.documents is not None
-            if items:
-                row += [len(pair.first_only), len(pair.second_only), pair.documents] if counted else [None] * 3
-            p = "< 0.001" if pair.p_value < 0.0005 else pair.p_value
-            tested = (None, None) if pair.real is None else (pair.test, "yes" if pair.real else "no")
-            rows.append((*row, p, *tested))
+        rows = [pair.row(items) for pair in self.tasks]
         alone = (f"{one} alone", f"{two} alone", "documents") if items else ()
         note = "Difference: the first over the second, where more is better."
         if items:
@@ -221,7 +217,7 @@ class Pair(Finding):
         note += " Real: significant among all tasks of the protocol (Benjamini–Hochberg, 5 % false discoveries)."
         span = f"{100 * self.level:.0f} % interval"
         columns = ("protocol", "task", one, two, "difference", span, *alone, "p", "test", "real")
-        return [Table(f"{one} against {two}", columns, tuple(rows), note=note)]
+        return [Table(f"{one} against {two}", columns, rows, note)]
 
 
 def find_pair(evidence: Evidence, first: str, second: str, *, level: float = LEVEL) -> Pair:
@@ -261,11 +257,9 @@ def compare_tasks(matrix: ScoreMatrix, outcomes: Outcomes, *, level: float = LEV
     found = [pair for pair in every if pair is not None]
     if not found:
         return []
-    adjusted = benjamini_hochberg(np.array([[pair.p_value] for pair in found]))[:, 0]
-    return [
-        replace(pair, real=None if math.isnan(p) else p <= 1 - level)
-        for pair, p in zip(found, adjusted.tolist(), strict=True)
-    ]
+    adjusted = benjamini_hochberg(np.array([pair.p_value for pair in found])).tolist()
+    real = [None if math.isnan(p) else p <= 1 - level for p in adjusted]
+    return [replace(pair, real=sure) for pair, sure in zip(found, real, strict=True)]
 
 
 def known_model(evidence: Evidence, name: str) -> str:
@@ -280,9 +274,8 @@ def known_model(evidence: Evidence, name: str) -> str:
         if len(found) == 1:
             return found[0]
         if found:
-            raise InputError(
-                f"{name!r} may be {len(found)} models", where=evidence.source, hint=f"such as {', '.join(found[:5])}"
-            )
+            message, hint = f"{name!r} may be {len(found)} models", f"such as {', '.join(found[:5])}"
+            raise InputError(message, where=evidence.source, hint=hint)
     raise InputError(f"no model {name!r}", where=evidence.source, hint=f"there are: {', '.join(models[:12])}")
 
 
@@ -309,7 +302,7 @@ def _of_task(matrix: ScoreMatrix, k: int, outcomes: Outcomes, level: float, *, t
     if test != MCNEMAR and math.isfinite(error):
         p = 2.0 * float(student.sf(abs(difference) / error, freedom)) if error > 0 else float(difference == 0)
     half = float(norm.ppf(0.5 + level / 2)) * error
-    span = Interval(difference, difference - half, difference + half, level)
+    span = Interval.around(difference, half, level)
     names = (matrix.models[0], matrix.models[1])
     return TaskPair(names, matrix.protocol, matrix.tasks[k], one, two, span, p, test, documents, *only, text=text)
 
@@ -348,19 +341,16 @@ class EvidenceMap:
 def map_evidence(matrix: ScoreMatrix, outcomes: Outcomes | None = None) -> EvidenceMap | None:
     """Compare every two models on every higher-is-better task with standard errors; None where there is none."""
     known = np.isfinite(matrix.values)
-    usable = [
-        task
-        for k, task in enumerate(matrix.tasks)
-        if matrix.higher_is_better[k] and known[:, k].sum() > 1 and np.isfinite(matrix.stderr[:, k]).any()
-    ]
-    rows = [m for m, row in zip(matrix.models, known, strict=True) if row.any()]
-    if not usable or len(rows) < 2:
+    usable = matrix.sign > 0
+    usable &= (known.sum(axis=0) > 1) & np.isfinite(matrix.stderr).any(axis=0)
+    rows = known.any(axis=1)
+    if not usable.any() or rows.sum() < 2:
         return None
     tested = matrix.select(models=rows, tasks=usable)
-    first, second = np.triu_indices(len(rows), 1)
+    first, second = np.triu_indices(len(tested.models), 1)
     difference = tested.values[first] - tested.values[second]
     p = pair_p_values(tested)
-    basis = [_sharpen(p[:, k], rows, (outcomes or {}).get(task, {})) for k, task in enumerate(usable)]
+    basis = [_sharpen(p[:, k], tested.models, (outcomes or {}).get(task, {})) for k, task in enumerate(tested.tasks)]
     kept = np.where(benjamini_hochberg(p) <= 1 - LEVEL, p, np.nan)
     critical = np.array([np.nanmax(c) if np.isfinite(c).any() else 0.0 for c in kept.T])
     variance = tested.stderr[first] ** 2 + tested.stderr[second] ** 2
@@ -370,23 +360,12 @@ def map_evidence(matrix: ScoreMatrix, outcomes: Outcomes | None = None) -> Evide
     error = np.sqrt(np.where(both, variance, 0.0).sum(axis=1)) / shared
     with np.errstate(divide="ignore", invalid="ignore"):
         mean_p = np.where(mean == 0, 1.0, 2.0 * norm.sf(np.abs(mean / error)))
-    return EvidenceMap(
-        protocol=matrix.protocol,
-        models=tested.models,
-        tasks=tested.tasks,
-        basis=tuple(basis),
-        values=tested.values,
-        stderr=tested.stderr,
-        difference=difference,
-        p=p,
-        critical=critical,
-        detectable=np.where(np.isfinite(mean), reach(LEVEL) * error, np.nan),
-        mean=mean,
-        mean_p=mean_p,
-    )
+    detectable = np.where(np.isfinite(mean), reach(LEVEL) * error, np.nan)
+    cells = tested.values, tested.stderr, difference, p, critical
+    return EvidenceMap(matrix.protocol, tested.models, tested.tasks, tuple(basis), *cells, detectable, mean, mean_p)
 
 
-def _sharpen(p: Floats, models: list[str], outcomes: Mapping[str, Mapping[int, float]]) -> str:
+def _sharpen(p: Floats, models: Sequence[str], outcomes: Mapping[str, Mapping[int, float]]) -> str:
     """Put McNemar's p in the place of the z test's for every pair of models with items; returns the test's name."""
     there, values = aligned(models, outcomes)
     if len(there) < 2 or not values.shape[1]:

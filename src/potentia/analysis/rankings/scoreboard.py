@@ -9,7 +9,7 @@ differences where items are stored, since both scores are of the same documents.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -20,7 +20,7 @@ from potentia.analysis.rankings import sentences
 from potentia.analysis.rankings.decide import NAMES, Ranking, on_same_documents, span, stands_for
 from potentia.analysis.rankings.pair import Lead, Missing, lead_of, what_is_missing
 from potentia.analysis.stats.significance import items_per_task
-from potentia.values.findings import Cell, Chart, Finding, Interval, Plot, Points, Table, jsonable, short_names
+from potentia.values.findings import Chart, Finding, Interval, Plot, Points, Table, jsonable, short_names
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, Outcomes, ScoreMatrix
 
@@ -33,10 +33,10 @@ class Standing:
     rank: float
     low: float
     high: float
+    p_first: float  # NaN where no standard errors are known
     before: float | None  # rank by the protocol with the least preparation
     scores: tuple[Interval | None, ...]  # by protocol; None where it lacks one of the tasks
     gain: Interval | None
-    p_first: float = math.nan  # NaN where no standard errors are known
 
     @property
     def reach(self) -> tuple[float, float]:
@@ -89,45 +89,31 @@ class Scoreboard(Finding):
     def tables(self) -> Sequence[Table]:
         """Return one row per model, best first."""
         ranked, scored = len(self.standings) > 1, bool(self.tasks)
-        chances = ranked and self.ranking.known
-        gains = scored and any(s.gain is not None for s in self.standings)
-        columns = [*(["rank"] if ranked else []), "model", *(["P(first)"] if chances else [])]
-        columns += [p.label for p in self.protocols] if scored else []
-        rows: list[tuple[Cell, ...]] = []
-        for name, s in zip(self.names.values(), self.standings, strict=True):
-            reach = span(s.low, s.high)
-            row: list[Cell] = [f"{s.rank:g}" + (f" ({reach})" if reach else "")] if ranked else []
-            row += [name, *([sentences.percent(s.p_first)] if chances else [])]
-            row += [told(score) for score in s.scores] if scored else []
-            rows.append((*row, *([told(s.gain, sign=True)] if gains else [])))
-        return [
-            Table(self._title(), (*columns, *(["gain"] if gains else [])), tuple(rows), note=" ".join(self._notes()))
-        ]
+        ranks = (f"{s.rank:g}" + (f" ({reach})" if (reach := span(s.low, s.high)) else "") for s in self.standings)
+        chances = (sentences.percent(s.p_first) for s in self.standings)
+        columns: dict[str, Iterable[str | None]] = {"rank": ranks} if ranked else {}
+        columns |= {"model": self.names.values()} | ({"P(first)": chances} if ranked and self.ranking.known else {})
+        for k, protocol in enumerate(self.protocols if scored else ()):
+            columns[protocol.label] = [told(s.scores[k]) for s in self.standings]
+        if scored and any(s.gain is not None for s in self.standings):
+            columns["gain"] = [told(s.gain, sign=True) for s in self.standings]
+        return [Table(self._title(), columns, zip(*columns.values(), strict=True), " ".join(self._notes()))]
 
     def charts(self) -> Sequence[Chart]:
         """Return the scores before and after tuning, a line for each model."""
         shown = [s for s in self.standings if all(score is not None for score in s.scores)]
         if not self.tasks or not shown:
             return []
-        ends = [k for k, p in enumerate(self.protocols) if p in (self.before, self.protocol)]
-        places, names = tuple(float(k + 1) for k in range(len(shown))), tuple(s.model for s in shown)
-        points = []
-        for k in ends:
+        places, names, points = np.arange(1.0, len(shown) + 1), tuple(s.model for s in shown), []
+        for k, protocol in enumerate(self.protocols):
             scores = [score for s in shown if (score := s.scores[k]) is not None]
-            value, low, high = (tuple(getattr(score, part) for score in scores) for part in ("value", "low", "high"))
-            reach = (low, high) if all(map(math.isfinite, low)) else ()
-            points.append(Points(self.protocols[k].label, places, value, names, *reach))
-        return [
-            Plot(
-                "scoreboard",
-                self._title(),
-                f"{self._notes()[0]} Models by rank over all tasks ({self.protocol.label}).",
-                points=tuple(points),
-                x_label="model, by rank",
-                y_label=self._mean(),
-                joined=True,
-            )
-        ]
+            value, low, high = np.array([(score.value, score.low, score.high) for score in scores]).T
+            reach = (low, high) if np.isfinite(low).all() else ()
+            if protocol in (self.before, self.protocol):
+                points.append(Points(protocol.label, places, value, names, *reach))
+        caption = f"{self._notes()[0]} Models by rank over all tasks ({self.protocol.label})."
+        drawn = tuple(points), (), "model, by rank", self._mean()
+        return [Plot("scoreboard", self._title(), caption, *drawn, joined=True)]
 
     def _mean(self) -> str:
         what = self.metric or "score"
@@ -188,26 +174,21 @@ def make_scoreboard(
     second = next((m for m in models if m != ranking.first), None)
     rival = missing.rival if missing is not None else next(iter(ranking.rivals), second)
     metrics = {m.name for t, m in zip(matrices[main].tasks, matrices[main].metrics, strict=True) if t in tasks}
+    lead = lead_of(ranking, matrices[main], items.get(main), ranking.first, rival) if rival else None
+    before = dict.fromkeys(models) if earlier is None else {m: earlier.rank(m) for m in models}
+    standings = []
+    for k, m in enumerate(models):
+        rank, low, high, chance = (float(x[k]) for x in (ranking.ranks, ranking.low, ranking.high, ranking.p_first))
+        scores = tuple(means[p].get(m) for p in shown)
+        standings.append(Standing(m, rank, low, high, chance, before[m], scores, gains.get(m)))
     return Scoreboard(
         protocols=tuple(shown),
         ranking=ranking,
         before=None if earlier is None else first,
         tasks=tuple(tasks),
         metric=metrics.pop() if len(metrics) == 1 else "",
-        standings=tuple(
-            Standing(
-                model,
-                float(ranking.ranks[k]),
-                float(ranking.low[k]),
-                float(ranking.high[k]),
-                None if earlier is None else earlier.rank(model),
-                tuple(means[p].get(model) for p in shown),
-                gains.get(model),
-                float(ranking.p_first[k]),
-            )
-            for k, model in enumerate(models)
-        ),
-        lead=lead_of(ranking, matrices[main], items.get(main), ranking.first, rival) if rival else None,
+        standings=tuple(standings),
+        lead=lead,
         missing=missing,
     )
 
@@ -269,23 +250,16 @@ def _gains(
     one, error_one, _ = before.laid_out(models, tasks)
     two, error_two, _ = after.laid_out(models, tasks)
     variance = error_one**2 + error_two**2
-    for j, task in enumerate(tasks):
-        for i, model in enumerate(models):
-            stored = [part.get(task, {}).get(model, {}) for part in items]
-            both = on_same_documents(stored)
-            if both is not None and stands_for(stored[0], one[i, j]) and stands_for(stored[1], two[i, j]):
-                seeds = [matrix.seed_error(model, task) for matrix in (before, after)]
-                variance[i, j] = float(np.var(both[1] - both[0], ddof=1)) / both.shape[1] + np.dot(seeds, seeds)
-    gain = (two - one).mean(axis=1)
-    up = all(u for task, u in zip(after.tasks, after.higher_is_better, strict=True) if task in tasks)
-    sign = 1.0 if up else -1.0  # of a loss, less is a gain
-    return _intervals(models, sign * gain, np.sqrt(variance.sum(axis=1)) / len(tasks), level)
+    for i, j in np.ndindex(variance.shape):
+        stored = [part.get(tasks[j], {}).get(models[i], {}) for part in items]
+        both = on_same_documents(stored)
+        if both is not None and stands_for(stored[0], float(one[i, j])) and stands_for(stored[1], float(two[i, j])):
+            seeds = [matrix.seed_error(models[i], tasks[j]) for matrix in (before, after)]
+            variance[i, j] = float(np.var(both[1] - both[0], ddof=1)) / both.shape[1] + np.dot(seeds, seeds)
+    sign = after.select(tasks=tasks).sign.min()  # of a loss, less is a gain
+    return _intervals(models, sign * (two - one).mean(axis=1), np.sqrt(variance.sum(axis=1)) / len(tasks), level)
 
 
 def _intervals(models: Sequence[str], values: Floats, errors: Floats, level: float) -> dict[str, Interval]:
-    z = float(norm.ppf(0.5 + level / 2))
-    return {
-        m: Interval(float(v), float(v - z * e), float(v + z * e), level)
-        for m, v, e in zip(models, values.tolist(), errors.tolist(), strict=True)
-        if math.isfinite(v)
-    }
+    half = float(norm.ppf(0.5 + level / 2)) * errors
+    return {m: Interval.around(v, h, level) for m, v, h in zip(models, values, half, strict=True) if math.isfinite(v)}

@@ -9,7 +9,7 @@ suggestion; it decides nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 from scipy.stats import kendalltau
@@ -20,7 +20,7 @@ from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.analysis.stats.correlation import nan_mean
 from potentia.analysis.stats.first import FEW_MODELS
 from potentia.analysis.stats.significance import count_pairs
-from potentia.values.findings import Cell, Chart, Finding, Heatmap, Table
+from potentia.values.findings import Chart, Finding, Heatmap, Table
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 
@@ -72,37 +72,25 @@ class Screening(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return the flags, then the measures of every task."""
-        measures: list[tuple[Cell, ...]] = []
-        for k, task in enumerate(self.tasks):
-            train = None if np.isnan(self.train_examples[k]) else int(self.train_examples[k])
-            each = (float(m[k]) for m in (self.not_improved, self.agreement, self.best, self.resolved))
-            measures.append((task, train, *each, ", ".join(f.reason for f in self.flags if f.task == task) or "–"))
+        train = (None if np.isnan(count) else int(count) for count in self.train_examples)
+        reasons = (", ".join(f.reason for f in self.flags if f.task == task) or "–" for task in self.tasks)
+        parts = train, self.not_improved, self.agreement, self.best, self.resolved, reasons
         columns = ("task", "train", "not improved", "τ with the others", "best score", "resolved pairs", "flags")
         note = "Not improved: share of models that tuning left no better. τ: with the mean of the other tasks."
+        title = f"Screening: {len(self.flagged)} of {len(self.tasks)} tasks flagged"
+        told = "Leave flagged tasks out with --exclude-flagged." if self.flags else "No task is flagged."
         return [
-            Table(
-                f"Screening: {len(self.flagged)} of {len(self.tasks)} tasks flagged",
-                ("task", "reason", "evidence", "suggestion"),
-                tuple((f.task, f.reason, f.evidence, f.suggestion) for f in self.flags),
-                note="Leave flagged tasks out with --exclude-flagged." if self.flags else "No task is flagged.",
-            ),
-            Table("Screening: measures", columns, tuple(measures), note, digits=2),
+            Table(title, ("task", "reason", "evidence", "suggestion"), map(astuple, self.flags), told),
+            Table("Screening: measures", columns, zip(self.tasks, *parts, strict=True), note, digits=2),
         ]
 
     def charts(self) -> Sequence[Chart]:
         """Return the measures as a heat map."""
-        return [
-            Heatmap(
-                name="screening",
-                title="Screening of tasks",
-                caption="High values of the first and low values of the others speak against a task.",
-                rows=self.tasks,
-                columns=("not improved", "τ with the others", "resolved pairs"),
-                values=np.stack([self.not_improved, self.agreement, self.resolved], axis=1),
-                low=min(0.0, float(np.nanmin(self.agreement, initial=0.0))),
-                high=1.0,
-            )
-        ]
+        caption = "High values of the first and low values of the others speak against a task."
+        columns = ("not improved", "τ with the others", "resolved pairs")
+        values = np.stack([self.not_improved, self.agreement, self.resolved], axis=1)
+        low = min(0.0, float(np.nanmin(self.agreement, initial=0.0)))
+        return [Heatmap("screening", "Screening of tasks", caption, self.tasks, columns, values, low, 1.0)]
 
 
 def screen(
@@ -121,43 +109,41 @@ def screen(
     if tuned is not None:
         direct, tuned = shared(direct, tuned)
     final = tuned or direct
-    tasks = direct.tasks
-    train = np.array([float((train_examples or {}).get(t, np.nan)) for t in tasks])
-    not_improved = _not_improved(direct, tuned)
+    train = np.array([float((train_examples or {}).get(t, np.nan)) for t in direct.tasks])
     agreement, unrelated = _with_others(direct.oriented())
     pairs, apart = (np.array(counts) for counts in count_pairs(final, level=level))
-    resolved = np.divide(apart, pairs, out=np.full(len(tasks), np.nan), where=pairs > 0)
-    up = np.asarray(final.higher_is_better, dtype=bool)
-    best = np.fmax.reduce(final.oriented(), axis=0) * np.where(up, 1.0, -1.0)
+    resolved = np.divide(apart, pairs, out=np.full(len(direct.tasks), np.nan), where=pairs > 0)
+    best = np.fmax.reduce(final.oriented(), axis=0) * final.sign
+    found = Screening(
+        final.protocol, direct.tasks, (), train, _not_improved(direct, tuned), agreement, unrelated, best, resolved
+    )
     flags: list[Flag] = []
-    for k, task in enumerate(tasks):
-        values = final.values[np.isfinite(final.values[:, k]), k]
-        middle, floor = float(np.median(values)) if len(values) else np.nan, (chance or {}).get(task, 0.0)
-        low = _at_floor(final, k, floor)
-        evidence = {
-            "few training examples": (
-                train[k] < TRAIN_EXAMPLES, f"{train[k]:.0f} training examples, under {TRAIN_EXAMPLES:,}"
-            ),
-            "no improvement after tuning": (
-                not_improved[k] > NOT_IMPROVED, f"{not_improved[k]:.0%} of models no better, over {NOT_IMPROVED:.0%}"
-            ),
-            "does not rank as the others": (
-                unrelated[k] > UNRELATED,
-                f"τ {agreement[k]:.2f} with the mean of the other tasks (p = {unrelated[k]:.2f})",
-            ),
-            "ceiling": (
-                up[k] and CEILING <= middle <= best[k] <= 1.0, f"half of the models score {middle:.3f} or more"
-            ),
-            "floor": (
-                up[k] and low > 0.5, f"{low:.0%} of models are within two standard errors of chance ({floor:.2f})"
-            ),
-            "test split too small": (
-                resolved[k] < RESOLVED and len(values) >= FEW_MODELS,
-                f"{resolved[k]:.0%} of model pairs differ significantly, under {RESOLVED:.0%}",
-            ),
-        }  # fmt: skip
-        flags += [Flag(task, why, told, SUGGESTIONS[why]) for why, (found, told) in evidence.items() if found]
-    return Screening(final.protocol, tasks, tuple(flags), train, not_improved, agreement, unrelated, best, resolved)
+    for k, task in enumerate(direct.tasks):
+        told = _evidence(found, final, k, (chance or {}).get(task, 0.0))
+        flags += [Flag(task, why, evidence, SUGGESTIONS[why]) for why, (bad, evidence) in told.items() if bad]
+    return replace(found, flags=tuple(flags))
+
+
+def _evidence(of: Screening, final: ScoreMatrix, k: int, floor: float) -> dict[str, tuple[bool, str]]:
+    """Return whether each reason to distrust a task holds, in the order of ``SUGGESTIONS``, and the evidence."""
+    known = np.isfinite(final.values[:, k])
+    values, errors, up = final.values[known, k], final.stderr[known, k], final.sign[k] > 0
+    middle = float(np.median(values)) if len(values) else np.nan
+    tested = np.isfinite(errors)
+    low = float((values[tested] <= floor + 2 * errors[tested]).mean()) if tested.any() else 0.0
+    train, no_better, tau, p = of.train_examples[k], of.not_improved[k], of.agreement[k], of.unrelated[k]
+    evidence = (
+        (train < TRAIN_EXAMPLES, f"{train:.0f} training examples, under {TRAIN_EXAMPLES:,}"),
+        (no_better > NOT_IMPROVED, f"{no_better:.0%} of models no better, over {NOT_IMPROVED:.0%}"),
+        (p > UNRELATED, f"τ {tau:.2f} with the mean of the other tasks (p = {p:.2f})"),
+        (up and CEILING <= middle <= of.best[k] <= 1.0, f"half of the models score {middle:.3f} or more"),
+        (up and low > 0.5, f"{low:.0%} of models are within two standard errors of chance ({floor:.2f})"),
+        (
+            of.resolved[k] < RESOLVED and len(values) >= FEW_MODELS,
+            f"{of.resolved[k]:.0%} of model pairs differ significantly, under {RESOLVED:.0%}",
+        ),
+    )
+    return dict(zip(SUGGESTIONS, evidence, strict=True))
 
 
 def _with_others(values: Floats) -> tuple[Floats, Floats]:
@@ -179,9 +165,3 @@ def _not_improved(direct: ScoreMatrix, tuned: ScoreMatrix | None) -> Floats:
         return np.full(len(direct.tasks), np.nan)
     gain = tuned.oriented() - direct.oriented()
     return nan_mean(np.where(np.isfinite(gain), gain <= 0, np.nan), axis=0)
-
-
-def _at_floor(matrix: ScoreMatrix, column: int, chance: float) -> float:
-    value, error = matrix.values[:, column], matrix.stderr[:, column]
-    known = np.isfinite(value) & np.isfinite(error)
-    return float((value[known] <= chance + 2 * error[known]).mean()) if known.any() else 0.0

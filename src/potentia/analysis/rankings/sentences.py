@@ -6,7 +6,7 @@ Nothing is claimed here; each sentence puts into words what ``decide`` and the i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -54,7 +54,7 @@ def listing(names: Sequence[str], most: int = 4) -> str:
 
 def headline(ranking: Ranking) -> str:
     """Say who is the best, or who is most likely to be, with the probability."""
-    names = _names(ranking.models)
+    names = dict(zip(ranking.models, short_names(ranking.models), strict=True))
     how, first = prepared(ranking.protocol), names[ranking.first]
     models, where = count(len(ranking.models), "model"), count(len(ranking.tasks), "task")
     if len(ranking.models) < 2:
@@ -89,16 +89,11 @@ def certainty(ranking: Ranking, lead: Lead | None, missing: Missing | None) -> l
         found.append("This allows for test noise and for other tasks like these.")
     elif ranking.sure and len(ranking.tasks) > 1:
         found.append(f"This holds for these tasks. It takes {FEW_TASKS} tasks or more to speak of others.")
-    if lead is not None:
-        found.append(lead_sentence(lead))
-    if missing is not None:
-        found.append(missing_sentence(missing))
+    found += [] if lead is None else [lead_sentence(lead)]
+    found += [] if missing is None else [missing_sentence(missing)]
     if ranking.apart:
-        apart = listing(list(_names(ranking.apart).values()))
-        one = len(ranking.apart) == 1
-        found.append(
-            f"{apart} {'shares' if one else 'share'} no task with the others and {'has' if one else 'have'} no rank."
-        )
+        share, have = ("shares", "has") if len(ranking.apart) == 1 else ("share", "have")
+        found.append(f"{listing(short_names(ranking.apart))} {share} no task with the others and {have} no rank.")
     return found
 
 
@@ -180,9 +175,8 @@ def agreement_sentence(change: AgreementChange | None, alone: Agreement | None) 
             return f"{_capital(means)}. It takes {FEW_MODELS} models or more to say whether that is a change."
         if not change.errors:
             return f"{_capital(means)}."
-        told = (
-            f"{means} (difference {gap.value:+.2f}, 95 % interval over {change.over} {gap.low:.2f} to {gap.high:.2f})"
-        )
+        span = f"95 % interval over {change.over} {gap.low:.2f} to {gap.high:.2f}"
+        told = f"{means} (difference {gap.value:+.2f}, {span})"
         if change.verdict == 0:
             return f"It is open whether the tasks agree more after tuning: {told}."
         return f"The tasks agree {'more' if change.verdict > 0 else 'less'} on the ranking after tuning: {told}."
@@ -204,10 +198,6 @@ def resolution_sentence(found: Significance | None) -> str | None:
         f"{100 * share:.0f} % of the model pairs differ significantly {task} (5 % level). "
         f"{test} finds a true difference of {smallest:.3f} four times in five."
     )
-
-
-def _names(models: Sequence[str]) -> Mapping[str, str]:
-    return dict(zip(models, short_names(models), strict=True))
 
 
 def _capital(text: str) -> str:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from scipy.stats import rankdata
 from potentia.analysis.rankings.decide import decide
 from potentia.analysis.stats.bootstrap import tau_rows
 from potentia.analysis.stats.correlation import nan_mean
-from potentia.values.findings import Cell, Finding, Table
+from potentia.values.findings import Finding, Table
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, ScoreMatrix
 
@@ -60,6 +61,13 @@ class Given:
     def doubtful(self) -> int:
         """Cells that may have more in them."""
         return sum(self.doubts.values())
+
+    def row(self) -> list[str | None]:
+        """Return its cells in the table of all models."""
+        amounts = [f"{amount:,.0f}" for amount in (self.trainable, self.tokens, self.updates)]
+        doubts = [f"{self.doubts[doubt]} of {self.cells}" if self.doubts[doubt] else "–" for doubt in DOUBTS]
+        noise = [None if np.isnan(x) else f"{x:.3f}" for x in (self.seed_spread, self.noise)]
+        return [self.model, *amounts, _spread(self.rates), *doubts, *noise]
 
 
 @dataclass(frozen=True)
@@ -106,24 +114,12 @@ class SameForAll(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return one row per model."""
-        rows: list[tuple[Cell, ...]] = [
-            (
-                one.model,
-                f"{one.trainable:,.0f}",
-                f"{one.tokens:,.0f}",
-                f"{one.updates:,.0f}",
-                _spread(one.rates),
-                *(f"{one.doubts[doubt]} of {one.cells}" if one.doubts[doubt] else "–" for doubt in DOUBTS),
-                None if np.isnan(one.seed_spread) else f"{one.seed_spread:.3f}",
-                None if np.isnan(one.noise) else f"{one.noise:.3f}",
-                *([f"{self.tuned_ranks.get(one.model, math.nan):g}"] if self.kept else []),
-            )
-            for one in self.given
-        ]
+        ranks = {one.model: f"{self.tuned_ranks.get(one.model, math.nan):g}" for one in self.given}
+        rows = [one.row() + ([ranks[one.model]] if self.kept else []) for one in self.given]
         columns = ("model", "trained parameters", "tokens", "updates", "rate", *DOUBTS, "between seeds", "test noise",
                    *(["rank if always tuned"] if self.kept else []))  # fmt: skip
         note = " ".join(self.sentences()) + " Tokens, updates and rate: of the chosen lane, the median of its cells."
-        return [Table(f"Was it the same for all? {self.protocol.label}", columns, tuple(rows), note)]
+        return [Table(f"Was it the same for all? {self.protocol.label}", columns, rows, note)]
 
 
 def find_same(evidence: Evidence, planned: Mapping[Protocol, ScoreMatrix]) -> dict[Protocol, SameForAll]:
@@ -165,22 +161,14 @@ def _always_tuned(matrix: ScoreMatrix, cells: Chosen) -> tuple[dict[str, tuple[s
 
 def _given(model: str, cells: Sequence[tuple[str, Mapping[str, Any]]], matrix: ScoreMatrix) -> Given:
     chosen = [selection for _, selection in cells]
-    row = matrix.models.index(model)
-    noise = [float(matrix.stderr[row, matrix.tasks.index(task)]) for task, _ in cells]
-    spread = [float(one["spread"]) for one in chosen if one.get("spread") is not None]
+    noise = matrix.select(models=[model], tasks=[task for task, _ in cells]).stderr.ravel()
+    spread = [one["spread"] for one in chosen if one.get("spread") is not None]
     parts = dict.fromkeys(name for one in chosen for name in one.get("target_modules") or ())
-    return Given(
-        model=model,
-        cells=len(chosen),
-        trainable=_median([one["trainable"] for one in chosen]),
-        parts=tuple(parts),
-        tokens=_median([one["tokens"] for one in chosen]),
-        updates=_median([one["updates"] for one in chosen]),
-        rates=tuple(sorted(one["learning_rate"] for one in chosen if one.get("learning_rate"))),
-        doubts={doubt: sum(one["search"] == doubt for one in chosen) for doubt in DOUBTS},
-        seed_spread=_median(spread),
-        noise=_median(noise),
-    )
+    rates = sorted(one["learning_rate"] for one in chosen if one.get("learning_rate"))
+    trainable, tokens, updates = (_median([one[name] for one in chosen]) for name in ("trainable", "tokens", "updates"))
+    doubts = {doubt: sum(one["search"] == doubt for one in chosen) for doubt in DOUBTS}
+    given = trainable, tuple(parts), tokens, updates, tuple(rates), doubts
+    return Given(model, len(chosen), *given, _median(spread), _median(noise))
 
 
 def _moved(matrix: ScoreMatrix, cells: Chosen) -> tuple[str, ...]:
@@ -196,9 +184,9 @@ def _moved(matrix: ScoreMatrix, cells: Chosen) -> tuple[str, ...]:
     return tuple(m for k, m in enumerate(matrix.models) if np.isfinite(left[k]) and left[k] != whole[k])
 
 
-def _median(values: Sequence[float]) -> float:
-    finite = [value for value in values if np.isfinite(value)]
-    return float(np.median(finite)) if finite else float("nan")
+def _median(values: npt.ArrayLike) -> float:
+    known = np.asarray(values, dtype=np.float64)
+    return float(np.nanmedian(known)) if np.isfinite(known).any() else math.nan
 
 
 def _spread(rates: Sequence[float]) -> str:
@@ -231,8 +219,8 @@ class Elicitation(Finding):
     recipe: str
     models: tuple[str, ...]
     tasks: tuple[str, ...]
-    scores: Mapping[str, tuple[tuple[float, ...], ...]]  # by way, then model, then task
-    errors: Mapping[str, tuple[tuple[float, ...], ...]]  # of these scores
+    scores: Mapping[str, Floats]  # by way: (models, tasks)
+    errors: Mapping[str, Floats]  # of these scores
     ways: tuple[Way, ...]
 
     def sentences(self) -> list[str]:
@@ -251,11 +239,10 @@ class Elicitation(Finding):
     def _differences(self) -> list[tuple[str, str, float, float, float, float]]:
         """Return task, way, both scores of the first model, and the 95 % interval of the difference by test noise."""
         rows = []
-        for j, task in enumerate(self.tasks):
-            for way in self.ways:
-                plain, more = (self.scores[name][0][j] for name in (self.recipe, way.name))
-                half = SURE * math.hypot(self.errors[self.recipe][0][j], self.errors[way.name][0][j])
-                rows.append((task, way.name, plain, more, more - plain - half, more - plain + half))
+        for (j, task), way in product(enumerate(self.tasks), self.ways):
+            plain, more = (self.scores[name][0][j] for name in (self.recipe, way.name))
+            half = SURE * math.hypot(self.errors[self.recipe][0][j], self.errors[way.name][0][j])
+            rows.append((task, way.name, plain, more, more - plain - half, more - plain + half))
         return rows
 
     def _reached(self, task: str, way: str, plain: float, more: float, low: float, high: float) -> str:
@@ -269,28 +256,23 @@ class Elicitation(Finding):
         if len(self.models) == 1:
             title = f"Has {self.models[0]} more in it than the recipe brings out?"
             heads = ("task", "way", self.recipe, "score", "difference", "low", "high")
-            told = tuple((*row[:4], row[3] - row[2], *row[4:]) for row in self._differences())
-            return [Table(title, heads, told, note)]
+            return [Table(title, heads, ((*row[:4], row[3] - row[2], *row[4:]) for row in self._differences()), note)]
         names = [self.recipe, *(way.name for way in self.ways)]
         columns = ("way", "gain", "±", "τ with the recipe", "pairs told apart", "ordered otherwise")
-        ways = tuple((w.name, w.gain, SURE * w.gain_error, w.tau, w.pairs, len(w.turned)) for w in self.ways)
-        rows: list[tuple[Cell, ...]] = [
+        ways = [(w.name, w.gain, SURE * w.gain_error, w.tau, w.pairs, len(w.turned)) for w in self.ways]
+        rows = [
             (model, task, *(self.scores[name][i][j] for name in names))
-            for i, model in enumerate(self.models)
-            for j, task in enumerate(self.tasks)
+            for (i, model), (j, task) in product(enumerate(self.models), enumerate(self.tasks))
         ]
         summary = Table("Is the recipe enough?", columns, ways, note)
-        return [summary, Table("Scores", ("model", "task", *names), tuple(rows))]
+        return [summary, Table("Scores", ("model", "task", *names), rows)]
 
 
 def find_elicitation(recipe: str, found: Mapping[str, ScoreMatrix]) -> Elicitation:
     """Compare every way's scores with the recipe's; all matrices have the same models and tasks."""
     base = found[recipe]
     ways = tuple(_way(name, base, other) for name, other in found.items() if name != recipe)
-    scores, errors = (
-        {name: tuple(tuple(map(float, row)) for row in getattr(matrix, part)) for name, matrix in found.items()}
-        for part in ("values", "stderr")
-    )
+    scores, errors = ({name: getattr(m, part) for name, m in found.items()} for part in ("values", "stderr"))
     return Elicitation(recipe, base.models, base.tasks, scores, errors, ways)
 
 

@@ -117,12 +117,11 @@ def item_values(
     items, which keeps the differences between models as sharp as they are. Else from the standard errors.
     """
     values = redraw(matrix.oriented(), matrix.stderr, resamples, rng)
-    sign = np.where(np.asarray(matrix.higher_is_better, dtype=bool), 1.0, -1.0)
     for column, task in enumerate(matrix.tasks):
         if task in items:
             outcomes = np.asarray(items[task], dtype=np.float64)  # (models, items)
             draws = row_draws(outcomes.shape[1], resamples, rng) / outcomes.shape[1]
-            values[:, :, column] = sign[column] * (draws @ outcomes.T)
+            values[:, :, column] = matrix.sign[column] * (draws @ outcomes.T)
     return values
 
 
@@ -176,11 +175,6 @@ def spread_of(values: Floats, share: float = LEVEL) -> Spread:
     return Spread(float(values.mean()), float(low), float(high), share)
 
 
-def three(interval: Interval | Spread) -> tuple[float, float, float]:
-    """Return value, low and high, the three cells that an interval takes in a table."""
-    return interval.value, interval.low, interval.high
-
-
 def tau_rows(first: npt.ArrayLike, second: npt.ArrayLike) -> Floats:
     """Kendall's tau-b along the last axis, for any number of leading axes that broadcast (NaN where one is constant).
 
@@ -204,13 +198,13 @@ def redraw(values: Floats, stderr: Floats, draws: int, rng: np.random.Generator)
     return np.asarray(values + np.nan_to_num(stderr, nan=0.0) * rng.standard_normal((draws, *values.shape)))
 
 
-def tau_interval(value: float, draws: Floats, *, level: float = 0.95, bounds: tuple[float, float]) -> Interval:
+def tau_interval(value: float, draws: Floats, *, bounds: tuple[float, float]) -> Interval:
     """Span the draws' percentiles, and the same moved to where the draws' mean is the observed value."""
     known = draws[np.isfinite(draws)]
     if not np.isfinite(value) or len(known) < 2:
-        return Interval(value, float("nan"), float("nan"), level)
-    tail = 100 * (1 - level) / 2
+        return Interval(value, float("nan"), float("nan"))
+    tail = 100 * (1 - LEVEL) / 2
     ends = np.percentile(known, [tail, 100 - tail])
     moved = ends - known.mean() + value
     low, high = min(ends[0], moved[0], value), max(ends[1], moved[1], value)
-    return Interval(float(value), float(max(low, bounds[0])), float(min(high, bounds[1])), level)
+    return Interval(float(value), float(max(low, bounds[0])), float(min(high, bounds[1])))

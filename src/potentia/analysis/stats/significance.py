@@ -18,7 +18,7 @@ from scipy.stats import binom, false_discovery_control, norm
 from potentia.analysis.stats.bootstrap import LEVEL
 from potentia.analysis.stats.kendall import kendall_of_tests, z_of
 from potentia.errors import InputError
-from potentia.values.findings import Bars, Cell, Chart, Finding, Table
+from potentia.values.findings import Bars, Chart, Finding, Table
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats, Outcomes, ScoreMatrix
 
@@ -45,33 +45,31 @@ class Significance(Finding):
         """Return the resolved pairs per task."""
         stored = any(self.items)
         columns = ["task", "pairs", "significant", "share", "after BH", "detectable"]
-        columns += ["items", "McNemar", "after BH"] if stored else []
-        rows: list[tuple[Cell, ...]] = []
-        for k, (task, pairs, found) in enumerate(zip(self.tasks, self.pairs, self.significant, strict=True)):
-            row: list[Cell] = [task, pairs, found, found / pairs if pairs else None, self.discoveries[k]]
-            row.append(self.detectable[k])
-            shared = [self.items[k], self.by_items[k], self.item_discoveries[k]]
-            rows.append((*row, *((shared if self.items[k] else [None] * 3) if stored else [])))
+        cells = [self.tasks, self.pairs, self.significant, self.shares, self.discoveries, self.detectable]
+        if stored:
+            columns += ["items", "McNemar", "after BH"]
+            cells += [[x if n else None for n, x in zip(self.items, of, strict=True)] for of in self._by_items()]
         doubt = f"{100 * (1 - self.level):.0f} % level"
         title = f"Pairs of models that differ significantly ({self.protocol.label}, {doubt}, z test)"
         note = f"detectable: the smallest difference found with {POWER:.0%} power, at the median standard error."
         note += " McNemar: exact test on the stored items that models share; sharper than errors." if stored else ""
-        return [Table(title, tuple(columns), tuple(rows), note=note)]
+        return [Table(title, columns, zip(*cells, strict=True), note)]
+
+    def _by_items(self) -> tuple[tuple[int, ...], ...]:
+        return self.items, self.by_items, self.item_discoveries
+
+    @property
+    def shares(self) -> list[float]:
+        """The share of pairs that differ, per task; NaN where none could be compared."""
+        return [f / p if p else float("nan") for f, p in zip(self.significant, self.pairs, strict=True)]
 
     def charts(self) -> Sequence[Chart]:
         """Return the resolved share per task; the heat map of tau-b is that of ``measure_agreement``."""
-        share = tuple(f / p if p else float("nan") for f, p in zip(self.significant, self.pairs, strict=True))
-        return [
-            Bars(
-                name=f"resolved-{self.protocol}",
-                title=f"Share of model pairs that each task resolves: {self.protocol.label}",
-                caption=f"Pairs of models whose difference is significant at the {100 * (1 - self.level):.0f} % level.",
-                labels=self.tasks,
-                series={self.protocol.label: share},
-                y_label="share of pairs",
-                group="resolved",
-            )
-        ]
+        name, label = f"resolved-{self.protocol}", self.protocol.label
+        title = f"Share of model pairs that each task resolves: {label}"
+        caption = f"Pairs of models whose difference is significant at the {100 * (1 - self.level):.0f} % level."
+        bars = {label: self.shares}
+        return [Bars(name, title, caption, self.tasks, bars, y_label="share of pairs", group="resolved")]
 
 
 def measure_significance(
@@ -87,19 +85,9 @@ def measure_significance(
         real = benjamini_hochberg(p[:, None]) if len(p) else p
         shared.append((right.shape[1] if len(p) else 0, int((p < 1 - level).sum()), int((real < 1 - level).sum())))
     items, by_items, item_discoveries = zip(*shared, strict=True) if shared else ((), (), ())
-    return Significance(
-        protocol=matrix.protocol,
-        level=level,
-        models=matrix.shape[0],
-        tasks=matrix.tasks,
-        pairs=pairs,
-        significant=significant,
-        discoveries=tuple(kept),
-        detectable=tuple(detectable_difference(matrix, level=level).tolist()),
-        items=items,
-        by_items=by_items,
-        item_discoveries=item_discoveries,
-    )
+    detectable = tuple(detectable_difference(matrix, level=level).tolist())
+    tested = level, matrix.shape[0], matrix.tasks, pairs, significant, tuple(kept), detectable
+    return Significance(matrix.protocol, *tested, items, by_items, item_discoveries)
 
 
 def pair_z(matrix: ScoreMatrix) -> Floats:
@@ -155,10 +143,10 @@ def benjamini_hochberg(p: Floats) -> Floats:
     return adjusted.reshape(columns.shape)
 
 
-def detectable_difference(matrix: ScoreMatrix, *, level: float = LEVEL, power: float = POWER) -> Floats:
-    """Return the smallest true difference of two models that a test at ``level`` finds with ``power``, per task."""
+def detectable_difference(matrix: ScoreMatrix, *, level: float = LEVEL) -> Floats:
+    """Return the smallest true difference of two models that a test at ``level`` finds with 80 % power, per task."""
     middle = np.array([np.median(c[np.isfinite(c)]) if np.isfinite(c).any() else np.nan for c in matrix.stderr.T])
-    return np.asarray((norm.ppf(0.5 + level / 2) + norm.ppf(power)) * np.sqrt(2.0) * middle)
+    return np.asarray((norm.ppf(0.5 + level / 2) + norm.ppf(POWER)) * np.sqrt(2.0) * middle)
 
 
 def mcnemar(first_only: int, second_only: int) -> float:

@@ -24,7 +24,7 @@ from potentia.analysis.test_task.scaling import (
     fit_hinge,
 )
 from potentia.errors import InputError
-from potentia.values.findings import Cell, Chart, Finding, Line, Plot, Table
+from potentia.values.findings import Chart, Finding, Line, Plot, Table
 from potentia.values.protocol import Protocol
 from potentia.values.scores import Floats
 
@@ -61,10 +61,8 @@ class GroupScaling(Finding):
         """Return score against compute with the two fitted hinges."""
         x = self.cohort.log_compute
         grid = np.linspace(x.min(), x.max(), 200)
-        lines = tuple(
-            Line(name, tuple(10**grid), tuple(self.fit.predict(grid, member=name == self.split.label)))
-            for name, _ in self.split.sides()
-        )
+        fitted = {name: self.fit.predict(grid, member=name == self.split.label) for name, _ in self.split.sides()}
+        lines = tuple(Line(name, 10**grid, line) for name, line in fitted.items())
         title = f"{self.task} {self.stage} adjustment: θ = {self.effect.value:.3f} (p {self.effect.clustered_p:.3f})"
         caption = "The distance between the two lines is θ, the advantage of the group at equal compute."
         points = self.split.points(self.cohort, self.scores)
@@ -95,12 +93,10 @@ class SplitComparison(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return one row per task, split and stage."""
-        rows: list[tuple[Cell, ...]] = []
-        for one in (stage for both in self.comparisons for stage in (both.before, both.after)):
-            group = one.split.label, int(one.split.members.sum())
-            rows.append((one.task, *group, one.stage, *one.fit.effect_row()[2:]))
+        stages = (stage for both in self.comparisons for stage in (both.before, both.after))
+        rows = [(s.task, s.split.label, s.split.size, s.stage, *s.fit.effect_row()[2:]) for s in stages]
         columns = ("task", "models", "in it", "stage", *EFFECT_COLUMNS[2:])
-        return (Table("The same question with other splits", columns, tuple(rows), EFFECT_NOTE),)
+        return (Table("The same question with other splits", columns, rows, EFFECT_NOTE),)
 
 
 def scale_groups(
@@ -120,9 +116,9 @@ def compare_groups(pair: Pair, split: Split, *, draws: int = 1999, seed: int = 0
 
 def _tables(stages: Sequence[GroupScaling]) -> tuple[Table, Table]:
     task, split = stages[0].task, stages[0].split
-    name = f"{task}: models {split.label} ({int(split.members.sum())} of {len(split.members)})"
-    effects = tuple((one.stage, *one.fit.effect_row()) for one in stages)
-    curves = tuple((one.stage, *one.fit.curve_row()) for one in stages)
+    name = f"{task}: models {split.label} ({split.size} of {len(split.members)})"
+    effects = [(one.stage, *one.fit.effect_row()) for one in stages]
+    curves = [(one.stage, *one.fit.curve_row()) for one in stages]
     return (
         Table(f"{name}, advantage at equal compute", ("adjustment", *EFFECT_COLUMNS), effects, EFFECT_NOTE),
         Table(f"{task}: the curve", ("adjustment", *CURVE_COLUMNS), curves, CURVE_NOTE),
@@ -145,7 +141,7 @@ class Treatment(Finding):
     def tables(self) -> Sequence[Table]:
         """Return both fits, a row each."""
         stages = (("before", self.before), ("after", self.after))
-        rows = tuple((stage, *fit.effect_row()) for stage, fit in stages if fit is not None)
+        rows = [(stage, *fit.effect_row()) for stage, fit in stages if fit is not None]
         title = f"{self.task}: {len(self.treated)} models tuned on the test task, {len(self.control)} not"
         return (Table(title, ("adjustment", *EFFECT_COLUMNS), rows, EFFECT_NOTE),)
 
@@ -175,15 +171,9 @@ def compare_copies(
     def fit(first: Mapping[str, float], second: Mapping[str, float]) -> HingeFit:
         left, right = [m for m in plain if m in first], [m for m in copies if m in second]
         both = cohort.select(left), cohort.select(right)
-        return fit_hinge(
-            np.concatenate([one.log_compute for one in both]),
-            np.array([*(first[m] for m in left), *(second[m] for m in right)]),
-            chance=chance,
-            group=np.repeat([False, True], [len(left), len(right)]),
-            families=both[0].family + both[1].family,
-            draws=draws,
-            seed=seed,
-        )
+        x, y = np.concatenate([one.log_compute for one in both]), [*map(first.get, left), *map(second.get, right)]
+        group, families = np.repeat([False, True], [len(left), len(right)]), both[0].family + both[1].family
+        return fit_hinge(x, np.array(y), chance=chance, group=group, families=families, draws=draws, seed=seed)
 
     after = fit(control_adjusted, treated_adjusted) if control_adjusted and treated_adjusted else None
     return Treatment(task, tuple(copies), tuple(plain), fit(control, treated), after)
@@ -219,23 +209,21 @@ class RateBudget(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return one row per model, and both effects."""
-        rows: list[tuple[Cell, ...]] = []
-        for k, model in enumerate(self.models):
-            rows.append((model, *map(float, self.values[k]), self.chosen[k]))
+        rows = zip(self.models, *self.values.T, self.chosen, strict=True)
         columns = ("model", *(f"{rate:g}" for rate in self.rates), "chosen")
         note = "The score on the test split at every learning rate. Validation chooses; these scores choose nothing."
-        tables = [Table(f"{self.task}: score by learning rate", columns, tuple(rows), note)]
+        tables = [Table(f"{self.task}: score by learning rate", columns, rows, note)]
         if self.favoured is not None and self.usual is not None:
             favoured = f"best rate by the test for models {self.favoured.split.label}"
             effects = {"as chosen": self.usual.effect, favoured: self.favoured.effect}
-            thetas = tuple((name, effect.value, effect.clustered_p) for name, effect in effects.items())
+            thetas = [(name, effect.value, effect.clustered_p) for name, effect in effects.items()]
             why = "A θ that stays small where one group is favoured in the search is no artefact of it (appendix B.3)."
             tables.append(Table(f"{self.task}: θ by search budget", ("rates", "θ", "p"), thetas, why))
         return tables
 
     def charts(self) -> Sequence[Chart]:
         """Return a line per model over the learning rates."""
-        lines = tuple(Line(model, self.rates, tuple(map(float, self.values[k]))) for k, model in enumerate(self.models))
+        lines = tuple(Line(model, self.rates, row) for model, row in zip(self.models, self.values, strict=True))
         title = f"{self.task}: score by learning rate"
         caption = "The score on the test split after adjustment; a best rate at an end may want another grid."
         return [Plot(f"{self.task}-rates", title, caption, (), lines, "learning rate", "score", log_x=True)]
@@ -271,7 +259,7 @@ def weigh_rates(
     taken = tuple(float((chosen or {}).get(m, np.nan)) for m in models)
     if pair is None or parts is None:
         return RateBudget(task, models, grid, values, taken)
-    sweep = [np.array([rates.get(m, {}).get(rate, np.nan) for m in pair.cohort.models]) for rate in grid]
-    best = favour_group(pair, parts, sweep)
+    sweep = np.array([[rates.get(m, {}).get(rate, np.nan) for m in pair.cohort.models] for rate in grid])
+    best = favour_group(pair, parts, list(sweep))
     favoured, usual = (compare_groups(one, parts, draws=draws, seed=seed).after for one in (best, pair))
     return RateBudget(task, models, grid, values, taken, favoured, usual)

@@ -16,11 +16,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from potentia.analysis.stats.bootstrap import three
 from potentia.analysis.test_task.cohort import Cohort, Pair, Split, against_compute
 from potentia.analysis.test_task.scaling import Coefficient, LogLinearFit, fit_log_linear, linear_coefficients
 from potentia.errors import InputError
-from potentia.values.findings import Bump, Cell, Chart, Finding, Interval, Line, Points, Table
+from potentia.values.findings import Bump, Chart, Finding, Interval, Line, Points, Table, picked
 from potentia.values.scores import Floats
 
 KNOTS = (22.0, 23.0)  # log₁₀ FLOPs: 10²² and 10²³ (after equation 2)
@@ -43,21 +42,16 @@ class Gain(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return mean, median and largest gain of both sides."""
-        rows = []
-        for name, mask in reversed(self.split.sides()):
-            part = self.gains[mask]
-            top = self.cohort.named(mask)[int(np.argmax(part))]
-            rows.append((name, len(part), float(part.mean()), float(np.median(part)), float(part.max()), top))
+        sides = [(name, self.gains[mask], self.cohort.named(mask)) for name, mask in reversed(self.split.sides())]
+        rows = [(name, len(g), g.mean(), np.median(g), g.max(), who[int(np.argmax(g))]) for name, g, who in sides]
         columns = ("models", "n", "mean gain", "median", "largest", "which")
-        return (Table(f"{self.task}: gain by tuning on task data", columns, tuple(rows)),)
+        return (Table(f"{self.task}: gain by tuning on task data", columns, rows),)
 
     def charts(self) -> Sequence[Chart]:
         """Return gain against compute."""
         title = f"{self.task}: gain by tuning on task data"
-        caption, points = (
-            "Models that had not met the task before gain most.",
-            self.split.points(self.cohort, self.gains),
-        )
+        caption = "Models that had not met the task before gain most."
+        points = self.split.points(self.cohort, self.gains)
         return (against_compute(f"{self.task}-gain", title, caption, points, what="score after − before"),)
 
 
@@ -97,7 +91,7 @@ class RankShift(Finding):
         summary = ("models", "mean shift", "largest shift", "Kendall's τ")
         whole = ((len(self.ranks), self.mean, self.largest, self.tau),)
         order = np.argsort(-np.abs(self.shifts), kind="stable")[:10]
-        rows = tuple((self.cohort.models[i], *map(float, self.ranks[i]), float(self.shifts[i])) for i in order)
+        rows = picked(list(zip(self.cohort.models, *self.ranks.T, self.shifts, strict=True)), order)
         halves = int(bool((self.ranks[order] % 1).any()))  # models that tie share their places
         columns = ("model", "before", "after", "places gained")
         return (
@@ -139,33 +133,29 @@ class Mediation(Finding):
             ("mediated φ (before − after)", self.mediated, self.mediated_r2),
             ("direct ψ (after)", self.direct, self.direct_r2),
         )
-        rows = tuple((name, *c.row(), r2) for name, c, r2 in effects)
+        rows = [(name, *c.row(), r2) for name, c, r2 in effects]
         columns = ("effect", "value", "s.e.", "p", "s.e. by family", "p by family", "R²")
         note = f"{self.n} models; compute enters piecewise log-linearly with knots at 10²² and 10²³ FLOPs."
         return (Table(f"{self.task}: mediation by test-task training, models {self.group}", columns, rows, note),)
 
 
-def mediate(pair: Pair, split: Split, *, knots: Sequence[float] = KNOTS) -> Mediation:
+def mediate(pair: Pair, split: Split) -> Mediation:
     """Regress the adjusted score (ψ) and the change by adjustment (φ′) on f(C) and N.
 
-    f(C) is the continuous piecewise log-linear function with the given knots: its slope changes there, its value does
+    f(C) is the continuous piecewise log-linear function with ``KNOTS``: its slope changes there, its value does
     not jump. This reading of equation 2 is the one that gives the published tables 3 and 4.
     """
     x = pair.cohort.log_compute
-    design = _design(x, np.asarray(split.members, dtype=np.float64), knots)
+    columns = [np.ones_like(x), x - x.mean()]
+    for bend in (np.maximum(0.0, x - knot) for knot in KNOTS):
+        if np.linalg.matrix_rank(np.column_stack([*columns, bend])) > len(columns):  # else no models lie on one side
+            columns.append(bend)
+    design = np.column_stack([*columns, np.asarray(split.members, dtype=np.float64)])
     before, after = pair.oriented()
     families = pair.cohort.family
     change, change_r2 = linear_coefficients(design, before - after, families)
     adjusted, adjusted_r2 = linear_coefficients(design, after, families)
     return Mediation(pair.task, split.label, len(x), change[-1], change_r2, adjusted[-1], adjusted_r2)
-
-
-def _design(x: Floats, group: Floats, knots: Sequence[float]) -> Floats:
-    columns = [np.ones_like(x), x - x.mean()]
-    for bend in (np.maximum(0.0, x - knot) for knot in knots):
-        if np.linalg.matrix_rank(np.column_stack([*columns, bend])) > len(columns):  # else no models lie on one side
-            columns.append(bend)
-    return np.column_stack([*columns, group])
 
 
 # --- families side by side --------------------------------------------------------------------------------------------
@@ -201,22 +191,20 @@ class FamilyComparison(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return one row per family, and how well one line describes all of them."""
-        distance = self.residuals()
-        rows: list[tuple[Cell, ...]] = []
+        distance, rows = self.residuals(), []
         for curve in self.curves:
             ranges = (f"{scores.min():.3f} – {scores.max():.3f}" for scores in (curve.before, curve.after))
             rows.append((curve.family, len(curve.models), *ranges, *distance[curve.family]))
         columns = ("family", "models", "scores before", "scores after", "off the line before", "after")
         note = f"R² of one line for all: {self.common[0].r2:.3f} before, {self.common[1].r2:.3f} after adjustment."
-        return (Table(f"{self.task}: families at equal compute", columns, tuple(rows), note),)
+        return (Table(f"{self.task}: families at equal compute", columns, rows, note),)
 
     def charts(self) -> Sequence[Chart]:
         """Return a curve per family, before and after."""
         caption, drawn = "Families that looked superior fall onto one common trend after adjustment.", []
         for stage in ("before", "after"):
-            curves = [(c.family, tuple(10**c.log_compute), tuple(getattr(c, stage)), c.models) for c in self.curves]
-            points = tuple(Points(*curve) for curve in curves)
-            lines = tuple(Line(*curve[:3]) for curve in curves)
+            points = tuple(Points(c.family, 10**c.log_compute, getattr(c, stage), c.models) for c in self.curves)
+            lines = tuple(Line(c.name, c.x, c.y) for c in points)
             name, title = f"{self.task}-families-{stage}", f"{self.task} {stage} adjustment"
             drawn.append(against_compute(name, title, caption, points, lines))
         return drawn
@@ -242,8 +230,8 @@ def compare_families(
         if not len(places):
             raise InputError(f"no model of family {name!r} here", hint=f"there are: {', '.join(set(cohort.family))}")
         places = places[np.argsort(cohort.compute[places], kind="stable")]
-        models = tuple(cohort.models[i] for i in places)
-        curves.append(FamilyCurve(name, models, cohort.log_compute[places], pair.before[places], pair.after[places]))
+        by_compute = (array[places] for array in (cohort.log_compute, pair.before, pair.after))
+        curves.append(FamilyCurve(name, picked(cohort.models, places), *by_compute))
     if not curves:
         raise InputError("no family has three models", hint="name the families to compare")
     x = np.concatenate([curve.log_compute for curve in curves])
@@ -275,7 +263,7 @@ class Discrimination(Finding):
     def tables(self) -> Sequence[Table]:
         """Return both accuracies."""
         sides = {"the others": self.before_interval, "tuned others": self.after_interval}
-        rows = tuple((f"{name} against models {self.group}", *three(one)) for name, one in sides.items())
+        rows = [(f"{name} against models {self.group}", one) for name, one in sides.items()]
         weight = 0.5 / min(self.members, self.n - self.members)
         note = (
             f"{self.n} models, {self.tuned} with the others tuned. "
@@ -299,7 +287,7 @@ def discriminate(pair: Pair, split: Split, *, seed: int = 0, trees: str | None =
         right = guess_each(np.column_stack([x, y])[known], inside, trees=chosen, seed=seed) == inside
         found.append(_interval(right, inside, seed))
     before, after = found
-    group = pair.task, split.label, len(x), int(members.sum()), chosen
+    group = pair.task, split.label, len(x), split.size, chosen
     return Discrimination(*group, before.value, after.value, before, after, int(np.isfinite(mixed).sum()))
 
 
@@ -322,16 +310,9 @@ def _classifier(trees: str, seed: int) -> object:
         return XGBClassifier(n_jobs=1, random_state=seed)
     from sklearn.ensemble import HistGradientBoostingClassifier
 
-    return HistGradientBoostingClassifier(
-        learning_rate=0.3,
-        max_iter=100,
-        max_depth=6,
-        max_leaf_nodes=None,
-        min_samples_leaf=1,
-        l2_regularization=1.0,
-        early_stopping=False,
-        random_state=seed,
-    )
+    tree = {"max_depth": 6, "max_leaf_nodes": None, "min_samples_leaf": 1, "l2_regularization": 1.0}
+    steps = {"learning_rate": 0.3, "max_iter": 100, "early_stopping": False}
+    return HistGradientBoostingClassifier(**tree, **steps, random_state=seed)
 
 
 def _balanced(right: Flags, labels: Flags) -> Floats:

@@ -14,7 +14,7 @@ from potentia.analysis.left_out import few, outside
 from potentia.errors import InputError
 from potentia.facts import ModelTable
 from potentia.facts import models as known_models
-from potentia.values.findings import Line, Plot, Points
+from potentia.values.findings import Line, Plot, Points, picked
 from potentia.values.protocol import TaskName
 from potentia.values.scores import Floats, ScoreMatrix
 
@@ -29,6 +29,11 @@ class Split:
     members: Flags  # (models,)
     others: str = "of the other side"
 
+    @property
+    def size(self) -> int:
+        """How many models belong to it."""
+        return int(np.sum(self.members))
+
     def sides(self) -> list[tuple[str, Flags]]:
         """Return the others and the group, each with its members; one where the models are not divided."""
         inside = np.asarray(self.members, dtype=bool)
@@ -36,10 +41,8 @@ class Split:
 
     def points(self, cohort: Cohort, values: Floats) -> tuple[Points, ...]:
         """Return both sides' values against compute."""
-        return tuple(
-            Points(name, tuple(cohort.compute[mask]), tuple(values[mask]), cohort.named(mask))
-            for name, mask in self.sides()
-        )
+        x = cohort.compute
+        return tuple(Points(name, x[mask], values[mask], cohort.named(mask)) for name, mask in self.sides())
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,19 +77,12 @@ class Cohort:
         table = table or known_models()
         names = [facts.name for facts in table] if models is None else models
         found = ((name, facts) for name in names if (facts := table.find(name)) is not None)
-        return cls.build(
-            {
-                **facts.extra,
-                "model": name,
-                "family": facts.family,
-                "compute": facts.flops,
-                "trained": facts.date,
-                "language": facts.language,
-                "kind": facts.kind,
-                "exposure": ";".join(facts.exposure),
-            }
-            for name, facts in found
-        )
+        rows = []
+        for name, facts in found:
+            told = {"model": name, "family": facts.family, "compute": facts.flops, "trained": facts.date}
+            told |= {"language": facts.language, "kind": facts.kind, "exposure": ";".join(facts.exposure)}
+            rows.append({**facts.extra, **told})
+        return cls.build(rows)
 
     @property
     def log_compute(self) -> Floats:
@@ -101,27 +97,19 @@ class Cohort:
         """Return the facts of these models, in the order given."""
         index = {name: i for i, name in enumerate(self.models)}
         if missing := outside(models, index):
-            raise InputError(
-                f"no pretraining compute known for {few(missing, 5)}",
-                hint="add their parameters and training tokens to the facts (--facts models.csv)",
-            )
+            hint = "add their parameters and training tokens to the facts (--facts models.csv)"
+            raise InputError(f"no pretraining compute known for {few(missing, 5)}", hint=hint)
         places = [index[name] for name in models]
-        return Cohort(
-            models=tuple(models),
-            compute=self.compute[places],
-            family=tuple(self.family[i] for i in places),
-            trained=tuple(self.trained[i] for i in places) if self.trained else (),
-            columns={key: tuple(values[i] for i in places) for key, values in self.columns.items()},
-        )
+        trained = picked(self.trained, places) if self.trained else ()
+        columns = {key: picked(values, places) for key, values in self.columns.items()}
+        return Cohort(tuple(models), self.compute[places], picked(self.family, places), trained, columns)
 
     def since(self, cutoff: str) -> Split:
         """Split by training month: N = 1 for models trained in ``cutoff`` ("2023-11") or later."""
         unknown = self.named(np.array([not date for date in self.trained], dtype=bool)) if self.trained else ()
         if not self.trained or unknown:
-            raise InputError(
-                f"no training date known for {', '.join(unknown[:5]) or 'these models'}",
-                hint="add a column `trained` (year-month) to the facts, or split by another column",
-            )
+            hint = "add a column `trained` (year-month) to the facts, or split by another column"
+            raise InputError(f"no training date known for {', '.join(unknown[:5]) or 'these models'}", hint=hint)
         members = np.array([date >= cutoff for date in self.trained], dtype=bool)
         return Split(f"trained {cutoff} or later", members, f"trained before {cutoff}")
 
@@ -131,10 +119,8 @@ class Cohort:
         seen = self.columns.get("exposure", ("",) * len(self.models))
         members = np.array([name in map(str.strip, cell.split(";")) for cell in seen], dtype=bool)
         if not members.any() or members.all():
-            raise InputError(
-                f"the facts do not divide these models by exposure to {name}",
-                hint="give --facts with a column `exposure` that lists the tasks a model has seen, as ask;table",
-            )
+            hint = "give --facts with a column `exposure` that lists the tasks a model has seen, as ask;table"
+            raise InputError(f"the facts do not divide these models by exposure to {name}", hint=hint)
         return Split(f"shown the form of {name}", members, "not shown it")
 
     def where(self, column: str, value: str) -> Split:
@@ -150,14 +136,9 @@ class Cohort:
 
 
 def against_compute(
-    name: str,
-    title: str,
-    caption: str,
-    points: tuple[Points, ...] = (),
-    lines: tuple[Line, ...] = (),
-    what: str = "score",
+    name: str, title: str, caption: str, points: tuple[Points, ...], lines: tuple[Line, ...] = (), what: str = "score"
 ) -> Plot:
-    """Draw something over pretraining compute."""
+    """Draw points and lines over pretraining compute."""
     return Plot(name, title, caption, points, lines, "pretraining compute (FLOPs)", what, log_x=True)
 
 
@@ -196,17 +177,13 @@ def pair_up(
     """Join two protocols task by task, keeping the models with both scores and known compute."""
     shared = [task for task in (tasks or before.tasks) if task in before.tasks and task in after.tasks]
     if not shared:
-        raise InputError(
-            f"no task was scored both as {before.protocol} and as {after.protocol}",
-            hint=f"{before.protocol}: {', '.join(before.tasks[:6])}; {after.protocol}: {', '.join(after.tasks[:6])}",
-        )
+        hint = f"{before.protocol}: {', '.join(before.tasks[:6])}; {after.protocol}: {', '.join(after.tasks[:6])}"
+        raise InputError(f"no task was scored both as {before.protocol} and as {after.protocol}", hint=hint)
     known = set(cohort.models) & set(after.models)
     models = [name for name in before.models if name in known]
     if not models:
-        raise InputError(
-            "no model has both scores and known compute",
-            hint="add the models' parameters and training tokens to the facts (--facts models.csv)",
-        )
+        hint = "add the models' parameters and training tokens to the facts (--facts models.csv)"
+        raise InputError("no model has both scores and known compute", hint=hint)
     first, second = before.select(models=models, tasks=shared), after.select(models=models, tasks=shared)
     pairs = []
     for j, task in enumerate(shared):
@@ -228,12 +205,8 @@ def best_of(before: ScoreMatrix, after: ScoreMatrix) -> ScoreMatrix:
     models = [name for name in after.models if name in before.models]
     first, second = before.select(models=models, tasks=tasks), after.select(models=models, tasks=tasks)
     worse = first.oriented() > second.oriented()  # false where one is missing
-    return replace(
-        second,
-        values=np.where(worse, first.values, second.values),
-        stderr=np.where(worse, first.stderr, second.stderr),
-        n=np.where(worse, first.n, second.n),
-    )
+    parts = {part: np.where(worse, getattr(first, part), getattr(second, part)) for part in ("values", "stderr", "n")}
+    return replace(second, **parts)
 
 
 def unpaired(before: ScoreMatrix, after: ScoreMatrix, cohort: Cohort, task: str) -> dict[str, tuple[str, ...]]:

@@ -66,13 +66,13 @@ class Copies(Finding):
 
     def tables(self) -> Sequence[Table]:
         """Return the advantage by protocol, and by task."""
-        rows: list[tuple[Cell, ...]] = []
+        rows = []
         for one in self.advantages:
             noise = None if one.noise is None else f"± {one.noise:.3f}"
-            label, pairs = one.protocol.label, len(one.pairs)
-            rows.append((label, pairs, *_cells(one.shown), noise, one.places, *_cells(one.other)))
-        by_task: list[tuple[Cell, ...]] = [
-            (task, *(x for one in self.advantages for x in _cells(one.by_task.get(task)))) for task in self.tasks
+            shown, other = _cells(one.shown), _cells(one.other)
+            rows.append((one.protocol.label, len(one.pairs), *shown, noise, one.places, *other))
+        by_task = [
+            (task, *(cell for one in self.advantages for cell in _cells(one.by_task.get(task)))) for task in self.tasks
         ]
         heads = [f"{one.protocol.label}{suffix}" for one in self.advantages for suffix in ("", " 95 %")]
         columns = ("protocol", "pairs", "shown tasks", "95 %", "these models", "places", "other tasks", "95 % ")
@@ -82,8 +82,8 @@ class Copies(Finding):
             f"tasks ({', '.join(self.tasks)})."
         )
         return [
-            Table("What copies that were shown a test score more than their originals", columns, tuple(rows), note),
-            Table("The same by shown task", ("task", *heads), tuple(by_task)),
+            Table("What copies that were shown a test score more than their originals", columns, rows, note),
+            Table("The same by shown task", ("task", *heads), by_task),
         ]
 
     def charts(self) -> Sequence[Chart]:
@@ -95,8 +95,8 @@ class Copies(Finding):
             bars["other tasks"] = others
         points = []
         for one in self.advantages:
-            originals = tuple(original for original, _ in one.pairs)
-            points.append(Points(one.protocol.label, tuple(np.arange(1.0, len(originals) + 1)), one.by_pair, originals))
+            places, originals = np.arange(1.0, len(one.pairs) + 1), tuple(original for original, _ in one.pairs)
+            points.append(Points(one.protocol.label, places, one.by_pair, originals))
         title, difference = "Advantage of copies that were shown the test", "score, copy − original"
         caption = (
             "Copy minus original, mean over pairs of models, 95 % interval; 0 means that having seen the test is worth "
@@ -105,7 +105,7 @@ class Copies(Finding):
         single = "Copies that were shown a test, against their originals"
         why = "On the shown tasks, a line for each model. 0: having seen the test is worth nothing."
         return [
-            Bars.of("copies", title, caption, labels, bars, difference),
+            Bars("copies", title, caption, labels, bars, y_label=difference),
             Plot("copies-by-model", single, why, tuple(points), y_label=difference, joined=True),
         ]
 
@@ -162,8 +162,7 @@ def _interval(values: Floats) -> Interval:
     mean, n = float(known.mean()), len(known)
     if n < 2:
         return Interval(mean, float("nan"), float("nan"), LEVEL)
-    reach = float(student.ppf(0.5 + LEVEL / 2, n - 1) * known.std(ddof=1) / np.sqrt(n))
-    return Interval(mean, mean - reach, mean + reach, LEVEL)
+    return Interval.around(mean, student.ppf(0.5 + LEVEL / 2, n - 1) * known.std(ddof=1) / np.sqrt(n), LEVEL)
 
 
 def _cells(interval: Interval | None) -> tuple[Cell, Cell]:
@@ -216,15 +215,13 @@ class ExposureEffect(Finding):
         share = f"Assigned p: share of {ways} to hand out the forms that give as large a θ."
         cells, families, *_ = self.before.fit.effect_row()
         counts = f"{cells} scores of {families} families in {', '.join(self.tasks)}."
-        equal = Table(
-            "What having seen a test's form is worth at equal compute",
-            ("", *EFFECT_COLUMNS[2:], "plain p", "assigned p"),
-            tuple((one.stage, *one.fit.effect_row()[2:], one.effect.p, one.assigned_p) for one in stages),
-            f"{counts} {EFFECT_NOTE} {share}",
-        )
+        title = "What having seen a test's form is worth at equal compute"
+        thetas = [(one.stage, *one.fit.effect_row()[2:], one.effect.p, one.assigned_p) for one in stages]
+        heads = ("", *EFFECT_COLUMNS[2:], "plain p", "assigned p")
+        equal = Table(title, heads, thetas, f"{counts} {EFFECT_NOTE} {share}")
         if len(self.tasks) == 1:
             return (equal,)
-        own = tuple((one.stage, *one.within.row(), one.within_p) for one in stages)
+        own = [(one.stage, *one.within.row(), one.within_p) for one in stages]
         columns = ("", "θ", "s.e.", "plain p", "by family", "p", "assigned p")
         note = "Every model and every task has its own level: a model's exposed tasks against its other ones."
         return equal, Table("The same within models", columns, own, note)

@@ -13,7 +13,7 @@ import numpy as np
 from potentia.analysis.test_task.cohort import Cohort, Pair, Split, against_compute
 from potentia.analysis.test_task.scaling import HingeFit, LogLinearFit, fit_hinge, fit_log_linear
 from potentia.errors import InputError
-from potentia.values.findings import Chart, Finding, Line, Plot, Table
+from potentia.values.findings import Chart, Finding, Line, Plot, Table, picked
 from potentia.values.scores import Floats
 
 
@@ -36,7 +36,7 @@ def pareto_frontier(models: Sequence[str], log_compute: Floats, scores: Floats) 
     order = np.lexsort((-scores, log_compute))
     best = np.maximum.accumulate(scores[order])
     kept = order[np.append(True, best[1:] > best[:-1])] if len(order) else order
-    return Frontier(log_compute[kept], scores[kept], tuple(models[i] for i in kept))
+    return Frontier(log_compute[kept], scores[kept], picked(models, kept))
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,8 @@ class FrontierShift(Finding):
     def tables(self) -> Sequence[Table]:
         """Return the areas and the members of the group on the frontier."""
         inside = set(self.cohort.named(self.split.members))
-        rows = tuple(
-            (stage, area, ", ".join(m for m in every.models if m in inside) or "none")
-            for stage, area, every in zip(("before", "after"), self.areas, self.every, strict=True)
-        )
+        names = [", ".join(m for m in every.models if m in inside) or "none" for every in self.every]
+        rows = zip(("before", "after"), self.areas, names, strict=True)
         before, after = self.areas
         how = f"shrinks {self.ratio:.1f}-fold" if after > 0 else "vanishes"
         how = how if before > after else "does not shrink"
@@ -77,7 +75,7 @@ class FrontierShift(Finding):
         drawn = []
         caption = "The shaded area between the two frontiers is the progress per unit of compute."
         for k, stage in enumerate(("before", "after")):
-            below, above = (tuple(f[k].at(left, floor=self.floor)) for f in (self.old, self.every))
+            below, above = (f[k].at(left, floor=self.floor) for f in (self.old, self.every))
             lines = (
                 Line(f"frontier of models {self.split.others}", corners, below, dashed=True),
                 Line("frontier of all models", corners, above, below, above),
@@ -107,10 +105,10 @@ def _area(old: Frontier, every: Frontier, x: Floats, floor: float) -> float:
     return float(np.sum((every.at(left, floor=floor) - old.at(left, floor=floor)) * width))
 
 
-def _steps(x: Floats) -> tuple[tuple[float, ...], Floats]:
+def _steps(x: Floats) -> tuple[Floats, Floats]:
     """Return the corners of a step curve over these models in FLOPs, and where to read its height at each of them."""
     edges = np.unique(x)
-    return tuple(10 ** np.repeat(edges, 2)[1:]), np.append(np.repeat(edges[:-1], 2), edges[-1])
+    return 10 ** np.repeat(edges, 2)[1:], np.append(np.repeat(edges[:-1], 2), edges[-1])
 
 
 LEAST_MODELS = 8  # that a curve is fitted to
@@ -137,27 +135,24 @@ class EmergenceCurve(Finding):
         note = "c_e: log₁₀ of the FLOPs from which models rise above chance; a log-linear R² near 1 means no emergence."
         if self.batch is not None:
             note += f" Examples: optimizer steps × {self.batch}, the batch."
-        return (Table(f"{self.task}: emergence by amount of test-task training", columns, tuple(rows), note),)
+        return (Table(f"{self.task}: emergence by amount of test-task training", columns, rows, note),)
 
     def charts(self) -> Sequence[Chart]:
         """Return c_e and R² against the number of training examples, and some of the fitted curves."""
         start = min((n for n in self.examples if n), default=3) / 3
-        x = tuple(float(n or start) for n in self.examples)
-        low, high = zip(*((_finite(h, "low"), _finite(h, "high")) for h in self.hinges), strict=True)
-        point = Line("c_e", x, tuple(h.emergence.value for h in self.hinges), low, high)
-        fit = Line("log-linear R²", x, tuple(line.r2 for line in self.lines))
+        x = [n or start for n in self.examples]
+        points = np.array([h.emergence.value for h in self.hinges])
+        ends = np.array([(h.emergence_interval.low, h.emergence_interval.high) for h in self.hinges]).T
+        low, high = np.where(np.isfinite(ends), ends, points)
+        point = Line("c_e", x, points, low, high)
+        fit = Line("log-linear R²", x, [line.r2 for line in self.lines])
         caption = "Training on the test task moves emergence to smaller scales. The first point is before any training."
         grid = np.linspace(*self.span, 200)
         some = sorted({round(i) for i in np.linspace(0, len(self.examples) - 1, 5)})
-        fitted = [
-            (f"{self.examples[i]:,} examples", tuple(10**grid), tuple(self.hinges[i].predict(grid))) for i in some
-        ]
-        title, why = (
-            "scaling as models train on the test task",
-            "Each curve is the hinge fitted after that much training.",
-        )
-        curves = tuple(Line(*one) for one in fitted)
-        drawn = [against_compute(f"{self.task}-curves", f"{self.task}: {title}", why, lines=curves)]
+        curves = tuple(Line(f"{self.examples[i]:,} examples", 10**grid, self.hinges[i].predict(grid)) for i in some)
+        title = "scaling as models train on the test task"
+        why = "Each curve is the hinge fitted after that much training."
+        drawn = [against_compute(f"{self.task}-curves", f"{self.task}: {title}", why, (), curves)]
         for kind, title, line, what in (
             ("emergence", "point of emergence", point, "log₁₀ FLOPs of emergence"),
             ("log-linear", "how log-linear the scaling is", fit, "R² of the log-linear fit"),
@@ -176,31 +171,24 @@ def trace_emergence(
     chance: float = 0.0,
     higher_is_better: bool = True,
     batch: int | None = None,
-    least: int = LEAST_MODELS,
 ) -> EmergenceCurve:
     """Fit both curves at each amount of training: ``stages`` maps examples seen to model → score.
 
-    Amounts at which fewer than ``least`` models were scored are left out, as their fits would compare other models.
+    Amounts at which fewer than ``LEAST_MODELS`` were scored are left out, as their fits would compare other models.
     """
     known = set(cohort.models)
     examples, hinges, lines = [], [], []
     for amount in sorted(stages):
         scores = {name: value for name, value in stages[amount].items() if name in known and np.isfinite(value)}
-        if len(scores) < least:
+        if len(scores) < LEAST_MODELS:
             continue
         part = cohort.select(list(scores))
         y = np.array(list(scores.values()))
         examples.append(amount)
-        hinges.append(
-            fit_hinge(part.log_compute, y, chance=chance, families=part.family, higher_is_better=higher_is_better)
-        )
-        lines.append(fit_log_linear(part.log_compute, y, families=part.family))
+        x, of = part.log_compute, part.family
+        hinges.append(fit_hinge(x, y, chance=chance, families=of, higher_is_better=higher_is_better))
+        lines.append(fit_log_linear(x, y, families=of))
     if not examples:
-        raise InputError(f"no stage of {task} has {least} models of known compute")
+        raise InputError(f"no stage of {task} has {LEAST_MODELS} models of known compute")
     span = (float(cohort.log_compute.min()), float(cohort.log_compute.max()))
     return EmergenceCurve(task, tuple(examples), tuple(hinges), tuple(lines), span, batch)
-
-
-def _finite(hinge: HingeFit, end: str) -> float:
-    value = float(getattr(hinge.emergence_interval, end))
-    return value if np.isfinite(value) else hinge.emergence.value

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from potentia.analysis.left_out import left_out
 from potentia.analysis.test_task.adjustment import Rates, compare_groups, stored_rates, weigh_rates
 from potentia.analysis.test_task.changes import compare_families, discriminate, measure_gain, mediate, shift_of_ranks
@@ -15,7 +13,7 @@ from potentia.analysis.test_task.cohort import Cohort, Pair, Split, best_of, pai
 from potentia.analysis.test_task.copies import Copies, ExposureEffect, measure_copies, measure_exposure
 from potentia.analysis.test_task.emergence import LEAST_MODELS, frontier_shift, trace_emergence
 from potentia.errors import InputError
-from potentia.facts import chance
+from potentia.facts import chance, known_chance
 from potentia.study import adjust_tuning
 from potentia.values.findings import Finding, Findings, slug
 from potentia.values.protocol import Protocol
@@ -77,12 +75,10 @@ class TestTask(Findings):
 
     def named(self) -> dict[str, Finding]:
         """Return every finding under a name of its own, in reading order."""
-        found: dict[str, Finding] = {} if self.copies is None else {"copies": self.copies}
-        if self.exposure is not None:
-            found["exposure"] = self.exposure
-        return found | {
-            f"{slug(task)}-{name}": finding for task, by in self.tasks.items() for name, finding in by.items()
-        }
+        found: dict[str, Finding | None] = {"copies": self.copies, "exposure": self.exposure}
+        for task, by in self.tasks.items():
+            found |= {f"{slug(task)}-{name}": finding for name, finding in by.items()}
+        return {name: finding for name, finding in found.items() if finding is not None}
 
 
 def find_test_task(evidence: Evidence, options: Options | None = None) -> TestTask:
@@ -166,8 +162,7 @@ def analyze_pair(
         "ranks": shift_of_ranks(pair),
         **_families(pair, families),
     }
-    members = int(np.sum(parts.members))
-    if min(members, len(parts.members) - members) >= SMALLEST_GROUP:
+    if min(parts.size, len(parts.members) - parts.size) >= SMALLEST_GROUP:
         found["discrimination"] = discriminate(pair, parts, seed=seed)
     return found
 
@@ -205,16 +200,14 @@ def _pick(evidence: Evidence, name: str | None, usual: Sequence[str]) -> Protoco
 
 def _chance(matrix: ScoreMatrix, task: str, known: Mapping[str, float], options: Options) -> float:
     """Return the score of guessing: as given for the task, as known of it, else the number given for the others."""
-    place, given = matrix.tasks.index(task), options.chance
+    given = options.chance
     if isinstance(given, Mapping) and task in given:
         return given[task]
-    try:
-        metric = matrix.metrics[place]
-        return chance(task, metric=metric.name, higher_is_better=metric.higher_is_better, known=known)
-    except InputError:
-        if isinstance(given, (int, float)):
-            return float(given)
-        raise
+    metric = matrix.metrics[matrix.tasks.index(task)]
+    found = known_chance(task, metric, known)
+    if found is None and isinstance(given, (int, float)):
+        return float(given)
+    return chance(task, metric=metric.name, higher_is_better=metric.higher_is_better, known=known)
 
 
 def _families(pair: Pair, families: Sequence[str] | None) -> dict[str, Finding]:
@@ -230,9 +223,8 @@ def _batch(evidence: Evidence, stage: Protocol) -> int:
     studies = [study for study in map(study_of, evidence.studies) if study is not None and stage in study.protocols]
     found = {int((adjust_tuning(study) if stage.kind == "adjust" else study.tuning).batch) for study in studies}
     if len(found) > 1:
-        sizes = " and ".join(map(str, sorted(found)))
-        message = f"the studies have batches of {sizes} examples: their steps do not compare"
-        raise InputError(message, hint="choose one: --study NAME")
+        message = f"the studies have batches of {' and '.join(map(str, sorted(found)))} examples"
+        raise InputError(f"{message}: their steps do not compare", hint="choose one: --study NAME")
     return found.pop() if found else BATCH
 
 

@@ -55,11 +55,6 @@ def profile(x: Floats, y: Floats, group: Floats | None, points: Floats) -> Float
     return np.asarray(_at(x - centre, y[None, :], g, points - centre)[3][0])
 
 
-def latest_emergence(x: Floats) -> float:
-    """Return the largest point of emergence that the search allows."""
-    return float(np.unique(x)[-LEAST_ABOVE])
-
-
 def basis(x: Floats, emergence: Floats, group: Floats | None) -> Floats:
     """Return the columns that the fit is linear in: x and 1 above c, and the group: (draws, models, 2 or 3).
 
@@ -85,7 +80,7 @@ def fitted(x: Floats, hinges: Hinges, group: Floats | None) -> Floats:
 def _starts(u: Floats) -> list[int]:
     """Return the first index of every piece that keeps enough distinct x at or above it."""
     firsts = np.flatnonzero(np.r_[True, np.diff(u) > 0])
-    return [int(i) for i in firsts[: len(firsts) - LEAST_ABOVE + 1]]
+    return list(firsts[: len(firsts) - LEAST_ABOVE + 1].tolist())
 
 
 def _free_pieces(u: Floats, Y: Floats, g: Floats, starts: list[int]) -> tuple[Floats, Floats, Floats, Floats]:

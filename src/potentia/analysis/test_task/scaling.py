@@ -97,7 +97,6 @@ def fit_hinge(
     higher_is_better: bool = True,
     draws: int = 0,
     seed: int = 0,
-    level: float = 0.95,
 ) -> HingeFit:
     """Fit equation 1 by exact least squares over all points of emergence.
 
@@ -113,22 +112,22 @@ def fit_hinge(
     residuals = above - hinge_fit.fitted(x, hinge, g)[0]
     slope, emergence, *rest = _hinge_coefficients(x, hinge, g, residuals, families)
     rss, total = float(residuals @ residuals), float(np.sum((y - y.mean()) ** 2))
-    effect = _signed(rest[0], sign) if rest else None
-    parameters = 2 if g is None else 3
+    clusters = len(set(families or ()))
+    freedom = len(x) - (2 if g is None else 3)
     fit = HingeFit(
         n=len(x),
-        clusters=len(set(families)) if families else 0,
+        clusters=clusters,
         chance=chance,
         slope=_signed(slope, sign),
         emergence=emergence,
-        effect=effect,
-        emergence_interval=_profile_interval(x, above, g, emergence, rss, len(x) - parameters, families, level),
+        effect=_signed(rest[0], sign) if rest else None,
+        emergence_interval=_profile_interval(x, above, g, emergence, rss, freedom, clusters),
         r2=1 - rss / total if total > 0 else float("nan"),
         r2_above_chance=1 - rss / float(above @ above) if above.any() else float("nan"),
         spread=float(y.max() - y.min()),
         level=sign * float(hinge.level[0]),
     )
-    if draws <= 0 or g is None or families is None or len(set(families)) < 2:  # one family's signs alone tell nothing
+    if draws <= 0 or g is None or families is None or clusters < 2:  # one family's signs alone tell nothing
         return fit
     return replace(fit, wild_p=hinge_fit.wild_p(x, above, g, families, hinge, draws, seed))
 
@@ -153,16 +152,17 @@ def fit_log_linear(
     """Fit a straight line in log₁₀ compute by least squares."""
     x, y = np.asarray(log_compute, dtype=np.float64), np.asarray(scores, dtype=np.float64)
     _check(x, y, None)
-    X = np.column_stack([np.ones_like(x), x])
-    intercept, slope = _coefficients(X, y, families)
+    (intercept, slope), _ = linear_coefficients(np.column_stack([np.ones_like(x), x]), y, families)
     residuals = y - intercept.value - slope.value * x
     return LogLinearFit(len(x), intercept, slope, 1 - float(residuals @ residuals) / float(np.sum((y - y.mean()) ** 2)))
 
 
 def linear_coefficients(X: Floats, y: Floats, families: Sequence[str] | None) -> tuple[list[Coefficient], float]:
     """Return ordinary least squares of ``y`` on ``X`` (which holds its own constant), with R² about the mean."""
-    found = _coefficients(X, y, families)
-    residuals = y - X @ np.array([c.value for c in found])
+    values = np.linalg.lstsq(X, y, rcond=None)[0]
+    plain, robust = _covariances(X, y, families)
+    found = [_coefficient(*one, plain, robust) for one in zip(values, np.eye(len(values)), strict=True)]
+    residuals = y - X @ values
     return found, 1 - float(residuals @ residuals) / float(np.sum((y - y.mean()) ** 2))
 
 
@@ -228,26 +228,12 @@ def _covariances(X: Floats, y: Floats, families: Sequence[str] | None) -> tuple[
     return (plain, degrees), (robust, clusters)
 
 
-def _coefficients(X: Floats, y: Floats, families: Sequence[str] | None) -> list[Coefficient]:
-    """Return least-squares coefficients with both kinds of standard errors."""
-    values = np.linalg.lstsq(X, y, rcond=None)[0]
-    plain, robust = _covariances(X, y, families)
-    return [_coefficient(*one, plain, robust) for one in zip(values, np.eye(len(values)), strict=True)]
-
-
 def _signed(coefficient: Coefficient, sign: float) -> Coefficient:
     return replace(coefficient, value=sign * coefficient.value)
 
 
 def _profile_interval(
-    x: Floats,
-    above: Floats,
-    g: Floats | None,
-    emergence: Coefficient,
-    rss: float,
-    degrees: int,
-    families: Sequence[str] | None,
-    level: float,
+    x: Floats, above: Floats, g: Floats | None, emergence: Coefficient, rss: float, degrees: int, clusters: int
 ) -> Interval:
     """Return every c_e that the F test does not reject; open (infinite) where the data set no bound.
 
@@ -256,23 +242,23 @@ def _profile_interval(
     """
     best = emergence.value
     if not np.isfinite(best):
-        return Interval(best, -np.inf, np.inf, level)
+        return Interval(best, -np.inf, np.inf)
     more = emergence.clustered_stderr / emergence.stderr if emergence.stderr > 0 else float("nan")
     wider = max(1.0, more**2) if np.isfinite(more) else 1.0
-    freedom = len(set(families or ())) - 1 if np.isfinite(more) else degrees
-    limit = rss * (1 + wider * float(stats.f.ppf(level, 1, freedom)) / degrees)
+    freedom = clusters - 1 if np.isfinite(more) else degrees
+    limit = rss * (1 + wider * float(stats.f.ppf(0.95, 1, freedom)) / degrees)
     span = np.ptp(x)
     far = x.min() - span * np.geomspace(0.1, 1e4, 300)  # below all x, profiles hardly change any more
-    near = np.linspace(x.min() - 0.1 * span, hinge_fit.latest_emergence(x), 3001)
+    near = np.linspace(x.min() - 0.1 * span, np.unique(x)[-hinge_fit.LEAST_ABOVE], 3001)  # c_e at most
     points = np.unique(np.concatenate([far, near, [best]]))
     excess = hinge_fit.profile(x, above, g, points) - limit
     inside = np.flatnonzero(excess <= 0)
     if len(inside) == 0:
-        return Interval(best, best, best, level)
+        return Interval(best, best, best)
     first, last = int(inside[0]), int(inside[-1])
     low = -np.inf if first == 0 else _crossing(points, excess, first - 1)
     high = np.inf if last == len(points) - 1 and excess[last] < 0 else _crossing(points, excess, last)
-    return Interval(best, low, high, level)
+    return Interval(best, low, high)
 
 
 def _crossing(points: Floats, excess: Floats, i: int) -> float:

@@ -136,6 +136,14 @@ class Sign:
         """Whether anything is said of it: copies as low were rather exposed, and hardly a clean one is as low."""
         return bool(self.clean and self.probability > 0.5 and self.false_alarms <= FALSE_ALARMS * self.clean)
 
+    def row(self) -> tuple[Cell, ...]:
+        """Return its cells in the table of the exposure."""
+        alarms: tuple[Cell, Cell] = (None, None)
+        if self.clean:
+            alarms = f"{self.false_alarms} of {self.clean}", upper_bound(self.false_alarms, self.clean)
+        left, known = map(self.measures.left, LOSSES), "yes" if self.known else ""
+        return self.model, self.task, *left, self.probability, *alarms, *self.measures.gammas, self.reference, known
+
     def sentence(self) -> str:
         """Say what is known, and no more."""
         unknown = self.reference == "unknown"
@@ -328,7 +336,7 @@ def ways_table(rows: Sequence[Planted], reference: str = "declared clean") -> Ta
         if row.reference == reference:
             by_way.setdefault(row.way, []).append(sign)
     lows = {way: np.array([sign.low for sign in signs]) for way, signs in by_way.items()}
-    body: list[tuple[Cell, ...]] = []
+    body = []
     for way, signs in sorted(by_way.items()):  # clean ones, which have no way, are first
         alarms = sum(sign.speaks for sign in signs)
         bound = None if way else upper_bound(alarms, len(signs))
@@ -343,7 +351,7 @@ def ways_table(rows: Sequence[Planted], reference: str = "declared clean") -> Ta
         "rate. Area: under the ROC curve, beside the clean cells. Left: median share left to learn. The last two: "
         f"cells with γ ≥ {VERY_DOCUMENTS:g}."
     )
-    return Table(f"What is found of each way of exposure (reference: {reference})", columns, tuple(body), note)
+    return Table(f"What is found of each way of exposure (reference: {reference})", columns, body, note)
 
 
 def area_under(clean: Floats, shown: Floats) -> float:
@@ -375,13 +383,7 @@ class Exposure(Finding):
     def tables(self) -> Sequence[Table]:
         """Return the cells with the least left to learn, and what the method finds where the truth is known."""
         shown = self.spoken or sorted(self.signs, key=lambda sign: -np.nan_to_num(sign.low, nan=-np.inf))[:5]
-        rows: list[tuple[Cell, ...]] = []
-        for s in shown:
-            alarms = (
-                (f"{s.false_alarms} of {s.clean}", upper_bound(s.false_alarms, s.clean)) if s.clean else (None, None)
-            )
-            cells = *map(s.measures.left, LOSSES), s.probability, *alarms, *s.measures.gammas
-            rows.append((s.model, s.task, *cells, s.reference, "yes" if s.known else ""))
+        rows = [s.row() for s in shown]
         low = len(self.spoken)
         title = "Little left to learn" if low else "No cell is low enough to speak of; the lowest five"
         columns = ("model", "task", "left of texts", "left of answers", "P", "false alarms", "at most",
@@ -396,7 +398,7 @@ class Exposure(Finding):
         rates = {sign.rate for sign in self.signs}
         alike = [row for row in planted() if row.rate in rates]
         kinds = sorted({sign.reference for sign in self.signs}) if alike else ()
-        return [Table(title, columns, tuple(rows), note, digits=2), *(ways_table(alike, kind) for kind in kinds)]
+        return [Table(title, columns, rows, note, digits=2), *(ways_table(alike, kind) for kind in kinds)]
 
     def charts(self) -> Sequence[Chart]:
         """Return what is left to learn, models by tasks."""
