@@ -52,6 +52,7 @@ LEAST_FALL = 0.03  # nats a byte; smaller falls of answers and prompts are taken
 LOWEST, HIGHEST = 0.02, 3.0  # ratios beyond are taken as these
 PLANTED = Path(__file__).with_name("planted.csv")
 LOSSES = ("text", "answer")
+DECLARED = "declared clean"
 IN_FORM = ("same", "other", "test", "once")  # exposure in the test's own form: what P is the chance of
 
 
@@ -189,29 +190,29 @@ def measure_signs(
         data = Counter(reading.data for reading in here.values()).most_common(1)[0][0]
         alike = {model: reading for model, reading in here.items() if reading.data == data}
         seen = {model for model in alike if task in (exposed or {}).get(model, ())}
-        alone: list[str] = []
+        unseen = {model: families.get(model, model) for model in alike if model not in seen}
+        measured = []
         for model, reading in alike.items():
             family = families.get(model, model)
-            beside = {m: of for m in alike if m not in seen and (of := families.get(m, m)) != family}
-            panel, known = _panel(beside, clean, least_families)
-            if not panel:
-                alone.append(model)
-                continue
-            measures = _measures(reading, [alike[m] for m in panel], known)
-            reference = "declared clean" if known else "unknown"
-            signs.append(Sign(model, family, task, measures, reference, reading.rate, len(panel), model in seen))
+            beside = {other: of for other, of in unseen.items() if of != family}
+            panel, reference = _panel(beside, clean, least_families)
+            if panel:
+                measures = _measures(reading, [alike[m] for m in panel], reference == DECLARED)
+                measured.append(Sign(model, family, task, measures, reference, reading.rate, len(panel), model in seen))
+        signs += measured
         few = f"fewer than {LEAST_OTHERS} models of other families, not known to have seen it, are beside"
-        reasons = {"probed on other documents or at another rate:": sorted(outside(here, alike)), few: alone}
+        reasons = {"probed on other documents or at another rate:": sorted(outside(here, alike))}
+        reasons[few] = outside(alike, [sign.model for sign in measured])
         problems += [f"{task}: {why} {', '.join(names)}" for why, names in reasons.items() if names]
     return signs, problems
 
 
-def _panel(beside: Mapping[str, str], clean: Collection[str], least: int) -> tuple[list[str], bool]:
-    """Return the models to compare with, and whether they are declared clean; none where there are too few."""
-    declared = {model: family for model, family in beside.items() if model in clean}
-    if len(set(declared.values())) >= least:
-        return list(declared), True
-    return list(beside) if len(beside) >= LEAST_OTHERS else [], False
+def _panel(beside: Mapping[str, str], clean: Collection[str], least: int) -> tuple[list[str], str]:
+    """Return the models to compare with, and what they are known as; none where there are too few."""
+    declared = [model for model in beside if model in clean]
+    if len({beside[model] for model in declared}) >= least:
+        return declared, DECLARED
+    return list(beside) if len(beside) >= LEAST_OTHERS else [], "unknown"
 
 
 def _measures(reading: Reading, panel: Sequence[Reading], known: bool) -> Measures:
@@ -254,13 +255,13 @@ class Planted:
 
 
 @cache
-def planted(path: Path = PLANTED) -> tuple[Planted, ...]:
+def planted() -> tuple[Planted, ...]:
     """Read the calibration that comes with the package."""
     found = []
-    for row in csv.DictReader(path.read_text("utf-8").splitlines()):
-        measures = Measures(*(float(row[name]) for name in Measures.__dataclass_fields__))
-        names = (row["source"], row["model"], row["family"], row["task"], row["way"], row["reference"])
-        found.append(Planted(*names, float(row["rate"]), measures))
+    for row in csv.DictReader(PLANTED.read_text("utf-8").splitlines()):
+        measures = Measures(*(float(row.pop(name)) for name in Measures.__dataclass_fields__))
+        rate = float(row.pop("rate"))
+        found.append(Planted(**row, rate=rate, measures=measures))
     return tuple(found)
 
 
@@ -285,8 +286,7 @@ class Calibration:
             return None
         level = {}
         for loss in LOSSES:
-            logs = np.log([one.left(loss) for one in clean])
-            median, lower = np.nanquantile(logs, [0.5, 0.16])
+            median, lower = np.nanquantile(np.log([one.left(loss) for one in clean]), [0.5, 0.16])
             level[loss] = float(median), float(median - lower)
         made = cls(level, np.array([]), math.nan, math.nan)
         low = [np.array([made.low(one)[0] for one in part]) for part in (clean, shown)]
@@ -311,25 +311,25 @@ class Calibration:
         return replace(sign, loss=loss, low=low, probability=probability, false_alarms=alarms, clean=len(self.clean))
 
 
-@cache
-def _calibration(reference: str, rate: float, without: str, rows: tuple[Planted, ...]) -> Calibration | None:
-    return Calibration.of(r for r in rows if (r.reference, r.rate) == (reference, rate) and r.family != without)
+_calibration = cache(Calibration.of)
 
 
 def calibrated(sign: Sign, rows: tuple[Planted, ...] | None = None) -> Sign:
-    """Judge a cell by copies of other families."""
-    found = _calibration(sign.reference, sign.rate, sign.family, planted() if rows is None else rows)
+    """Judge a cell by copies of other families, probed at its rate beside such a reference."""
+    like = (sign.reference, sign.rate)
+    every = planted() if rows is None else rows
+    found = _calibration(tuple(r for r in every if (r.reference, r.rate) == like and r.family != sign.family))
     return sign if found is None else found.judge(sign)
 
 
 def judged(rows: Sequence[Planted]) -> list[tuple[Planted, Sign]]:
     """Judge every planted cell by a calibration without its family."""
     every = tuple(rows)
-    signs = (Sign(row.model, row.family, row.task, row.measures, row.reference, row.rate) for row in every)
+    signs = [Sign(row.model, row.family, row.task, row.measures, row.reference, row.rate) for row in every]
     return [(row, calibrated(sign, every)) for row, sign in zip(every, signs, strict=True)]
 
 
-def ways_table(rows: Sequence[Planted], reference: str = "declared clean") -> Table:
+def ways_table(rows: Sequence[Planted], reference: str = DECLARED) -> Table:
     """Return what the method finds of every way of exposure, also of those that escape it."""
     by_way: dict[str, list[Sign]] = {}
     for row, sign in judged(rows):
@@ -420,12 +420,9 @@ def find_exposure(evidence: Evidence, *, clean: Sequence[str] = ()) -> Exposure:
     models = {model for model, _ in probes}
     if unknown := outside(sorted(clean), models):
         raise InputError(f"no probe of {unknown[0]}", hint=f"there are: {', '.join(sorted(models)[:12])}")
-    families, exposed = {}, {}
-    for model in models:
-        if of := evidence.facts.find(evidence.copies.get(model, model)):
-            families[model] = of.family or model
-        if own := evidence.facts.find(model):
-            exposed[model] = own.exposure
+    facts = {model: evidence.facts.find(evidence.copies.get(model, model)) for model in models}
+    families = {model: of.family or model for model, of in facts.items() if of}
+    exposed = {model: own.exposure for model in models if (own := evidence.facts.find(model))}
     readings = {place: Reading.of(probe) for place, probe in probes.items()}
     signs, problems = measure_signs(readings, families, clean=clean, exposed=exposed)
     if missing := outside(sorted({model for m in evidence.scores.values() for model in m.models}), models):
