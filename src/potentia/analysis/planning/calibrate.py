@@ -100,13 +100,7 @@ def _shares(count: int) -> Floats:
 
 
 def calibrate(
-    problem: Problem,
-    solved: Solved,
-    study: Rows,
-    *,
-    lineage: Sequence[str],
-    family: Sequence[str],
-    seed: int = 0,
+    problem: Problem, solved: Solved, study: Rows, *, lineage: Sequence[str], family: Sequence[str], seed: int = 0
 ) -> Calibration:
     """Hide known scores as the study's are hidden and see how far the predictions are off.
 
