@@ -44,7 +44,7 @@ def test_no_grid_of_points_of_emergence_does_better(seed: int, n: int, grouped: 
     y = rng.normal(size=n) + 0.5 * np.maximum(0, x - 22)
     best = hinge_fit.search(x, y[None, :], group)
     far = x.min() - np.ptp(x) * np.geomspace(0.1, 1e4, 500)
-    grid = np.concatenate([far, np.linspace(x.min(), hinge_fit.latest_emergence(x), 2000)])
+    grid = np.concatenate([far, np.linspace(x.min(), np.unique(x)[-hinge_fit.LEAST_ABOVE], 2000)])
     g = np.zeros(n) if group is None else group
     slope, _, _, rss = hinge_fit._at(x, y[None, :], g, grid)
     rising = slope[0] >= 0
