@@ -19,7 +19,7 @@ import numpy as np
 from scipy.stats import kendalltau
 
 from potentia.analysis.rankings.alignment import rank_models
-from potentia.analysis.stats.kendall import kendall_matrix
+from potentia.analysis.stats.correlation import kendall_matrix
 
 MODELS, TASKS, RESAMPLES = 61, 24, 1_000
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from potentia.analysis.base_models.consistency import measure_consistency
 from potentia.analysis.base_models.find import pair_models
+from potentia.analysis.base_models.stability import measure_consistency
 from potentia.facts import models
 from score_files import read_scores
 

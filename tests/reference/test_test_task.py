@@ -13,8 +13,7 @@ from potentia.analysis.test_task.cohort import Cohort
 from potentia.errors import InputError
 from potentia.facts import read_facts
 from potentia.formats import StagedScores
-from potentia.papers.evaluations import Evaluations
-from potentia.papers.test_task import TaskTrainingPaper, reproduce_task_training
+from potentia.papers.test_task import Evaluations, TaskTrainingPaper, reproduce_task_training
 
 pytestmark = pytest.mark.shared
 

@@ -13,20 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from potentia.analysis.rankings import groups
 from potentia.analysis.rankings.agreement import SIGNIFICANT, compare_agreement, measure_agreement
 from potentia.analysis.rankings.alignment import align
 from potentia.analysis.rankings.components import Components, find_components, fit_compute
-from potentia.analysis.rankings.groups import (
-    GroupAgreement,
-    agreement_by_models,
-    agreement_by_tasks,
-    bin_order,
-    compare_perplexity,
-    size_bins,
-)
 from potentia.analysis.stats.bootstrap import RESAMPLES
-from potentia.analysis.stats.correlation import mean_offdiagonal
-from potentia.analysis.stats.kendall import kendall_matrix
+from potentia.analysis.stats.correlation import kendall_matrix, mean_offdiagonal
 from potentia.analysis.stats.significance import measure_significance
 from potentia.errors import InputError
 from potentia.facts import ModelFacts, benchmarks, models
@@ -143,13 +135,13 @@ def _groups(
     grouped: Sequence[ScoreMatrix], facts: Mapping[str, ModelFacts], how: Mapping[str, Any]
 ) -> dict[str, Finding]:
     """Tables 6 and 7 and appendix B.5: models of one size or family, and benchmarks with large tests."""
-    sizes = size_bins({m: f.size / 1e9 for m, f in facts.items() if f.size})
+    sizes = groups.size_bins({m: f.size / 1e9 for m, f in facts.items() if f.size})
     families = {m: f.family for m, f in facts.items()}
-    order, large = bin_order(sizes.values()), {"over 2,000 items": paper.LARGE_TESTS}
+    order, large = groups.bin_order(sizes.values()), {"over 2,000 items": paper.LARGE_TESTS}
     return {
-        "by size": agreement_by_models(grouped, sizes, by="size in billions", order=order, **how),
-        "by family": agreement_by_models(grouped, families, by="family", at_least=4, **how),
-        "large tests": agreement_by_tasks(grouped, large, by="test set size", **how),
+        "by size": groups.agreement_by_models(grouped, sizes, by="size in billions", order=order, **how),
+        "by family": groups.agreement_by_models(grouped, families, by="family", at_least=4, **how),
+        "large tests": groups.agreement_by_tasks(grouped, large, by="test set size", **how),
     }
 
 
@@ -192,12 +184,12 @@ def _perplexity(
         return {}
     bits = {p: scores[p].select(tasks=corpora) for p in PROTOCOLS}
     found: dict[str, Finding] = {
-        f"perplexity {matrix.protocol}": compare_perplexity(bits[matrix.protocol], matrix, **how) for matrix in pair
+        f"perplexity {m.protocol}": groups.compare_perplexity(bits[m.protocol], m, **how) for m in pair
     }
     for kind in ("base", "instruct"):
         if members := {m for m, f in facts.items() if f.kind == kind}:
             before = bits[DIRECT]
-            found[f"perplexity {kind}"] = compare_perplexity(before, pair[1], models=members, group=kind, **how)
+            found[f"perplexity {kind}"] = groups.compare_perplexity(before, pair[1], models=members, group=kind, **how)
     return found
 
 
@@ -309,7 +301,7 @@ def _at_three_decimals(matrix: ScoreMatrix) -> str:
     return f"mean over the pairs of the {len(tasks)} benchmarks; {rounded:.4f} with scores rounded to three decimals"
 
 
-def _group_value(grouped: GroupAgreement, name: str, protocol: str) -> float:
+def _group_value(grouped: groups.GroupAgreement, name: str, protocol: str) -> float:
     if name not in grouped.groups or protocol not in grouped.protocols:
         return NAN
     return grouped.means[grouped.groups.index(name)][grouped.protocols.index(protocol)].value

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from potentia.analysis.base_models.consistency import measure_consistency
+from potentia.analysis.base_models.stability import measure_consistency
 from potentia.errors import InputError
 from potentia.values.scores import ScoreMatrix
 

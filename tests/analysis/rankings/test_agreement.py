@@ -18,7 +18,7 @@ from potentia.analysis.rankings.groups import (
     size_bins,
 )
 from potentia.analysis.stats.bootstrap import Units, interval, item_values, pair_mean, row_draws
-from potentia.analysis.stats.kendall import kendall_matrix
+from potentia.analysis.stats.correlation import kendall_matrix
 from potentia.analysis.stats.significance import items_per_task, tau_b_matrix
 from potentia.errors import InputError
 from potentia.values.scores import ScoreMatrix

@@ -9,7 +9,7 @@ import pytest
 
 from potentia.analysis.rankings import find_pair, find_scoreboard, rank_scores
 from potentia.analysis.rankings.decide import decide
-from potentia.analysis.rankings.found import summarise
+from potentia.analysis.rankings.find import summarise
 from potentia.analysis.rankings.pair import Missing, compare_tasks
 from potentia.analysis.rankings.sentences import missing_sentence
 from potentia.analysis.stats.first import shares, shrunk

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from potentia.analysis.rankings import find_rankings
-from potentia.analysis.rankings.found import summarise
+from potentia.analysis.rankings.find import summarise
 from potentia.analysis.rankings.pair import find_pair
 from potentia.evidence import read
 

@@ -12,12 +12,17 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
 
-from potentia.analysis.stats import kendall as module
-from potentia.analysis.stats.correlation import mean_offdiagonal, pearson_matrix, spearman_matrix
-from potentia.analysis.stats.kendall import kendall_matrix, kendall_of_tests
+from potentia.analysis.stats import correlation as module
+from potentia.analysis.stats.correlation import (
+    kendall_matrix,
+    kendall_of_tests,
+    mean_offdiagonal,
+    pearson_matrix,
+    spearman_matrix,
+)
 from potentia.errors import InputError
 
-SCIPY = {kendall_matrix: stats.kendalltau, spearman_matrix: stats.spearmanr, pearson_matrix: stats.pearsonr}
+SCIPY = {kendall_matrix: stats.correlationtau, spearman_matrix: stats.spearmanr, pearson_matrix: stats.pearsonr}
 
 
 def by_pairs(method, x, y):

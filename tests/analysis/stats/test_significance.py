@@ -11,7 +11,7 @@ from scipy import stats
 from statsmodels.stats.contingency_tables import mcnemar as statsmodels_mcnemar
 from statsmodels.stats.multitest import multipletests
 
-from potentia.analysis.stats.kendall import kendall_matrix
+from potentia.analysis.stats.correlation import kendall_matrix
 from potentia.analysis.stats.significance import (
     benjamini_hochberg,
     better,

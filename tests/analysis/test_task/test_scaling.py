@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from potentia.analysis.test_task import hinge as hinge_fit
-from potentia.analysis.test_task.hinge import clustered_stderr
-from potentia.analysis.test_task.scaling import fit_hinge, fit_log_linear
+from potentia.analysis.test_task import scaling as hinge_fit
+from potentia.analysis.test_task.scaling import clustered_stderr, fit_hinge, fit_log_linear
 from potentia.errors import InputError
 from potentia.values.findings import jsonable
 

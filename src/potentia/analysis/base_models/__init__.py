@@ -1,7 +1,6 @@
 """Base models in training: stability over checkpoints, consistency with instruct versions, ablation of methods."""
 
 from potentia.analysis.base_models.ablation import Ablation, compare_methods
-from potentia.analysis.base_models.consistency import Consistency, measure_consistency
 from potentia.analysis.base_models.find import (
     ConsistencyFindings,
     find_ablation,
@@ -11,5 +10,11 @@ from potentia.analysis.base_models.find import (
     read_checkpoints,
     read_pairs,
 )
-from potentia.analysis.base_models.stability import Checkpoint, Stability, measure_stability
+from potentia.analysis.base_models.stability import (
+    Checkpoint,
+    Consistency,
+    Stability,
+    measure_consistency,
+    measure_stability,
+)
 from potentia.analysis.base_models.training import Training

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from potentia.analysis.base_models import stability as taus
 from potentia.analysis.base_models.ablation import Ablation, compare_methods
-from potentia.analysis.base_models.consistency import Consistency, measure_consistency
-from potentia.analysis.base_models.stability import Checkpoint, Stability, measure_stability, named_checkpoints
+from potentia.analysis.base_models.stability import Checkpoint, Consistency, Stability
 from potentia.analysis.base_models.training import Training, follow_training
 from potentia.errors import DataError, InputError
 from potentia.values.findings import Findings
@@ -41,7 +41,7 @@ def find_stability(
     ``how`` is what ``measure_stability`` takes: a baseline method, and the power from which a gap counts as resolved.
     """
     found = known_checkpoints(evidence, unit) if checkpoints is None else checkpoints
-    return measure_stability(evidence.planned, found, unit=unit or "steps", **how)
+    return taus.measure_stability(evidence.planned, found, unit=unit or "steps", **how)
 
 
 def find_training(
@@ -58,7 +58,7 @@ def known_checkpoints(evidence: Evidence, unit: str | None = None) -> dict[str, 
     if unit == "tokens":
         found = {row.name: Checkpoint(str(row.series), row.tokens) for row in rows if row.tokens is not None}
     else:
-        found = named_checkpoints(evidence.models)
+        found = taus.named_checkpoints(evidence.models)
         found |= {row.name: Checkpoint(str(row.series), float(row.step or 0)) for row in rows}
     if not found:
         raise InputError(
@@ -77,7 +77,7 @@ def find_consistency(
 ) -> ConsistencyFindings:
     """Compare base models with their instruct versions: the pairs given, else those that studies or facts tell."""
     found = known_pairs(evidence) if pairs is None else pairs
-    consistency = measure_consistency(evidence.planned, found, reference=instruct_by, baseline=baseline)
+    consistency = taus.measure_consistency(evidence.planned, found, reference=instruct_by, baseline=baseline)
     try:
         ablation = compare_methods(evidence.planned, models=list(found))
     except InputError:  # no task was scored by two methods

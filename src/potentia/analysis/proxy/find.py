@@ -11,34 +11,10 @@ import numpy as np
 
 from potentia.analysis.base_models.find import known_pairs
 from potentia.analysis.left_out import few, left_out, outside
-from potentia.analysis.proxy.proxies import (
-    METRICS,
-    Normalise,
-    ProxyTasks,
-    Robustness,
-    Transform,
-    choose_proxies,
-    ignore_robustness,
-    log_ratio,
-    measure_robustness,
-    sigmoid,
-)
-from potentia.analysis.proxy.sampling import (
-    PAPER_CONFIGURATIONS,
-    PAPER_ROUNDS,
-    PAPER_SAMPLED,
-    SamplingConsistency,
-    measure_sampling,
-)
-from potentia.analysis.proxy.validation import (
-    LEAST_MODELS,
-    Forecast,
-    TooFewError,
-    Validation,
-    join_pairs,
-    make_forecast,
-    validate,
-)
+from potentia.analysis.proxy import proxies, sampling, validation
+from potentia.analysis.proxy.proxies import METRICS, ProxyTasks, Robustness, Transform
+from potentia.analysis.proxy.sampling import SamplingConsistency
+from potentia.analysis.proxy.validation import Forecast, TooFewError, Validation
 from potentia.errors import InputError
 from potentia.values.findings import Findings
 from potentia.values.protocol import Protocol
@@ -91,12 +67,13 @@ class Options:
     def configurations(self) -> Sequence[tuple[int, int]]:
         """Return the (n, k) of algorithm 1."""
         if not self.sampled and not self.rounds:
-            return PAPER_CONFIGURATIONS
-        return [(n, k) for n in self.sampled or PAPER_SAMPLED for k in self.rounds or PAPER_ROUNDS]
+            return sampling.PAPER_CONFIGURATIONS
+        return [(n, k) for n in self.sampled or sampling.PAPER_SAMPLED for k in self.rounds or sampling.PAPER_ROUNDS]
 
     def transform(self) -> Transform:
         """Return f(R) of S = C · f(R)."""
-        return {"sigmoid": sigmoid(self.steepness), "log": log_ratio, "none": ignore_robustness}[self.weigh]
+        known = {"log": proxies.log_ratio, "none": proxies.ignore_robustness}
+        return known.get(self.weigh, proxies.sigmoid(self.steepness))
 
 
 @dataclass(frozen=True)
@@ -126,12 +103,13 @@ def find_proxies(evidence: Evidence, options: Options, truth: Evidence | None = 
     couples = _couples(evidence, options)
     reference = others
     if options.on != "same":
-        reference = join_pairs(others, couples, target, wanted).matrix(options.on, wanted)
+        reference = validation.join_pairs(others, couples, target, wanted).matrix(options.on, wanted)
     sampled = _sampling(reference, options, wanted)
     chosen = sampled.chosen if sampled is not None and options.correlation == "auto" else options.correlation
     robust = None
     if options.data_group or options.seed_group:
-        robust = measure_robustness(whole.select(tasks=wanted), list(options.data_group), list(options.seed_group))
+        groups = list(options.data_group), list(options.seed_group)
+        robust = proxies.measure_robustness(whole.select(tasks=wanted), *groups)
     choice: dict[str, Any] = {
         "metric": chosen if chosen in METRICS else "kendall",
         "how": options.normalise,
@@ -141,21 +119,21 @@ def find_proxies(evidence: Evidence, options: Options, truth: Evidence | None = 
         "transform": options.transform(),
         "top": options.keep,
     }
-    proxies = choose_proxies(reference, target, wanted, **choice)
+    tasks = proxies.choose_proxies(reference, target, wanted, **choice)
     problems, forecast, judged = _unused(reference, options, wanted, others, couples), None, None
-    if not proxies.weights:
+    if not tasks.weights:
         problems.append("no task passed the thresholds: lower --min-relevance or --min-robustness to predict")
     elif options.early:
         known = _later(truth, options, couples) if truth is not None else None
         early = whole.select(models=options.early)
-        forecast = make_forecast(proxies.weights, early, target, truth=known, corpora=rivals)
+        forecast = validation.make_forecast(tasks.weights, early, target, truth=known, corpora=rivals)
     families = evidence.background.families if options.families else None
     paired: dict[str, Any] = {"corpora": rivals, "pairs": couples or None, "groups": families, "splits": options.splits}
     try:
-        judged = validate(others, target, wanted, **paired, **choice)
+        judged = validation.validate(others, target, wanted, **paired, **choice)
     except TooFewError:
-        problems.append(f"no test on other models: fewer than {LEAST_MODELS} have all scores")
-    return Proxies(sampled, robust, proxies, forecast, judged, tuple(problems))
+        problems.append(f"no test on other models: fewer than {validation.LEAST_MODELS} have all scores")
+    return Proxies(sampled, robust, tasks, forecast, judged, tuple(problems))
 
 
 def _unused(
@@ -194,8 +172,8 @@ def _sampling(reference: ScoreMatrix, options: Options, wanted: Sequence[str]) -
     top = options.top or min(TOP, len(wanted) // 2)
     if not sizes or not 0 < top < len(wanted):
         return None
-    how = cast("Normalise", options.normalise)
-    return measure_sampling(usable, options.target, wanted, top=top, configurations=sizes, how=how)
+    how = cast("proxies.Normalise", options.normalise)
+    return sampling.measure_sampling(usable, options.target, wanted, top=top, configurations=sizes, how=how)
 
 
 def _later(truth: Evidence, options: Options, couples: Mapping[str, str]) -> dict[str, float]:

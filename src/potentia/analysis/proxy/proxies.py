@@ -20,8 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import f as f_distribution
 
-from potentia.analysis.stats.correlation import pearson_matrix, spearman_matrix
-from potentia.analysis.stats.kendall import kendall_matrix
+from potentia.analysis.stats.correlation import kendall_matrix, pearson_matrix, spearman_matrix
 from potentia.errors import InputError
 from potentia.values.findings import Bars, Chart, Finding, Interval, Table
 from potentia.values.scores import Floats, ScoreMatrix

@@ -24,9 +24,8 @@ from scipy.stats import norm, rankdata
 from potentia.analysis.rankings.components import principal, standardise
 from potentia.analysis.rankings.decide import covariance_of
 from potentia.analysis.stats.bootstrap import LEVEL, tau_rows
-from potentia.analysis.stats.correlation import nan_mean
+from potentia.analysis.stats.correlation import kendall_matrix, nan_mean
 from potentia.analysis.stats.first import root
-from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.errors import InputError
 from potentia.values.findings import Chart, Finding, Heatmap, Interval, Line, Plot, Points, Table, picked
 from potentia.values.protocol import Protocol

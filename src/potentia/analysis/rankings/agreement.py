@@ -18,9 +18,8 @@ import numpy.typing as npt
 
 from potentia.analysis.stats.bootstrap import MODELS, How, Sampling, interval, intervals, item_values, pair_mean
 from potentia.analysis.stats.bootstrap import row_draws as draw_rows
-from potentia.analysis.stats.correlation import METHODS, Correlate, mean_offdiagonal, nan_mean
+from potentia.analysis.stats.correlation import FIRST_ORDER, METHODS, Correlate, mean_offdiagonal, nan_mean
 from potentia.analysis.stats.first import FEW_MODELS
-from potentia.analysis.stats.kendall import FIRST_ORDER
 from potentia.analysis.stats.significance import tau_b_matrix
 from potentia.errors import InputError
 from potentia.facts import CATEGORIES

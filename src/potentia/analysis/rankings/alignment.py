@@ -24,7 +24,7 @@ import numpy.typing as npt
 from scipy.stats import rankdata
 
 from potentia.analysis.stats.bootstrap import LEVEL
-from potentia.analysis.stats.kendall import kendall_matrix
+from potentia.analysis.stats.correlation import kendall_matrix
 from potentia.analysis.stats.significance import better
 from potentia.errors import InputError
 from potentia.values.findings import Bump, Chart, Finding, Table, picked

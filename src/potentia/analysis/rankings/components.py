@@ -20,8 +20,8 @@ import numpy as np
 from scipy.stats import linregress
 
 from potentia.analysis.stats.bootstrap import How, Sampling
+from potentia.analysis.stats.correlation import kendall_matrix
 from potentia.analysis.stats.first import FEW_MODELS
-from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.errors import InputError
 from potentia.values.findings import Bars, Chart, Finding, Interval, Line, Plot, Points, Table, picked
 from potentia.values.protocol import Protocol

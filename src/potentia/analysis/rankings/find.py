@@ -1,30 +1,35 @@
-"""Every ranking finding that a set of scores can give, in one call: what ``potentia analyze rankings`` prints."""
+"""Every ranking finding that scores can give: in one call, by name, as tables and charts, and in a screenful."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from potentia.analysis.rankings import aggregate
+from potentia.analysis.rankings import agreement as agreeing
 from potentia.analysis.rankings import components as pca
 from potentia.analysis.rankings import groups as grouped
-from potentia.analysis.rankings.aggregate import TaskCurve, aggregate_ranks, find_task_curve, rank_intervals
-from potentia.analysis.rankings.aggregate import enough_for_a_curve as enough
-from potentia.analysis.rankings.agreement import SIGNIFICANT, Agreement, compare_agreement, measure_agreement
+from potentia.analysis.rankings.aggregate import Aggregate, RankIntervals, TaskCurve
+from potentia.analysis.rankings.agreement import SIGNIFICANT, Agreement, AgreementChange
 from potentia.analysis.rankings.alignment import Alignment, align
+from potentia.analysis.rankings.components import Components, ComputeFit
 from potentia.analysis.rankings.decide import Ranking, decide
-from potentia.analysis.rankings.found import Changes, Rankings
+from potentia.analysis.rankings.groups import GroupAgreement, PerplexityAgreement
 from potentia.analysis.rankings.scoreboard import Scoreboard, make_scoreboard
 from potentia.analysis.rankings.screening import Screening, screen
-from potentia.analysis.rankings.tuning import find_same
+from potentia.analysis.rankings.tuning import SameForAll, find_same
+from potentia.analysis.stats import significance
 from potentia.analysis.stats.bootstrap import LEVEL, MODELS, RESAMPLES, How, Units, with_copies
-from potentia.analysis.stats.significance import Outcomes, item_tables, items_per_task, measure_significance
+from potentia.analysis.stats.first import FEW_MODELS
+from potentia.analysis.stats.significance import Outcomes, Significance
 from potentia.errors import InputError
 from potentia.facts import Background, known_chance
+from potentia.values.findings import Finding, Findings, Interval, Table
 from potentia.values.protocol import DIRECT, TRAIN_BEFORE_TEST, Protocol, in_order, main_protocol
 from potentia.values.scores import ScoreMatrix
 
@@ -58,6 +63,56 @@ class Options:
         if self.resample not in known:
             raise InputError(f"no unit {self.resample!r} to resample", hint=f"one of: {', '.join(known)}")
         return How(units=known[self.resample], resamples=self.resamples, level=self.level, seed=self.seed)
+
+
+Changes = dict[tuple[Protocol, Protocol], AgreementChange]
+
+
+LABELS = {  # what findings are called where not by their field
+    "overall": "ranking",
+    "same": "same for all",
+    "changes": "change",
+    "tau_b": "tau-b",
+    "tau_b_changes": "tau-b change",
+    "fewer": "fewer tasks",
+    "groups": "by",
+    "family_components": "components",
+    "perplexity_by_kind": "perplexity direct, tuned tasks,",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rankings(Findings):
+    """Every ranking finding in reading order, by what it is about; what the scores have no evidence for is absent."""
+
+    scoreboard: Scoreboard
+    overall: dict[Protocol, Ranking]
+    same: dict[Protocol, SameForAll] = field(default_factory=dict)
+    screening: Screening
+    agreement: dict[Protocol, Agreement] = field(default_factory=dict)
+    measures: GroupAgreement | None = None
+    changes: Changes = field(default_factory=dict)
+    tau_b: dict[Protocol, Agreement] = field(default_factory=dict)  # insignificant differences as ties
+    tau_b_changes: Changes = field(default_factory=dict)
+    fewer: dict[Protocol, TaskCurve] = field(default_factory=dict)
+    groups: dict[str, GroupAgreement] = field(default_factory=dict)  # size, family, kind, test size
+    significance: dict[Protocol, Significance] = field(default_factory=dict)
+    ranks: dict[Protocol, RankIntervals] = field(default_factory=dict)
+    aggregate: dict[Protocol, Aggregate] = field(default_factory=dict)
+    components: dict[Protocol, Components] = field(default_factory=dict)
+    family_components: dict[Protocol, dict[str, Components]] = field(default_factory=dict)
+    compute: dict[Protocol, ComputeFit] = field(default_factory=dict)
+    perplexity: dict[Protocol, PerplexityAgreement] = field(default_factory=dict)
+    perplexity_by_kind: dict[str, PerplexityAgreement] = field(default_factory=dict)
+    alignment: dict[Protocol, Alignment] = field(default_factory=dict)
+
+    def named(self) -> dict[str, Finding]:
+        """Return every finding under a name of its own, in reading order."""
+        found: dict[str, Finding] = {}
+        for about in fields(self):
+            label, part = LABELS.get(about.name, about.name), getattr(self, about.name)
+            found |= {label: part} if isinstance(part, Finding) else {f"{label} {k}": v for k, v in _flat(part or {})}
+        return found
 
 
 def find_rankings(evidence: Evidence, options: Options | None = None) -> Rankings:
@@ -189,9 +244,9 @@ class _Analysis:
             "tau_b_changes": self.changes(tested, SIGNIFICANT),
             "groups": self.groups() if agreement else {},
             "fewer": self.fewer(),
-            "significance": {p: measure_significance(*one, level=level) for p, one in items.items()},
-            "ranks": {p: rank_intervals(*one, **ranked) for p, one in items.items()},
-            "aggregate": {m.protocol: aggregate_ranks(m) for m in matrices},
+            "significance": {p: significance.measure_significance(*one, level=level) for p, one in items.items()},
+            "ranks": {p: aggregate.rank_intervals(*one, **ranked) for p, one in items.items()},
+            "aggregate": {m.protocol: aggregate.aggregate_ranks(m) for m in matrices},
             "components": components,
             "family_components": self.families(components),
             "compute": self.compute(components),
@@ -201,17 +256,17 @@ class _Analysis:
         }
 
     def agreement(self, matrices: Sequence[ScoreMatrix], method: str = "kendall") -> dict[Protocol, Agreement]:
-        found = {}
+        found: dict[Protocol, Agreement] = {}
+        how: dict[str, Any] = {"method": method, "categories": self.background.categories}
         for matrix in (m for m in matrices if len(m.tasks) > 1):
-            items = item_tables(matrix, self.items.get(matrix.protocol, {})) if method != SIGNIFICANT else None
-            found[matrix.protocol] = measure_agreement(
-                matrix, method=method, categories=self.background.categories, items=items, **self.how
-            )
+            stored = {} if method == SIGNIFICANT else self.items.get(matrix.protocol, {})
+            items = significance.item_tables(matrix, stored)
+            found[matrix.protocol] = agreeing.measure_agreement(matrix, items=items, **how, **self.how)
         return found
 
     def changes(self, matrices: Sequence[ScoreMatrix], method: str = "kendall") -> Changes:
         return {
-            (before.protocol, after.protocol): compare_agreement(before, after, method=method, **self.how)
+            (before.protocol, after.protocol): agreeing.compare_agreement(before, after, method=method, **self.how)
             for before, after in itertools.combinations(matrices, 2)
             if len(set(before.tasks) & set(after.tasks)) > 1 and len(set(before.models) & set(after.models)) > 1
         }
@@ -229,7 +284,7 @@ class _Analysis:
             one = grouped.agreement_by_models(self.matrices, groups, by=by, order=order, **self.how)
             if len(one.groups) > 2:
                 found[by] = one
-        tests = items_per_task(self.matrices[0])
+        tests = significance.items_per_task(self.matrices[0])
         sets = {
             f"over {LARGE_TEST:,} items": [t for t, n in tests.items() if n > LARGE_TEST],
             f"up to {LARGE_TEST:,} items": [t for t, n in tests.items() if n <= LARGE_TEST],
@@ -241,9 +296,10 @@ class _Analysis:
     def fewer(self) -> dict[Protocol, TaskCurve]:
         """How few tasks suffice, where enough models have all of them."""
         found, known, rng = {}, self.background.lineages, np.random.default_rng(self.options.seed)
-        for whole in filter(enough, (matrix.complete() for matrix in self.matrices)):
+        for whole in filter(aggregate.enough_for_a_curve, (matrix.complete() for matrix in self.matrices)):
             some = np.sort(rng.permutation(len(whole.models))[:MANY_MODELS])  # of many models, some tell
-            found[whole.protocol] = find_task_curve(whole.select(models=some), lineages=known, seed=self.options.seed)
+            part = whole.select(models=some)
+            found[whole.protocol] = aggregate.find_task_curve(part, lineages=known, seed=self.options.seed)
         return found
 
     def components(self) -> dict[Protocol, pca.Components]:
@@ -318,3 +374,54 @@ def _tested(matrix: ScoreMatrix) -> ScoreMatrix:
     """Return the tasks whose every score has a standard error."""
     bare = np.isfinite(matrix.values) & ~np.isfinite(matrix.stderr)
     return matrix.select(tasks=~bare.any(axis=0))
+
+
+def _flat(part: Mapping[Any, Any]) -> Iterator[tuple[str, Finding]]:
+    """Yield findings of one kind, of each family apart where they are so."""
+    for key, one in part.items():
+        if isinstance(one, Finding):
+            yield " ".join(key) if isinstance(key, tuple) else key, one
+        else:
+            yield from ((f"{key} {name}", finding) for name, finding in one.items())
+
+
+def summarise(found: Rankings) -> Sequence[Table]:
+    """Return how far the tasks agree and tell models apart under each protocol, and which tasks to distrust."""
+    tables = [*_together(found), *(table for same in found.same.values() for table in same.tables())]
+    if found.screening.flags:
+        flags = [(flag.task, flag.reason, flag.evidence) for flag in found.screening.flags]
+        tables.append(Table("Tasks to distrust", ("task", "reason", "evidence"), flags))
+    return tables
+
+
+def _together(found: Rankings) -> list[Table]:
+    """Return the table of what the tasks say together; none where there is nothing to say."""
+    protocols = list(found.overall)
+    some = {p for p, ranking in found.overall.items() if len(ranking.models) >= FEW_MODELS}  # fewer say nothing of it
+    means: dict[str, dict[Protocol, tuple[Interval, str]]] = {
+        "agreement between tasks (mean Kendall's τ)": {p: (a.interval, a.over) for p, a in found.agreement.items()},
+        "variance on one component (PC1)": {p: (c.explained[0], c.over) for p, c in found.components.items()},
+        "agreement of perplexity with tasks (mean τ)": {p: (t.mean, t.over) for p, t in found.perplexity.items()},
+    }
+    rows: list[Sequence[str | None]] = []
+    drawn: dict[str, None] = {}
+    for name, by_protocol in means.items():
+        shown = {p: mean for p, mean in by_protocol.items() if p in some and np.isfinite(mean[0].value)}
+        drawn |= dict.fromkeys(over for _, over in shown.values())
+        if shown:
+            rows.append((name, *(_span(shown[p][0], percent="PC1" in name) if p in shown else None for p in protocols)))
+    if found.significance:
+        told = {p: (sum(s.significant), sum(s.pairs)) for p, s in found.significance.items()}
+        rows.append(("pairs of models told apart on a task", *(_share(*told.get(p, (0, 0))) for p in protocols)))
+    note = f"In brackets: 95 % intervals over {' or '.join(drawn)}. 1 is perfect agreement, 0 is none." if drawn else ""
+    title = "What the tasks say together"
+    return [Table(title, ("", *(p.label for p in protocols)), rows, note)] if rows else []
+
+
+def _span(interval: Interval, *, percent: bool) -> str:
+    value, low, high = (f"{x:.0%}" if percent else f"{x:.2f}" for x in (interval.value, interval.low, interval.high))
+    return f"{value} ({low} to {high})" if np.isfinite(interval.low) else value
+
+
+def _share(part: int, whole: int) -> str | None:
+    return f"{part / whole:.0%}" if whole else None

@@ -19,8 +19,7 @@ import numpy as np
 
 from potentia.analysis.rankings.agreement import NAMES
 from potentia.analysis.stats.bootstrap import How, Sampling, pair_mean
-from potentia.analysis.stats.correlation import METHODS, Correlate, nan_mean
-from potentia.analysis.stats.kendall import kendall_matrix
+from potentia.analysis.stats.correlation import METHODS, Correlate, kendall_matrix, nan_mean
 from potentia.errors import InputError
 from potentia.values.findings import Bars, Chart, Finding, Heatmap, Interval, Table, mean_in_words
 from potentia.values.protocol import Protocol

@@ -20,16 +20,9 @@ from scipy.stats import t as student
 
 from potentia.analysis.rankings.decide import SURE, Ranking, covariance_of, decide, noise_of, paired_items
 from potentia.analysis.rankings.sentences import pair_sentences
+from potentia.analysis.stats import significance as tests
 from potentia.analysis.stats.bootstrap import LEVEL
-from potentia.analysis.stats.significance import (
-    POWER,
-    aligned,
-    benjamini_hochberg,
-    items_per_task,
-    mcnemar,
-    mcnemar_of_all,
-    pair_p_values,
-)
+from potentia.analysis.stats.significance import POWER, benjamini_hochberg, items_per_task
 from potentia.errors import InputError
 from potentia.values.findings import Cell, Finding, Interval, Table, picked, short_names
 from potentia.values.protocol import Protocol
@@ -298,7 +291,7 @@ def _of_task(matrix: ScoreMatrix, k: int, outcomes: Outcomes, level: float, *, t
         if set(np.unique([x, y])) <= {0.0, 1.0}:
             numbers = np.array(sorted(outcomes[matrix.tasks[k]][matrix.models[0]]))
             only = (tuple(numbers[x > y].tolist()), tuple(numbers[x < y].tolist()))
-            test, p = MCNEMAR, mcnemar(len(only[0]), len(only[1]))
+            test, p = MCNEMAR, tests.mcnemar(len(only[0]), len(only[1]))
     if test != MCNEMAR and math.isfinite(error):
         p = 2.0 * float(student.sf(abs(difference) / error, freedom)) if error > 0 else float(difference == 0)
     half = float(norm.ppf(0.5 + level / 2)) * error
@@ -349,7 +342,7 @@ def map_evidence(matrix: ScoreMatrix, outcomes: Outcomes | None = None) -> Evide
     tested = matrix.select(models=rows, tasks=usable)
     first, second = np.triu_indices(len(tested.models), 1)
     difference = tested.values[first] - tested.values[second]
-    p = pair_p_values(tested)
+    p = tests.pair_p_values(tested)
     basis = [_sharpen(p[:, k], tested.models, (outcomes or {}).get(task, {})) for k, task in enumerate(tested.tasks)]
     kept = np.where(benjamini_hochberg(p) <= 1 - LEVEL, p, np.nan)
     critical = np.array([np.nanmax(c) if np.isfinite(c).any() else 0.0 for c in kept.T])
@@ -367,12 +360,12 @@ def map_evidence(matrix: ScoreMatrix, outcomes: Outcomes | None = None) -> Evide
 
 def _sharpen(p: Floats, models: Sequence[str], outcomes: Mapping[str, Mapping[int, float]]) -> str:
     """Put McNemar's p in the place of the z test's for every pair of models with items; returns the test's name."""
-    there, values = aligned(models, outcomes)
+    there, values = tests.aligned(models, outcomes)
     if len(there) < 2 or not values.shape[1]:
         return "z test"
     present = [models.index(model) for model in there]
     first, second = np.triu_indices(len(present), 1)
     a, b = np.array(present)[first], np.array(present)[second]
     n = len(models)
-    p[a * (2 * n - a - 1) // 2 + b - a - 1] = mcnemar_of_all(values > 0.5)
+    p[a * (2 * n - a - 1) // 2 + b - a - 1] = tests.mcnemar_of_all(values > 0.5)
     return "McNemar"

@@ -1,7 +1,6 @@
 """Estimators that every room of the analysis shares: Kendall's tau, resampling, tests of significance."""
 
 from potentia.analysis.stats.bootstrap import LEVEL, RESAMPLES
-from potentia.analysis.stats.correlation import pearson_matrix, spearman_matrix
+from potentia.analysis.stats.correlation import kendall_matrix, pearson_matrix, spearman_matrix
 from potentia.analysis.stats.first import FEW_MODELS, MAYBE, may_win, pack_right, stay_in
-from potentia.analysis.stats.kendall import kendall_matrix
 from potentia.analysis.stats.significance import Outcomes, Significance, measure_significance

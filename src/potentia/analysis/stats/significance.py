@@ -16,7 +16,7 @@ import numpy.typing as npt
 from scipy.stats import binom, false_discovery_control, norm
 
 from potentia.analysis.stats.bootstrap import LEVEL
-from potentia.analysis.stats.kendall import kendall_of_tests, z_of
+from potentia.analysis.stats.correlation import kendall_of_tests, z_of
 from potentia.errors import InputError
 from potentia.values.findings import Bars, Chart, Finding, Table
 from potentia.values.protocol import Protocol

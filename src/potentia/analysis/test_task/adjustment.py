@@ -13,16 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from potentia.analysis.test_task import scaling
 from potentia.analysis.test_task.cohort import Cohort, Pair, Split, against_compute
-from potentia.analysis.test_task.scaling import (
-    CURVE_COLUMNS,
-    CURVE_NOTE,
-    EFFECT_COLUMNS,
-    EFFECT_NOTE,
-    Coefficient,
-    HingeFit,
-    fit_hinge,
-)
+from potentia.analysis.test_task.scaling import Coefficient, HingeFit, fit_hinge
 from potentia.errors import InputError
 from potentia.values.findings import Chart, Finding, Line, Plot, Table
 from potentia.values.protocol import Protocol
@@ -95,8 +88,8 @@ class SplitComparison(Finding):
         """Return one row per task, split and stage."""
         stages = (stage for both in self.comparisons for stage in (both.before, both.after))
         rows = [(s.task, s.split.label, s.split.size, s.stage, *s.fit.effect_row()[2:]) for s in stages]
-        columns = ("task", "models", "in it", "stage", *EFFECT_COLUMNS[2:])
-        return (Table("The same question with other splits", columns, rows, EFFECT_NOTE),)
+        columns = ("task", "models", "in it", "stage", *scaling.EFFECT_COLUMNS[2:])
+        return (Table("The same question with other splits", columns, rows, scaling.EFFECT_NOTE),)
 
 
 def scale_groups(
@@ -119,9 +112,10 @@ def _tables(stages: Sequence[GroupScaling]) -> tuple[Table, Table]:
     name = f"{task}: models {split.label} ({split.size} of {len(split.members)})"
     effects = [(one.stage, *one.fit.effect_row()) for one in stages]
     curves = [(one.stage, *one.fit.curve_row()) for one in stages]
+    title, columns = f"{name}, advantage at equal compute", ("adjustment", *scaling.EFFECT_COLUMNS)
     return (
-        Table(f"{name}, advantage at equal compute", ("adjustment", *EFFECT_COLUMNS), effects, EFFECT_NOTE),
-        Table(f"{task}: the curve", ("adjustment", *CURVE_COLUMNS), curves, CURVE_NOTE),
+        Table(title, columns, effects, scaling.EFFECT_NOTE),
+        Table(f"{task}: the curve", ("adjustment", *scaling.CURVE_COLUMNS), curves, scaling.CURVE_NOTE),
     )
 
 
@@ -143,7 +137,7 @@ class Treatment(Finding):
         stages = (("before", self.before), ("after", self.after))
         rows = [(stage, *fit.effect_row()) for stage, fit in stages if fit is not None]
         title = f"{self.task}: {len(self.treated)} models tuned on the test task, {len(self.control)} not"
-        return (Table(title, ("adjustment", *EFFECT_COLUMNS), rows, EFFECT_NOTE),)
+        return (Table(title, ("adjustment", *scaling.EFFECT_COLUMNS), rows, scaling.EFFECT_NOTE),)
 
 
 def compare_copies(

@@ -25,16 +25,9 @@ from scipy.stats import norm, rankdata
 from scipy.stats import t as student
 
 from potentia.analysis.stats.correlation import nan_mean
-from potentia.analysis.test_task import hinge as hinge_fit
+from potentia.analysis.test_task import scaling
 from potentia.analysis.test_task.cohort import Cohort, Flags, Pair
-from potentia.analysis.test_task.scaling import (
-    EFFECT_COLUMNS,
-    EFFECT_NOTE,
-    Coefficient,
-    HingeFit,
-    fit_hinge,
-    linear_coefficients,
-)
+from potentia.analysis.test_task.scaling import EFFECT_COLUMNS, EFFECT_NOTE, Coefficient, HingeFit
 from potentia.errors import InputError
 from potentia.values.findings import Bars, Cell, Chart, Finding, Interval, Plot, Points, Table
 from potentia.values.protocol import Protocol
@@ -241,13 +234,13 @@ def measure_exposure(pairs: Sequence[Pair], *, draws: int = 1999, seed: int = 0)
     guess = [pair.chance if pair.higher_is_better else -pair.chance for pair in pairs]
     for k in (0, 1):  # before and after
         scores.append(np.concatenate([p.oriented()[k] - at for p, at in zip(pairs, guess, strict=True)]))
-    drawn = np.array([hinge_fit.search(x, np.stack(scores), other).effect for other in others])  # (assignments, stages)
+    drawn = np.array([scaling.search(x, np.stack(scores), other).effect for other in others])  # (assignments, stages)
     stages = []
     for stage, y, by_chance in zip(("before", "after"), scores, drawn.T, strict=True):
-        fit = fit_hinge(x, y, group=group, families=families, draws=draws, seed=seed)
+        fit = scaling.fit_hinge(x, y, group=group, families=families, draws=draws, seed=seed)
         within, within_p = Coefficient(math.nan, math.nan, math.nan), math.nan
         if len(pairs) > 1:
-            within = linear_coefficients(np.column_stack([group, levels]), y, families)[0][0]
+            within = scaling.linear_coefficients(np.column_stack([group, levels]), y, families)[0][0]
             within_p = _share(_within(others, y, levels), within.value, exact)
         assert fit.effect is not None
         stages.append(Worth(stage, fit, _share(by_chance, fit.effect.value, exact), within, within_p))
