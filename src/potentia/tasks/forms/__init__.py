@@ -1,8 +1,8 @@
 """Prompt forms: another way to ask the same documents, by a suffix of the name (``arc_challenge:choice``).
 
 A form is a function of the task in its own form. It gets lm-eval's task object (to read the question, the options and
-the answer of a document) and the definition, and returns the keys of the definition to replace. Functions among them
-are hashed into the task's fingerprint with the file that holds them.
+the answer of a document) and the definition, and returns the keys of the definition to replace. Its name and version
+are part of the task's fingerprint, and so are the parts of the definition that it replaces.
 """
 
 from __future__ import annotations
@@ -19,31 +19,39 @@ OWN_KEYS = frozenset({"form", "shots", "main_metric", "metric_names", "labels"})
 """Keys of a definition that lm-eval does not know: the form's name, its own number of examples, its main metric,
 the names of its metrics where not every filter goes with every metric, and the labels of a classification."""
 
-_FORMS: dict[str, Form] = {}
+_FORMS: dict[str, tuple[Form, int]] = {}
 
 
-def register(name: str) -> Callable[[Form], Form]:
-    """Make a form known by this name."""
+def register(name: str, version: int = 1) -> Callable[[Form], Form]:
+    """Make a form known by this name; raise its ``version`` with every change of what it writes or how it judges."""
 
     def keep(form: Form) -> Form:
-        _FORMS[name] = form
+        _FORMS[name] = form, version
         return form
 
     return keep
 
 
-def names() -> tuple[str, ...]:
-    """Return the names of all forms."""
-    return tuple(sorted(_FORMS))
+class Template:
+    """A field of a definition that a form writes; the fingerprint holds what it takes the place of."""
+
+    def __init__(self, write: Callable[[Mapping[str, Any]], Any], config: Mapping[str, Any]) -> None:
+        self.write = write
+        self.fingerprint_parts = [config.get(key) for key in ("doc_to_text", "doc_to_target", "doc_to_choice")]
+
+    def __call__(self, doc: Mapping[str, Any]) -> Any:
+        """Write the field for one document."""
+        return self.write(doc)
 
 
 def rewrite(spec: str, task: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the definition of a task in another form; ``spec`` is ``form`` or ``form:argument``."""
     name, _, argument = spec.partition(":")
     if name not in _FORMS:
-        known = ", ".join(names()) or "none"
+        known = ", ".join(sorted(_FORMS))
         raise TaskError(f"no prompt form {name!r} (asked for by {config.get('task')}:{spec})", hint=f"forms: {known}")
-    return {**config, **_FORMS[name](task, config, argument), "form": spec}
+    form, version = _FORMS[name]
+    return {**config, **form(task, config, argument), "form": (spec, version)}
 
 
 from potentia.tasks.forms import bose as _bose  # noqa: E402  (registers its forms)

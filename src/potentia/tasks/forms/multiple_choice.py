@@ -1,9 +1,13 @@
-"""Multiple choice in two forms: ``cloze`` scores the options' texts, ``choice`` lists them and scores letters.
+"""Multiple choice in other forms: ``cloze`` scores the options' texts, ``choice`` lists them and scores letters.
 
 The same knowledge is asked with and without the skill of picking a letter (section 3.2 of Training on the test task).
 ``choice`` is written as lm-eval writes MMLU, ``cloze`` as it writes ARC and ``mmlu_continuation``. A number behind the
 form reduces every question to that many options, the right one among them (``mmlu_pro:choice:4``, appendix E); a second
 number is the seed of the draw (``mmlu_pro:choice:4:7``). Accuracy comes with the Brier score in both forms.
+
+BOSE's are ``option_ppl`` (table 5: options listed) and ``blank_ppl`` (table 6): which completed text is the likeliest,
+without listing the options, by the perplexity of the whole text or, as ``blank_ppl:option``, of the option alone; per
+token, or per character with ``:character`` behind it.
 """
 
 from __future__ import annotations
@@ -11,30 +15,17 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from potentia.errors import TaskError
-from potentia.tasks.forms import reading, register
+from potentia.tasks.forms import Template, reading, register
+from potentia.tasks.forms.bose import no_argument
 from potentia.tasks.forms.reading import LETTERS
-
-
-class Template:
-    """Calls ``write(task, doc)``; the fingerprint holds the writer and the task's own fields that it reads."""
-
-    def __init__(self, write: Any, task: Any, config: Mapping[str, Any]) -> None:
-        self._write, self._task = write, task
-        own = [config.get(key) for key in ("doc_to_text", "doc_to_target", "doc_to_choice")]
-        self.fingerprint_parts = {"template": write, "own": own}
-
-    def __call__(self, doc: Mapping[str, Any]) -> Any:
-        """Write the field for one document."""
-        return self._write(self._task, doc)
-
 
 _SAMPLING = ("sampler", "split", "samples", "process_docs", "fewshot_indices", "fewshot_delimiter")
 
@@ -47,6 +38,17 @@ class Asked:
     options: tuple[str, ...]
     gold: int
 
+    @property
+    def letters(self) -> list[str]:
+        """One letter per option."""
+        return list(LETTERS[: len(self.options)])
+
+    @property
+    def listed(self) -> str:
+        """The options under the question with letters, as lm-eval writes MMLU."""
+        lines = [f"{letter}. {text}" for letter, text in zip(self.letters, self.options, strict=True)]
+        return "\n".join([self.question, *lines, "Answer:"])
+
 
 @dataclass(frozen=True)
 class Draw:
@@ -57,7 +59,10 @@ class Draw:
     shuffle: bool = False
 
 
-def read(task: Any, doc: Mapping[str, Any], draw: Draw = Draw()) -> Asked:  # noqa: B008 (frozen)
+Read = Callable[[Mapping[str, Any]], Asked]
+
+
+def _read(task: Any, draw: Draw, doc: Mapping[str, Any]) -> Asked:
     """Read question, options and answer from the task's own prompt and columns."""
     if task.multiple_input:
         return _drawn(_sentence(task, doc), draw)
@@ -65,92 +70,138 @@ def read(task: Any, doc: Mapping[str, Any], draw: Draw = Draw()) -> Asked:  # no
     options = choices
     if reading.scores_labels(task, choices):
         options = _listed_column(task, doc, len(choices)) or reading.options(task, doc)
-    gold = _place(task.doc_to_target(doc), choices)
-    return _drawn(Asked(_question(task, doc, options), tuple(options), gold), draw)
+    prompt = str(task.doc_to_text(doc))
+    question = reading.bare(prompt[: _listing(prompt, options)])
+    return _drawn(Asked(question, tuple(options), _place(task.doc_to_target(doc), choices)), draw)
 
 
-def ask_choice(task: Any, doc: Mapping[str, Any], draw: Draw) -> str:
-    """List the options under the question with letters, as lm-eval writes MMLU."""
-    asked = read(task, doc, draw)
-    if len(asked.options) > len(LETTERS):
-        raise TaskError(f"{task.config.task} has a question with {len(asked.options)} options, more than letters")
-    lines = [f"{letter}. {text}" for letter, text in zip(LETTERS, asked.options, strict=False)]
-    return "\n".join([asked.question, *lines, "Answer:"])
+def _readable(task: Any, draw: Draw) -> Read:
+    """Return what reads documents whose options all have a letter."""
+
+    def read(doc: Mapping[str, Any]) -> Asked:
+        asked = _read(task, draw, doc)
+        if len(asked.options) > len(LETTERS):
+            raise TaskError(f"{task.config.task} has a question with {len(asked.options)} options, more than letters")
+        return asked
+
+    return read
 
 
-def ask_cloze(task: Any, doc: Mapping[str, Any], draw: Draw) -> str:
-    """Ask without listing the options: ARC's prompt."""
-    return f"Question: {read(task, doc, draw).question}\nAnswer:"
+def _fields(
+    config: Mapping[str, Any], read: Read, ask: Callable[[Any], str], choose: Callable[[Any], list[str]]
+) -> dict[str, Any]:
+    """Return how a document is asked: its prompt, what is chosen from, and the place of the right one."""
+    fields = {"doc_to_text": ask, "doc_to_choice": choose, "doc_to_target": lambda doc: read(doc).gold}
+    made = {name: Template(write, config) for name, write in fields.items()}
+    return {**made, "target_delimiter": " ", "gen_prefix": None}
 
 
-def ask_as_it_does(task: Any, doc: Mapping[str, Any], draw: Draw) -> str:
-    """Ask with the task's own prompt."""
-    return str(task.doc_to_text(doc))
-
-
-def letters(task: Any, doc: Mapping[str, Any], draw: Draw) -> list[str]:
-    """Return one letter per option."""
-    return list(LETTERS[: len(read(task, doc, draw).options)])
-
-
-def texts(task: Any, doc: Mapping[str, Any], draw: Draw) -> list[str]:
-    """Return the options' texts."""
-    return list(read(task, doc, draw).options)
-
-
-def place(task: Any, doc: Mapping[str, Any], draw: Draw) -> int:
-    """Return the place of the right option among those that remain."""
-    return read(task, doc, draw).gold
+def _always_there(config: Mapping[str, Any]) -> bool:
+    """Say whether the answer always has the same place (sciq's is the last): a letter would give it away."""
+    return isinstance(config.get("doc_to_target"), int)
 
 
 @register("choice")
 def choice(task: Any, config: Mapping[str, Any], argument: str) -> dict[str, Any]:
     """Options listed, letters scored: MMLU's form."""
-    draw = _draw(task, config, "choice", argument)
-    if isinstance(config.get("doc_to_target"), int):  # sciq's answer is always the last: a letter would give it away
-        draw = replace(draw, shuffle=True)
-    return {**_rewritten(task, config, ask_choice, letters, draw), **_metrics(config, ("acc",))}
+    read = _readable(task, _draw(task, config, "choice", argument, shuffle=_always_there(config)))
+    fields = _fields(config, read, lambda doc: read(doc).listed, lambda doc: read(doc).letters)
+    return {**fields, **_kept(config), **_metrics(config, ("acc",))}
 
 
 @register("cloze")
 def cloze(task: Any, config: Mapping[str, Any], argument: str) -> dict[str, Any]:
     """Options not listed, their texts scored: ARC's form. A task that is so already stays as it is."""
     draw = _draw(task, config, "cloze", argument)
-    if not _lists_options(task):
-        if not draw.limit:
-            return {}
+    read = partial(_read, task, draw)
+    write = partial(_fields, config, read, choose=lambda doc: list(read(doc).options))
+    if _lists_options(task):
+        description = str(config.get("description") or "").replace("multiple choice questions", "questions")
+        fields = write(ask=lambda doc: f"Question: {read(doc).question}\nAnswer:")
+        return {**fields, **_kept(config), "description": description, **_metrics(config, ("acc", "acc_norm"))}
+    if not draw.limit:
+        return {}
+    if task.multiple_input:
+        raise TaskError(f"{config.get('task')} completes one sentence; its options cannot be reduced")
+    own = write(ask=lambda doc: str(task.doc_to_text(doc)))
+    return {**own, **_kept(config), "target_delimiter": task.config.target_delimiter}
+
+
+@register("option_ppl")
+def option_ppl(task: Any, config: Mapping[str, Any], argument: str) -> dict[str, Any]:
+    """Table 5: options listed, the likeliest letter wins."""
+    no_argument("option_ppl", argument)
+    read = _readable(task, Draw(shuffle=_always_there(config)))
+    fields = _fields(config, read, lambda doc: f"Question: {read(doc).listed}", lambda doc: read(doc).letters)
+    return _ranked(task, config, fields, "acc")
+
+
+@register("blank_ppl")
+def blank_ppl(task: Any, config: Mapping[str, Any], argument: str) -> dict[str, Any]:
+    """Table 6: options not listed, the completed text of the lowest perplexity wins.
+
+    Perplexity is per token, over the whole text or, with ``blank_ppl:option``, over the option after the question;
+    ``character`` (``blank_ppl:character``, ``blank_ppl:option:character``) takes it per character, which all
+    tokenizers share (``acc_norm``). ``acc`` compares the same texts by their likelihood.
+    """
+    words = [word for word in argument.split(":") if word]
+    metric = "acc_norm" if words[-1:] == ["character"] else "acc_token"
+    part = ":".join(words[:-1] if metric == "acc_norm" else words)
+    read = partial(_read, task, Draw())
+
+    def whole(doc: Mapping[str, Any]) -> list[str]:
+        """Complete the question with each option; a task of sentences to complete has them whole."""
         if task.multiple_input:
-            raise TaskError(f"{config.get('task')} completes one sentence; its options cannot be reduced")
-        kept = _rewritten(task, config, ask_as_it_does, texts, draw)
-        return {**kept, "target_delimiter": task.config.target_delimiter}
-    description = str(config.get("description") or "").replace("multiple choice questions", "questions")
-    asked = _rewritten(task, config, ask_cloze, texts, draw)
-    return {**asked, "description": description, **_metrics(config, ("acc", "acc_norm"))}
+            end = f"{task.config.target_delimiter}{task.doc_to_target(doc)}"
+            return [f"{start}{end}" for start in task.doc_to_choice(doc)]
+        asked = read(doc)
+        return [f"{asked.question} {text}".strip() for text in asked.options]
+
+    if part in ("", "whole"):
+        fields = _fields(config, read, lambda doc: "", whole) | {"target_delimiter": ""}
+        return _ranked(task, config, fields, metric)
+    if part != "option":
+        hint = "blank_ppl (the whole text) or blank_ppl:option, each also with :character"
+        raise TaskError(f"no variant {argument!r} of blank_ppl", hint=hint)
+    if getattr(task, "multiple_input", False):
+        raise TaskError(
+            f"{config.get('task')} has its options inside the sentence, not at its end",
+            hint="blank_ppl compares the whole sentences",
+        )
+    fields = _fields(config, read, lambda doc: read(doc).question, lambda doc: list(read(doc).options))
+    return _ranked(task, config, fields, metric)
 
 
-def _rewritten(task: Any, config: Mapping[str, Any], ask: Any, choose: Any, draw: Draw) -> dict[str, Any]:
+def _ranked(task: Any, config: Mapping[str, Any], fields: dict[str, Any], metric: str) -> dict[str, Any]:
+    """Return a definition of BOSE's: no description, accuracies alone, examples from train."""
+    if task.OUTPUT_TYPE != "multiple_choice":
+        raise TaskError(
+            f"{config.get('task')} has no options to choose from", hint="light, iclip and instruct ask for open answers"
+        )
+    more = {"description": "", "fewshot_config": None, "fewshot_split": config.get("training_split")}
+    return {**fields, **more, "process_results": None, "metric_list": _means("acc", "acc_norm"), "main_metric": metric}
+
+
+def _kept(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Keep from where the definition draws its examples, not how it writes them."""
     shots = config.get("fewshot_config")
-    return {
-        "doc_to_text": Template(partial(ask, draw=draw), task, config),
-        "doc_to_choice": Template(partial(choose, draw=draw), task, config),
-        "doc_to_target": Template(partial(place, draw=draw), task, config),
-        "target_delimiter": " ",
-        "gen_prefix": None,
-        "should_decontaminate": False,
-        "fewshot_config": {k: v for k, v in shots.items() if k in _SAMPLING} if isinstance(shots, Mapping) else None,
-    }
+    drawn = {k: v for k, v in shots.items() if k in _SAMPLING} if isinstance(shots, Mapping) else None
+    return {"should_decontaminate": False, "fewshot_config": drawn}
 
 
-def _metrics(config: Mapping[str, Any], means: tuple[str, ...]) -> dict[str, Any]:
+def _metrics(config: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     """Score accuracy; a task that is judged by another measure of its labels (mcc, f1) keeps it."""
     own = {str(entry.get("metric")) for entry in config.get("metric_list") or ()}
     if not own <= {"acc", "acc_norm", "brier_score"}:
         return {}
-    listed = [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in means]
-    return {"metric_list": listed, "main_metric": "acc"}
+    return {"metric_list": _means(*names), "main_metric": "acc"}
 
 
-def _draw(task: Any, config: Mapping[str, Any], form: str, argument: str) -> Draw:
+def _means(*names: str) -> list[dict[str, Any]]:
+    return [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in names]
+
+
+def _draw(task: Any, config: Mapping[str, Any], form: str, argument: str, *, shuffle: bool = False) -> Draw:
     """Check that the task has options, and read the number of options and the seed behind the form's name."""
     name = config.get("task")
     if task.OUTPUT_TYPE != "multiple_choice":
@@ -160,7 +211,7 @@ def _draw(task: Any, config: Mapping[str, Any], form: str, argument: str) -> Dra
     limit, _, seed = argument.partition(":")
     if (argument and not limit.isdecimal()) or (seed and not seed.isdecimal()) or limit in ("0", "1"):
         raise TaskError(f"{form}:{argument} does not say how many options", hint=f"such as {name}:{form}:4")
-    return Draw(int(limit or 0), int(seed or 0))
+    return Draw(int(limit or 0), int(seed or 0), shuffle)
 
 
 def _lists_options(task: Any) -> bool:
@@ -170,13 +221,6 @@ def _lists_options(task: Any) -> bool:
     doc = next(iter(task.task_docs))
     choices = [str(choice) for choice in task.doc_to_choice(doc)]
     return reading.scores_labels(task, choices) or _listing(str(task.doc_to_text(doc)), choices) is not None
-
-
-def _question(task: Any, doc: Mapping[str, Any], options: list[str]) -> str:
-    """Return the question without labels and without the options, where the prompt lists them."""
-    prompt = str(task.doc_to_text(doc))
-    start = _listing(prompt, options)
-    return reading.bare(prompt if start is None else prompt[:start])
 
 
 def _listing(prompt: str, options: list[str]) -> int | None:
@@ -207,11 +251,9 @@ def _sentence(task: Any, doc: Mapping[str, Any]) -> Asked:
     same = itertools.takewhile(lambda characters: len(set(characters)) == 1, zip(*contexts, strict=False))
     shared = "".join(characters[0] for characters in same)
     shared = shared[: shared.rfind(" ") + 1]
-    rest = str(task.doc_to_target(doc))
+    whole = f"{shared}_{task.config.target_delimiter}{task.doc_to_target(doc)}".strip()
     options = tuple(context[len(shared) :] for context in contexts)
-    return Asked(
-        f"{shared}_{task.config.target_delimiter}{rest}".strip(), options, _place(task.doc_to_text(doc), contexts)
-    )
+    return Asked(whole, options, _place(task.doc_to_text(doc), contexts))
 
 
 def _place(gold: Any, choices: list[str]) -> int:
