@@ -29,6 +29,26 @@ def plain_file(path: Path, largest: int, error: type[InputError] = InputError) -
     return path
 
 
+LARGEST_DATA = 2**30  # bytes of a file of documents or scores, unpacked
+MOST_VALUES = 2**24  # in it: lists and objects take far more memory and time than text
+
+
+def read_text(
+    path: Path, error: type[InputError] = DataError, *, largest: int = LARGEST_DATA, most: int = MOST_VALUES
+) -> str:
+    """Return a text of bounded size: UTF-8, or UTF-16 where it says so, as spreadsheets save it."""
+    try:
+        data = plain_file(path, largest, error).read_bytes()
+        text = data.decode("utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig")
+    except UnicodeDecodeError as problem:
+        raise error(f"byte {problem.start} is no UTF-8 text", where=str(path), hint="save it as UTF-8") from None
+    except OSError as problem:
+        raise error(f"cannot be read: {problem.strerror or problem}", where=str(path)) from problem
+    if (values := sum(map(text.count, ",[{\n"))) > most:
+        raise error(f"about {values:,} values, more than {most:,}", where=str(path), hint="divide the file")
+    return text
+
+
 def write_file(path: Path, *parts: bytes | str, synced: bool = False) -> None:
     """Write a file, and its folder where that is missing: a full disk or a kill leaves the old one.
 

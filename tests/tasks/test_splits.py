@@ -52,7 +52,7 @@ def test_the_rules_of_the_paper(size: dict[str, int], seed: int) -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=5), st.integers(1, 120), seeds)
 def test_a_cap_keeps_a_seeded_sample_in_order(counts: list[int], limit: int, seed: int) -> None:
-    parts = [Rows(i, "test", tuple(range(count))) for i, count in enumerate(counts)]
+    parts = [Rows("test", tuple(range(count))) for count in counts]
     kept = cap(parts, limit, seed=seed)
     assert sum(len(part.rows) for part in kept) == min(limit, sum(counts))
     for part, whole in zip(kept, parts, strict=True):

@@ -168,7 +168,7 @@ def test_other_bad_input(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for name, says in (
         ("rows.csv", "line 2"),
-        ("bytes.jsonl", "not UTF-8"),
+        ("bytes.jsonl", "no UTF-8 text"),
         ("no.parquet", "not a readable parquet"),
         ("sheet.xlsx", "unknown kind of file"),
         ("empty", "no file of documents"),

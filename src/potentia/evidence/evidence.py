@@ -26,18 +26,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class StoreView:
-    """Where a store is, and which of its studies count."""
-
-    where: str
-    studies: tuple[str, ...]  # keys
-
-    def open(self) -> Store:
-        """Open the store for reading."""
-        return Store.open(self.where, readonly=True)
-
-
 @dataclass(frozen=True, eq=False)
 class Evidence:
     """What the sources hold. A file of scores has no studies, cells, lanes, failures or outcomes."""
@@ -49,7 +37,7 @@ class Evidence:
     studies: tuple[StudyRecord, ...] = ()
     specs: tuple[ModelSpec, ...] = ()  # the models of the studies, checkpoints expanded
     notes: tuple[str, ...] = ()  # what a reader must know: which study this is, what was left out
-    stores: tuple[StoreView, ...] = ()
+    stores: tuple[tuple[str, tuple[str, ...]], ...] = ()  # where each is, and the keys of its studies that count
     task_facts: tuple[Benchmark, ...] = ()  # of the user's file; what the studies tell of their tasks comes before
     without_items: Mapping[Protocol, frozenset[str]] = field(default_factory=dict)  # tasks scored by another metric
     reading: Reading | None = None  # how a foreign table was read
@@ -100,7 +88,8 @@ class Evidence:
         """What is known of the models and tasks, as the analyses take it."""
         measured = {task: metric for m in self.scores.values() for task, metric in zip(m.tasks, m.metrics, strict=True)}
         told = [Benchmark(task, chance=metric.chance) for task, metric in measured.items() if metric.chance is not None]
-        told += [fact for view in self.stores for fact in tasks_of(view)]
+        for store, studies in self._opened():
+            told += _tasks_of(store.manifests_by_task(study=studies))
         told += [
             Benchmark(task.name, category=task.category or "", chance=task.chance)
             for study in filter(None, map(study_of, self.studies))
@@ -127,16 +116,15 @@ class Evidence:
         Documents go by their fingerprint, or by their store where a cell does not say it.
         """
         found: dict[tuple[Protocol, str], dict[str, dict[str, dict[int, float]]]] = {}
-        for view in self.stores:
-            with view.open() as store:
-                for name, task, model, data, values in store.outcomes(study=view.studies):
-                    protocol, own = Protocol(name), TaskName(task)
-                    matrix = self.scores.get(protocol)
-                    # Folds test different documents of one task.
-                    joined = own.fold is not None and matrix is not None and own.whole in matrix.tasks
-                    documents = view.where if joined else data or view.where
-                    by = found.setdefault((protocol, own.whole if joined else task), {}).setdefault(documents, {})
-                    by[model] = {**by.get(model, {}), **values} if joined else values
+        for store, studies in self._opened():
+            for name, task, model, data, values in store.outcomes(study=studies):
+                protocol, own = Protocol(name), TaskName(task)
+                matrix = self.scores.get(protocol)
+                # Folds test different documents of one task.
+                joined = own.fold is not None and matrix is not None and own.whole in matrix.tasks
+                documents = store.where if joined else data or store.where
+                by = found.setdefault((protocol, own.whole if joined else task), {}).setdefault(documents, {})
+                by[model] = {**by.get(model, {}), **values} if joined else values
         return found
 
     def frame(self) -> pd.DataFrame:
@@ -213,9 +201,9 @@ class Evidence:
 
     def _opened(self) -> Iterator[tuple[Store, tuple[str, ...]]]:
         """Open the stores one after the other, each with the keys of its studies."""
-        for view in self.stores:
-            with view.open() as store:
-                yield store, view.studies
+        for where, studies in self.stores:
+            with Store.open(where, readonly=True) as store:
+                yield store, studies
 
 
 def _part(matrix: ScoreMatrix, tasks: Sequence[str] | None, models: Sequence[str] | None) -> ScoreMatrix:
@@ -261,10 +249,8 @@ def study_facts(study: Study) -> ModelTable:
     return facts_of((), study.rows(), own)
 
 
-def tasks_of(view: StoreView) -> Iterator[Benchmark]:
-    """Return what the studies tell of their tasks: the size of the train split before carving, the score of a guess."""
-    with view.open() as store:
-        manifests = store.manifests_by_task(study=view.studies)
+def _tasks_of(manifests: Mapping[str, Mapping[str, Any]]) -> Iterator[Benchmark]:
+    """Give what the studies tell of their tasks: the size of the train split before carving, the score of a guess."""
     for task, manifest in manifests.items():
         told = manifest.get("task") or {}
         splits = told.get("splits") or {}

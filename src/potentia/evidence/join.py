@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from potentia.errors import InputError
-from potentia.evidence.evidence import Evidence, StoreView
+from potentia.evidence.evidence import Evidence
 from potentia.facts import models as known_models
 from potentia.store import Store
 from potentia.values.metric import UNKNOWN, Difference, Measured, Metric, Origin, comparable
@@ -44,18 +44,38 @@ def refuse_unlike(
     fine-tuning, to name those that differ; ``{source}`` in the hint is the later of the two sources.
     """
     seen: dict[tuple[str, str], tuple[str, Measured]] = {}
+    sources: tuple[str, str] | None = None  # the first two that are unlike
+    unlike: dict[tuple[str, str], tuple[Difference, ...]] = {}  # by protocol and task
     for source, protocol, task, cell in cells:
         data = Cell(replace(cell.metric, name="", scale=None), Origin(data=cell.origin.data))
         for place, what in (((protocol, task), cell), (("", task), data)):
             first, known = seen.setdefault(place, (source, what))
-            if different := comparable(known, what):
-                if any(difference.what == "recipe" for difference in different):
-                    settings = [_flat(recipe(name, protocol, task)) for name in (first, source)]
-                    different = tuple(d for d in different if d.what != "recipe") + _settings(*settings)
-                told = "; different ".join(map(str, different))
-                message = f"the scores of {task} in {first} and {source} cannot be compared: different {told}"
-                raise UnlikeError(message, where=where, hint=hint.format(source=source))
-            seen[place] = first, Cell(known.metric.merged(what.metric), _merged(known.origin, what.origin))
+            different = comparable(known, what)
+            sources = sources or ((first, source) if different else None)
+            if not different:
+                seen[place] = first, Cell(known.metric.merged(what.metric), _merged(known.origin, what.origin))
+            elif sources == (first, source):
+                unlike.setdefault((protocol, task), different)
+    if sources is not None:
+        hint, told = (
+            hint.format(source=sources[1]),
+            _told(unlike, lambda *cell: [recipe(one, *cell) for one in sources]),
+        )
+        message = f"the scores of {told[0]} in {' and '.join(sources)} cannot be compared: different {told[1]}"
+        raise UnlikeError(message, where=where, hint=hint)
+
+
+def _told(
+    unlike: Mapping[tuple[str, str], tuple[Difference, ...]], recipes: Callable[[str, str], Sequence[Mapping[str, Any]]]
+) -> tuple[str, str]:
+    """Name the tasks that differ, and every kind of difference by its first example; of recipes their settings."""
+    kinds = {different.what: (place, different) for place, by in reversed(unlike.items()) for different in reversed(by)}
+    found = [different for _, different in reversed(kinds.values()) if different.what != "recipe"]
+    if "recipe" in kinds:
+        found += _settings(*map(_flat, recipes(*kinds["recipe"][0])))
+    task, *others = dict.fromkeys(task for _, task in unlike)
+    more = f" and {len(others)} other task{'s' if others[1:] else ''}" if others else ""
+    return task + more, "; different ".join(map(str, found))
 
 
 def recipe_of(store: Store, studies: str | Sequence[str], protocol: str, task: str) -> dict[str, Any]:
@@ -89,7 +109,7 @@ def joined(parts: Sequence[Evidence]) -> Evidence:
     matrices = [(part.source, protocol, matrix) for part in parts for protocol, matrix in part.scores.items()]
     refuse_unlike(
         ((source, protocol, task, cell) for source, protocol, matrix in matrices for task, cell in _cells(matrix)),
-        recipe=partial(_recipe_in, {part.source: part.stores for part in parts}),
+        recipe=partial(_recipe_in, {part.source: part for part in parts}),
         hint="show them apart, with --apart: scores compare where data, metric and fine-tuning are the same",
     )
     protocols = in_order({protocol for _, protocol, _ in matrices})
@@ -108,11 +128,8 @@ def joined(parts: Sequence[Evidence]) -> Evidence:
     )
 
 
-def _recipe_in(stores: Mapping[str, Sequence[StoreView]], source: str, protocol: str, task: str) -> Mapping[str, Any]:
-    for view in stores[source]:
-        with view.open() as store:
-            return recipe_of(store, view.studies, protocol, task)
-    return {}
+def _recipe_in(parts: Mapping[str, Evidence], source: str, protocol: str, task: str) -> Mapping[str, Any]:
+    return next((recipe_of(*opened, protocol, task) for opened in parts[source]._opened()), {})
 
 
 def _every(parts: Sequence[Evidence], name: str) -> tuple[Any, ...]:

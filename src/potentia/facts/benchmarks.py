@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from potentia.errors import DataError, InputError
-from potentia.files import LARGEST, csv_rows, plain_file
+from potentia.files import LARGEST, csv_rows, read_text
 from potentia.values.metric import Metric
 from potentia.values.protocol import TaskName
 
@@ -62,15 +62,7 @@ def benchmark(task: str) -> Benchmark | None:
 
 def read_benchmarks(path: str | Path) -> tuple[Benchmark, ...]:
     """Read a CSV of facts on tasks: ``task``, and any of ``category``, ``train_size``, ``chance`` (or ``options``)."""
-    return _parse(facts_text(path), str(path))
-
-
-def facts_text(path: str | Path) -> str:
-    """Read a file of facts."""
-    try:
-        return plain_file(Path(path), LARGEST, DataError).read_bytes().decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"the facts cannot be read: {error}", where=str(path)) from None
+    return _parse(read_text(Path(path), largest=LARGEST), str(path))
 
 
 def _columns(given: list[str], where: str) -> list[str]:

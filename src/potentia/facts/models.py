@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from potentia.errors import DataError
-from potentia.facts.benchmarks import Benchmark, benchmarks, facts_text
-from potentia.files import csv_rows
+from potentia.facts.benchmarks import Benchmark, benchmarks
+from potentia.files import LARGEST, csv_rows, read_text
 
 COLUMNS = (
     "name", "family", "kind", "parameters_b", "size_b", "tokens_b", "compute", "date", "base_model", "repository",
@@ -134,7 +134,7 @@ def read_facts(path: str | Path) -> ModelTable:
 
     Columns of other names are kept, so that models can be divided by them; a name close to a known one is a slip.
     """
-    rows = tuple(_parse(facts_text(path), str(path)))
+    rows = tuple(_parse(read_text(Path(path), largest=LARGEST), str(path)))
     names = [model.name for model in rows]
     if len(set(names)) != len(names):
         twice = sorted({name for name in names if names.count(name) > 1})

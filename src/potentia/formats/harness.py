@@ -12,7 +12,7 @@ from typing import Any
 from potentia.errors import DataError
 from potentia.formats.columns import metric_of, usual_metric
 from potentia.formats.entries import Entry, documents, scored, told
-from potentia.formats.table import decoded, json_lines, read_parquet_table, section
+from potentia.formats.table import json_lines, read_parquet_table, section
 from potentia.values.metric import Metric, Origin, main_metric
 from potentia.values.protocol import DIRECT, Protocol
 
@@ -116,7 +116,7 @@ def _items(results: Path, task: str, chosen: _Measured) -> dict[int, float] | No
     file = results.parent / f"samples_{task}{stamp}.jsonl"
     if not stamp or not file.is_file():
         return None
-    samples = (sample for sample in json_lines(decoded(file), str(file)) if isinstance(sample, dict))
+    samples = (sample for sample in json_lines(file) if isinstance(sample, dict))
     return documents(
         (sample.get("doc_hash") or sample.get("doc"), sample.get(chosen.metric))
         for sample in samples

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potentia.errors import DataError
+from potentia.files import LARGEST_DATA, plain_file
 from potentia.formats.columns import Reading, Says
 from potentia.formats.entries import Entry, assemble, entries, items_of
 from potentia.formats.harness import harness_entries
@@ -19,7 +20,6 @@ from potentia.formats.layout import recognise
 from potentia.formats.others import StagedScores, as_euroeval, euroeval_entry, inspect_entry, is_inspect, paper_entries
 from potentia.formats.table import (
     RawTable,
-    decoded,
     json_lines,
     load_json,
     read_parquet_table,
@@ -97,9 +97,7 @@ def _frame(frame: pd.DataFrame) -> RawTable:
 
 
 def _from_file(path: Path, wishes: _Wishes) -> list[Entry]:
-    if path.exists() and not path.is_file():
-        raise DataError("this is no plain file", where=str(path))  # reading a pipe or a device may never end
-    with path.open("rb") as file:
+    with plain_file(path, LARGEST_DATA, DataError).open("rb") as file:
         start = file.read(4096)
     if start.startswith(b"PAR1"):
         return _from_table(read_parquet_table(path), wishes)
@@ -108,7 +106,7 @@ def _from_file(path: Path, wishes: _Wishes) -> list[Entry]:
         raise DataError("this is a packed archive, no score file", where=str(path), hint=hint)
     opening = start.lstrip(b"\xef\xbb\xbf \t\r\n")
     if path.suffix.casefold() == ".jsonl":
-        return _from_records(list(json_lines(decoded(path), str(path))), str(path), wishes)
+        return _from_records(list(json_lines(path)), str(path), wishes)
     if opening.startswith((b"{", b"[")) or path.suffix.casefold() == ".json":
         return _from_json(load_json(path), path, wishes)
     if StagedScores.recognises(path):

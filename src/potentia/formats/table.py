@@ -18,15 +18,14 @@ from typing import Any
 
 from potentia import limited
 from potentia.errors import DataError
+from potentia.files import LARGEST_DATA, read_text
 from potentia.values.protocol import Protocol
 
 DELIMITERS = (",", ";", "\t", "|")
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet would compute
 _SHIELDED = tuple("'" + mark for mark in FORMULA)
-LARGEST = 2**30  # bytes of a score file, unpacked
 MOST_ROWS = 10_000_000
 MOST_COLUMNS = 10_000
-MOST_VALUES = 2**24  # lists and objects take far more memory and time than text
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class RawTable:
 
 def read_text_table(path: Path) -> RawTable:
     """Read a table of text; the delimiter follows from the header."""
-    text = decoded(path)
+    text = read_text(path)
     first = next((line for line in text.splitlines() if line.strip()), "")
     if not first:
         raise DataError("the file is empty", where=str(path))
@@ -58,23 +57,6 @@ def read_text_table(path: Path) -> RawTable:
         return _markdown(path, text)
     most = max(DELIMITERS, key=lambda mark: (first.count(mark), mark == ","))  # parts the header into most columns
     return _delimited(path, text, most)
-
-
-def decoded(path: Path) -> str:
-    """Return a file as text: UTF-8, or UTF-16 where it says so, as spreadsheets save it."""
-    if not path.is_file():
-        raise DataError("this is no plain file", where=str(path))
-    if path.stat().st_size > LARGEST:
-        raise DataError(f"larger than {LARGEST // 2**20} MiB, too large for scores", where=str(path))
-    data = path.read_bytes()
-    encoding = "utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
-    try:
-        text = data.decode(encoding)
-    except UnicodeDecodeError as error:
-        raise DataError(f"byte {error.start} is no UTF-8 text", where=str(path), hint="save it as UTF-8") from None
-    if sum(map(text.count, ",[{\n")) > MOST_VALUES:
-        raise DataError(f"more than {MOST_VALUES:,} values, too many for scores", where=str(path))
-    return text
 
 
 def _delimited(path: Path, text: str, delimiter: str) -> RawTable:
@@ -152,7 +134,7 @@ def read_parquet_table(path: Path) -> RawTable:
 
     try:
         table = limited.read_parquet(str(path.resolve()))
-        if table.nbytes > LARGEST or table.num_rows > MOST_ROWS:
+        if table.nbytes > LARGEST_DATA or table.num_rows > MOST_ROWS:
             raise DataError(f"{table.num_rows:,} rows: too large for scores", where=str(path))
         columns = [str(name) for name in table.column_names]
         values = [table.column(place).to_pylist() for place in range(table.num_columns)]
@@ -173,15 +155,15 @@ def records_table(records: Iterable[Any], where: str) -> RawTable:
     return _of_records(where, [(f"entry {i}", record) for i, record in enumerate(given, 1)])
 
 
-def json_lines(text: str, where: str) -> Iterator[Any]:
+def json_lines(path: Path) -> Iterator[Any]:
     """Give the value of every line of a JSONL file."""
-    for n, line in enumerate(text.splitlines(), 1):
+    for n, line in enumerate(read_text(path).splitlines(), 1):
         if line.strip():
             try:
                 yield json.loads(line)
             except (ValueError, RecursionError) as error:
                 reason = getattr(error, "msg", type(error).__name__)
-                raise DataError(f"this is no JSON: {reason}", where=f"{where}, line {n}") from None
+                raise DataError(f"this is no JSON: {reason}", where=f"{path}, line {n}") from None
 
 
 def _table(where: str, header: Sequence[Any], rows: list[tuple[str, tuple[Any, ...]]]) -> RawTable:
@@ -214,7 +196,7 @@ def load_json(path: Path) -> Any:
         return found
 
     try:
-        return json.loads(decoded(path), object_pairs_hook=unique)
+        return json.loads(read_text(path), object_pairs_hook=unique)
     except json.JSONDecodeError as error:
         place = f"{path}, line {error.lineno}, column {error.colno}"
         cut = error.pos >= len(error.doc.rstrip())

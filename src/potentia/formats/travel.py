@@ -22,7 +22,7 @@ from potentia.files import write_file
 from potentia.formats.columns import metric_of
 from potentia.formats.entries import Entry, documents, scored, tidy_row, told
 from potentia.formats.layout import TRAVELS
-from potentia.formats.table import decoded, json_lines, safe_name, section
+from potentia.formats.table import json_lines, safe_name, section
 from potentia.values.metric import Metric, Scale
 from potentia.values.protocol import DIRECT, Protocol, TaskName
 from potentia.values.scores import ItemOutcome, Score, ScoreMatrix
@@ -198,7 +198,7 @@ def _samples(path: Path) -> dict[str, dict[int, float]]:
     """Return evaluation → document → value of the samples beside a file; documents go by their hash."""
     beside = path.with_name(f"{path.stem}_samples.jsonl")
     found: dict[str, list[tuple[object, Any]]] = {}
-    for line in json_lines(decoded(beside), str(beside)) if beside.is_file() else ():
+    for line in json_lines(beside) if beside.is_file() else ():
         if isinstance(line, dict):
             name = str(line.get("evaluation_result_id") or line.get("evaluation_name"))
             value = (line.get("evaluation") or {}).get("score")

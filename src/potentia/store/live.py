@@ -58,6 +58,10 @@ class LiveStore(Patient):
         self._engine = engine
         self.where = where
         self.items_folder = folder
+        # beside the items: tuned adapters, what a resumed row needs, logs of runs
+        self.adapters_folder, self.lanes_folder, self.logs_folder = (
+            folder.with_name(f"{folder.name.removesuffix('.items')}.{what}") for what in ("adapters", "lanes", "logs")
+        )
         self._studies: dict[str, str] = {}
         self._own: set[str] = set()  # leases
         self._file: tuple[Path, tuple[int, int]] | None = None  # of a SQLite store: its path, and which file it is

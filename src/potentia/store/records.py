@@ -310,27 +310,39 @@ def publish(folder: Path, key: str, staged: Path) -> None:
 
 def load(folder: Path, key: str) -> list[ItemOutcome]:
     """Read the items of a cell that has some."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     path = items_path(folder, key)
     try:
-        table = pq.read_table(path, partitioning=None, page_checksum_verification=True)
-        columns = [table.column(name).to_pylist() for name in ("doc_id", "value", "prediction", "gold", "detail")]
-        return [
-            ItemOutcome(doc_id=i, value=v, prediction=p, gold=g, detail=json.loads(d))
-            for i, v, p, g, d in zip(*columns, strict=True)
-        ]
+        columns = _columns(path, "doc_id", "value", "prediction", "gold", "detail")
+        return [ItemOutcome(*item, json.loads(detail)) for *item, detail in zip(*columns, strict=True)]
     except FileNotFoundError:
-        raise DamagedItemsError(
-            "the items of this cell are missing",
-            where=str(path),
-            hint="keep the .items folder beside the database when you move it; or potentia store check --repair",
-        ) from None
-    except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
+        hint = "keep the .items folder beside the database when you move it; or potentia store check --repair"
+        raise DamagedItemsError("the items of this cell are missing", where=str(path), hint=hint) from None
+    except _UNREADABLE as error:
         told = str(error).splitlines()[0] if str(error) else type(error).__name__
         hint = "potentia store check --repair; the next run of its study computes the cell anew, and replaces it"
         raise DamagedItemsError(f"the items of this cell cannot be read: {told}", where=str(path), hint=hint) from error
+
+
+def load_values(folder: Path, key: str) -> dict[int, float] | None:
+    """Read the value of every document of a cell, without the evidence; None where the file is missing or damaged."""
+    try:
+        return dict(zip(*_columns(items_path(folder, key), "doc_id", "value"), strict=True))
+    except _UNREADABLE:
+        return None
+
+
+_UNREADABLE = (OSError, KeyError, ValueError, TypeError)
+
+
+def _columns(path: Path, *names: str) -> list[list[Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path, columns=names, partitioning=None, page_checksum_verification=True)
+        return [table.column(name).to_pylist() for name in names]
+    except pa.ArrowException as error:  # not all of them are errors of value or type
+        raise ValueError(str(error)) from error
 
 
 def looks_whole(folder: Path, key: str) -> bool:
@@ -342,18 +354,6 @@ def looks_whole(folder: Path, key: str) -> bool:
             return head == file.read(4) == b"PAR1" and file.tell() > 12
     except OSError:
         return False
-
-
-def load_values(folder: Path, key: str) -> dict[int, float] | None:
-    """Read the value of every document of a cell, without the evidence; None where the file is missing or damaged."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.read_table(items_path(folder, key), columns=["doc_id", "value"], partitioning=None)
-        return dict(zip(table["doc_id"].to_pylist(), table["value"].to_pylist(), strict=True))
-    except (OSError, pa.ArrowException, KeyError, ValueError):
-        return None
 
 
 def _clean(text: str) -> str:

@@ -6,7 +6,7 @@ import math
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, replace
-from functools import cached_property
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,8 @@ class Store(Reading):
             return None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, self._opened
+        where, readonly = self._opened
+        return partial(Store.open, readonly=readonly), (where,)
 
     def __enter__(self) -> Store:
         return self
@@ -185,7 +186,8 @@ class Store(Reading):
         studies = {name: self._study_key(connection, name) for name in {cell.study for cell in cells}}
         unique = {cell.key: cell for cell in reversed(cells)}  # the first of a key counts
         rows = [_cell_row(cell, studies[cell.study], items) for cell in reversed(unique.values())]
-        fresh = dict(connection.execute(self._claiming, rows).all()) if rows else {}
+        claim = self._insert(s.cells).on_conflict_do_nothing().returning(s.cells.c.key, s.cells.c.id)
+        fresh = dict(connection.execute(claim, rows).all()) if rows else {}
         self._describe(connection, [(number, unique[key]) for key, number in fresh.items()])
         numbers = fresh | self._numbers(connection, [key for key in unique if key not in fresh])
         self._link(connection, {(studies[cell.study], numbers[cell.key]) for cell in cells})
@@ -212,14 +214,6 @@ class Store(Reading):
         self._link(connection, {(study, number) for study in studies})
         return fresh
 
-    @cached_property
-    def _claiming(self) -> Any:
-        return self._insert(s.cells).on_conflict_do_nothing().returning(s.cells.c.key, s.cells.c.id)
-
-    @cached_property
-    def _linking(self) -> Any:
-        return self._insert(s.study_cells).on_conflict_do_nothing()
-
     @staticmethod
     def _numbers(connection: sa.Connection, keys: Sequence[str]) -> dict[str, int]:
         """Return the numbers of the cells that are committed."""
@@ -234,7 +228,7 @@ class Store(Reading):
         if not pairs:
             return
         rows = [{"study": study, "cell": number} for study, number in sorted(pairs)]
-        connection.execute(self._linking, rows)
+        connection.execute(self._insert(s.study_cells).on_conflict_do_nothing(), rows)
         if connection.execute(_ANY_FAILURE).first() is None:
             return
         f, c = s.failures.c, s.cells.c
@@ -245,24 +239,6 @@ class Store(Reading):
             connection.execute(s.failures.delete().where(healed))
 
     # --- adapters ---------------------------------------------------------------------------------------------------
-
-    def _beside(self, what: str) -> Path:
-        return self.items_folder.with_name(f"{self.items_folder.name.removesuffix('.items')}.{what}")
-
-    @property
-    def adapters_folder(self) -> Path:
-        """The folder of tuned adapters: beside the items, as the others."""
-        return self._beside("adapters")
-
-    @property
-    def lanes_folder(self) -> Path:
-        """The folder for what a resumed row needs."""
-        return self._beside("lanes")
-
-    @property
-    def logs_folder(self) -> Path:
-        """The folder of the logs of runs."""
-        return self._beside("logs")
 
     def sweep(self) -> None:
         """Remove what killed writers left half written of cells that have been committed since."""
@@ -296,10 +272,6 @@ class Store(Reading):
         with speaking(self.where):
             shutil.rmtree(folder)
         return size
-
-
-def _reopen(where: str, readonly: bool) -> Store:
-    return Store.open(where, readonly=readonly)
 
 
 def _check(cell: CellRecord) -> None:

@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from potentia import limited
 from potentia.errors import TaskError
-from potentia.files import CODE, allowed, plain_file
+from potentia.files import CODE, LARGEST_DATA, allowed, plain_file, read_text
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 LIMITED = "limited"  # the key of a definition from a user's file: its templates are rendered in a process of its own
 SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
-LARGEST = 2**30  # bytes of a file of documents
-MOST = 2**24  # values in it: lists and objects take far more memory than text
 _PACKED = (b"\x1f\x8b", b"PK", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18", b"7z", b"Rar!")
 # Usual names of splits, and the split each means.
 SPLIT_NAMES = {
@@ -150,10 +148,7 @@ def _read_folder(folder: Path, bad: Bad) -> dict[str, Records]:
 
 def file_records(file: Path, bad: Bad) -> Records:
     """Read the rows of one file; those that are none go to ``bad``."""
-    try:
-        records = list(_rows(file, bad))
-    except OSError as error:
-        raise TaskError(f"cannot be read: {error.strerror or error}", where=str(file)) from error
+    records = list(_rows(file, bad))
     if not records and not bad:
         raise TaskError("the file holds no document", where=str(file))
     return records
@@ -219,14 +214,8 @@ def _csv_rows(text: str, file: Path, bad: Bad) -> Iterator[Record]:
 
 
 def _text(file: Path) -> str:
-    """Return the text of a file of documents, of a size that documents can have."""
-    try:
-        text = plain_file(file, LARGEST, TaskError).read_text("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise TaskError(f"not UTF-8 text: {error.reason} at byte {error.start}", where=str(file)) from error
-    if file.suffix != ".txt" and (values := sum(map(text.count, ",[{\n"))) > MOST:
-        raise TaskError(f"about {values:,} values, more than {MOST:,}", where=str(file), hint="divide the file")
-    return text
+    """Return the text of a file of documents; a corpus may have any number of commas."""
+    return read_text(file, TaskError, **({"most": LARGEST_DATA} if file.suffix == ".txt" else {}))
 
 
 # --- datasets --------------------------------------------------------------------------------------------------------
@@ -241,7 +230,7 @@ def read_dataset(file: Path, kind: str | None = None) -> Dataset:
             raise bad[0]
         return from_records(records, where=str(file))
     try:
-        return _dataset(limited.read_parquet(str(plain_file(file, LARGEST, TaskError).resolve())), str(file))
+        return _dataset(limited.read_parquet(str(plain_file(file, LARGEST_DATA, TaskError).resolve())), str(file))
     except limited.LimitError as error:
         raise TaskError(f"not a readable parquet file: {_first_line(error)}", where=str(file)) from error
 
@@ -334,7 +323,7 @@ def _named_files(config: Mapping[str, Any], options: Mapping[str, Any]) -> dict[
         listed = map(str, patterns if isinstance(patterns, list) else [patterns])
         files = [Path(file) for one in listed if "://" not in one for file in sorted(glob(one, recursive=True))]  # noqa: PTH207
         for file in files:
-            with plain_file(file, LARGEST, TaskError).open("rb") as stream:
+            with plain_file(file, LARGEST_DATA, TaskError).open("rb") as stream:
                 if stream.read(8).startswith(_PACKED):
                     raise TaskError("a packed file could unpack to anything", where=str(file), hint="unpack it")
         if config.get("dataset_path") == "parquet" and files:

@@ -81,8 +81,7 @@ def load(
     if mean is not None:
         named = (name.split("|")[0] for name in leaves[0].metric_names)
         weights = dict.fromkeys((*named, "acc", "acc_norm", "brier_score"), mean == "items")
-    how: dict[str, Any] = {"caps": caps, "seed": seed, "carve": carve, "division": division, "hold_out": hold_out}
-    task = Task(label, leaves, metric=metric, weights=weights, **how)
+    task = Task(label, leaves, metric, weights, caps, seed, carve, division, hold_out)
     if mine is not None:
         task.own = mine
         task.notes += mine.notes

@@ -60,9 +60,8 @@ class SplitPlan:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of one split of one source: (source number, name of its public split, row numbers in it)."""
+    """Row numbers in one public split of a subtask."""
 
-    source: int
     public: str
     rows: tuple[int, ...]
 
@@ -79,7 +78,7 @@ class Division:
 
 
 def divide(
-    sizes: Mapping[str, int], *, seed: int, carve: float, source: int = 0, division: Division | None = None
+    sizes: Mapping[str, int], *, seed: int, carve: float, division: Division | None = None
 ) -> tuple[dict[Split, Rows], dict[Split, str]]:
     """Decide the splits of one benchmark from the public splits it has, before any cap: rows, and where they are from.
 
@@ -96,20 +95,22 @@ def divide(
     order = np.random.default_rng([seed, _CARVE]).permutation(train)
     if not validation and not test:
         parts, how = _folded(order, division.fold, carve) if division.fold else _shared(order, division.ratios)
-        rows = {split: _ordered(source, "train", part) for split, part in zip(SPLITS, parts, strict=True)}
+        rows = {split: _ordered(part) for split, part in zip(SPLITS, parts, strict=True)}
         return rows, dict.fromkeys(SPLITS, f"{how} of the one split")
     if division != Division():
         raise TaskError(
             "ratios and folds are for data in one split; this has its own", hint="leave them out, or give one file"
         )
     tested = "test" if test else "validation"
-    held = 0 if train < 2 or (validation and test) else _held(train, carve)
-    selected, origin = _ordered(source, "train", order[:held]), f"{carve:.0%} of train" if held else "none"
+    rows = {"train": _ordered(order), "validation": _ordered(order[:0]), "test": _whole(tested, test or validation)}
+    origins: dict[Split, str] = {"train": "train" if train else "none", "validation": "none", "test": tested}
     if validation and test:
-        selected, origin = Rows(source, "validation", tuple(range(validation))), "validation"
-    rows = {"train": _ordered(source, "train", order[held:]), "validation": selected}
-    rows["test"] = Rows(source, tested, tuple(range(test or validation)))
-    return rows, {"train": "train" if train else "none", "validation": origin, "test": tested}
+        rows["validation"], origins["validation"] = _whole("validation", validation), "validation"
+    elif train > 1:
+        held = _held(train, carve)
+        rows |= {"train": _ordered(order[held:]), "validation": _ordered(order[:held])}
+        origins["validation"] = f"{carve:.0%} of train"
+    return rows, origins
 
 
 Order = np.ndarray[Any, np.dtype[np.int64]]
@@ -146,16 +147,18 @@ def undivided(
     sizes: Sequence[Mapping[str, int]], *, hold_out: int, seed: int
 ) -> tuple[dict[Split, list[Rows]], dict[Split, str]]:
     """Leave auxiliary data whole: all of train is trained on, but for ``hold_out`` documents kept to choose by."""
-    every = [Rows(i, "train", tuple(range(size.get("train") or 0))) for i, size in enumerate(sizes)]
+    every = [_whole("train", size.get("train") or 0) for size in sizes]
     total = _count(every)
     if hold_out and hold_out >= total:
         raise TaskError(f"{hold_out} documents to hold out of {total} leave none to train on")
     held = cap(every, hold_out, seed=seed)
-    left = [tuple(sorted(set(whole.rows) - set(out.rows))) for whole, out in zip(every, held, strict=True)]
     rows: dict[Split, list[Rows]] = {
-        "train": [replace(part, rows=rest) for part, rest in zip(every, left, strict=True)],
+        "train": [
+            Rows("train", tuple(sorted(set(whole.rows) - set(out.rows))))
+            for whole, out in zip(every, held, strict=True)
+        ],
         "validation": held,
-        "test": [Rows(i, "test", ()) for i in range(len(every))],
+        "test": [Rows("test", ()) for _ in every],
     }
     return rows, {"train": "train", "validation": "held out of train" if hold_out else "none", "test": "none"}
 
@@ -167,20 +170,20 @@ def cap(parts: Sequence[Rows], limit: int | None, *, seed: int) -> list[Rows]:
         return list(parts)
     keep = np.zeros(total, dtype=bool)
     keep[np.random.default_rng([seed, _CAP]).permutation(total)[:limit]] = True
-    kept, start = [], 0
-    for part in parts:
-        mine = keep[start : start + len(part.rows)]
-        start += len(part.rows)
-        kept.append(replace(part, rows=tuple(row for row, wanted in zip(part.rows, mine, strict=True) if wanted)))
-    return kept
+    wanted = iter(keep.tolist())
+    return [replace(part, rows=tuple(row for row in part.rows if next(wanted))) for part in parts]
 
 
 def _count(parts: Sequence[Rows]) -> int:
     return sum(len(part.rows) for part in parts)
 
 
-def _ordered(source: int, public: str, rows: Order) -> Rows:
-    return Rows(source, public, tuple(np.sort(rows).tolist()))
+def _ordered(rows: Order) -> Rows:
+    return Rows("train", tuple(np.sort(rows).tolist()))
+
+
+def _whole(public: str, size: int) -> Rows:
+    return Rows(public, tuple(range(size)))
 
 
 # --- the task --------------------------------------------------------------------------------------------------------
@@ -190,18 +193,9 @@ class Task:
     """One benchmark. ``documents`` gives its splits, ``prompts`` its requests, ``grade`` and ``score`` the results."""
 
     def __init__(
-        self,
-        name: str,
-        leaves: Sequence[Leaf],
-        *,
-        metric: str | None = None,
-        weights: Mapping[str, bool] | None = None,
-        caps: Caps | None = None,
-        seed: int = 0,
-        carve: float = 0.2,
-        division: Division | None = None,
-        hold_out: int | None = None,
-    ) -> None:
+        self, name: str, leaves: Sequence[Leaf], metric: str | None, weights: Mapping[str, bool], caps: Caps | None,
+        seed: int, carve: float, division: Division | None, hold_out: int | None,
+    ) -> None:  # fmt: skip
         kinds = {leaf.kind for leaf in leaves}
         if len(kinds) != 1:
             raise TaskError(f"{name} mixes {' and '.join(sorted(kinds))} tasks; name its subtasks one by one")
@@ -216,7 +210,7 @@ class Task:
         self.higher_is_better = first.higher_is_better(self.metric)
         self.own: OwnTask | None = None  # where the user's own data made it
         self.notes: list[str] = []  # what was inferred, dropped or is to be known of its data
-        self._weights = dict(weights or {})
+        self._weights = dict(weights)
         self._documents: dict[Split, list[Doc]] = {}
         self._pools: dict[int, Sequence[Mapping[str, Any]]] = {}
         self.plan, self._rows = self._split(caps or Caps(), seed, carve, division, hold_out)
@@ -247,7 +241,7 @@ class Task:
     ) -> tuple[SplitPlan, dict[Split, list[Rows]]]:
         sizes = [leaf.sizes() for leaf in self._leaves]
         if hold_out is None:
-            each = [divide(size, seed=seed, carve=carve, source=i, division=division) for i, size in enumerate(sizes)]
+            each = [divide(size, seed=seed, carve=carve, division=division) for size in sizes]
             whole = {split: [rows[split] for rows, _ in each] for split in SPLITS}
             origins = {split: ", ".join(dict.fromkeys(origin[split] for _, origin in each)) for split in SPLITS}
         else:
@@ -263,10 +257,9 @@ class Task:
         if split not in self._documents:
             docs: list[Doc] = []
             start = 0
-            for part in self._rows[split]:
-                leaf = self._leaves[part.source]
+            for place, (leaf, part) in enumerate(zip(self._leaves, self._rows[split], strict=True)):
                 taken = leaf.take(part.public, part.rows) if part.rows else []
-                docs += [Doc(start + row, data, part.source) for row, data in zip(part.rows, taken, strict=True)]
+                docs += [Doc(start + row, data, place) for row, data in zip(part.rows, taken, strict=True)]
                 start += len(leaf.public(part.public))
             self._documents[split] = docs
         return self._documents[split]
@@ -324,8 +317,7 @@ class Task:
         return made
 
     def _own_pool(self, place: int) -> Sequence[Mapping[str, Any]] | None:
-        tested = next(part.public for part in self._rows["test"] if part.source == place)
-        return self._leaves[place].own_pool(tested)
+        return self._leaves[place].own_pool(self._rows["test"][place].public)
 
     def _pool(self, place: int) -> Sequence[Mapping[str, Any]]:
         """Return the documents that lend few-shot examples to one subtask: its own, train, validation, or test."""

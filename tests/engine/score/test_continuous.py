@@ -14,7 +14,7 @@ from capture_audit import Audit
 from lane_models import examples, spec
 from potentia.engine import LoadedModel
 from potentia.engine.score import Scorer, continuous, generate
-from potentia.engine.score.decoding import StopTables
+from potentia.engine.score.decoding import Endings
 from potentia.engine.score.network import Network
 from potentia.engine.tune import LaneTrainer
 from potentia.values.requests import Generation
@@ -149,7 +149,7 @@ def test_logits_that_are_no_numbers_are_an_error() -> None:
 def test_tables_mark_every_token_that_completes_a_stop() -> None:
     loaded = tiny("llama")
     tokenizer = loaded.tokenizer
-    tables = StopTables(tokenizer, loaded.model.config.vocab_size)
+    tables = Endings(loaded.model, tokenizer, loaded.model.config.vocab_size)
     rng = random.Random(1)
     for stop in ("e", " the", "\n", "ts t", "?", "é"):
         table = tables.table((stop,))

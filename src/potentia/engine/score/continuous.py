@@ -23,9 +23,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from potentia.engine.admission import not_a_number
 from potentia.engine.operations import Rows, operations, tile
-from potentia.engine.score.decoding import StopTables
+from potentia.engine.score.decoding import Endings
 from potentia.engine.score.network import Network, log_softmax
 from potentia.engine.split import attending, configs_of
 from potentia.engine.spread import out_of_memory
@@ -205,21 +204,9 @@ class _Sent:
 class ContinuousLoop:
     """One run of a queue of drafts through seats."""
 
-    def __init__(
-        self,
-        network: Network,
-        tokenizer: Any,
-        tables: StopTables,
-        ends: frozenset[int],
-        *,
-        seats: int,
-        prefill: int,
-        record: bool = False,
-    ) -> None:
-        self.network, self.tokenizer, self.tables = network, tokenizer, tables
+    def __init__(self, network: Network, endings: Endings, *, seats: int, prefill: int, record: bool = False) -> None:
+        self.network, self.endings = network, endings
         self.most, self.prefill, self.record = seats, prefill, record
-        self.ends = np.zeros(network.vocabulary, bool)
-        self.ends[[token for token in ends if token < network.vocabulary]] = True
         self.logprobs: dict[int, list[float]] = {}
 
     def write(self, drafts: Sequence[Draft]) -> Iterator[Draft]:
@@ -297,28 +284,9 @@ class ContinuousLoop:
 
     def _read(self, sent: _Sent) -> Iterator[Draft]:
         """Append the tokens of a step to the texts that were still going on; yield those that end with them."""
-        tokens = sent.read()
-        going = {id(draft) for draft in self.live.values()}
-        seats = [seat for seat, draft in sent.readers.items() if id(draft) in going]
-        if not seats:
-            return
-        drafts = [sent.readers[seat] for seat in seats]
-        chosen = tokens[seats]
-        if (chosen < 0).any():
-            raise not_a_number("while writing a text")
-        ended = self.ends[chosen]
-        watched = []
-        for i, (draft, token) in enumerate(zip(drafts, chosen.tolist(), strict=True)):
-            if ended[i]:
-                continue
-            draft.written.append(token)
-            if draft.stop and self.tables.table(draft.stop)[token]:
-                watched.append(i)
-        ends = [drafts[i].written[-drafts[i].lookback :] for i in watched]
-        tails = self.tokenizer.batch_decode(ends) if ends else []
-        for i, tail in zip(watched, tails, strict=True):
-            ended[i] = any(stop and stop in tail for stop in drafts[i].stop)
-        over = [d for i, d in enumerate(drafts) if ended[i] or len(d.written) >= d.room]
-        leaving = {id(draft) for draft in over}
+        tokens, going = sent.read(), {id(draft) for draft in self.live.values()}
+        readers = {seat: draft for seat, draft in sent.readers.items() if id(draft) in going}
+        over = self.endings.append(list(readers.values()), tokens[list(readers)].tolist(), looked_up=True)
+        leaving = {id(draft): draft for draft, ended in zip(readers.values(), over, strict=True) if ended}
         self.live = {seat: draft for seat, draft in self.live.items() if id(draft) not in leaving}
-        yield from over
+        yield from leaving.values()

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
+from potentia.engine.admission import not_a_number
 from potentia.engine.tokens import Ids
 from potentia.errors import InputError
+
+if TYPE_CHECKING:
+    from potentia.engine.score.generate import Draft
 
 # settings that change a text written without sampling, and the values that leave it alone
 _NONE_OF: tuple[Any, ...] = ([], (), {})
@@ -128,13 +132,40 @@ class _Stop(StoppingCriteria):
 _SPACES = str.maketrans("▁Ġ", "  ")  # how tokenizers write them
 
 
-class StopTables:
-    """The tables of one tokenizer, by set of stop texts."""
+class Endings:
+    """When a text is over: at a token that ends it, at a stop text, or when its room is used up."""
 
-    def __init__(self, tokenizer: Any, vocabulary: int) -> None:
+    def __init__(self, model: Any, tokenizer: Any, vocabulary: int) -> None:
         self.tokenizer, self.vocabulary = tokenizer, vocabulary
+        self.tokens = _end_tokens(model, tokenizer)
         self._texts: list[str] | None = None
         self._tables: dict[tuple[str, ...], npt.NDArray[np.bool_]] = {}
+
+    def append(self, drafts: Sequence[Draft], chosen: Sequence[int], *, looked_up: bool) -> list[bool]:
+        """Append the token that was chosen for each text, and say which texts are over.
+
+        Where many are written, a text is ``looked_up`` before it is read: few tokens can end a stop text.
+        """
+        over, watched = list[bool](), list[int]()
+        for place, (draft, token) in enumerate(zip(drafts, chosen, strict=True)):
+            if token < 0:
+                raise not_a_number("while writing a text")
+            over.append(token in self.tokens)
+            if not over[-1]:
+                draft.written.append(token)
+                over[-1] = len(draft.written) >= draft.room
+                if draft.stop and (not looked_up or self.table(draft.stop)[token]):
+                    watched.append(place)
+        for place, stopped in zip(watched, self.stopped([drafts[place] for place in watched]), strict=True):
+            over[place] |= stopped
+        return over
+
+    def stopped(self, drafts: Sequence[Draft], written: Sequence[Ids] | None = None) -> list[bool]:
+        """Say which texts end in one of their stop texts, as written so far or as given."""
+        texts = [draft.written for draft in drafts] if written is None else written
+        tails = [ids[-draft.lookback :] for draft, ids in zip(drafts, texts, strict=False)]
+        tails = self.tokenizer.batch_decode(tails) if tails else []
+        return [any(stop and stop in tail for stop in draft.stop) for draft, tail in zip(drafts, tails, strict=True)]
 
     def table(self, stops: tuple[str, ...]) -> npt.NDArray[np.bool_]:
         """Return, for every token, whether a text that ends in it may end in one of ``stops``."""
@@ -154,6 +185,13 @@ class StopTables:
             both = [text + _written(piece) for text, piece in zip(texts, pieces, strict=True)]
             self._texts = both + ["\ufffd"] * (self.vocabulary - known)
         return self._texts
+
+
+def _end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Tokens that end a text: the tokenizer's, and those of the model's generation config."""
+    own = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    listed = [value if isinstance(value, (list, tuple)) else [value] for value in (tokenizer.eos_token_id, own)]
+    return frozenset(int(token) for values in listed for token in values if token is not None)
 
 
 def _written(piece: str | bytes | None) -> str:

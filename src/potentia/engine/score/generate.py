@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from potentia.engine.admission import not_a_number
 from potentia.engine.score.continuous import ContinuousLoop
-from potentia.engine.score.decoding import Decoding, StopTables, generate_themselves, seen_tokens
+from potentia.engine.score.decoding import Decoding, Endings, generate_themselves, seen_tokens
 from potentia.engine.score.network import Network, log_softmax
 from potentia.engine.spread import give_back, is_spread, out_of_memory
 from potentia.engine.tokens import Encoder, Ids
@@ -51,26 +50,17 @@ class Writer:
     """
 
     def __init__(
-        self,
-        network: Network,
-        encoder: Encoder,
-        token_budget: int,
-        trials: Trials,
-        *,
-        tables: StopTables | None = None,
-        continuous: bool | None = None,
-    ) -> None:
+        self, network: Network, encoder: Encoder, token_budget: int, trials: Trials, endings: Endings,
+        continuous: bool | None,
+    ) -> None:  # fmt: skip
         self.network, self.encoder, self.token_budget, self.trials = network, encoder, token_budget, trials
         self.truncated = 0
         self.samples: list[Ids] = []
         self.ways: set[str] = set()
-        self.tokenizer = encoder.tokenizer
-        self.tables = tables or StopTables(self.tokenizer, network.vocabulary)
+        self.tokenizer, self.endings = encoder.tokenizer, endings
         self.spread = is_spread(network.model)
         at_once = network.device.type == "cuda" and not self.spread
         self.continuous = at_once if continuous is None else continuous
-        self.ends = _end_tokens(network.model, self.tokenizer)
-        self._end_text = self.tokenizer.eos_token
         self._lengths: dict[str, int] = {}
 
     def write(
@@ -94,8 +84,9 @@ class Writer:
 
     def _written(self, queue: list[Draft], decoding: Decoding) -> Iterator[Draft]:
         """Write texts in the fastest way that gives the model's own; yield each as it ends."""
-        own = decoding.beyond_greedy or not self._fast(queue)
-        if not own and decoding.penalty == 1.0 and self._may_seat(queue):
+        own = decoding.beyond_greedy or not self._tried(queue, self._in_a_loop, "writing")
+        seated = not own and decoding.penalty == 1.0 and self.continuous
+        if seated and self._tried(queue, self._in_seats, "writing in seats"):
             self.ways.add("continuous loop")
             yield from self._seated(queue)
             return
@@ -115,14 +106,11 @@ class Writer:
             queue = [draft for draft in queue if id(draft) not in done]
             yield from batch
 
-    def _fast(self, queue: list[Draft]) -> bool:
+    def _tried(self, queue: list[Draft], write: Callable[[Network, list[Draft]], list[list[float]]], way: str) -> bool:
+        """Say whether a way of writing such texts gives the reference's numbers."""
         live = [draft for draft in queue if draft.room > 0]
-        if not live:
-            return True
-        longest = max(len(draft.prompt) + draft.room for draft in live)
-        return self.trials.may_write(
-            longest, live, lambda net, batch: self._on(net)._loop(batch, Decoding(), record=True)
-        )
+        longest = max((len(draft.prompt) + draft.room for draft in live), default=0)
+        return not live or self.trials.may_write(longest, live, write, way)
 
     def _on(self, network: Network) -> Writer:
         """Return a writer like this one on another network."""
@@ -130,31 +118,18 @@ class Writer:
         other.network = network
         return other
 
-    def _may_seat(self, queue: list[Draft]) -> bool:
-        """Say whether texts may be written in seats: where that is wanted, and gives the reference's numbers."""
-        live = [draft for draft in queue if draft.room > 0]
-        if not self.continuous or not live:
-            return False
+    def _in_a_loop(self, network: Network, batch: list[Draft]) -> list[list[float]]:
+        return self._on(network)._loop(batch, Decoding(), record=True)
 
-        def write(network: Network, batch: list[Draft]) -> list[list[float]]:
-            loop = self._on(network)._loop_of_seats(max(2, len(batch) // 2), record=True)
-            for _ in loop.write(batch):
-                pass
-            return [loop.logprobs[draft.index] for draft in batch]
-
-        longest = max(len(draft.prompt) + draft.room for draft in live)
-        return self.trials.may_write(longest, live, write, "writing in seats")
+    def _in_seats(self, network: Network, batch: list[Draft]) -> list[list[float]]:
+        loop = self._on(network)._loop_of_seats(max(2, len(batch) // 2), record=True)
+        for _ in loop.write(batch):
+            pass
+        return [loop.logprobs[draft.index] for draft in batch]
 
     def _loop_of_seats(self, seats: int, *, record: bool = False) -> ContinuousLoop:
-        return ContinuousLoop(
-            self.network,
-            self.tokenizer,
-            self.tables,
-            self.ends,
-            seats=seats,
-            prefill=PREFILL_BUDGETS * self.token_budget,
-            record=record,
-        )
+        prefill = PREFILL_BUDGETS * self.token_budget
+        return ContinuousLoop(self.network, self.endings, seats=seats, prefill=prefill, record=record)
 
     def _seated(self, queue: list[Draft]) -> Iterator[Draft]:
         """Write texts in seats; with half as many where memory runs out."""
@@ -225,9 +200,7 @@ class Writer:
 
         def stopped(written: list[Ids]) -> list[bool]:
             """Which rows are done; of several versions of a text, lm-eval looks at the first alone."""
-            watched = zip(live, written, strict=False)
-            tails = self.tokenizer.batch_decode([ids[-draft.lookback :] for draft, ids in watched])
-            done = [any(stop and stop in tail for stop in draft.stop) for draft, tail in zip(live, tails, strict=True)]
+            done = self.endings.stopped(live, written)
             return done if beams == 1 else done * len(written)
 
         tokens = generate_themselves(
@@ -239,7 +212,7 @@ class Writer:
             pad=self.tokenizer.pad_token_id,
         )
         for draft, ids in zip(live, tokens, strict=True):
-            end = next((place for place, token in enumerate(ids) if token in self.ends), len(ids))
+            end = next((place for place, token in enumerate(ids) if token in self.endings.tokens), len(ids))
             draft.written = ids[:end]
 
     def _loop(self, batch: list[Draft], decoding: Decoding, *, record: bool = False) -> list[list[float]]:
@@ -270,7 +243,8 @@ class Writer:
             if record:
                 for draft, token, row in zip(live, chosen, log_softmax(logits), strict=True):
                     said[draft.index].append(float(row[token]))
-            going = self._extend(live, chosen)
+            over = self.endings.append(live, chosen, looked_up=False)
+            going = [i for i, ended in enumerate(over) if not ended]
             if not going:
                 break
             places = places[:, -1:] + 1
@@ -286,25 +260,9 @@ class Writer:
             mask = torch.cat([mask, mask.new_ones((len(live), 1))], dim=1)
         return [said[draft.index] for draft in batch]
 
-    def _extend(self, live: list[Draft], chosen: list[int]) -> list[int]:
-        """Append the chosen tokens; return the places of the rows that go on."""
-        going, watched = list[int](), list[int]()
-        for i, (draft, token) in enumerate(zip(live, chosen, strict=True)):
-            if token < 0:
-                raise not_a_number("while writing a text")
-            if token in self.ends:
-                continue
-            draft.written.append(token)
-            (watched if draft.stop else going).append(i)
-        tails = self.tokenizer.batch_decode([live[i].written[-live[i].lookback :] for i in watched]) if watched else []
-        for i, tail in zip(watched, tails, strict=True):
-            if not any(stop and stop in tail for stop in live[i].stop):
-                going.append(i)
-        return sorted(i for i in going if len(live[i].written) < live[i].room)
-
     def _finish(self, draft: Draft) -> str:
         text = str(self.tokenizer.decode(draft.written, skip_special_tokens=True))
-        for stop in (*draft.stop, self._end_text):
+        for stop in (*draft.stop, self.tokenizer.eos_token):
             if stop:
                 text = text.split(stop)[0]
         return text
@@ -314,14 +272,3 @@ class Writer:
             return False
         self.token_budget = max(self.token_budget // 2, 1)
         return True
-
-
-def _end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Tokens that end a text: the tokenizer's, and those of the model's generation config."""
-    found: set[int] = set()
-    for value in (tokenizer.eos_token_id, getattr(getattr(model, "generation_config", None), "eos_token_id", None)):
-        if isinstance(value, (list, tuple)):
-            found.update(int(entry) for entry in value)
-        elif value is not None:
-            found.add(int(value))
-    return frozenset(found)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from potentia.engine.admission import not_a_number
-from potentia.engine.score.decoding import StopTables
+from potentia.engine.score.decoding import Endings
 from potentia.engine.score.network import HAND, OWN, Forest, Network, Outcome, Router, Strand, batches, plant
 from potentia.engine.score.trial import Trials
 from potentia.engine.spread import give_back, out_of_memory
@@ -77,7 +77,7 @@ class Scorer:
         self.network = Network(loaded, router, by_hand=on_gpu if by_hand is None else by_hand)
         self.reference = reference
         self.continuous = continuous
-        self._tables: StopTables | None = None
+        self._endings: Endings | None = None
         self.trials = Trials(self.network, loaded)
         self.token_budget = token_budget or default_budget(self.network)
         self._truncated = self._windowed = self._fed = self._asked = 0
@@ -143,11 +143,9 @@ class Scorer:
         """Continue contexts greedily; each text ends before its first stop string."""
         from potentia.engine.score.generate import Writer
 
-        if self._tables is None:
-            self._tables = StopTables(self.encoder.tokenizer, self.network.vocabulary)
-        writer = Writer(
-            self.network, self.encoder, self.token_budget, self.trials, tables=self._tables, continuous=self.continuous
-        )
+        if self._endings is None:
+            self._endings = Endings(self.network.model, self.encoder.tokenizer, self.network.vocabulary)
+        writer = Writer(self.network, self.encoder, self.token_budget, self.trials, self._endings, self.continuous)
         with self.network.evaluating():
             texts = writer.write(requests, owners, progress)
         for message in self.trials.failures():
