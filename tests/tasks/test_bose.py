@@ -8,7 +8,7 @@ import pytest
 
 from potentia.errors import TaskError
 from potentia.tasks import load
-from potentia.tasks.forms.reading import bare, last_boxed, math_equal, solution
+from potentia.tasks.forms.open_answers import bare, last_boxed, math_equal, solution
 from potentia.values.requests import Continuation, Generation, Likelihood
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -222,7 +222,7 @@ def _reproduced(asked: Any) -> Finding:
     scores, facts = map(Path, asked.files)
     tree = papers.Evaluations.read(asked.evaluations) if asked.evaluations is not None else None
     cohort = Cohort.known(table=read_facts(facts))
-    return papers.reproduce_task_training(StagedScores.read(scores), cohort, tree, draws=asked.resamples or 1999)
+    return papers.reproduce_task_training(StagedScores(scores), cohort, tree, draws=asked.resamples or 1999)
 
 
 @command(

@@ -35,7 +35,6 @@ class Evidence:
     scores: Mapping[Protocol, ScoreMatrix]  # from the least to the most preparation
     facts: ModelTable
     studies: tuple[StudyRecord, ...] = ()
-    specs: tuple[ModelSpec, ...] = ()  # the models of the studies, checkpoints expanded
     notes: tuple[str, ...] = ()  # what a reader must know: which study this is, what was left out
     stores: tuple[tuple[str, tuple[str, ...]], ...] = ()  # where each is, and the keys of its studies that count
     task_facts: tuple[Benchmark, ...] = ()  # of the user's file; what the studies tell of their tasks comes before
@@ -74,6 +73,13 @@ class Evidence:
     def main(self) -> Protocol | None:
         """The protocol to rank by: train-before-test, else adjust, else the first."""
         return main_protocol(self.planned)
+
+    @cached_property
+    def specs(self) -> tuple[ModelSpec, ...]:
+        """The models that the studies name, checkpoints expanded; imported scores name none."""
+        rows = [row for study in filter(None, map(study_of, self.studies)) for row in study.rows()]
+        first = {row.name: row for row in reversed(rows)}
+        return tuple(first[name] for name in dict.fromkeys(row.name for row in rows))
 
     @cached_property
     def copies(self) -> dict[str, str]:
@@ -218,15 +224,6 @@ def study_of(record: StudyRecord) -> Study | None:
         return Study.model_validate(dict(record.spec))
     except ValueError:
         return None
-
-
-def specs_of(records: Iterable[StudyRecord]) -> tuple[ModelSpec, ...]:
-    """Return the models that the studies name, checkpoints expanded; imported scores name none."""
-    found: dict[str, ModelSpec] = {}
-    for study in map(study_of, records):
-        for row in study.rows() if study is not None else ():
-            found.setdefault(row.name, row)
-    return tuple(found.values())
 
 
 def facts_of(studies: Iterable[StudyRecord], specs: Iterable[ModelSpec], given: Iterable[ModelFacts]) -> ModelTable:

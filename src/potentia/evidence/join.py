@@ -119,7 +119,6 @@ def joined(parts: Sequence[Evidence]) -> Evidence:
         scores={p: _union([matrix for _, protocol, matrix in matrices if protocol == p]) for p in protocols},
         facts=known_models(),
         studies=_every(parts, "studies"),
-        specs=tuple({row.name: row for row in reversed(_every(parts, "specs"))}.values()),
         notes=tuple(f"{part.source}: {note}" for part in parts for note in part.notes),
         reading=next((part.reading for part in parts if part.reading is not None), None),
         stores=_every(parts, "stores"),

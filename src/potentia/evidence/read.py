@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potentia.errors import DataError, InputError, PotentiaError, StoreError
-from potentia.evidence.evidence import Evidence, facts_of, specs_of
+from potentia.evidence.evidence import Evidence, facts_of
 from potentia.evidence.join import Cell, UnlikeError, joined, recipe_of, refuse_unlike, unfolded
 from potentia.facts import models as known_models
 from potentia.facts import read_benchmarks, read_facts
@@ -184,7 +184,6 @@ def _of_store(store: Store, where: str, wanted: tuple[str, ...], metric: str | N
         scores=scores,
         facts=known_models(),
         studies=tuple(chosen),
-        specs=specs_of(chosen),
         notes=tuple(notes),
         stores=((where, keys),),
         without_items=without,

@@ -1,10 +1,16 @@
-"""Results that lm-evaluation-harness writes, from version 0.3 to today, and those of the leaderboard built on it."""
+"""Results of evaluation tools, each told by its keys.
+
+Of lm-evaluation-harness since version 0.3, of the leaderboard and of lighteval, which are built on it; logs of Inspect,
+records of EuroEval, and the papers' own files.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +18,7 @@ from typing import Any
 from potentia.errors import DataError
 from potentia.formats.columns import metric_of, usual_metric
 from potentia.formats.entries import Entry, documents, scored, told
-from potentia.formats.table import json_lines, read_parquet_table, section
+from potentia.formats.table import inner, json_lines, read_parquet_table, section
 from potentia.values.metric import Metric, Origin, main_metric
 from potentia.values.protocol import DIRECT, Protocol
 
@@ -273,3 +279,112 @@ def _arguments(given: Any) -> dict[str, Any]:
         pairs = (part.partition("=") for part in given.split(","))
         return {name.strip(): value.strip() for name, _, value in pairs}
     return given if isinstance(given, dict) else {}
+
+
+# --- other tools -----------------------------------------------------------------------------------------------------
+
+Z95 = 1.96  # EuroEval writes the half-width of a 95 % interval as the error
+_GRADES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # as Inspect's accuracy counts them
+_STDERR = "_stderr"
+_PROTOCOLS = {"direct_eval": "direct", "direct_evaluation": "direct"}
+
+
+def is_inspect(content: Any) -> bool:
+    """Tell a log of Inspect: it says what was evaluated, and its results are scores with metrics."""
+    return isinstance(content, dict) and isinstance(content.get("eval"), dict) and "status" in content
+
+
+def inspect_entry(content: Mapping[str, Any], where: str, *, metric: str | None) -> Entry:
+    """Return the score of one Inspect log: the headline metric, or the one asked for."""
+    about, results = content["eval"], inner(content, "results")
+    if not results.get("scores"):
+        raise DataError(f"the evaluation has no scores: its status is {content.get('status')!r}", where=where)
+    head = inner(results, "headline")
+    for score in results["scores"]:
+        metrics = inner(score, "metrics")
+        wanted = metric or head.get("metric") or next((m for m in metrics if m != "stderr"), None)
+        if wanted not in metrics or head.get("score") not in (None, score.get("name")):
+            continue
+        task, shots = str(about.get("task", "")).rpartition("/")[2], inner(about, "task_args").get("fewshot")
+        return scored(
+            where, about.get("model"), task, metrics[wanted].get("value"),
+            stderr=inner(metrics, "stderr").get("value"),
+            n=score.get("scored_samples") or results.get("completed_samples"),
+            protocol=Protocol.few_shot(shots) if type(shots) is int else DIRECT,
+            metric=metric_of(task, str(wanted)),
+            items=_samples(content.get("samples"), str(score.get("name"))),
+        )  # fmt: skip
+    raise DataError("the log has no such metric", where=where, hint="leave out --metric to take the headline")
+
+
+def _samples(samples: Any, scorer: str) -> dict[int, float] | None:
+    """Return the value of every sample of a log that has them; of several epochs the mean."""
+    values: dict[str, list[float]] = {}
+    for sample in samples if isinstance(samples, list) else ():
+        given = inner(sample, "scores", scorer).get("value")
+        grade = _GRADES.get(given) if isinstance(given, str) else given
+        if isinstance(grade, (int, float)):
+            values.setdefault(json.dumps([sample.get("input"), sample.get("target")], default=str), []).append(grade)
+    return documents((key, sum(parts) / len(parts)) for key, parts in values.items()) or None
+
+
+def as_euroeval(record: Any) -> dict[str, Any] | None:
+    """Return a record of EuroEval in the form of its first years, and None for any other.
+
+    Since version 17 a line is of Every Eval Ever, whose evaluations are the metrics of one dataset.
+    """
+    library, details = inner(record, "eval_library"), inner(record, "eval_library", "additional_details")
+    if str(library.get("name")).casefold() != "euroeval":
+        return record if inner(record, "results", "total") and record.keys() >= {"dataset", "model"} else None
+    results, runs = record.get("evaluation_results") or [], details.get("raw_results") or ()
+    runs = json.loads(runs) if isinstance(runs, str) else runs
+    total: dict[str, Any] = {}
+    for result in results:
+        name = str(result["evaluation_name"]).removeprefix("test_")
+        total[f"test_{name}"] = score = result["score_details"].get("score")
+        values = [run.get(name, run.get(f"test_{name}")) for run in runs]
+        if len(values) > 1 and isinstance(score, (int, float)) and (mean := statistics.fmean(values)):
+            error = statistics.stdev(values) / math.sqrt(len(values)) * abs(score / mean)  # runs may be shares
+            total[f"test_{name}_se"] = Z95 * error
+    dataset = details.get("dataset") or (inner(results[0], "source_data").get("dataset_name") if results else None)
+    few = str(details.get("few_shot")).casefold() == "true"
+    model = inner(record, "model_info").get("id")
+    return {"dataset": dataset, "model": model, "few_shot": few, "results": {"total": total}}
+
+
+def euroeval_entry(record: Mapping[str, Any], where: str, *, metric: str | None) -> Entry:
+    """Return the score of one record: the first metric of the test split, or the one asked for, as a share of 1."""
+    total, dataset = record["results"]["total"], record["dataset"]
+    names = [k.removeprefix("test_") for k in total if k.startswith("test_") and not k.endswith("_se")]
+    name = metric if metric in names else next(iter(names), None)
+    if name is None or (metric is not None and name != metric):
+        missing = f"the record has no metric {metric or ''}".rstrip()
+        raise DataError(missing, where=where, hint=f"there are: {', '.join(names)}")
+    half = total.get(f"test_{name}_se")
+    return scored(
+        where, record["model"], dataset, total[f"test_{name}"],
+        stderr=half / Z95 if isinstance(half, (int, float)) else half,
+        per=100.0,
+        at=f"{where}, test_{name}",
+        protocol="few_shot" if record.get("few_shot") else DIRECT,
+        metric=metric_of(str(dataset), name),
+    )  # fmt: skip
+
+
+def paper_entries(content: dict[str, Any], where: str) -> Iterator[Entry]:
+    """Give the scores of the layout in which the train-before-test paper publishes them."""
+    protocols = [name for name in content if not name.endswith(_STDERR)]
+    if not protocols:
+        hint = 'scores are lm-eval results ({"results": …}) or {"train_before_test": {task: {model: value}}, …}'
+        raise DataError("this is no score file", where=where, hint=hint)
+    for name in content:
+        if name.endswith(_STDERR) and name.removesuffix(_STDERR) not in content:
+            raise DataError(f"there are standard errors {name!r} without scores", where=where)
+    for name in protocols:
+        tasks, spreads = section(content, name, where), section(content, name + _STDERR, where)
+        for task in tasks:
+            errors = section(spreads, task, f"{where}, {name}{_STDERR}")
+            for model, value in section(tasks, task, f"{where}, {name}").items():
+                place, protocol = f"{where}, {name}.{task}.{model}", _PROTOCOLS.get(name, name)
+                error = errors.get(model)
+                yield scored(place, model, task, value, stderr=error, protocol=protocol, metric=metric_of(task))

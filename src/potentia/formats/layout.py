@@ -31,7 +31,8 @@ TRAVELS = ("metric_kind", "metric_scale", "chance", "seeds", "data_fingerprint",
            "model_fingerprint", "source", "path")  # fmt: skip
 FIELDS = ("protocol", "model", "benchmark", "score", "stderr", "n", "metric", "higher_is_better", "shots", *TRAVELS)
 SYNONYMS: dict[str, tuple[str, ...]] = {
-    "protocol": ("protocol", "setting"),
+    "protocol": ("protocol", "setting", "stage"),
+    "step": ("step",),  # of a stage
     "model": ("model", "model name", "model id", "fullname", "llm", "system", "checkpoint"),
     "benchmark": ("benchmark", "task", "dataset", "eval", "evaluation", "task name", "benchmark name", "test"),
     "score": ("score", "value", "result"),
@@ -138,6 +139,8 @@ def _tidy(table: RawTable, found: Mapping[str, str], says: Says) -> Layout:
     plain = [_plain(column) for column in table.columns]
     place = {field: table.columns.index(column) for field, column in found.items()}
     beside, metric = f"{_plain(found['score'])} stderr", _metric_of(found["score"])
+    if _plain(found.get("protocol", "")) != "stage":
+        place.pop("step", None)
     if "stderr" not in place and beside in plain:
         place["stderr"] = plain.index(beside)
     cells = []
@@ -157,13 +160,20 @@ def _tidy(table: RawTable, found: Mapping[str, str], says: Says) -> Layout:
 
 
 def _protocol(row: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the protocol of a row that has a number of examples in the place of its name."""
-    if "protocol" in row or "shots" not in row:
+    """Return the protocol of a row that has a step beside its stage, or a number of examples and no name for it."""
+    what = next((field for field in ("step", "shots") if field in row), None)
+    if what is None or (what == "shots" and "protocol" in row):
         return {}
+    text = str("" if row[what] is None else row[what]).strip()
     try:
-        return {"protocol": Protocol.few_shot(int(float(str(row["shots"]).strip() or 0)))}
-    except ValueError:
-        raise DataError(f"{row['shots']!r} is no number of examples", where=where) from None
+        count = int(float(text or 0))
+    except (ValueError, OverflowError):
+        raise DataError(
+            f"{row[what]!r} is no number of {'examples' if what == 'shots' else 'steps'}", where=where
+        ) from None
+    if what == "shots":
+        return {"protocol": Protocol.few_shot(count)}
+    return {"protocol": f"{row['protocol']}@{count}"} if text else {}
 
 
 def _is_transposed(table: RawTable, found: Mapping[str, str]) -> bool:

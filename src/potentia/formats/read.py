@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from potentia.errors import DataError
+from potentia.errors import DataError, InputError
 from potentia.files import LARGEST_DATA, plain_file
+from potentia.formats import harness, table
 from potentia.formats.columns import Reading, Says
 from potentia.formats.entries import Entry, assemble, entries, items_of
-from potentia.formats.harness import harness_entries
 from potentia.formats.layout import recognise
-from potentia.formats.others import StagedScores, as_euroeval, euroeval_entry, inspect_entry, is_inspect, paper_entries
-from potentia.formats.table import (
-    RawTable,
-    json_lines,
-    load_json,
-    read_parquet_table,
-    read_text_table,
-    records_table,
-)
+from potentia.formats.table import RawTable
 from potentia.formats.travel import every_eval_ever_entries, is_every_eval_ever
 from potentia.store import CellRecord, Store
 from potentia.values.protocol import Protocol
@@ -100,25 +94,23 @@ def _from_file(path: Path, wishes: _Wishes) -> list[Entry]:
     with plain_file(path, LARGEST_DATA, DataError).open("rb") as file:
         start = file.read(4096)
     if start.startswith(b"PAR1"):
-        return _from_table(read_parquet_table(path), wishes)
+        return _from_table(table.read_parquet_table(path), wishes)
     if start.startswith(b"PK"):
         hint = "for a log of Inspect: inspect log convert FILE --to json --output-dir logs-json"
         raise DataError("this is a packed archive, no score file", where=str(path), hint=hint)
     opening = start.lstrip(b"\xef\xbb\xbf \t\r\n")
     if path.suffix.casefold() == ".jsonl":
-        return _from_records(list(json_lines(path)), str(path), wishes)
+        return _from_records(list(table.json_lines(path)), str(path), wishes)
     if opening.startswith((b"{", b"[")) or path.suffix.casefold() == ".json":
-        return _from_json(load_json(path), path, wishes)
-    if StagedScores.recognises(path):
-        return StagedScores.read(path).entries(wishes.metric)
-    return _from_table(read_text_table(path), wishes)
+        return _from_json(table.load_json(path), path, wishes)
+    return _from_table(table.read_text_table(path), wishes)
 
 
-def _from_table(table: RawTable, wishes: _Wishes) -> list[Entry]:
-    layout = recognise(table, wishes.columns, wishes.says)
+def _from_table(given: RawTable, wishes: _Wishes) -> list[Entry]:
+    layout = recognise(given, wishes.columns, wishes.says)
     wishes.notes += layout.notes
     wishes.readings += [layout.reading] if layout.reading is not None else []
-    return list(entries(layout.rows, where=table.where, metric=wishes.metric))
+    return list(entries(layout.rows, where=given.where, metric=wishes.metric))
 
 
 def _from_json(content: Any, path: Path, wishes: _Wishes) -> list[Entry]:
@@ -126,28 +118,28 @@ def _from_json(content: Any, path: Path, wishes: _Wishes) -> list[Entry]:
         return _from_records(content, str(path), wishes)
     if not isinstance(content, dict):
         raise DataError("this is no score file: the top is no object", where=str(path))
-    if is_inspect(content):
-        return [inspect_entry(content, str(path), metric=wishes.metric)]
+    if harness.is_inspect(content):
+        return [harness.inspect_entry(content, str(path), metric=wishes.metric)]
     if is_every_eval_ever(content):
-        if as_euroeval(content) is not None:
+        if harness.as_euroeval(content) is not None:
             return _from_records([content], str(path), wishes)
         return list(every_eval_ever_entries(content, path))
     if "results" in content:
-        return list(harness_entries(content, path, metric=wishes.metric, subtasks=wishes.subtasks))
-    return list(paper_entries(content, str(path)))
+        return list(harness.harness_entries(content, path, metric=wishes.metric, subtasks=wishes.subtasks))
+    return list(harness.paper_entries(content, str(path)))
 
 
 def _from_records(records: list[Any], where: str, wishes: _Wishes) -> list[Entry]:
     try:
-        european = [as_euroeval(record) for record in records]
+        european = [harness.as_euroeval(record) for record in records]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"a record of EuroEval lacks {error}", where=where) from None
     if records and None not in european:
         numbered = enumerate(filter(None, european), 1)
-        return [euroeval_entry(record, f"{where}, line {n}", metric=wishes.metric) for n, record in numbered]
+        return [harness.euroeval_entry(record, f"{where}, line {n}", metric=wishes.metric) for n, record in numbered]
     if records and all(map(is_every_eval_ever, records)):
         return [entry for record in records for entry in every_eval_ever_entries(record, Path(where))]
-    return _from_table(records_table(records, where), wishes)
+    return _from_table(table.records_table(records, where), wishes)
 
 
 def _from_folder(folder: Path, wishes: _Wishes) -> list[Entry]:
@@ -187,6 +179,46 @@ def _written_at(path: Path) -> str:
     """Return the time in a file's name, as lm-eval and Inspect put it there; empty where there is none."""
     found = re.search(r"\d{4}-\d\d-\d\dT\d\d[-:]\d\d[-:]\d\d[\d.]*", path.name)
     return found[0].replace(":", "-") if found else ""
+
+
+class StagedScores:
+    """Scores by stage (before tuning, after, at steps on the way) and by any metric: a file that is read for each."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._read: dict[str | None, dict[Protocol, ScoreMatrix]] = {None: read_files(path).scores}
+
+    def stages(self) -> tuple[str, ...]:
+        """Return the names of the stages."""
+        return tuple(dict.fromkeys(protocol.base for protocol in self._read[None]))
+
+    def _by(self, metric: str) -> dict[Protocol, ScoreMatrix]:
+        if metric not in self._read:
+            with suppress(DataError):  # no score is by it
+                self._read[metric] = read_files(self.path, metric=metric).scores
+        return self._read.get(metric, {})
+
+    def scores(self, stage: str, benchmark: str, metric: str, *, step: int | None = None) -> dict[str, float]:
+        """Return model → score of one benchmark at one stage (and step)."""
+        matrix = self._by(metric).get(Protocol(stage) if step is None else Protocol(stage).at(step))
+        found = {model: score.value for model, task, score in matrix.scores() if task == benchmark} if matrix else {}
+        if not found:
+            at = "" if step is None else f", step {step}"
+            hint = f"stages there: {', '.join(self.stages())}"
+            raise InputError(f"no {benchmark} ({metric}) at stage {stage}{at}", where=str(self.path), hint=hint)
+        return found
+
+    def steps(self, stage: str, benchmark: str, metric: str) -> dict[int, dict[str, float]]:
+        """Return step → model → score of one benchmark."""
+        by = {p.step: m for p, m in self._by(metric).items() if p.base == stage and benchmark in m.tasks}
+        return {step: self.scores(stage, benchmark, metric, step=step) for step in sorted(filter(None, by))}
+
+    def matrix(self, stage: str, metrics: Mapping[str, str]) -> ScoreMatrix:
+        """Return one stage as a matrix of benchmarks, each by the metric given for it."""
+        columns = {name: self.scores(stage, name, metric) for name, metric in metrics.items()}
+        models = list(dict.fromkeys(model for column in columns.values() for model in column))
+        values = [[column.get(model, math.nan) for column in columns.values()] for model in models]
+        return ScoreMatrix.build(models, list(columns), values, metrics=list(metrics.values()), protocol=stage)
 
 
 # --- into a store ----------------------------------------------------------------------------------------------------

@@ -339,7 +339,7 @@ def _columns(path: Path, *names: str) -> list[list[Any]]:
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path, columns=names, partitioning=None, page_checksum_verification=True)
+        table = pq.read_table(path, columns=list(names), partitioning=None, page_checksum_verification=True)
         return [table.column(name).to_pylist() for name in names]
     except pa.ArrowException as error:  # not all of them are errors of value or type
         raise ValueError(str(error)) from error

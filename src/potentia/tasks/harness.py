@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
 from functools import cache, lru_cache, partial
 from pathlib import Path
@@ -77,7 +76,34 @@ def _present(config: Mapping[str, Any], data: Mapping[str, Dataset]) -> dict[str
     return kept
 
 
-REMEMBERED = 5_000  # documents of a task whose texts are kept
+REMEMBERED = 5_000  # documents whose texts are kept
+_texts: dict[int, tuple[Mapping[str, Any], dict[str, Any]]] = {}  # by document
+_users: set[str] = set()  # templates of definitions from users' files
+
+
+def rendered(source: str, doc: Mapping[str, Any]) -> str:
+    """Render a template as lm-eval does: here where it is lm-eval's, in a process with limits where it is a user's."""
+    if source in _users:
+        return str(_once(doc, source, lambda: _in_limits(limited.render, source, doc)))
+    return str(_once(doc, source, lambda: _template(source).render(**doc)))
+
+
+def _once(doc: Mapping[str, Any], what: str, make: Callable[[], Any]) -> Any:
+    """Make something of a document once: its choices are asked for ten times, and again in prompts that show it."""
+    held = _texts.get(id(doc))
+    if held is None or held[0] is not doc:
+        if len(_texts) >= REMEMBERED:
+            _texts.clear()
+        held = _texts[id(doc)] = doc, {}
+    if what not in held[1]:
+        held[1][what] = make()
+    return copy(held[1][what])
+
+
+@lru_cache(maxsize=512)
+def _template(source: str) -> Any:
+    """Compile a prompt template once; lm-eval compiles it again for every document."""
+    return sandbox().from_string(source)
 
 
 @cache
@@ -89,19 +115,21 @@ def sandbox() -> Any:
     theirs = utils.env
     made = SandboxedEnvironment(undefined=theirs.undefined, keep_trailing_newline=theirs.keep_trailing_newline)
     made.filters.update(theirs.filters)
-    utils.env = made  # what lm-eval renders by itself (prefixes, images) is rendered here too
+    utils.env, utils.apply_template = made, rendered  # whatever lm-eval renders by itself is rendered here too
     return made
 
 
-@lru_cache(maxsize=512)
-def _template(source: str) -> Any:
-    """Compile a prompt template once; lm-eval compiles it again for every document."""
-    return sandbox().from_string(source)
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (Mapping, list, tuple)):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _strings(inner)
 
 
 @cache
 def _bridged() -> Any:
-    """Derive a task class that takes its data from us and renders templates from their compiled form."""
+    """Derive a task class that takes its data from us."""
     from lm_eval.api.task import ConfigurableTask
 
     sandbox()
@@ -110,8 +138,9 @@ def _bridged() -> Any:
         """A harness task on given data."""
 
         def __init__(self, data: Mapping[str, Dataset], config: dict[str, Any], limits: bool) -> None:
-            self._given, self._limits = data, limits
-            self._known: dict[int, tuple[Mapping[str, Any], dict[tuple[str, bool], Any]]] = {}  # by document
+            self._given = data
+            if limits:
+                _users.update(_strings(config))
             super().__init__(config=config)
             if limits:
                 _limit_patterns(self)
@@ -119,75 +148,18 @@ def _bridged() -> Any:
         def download(self, *_: Any, **__: Any) -> None:
             self.dataset = dict(self._given)
 
-        def rendered(self, source: str, doc: Mapping[str, Any], *, literal: bool = False) -> Any:
-            """Render a template: here where it is lm-eval's, in a process with limits where it is a user's.
-
-            Once: a document's choices are asked for ten times, and again in every prompt that shows it.
-            """
-            held = self._known.get(id(doc))
-            if held is None or held[0] is not doc:
-                if len(self._known) >= REMEMBERED:
-                    self._known.clear()
-                held = self._known[id(doc)] = doc, {}
-            texts = held[1]
-            if (source, literal) not in texts:
-                texts[source, literal] = self._render(source, doc, literal)
-            return copy(texts[source, literal])
-
-        def _render(self, source: str, doc: Mapping[str, Any], literal: bool) -> Any:
-            if not self._limits:
-                text = _template(source).render(**doc)
-                return ast.literal_eval(text) if literal else text
-            try:
-                return limited.render(source, doc, literal=literal)
-            except limited.LimitError as error:
-                raise TaskError(f"{self.config.task}: the template {source[:80]!r} cannot be used: {error}") from None
-
-        def resolve_field(self, doc: Mapping[str, Any], field: str | None = None) -> Any:
-            if not field:
-                return None
-            return doc[field] if field in doc else self.rendered(field, doc)
-
         def doc_to_prefix(self, doc: Mapping[str, Any]) -> Any:
-            return self.resolve_field(doc, self.config.gen_prefix)
-
-        def _compiled(self, source: Any, finish: Callable[[str], Any] | None) -> Any:
-            """Replace a template by a function of the document; column names and functions stay as they are."""
-            if not isinstance(source, str) or source in self.features:
-                return source
-            if finish is None:
-                return lambda doc: self.rendered(source, doc, literal=True)
-            return lambda doc: finish(self.rendered(source, doc))
-
-        def _finish_text(self, text: str) -> Any:
-            return ast.literal_eval(text) if text.isdigit() and self.config.doc_to_choice is not None else text
-
-        def _finish_target(self, text: str) -> Any:
-            if text.isdigit() and self.config.doc_to_choice is not None:
-                return ast.literal_eval(text)
-            if len(text) >= 2 and text[0] == "[" and text[-1] == "]":
-                try:
-                    return ast.literal_eval(text)
-                except (SyntaxError, ValueError):
-                    return text
-            return text
-
-        def doc_to_text(self, doc: Any, doc_to_text: Any = None) -> Any:
-            source = self.config.doc_to_text if doc_to_text is None else doc_to_text
-            return super().doc_to_text(doc, self._compiled(source, self._finish_text))
-
-        def doc_to_target(self, doc: Any, doc_to_target: Any = None) -> Any:
-            source = self.config.doc_to_target if doc_to_target is None else doc_to_target
-            return super().doc_to_target(doc, self._compiled(source, self._finish_target))
+            return super().doc_to_prefix(doc) or None
 
         def doc_to_choice(self, doc: Any, doc_to_choice: Any = None) -> Any:
             source = self.config.doc_to_choice if doc_to_choice is None else doc_to_choice
             try:
-                return super().doc_to_choice(doc, self._compiled(source, None))
-            except (TypeError, SyntaxError) as error:
-                raise TaskError(
-                    f"{self.config.task}: doc_to_choice gives no list of choices: {source!r}"[:300]
-                ) from error
+                if not isinstance(source, str) or source in self.features:
+                    return super().doc_to_choice(doc, source)
+                return _once(doc, f"choices {source}", lambda: super(Bridged, self).doc_to_choice(doc, source))
+            except (TypeError, SyntaxError, MemoryError, RecursionError) as error:
+                told = f"{self.config.task}: doc_to_choice gives no list of choices: {source!r}"
+                raise TaskError(told[:300]) from error
 
     return Bridged
 
@@ -203,11 +175,12 @@ class _Pattern:
         return found
 
 
-def _in_limits(act: Callable[[str, str], Any], pattern: str, text: str) -> Any:
+def _in_limits(act: Callable[[str, Any], Any], source: str, given: Any) -> Any:
     try:
-        return act(pattern, text)
+        return act(source, given)
     except limited.LimitError as error:
-        raise TaskError(f"the regular expression {pattern[:80]!r} cannot be used: {error}") from None
+        what = "template" if act is limited.render else "regular expression"
+        raise TaskError(f"the {what} {source[:80]!r} cannot be used: {error}") from None
 
 
 def _limit_patterns(task: Any) -> None:

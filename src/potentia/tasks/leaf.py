@@ -15,7 +15,7 @@ import numpy as np
 from potentia.errors import TaskError
 from potentia.tasks import grading
 from potentia.tasks.data import quiet
-from potentia.tasks.forms.reading import bare
+from potentia.tasks.forms.open_answers import bare
 from potentia.tasks.harness import SPLIT_KEYS, build
 from potentia.values.metric import Metric
 from potentia.values.requests import Continuation, Document, Example, Generation, Request, decoding_options

@@ -203,26 +203,20 @@ class Scorer:
 
     def _rows_for(self, path: str, strands: list[Strand]) -> tuple[list[Forest], list[Strand]]:
         """Pack what may go down a path into rows; returns them, and the strands that are left for the next path."""
-        if not strands:
-            return [], []
         rows = self._plant(strands, path)
-        if path == "tree":  # rows that branch nowhere need no mask, and are the next path's
-            rows = [row for row in rows if row.branches]
-        longest = max((len(row) for row in rows), default=0)
+        longest = max(map(len, rows), default=0)
         limit = self.trials.limit(path, longest, strands) if rows else 0
         if limit < longest:
-            short = [strand for strand in strands if len(strand.ids) - 1 <= limit]
-            rows = self._plant(short, path, limit) if short else []
-            rows = [row for row in rows if row.branches] if path == "tree" else rows
-        if sum(len(row.reads) for row in rows) == len(strands):
-            return rows, []
+            rows = self._plant([strand for strand in strands if len(strand.ids) - 1 <= limit], path, limit)
         taken = {id(strand) for row in rows for strand, _ in row.reads}
         return rows, [strand for strand in strands if id(strand) not in taken]
 
     def _plant(self, strands: Sequence[Strand], path: str, most: int | None = None) -> list[Forest]:
+        """Pack strands into rows; those of a tree that branch nowhere need no mask, and are the next path's."""
         kind = self.loaded.device.type
         row_tokens, longest = ROW_TOKENS.get(kind, 256), LONGEST_SHARED.get(kind, 4096)
-        return plant(strands, row_tokens, share=path == "tree", longest_shared=longest, most=most)
+        rows = plant(strands, row_tokens, share=path == "tree", longest_shared=longest, most=most)
+        return [row for row in rows if row.branches] if path == "tree" else rows
 
     def _run(self, rows: list[Forest], tally: Tally, path: str) -> None:
         """Score rows batch by batch; when memory runs out, make room or halve the budget, and go on."""

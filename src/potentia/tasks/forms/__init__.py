@@ -54,5 +54,5 @@ def rewrite(spec: str, task: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, **form(task, config, argument), "form": (spec, version)}
 
 
-from potentia.tasks.forms import bose as _bose  # noqa: E402  (registers its forms)
-from potentia.tasks.forms import multiple_choice as _multiple_choice  # noqa: E402
+from potentia.tasks.forms import multiple_choice as _multiple_choice  # noqa: E402  (registers its forms)
+from potentia.tasks.forms import open_answers as _open_answers  # noqa: E402

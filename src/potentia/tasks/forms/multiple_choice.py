@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 
 from potentia.errors import TaskError
-from potentia.tasks.forms import Template, reading, register
-from potentia.tasks.forms.bose import no_argument
-from potentia.tasks.forms.reading import LETTERS
+from potentia.tasks.forms import Template, register
+from potentia.tasks.forms import open_answers as reading
+from potentia.tasks.forms.open_answers import LETTERS, no_argument
 
 _SAMPLING = ("sampler", "split", "samples", "process_docs", "fewshot_indices", "fewshot_delimiter")
 
