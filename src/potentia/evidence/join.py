@@ -45,37 +45,28 @@ def refuse_unlike(
     """
     seen: dict[tuple[str, str], tuple[str, Measured]] = {}
     sources: tuple[str, str] | None = None  # the first two that are unlike
-    unlike: dict[tuple[str, str], tuple[Difference, ...]] = {}  # by protocol and task
+    tasks: dict[str, None] = {}  # in which they are
+    kinds: dict[str, tuple[str, str, Difference]] = {}  # of each kind of difference the first: protocol, task, itself
     for source, protocol, task, cell in cells:
         data = Cell(replace(cell.metric, name="", scale=None), Origin(data=cell.origin.data))
         for place, what in (((protocol, task), cell), (("", task), data)):
             first, known = seen.setdefault(place, (source, what))
             different = comparable(known, what)
-            sources = sources or ((first, source) if different else None)
             if not different:
                 seen[place] = first, Cell(known.metric.merged(what.metric), _merged(known.origin, what.origin))
-            elif sources == (first, source):
-                unlike.setdefault((protocol, task), different)
-    if sources is not None:
-        hint, told = (
-            hint.format(source=sources[1]),
-            _told(unlike, lambda *cell: [recipe(one, *cell) for one in sources]),
-        )
-        message = f"the scores of {told[0]} in {' and '.join(sources)} cannot be compared: different {told[1]}"
-        raise UnlikeError(message, where=where, hint=hint)
-
-
-def _told(
-    unlike: Mapping[tuple[str, str], tuple[Difference, ...]], recipes: Callable[[str, str], Sequence[Mapping[str, Any]]]
-) -> tuple[str, str]:
-    """Name the tasks that differ, and every kind of difference by its first example; of recipes their settings."""
-    kinds = {different.what: (place, different) for place, by in reversed(unlike.items()) for different in reversed(by)}
-    found = [different for _, different in reversed(kinds.values()) if different.what != "recipe"]
+            elif sources in (None, (first, source)):
+                sources, tasks[task] = (first, source), None
+                kinds = {difference.what: (protocol, task, difference) for difference in different} | kinds
+    if sources is None:
+        return
+    found = [difference for what, (*_, difference) in kinds.items() if what != "recipe"]
     if "recipe" in kinds:
-        found += _settings(*map(_flat, recipes(*kinds["recipe"][0])))
-    task, *others = dict.fromkeys(task for _, task in unlike)
+        found += _settings(*(_flat(recipe(source, *kinds["recipe"][:2])) for source in sources))
+    task, *others = tasks
     more = f" and {len(others)} other task{'s' if others[1:] else ''}" if others else ""
-    return task + more, "; different ".join(map(str, found))
+    told = f"the scores of {task}{more} in {' and '.join(sources)} cannot be compared"
+    message = f"{told}: different {'; different '.join(map(str, found))}"
+    raise UnlikeError(message, where=where, hint=hint.format(source=sources[1]))
 
 
 def recipe_of(store: Store, studies: str | Sequence[str], protocol: str, task: str) -> dict[str, Any]:

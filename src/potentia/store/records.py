@@ -313,7 +313,7 @@ def load(folder: Path, key: str) -> list[ItemOutcome]:
     path = items_path(folder, key)
     try:
         columns = _columns(path, "doc_id", "value", "prediction", "gold", "detail")
-        return [ItemOutcome(*item, json.loads(detail)) for *item, detail in zip(*columns, strict=True)]
+        return [ItemOutcome(i, v, p, g, json.loads(d)) for i, v, p, g, d in zip(*columns, strict=True)]
     except FileNotFoundError:
         hint = "keep the .items folder beside the database when you move it; or potentia store check --repair"
         raise DamagedItemsError("the items of this cell are missing", where=str(path), hint=hint) from None
