@@ -14,6 +14,11 @@ def without_password(text: str) -> str:
     return _SECRET.sub(lambda found: f"{found[1]}***@" if found[1] else f"{found[2]}***", text)
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error of a library says; its kind where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
 class PotentiaError(Exception):
     """An error meant for a person: a sentence, the place, and a hint that names the fix."""
 

@@ -197,8 +197,8 @@ def test_staged_scores_name_what_is_wrong(files: tuple[Path, Path], tmp_path: Pa
     with pytest.raises(InputError, match="no number"):
         StagedScores(bad)
     bad.write_text("model,score\na,1\n")
-    with pytest.raises(InputError, match="benchmark"):
-        StagedScores(bad)
+    with pytest.raises(InputError, match=r"no mmlu \(acc\) at stage base"):
+        StagedScores(bad).scores("base", "mmlu", "acc")
 
 
 def test_commands_print_tables_and_json(files: tuple[Path, Path]) -> None:

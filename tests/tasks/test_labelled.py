@@ -126,7 +126,7 @@ def test_duplicates_across_splits_are_dropped_and_counted(tmp_path: Path) -> Non
 def test_scores_of_classes_are_scikit_learns() -> None:
     pairs = [[i % 3, (i * i + i // 4) % 4] for i in range(50)]
     gold, predicted = zip(*pairs, strict=True)
-    value, error = grading.aggregate(grading.macro_f1, pairs)
+    value, error = grading.aggregate(grading.OF_LABELS["macro_f1"], pairs)
     assert value == pytest.approx(f1_score(gold, predicted, average="macro", zero_division=0))
     assert 0 < error < 0.2
     assert grading.balanced_accuracy([[a, b % 3] for a, b in pairs]) == pytest.approx(

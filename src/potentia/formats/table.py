@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from potentia import limited
-from potentia.errors import DataError
+from potentia.errors import DataError, first_line
 from potentia.files import LARGEST_DATA, read_text
 from potentia.values.protocol import Protocol
 
@@ -141,8 +141,7 @@ def read_parquet_table(path: Path) -> RawTable:
     except DataError:
         raise
     except (limited.LimitError, pa.ArrowException, OSError, ValueError, MemoryError) as error:
-        reason = (str(error).splitlines() or ["unreadable"])[0]
-        raise DataError(f"this is no whole Parquet file: {reason}", where=str(path)) from None
+        raise DataError(f"this is no whole Parquet file: {first_line(error)}", where=str(path)) from None
     rows = [(f"row {i}", row) for i, row in enumerate(zip(*values, strict=True), 1)]
     return _table(str(path), columns, rows)
 

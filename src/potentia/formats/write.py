@@ -83,16 +83,15 @@ def write_tables(tables: Iterable[Table], folder: Path, formats: Iterable[str]) 
     files: list[Path] = []
     for table in tables:
         for kind in formats:
-            suffix, write = ("tex", _table_in_latex) if kind == "latex" else ("csv", _table_in_csv)
+            rows = [[written(cell, table.digits) for cell in row] for row in table.rows]
+            suffix, text = "csv", _csv_text([table.columns, *rows])
+            if kind == "latex":
+                suffix, text = "tex", _table_in_latex(table, rows)
             names = (slug(table.title) + (f"-{count}" if count > 1 else "") for count in itertools.count(1))
             paths = (folder / f"{name}.{suffix}" for name in names)
             files.append(next(path for path in paths if path not in files))
-            write_file(files[-1], write(table, [[written(cell, table.digits) for cell in row] for row in table.rows]))
+            write_file(files[-1], text)
     return files
-
-
-def _table_in_csv(table: Table, rows: Sequence[Sequence[str]]) -> str:
-    return _csv_text([table.columns, *rows])
 
 
 def _table_in_latex(table: Table, rows: Sequence[Sequence[str]]) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from potentia.errors import DamagedItemsError, StoreError
+from potentia.errors import DamagedItemsError, StoreError, first_line
 from potentia.files import write_file
 from potentia.values.scores import ItemOutcome, Score
 
@@ -318,9 +318,9 @@ def load(folder: Path, key: str) -> list[ItemOutcome]:
         hint = "keep the .items folder beside the database when you move it; or potentia store check --repair"
         raise DamagedItemsError("the items of this cell are missing", where=str(path), hint=hint) from None
     except _UNREADABLE as error:
-        told = str(error).splitlines()[0] if str(error) else type(error).__name__
+        told = f"the items of this cell cannot be read: {first_line(error)}"
         hint = "potentia store check --repair; the next run of its study computes the cell anew, and replaces it"
-        raise DamagedItemsError(f"the items of this cell cannot be read: {told}", where=str(path), hint=hint) from error
+        raise DamagedItemsError(told, where=str(path), hint=hint) from error
 
 
 def load_values(folder: Path, key: str) -> dict[int, float] | None:

@@ -13,6 +13,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from potentia.errors import first_line
+
 _STEP = re.compile(r"(?:checkpoint|ckpt|global[-_]?step|step|iter(?:ation)?)[-_]?(\d+)", re.IGNORECASE)
 _TOKENS = re.compile(r"tokens?[-_]?(\d+(?:\.\d+)?)([KMBT])?(?![A-Za-z])", re.IGNORECASE)
 _SIZES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
@@ -62,8 +64,8 @@ def _of_hub(repository: str) -> list[dict[str, Any]]:
     try:
         refs = HfApi().list_repo_refs(repository)
     except (HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
-        told = str(error).splitlines()[0]
-        raise ValueError(f"{repository} is no folder, and its revisions cannot be had from the hub: {told}") from None
+        told = f"{repository} is no folder, and its revisions cannot be had from the hub"
+        raise ValueError(f"{told}: {first_line(error)}") from None
     names = [ref.name for ref in (*refs.branches, *refs.tags)]
     points = [{"step": _step(n), "path": repository, "revision": n, "tokens": _tokens(n)} for n in names]
     found = [point for point in points if point["step"] is not None]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potentia import limited
-from potentia.errors import TaskError
+from potentia.errors import TaskError, first_line
 from potentia.files import CODE, LARGEST_DATA, allowed, plain_file, read_text
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def _json_values(text: str, file: Path, bad: Bad) -> Iterator[tuple[str, Any]]:
         try:
             yield from ((f"{file}, element {place}", value) for place, value in enumerate(json.loads(text)))
         except (ValueError, RecursionError) as error:
-            raise TaskError(f"not valid JSON: {_first_line(error)}", where=str(file)) from error
+            raise TaskError(f"not valid JSON: {first_line(error)}", where=str(file)) from error
         return
     for number, line in enumerate(text.split("\n"), start=1):
         where = f"{file}, line {number}"
@@ -194,7 +194,7 @@ def _json_values(text: str, file: Path, bad: Bad) -> Iterator[tuple[str, Any]]:
                 yield where, json.loads(line)
         except (ValueError, RecursionError) as error:
             hint = "each line holds one JSON object"
-            bad.append(TaskError(f"not valid JSON: {_first_line(error)}", where=where, hint=hint))
+            bad.append(TaskError(f"not valid JSON: {first_line(error)}", where=where, hint=hint))
 
 
 def _csv_rows(text: str, file: Path, bad: Bad) -> Iterator[Record]:
@@ -232,7 +232,7 @@ def read_dataset(file: Path, kind: str | None = None) -> Dataset:
     try:
         return _dataset(limited.read_parquet(str(plain_file(file, LARGEST_DATA, TaskError).resolve())), str(file))
     except limited.LimitError as error:
-        raise TaskError(f"not a readable parquet file: {_first_line(error)}", where=str(file)) from error
+        raise TaskError(f"not a readable parquet file: {first_line(error)}", where=str(file)) from error
 
 
 def from_records(records: Sequence[Mapping[str, Any]], *, where: str) -> Dataset:
@@ -246,7 +246,7 @@ def from_records(records: Sequence[Mapping[str, Any]], *, where: str) -> Dataset
         table = pa.table({name: [record.get(name) for record in records] for name in columns})
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise TaskError(
-            f"the columns mix types: {_first_line(error)}", where=where, hint="give each column one type in all rows"
+            f"the columns mix types: {first_line(error)}", where=where, hint="give each column one type in all rows"
         ) from error
     return _dataset(table, where)
 
@@ -306,7 +306,7 @@ def _from_hub(config: Mapping[str, Any], options: Mapping[str, Any], looked: str
         place = f"{path} ({name})" if name else f"{path}"
         raise TaskError(
             f"the data of {config.get('task') or 'task'} cannot be had from the hub{looked}: {place}: "
-            + _first_line(error),
+            + first_line(error),
             hint="check the connection, or give --data-dir a folder laid out as <dataset>/<config>/<split>.parquet",
         ) from error
 
@@ -389,7 +389,3 @@ def _unreachable(endpoint: str) -> bool:
         return not getproxies() and not socket.getaddrinfo(urlsplit(endpoint).hostname, None)
     except OSError:
         return True
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

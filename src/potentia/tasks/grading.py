@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -145,8 +146,8 @@ def stderr(function: Callable[[Sequence[Any]], Any], items: Sequence[Any]) -> fl
         return float(metrics.mean_stderr(items))
     if function is metrics.acc_all:
         return float(metrics.acc_all_stderr(items))
-    of_pairs = {metrics.matthews_corrcoef: _mcc, metrics.f1_score: _f1, macro_f1: _macro_f1}
-    if (statistic := {**of_pairs, balanced_accuracy: _balanced}.get(function)) is not None:
+    of_pairs = {metrics.matthews_corrcoef: _mcc, metrics.f1_score: _f1}
+    if (statistic := of_pairs.get(function) or _STATISTICS.get(function)) is not None:
         pairs = Counter(map(tuple, items))
         counts = np.array(list(pairs.values()), dtype=np.float64)
         draws = np.random.default_rng(_SEED).multinomial(len(items), counts / counts.sum(), size=RESAMPLES)
@@ -204,21 +205,13 @@ def _balanced(hits: Floats, golds: Floats, guesses: Floats, labels: list[Any]) -
     return np.asarray(_share(hits, golds).sum(axis=1) / (golds > 0).sum(axis=1), dtype=np.float64)
 
 
-def macro_f1(items: Sequence[Any]) -> float:
-    """Return the mean F1 of the classes, of (gold, predicted) pairs: each class counts the same, however rare."""
-    return _of_pairs(_macro_f1, items)
-
-
-def balanced_accuracy(items: Sequence[Any]) -> float:
-    """Return the mean recall of the classes, of (gold, predicted) pairs."""
-    return _of_pairs(_balanced, items)
-
-
-# Metrics of labelled texts beside accuracy.
+# Metrics of labelled texts beside accuracy, of (gold, predicted) pairs: the mean F1 of the classes, each of which
+# counts the same however rare it is, and the mean of their recalls.
 OF_LABELS: dict[str, Callable[[Sequence[Any]], float]] = {
-    "macro_f1": macro_f1,
-    "balanced_accuracy": balanced_accuracy,
+    "macro_f1": partial(_of_pairs, _macro_f1),
+    "balanced_accuracy": partial(_of_pairs, _balanced),
 }
+_STATISTICS = dict(zip(OF_LABELS.values(), (_macro_f1, _balanced), strict=True))
 
 
 def _ratio_stderr(items: Sequence[Any], *, exponent: bool) -> float:

@@ -10,6 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from potentia.errors import TaskError
@@ -144,12 +145,8 @@ def _as_letter(answer: Any, choices: Sequence[str]) -> int | None:
     return _LETTERS.index(letter) if letter and letter in set(_LETTERS[: len(choices)]) else None
 
 
-def _as_ordinal(answer: Any, choices: Sequence[str]) -> int | None:
-    return _as_number(answer, choices, first=1)
-
-
 # Numbers count from 1 where counting from 0 does not fit all.
-_READINGS: tuple[Read, ...] = (_as_text, _as_number, _as_letter, _as_ordinal)
+_READINGS: tuple[Read, ...] = (_as_text, _as_number, _as_letter, partial(_as_number, first=1))
 
 
 def _whole(answer: Any) -> int | None:

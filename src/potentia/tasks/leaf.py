@@ -43,16 +43,16 @@ _NO_LABEL = (-1, "-1", "", None)
 _LABELS_SEEN = 50  # documents looked at to tell a labelled split from an unlabelled one
 
 
+@dataclass(eq=False, slots=True)
 class Doc:
     """One document: its columns, with an id that is its place in the public split it came from.
 
     In a group, ids run on from one subtask to the next, so that they are unique within a split.
     """
 
-    __slots__ = ("data", "id", "leaf")
-
-    def __init__(self, id: int, data: dict[str, Any], leaf: int = 0) -> None:
-        self.id, self.data, self.leaf = id, data, leaf
+    id: int
+    data: dict[str, Any]
+    leaf: int = 0
 
     def __getitem__(self, key: str) -> Any:
         return self.data[key]

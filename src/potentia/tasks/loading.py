@@ -162,10 +162,10 @@ def _drop_duplicates(task: Task) -> None:
             repeated = frozenset(doc.id for doc, key in zip(docs, keys, strict=True) if key in seen)
             dropped[split] = task.without(repeated, split)
         seen |= set(keys) - {""}
-    if dropped["train"] and not task.documents("train"):
-        raise TaskError("validation and test repeat every training document", hint="drop_overlap: false keeps them")
-    if dropped["validation"] and not task.documents("validation"):
-        raise TaskError("the test repeats every validation document", hint="drop_overlap: false keeps them")
+    repeats = {"train": "validation and test repeat every training", "validation": "the test repeats every validation"}
+    for split, count in dropped.items():
+        if count and not task.documents(split):
+            raise TaskError(f"{repeats[split]} document", hint="drop_overlap: false keeps them")
     if told := " and ".join(f"{dropped[split]} of {split}" for split in ("train", "validation") if dropped[split]):
         task.notes.append(f"Duplicates across splits are dropped: {told} (drop_overlap: false keeps them).")
 

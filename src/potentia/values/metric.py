@@ -33,18 +33,12 @@ class Metric:
 
     @classmethod
     def of(
-        cls, name: str, higher_is_better: bool | None = None, *, kind: Kind | None = None, scale: Scale | None = None,
-        chance: float | None = None,
-    ) -> Metric:  # fmt: skip
+        cls, name: str, higher_is_better: bool | None = None, *, kind: Kind | None = None, chance: float | None = None
+    ) -> Metric:
         """Return a metric with what is known of its name; what is given wins."""
         known = known_metric(name) or cls()
-        return cls(
-            name,
-            known.higher_is_better if higher_is_better is None else bool(higher_is_better),
-            kind or known.kind,
-            scale or known.scale,
-            chance,
-        )
+        up = known.higher_is_better if higher_is_better is None else bool(higher_is_better)
+        return cls(name, up, kind or known.kind, known.scale, chance)
 
     @property
     def is_text(self) -> bool:
