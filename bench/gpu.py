@@ -250,7 +250,7 @@ def phases() -> Iterator[dict[str, list[float]]]:
 
     parts = [
         *((continuous.Slots, name) for name in ("seat", "step", "_step", "_captured", "move")),
-        (continuous.ContinuousLoop, "_send"), (continuous._Sent, "read"), (trial.Trials, "may_write"),
+        (continuous.ContinuousLoop, "_send"), (continuous.Sent, "read"), (trial.Trials, "may_write"),
         (decoding.Endings, "table"), *((generate.Writer, name) for name in ("_finish", "_draft", "_write_batch")),
     ]  # fmt: skip
     spent: dict[str, list[float]] = {}

@@ -122,7 +122,7 @@ def read_yaml(
         node = made.get_single_node()
         if node is None:
             return None, None
-        _Walk(file, what, error).measure(node, 1)
+        _Walk(file, what, error).measure(node)
         return made.construct_document(node), node
     except UnicodeDecodeError:
         raise error(f"{what} is not UTF-8 text", where=str(file)) from None
@@ -172,29 +172,26 @@ class _Walk:
         self.sizes: dict[int, int] = {}
         self.above: set[int] = set()
 
-    def measure(self, node: yaml.Node, depth: int) -> int:
+    def measure(self, node: yaml.Node) -> int:
         """Return how many values there are from here on."""
         if id(node) in self.above:
             raise self.wrong(node, "an alias that holds itself")
-        if id(node) in self.sizes:
-            return self.sizes[id(node)]
-        if depth > DEEPEST:
-            raise self.wrong(node, f"{self.what} is nested too deeply")
-        self.above.add(id(node))
-        parts: list[yaml.Node] = []
+        if id(node) not in self.sizes:
+            self.above.add(id(node))
+            size = self.sizes[id(node)] = 1 + sum(map(self.measure, self.parts(node)))
+            if size > MOST:
+                raise self.wrong(node, f"{self.what} holds more than {MOST:,} values, its aliases written out")
+            self.above.discard(id(node))
+        return self.sizes[id(node)]
+
+    def parts(self, node: yaml.Node) -> list[yaml.Node]:
         if isinstance(node, yaml.MappingNode):
             self.check_keys(node)
-            parts = [part for pair in node.value for part in pair]
-        elif isinstance(node, yaml.SequenceNode):
-            parts = node.value
-        else:
-            self.check_text(node)
-        size = 1 + sum(self.measure(part, depth + 1) for part in parts)
-        if size > MOST:
-            raise self.wrong(node, f"{self.what} holds more than {MOST:,} values, its aliases written out")
-        self.above.discard(id(node))
-        self.sizes[id(node)] = size
-        return size
+            return [part for pair in node.value for part in pair]
+        if isinstance(node, yaml.SequenceNode):
+            return list(node.value)
+        self.check_text(node)
+        return []
 
     def check_keys(self, node: yaml.MappingNode) -> None:
         seen: set[tuple[str, str]] = set()

@@ -30,6 +30,14 @@ SPLIT_NAMES = {
     **dict.fromkeys(("test", "eval"), "test"),
 }
 
+
+def as_list(value: Any) -> list[Any]:
+    """Return what may be one value or several as a list; none of None."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
 # --- a user's files --------------------------------------------------------------------------------------------------
 
 
@@ -320,7 +328,7 @@ def _named_files(config: Mapping[str, Any], options: Mapping[str, Any]) -> dict[
     named = options.get("data_files") or {}
     read: dict[str, Dataset] = {}
     for split, patterns in (named if isinstance(named, Mapping) else {"train": named}).items():
-        listed = map(str, patterns if isinstance(patterns, list) else [patterns])
+        listed = map(str, as_list(patterns))
         files = [Path(file) for one in listed if "://" not in one for file in sorted(glob(one, recursive=True))]  # noqa: PTH207
         for file in files:
             with plain_file(file, LARGEST_DATA, TaskError).open("rb") as stream:

@@ -25,7 +25,7 @@ import yaml
 
 from potentia.errors import PotentiaError, TaskError
 from potentia.files import CODE, allowed, read_yaml, write_file
-from potentia.tasks.data import LIMITED, quiet
+from potentia.tasks.data import LIMITED, as_list, quiet
 
 Config = dict[str, Any]
 Leaves = list[tuple[Config, Config | None]]  # definitions, each with the stock definition that it is made of
@@ -125,8 +125,7 @@ def _stock(entry: Entry) -> Config:
 
 
 def _weights(config: Mapping[str, Any]) -> dict[str, bool]:
-    listed = config.get("aggregate_metric_list") or []
-    listed = listed if isinstance(listed, list) else [listed]
+    listed = as_list(config.get("aggregate_metric_list") or None)
     if not all(isinstance(item, Mapping) and "metric" in item for item in listed):
         raise TaskError("aggregate_metric_list: each entry names a `metric`")
     return {str(item["metric"]): bool(item.get("weight_by_size", True)) for item in listed}
@@ -189,8 +188,7 @@ def _read(path: Path, above: tuple[Path, ...], stock: list[Config]) -> Config:
         if not isinstance(config, dict) or not all(isinstance(key, str) for key in config):
             raise TaskError("a task definition holds `task:`, `doc_to_text:` and so on at its top level")
         merged: Config = {}
-        includes = config.pop("include", None) or []
-        for include in includes if isinstance(includes, list) else [includes]:
+        for include in as_list(config.pop("include", None) or None):
             if not isinstance(include, str):
                 raise TaskError(f"include: {include!r} is no file", where=str(path))
             included = _read(path.parent / include, (*above, path), stock)
@@ -265,12 +263,11 @@ def _refuse_code(leaf: Mapping[str, Any]) -> None:
     import lm_eval.api.metrics  # noqa: F401  fills the registry
     from lm_eval.api.registry import metric_registry
 
-    listed = leaf.get("metric_list") or []
     judged = leaf.get("process_results") is not None  # then metrics are names alone
-    for entry in listed if isinstance(listed, list) else [listed]:
-        metric = entry.get("metric") if isinstance(entry, Mapping) else entry
-        outside = isinstance(entry, Mapping) and entry.get("hf_evaluate")
-        if not judged and not _is_function(metric) and (outside or str(metric) not in metric_registry):
+    for entry in () if judged else as_list(leaf.get("metric_list") or None):
+        named = entry if isinstance(entry, Mapping) else {"metric": entry}
+        metric = named.get("metric")
+        if not _is_function(metric) and (named.get("hf_evaluate") or str(metric) not in metric_registry):
             raise TaskError(f"the metric {metric!r} is none of lm-eval's, and would be fetched and run", hint=_HINT)
     for key, does in _CODE_KEYS.items():
         if leaf.get(key):

@@ -14,7 +14,7 @@ import numpy as np
 
 from potentia.errors import TaskError
 from potentia.tasks import grading
-from potentia.tasks.data import quiet
+from potentia.tasks.data import as_list, quiet
 from potentia.tasks.forms.open_answers import bare
 from potentia.tasks.harness import SPLIT_KEYS, build
 from potentia.values.metric import Metric
@@ -82,6 +82,7 @@ class Leaf:
         self.kind = _KINDS[self.task.OUTPUT_TYPE]
         self.has_options = self.task.OUTPUT_TYPE == "multiple_choice"
         self._prepared: dict[str, Any] = {}
+        self._sampler: Callable[[Sequence[Mapping[str, Any]]], Any] = type(self.task.sampler)
 
     # Documents
 
@@ -152,7 +153,7 @@ class Leaf:
         choices = self.choices(doc)
         gold = self.task.doc_to_text(doc) if self.task.multiple_input else self.task.doc_to_target(doc)
         found = []
-        for label in gold if isinstance(gold, list) else [gold]:
+        for label in as_list(gold):
             if isinstance(label, str):
                 found += [choices.index(label)] if label in choices else []
             elif isinstance(label, (int, float, np.integer)) and 0 <= label < len(choices):
@@ -170,9 +171,7 @@ class Leaf:
         target = self.task.doc_to_target(doc)
         if self.task.config.doc_to_choice is not None and isinstance(target, int):
             target = self.task.doc_to_choice(doc)[target]
-        if isinstance(target, (list, tuple)):
-            return [str(t) for t in target]
-        return [] if target is None else [str(target)]
+        return [str(t) for t in as_list(target)]
 
     # Prompts
 
@@ -202,15 +201,14 @@ class Leaf:
         except AssertionError as error:
             raise TaskError(f"{self.name}: a document makes no prompt: {error}"[:300]) from error
         made = self.task.construct_requests(doc, context, metadata=(self.name, 0, 1), **how)
-        return tuple(self._request(*instance.args[:2]) for instance in (made if isinstance(made, list) else [made]))
+        return tuple(self._request(*instance.args[:2]) for instance in as_list(made))
 
     def _request(self, context: str, more: Any) -> Request:
         if self.kind != "generation":
             return Continuation(context, more)
-        stop = more.get("until") or []
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        stops = tuple(filter(None, as_list(more.get("until"))))
         longest = more.get("max_gen_toks") or more.get("max_new_tokens") or more.get("max_tokens")
-        return Generation(context, tuple(s for s in stops if s), int(longest or 256), decoding_options(more))
+        return Generation(context, stops, int(longest or 256), decoding_options(more))
 
     def example(self, doc: dict[str, Any], *, chat: ChatTemplate | None, every_answer: bool = False) -> Example:
         """Return the training text of a document: the zero-shot prompt and the right answer, split as in scoring.
@@ -258,10 +256,6 @@ class Leaf:
         if settings.samples is None:
             return None
         return list(settings.samples() if callable(settings.samples) else settings.samples)
-
-    @cached_property
-    def _sampler(self) -> Callable[[Sequence[Mapping[str, Any]]], Any]:
-        return type(self.task.sampler)
 
     def draw(self, pool: Sequence[Mapping[str, Any]], doc: Doc, *, shots: int, seed: int) -> None:
         """Set what lm-eval shows before this document: examples that its sampler draws, never the document itself."""

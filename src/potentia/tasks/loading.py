@@ -20,7 +20,7 @@ from potentia.errors import TaskError
 from potentia.facts import benchmark
 from potentia.study import Caps
 from potentia.tasks import forms, kinds
-from potentia.tasks.data import LIMITED, SUFFIXES, Bad, OwnData, Record, Records, from_records, load_splits
+from potentia.tasks.data import LIMITED, SUFFIXES, Bad, OwnData, Record, Records, as_list, from_records, load_splits
 from potentia.tasks.definitions import leaf_configs, task_index, user_leaves
 from potentia.tasks.harness import SPLIT_KEYS
 from potentia.tasks.leaf import Leaf
@@ -355,7 +355,7 @@ def map_columns(records: Records, columns: Mapping[str, str | Sequence[str]]) ->
     """Give every record the fields that the user's columns stand for."""
     known = set().union(*(record.keys() for record in records))
     for name, column in columns.items():
-        for one in [column] if isinstance(column, str) else column:
+        for one in as_list(column):
             if one not in known:
                 there = ", ".join(sorted(known))
                 place = records[0].place.rpartition(", ")[0] if records else ""

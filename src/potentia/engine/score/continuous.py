@@ -15,17 +15,14 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from potentia.engine.operations import Rows, operations, tile
 from potentia.engine.score.decoding import Endings
-from potentia.engine.score.network import Network, log_softmax
+from potentia.engine.score.network import Network, Sent, log_softmax
 from potentia.engine.split import attending, configs_of
 from potentia.engine.spread import out_of_memory
 from potentia.engine.tokens import Ids
@@ -187,20 +184,6 @@ REFILL = 8  # seats are filled when an eighth of them is free
 FEWEST = 16
 
 
-@dataclass
-class _Sent:
-    """Tokens on their way to the host: what one step chose, and for whom."""
-
-    tokens: torch.Tensor
-    arrived: torch.cuda.Event | None
-    readers: dict[int, Draft]
-
-    def read(self) -> npt.NDArray[np.int64]:
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        return self.tokens.numpy()
-
-
 class ContinuousLoop:
     """One run of a queue of drafts through seats."""
 
@@ -221,7 +204,7 @@ class ContinuousLoop:
         self.count = max(1, min(self.most, len(queue)))
         self.seats = Slots(self.network, self.count, room, capture=not self.record)
         self.live: dict[int, Draft] = {}
-        waiting: list[_Sent] = []
+        waiting: list[tuple[Sent, dict[int, Draft]]] = []  # what a step chose, and for whom
         while queue or self.live or waiting:
             queue, seated = self._fill(queue)
             if seated is not None:
@@ -234,13 +217,13 @@ class ContinuousLoop:
                 waiting.append(self._send(dict(self.live)))
             late = 1 if stepping and not self.record else 0
             while len(waiting) > late:
-                yield from self._read(waiting.pop(0))
+                yield from self._read(*waiting.pop(0))
             if not queue:
                 self._gather()
 
     # ---- seats ----------------------------------------------------------------------------------------------------
 
-    def _fill(self, queue: list[Draft]) -> tuple[list[Draft], _Sent | None]:
+    def _fill(self, queue: list[Draft]) -> tuple[list[Draft], tuple[Sent, dict[int, Draft]] | None]:
         free = [seat for seat in range(self.count) if seat not in self.live]
         if not queue or (self.live and len(free) < max(1, self.count // REFILL)):
             return queue, None
@@ -269,23 +252,16 @@ class ContinuousLoop:
 
     # ---- what was written -----------------------------------------------------------------------------------------
 
-    def _send(self, readers: dict[int, Draft]) -> _Sent:
+    def _send(self, readers: dict[int, Draft]) -> tuple[Sent, dict[int, Draft]]:
         if self.record:
             for seat, draft in readers.items():
                 self.logprobs.setdefault(draft.index, []).append(float(self.seats.logprobs[seat]))
-        written = self.seats.written
-        if written.device.type != "cuda":
-            return _Sent(written.clone(), None, readers)
-        tokens = torch.empty(written.shape, dtype=written.dtype, pin_memory=True)
-        tokens.copy_(written, non_blocking=True)
-        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        arrived.record()
-        return _Sent(tokens, arrived, readers)
+        return Sent(self.seats.written), readers
 
-    def _read(self, sent: _Sent) -> Iterator[Draft]:
+    def _read(self, sent: Sent, readers: dict[int, Draft]) -> Iterator[Draft]:
         """Append the tokens of a step to the texts that were still going on; yield those that end with them."""
-        tokens, going = sent.read(), {id(draft) for draft in self.live.values()}
-        readers = {seat: draft for seat, draft in sent.readers.items() if id(draft) in going}
+        (tokens,), going = sent.read(), {id(draft) for draft in self.live.values()}
+        readers = {seat: draft for seat, draft in readers.items() if id(draft) in going}
         over = self.endings.append(list(readers.values()), tokens[list(readers)].tolist(), looked_up=True)
         leaving = {id(draft): draft for draft, ended in zip(readers.values(), over, strict=True) if ended}
         self.live = {seat: draft for seat, draft in self.live.items() if id(draft) not in leaving}

@@ -159,6 +159,26 @@ class Outcome:
     hits: torch.Tensor  # (reads,)
 
 
+class Sent:
+    """Tensors as they are now, on their way to the host, which need not wait for the device."""
+
+    def __init__(self, *tensors: torch.Tensor) -> None:
+        self._arrived: torch.cuda.Event | None = None
+        if tensors[0].device.type != "cuda":
+            self._tensors = [tensor.clone() for tensor in tensors]
+            return
+        pinned = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
+        self._tensors = [into.copy_(one, non_blocking=True) for into, one in zip(pinned, tensors, strict=True)]
+        self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._arrived.record()
+
+    def read(self) -> list[npt.NDArray[Any]]:
+        """Wait until they are there, and return them."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return [tensor.numpy() for tensor in self._tensors]
+
+
 class Network:
     """Run rows through a causal LM without ever forming logits for positions that nobody reads."""
 

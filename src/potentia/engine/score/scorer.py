@@ -13,11 +13,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from potentia.engine.admission import not_a_number
 from potentia.engine.score.decoding import Endings
-from potentia.engine.score.network import HAND, OWN, Forest, Network, Outcome, Router, Strand, batches, plant
+from potentia.engine.score.network import HAND, OWN, Forest, Network, Outcome, Router, Sent, Strand, batches, plant
 from potentia.engine.score.trial import Trials
 from potentia.engine.spread import give_back, out_of_memory
 from potentia.engine.tokens import BosPolicy, Ids
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+Ints = npt.NDArray[np.int64]
 Owners = Sequence[int] | None  # the adapter of each request
 Progress = Callable[[int], None] | None  # told of requests that are done
 
@@ -276,8 +278,7 @@ class Tally:
         self._tokens = np.zeros(count, dtype=np.int64)
         self._open = np.zeros(count, dtype=np.int64)  # strands that have not come back
         self._progress = progress
-        # batches' results on their way to the host, the requests they are of, and when they are there
-        self._parcels: deque[tuple[Outcome, list[int], torch.cuda.Event | None]] = deque()
+        self._parcels: deque[tuple[Sent, Ints, list[int]]] = deque()  # results of reads, whose they are, strands done
 
     def expect(self, strands: Sequence[Strand]) -> None:
         """Note what is on its way: all strands of a request are announced together."""
@@ -288,13 +289,8 @@ class Tally:
     def collect(self, outcome: Outcome, rows: Iterable[Forest]) -> None:
         """Take a batch's results without waiting for the device; older batches are added up meanwhile."""
         finished = [strand.index for row in rows for strand, _ in row.reads]
-        arrived: torch.cuda.Event | None = None
-        if outcome.logprobs.device.type == "cuda":
-            outcome = Outcome(outcome.strands, _on_its_way(outcome.logprobs), _on_its_way(outcome.hits))
-            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            arrived.record()
-        self._parcels.append((outcome, finished, arrived))
-        while len(self._parcels) > (IN_FLIGHT if arrived is not None else 0):
+        self._parcels.append((Sent(outcome.logprobs, outcome.hits), outcome.strands, finished))
+        while len(self._parcels) > (IN_FLIGHT if outcome.logprobs.device.type == "cuda" else 0):
             self._open_parcel(*self._parcels.popleft())
 
     def add(self, strand: Strand, logprob: float, greedy: bool) -> None:
@@ -316,11 +312,10 @@ class Tally:
             raise not_a_number(f"for {wrong} of {len(self._sums)} requests")
         return list(zip(self._sums.tolist(), self._greedy.tolist(), self._tokens.tolist(), strict=True))
 
-    def _open_parcel(self, outcome: Outcome, finished: list[int], arrived: torch.cuda.Event | None) -> None:
-        if arrived is not None:
-            arrived.synchronize()
-        np.add.at(self._sums, outcome.strands, outcome.logprobs.double().numpy())
-        np.logical_and.at(self._greedy, outcome.strands, outcome.hits.numpy())
+    def _open_parcel(self, sent: Sent, strands: Ints, finished: list[int]) -> None:
+        logprobs, hits = sent.read()
+        np.add.at(self._sums, strands, logprobs.astype(np.float64))
+        np.logical_and.at(self._greedy, strands, hits)
         self._finish(finished)
 
     def _finish(self, indices: list[int]) -> None:
@@ -328,10 +323,6 @@ class Tally:
         whole = int((self._open[np.unique(indices)] == 0).sum())
         if self._progress is not None and whole:
             self._progress(whole)
-
-
-def _on_its_way(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 @contextmanager

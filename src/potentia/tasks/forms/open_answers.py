@@ -28,6 +28,7 @@ from weakref import WeakKeyDictionary
 
 from potentia.errors import TaskError
 from potentia.facts import benchmark
+from potentia.tasks.data import as_list
 from potentia.tasks.forms import Template, register
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -68,8 +69,7 @@ def options(task: Any, doc: Mapping[str, Any]) -> list[str]:
 
 def solution(task: Any, doc: Mapping[str, Any]) -> Solution:
     r"""Return reasoning and answers: divided at ``####`` or the last ``\boxed{}``, else the target is the answer."""
-    target = task.doc_to_target(doc)
-    targets = [str(t).strip() for t in target] if isinstance(target, (list, tuple)) else [str(target).strip()]
+    targets = [str(target).strip() for target in as_list(task.doc_to_target(doc))] or [""]
     worked = doc.get("solution")
     text = _CALCULATION.sub("", worked if isinstance(worked, str) and worked else targets[0]).strip()
     if "####" in text:
@@ -278,8 +278,7 @@ def instruct(task: Any, config: Mapping[str, Any], argument: str) -> dict[str, A
 def _light(task: Any, config: Mapping[str, Any], ask: Any, answer: Any, shots: int) -> dict[str, Any]:
     asked = _open(task, config, "light", ask, answer, shots)
     settings = dict(config.get("generation_kwargs") or {})
-    own = settings.get("until") or []
-    ends = [text for text in ([own] if isinstance(own, str) else own) if text.startswith("<")]
+    ends = [text for text in as_list(settings.get("until")) if text.startswith("<")]
     return asked | {"generation_kwargs": {**settings, "until": [STOP, *ends]}}
 
 
