@@ -162,10 +162,13 @@ def _drop_duplicates(task: Task) -> None:
             repeated = frozenset(doc.id for doc, key in zip(docs, keys, strict=True) if key in seen)
             dropped[split] = task.without(repeated, split)
         seen |= set(keys) - {""}
-    repeats = {"train": "validation and test repeat every training", "validation": "the test repeats every validation"}
-    for split, count in dropped.items():
-        if count and not task.documents(split):
-            raise TaskError(f"{repeats[split]} document", hint="drop_overlap: false keeps them")
+    repeats: dict[Split, str] = {
+        "train": "validation and test repeat every training",
+        "validation": "the test repeats every validation",
+    }
+    for split, told in repeats.items():
+        if dropped[split] and not task.documents(split):
+            raise TaskError(f"{told} document", hint="drop_overlap: false keeps them")
     if told := " and ".join(f"{dropped[split]} of {split}" for split in ("train", "validation") if dropped[split]):
         task.notes.append(f"Duplicates across splits are dropped: {told} (drop_overlap: false keeps them).")
 
