@@ -129,7 +129,7 @@ def test_scores_of_classes_are_scikit_learns() -> None:
     value, error = grading.aggregate(grading.OF_LABELS["macro_f1"], pairs)
     assert value == pytest.approx(f1_score(gold, predicted, average="macro", zero_division=0))
     assert 0 < error < 0.2
-    assert grading.balanced_accuracy([[a, b % 3] for a, b in pairs]) == pytest.approx(
+    assert grading.OF_LABELS["balanced_accuracy"]([[a, b % 3] for a, b in pairs]) == pytest.approx(
         balanced_accuracy_score(gold, [b % 3 for b in predicted])
     )
 
