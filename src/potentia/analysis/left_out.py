@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from typing import TypeVar
+
+N = TypeVar("N", bound=str)
 
 
 def few(names: Collection[str], most: int = 3) -> str:
@@ -11,7 +14,12 @@ def few(names: Collection[str], most: int = 3) -> str:
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
-def outside(names: Iterable[str], there: Collection[str]) -> list[str]:
+def inside(names: Iterable[N], *there: Collection[object]) -> list[N]:
+    """Return the names that are in all of these."""
+    return [name for name in names if all(name in part for part in there)]
+
+
+def outside(names: Iterable[N], there: Collection[object]) -> list[N]:
     """Return the names that are not there."""
     return [name for name in names if name not in there]
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from potentia.analysis.left_out import inside, outside
 from potentia.analysis.rankings import groups
 from potentia.analysis.rankings.agreement import SIGNIFICANT, compare_agreement, measure_agreement
 from potentia.analysis.rankings.alignment import align
@@ -90,7 +91,7 @@ class Reproduction(Finding):
 
 def reproduce(scores: Mapping[Protocol, ScoreMatrix], *, resamples: int = RESAMPLES, seed: int = 0) -> Reproduction:
     """Compute every number of the paper that ``scores`` can give; a few_shot matrix, where there is one, joins in."""
-    if missing := [protocol for protocol in PROTOCOLS if protocol not in scores]:
+    if missing := outside(PROTOCOLS, scores):
         hint = f"the reproduction needs {' and '.join(PROTOCOLS)}, as published with the paper"
         raise InputError(f"these scores have no protocol {missing[0]!r}", hint=hint)
     tables: dict[str, ScoreMatrix] = {p: _tasks(scores[p]) for p in PROTOCOLS}
@@ -168,8 +169,8 @@ def _components(
 
 def _tasks(matrix: ScoreMatrix) -> ScoreMatrix:
     """Return the benchmarks without the corpora, in the order of table 5."""
-    others = [t for t in matrix.tasks if t not in paper.TABLE_5 and t not in CORPORA]
-    return matrix.select(tasks=[*(t for t in paper.TABLE_5 if t in matrix.tasks), *others])
+    others = outside(matrix.tasks, {*paper.TABLE_5, *CORPORA})
+    return matrix.select(tasks=[*inside(paper.TABLE_5, matrix.tasks), *others])
 
 
 def _perplexity(
@@ -179,7 +180,7 @@ def _perplexity(
     how: Mapping[str, Any],
 ) -> dict[str, Finding]:
     """Figures 4 and 5, on the models with perplexities (the published scores leave Gemma out)."""
-    corpora = [c for c in CORPORA if c in scores[DIRECT].tasks]
+    corpora = inside(CORPORA, scores[DIRECT].tasks)
     if not corpora:
         return {}
     bits = {p: scores[p].select(tasks=corpora) for p in PROTOCOLS}
@@ -296,7 +297,7 @@ def _group_checks(pair: Sequence[ScoreMatrix], found: Mapping[str, Any]) -> Iter
 
 def _at_three_decimals(matrix: ScoreMatrix) -> str:
     """Say what the mean would be with scores rounded as tables print them: ties move it in the third digit."""
-    tasks = [t for t in paper.LARGE_TESTS if t in matrix.tasks]
+    tasks = inside(paper.LARGE_TESTS, matrix.tasks)
     rounded = float(mean_offdiagonal(kendall_matrix(matrix.select(tasks=tasks).oriented().round(3))))
     return f"mean over the pairs of the {len(tasks)} benchmarks; {rounded:.4f} with scores rounded to three decimals"
 

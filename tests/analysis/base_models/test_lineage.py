@@ -1,7 +1,7 @@
 import pytest
 
-from potentia.analysis.base_models.find import named_checkpoints, pair_models, read_checkpoints, read_pairs
-from potentia.analysis.base_models.stability import Checkpoint
+from potentia.analysis.base_models.find import pair_models, read_checkpoints, read_pairs
+from potentia.analysis.base_models.stability import Checkpoint, named_checkpoints
 from potentia.errors import DataError
 from potentia.facts import models
 

@@ -6,7 +6,6 @@ name; a CSV file says it for models that Potentia does not know.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from potentia.analysis.base_models.ablation import Ablation, compare_methods
 from potentia.analysis.base_models.stability import Checkpoint, Consistency, Stability
 from potentia.analysis.base_models.training import Training, follow_training
 from potentia.errors import DataError, InputError
+from potentia.files import csv_rows
 from potentia.values.findings import Findings
 from potentia.values.protocol import Protocol
 
@@ -149,16 +149,17 @@ def read_pairs(path: Path) -> dict[str, str]:
 
 
 def _rows(path: Path, needed: set[str]) -> Iterator[tuple[str, dict[str, str]]]:
+    def columns(given: list[str], where: str) -> list[str]:
+        names = [name.casefold() for name in given]
+        if missing := sorted(needed - set(names)):
+            raise DataError(f"the column {', '.join(missing)} is missing", where=where)
+        return names
+
     try:
-        reader = csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines())
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"it cannot be read: {error}", where=str(path)) from None
-    reader.fieldnames = [name.strip().casefold() for name in reader.fieldnames or ()]
-    if missing := sorted(needed - set(reader.fieldnames)):
-        raise DataError(f"the column {', '.join(missing)} is missing", where=str(path))
-    for row in reader:
-        place = f"{path}, line {reader.line_num}"
-        values = {key: (value or "").strip() for key, value in row.items() if isinstance(key, str)}
-        if any(not values[name] for name in needed):
+    for place, row in csv_rows(text, str(path), columns):
+        if not all(row[name] for name in needed):
             raise DataError("a name is empty", where=place)
-        yield place, values
+        yield place, row

@@ -18,7 +18,9 @@ from typing import Literal
 import numpy as np
 from scipy.stats import chi2, f, false_discovery_control, t
 
+from potentia.analysis.left_out import inside
 from potentia.analysis.stats.bootstrap import tau_rows
+from potentia.analysis.stats.significance import aligned
 from potentia.errors import InputError
 from potentia.evidence import Evidence
 from potentia.facts import known_chance
@@ -195,7 +197,10 @@ def judge(
     matrix = matrix.select(models=rows)
     rng = np.random.default_rng(seed)
     values, errors = matrix.oriented()[:, column], matrix.stderr[:, column]
-    documents, answers = _answers(rows, items or {})
+    documents, answers = aligned(rows, items or {})[1:]
+    answers = answers if len(answers) == len(rows) else np.zeros((len(rows), 0))  # of all models, or of none
+    fine = np.isfinite(answers).all(axis=0)
+    documents, answers = list(compress(documents, fine)), answers[:, fine]
     by_items = answers.shape[1] >= 2
     rest = matrix.select(tasks=others).oriented()
     agreement, agreement_p, taus = _agreement(values, rest, rng)
@@ -317,14 +322,6 @@ def _exceeded(seen: float, by_chance: Floats) -> float:
     return (1 + float((by_chance >= seen - 1e-12).sum())) / (1 + len(by_chance)) if math.isfinite(seen) else 1.0
 
 
-def _answers(models: Sequence[str], items: Mapping[str, Mapping[int, float]]) -> tuple[list[int], Floats]:
-    """Return the documents that all models answered, and their outcomes: (models, documents)."""
-    shared = sorted(set.intersection(*(set(items.get(model, ())) for model in models)))
-    values = np.array([[items[model][document] for document in shared] for model in models]).reshape(len(models), -1)
-    fine = np.isfinite(values).all(axis=0)
-    return list(compress(shared, fine)), values[:, fine]
-
-
 def _by_items(answers: Floats) -> tuple[float, float]:
     """P that models answer alike by the F test of models × items, and the reliability of their ranking.
 
@@ -394,7 +391,7 @@ def _gain(
     """Return the mean gain by tuning over models drawn anew, and τ of the rankings before and after it."""
     if direct is None:
         return None, math.nan
-    both = [m for m in matrix.models if m in direct.models]
+    both = inside(matrix.models, direct.models)
     after, before = (part.select(models=both, tasks=[task]).oriented()[:, 0] for part in (matrix, direct))
     gains = (after - before)[np.isfinite(after - before)]
     if len(gains) < 2:

@@ -27,7 +27,7 @@ import numpy.typing as npt
 from potentia.analysis.base_models.stability import named_checkpoints
 from potentia.analysis.planning.factors import Problem
 from potentia.errors import InputError
-from potentia.facts import ModelTable, benchmark, chance
+from potentia.facts import Background, ModelTable, benchmark, chance
 from potentia.values.metric import Metric
 from potentia.values.protocol import TaskName
 from potentia.values.scores import Floats, ScoreMatrix
@@ -50,14 +50,11 @@ class Kinship:
     @classmethod
     def of(cls, models: Sequence[str], table: ModelTable) -> Kinship:
         """Look the models up; the checkpoints of a run (``run@step``) are one family."""
-        steps = named_checkpoints(models)
-        family, lineage = [], []
-        for model in models:
-            facts = table.find(model)
-            series = steps[model].series if model in steps else None
-            family.append((facts.family if facts else "") or (f"run {series}" if series else f"alone {model}"))
-            lineage.append(_root(model, table))
-        return cls(tuple(family), tuple(lineage))
+        runs = {model: f"run {place.series}" for model, place in named_checkpoints(models).items()}
+        families = {model: facts.family for model in models if (facts := table.find(model))}
+        family = [families.get(m) or runs.get(m, f"alone {m}") for m in models]
+        lineages = Background.of(models, table=table).lineages
+        return cls(tuple(family), tuple(lineages.get(m, m) for m in models))
 
 
 def describe(
@@ -199,17 +196,6 @@ def _standard(values: npt.ArrayLike) -> tuple[Floats, Floats]:
     if known.sum() < 2 or np.ptp(x[known]) < 1e-12:
         return np.zeros(len(x)), np.zeros(len(x))
     return np.where(known, (x - x[known].mean()) / x[known].std(), 0.0), np.where(known, 0.0, 1.0)
-
-
-def _root(model: str, table: ModelTable) -> str:
-    """Follow base models back to the first one."""
-    name, seen = model, set[str]()
-    while (facts := table.find(name)) is not None and facts.name not in seen:
-        seen.add(facts.name)
-        if not facts.base_model:
-            return facts.name
-        name = facts.base_model
-    return name
 
 
 SHRINK = 0.05

@@ -16,6 +16,7 @@ from typing import Unpack
 import numpy as np
 import numpy.typing as npt
 
+from potentia.analysis.left_out import inside
 from potentia.analysis.stats.bootstrap import MODELS, How, Sampling, interval, intervals, item_values, pair_mean
 from potentia.analysis.stats.bootstrap import row_draws as draw_rows
 from potentia.analysis.stats.correlation import FIRST_ORDER, METHODS, Correlate, mean_offdiagonal, nan_mean
@@ -235,8 +236,7 @@ def compare_agreement(
 
 def shared(before: ScoreMatrix, after: ScoreMatrix) -> tuple[ScoreMatrix, ScoreMatrix]:
     """Both matrices on the models and tasks they have in common, in the order of the first."""
-    models = [m for m in before.models if m in set(after.models)]
-    tasks = [t for t in before.tasks if t in set(after.tasks)]
+    models, tasks = inside(before.models, set(after.models)), inside(before.tasks, set(after.tasks))
     if not models or not tasks:
         message = f"{before.protocol} and {after.protocol} have no model and task in common"
         raise InputError(message, hint="score the same models on the same tasks under both protocols")

@@ -17,6 +17,7 @@ from typing import Unpack
 
 import numpy as np
 
+from potentia.analysis.left_out import inside
 from potentia.analysis.rankings.agreement import NAMES
 from potentia.analysis.stats.bootstrap import How, Sampling, pair_mean
 from potentia.analysis.stats.correlation import METHODS, Correlate, kendall_matrix, nan_mean
@@ -67,8 +68,8 @@ def agreement_by_models(
     **how: Unpack[How],
 ) -> GroupAgreement:
     """Agreement within each group of models; groups with fewer than ``at_least`` models are left out."""
-    models = [m for m in matrices[0].models if all(m in one.models for one in matrices)]
-    names = order or list(dict.fromkeys(g for m in models if (g := groups.get(m)) is not None))
+    models = inside(matrices[0].models, *(one.models for one in matrices))
+    names = order or [group for group in dict.fromkeys(map(groups.get, models)) if group is not None]
     members = {name: [m for m in models if groups.get(m) == name] for name in names}
     kept = {name: rows for name, rows in members.items() if len(rows) >= at_least} | {"all": models}
     cells = {name: [one.select(models=rows) for one in matrices] for name, rows in kept.items()}
@@ -76,11 +77,11 @@ def agreement_by_models(
 
 
 def agreement_by_tasks(
-    matrices: Sequence[ScoreMatrix], groups: Mapping[str, Iterable[str]], *, by: str, **how: Unpack[How]
+    matrices: Sequence[ScoreMatrix], groups: Mapping[str, Collection[str]], *, by: str, **how: Unpack[How]
 ) -> GroupAgreement:
     """Agreement within each set of tasks, e.g. those with large test splits (appendix B.5)."""
-    tasks = [t for t in matrices[0].tasks if all(t in one.tasks for one in matrices)]
-    members = {name: [t for t in tasks if t in set(wanted)] for name, wanted in groups.items()}
+    tasks = inside(matrices[0].tasks, *(one.tasks for one in matrices))
+    members = {name: inside(tasks, wanted) for name, wanted in groups.items()}
     kept = {name: columns for name, columns in members.items() if len(columns) > 1} | {"all": tasks}
     cells = {name: [one.select(tasks=columns) for one in matrices] for name, columns in kept.items()}
     return _built(cells, by, Sampling(**how))
@@ -187,8 +188,8 @@ def compare_perplexity(
     ``perplexity`` holds corpora, ``scores`` tasks; they may come from different protocols. Averages are taken over the
     models that have every corpus and every task.
     """
-    rows = [m for m in scores.models if m in set(perplexity.models) and (models is None or m in models)]
-    bits = perplexity.select(models=rows)
+    asked = scores.models if models is None else models
+    bits = perplexity.select(models=inside(scores.models, perplexity.models, asked))
     bits = bits.select(models=np.isfinite(bits.values).any(axis=1))
     if not bits.models:
         message = f"no model of the {group} group has both a perplexity and a score"

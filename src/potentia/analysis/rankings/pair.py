@@ -360,7 +360,7 @@ def map_evidence(matrix: ScoreMatrix, outcomes: Outcomes | None = None) -> Evide
 
 def _sharpen(p: Floats, models: Sequence[str], outcomes: Mapping[str, Mapping[int, float]]) -> str:
     """Put McNemar's p in the place of the z test's for every pair of models with items; returns the test's name."""
-    there, values = tests.aligned(models, outcomes)
+    there, _, values = tests.aligned(models, outcomes)
     if len(there) < 2 or not values.shape[1]:
         return "z test"
     present = [models.index(model) for model in there]

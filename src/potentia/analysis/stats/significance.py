@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 import numpy.typing as npt
@@ -80,7 +81,7 @@ def measure_significance(
     kept, shared = [], []
     for task in matrix.tasks:
         kept.append(int((benjamini_hochberg(pair_p_values(matrix.select(tasks=[task]))) <= 1 - level).sum()))
-        right = aligned(matrix.models, (outcomes or {}).get(task, {}))[1]
+        right = aligned(matrix.models, (outcomes or {}).get(task, {}))[2]
         p = mcnemar_of_all(right > 0.5) if right.size else np.zeros(0)
         real = benjamini_hochberg(p[:, None]) if len(p) else p
         shared.append((right.shape[1] if len(p) else 0, int((p < 1 - level).sum()), int((real < 1 - level).sum())))
@@ -173,25 +174,23 @@ def item_tables(matrix: ScoreMatrix, outcomes: Outcomes) -> dict[str, Floats]:
     """
     tables = {}
     for column, task in enumerate(matrix.tasks):
-        scored = [m for m, v in zip(matrix.models, matrix.values[:, column], strict=True) if np.isfinite(v)]
-        models, values = aligned(scored, outcomes.get(task, {}))
+        scored = list(compress(matrix.models, np.isfinite(matrix.values[:, column])))
+        models, _, values = aligned(scored, outcomes.get(task, {}))
         if not scored or models != scored or values.shape[1] == 0:
             continue
-        rows = [matrix.models.index(m) for m in models]
+        rows = np.isfinite(matrix.values[:, column])
         if np.allclose(values.mean(axis=1), matrix.values[rows, column], atol=1e-6):
-            table = np.full((len(matrix.models), values.shape[1]), np.nan)
-            table[rows] = values
-            tables[task] = table
+            tables[task] = np.full((len(rows), values.shape[1]), np.nan)
+            tables[task][rows] = values
     return tables
 
 
-def aligned(models: Sequence[str], outcomes: Mapping[str, Mapping[int, float]]) -> tuple[list[str], Floats]:
-    """Return the models with items, and their values on the documents that all of them have."""
+def aligned(models: Sequence[str], outcomes: Mapping[str, Mapping[int, float]]) -> tuple[list[str], list[int], Floats]:
+    """Return the models with items, the documents that all of them have, and the values (models, documents)."""
     present = [m for m in models if outcomes.get(m)]
-    if not present:
-        return [], np.zeros((0, 0))
-    documents = sorted(set.intersection(*(set(outcomes[m]) for m in present)))
-    return present, np.array([[outcomes[m][d] for d in documents] for m in present], dtype=np.float64)
+    documents = sorted(set.intersection(*(set(outcomes[m]) for m in present))) if present else []
+    values = np.array([[outcomes[m][d] for d in documents] for m in present], dtype=np.float64)
+    return present, documents, values.reshape(len(present), len(documents))
 
 
 def items_per_task(matrix: ScoreMatrix) -> dict[str, float]:

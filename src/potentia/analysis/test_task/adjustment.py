@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from potentia.analysis.left_out import inside
 from potentia.analysis.test_task import scaling
 from potentia.analysis.test_task.cohort import Cohort, Pair, Split, against_compute
 from potentia.analysis.test_task.scaling import Coefficient, HingeFit, fit_hinge
@@ -159,11 +160,11 @@ def compare_copies(
     its copy are of the same family, so clustered errors allow for their likeness.
     """
     compute = dict(zip(cohort.models, cohort.compute, strict=True))
-    plain = [m for m in cohort.models if m in control]
+    plain = inside(cohort.models, control)
     copies = [m for m in cohort.models if m in treated and compute[m] >= floor]
 
     def fit(first: Mapping[str, float], second: Mapping[str, float]) -> HingeFit:
-        left, right = [m for m in plain if m in first], [m for m in copies if m in second]
+        left, right = inside(plain, first), inside(copies, second)
         both = cohort.select(left), cohort.select(right)
         x, y = np.concatenate([one.log_compute for one in both]), [*map(first.get, left), *map(second.get, right)]
         group, families = np.repeat([False, True], [len(left), len(right)]), both[0].family + both[1].family

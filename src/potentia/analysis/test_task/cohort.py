@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from potentia.analysis.left_out import few, outside
+from potentia.analysis.left_out import few, inside, outside
 from potentia.errors import InputError
 from potentia.facts import ModelTable
 from potentia.facts import models as known_models
@@ -62,14 +62,12 @@ class Cohort:
         Models without compute are left out.
         """
         rows = [record for record in records if record.get("compute")]
-        extra = sorted({key for row in rows for key in row} - {"model", "family", "compute"})
-        return cls(
-            models=tuple(row["model"] for row in rows),
-            compute=np.array([row["compute"] for row in rows], dtype=np.float64),
-            family=tuple(row.get("family") or row["model"] for row in rows),
-            trained=tuple(_text(row.get("trained"))[:7] for row in rows),
-            columns={key: tuple(_text(row.get(key)) for row in rows) for key in extra},
-        )
+        extra = sorted(set().union(*rows) - {"model", "family", "compute"})
+        columns = {key: tuple(_text(row.get(key)) for row in rows) for key in extra}
+        models, compute = (tuple(row[key] for row in rows) for key in ("model", "compute"))
+        family = tuple(row.get("family") or row["model"] for row in rows)
+        trained = tuple(date[:7] for date in columns.get("trained", ("",) * len(rows)))
+        return cls(models, np.array(compute, dtype=np.float64), family, trained, columns)
 
     @classmethod
     def known(cls, models: Iterable[str] | None = None, table: ModelTable | None = None) -> Cohort:
@@ -175,12 +173,11 @@ def pair_up(
     chance: Mapping[str, float] | float = 0.0,
 ) -> tuple[Pair, ...]:
     """Join two protocols task by task, keeping the models with both scores and known compute."""
-    shared = [task for task in (tasks or before.tasks) if task in before.tasks and task in after.tasks]
+    shared = inside(tasks or before.tasks, before.tasks, after.tasks)
     if not shared:
         hint = f"{before.protocol}: {', '.join(before.tasks[:6])}; {after.protocol}: {', '.join(after.tasks[:6])}"
         raise InputError(f"no task was scored both as {before.protocol} and as {after.protocol}", hint=hint)
-    known = set(cohort.models) & set(after.models)
-    models = [name for name in before.models if name in known]
+    models = inside(before.models, cohort.models, after.models)
     if not models:
         hint = "add the models' parameters and training tokens to the facts (--facts models.csv)"
         raise InputError("no model has both scores and known compute", hint=hint)
@@ -201,8 +198,7 @@ def best_of(before: ScoreMatrix, after: ScoreMatrix) -> ScoreMatrix:
     Models or tasks that only one matrix has are left out. So is a model without a score after: its score before is
     none of what all models were tuned for.
     """
-    tasks = [task for task in after.tasks if task in before.tasks]
-    models = [name for name in after.models if name in before.models]
+    tasks, models = inside(after.tasks, before.tasks), inside(after.models, before.models)
     first, second = before.select(models=models, tasks=tasks), after.select(models=models, tasks=tasks)
     worse = first.oriented() > second.oriented()  # false where one is missing
     parts = {part: np.where(worse, getattr(first, part), getattr(second, part)) for part in ("values", "stderr", "n")}
