@@ -22,7 +22,7 @@ from potentia.analysis.stats.correlation import (
 )
 from potentia.errors import InputError
 
-SCIPY = {kendall_matrix: stats.correlationtau, spearman_matrix: stats.spearmanr, pearson_matrix: stats.pearsonr}
+SCIPY = {kendall_matrix: stats.kendalltau, spearman_matrix: stats.spearmanr, pearson_matrix: stats.pearsonr}
 
 
 def by_pairs(method, x, y):

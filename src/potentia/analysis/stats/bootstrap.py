@@ -178,7 +178,7 @@ def spread_of(values: Floats, share: float = LEVEL) -> Spread:
 def tau_rows(first: npt.ArrayLike, second: npt.ArrayLike) -> Floats:
     """Kendall's tau-b along the last axis, for any number of leading axes that broadcast (NaN where one is constant).
 
-    Equals ``scipy.stats.correlationtau`` on every row, ties included, over the entries that both have. Where
+    Equals ``scipy.stats.kendalltau`` on every row, ties included, over the entries that both have. Where
     ``kendall_matrix`` compares every column with every other, this compares row with row.
     """
     x, y = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)

@@ -75,7 +75,7 @@ def kendall_matrix(
     ``values`` is (models, tasks), or (resamples, models, tasks) for resamples that change the scores themselves.
     ``weights`` (models,) or (resamples, models) says how often each model counts, as a bootstrap draws them. The
     result is (tasks, other tasks), with a leading axis of resamples where one came in. Equal to
-    ``scipy.stats.correlationtau`` for each pair of columns on the rows where both are finite; NaN where a column is
+    ``scipy.stats.kendalltau`` for each pair of columns on the rows where both are finite; NaN where a column is
     constant or fewer than two models are left.
     """
     x = three_axes(values)

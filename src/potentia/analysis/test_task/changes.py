@@ -111,7 +111,7 @@ def shift_of_ranks(pair: Pair) -> RankShift:
     """Rank the models before and after adjustment; models with equal scores share the mean of their places."""
     scores = pair.oriented()
     ranks = np.column_stack([stats.rankdata(-score) for score in scores])
-    tau = float(stats.correlationtau(*scores).statistic)
+    tau = float(stats.kendalltau(*scores).statistic)
     return RankShift(pair.task, pair.cohort, ranks, tau)
 
 
