@@ -197,10 +197,10 @@ def judge(
     matrix = matrix.select(models=rows)
     rng = np.random.default_rng(seed)
     values, errors = matrix.oriented()[:, column], matrix.stderr[:, column]
-    documents, answers = aligned(rows, items or {})[1:]
+    _, shared_documents, answers = aligned(rows, items or {})
     answers = answers if len(answers) == len(rows) else np.zeros((len(rows), 0))  # of all models, or of none
-    fine = np.isfinite(answers).all(axis=0)
-    documents, answers = list(compress(documents, fine)), answers[:, fine]
+    fine = np.flatnonzero(np.isfinite(answers).all(axis=0))
+    documents, answers = picked(shared_documents, fine), answers[:, fine]
     by_items = answers.shape[1] >= 2
     rest = matrix.select(tasks=others).oriented()
     agreement, agreement_p, taus = _agreement(values, rest, rng)
